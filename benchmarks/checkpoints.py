@@ -24,7 +24,7 @@ import tensorflow as tf
 import coordinator
 from benchmarks.alternated import alternated
 from benchmarks.rounds import Rounds
-from coordinator.simulation.text_report import aligned
+from coordinator.simulation.result import aligned
 from coordinator.testing import LocalCluster
 
 TABLES, CHANGED, DIM, ROWS_OF_STEP = 8, 2, 64, 256

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from benchmarks.alternated import alternated
 from benchmarks.contestants.contestant_process import ContestantProcess
 from benchmarks.rounds import Rounds
-from coordinator.launch.local_servers import free_addresses
+from coordinator.launch.server_process import free_addresses
 from coordinator.testing import LocalCluster
 
 # Sides without this library have servers as TensorFlow starts them: with any such variable, memory is not kept.

@@ -26,7 +26,7 @@ from benchmarks.contest import Contest, Found, plain
 from benchmarks.rate_table import rate_table
 from benchmarks.rounds import ratio
 from benchmarks.speed_arguments import SpeedArguments, machine_line
-from coordinator.simulation.text_report import aligned
+from coordinator.simulation.result import aligned
 
 PARTS = ("updates", "sharded", "tables", "auc")
 SIDES = ("ours", "dense", "peer")

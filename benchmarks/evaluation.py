@@ -23,7 +23,7 @@ import tensorflow as tf
 import coordinator
 from benchmarks.alternated import alternated
 from benchmarks.rounds import ratio
-from coordinator.simulation.text_report import aligned
+from coordinator.simulation.result import aligned
 from coordinator.testing import LocalCluster
 
 BATCH, WORKERS = 50, 2

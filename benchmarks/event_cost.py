@@ -28,7 +28,7 @@ from benchmarks.contestants.rate_meter import RateMeter
 from benchmarks.rounds import Rounds
 from benchmarks.speed_arguments import SpeedArguments, machine_line
 from coordinator.events.event_stream import EventStream
-from coordinator.simulation.text_report import aligned
+from coordinator.simulation.result import aligned
 from coordinator.testing import LocalCluster
 
 WORKERS = 2

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from benchmarks.contest import Contest, Found, plain
 from benchmarks.rounds import ratio
 from benchmarks.speed_arguments import SpeedArguments, machine_line
-from coordinator.simulation.text_report import aligned
+from coordinator.simulation.result import aligned
 
 FUNCTIONS = {"scalar": "returns scalars", "assign_add": "one assign_add"}
 SIDES = ("ours", "peer", "bare")

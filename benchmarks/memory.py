@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from benchmarks.contest import fresh_contestant
 from benchmarks.speed_arguments import SpeedArguments, machine_line
-from coordinator.simulation.text_report import aligned
+from coordinator.simulation.result import aligned
 
 SIDES = {"ours": "alone", "peer": "peer"}
 SERVERS = 2

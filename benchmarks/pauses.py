@@ -17,7 +17,7 @@ from benchmarks.alternated import alternated
 from benchmarks.contest import Found, fresh_contestant, plain
 from benchmarks.rounds import ratio
 from benchmarks.speed_arguments import SpeedArguments, machine_line
-from coordinator.simulation.text_report import aligned
+from coordinator.simulation.result import aligned
 
 SIDES = ("ours", "peer")
 BATCH = "32"

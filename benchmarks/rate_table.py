@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from benchmarks.contest import Found
 from benchmarks.rounds import ratio
-from coordinator.simulation.text_report import aligned
+from coordinator.simulation.result import aligned
 
 
 def rate_table(unit: str, columns: Sequence[str], ratios: Sequence[tuple[str, str]], found: Found) -> str:

@@ -25,7 +25,7 @@ from benchmarks.contest import spec_with_client
 from benchmarks.recovery_fault import FAULTS, WORKERS, Fault, Trial, mend
 from benchmarks.recovery_outcome import Outcome, ratio, summary
 from benchmarks.speed_arguments import measured_on, positive_integer
-from coordinator.simulation.text_report import aligned
+from coordinator.simulation.result import aligned
 from coordinator.testing import LocalCluster
 
 SIDES = ("ours", "peer")

@@ -26,7 +26,7 @@ from benchmarks.staleness_pauses import NoPauses
 from benchmarks.staleness_rules import PS, WORKERS, RuleChoice
 from benchmarks.staleness_training import Training, TrainingCluster
 from coordinator import updates
-from coordinator.simulation.text_report import aligned
+from coordinator.simulation.result import aligned
 from coordinator.testing import LocalCluster
 
 PARTS = ("speed", "accuracy")

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from benchmarks.piped_process import ROOT
 from benchmarks.speed_arguments import SpeedArguments, machine_line
-from coordinator.simulation.text_report import aligned
+from coordinator.simulation.result import aligned
 
 WORKERS = (4, 64, 256, 1024)
 CLOSURES, QUICK_CLOSURES = 3_000, 2_000

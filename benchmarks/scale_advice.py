@@ -23,8 +23,8 @@ from typing import Any
 
 from benchmarks.piped_process import ROOT
 from coordinator.simulation import Setting, simulate
-from coordinator.simulation.calibration import calibration
-from coordinator.simulation.text_report import aligned
+from coordinator.simulation.request import calibration
+from coordinator.simulation.result import aligned
 
 # For how long steps run before anything is measured, in seconds. The page's rates are means of 10 seconds.
 _WARM_UP = 4.0
@@ -36,7 +36,7 @@ def measure(workers: int, seconds: float, wait: float, compute: int, size: int, 
 
     from coordinator import Options, ParameterServerStrategy
     from coordinator.testing import LocalCluster
-    from coordinator.updates.state.gate import pause
+    from coordinator.updates.rule_state import pause
 
     with (
         LocalCluster(workers=workers, ps=1) as cluster,

@@ -7,7 +7,7 @@ from benchmarks.staleness_figures import RuleFigures, middle
 from benchmarks.staleness_pauses import OneSlowWorker
 from benchmarks.staleness_rules import RULES, WORKERS, RuleChoice
 from benchmarks.staleness_training import Training, TrainingCluster
-from coordinator.simulation.text_report import aligned
+from coordinator.simulation.result import aligned
 
 LEARNING_RATE = 0.2
 LAST_WORKER_SLOW = OneSlowWorker(unit=0.025, slow_worker=WORKERS - 1, factor=4.0)

@@ -8,7 +8,7 @@ from benchmarks.staleness_figures import is_falling_to_little
 from benchmarks.staleness_pauses import HeavyTail
 from benchmarks.staleness_rules import WORKERS, bounded_delay
 from benchmarks.staleness_training import Training, TrainingCluster
-from coordinator.simulation.text_report import aligned
+from coordinator.simulation.result import aligned
 
 LEARNING_RATE = 0.1
 STRAGGLERS = HeavyTail(unit=0.01)

@@ -10,7 +10,7 @@ from benchmarks.staleness_figures import Outcome, is_rescued
 from benchmarks.staleness_pauses import NoPauses
 from benchmarks.staleness_rules import ASYNCHRONOUS, MODULATED, RuleChoice, synchronous
 from benchmarks.staleness_training import Training, TrainingCluster
-from coordinator.simulation.text_report import aligned
+from coordinator.simulation.result import aligned
 
 
 @dataclasses.dataclass(frozen=True)

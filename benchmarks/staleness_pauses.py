@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from coordinator.updates.state.gate import pause
+from coordinator.updates.rule_state import pause
 
 
 class Pauses(Protocol):

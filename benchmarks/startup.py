@@ -26,7 +26,7 @@ from benchmarks.contestants.contestant_process import ContestantProcess
 from benchmarks.piped_process import ROOT, client_environment
 from benchmarks.rounds import Rounds, ratio
 from benchmarks.speed_arguments import SpeedArguments, machine_line
-from coordinator.simulation.text_report import aligned
+from coordinator.simulation.result import aligned
 from coordinator.testing import LocalCluster
 
 SIDES = ("ours", "peer")

@@ -19,7 +19,7 @@ import tensorflow as tf
 import coordinator
 from benchmarks.contestants.criteo_like import ROWS
 from coordinator.embeddings import MinCount, Normal, Table, Uniform
-from coordinator.simulation.text_report import aligned
+from coordinator.simulation.result import aligned
 from coordinator.testing import LocalCluster
 
 FIELDS, VALUES, SKEW = 8, 50_000, 3.0

@@ -7,7 +7,7 @@ of processor time for an example, of the client and all servers together.
 
 from benchmarks.contest import Contest, Found
 from benchmarks.rounds import ratio
-from coordinator.simulation.text_report import aligned
+from coordinator.simulation.result import aligned
 
 COLUMNS = {"peer": ("peer sharded", "sharded"), "static": ("ours", "plain"), "dynamic": ("ours", "dynamic")}
 BATCHES, QUICK_BATCHES = (256, 2048), (32,)

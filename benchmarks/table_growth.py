@@ -27,7 +27,7 @@ import tensorflow as tf
 
 import coordinator
 from coordinator.embeddings import Embedding, OlderThan, Table, export
-from coordinator.simulation.text_report import aligned
+from coordinator.simulation.result import aligned
 from coordinator.testing import LocalCluster
 
 DIM, ROWS_OF_STEP, NEW_ROWS_OF_STEP, CHANGED = 16, 256, 4096, 0.01

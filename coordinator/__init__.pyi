@@ -29,11 +29,11 @@ from .evaluation.sidecar_evaluator import SidecarEvaluator as SidecarEvaluator
 from .events.event_stream import Event as Event
 from .future import Future as Future
 from .options import Options as Options
+from .ps_strategy.membership.cluster_definition import PolledClusterResolver as PolledClusterResolver
 from .ps_strategy.membership.kubernetes_cluster_resolver import KubernetesClusterResolver as KubernetesClusterResolver
-from .ps_strategy.membership.polled_cluster_resolver import PolledClusterResolver as PolledClusterResolver
 from .ps_strategy.parameter_server_strategy import ParameterServerStrategy as ParameterServerStrategy
-from .ps_strategy.per_worker.variable import get_current_worker_index as get_current_worker_index
-from .runs_future import RunsFuture as RunsFuture
+from .ps_strategy.per_worker.resource import get_current_worker_index as get_current_worker_index
+from .queueing.closure import RunsFuture as RunsFuture
 from .statistics import ClusterStatistics as ClusterStatistics
 from .statistics import ParameterServerStatistics as ParameterServerStatistics
 from .statistics import WorkerStatistics as WorkerStatistics

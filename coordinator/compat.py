@@ -30,7 +30,7 @@ from coordinator.future import Future
 from coordinator.options import Options
 from coordinator.ps_strategy import parameter_server_strategy
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset, PerWorkerIterator
-from coordinator.ps_strategy.per_worker.variable import get_current_worker_index
+from coordinator.ps_strategy.per_worker.resource import get_current_worker_index
 from coordinator.workers.cluster import Cluster
 
 __all__ = [

@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from coordinator.builds import Builds, Preparation
 from coordinator.future import Future
+from coordinator.runtime import Builds, Preparation
 from tests.deadline import LIMIT
 
 

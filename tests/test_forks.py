@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from coordinator.forks import only_here, refuse_forked
+from coordinator.background_thread import only_here, refuse_forked
 
 
 def in_child(check: Callable[[], object]) -> None:

@@ -2,8 +2,7 @@
 
 import pytest
 
-from coordinator.options import Options
-from coordinator.program_settings import DASHBOARD, RESTART_COUNT, TRACE, with_program_settings
+from coordinator.options import DASHBOARD, RESTART_COUNT, TRACE, Options, with_program_settings
 
 
 def test_the_address_of_the_environment_is_used_unless_the_program_has_one() -> None:

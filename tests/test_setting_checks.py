@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from coordinator.errors import SettingError
-from coordinator.setting_checks import SettingTypeError, check_integer, check_number, check_transfer_dtype
+from coordinator.options import SettingTypeError, check_integer, check_number, check_transfer_dtype
 
 
 @pytest.mark.parametrize("value", [1, 5, 2**70])

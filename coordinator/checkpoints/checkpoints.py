@@ -11,22 +11,40 @@ Promises:
 - A snapshot of a moment that a recovery has undone is not listed.
 - What another client that uses the directory has saved is neither overwritten nor deleted.
 - No lock is held while files are written or a policy is asked.
+
+The checkpoints of a directory, as files.
+
+    ckpt-7.index, ckpt-7.data-*     the checkpoint number 7
+    ckpt-8_temp/                    one that is being written, or was when its program ended
+    checkpoints.json                what is known of the complete ones
+    checkpoint                      their names, for `tf.train.latest_checkpoint`
+
+Promises: a checkpoint is in the lists only when all of it is written, and is taken off them before it is deleted. Each
+list is replaced in one step. All paths are those of `tf.io.gfile`.
+
+What is known of the checkpoints of a directory, and of the one that is being saved.
+
+Promises: a checkpoint is in the history when all of it is written. No lock is held while files are written or a policy
+is asked. Files are changed on one thread, the one that calls `complete` and `store`.
 """
 
+import collections
 import contextlib
 import dataclasses
+import json
 import logging
+import math
 import os
+import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
 
-from coordinator.checkpoints import checkpoint_files as files
-from coordinator.checkpoints.history import History
 from coordinator.checkpoints.policies import (
+    Best,
     EveryMinutes,
     KeepPolicy,
     Latest,
@@ -35,15 +53,312 @@ from coordinator.checkpoints.policies import (
     SavePolicy,
     check_policies,
 )
-from coordinator.checkpoints.serial_thread import SerialThread
-from coordinator.errors import CheckpointsTakenOver
+from coordinator.errors import CheckpointsTakenOver, EvaluationError
+from coordinator.evaluation.checkpoint_watch import CheckpointFile
+from coordinator.evaluation.status_files import results
 from coordinator.events.event_stream import EventStream
 from coordinator.paths import checkpoint_path
-from coordinator.ps_strategy.recovery.checkpoint_owner import CheckpointOwner
-from coordinator.ps_strategy.recovery.checkpoint_restore import CheckpointSource, SaveServices
+from coordinator.ps_strategy.membership.bounded_calls import on_own_thread
+from coordinator.ps_strategy.recovery.checkpoint_owner import CheckpointOwner, replace_file
 from coordinator.ps_strategy.recovery.snapshots import Snapshot, Snapshots, delete_unfinished
+from coordinator.ps_strategy.recovery.variable_recovery import CheckpointSource, SaveServices
+from coordinator.queueing.waits import uninterrupted
 
 _logger = logging.getLogger("coordinator")
+
+# In seconds.
+_STALL_REPORT_INTERVAL = 60.0
+
+
+class SerialThread:
+    """Makes calls in the background, in order. All methods may be called from any thread.
+
+    Args:
+      name: of the thread.
+      calls: what they do, for messages.
+    """
+
+    def __init__(self, name: str, calls: str) -> None:
+        self._name = name
+        self._purpose = calls
+        # A signal may interrupt a condition's `__enter__`, which is Python, and leave it locked; not a lock's.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._calls: collections.deque[Callable[[], object]] = collections.deque()
+        self._is_running = False
+
+    @uninterrupted
+    def submit(self, call: Callable[[], object]) -> None:
+        """Makes a call after those before it. If it raises an exception, that is logged."""
+        with self._lock:
+            self._calls.append(call)
+            if self._is_running:
+                return
+            self._is_running = True
+        on_own_thread(self._name, self._run)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until all calls have returned; returns whether they have in `timeout` seconds. Reports a long wait."""
+        began = time.monotonic()
+        remaining = math.inf if timeout is None else timeout
+        while True:
+            with self._lock:
+                if self._changed.wait_for(lambda: not self._is_running, min(remaining, _STALL_REPORT_INTERVAL)):
+                    return True
+            remaining -= _STALL_REPORT_INTERVAL
+            if remaining <= 0:
+                return False
+            _logger.warning("%s has taken %.0f s, and is waited for.", self._purpose, time.monotonic() - began)
+
+    def _run(self) -> None:
+        while (call := self._next()) is not None:
+            try:
+                call()
+            except BaseException:
+                # `SystemExit` too: a checkpoint policy or a callback of the program may raise it.
+                _logger.exception("A call on the thread %s raised an exception.", self._name)
+
+    def _next(self) -> Callable[[], object] | None:
+        with self._lock:
+            if self._calls:
+                return self._calls.popleft()
+            self._is_running = False
+            self._changed.notify_all()
+            return None
+
+
+LIST_FILE = "checkpoints.json"
+_NAME = re.compile(r"ckpt-(\d+)(_temp/?|\.index|\.data-.*)$")
+
+
+def path_of(directory: str, number: int) -> str:
+    """Returns the path of a checkpoint."""
+    return os.path.join(directory, f"ckpt-{number}")
+
+
+def load(directory: str) -> list[SavedCheckpoint]:
+    """Returns the complete checkpoints, oldest first. Those of a `tf.train.CheckpointManager` are known by its list.
+
+    Raises:
+      ValueError: the list cannot be parsed.
+    """
+    file = os.path.join(directory, LIST_FILE)
+    if not tf.io.gfile.exists(file):
+        found = _of_manager(directory)
+    else:
+        with tf.io.gfile.GFile(file) as lines:
+            text = lines.read()
+        try:
+            entries = [(entry.pop("name"), entry) for entry in json.loads(text)["checkpoints"]]
+            found = [SavedCheckpoint(os.path.join(directory, name), **entry) for name, entry in entries]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{file!r} is not a list of checkpoints: {text[:80]!r}. Repair or remove it.") from error
+    return [each for each in found if tf.io.gfile.exists(f"{each.path}.index")]
+
+
+def _of_manager(directory: str) -> list[SavedCheckpoint]:
+    state = tf.train.get_checkpoint_state(directory)
+    if state is None:
+        return []
+    paths = [os.path.join(directory, os.path.basename(path)) for path in state.all_model_checkpoint_paths]
+    times = [*state.all_model_checkpoint_timestamps, *[0.0] * len(paths)]
+    found = []
+    for path, saved_at in zip(paths, times, strict=False):
+        number = re.search(r"-(\d+)$", path)
+        found.append(SavedCheckpoint(path, int(number.group(1)) if number else 0, 0, saved_at))
+    return found
+
+
+def numbers(directory: str) -> list[int]:
+    """Returns the numbers of all checkpoints with any file, and deletes what was not written to its end."""
+    found = []
+    for name in tf.io.gfile.listdir(directory) if tf.io.gfile.isdir(directory) else []:
+        if match := _NAME.match(name):
+            found.append(int(match.group(1)))
+            if match.group(2).startswith("_temp"):
+                delete_unfinished(path_of(directory, found[-1]))
+    return found
+
+
+def store(directory: str, checkpoints: Sequence[SavedCheckpoint]) -> None:
+    """Replaces the lists.
+
+    Raises:
+      tf.errors.OpError: they cannot be written.
+    """
+    entries = []
+    for each in checkpoints:
+        fields = dataclasses.asdict(each)
+        entries.append({"name": os.path.basename(fields.pop("path")), **fields})
+    replace_file(os.path.join(directory, LIST_FILE), json.dumps({"checkpoints": entries}, indent=1) + "\n")
+    # TensorFlow has no function for it that is not deprecated.
+    lines = [f'model_checkpoint_path: "{entry["name"]}"' for entry in entries[-1:]]
+    lines += [f'all_model_checkpoint_paths: "{entry["name"]}"' for entry in entries]
+    lines += [f"all_model_checkpoint_timestamps: {entry['time']!r}" for entry in entries]
+    replace_file(os.path.join(directory, "checkpoint"), "".join(f"{line}\n" for line in lines))
+
+
+def delete(path: str) -> None:
+    """Deletes the files of a checkpoint, the index first: without it there is none.
+
+    Raises:
+      tf.errors.OpError: they cannot be deleted.
+    """
+    for file in files(path):
+        tf.io.gfile.remove(file)
+
+
+def files(path: str) -> list[str]:
+    """Returns the files of a checkpoint, the index first."""
+    return [*tf.io.gfile.glob(f"{path}.index"), *tf.io.gfile.glob(f"{path}.data-*")]
+
+
+def written_ns(path: str) -> int:
+    """Returns when the index of a checkpoint was written, as evaluators know it; 0 if there is none."""
+    found = CheckpointFile.of_file(f"{path}.index")
+    return 0 if found is None else found.written_ns
+
+
+def with_results(directory: str, checkpoints: Collection[SavedCheckpoint]) -> list[SavedCheckpoint]:
+    """Returns checkpoints with the metrics that evaluators have written into the directory.
+
+    Raises:
+      EvaluationError: the file of results is damaged.
+    """
+    found = {(os.path.basename(each.checkpoint), each.written_ns): each.metrics for each in results(directory)}
+    return [
+        dataclasses.replace(
+            each, metrics={**found.get((os.path.basename(each.path), each.written_ns), {}), **each.metrics}
+        )
+        for each in checkpoints
+    ]
+
+
+class History:
+    """The checkpoints of a directory. All methods may be called from any thread, unless they say otherwise.
+
+    Args:
+      directory: where they are.
+      keep: which are kept, beside the newest; None to keep all.
+    """
+
+    def __init__(self, directory: str, keep: Sequence[KeepPolicy] | None) -> None:
+        self._directory = directory
+        self._keep = None if keep is None else tuple(keep)
+        self._lock = threading.Lock()
+        self._complete = load(directory)
+        self._saving: SavedCheckpoint | None = None
+        self._is_undone = False
+
+    def complete_ones(self) -> list[SavedCheckpoint]:
+        """Returns the complete checkpoints, oldest first."""
+        with self._lock:
+            return list(self._complete)
+
+    def measured(self) -> list[SavedCheckpoint]:
+        """Returns them with the metrics that evaluators have found. Raises `EvaluationError` if these are damaged."""
+        return with_results(self._directory, self.complete_ones())
+
+    def best(self) -> str | None:
+        """Returns the path of the best by the first `Best`, or None. Raises as `measured`."""
+        policy = next((each for each in self._keep or () if isinstance(each, Best)), None)
+        found = policy.kept(self.measured(), Moment(0, 0.0)) if policy is not None else ()
+        return found[0].path if found else None
+
+    def begin(self, saving: SavedCheckpoint) -> None:
+        """Records that a checkpoint is being saved."""
+        with self._lock:
+            self._saving, self._is_undone = saving, False
+
+    def complete(self) -> None:
+        """Records that what is being saved is written, lists it, and deletes what is not kept.
+
+        Raises:
+          RuntimeError: a recovery has undone it.
+          tf.errors.OpError: the lists cannot be written. It is not complete then.
+        """
+        with self._lock:
+            path = "" if self._saving is None else self._saving.path
+        written_at_ns = written_ns(path)
+        with self._lock:
+            if self._is_undone or self._saving is None:
+                raise RuntimeError("A recovery has undone the step of which it is a snapshot.")
+            self._complete.append(dataclasses.replace(self._saving, written_ns=written_at_ns))
+            self._saving = None
+        try:
+            kept = self._kept()
+            store(self._directory, kept)
+        except BaseException:
+            with self._lock:
+                self._complete = [each for each in self._complete if each.path != path]
+            raise
+        paths = {each.path for each in kept}
+        with self._lock:
+            dropped = [each for each in self._complete if each.path not in paths]
+            self._complete = [each for each in self._complete if each.path in paths]
+        for each in dropped:
+            try:
+                delete(each.path)
+            except tf.errors.OpError as error:
+                _logger.warning("The checkpoint %s, which is not kept, cannot be deleted: %s", each.path, error)
+
+    def give_up(self) -> None:
+        """Records that nothing is being saved any more."""
+        with self._lock:
+            self._saving = None
+
+    def store(self) -> None:
+        """Writes the lists."""
+        try:
+            store(self._directory, self.complete_ones())
+        except tf.errors.OpError as error:
+            _logger.warning("The list of the checkpoints in %s cannot be written: %s", self._directory, error)
+
+    def to_restore(self) -> list[str]:
+        """Returns the paths of the complete ones, newest first; what is being saved will not be one."""
+        with self._lock:
+            self._is_undone = True
+            return [each.path for each in reversed(self._complete)]
+
+    def restored(self, path: str | None) -> SavedCheckpoint | None:
+        """Forgets the checkpoints after the one that was restored, and returns that."""
+        with self._lock:
+            found = next((each for each in self._complete if each.path == path), None)
+            self._complete = self._complete[: self._complete.index(found) + 1] if found is not None else []
+            return found
+
+    def report(self, checkpoint: str | int, metrics: Mapping[str, float]) -> bool:
+        """Adds metrics to a checkpoint with this path or step; returns whether there is one."""
+        found = False
+
+        def measured(each: SavedCheckpoint) -> SavedCheckpoint:
+            nonlocal found
+            if checkpoint not in (each.path, each.step):
+                return each
+            found = True
+            return dataclasses.replace(each, metrics={**each.metrics, **metrics})
+
+        with self._lock:
+            self._complete = [measured(each) for each in self._complete]
+            self._saving = None if self._saving is None else measured(self._saving)
+        return found
+
+    def _kept(self) -> list[SavedCheckpoint]:
+        """Returns those that are kept, of those that are still there."""
+        complete = [each for each in self.complete_ones() if files(each.path)]
+        if self._keep is None:
+            return complete
+        try:
+            complete = with_results(self._directory, complete)
+        except EvaluationError as error:
+            _logger.warning(
+                "All checkpoints in %s are kept, as it is not known which are best: %s", self._directory, error
+            )
+            return complete
+        now = Moment(complete[-1].step, time.time())
+        kept = {complete[-1].path}.union(*({each.path for each in policy.kept(complete, now)} for policy in self._keep))
+        return [each for each in complete if each.path in kept]
+
 
 # How long `close` waits for a checkpoint that is being written, in seconds.
 _CLOSING_TIMEOUT = 600.0
@@ -171,7 +486,7 @@ class Checkpoints(CheckpointSource):
         elif not self._thread.wait(0) or not self._is_due(services):
             return None
         self._number += 1
-        path = files.path_of(self.directory, self._number)
+        path = path_of(self.directory, self._number)
         saving = self._take(services, path, must_succeed=now)
         if saving is None:
             return None
@@ -220,8 +535,8 @@ class Checkpoints(CheckpointSource):
         complete = self._history.complete_ones()
         restored = int(self.checkpoint.save_counter.numpy())
         self._last = next((each for each in complete if each.number == restored), None)
-        numbers = [*files.numbers(self.directory), *(each.number for each in complete), self._number]
-        self._number = self._former_number = max(numbers)
+        known = [*numbers(self.directory), *(each.number for each in complete), self._number]
+        self._number = self._former_number = max(known)
         self._offset = _step_of(self._last) - (services.steps() or 0) if services.begins_at_zero else 0
         self._snapshots = Snapshots(self.checkpoint, services.memory, services.owner.require)
         self._services, self._events, self._owner = services, services.events, services.owner
@@ -309,7 +624,7 @@ class Checkpoints(CheckpointSource):
                 saving.snapshot.forget()
         seconds = time.monotonic() - saving.began
         self._events.record("checkpoint_saved", name=saving.path, seconds=seconds)
-        size = sum(tf.io.gfile.stat(file).length for file in files.files(saving.path))
+        size = sum(tf.io.gfile.stat(file).length for file in files(saving.path))
         done = self._statistics
         self._statistics = dataclasses.replace(done, saved=done.saved + 1, seconds=seconds, bytes=size, error=None)
         _logger.info("The checkpoint %s is complete: %.1f MB in %.1f s.", saving.path, size / 1e6, seconds)
@@ -335,7 +650,7 @@ class Checkpoints(CheckpointSource):
         else:
             delete_unfinished(path)
             with contextlib.suppress(OSError, tf.errors.OpError):
-                files.delete(path)
+                delete(path)
         self._statistics = dataclasses.replace(self._statistics, failed=self._statistics.failed + 1, error=error)
         self._events.record("checkpoint_failed", name=path, detail=type(error).__name__)
         _logger.warning(

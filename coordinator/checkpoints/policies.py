@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
-from coordinator.setting_checks import check_integer, check_number
+from coordinator.options import check_integer, check_number
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,13 +14,11 @@ import sys
 from collections.abc import Sequence
 
 from coordinator.cli.data import add_data, data
-from coordinator.cli.doctor import add_doctor, doctor
+from coordinator.cli.doctor import add_doctor, add_profile, doctor, profile
 from coordinator.cli.manifest import add_manifest, manifest
-from coordinator.cli.profile import add_profile, profile
 from coordinator.cli.run import add_run, run, with_dashboard_address
-from coordinator.cli.serve import add_serve, serve
+from coordinator.cli.serve import add_serve, add_slurm, serve, slurm
 from coordinator.cli.simulate import add_simulate, simulate, with_negative_values
-from coordinator.cli.slurm import add_slurm, slurm
 from coordinator.cli.testbed import add_testbed, testbed
 from coordinator.cli.top import add_top, top
 from coordinator.errors import ClusterSpecError, LaunchError, SettingError

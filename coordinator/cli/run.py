@@ -10,14 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coordinator.addresses import parse_page_address
-from coordinator.cli.dashboard_token import add_token_file, chosen_token, without_token
-from coordinator.cli.local_file import local_file
+from coordinator.cli.arguments import add_token_file, chosen_token, local_file, without_token
 from coordinator.errors import LaunchError
-from coordinator.launch.console import Console
-from coordinator.launch.hosts import parse_hosts, read_hostfile, slots_of
 from coordinator.launch.local_job import LocalJob
-from coordinator.launch.log_files import create_log_folder
-from coordinator.launch.run_request import RunRequest
+from coordinator.launch.program_process import Console, create_log_folder
+from coordinator.launch.run_request import RunRequest, parse_hosts, read_hostfile, slots_of
 
 _ANY_PORT = "127.0.0.1:0"
 # No argument of a command contains this character.

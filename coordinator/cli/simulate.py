@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from coordinator.cli.local_file import local_file
+from coordinator.cli.arguments import local_file
 from coordinator.errors import SettingError
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def _series(request: "Request") -> Series:
 
 
 def _text(request: "Request", series: Series) -> str:
-    from coordinator.simulation.text_report import advice, summary, table
+    from coordinator.simulation.result import advice, summary, table
 
     if request.sweep:
         rows = [
@@ -166,7 +166,7 @@ def _draw(given: argparse.Namespace, request: "Request", series: Series) -> None
 
 
 def _write_trace(path: pathlib.Path, series: Series) -> None:
-    from coordinator.simulation.simulated_trace import write_trace
+    from coordinator.simulation.result import write_trace
 
     try:
         write_trace(series[0][1][0], path)

@@ -5,10 +5,10 @@ import pathlib
 import sys
 from typing import TYPE_CHECKING
 
-from coordinator.cli.local_file import local_file
+from coordinator.cli.arguments import local_file
 
 if TYPE_CHECKING:
-    from coordinator.testbed.loss_curve import LossCurve
+    from coordinator.testbed.results import LossCurve
 
 
 def add_testbed(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -98,7 +98,7 @@ def testbed(given: argparse.Namespace) -> int:
         return _experiment(given)
     if given.simulated:
         return _confirm_losses(given)
-    from coordinator.testbed.confirmation.confirmation import confirm
+    from coordinator.testbed.confirmation import confirm
 
     try:
         confirm(vars(given))
@@ -109,7 +109,7 @@ def testbed(given: argparse.Namespace) -> int:
 
 def _confirm_losses(given: argparse.Namespace) -> int:
     from coordinator.errors import SettingError
-    from coordinator.testbed.confirmation.loss_comparison import compare, draw, text
+    from coordinator.testbed.confirmation import compare, draw, text
     from coordinator.testbed.experiment import Experiment
     from coordinator.testbed.image_data import load
     from coordinator.testbed.report import Report

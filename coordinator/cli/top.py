@@ -6,14 +6,145 @@ import json
 import os
 import pathlib
 import threading
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from coordinator.cli.dashboard_token import add_token_file, chosen_token
+from rich.columns import Columns
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from coordinator.cli.arguments import add_token_file, chosen_token
 from coordinator.errors import LaunchError
 from coordinator.version import __version__
+
+_COLORS = {"live": "green", "lost": "bold red", "stopped": "dim", "good": "green", "error": "red", "warning": "yellow"}
+_BARS = " ▁▂▃▄▅▆▇█"
+_MOST_EVENTS = 6
+# What is around the table of workers: headline, its frame and its head, advice, events, servers.
+_OTHER_LINES = 22
+# A narrower terminal has no room for all columns.
+_WIDE = 100
+
+State = Mapping[str, Any]
+
+
+def screen_of(state: State, width: int, height: int | None = None, missed: int = 0) -> RenderableType:
+    """Returns what is shown of a state.
+
+    Args:
+      state: what `/api/state` returns.
+      width: of the terminal, in characters.
+      height: of the terminal, in lines; None for any.
+      missed: how often no newer state could be read.
+    """
+    most_workers = None if height is None else max(3, height - _OTHER_LINES - len(state["servers"]))
+    parts = [_headline(state, missed), _workers(state, most_workers, is_narrow=width < _WIDE)]
+    if state["advice"]:
+        parts.append(Text(f" {state['advice']}", style="dim"))
+    if state["servers"]:
+        parts.append(_servers(state))
+    if state["timeline"]:
+        parts.append(_events(state["timeline"][-_MOST_EVENTS:]))
+    return Group(*parts)
+
+
+def _headline(state: State, missed: int) -> RenderableType:
+    live = sum(worker["state"] == "live" for worker in state["workers"])
+    saved = state["checkpoint_time"]
+    figures = [
+        ("steps/s", f"{state['rate']:,.1f}", "bold cyan"),
+        ("finished", f"{state['finished']:,}", ""),
+        ("failed", f"{state['failed']:,}", "red" if state["failed"] else ""),
+        ("retried", f"{state['retried']:,}", ""),
+        ("running", f"{state['running']:,}", ""),
+        ("waiting", f"{state['waiting']:,}", ""),
+        ("workers", f"{live}/{len(state['workers'])}", "" if live == len(state["workers"]) else "bold red"),
+        ("checkpoint", f"{_duration(state['time'] - saved)} ago" if saved else "none", ""),
+        *((name, f"{value:.4g}", "magenta") for name, value in state["values"].items()),
+    ]
+    texts = [Text.assemble((f"{name} ", "dim"), (text, style)) for name, text, style in figures]
+    rates = state["history"]["rates"][-60:]
+    body = Group(Columns(texts, padding=(0, 3)), Text(_sparkline(rates), style="cyan", no_wrap=True))
+    running = f"{state['program'] or 'coordinator'}, for {_duration(state['time'] - state['started'])}"
+    if missed:
+        return Panel(body, title=Text(f"{running}: not connected"), title_align="left", border_style="red")
+    return Panel(body, title=Text(running), title_align="left", border_style="dim")
+
+
+def _workers(state: State, most: int | None, *, is_narrow: bool) -> RenderableType:
+    table = Table(expand=True, border_style="dim", header_style="dim", box=None, padding=(0, 1))
+    for name in ("worker", "state", "runs"):
+        table.add_column(name, no_wrap=True, ratio=1 if name == "runs" else None)
+    for name in ("for", "steps/s", "idle", "failed", "losses", *(() if is_narrow else ("retried", "of fastest"))):
+        table.add_column(name, justify="right", no_wrap=True)
+    # Those that need a look come first where there is no room for all.
+    workers = sorted(state["workers"], key=lambda row: row["state"] == "live") if most else state["workers"]
+    for row in workers[:most]:
+        calls = f" x {row['calls']}" if row["calls"] > 1 else ""
+        table.add_row(
+            Text(f"{row['index']}"),
+            Text(row["state"], style=_COLORS[row["state"]]),
+            Text(f"{row['function']}{calls}"),
+            _duration(state["time"] - row["running_since"]) if row["running_since"] else "",
+            f"{row['rate']:,.1f}",
+            f"{row['idle']:.0%}",
+            f"{row['failed']:d}",
+            f"{row['losses']:d}",
+            *(() if is_narrow else (f"{row['retried']:d}", f"{row['share']:.0%}")),
+        )
+    more = len(workers) - len(workers[:most])
+    return Panel(Group(table, Text(f"and {more} more", style="dim")) if more else table, border_style="dim")
+
+
+def _servers(state: State) -> RenderableType:
+    table = Table(expand=True, box=None, header_style="dim", padding=(0, 1))
+    table.add_column("server")
+    for name in ("state", "memory", "processors", "host receives", "host sends"):
+        table.add_column(name, justify="right")
+    for row in state["servers"]:
+        usage = row["usage"]
+        word = "live" if usage["is_reachable"] else "lost"
+        table.add_row(
+            Text(usage["task"]),
+            Text(word, style=_COLORS[word]),
+            f"{usage['memory'] / 1e6:,.0f} MB",
+            f"{row['cores']:.2f}",
+            f"{row['receiving'] / 1e6:,.1f} MB/s",
+            f"{row['sending'] / 1e6:,.1f} MB/s",
+        )
+    return Panel(table, border_style="dim")
+
+
+def _events(entries: Sequence[Mapping[str, Any]]) -> RenderableType:
+    lines = [
+        Text.assemble(
+            (f"{time.strftime('%H:%M:%S', time.localtime(entry['time']))}  ", "dim"),
+            (entry["text"], _COLORS.get(entry["level"], "")),
+            no_wrap=True,
+            overflow="ellipsis",
+        )
+        for entry in reversed(entries)
+    ]
+    return Panel(Group(*lines), border_style="dim")
+
+
+def _sparkline(values: Sequence[float]) -> str:
+    highest = max(values, default=0.0)
+    return "".join(_BARS[round(8 * value / highest)] for value in values) if highest else ""
+
+
+def _duration(seconds: float) -> str:
+    whole = int(max(0.0, seconds))
+    if whole < 60:
+        return f"{max(0.0, seconds):.1f} s"
+    return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
+
 
 _INTERVAL, _TIMEOUT = 1.0, 5.0
 # The program may be started again at the same address.
@@ -85,8 +216,6 @@ def _screen(state: Any, width: int, height: int | None = None, missed: int = 0) 
     Raises:
       LaunchError: it is not that of a dashboard of this version.
     """
-    from coordinator.cli.top_screen import screen_of
-
     try:
         return screen_of(state, width, height, missed)
     except KeyError as error:

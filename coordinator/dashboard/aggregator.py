@@ -5,21 +5,261 @@
     server usage --/
 
 It promises to read no clock and to start nothing: the times are those of the events and of the caller.
+
+How a rate and reported values change over all of training, in bounded memory.
+
+The periods are of equal length. When there are too many of them, each two become one, so that a run of a minute shows
+its seconds, and a run of a week still its whole course.
+
+What each worker has run in the last minute, from the events of closures.
+
+Calls of one function that follow each other closely are one segment, so that a thousand short calls a second are as
+cheap to show as one long one. How long a worker was busy is counted exactly.
 """
 
 import dataclasses
 import itertools
-from collections import Counter, deque
+import math
+import pathlib
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 
-from coordinator.dashboard.history import HistoryRecorder
 from coordinator.dashboard.scale_advice import Load, ScaleAdvice, scale_advice
-from coordinator.dashboard.snapshot import RuleRow, ServerRow, Snapshot, WorkerRow
-from coordinator.dashboard.task_stream import STREAM_LENGTH, TaskStream
-from coordinator.dashboard.timeline import Timeline
-from coordinator.dashboard.usage import ServerUsage, UsageRecord, is_comparable
+from coordinator.dashboard.snapshot import (
+    History,
+    RuleRow,
+    Segment,
+    ServerRow,
+    ServerUsage,
+    Snapshot,
+    TimelineEntry,
+    UsageRecord,
+    WorkerRow,
+    is_comparable,
+)
 from coordinator.events.event_stream import Event
 from coordinator.statistics import ClusterStatistics, WorkerStatistics
+
+# An even number.
+_MOST_PERIODS = 600
+_FIRST_PERIOD = 1.0
+# Names of values; further ones are left out.
+_MOST_NAMES = 8
+
+
+class HistoryRecorder:
+    """Collects the finished closures and the reported values of each period.
+
+    Args:
+      started: the time from which the periods are counted.
+    """
+
+    def __init__(self, started: float) -> None:
+        self._period = _FIRST_PERIOD
+        self._began = started
+        self._finished = 0
+        self._sums: dict[str, tuple[float, int]] = {}
+        self._times: list[float] = []
+        self._rates: list[float] = []
+        self._columns: dict[str, list[float | None]] = {}
+        self.latest: dict[str, float] = {}
+
+    def report(self, name: str, value: float) -> None:
+        """Adds a value to the present period. Those that are no numbers are not drawn, and not added."""
+        if not math.isfinite(value) or (name not in self.latest and len(self.latest) >= _MOST_NAMES):
+            return
+        self.latest[name] = value
+        total, count = self._sums.get(name, (0.0, 0))
+        self._sums[name] = total + value, count + 1
+
+    def advance(self, now: float, finished: int) -> None:
+        """Ends the present period if it is over.
+
+        Args:
+          now: the present time.
+          finished: how many closures have finished since the strategy was created.
+        """
+        seconds = now - self._began
+        if seconds < self._period:
+            return
+        self._times.append(now)
+        self._rates.append((finished - self._finished) / seconds)
+        for name in self._sums:
+            self._columns.setdefault(name, [None] * (len(self._times) - 1))
+        for name, column in self._columns.items():
+            total, count = self._sums.get(name, (0.0, 0))
+            column.append(total / count if count else None)
+        self._began, self._finished, self._sums = now, finished, {}
+        if len(self._times) == _MOST_PERIODS:
+            self._halve()
+
+    def history(self) -> History:
+        """Returns the periods that have ended."""
+        values = {name: tuple(column) for name, column in self._columns.items()}
+        return History(tuple(self._times), tuple(self._rates), values)
+
+    def _halve(self) -> None:
+        self._period *= 2
+        self._times = self._times[1::2]
+        self._rates = [(first + second) / 2 for first, second in zip(self._rates[::2], self._rates[1::2], strict=True)]
+        self._columns = {name: _halved(column) for name, column in self._columns.items()}
+
+
+def _halved(column: list[float | None]) -> list[float | None]:
+    """Returns the mean of each two values; of those that are not None."""
+    halved: list[float | None] = []
+    for pair in zip(column[::2], column[1::2], strict=True):
+        known = [value for value in pair if value is not None]
+        halved.append(sum(known) / len(known) if known else None)
+    return halved
+
+
+# In seconds.
+STREAM_LENGTH = 60.0
+# The shortest break that is shown, in seconds: a tenth of a percent of the width; more with many workers, whose rows
+# are a few pixels high.
+_BREAK, _BREAK_OF_MANY = 0.06, 0.5
+_MANY = 64
+
+
+@dataclasses.dataclass
+class _Worker:
+    """What one worker runs, and its segments."""
+
+    running: Segment | None = None
+    busy: float = 0.0
+    segments: deque[Segment] = dataclasses.field(default_factory=deque)
+
+
+class TaskStream:
+    """Collects when each worker was busy, and with what."""
+
+    def __init__(self) -> None:
+        self._workers: defaultdict[int, _Worker] = defaultdict(_Worker)
+
+    def begin(self, worker: int, time: float, function: str, closures: int) -> None:
+        """Records that a worker has begun a call."""
+        self._workers[worker].running = Segment(worker, time, time, function, "running", closures)
+
+    def end(self, worker: int, time: float, outcome: str) -> None:
+        """Records that the call of a worker, if it runs one, has ended."""
+        state = self._workers[worker]
+        if state.running is None:
+            return
+        ended = dataclasses.replace(state.running, end=max(time, state.running.start), outcome=outcome)
+        state.running = None
+        state.busy += ended.end - ended.start
+        last = state.segments[-1] if state.segments else None
+        if last is not None and self._continues(last, ended):
+            closures = last.closures + ended.closures
+            state.segments[-1] = dataclasses.replace(last, end=ended.end, closures=closures)
+        else:
+            state.segments.append(ended)
+
+    def running(self, worker: int) -> Segment | None:
+        """Returns the call that a worker runs, if it runs one."""
+        return self._workers[worker].running
+
+    def busy_seconds(self, worker: int, now: float) -> float:
+        """Returns for how long a worker was busy so far."""
+        state = self._workers[worker]
+        return state.busy + (max(0.0, now - state.running.start) if state.running else 0.0)
+
+    def segments(self, now: float) -> tuple[Segment, ...]:
+        """Returns the segments of the last minute, those of one worker in their order; forgets older ones."""
+        shown: list[Segment] = []
+        for _, state in sorted(self._workers.items()):
+            while state.segments and state.segments[0].end < now - STREAM_LENGTH:
+                state.segments.popleft()
+            shown += state.segments
+            if state.running is not None:
+                shown.append(dataclasses.replace(state.running, end=max(now, state.running.start)))
+        return tuple(shown)
+
+    def _continues(self, last: Segment, ended: Segment) -> bool:
+        shortest = _BREAK if len(self._workers) <= _MANY else _BREAK_OF_MANY
+        is_same = (last.function, last.outcome) == (ended.function, ended.outcome)
+        # No segment is longer than the stream, so that what is older can be forgotten.
+        return is_same and ended.start - last.end < shortest and ended.end - last.start < STREAM_LENGTH / 10
+
+
+_MOST_ENTRIES = 200
+# Of an error's message, which may be long.
+_LONGEST_DETAIL = 300
+
+
+def _after(event: Event) -> str:
+    return f" after {event.seconds:.1f} s" if event.seconds else ""
+
+
+def _detail(event: Event) -> str:
+    return f": {event.detail[:_LONGEST_DETAIL]}" if event.detail else ""
+
+
+def _on(event: Event) -> str:
+    return f" on {event.task}" if event.task else ""
+
+
+def _recovered(event: Event) -> str:
+    source = f" from {pathlib.PurePath(event.name).name}" if event.name else ""
+    return f"The parameter servers are back{_after(event)}{source}, {event.count:,} steps lost"
+
+
+# The level of each kind, and what is said.
+_WORDS: dict[str, tuple[str, Callable[[Event], str]]] = {
+    "worker_lost": ("error", lambda event: f"{event.task} was lost{_detail(event)}"),
+    "worker_returned": ("good", lambda event: f"{event.task} is connected{_after(event)}"),
+    "worker_joined": ("good", lambda event: f"{event.task} joined{_detail(event)}"),
+    "worker_left": ("info", lambda event: f"{event.task} left{_detail(event)}"),
+    # Its detail is the whole message of an error.
+    "parameter_server_lost": ("error", lambda event: f"{event.task} was lost"),
+    "parameter_server_recovered": ("good", _recovered),
+    "checkpoint_saved": (
+        "info",
+        lambda event: f"Checkpoint {pathlib.PurePath(event.name).name} saved in {event.seconds:.1f} s",
+    ),
+    "checkpoint_failed": (
+        "error",
+        lambda event: f"Checkpoint {pathlib.PurePath(event.name).name} failed{_detail(event)}",
+    ),
+    "function_quarantined": ("error", lambda event: f"{event.name} is quarantined{_detail(event)}"),
+    "thread_failed": ("error", lambda event: f"The thread {event.name} met an error and goes on{_detail(event)}"),
+    "rule_changed": ("info", lambda event: f"The update rule has changed{_detail(event)}"),
+    "closures_failed": ("warning", lambda event: f"{event.name} failed{_on(event)}{_detail(event)}"),
+}
+
+
+class Timeline:
+    """The latest things that happened, other than that closures run."""
+
+    def __init__(self) -> None:
+        self._entries: deque[TimelineEntry] = deque(maxlen=_MOST_ENTRIES)
+        self._number = 0
+
+    def add(self, event: Event) -> None:
+        """Adds an event, if it is of a kind that is shown."""
+        if event.kind not in _WORDS:
+            return
+        level, words = _WORDS[event.kind]
+        self._append(event.time, event.kind, level, event.task, words(event))
+
+    def add_gap(self, time: float, dropped: int) -> None:
+        """Adds that events were dropped because they came faster than they were read."""
+        self._append(time, "events_dropped", "info", "", f"{dropped:,} events were not read in time")
+
+    def entries(self) -> tuple[TimelineEntry, ...]:
+        """Returns them, in order."""
+        return tuple(self._entries)
+
+    def _append(self, time: float, kind: str, level: str, task: str, text: str) -> None:
+        last = self._entries[-1] if self._entries else None
+        self._number += 1
+        if last is not None and (last.kind, last.text) == (kind, text):
+            # Repeated failures of one function would push all else out of the timeline.
+            self._entries[-1] = dataclasses.replace(last, time=time)
+        else:
+            self._entries.append(TimelineEntry(self._number, time, kind, level, task, text))
+
 
 # Rates are means of this time, in seconds.
 _RATE_WINDOW = 10.0

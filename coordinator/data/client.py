@@ -8,8 +8,7 @@ from typing import Any, NoReturn
 import numpy as np
 import tensorflow as tf
 
-from coordinator.data.autotuning import without_autotuning
-from coordinator.data.source import IN_ORDER, Source, digest_of, shuffled
+from coordinator.data.source import IN_ORDER, Source, digest_of, shuffled, without_autotuning
 
 _logger = logging.getLogger("coordinator")
 

@@ -14,24 +14,240 @@ Guarantees:
 
 import dataclasses
 import functools
+import json
 import logging
 import threading
 import weakref
-from collections.abc import Iterator
-from typing import Any, Literal
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, Protocol
 
 import tensorflow as tf
 
-from coordinator.data.epochs_state import CommitRecord, EpochsState, check_settings
+from coordinator.background_thread import BackgroundThread
 from coordinator.data.late_ranges import LateRange, LateRanges
-from coordinator.data.ledger import WINDOW, EpochsStatistics, Ledger
-from coordinator.data.position_range import PositionRange
-from coordinator.data.progress_bar import ProgressBar
-from coordinator.data.range_failures import MOST_UNSCHEDULED, FailedRanges, UnscheduledRanges
-from coordinator.data.range_order import RangeOrder
+from coordinator.data.ledger import (
+    MOST_UNSCHEDULED,
+    WINDOW,
+    EpochsStatistics,
+    FailedRanges,
+    Ledger,
+    PositionRange,
+    UnscheduledRanges,
+)
 from coordinator.data.source import IN_ORDER, Source, range_vector
 from coordinator.future import Future
-from coordinator.queueing.interrupts import uninterrupted
+from coordinator.options import check_integer
+from coordinator.queueing.waits import uninterrupted
+
+# In seconds.
+_INTERVAL = 0.2
+
+
+class ProgressBar:
+    """A context in which a thread keeps a bar of `tqdm` at the number of ranges that are done; it goes back as they do.
+
+    Args:
+      epochs: whose ranges are shown.
+      settings: keyword arguments of `tqdm.tqdm`, such as `desc` or `file`.
+    """
+
+    def __init__(self, epochs: Any, settings: dict[str, Any]) -> None:
+        self._epochs = epochs
+        self._settings = settings
+        self._thread = BackgroundThread("coordinator-progress", self._keep_showing)
+
+    def __enter__(self) -> Any:
+        """Shows the bar, and returns it.
+
+        Raises:
+          ImportError: `tqdm` is not installed.
+        """
+        try:
+            from tqdm.auto import tqdm
+        except ImportError as error:
+            raise ImportError("epochs.progress() needs tqdm: pip install 'coordinator-tf[data]'.") from error
+        found = self._epochs.statistics()
+        self._bar = tqdm(**{"total": found.ranges, "initial": found.done, "unit": "range", **self._settings})
+        self._thread.start()
+        return self._bar
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.stop()
+        self._thread.wait_stopped()
+        self._show()
+        self._bar.close()
+
+    def _keep_showing(self) -> None:
+        while not self._thread.stopping.wait(_INTERVAL):
+            self._show()
+
+    def _show(self) -> None:
+        self._bar.update(self._epochs.statistics().done - self._bar.n)
+        self._bar.refresh()
+
+
+# How many places are computed at a time; it takes less than a millisecond.
+_CHUNK = 1024
+
+
+class RangeOrder:
+    """A permutation of the ranges for each epoch, computed as far as it is needed.
+
+    Args:
+      count: the number of ranges of an epoch.
+      shuffles: whether they are shuffled.
+      seed: of the permutations.
+    """
+
+    def __init__(self, count: int, *, shuffles: bool, seed: int) -> None:
+        self._count = count
+        self._shuffles = shuffles
+        self._seed = seed
+        # Two, since those given back may be of the epoch before.
+        self._chunks: dict[tuple[int, int], list[int]] = {}
+
+    def range_at(self, epoch: int, place: int) -> int:
+        """Returns which range comes at a place of an epoch."""
+        if not self._shuffles:
+            return place
+        chunk, offset = divmod(place, _CHUNK)
+        found = self._chunks.get((epoch, chunk))
+        if found is None:
+            found = self._permuted(epoch, chunk * _CHUNK)
+            if len(self._chunks) >= 4:
+                self._chunks.clear()
+            self._chunks[epoch, chunk] = found
+        return found[offset]
+
+    def _permuted(self, epoch: int, begin: int) -> list[int]:
+        with tf.init_scope(), tf.device("/device:CPU:0"):
+            places = tf.range(begin, min(begin + _CHUNK, self._count), dtype=tf.int64)
+            seed = tf.constant([self._seed, epoch], tf.int64)
+            found = tf.random.experimental.index_shuffle(places, seed, tf.constant(self._count - 1, tf.int64))
+            return [int(each) for each in found.numpy()]
+
+
+def fingerprint(seed: int) -> tuple[int, ...]:
+    """Returns some values of the permutation of a seed, by which a change of the algorithm is noticed."""
+    with tf.init_scope(), tf.device("/device:CPU:0"):
+        indices = tf.range(8, dtype=tf.int64)
+        found = tf.random.experimental.index_shuffle(
+            indices, tf.constant([seed, 0], tf.int64), tf.constant(999, tf.int64)
+        )
+        return tuple(int(each) for each in found.numpy())
+
+
+_VERSION = 1
+
+
+class CommitRecord(Protocol):
+    """The ranges that a rule has committed, on a parameter server."""
+
+    def waiting(self) -> Iterable[int]:
+        """Returns those whose gradients wait for an update, and are in no checkpoint."""
+
+    def recover(self) -> None:
+        """Forgets all ranges, unless they were restored with the epochs, or neither was. While no function runs."""
+
+
+def check_settings(source: Any, sizes: Mapping[str, Any], shuffle: Any, prefetch: Any) -> None:
+    """Checks the settings of `Epochs`.
+
+    Raises:
+      TypeError: `source` is none, or a number is no integer.
+      ValueError: one of `sizes`, by their names, is not positive, or the source does not allow a setting.
+    """
+    if not isinstance(source, Source):
+        raise TypeError(
+            f"Epochs takes a source, got {source!r}. Make one of your data, such as coordinator.data.arrays(x, y)."
+        )
+    for name, number in sizes.items():
+        check_integer(name, number, minimum=1)
+    if shuffle is not None:
+        check_integer("shuffle", shuffle, minimum=0, maximum=2**63 - 1)
+        if source.is_sequential:
+            raise ValueError(f"{source!r} is read in order, so it cannot be shuffled: leave shuffle out.")
+    check_integer("prefetch", prefetch, minimum=0)
+    if prefetch and source.is_on_client:
+        raise ValueError(f"{source!r} is read by the client, ahead of the workers: leave prefetch out.")
+
+
+@dataclasses.dataclass(frozen=True)
+class EpochsState:
+    """The data and the settings that decide which examples a range has.
+
+    Attributes:
+      size: the number of examples.
+      digest: of the data.
+      batch_size, shuffle, batches_per_range, drop_remainder: see `Epochs`.
+      permutation: some values of the permutation that is used, which another release of TensorFlow might change.
+    """
+
+    size: int
+    digest: str
+    batch_size: int
+    shuffle: int | None
+    batches_per_range: int
+    drop_remainder: bool
+    permutation: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls, source: Source, batch_size: int, shuffle: int | None, batches_per_range: int, drop_remainder: bool
+    ) -> "EpochsState":
+        """Returns those of a source and settings."""
+        permutation = () if shuffle is None else fingerprint(shuffle)
+        return cls(source.size, source.digest, batch_size, shuffle, batches_per_range, drop_remainder, permutation)
+
+    def to_json(self, ledger: Ledger, waiting: Collection[int] = ()) -> str:
+        """Returns them with the ranges that are done, except those of which gradients wait for an update."""
+        below = min([ledger.below, *waiting])
+        return json.dumps(
+            {
+                "version": _VERSION,
+                **dataclasses.asdict(self),
+                "below": below,
+                "done": sorted({*range(below, ledger.below), *ledger.done}.difference(waiting)),
+                "skipped": sorted(ledger.skipped),
+            }
+        )
+
+    def from_json(self, text: Any) -> tuple[int, Sequence[int], Sequence[int]]:
+        """Returns the ranges that are done: all below a number, further ones; and which of them were skipped.
+
+        Raises:
+          ValueError: data or settings are others.
+        """
+        saved = json.loads(text if isinstance(text, str) else bytes(text))
+        if saved.get("version") != _VERSION:
+            raise ValueError(
+                f"The checkpoint has epochs of format {saved.get('version')}, and this release of coordinator reads "
+                f"format {_VERSION}: use the release that wrote it."
+            )
+        own = dataclasses.asdict(self) | {"permutation": list(self.permutation)}
+        differing = [name for name, value in own.items() if saved[name] != value]
+        if differing:
+            raise ValueError(_message(differing, saved, own))
+        return saved["below"], saved["done"], saved["skipped"]
+
+
+def _message(differing: Sequence[str], saved: dict[str, Any], own: dict[str, Any]) -> str:
+    if differing == ["permutation"]:
+        return (
+            "The checkpoint was written with a release of TensorFlow that shuffles in another way, so its epoch cannot "
+            "be continued. Continue with that release until the epochs are done."
+        )
+    names = {"size": "the number of examples", "digest": "the content of the data"}
+    parts = [
+        names[name] if name == "digest" else f"{names.get(name, name)} ({saved[name]} then, {own[name]} now)"
+        for name in differing
+        if name != "permutation"
+    ]
+    return (
+        f"The epochs in the checkpoint are of other data or settings; these differ: {', '.join(parts)}. Continue with "
+        "those of then, or leave the epochs out of the tf.train.Checkpoint to begin with the first example."
+    )
+
 
 _logger = logging.getLogger("coordinator")
 

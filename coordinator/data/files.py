@@ -7,17 +7,23 @@ Files of the worker's own file system are mapped into its memory: a part of one 
 costs a tenth of opening the file again, wherever it is. Files of others (`gs://...`) are opened for each part.
 """
 
+import contextlib
+import hashlib
 import itertools
+import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+import struct
+import uuid
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from coordinator.data.source import IN_ORDER, digest_of
-from coordinator.data.worker_arrays import WorkerArrays
+from coordinator.data.arrays import WorkerArrays, arrays
+from coordinator.data.source import IN_ORDER, Source, digest_of
 from coordinator.paths import is_url, path_text
 
 # In bytes: what a worker reads at a time, and what the digest has of a file.
@@ -251,3 +257,355 @@ def _read_bytes(path: Any, begin: Any, end: Any, size: Any) -> Any:
         compression_type="",
     )
     return tf.raw_ops.DatasetToSingleElement(dataset=part, output_types=[tf.string], output_shapes=[[]])[0]
+
+
+_logger = logging.getLogger("coordinator")
+
+_CHECKSUM_BYTES = 16
+
+
+class FramedSource(Source):
+    """A source of examples of different sizes in files, which the workers read.
+
+    The index, 8 bytes for each example, is kept in a file beside each file, and in the memory of each worker. It is a
+    cache: unless it is whole, and was made of the present file, it is made again.
+
+    Args:
+      paths: of the files.
+      name: of the function that was given them, for messages.
+      parse: takes a vector of serialized examples, returns a structure of tensors; None returns the vector.
+    """
+
+    mixes_all = False
+    # Whether an index could not be kept, which is tried and logged once.
+    _is_index_unkept = False
+
+    def __init__(self, paths: Any, name: str, parse: Callable[[Any], Any] | None) -> None:
+        self._name = name
+        self._parse = parse
+        given = checked_paths(paths, name)
+        # Where each example of a file begins, and the end of the last one.
+        starts = [self._index(path) for path in given]
+        counts = [len(each) - 1 for each in starts]
+        self.size = sum(counts)
+        if not self.size:
+            raise ValueError(f"{name} was given files without examples: {', '.join(given[:3])}.")
+        self.digest = digest_of_files(given, counts)
+        # Without those that have no examples: no bytes can be read of them.
+        self._paths = [path for path, count in zip(given, counts, strict=True) if count]
+        self._parts = FileParts(self._paths, [count for count in counts if count])
+        self._on_workers = WorkerArrays([concatenated([each for each in starts if len(each) > 1])])
+
+    @abstractmethod
+    def _starts(self, path: str) -> np.ndarray[Any, Any]:
+        """Returns where each example of a file begins, and the end of the last one, in bytes."""
+
+    def _examples(self, starts: Any, maps: Sequence[Any], start: Any, count: Any) -> Any:
+        """Reads `count` examples from number `start` of all files on, as a string vector.
+
+        Args:
+          starts: where each example begins in its file: of each file one more than it has examples.
+          maps: see `FileParts.read`.
+          start: an int64 scalar.
+          count: likewise.
+        """
+        numbers = start + tf.range(count)
+        # Each file has one start more than examples.
+        places = numbers + self._parts.files_of(numbers)
+        sizes = tf.gather(starts, places + 1) - tf.gather(starts, places)
+        data = self._parts.read(maps, start, start + count - 1, lambda file, numbers: tf.gather(starts, numbers + file))
+        return self._unframed(data, tf.cumsum(sizes, exclusive=True), sizes)
+
+    @abstractmethod
+    def _unframed(self, data: Any, begins: Any, sizes: Any) -> Any:
+        """Returns the examples in some bytes, a string vector.
+
+        Args:
+          data: the bytes, a string scalar.
+          begins: where each example begins in them, an int64 vector.
+          sizes: how many it has, likewise.
+        """
+
+    def prepare(self, strategy: Any) -> None:
+        """Gives each worker the index, and has it map the files, when it first reads."""
+        self._on_workers.prepare(strategy)
+        self._parts.prepare(strategy)
+
+    def read_range(self, positions: Any) -> Any:
+        """See `Source.read_range`."""
+        given = self._on_workers.read()[0], *self._parts.maps()
+        examples = as_one_operation(self._serialized, tf.cast(positions, tf.int64), *given)
+        return examples if self._parse is None else self._parse(examples)
+
+    def _serialized(self, positions: Any, starts: Any, *maps: Any) -> Any:
+        _, start, count, _, _ = tf.unstack(positions, num=5)
+        # Before they are parsed, since a string is moved without a copy.
+        return shuffled_rows(self._examples(starts, maps, start, count), positions)
+
+    def _index(self, path: str) -> np.ndarray[Any, Any]:
+        """Returns the starts that were kept beside a file, or finds and keeps them."""
+        written = written_ns(path)
+        state = f"{self._name} {file_size(path)} {written}"
+        # Without the time of the last change, a changed file of the same size would not be noticed.
+        beside = index_path(path, self._name) if written else None
+        starts = None if beside is None else _kept_index(beside, state)
+        if starts is None:
+            starts = np.asarray(self._starts(path), np.int64)
+            if beside is not None and not self._is_index_unkept:
+                self._is_index_unkept = not _keep_index(beside, state, starts)
+        return starts
+
+    def __repr__(self) -> str:
+        return f"<coordinator.data.{self._name}: {self.size} examples in {len(self._paths)} files>"
+
+
+def _kept_index(beside: str, state: str) -> np.ndarray[Any, Any] | None:
+    """Returns the starts in an index; None if it is not whole, or was made of another state of the data file."""
+    try:
+        with tf.io.gfile.GFile(beside, "rb") as file:
+            kept = np.load(file, allow_pickle=False)
+    except Exception:  # noqa: BLE001 - NumPy raises anything for a damaged file
+        return None
+    if not isinstance(kept, np.ndarray) or kept.ndim != 1 or kept.dtype != np.int64:
+        return None
+    starts = kept[_CHECKSUM_BYTES // 8 :]
+    return starts if np.array_equal(kept, _with_checksum(state, starts)) else None
+
+
+def _keep_index(beside: str, state: str, starts: np.ndarray[Any, Any]) -> bool:
+    """Writes the starts to a file, in one step; returns whether that succeeded, and logs it otherwise."""
+    # The number of a process is not unique: it is 1 in every container.
+    draft = f"{beside}.{uuid.uuid4().hex}.tmp"
+    try:
+        with tf.io.gfile.GFile(draft, "wb") as file:
+            np.save(file, _with_checksum(state, starts))
+        tf.io.gfile.rename(draft, beside, overwrite=True)
+    except (OSError, tf.errors.OpError) as error:
+        _logger.info("Indexes such as %s are not kept for the next time: %s", beside, error)
+        with contextlib.suppress(OSError, tf.errors.OpError):
+            tf.io.gfile.remove(draft)
+        return False
+    return True
+
+
+def _with_checksum(state: str, starts: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Returns the content of an index: a checksum of the state of the data file and of the starts, then the starts."""
+    checksum = hashlib.blake2b(state.encode() + starts.tobytes(), digest_size=_CHECKSUM_BYTES).digest()
+    return np.concatenate([np.frombuffer(checksum, np.int64), starts])
+
+
+def read_blocks(path: str, size: int = 2**24) -> Iterator[bytes]:
+    """Yields the content of a file in blocks of bytes."""
+    with tf.io.gfile.GFile(path, "rb") as file:
+        while block := file.read(size):
+            yield block
+
+
+def lines(paths: Any, parse: Callable[[Any], Any] | None = None, skip: int = 0) -> Source:
+    """Returns a source of the lines of text files, which the workers read.
+
+    For CSV: `lines(paths, lambda lines: tf.io.decode_csv(lines, defaults), skip=1)`. An index of each file is written
+    beside it, if that is possible, and read the next time.
+
+    Args:
+      paths: of the files, which are not compressed. All workers must be able to read them.
+      parse: takes a vector of lines, without their ends, and returns a structure of tensors. None returns the vector.
+      skip: the number of lines at the beginning of each file to skip, such as headers.
+
+    Raises:
+      TypeError: `paths` is neither a path nor a sequence of paths.
+      ValueError: there are no lines.
+      FileNotFoundError: a file does not exist.
+    """
+    return _Lines(paths, parse, skip)
+
+
+class _Lines(FramedSource):
+    def __init__(self, paths: Any, parse: Callable[[Any], Any] | None, skip: int) -> None:
+        self._skip = skip
+        super().__init__(paths, f"lines-{skip}" if skip else "lines", parse)
+
+    def _starts(self, path: str) -> np.ndarray[Any, Any]:
+        size, begin, found = file_size(path), 0, [np.zeros(1, np.int64)]
+        for block in read_blocks(path):
+            found.append(begin + 1 + np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n")))
+            begin += len(block)
+        starts = np.concatenate(found)
+        if starts[-1] != size:
+            starts = np.append(starts, size)
+        return starts[min(self._skip, len(starts) - 1) :]
+
+    def _unframed(self, data: Any, begins: Any, sizes: Any) -> Any:
+        return tf.strings.regex_replace(tf.strings.substr(data, begins, sizes), "\r?\n$", "")
+
+
+# A record: its length in 8 bytes, a checksum in 4, the data, a checksum in 4.
+_HEADER, _FRAME = 12, 16
+_BLOCK = 2**24
+# What a worker reads at a time at most, in bytes.
+_STRINGS = {"output_types": [tf.string], "output_shapes": [[]]}
+_STRING_VECTOR = {"output_types": [tf.string], "output_shapes": [[None]]}
+
+
+def records(paths: Any, features: Mapping[str, Any] | Callable[[Any], Any] | None = None) -> Source:
+    """Returns a source of the records of TFRecord files, which the workers read.
+
+    An index of each file is written beside it, if that is possible, and read the next time. The checksums of the
+    records are not compared.
+
+    Args:
+      paths: of the files, which are not compressed. All workers must be able to read them.
+      features: for `tf.io.parse_example`; or a function that takes a vector of serialized records and returns a
+        structure of tensors. None returns the vector.
+
+    Raises:
+      TypeError: `paths` is neither a path nor a sequence of paths.
+      ValueError: a file is no TFRecord file, or is compressed.
+      FileNotFoundError: a file does not exist.
+    """
+    if features is None or callable(features):
+        return _Records(paths, "records", features)
+    return _Records(paths, "records", lambda serialized: tf.io.parse_example(serialized, features))
+
+
+class _Records(FramedSource):
+    def _starts(self, path: str) -> np.ndarray[Any, Any]:
+        size, starts = file_size(path), [0]
+        with tf.io.gfile.GFile(path, "rb") as file:
+            block, begin = b"", 0
+            while (start := starts[-1]) < size:
+                if start + _HEADER > begin + len(block):
+                    file.seek(start)
+                    block, begin = file.read(_BLOCK), start
+                if len(block) - (start - begin) < _HEADER:
+                    break
+                (length,) = struct.unpack_from("<Q", block, start - begin)
+                if start + length + _FRAME > size:
+                    break
+                starts.append(start + length + _FRAME)
+        if starts[-1] != size:
+            raise ValueError(
+                f"{path!r} is no TFRecord file, is compressed, or was cut off: what begins at byte {starts[-1]} is no "
+                "record."
+            )
+        return np.array(starts)
+
+    def _unframed(self, data: Any, begins: Any, sizes: Any) -> Any:
+        return tf.strings.substr(data, begins + _HEADER, sizes - _FRAME)
+
+    def _examples(self, starts: Any, maps: Sequence[Any], start: Any, count: Any) -> Any:
+        if self._parts.are_mapped:
+            return super()._examples(starts, maps, start, count)
+        # Elsewhere a file is read up to the part, unless it is known where its records begin.
+        ends = tf.stack([start, start + count - 1])
+        first, last = tf.unstack(self._parts.files_of(ends))
+        # Each file has one start more than records.
+        begin = tf.gather(starts, start + first)
+        end = tf.gather(starts, start + count + last)
+        found = tf.raw_ops.TFRecordDatasetV2(
+            filenames=tf.constant(self._paths)[first : last + 1],
+            compression_type="",
+            # No more than is wanted, if that is known.
+            buffer_size=tf.where(first == last, tf.clip_by_value(end - begin, 1, _BUFFER), _BUFFER),
+            byte_offsets=tf.concat([[begin], tf.zeros([last - first], tf.int64)], 0),
+        )
+        # As one element, which TensorFlow does not optimize: that fails for a dataset with offsets.
+        found = tf.raw_ops.TakeDataset(input_dataset=found, count=count, **_STRINGS)
+        found = tf.raw_ops.BatchDatasetV2(input_dataset=found, batch_size=count, drop_remainder=True, **_STRING_VECTOR)
+        return tf.raw_ops.DatasetToSingleElement(dataset=found, **_STRING_VECTOR)[0]
+
+
+# The size of a file's header in bytes, the dtype of its rows, and the shape of a row.
+_Header = tuple[int, np.dtype[Any], tuple[int, ...]]
+
+
+def rows(paths: Any, dtype: Any = None, shape: Sequence[int] | None = None) -> Source:
+    """Returns a source of the rows of files, which the workers read.
+
+    Args:
+      paths: of `.npy` files, as `np.save` writes them; or of files of nothing but rows, of `dtype` and `shape`. All
+        workers must be able to read them. A NumPy array is what `arrays` takes.
+      dtype: of the numbers, little-endian; not for `.npy` files, which say it.
+      shape: of a row; not for `.npy` files.
+
+    Raises:
+      TypeError, ValueError: the files are no such files, or not all alike.
+      FileNotFoundError: a file does not exist.
+    """
+    return arrays(paths) if isinstance(paths, np.ndarray) else _Rows(checked_paths(paths, "rows"), dtype, shape)
+
+
+class _Rows(Source):
+    mixes_all = False
+
+    def __init__(self, paths: Sequence[str], dtype: Any, shape: Sequence[int] | None) -> None:
+        if (dtype is None) != (shape is None):
+            raise ValueError("rows takes dtype and shape together, or neither for .npy files.")
+        headers: list[_Header] = [
+            _npy_header(path) if shape is None else (0, np.dtype(dtype), tuple(shape)) for path in paths
+        ]
+        _, self._dtype, self._shape = headers[0]
+        for path, (_, other_dtype, other_shape) in zip(paths, headers, strict=True):
+            if (other_dtype, other_shape) != (self._dtype, self._shape):
+                raise ValueError(
+                    f"The rows of {path!r} are of {other_dtype} {other_shape}, those of {paths[0]!r} of {self._dtype} "
+                    f"{self._shape}: use a source for each kind."
+                )
+        if self._dtype.hasobject or self._dtype.byteorder == ">" or self._dtype.kind not in "biufc":
+            raise ValueError(f"rows reads little-endian numbers, got {self._dtype}.")
+        self._width = int(np.prod(self._shape, dtype=np.int64)) * self._dtype.itemsize
+        self._headers = [header for header, _, _ in headers]
+        counts = [_count(path, header, self._width) for path, header in zip(paths, self._headers, strict=True)]
+        self._firsts = np.cumsum([0, *counts])
+        self.size = sum(counts)
+        self.digest = digest_of_files(paths, counts)
+        self._paths = paths
+        self._parts = FileParts(paths, counts)
+
+    def prepare(self, strategy: Any) -> None:
+        """Has each worker map the files, when it first reads."""
+        self._parts.prepare(strategy)
+
+    def read_range(self, positions: Any) -> Any:
+        """See `Source.read_range`."""
+        return as_one_operation(self._rows, tf.cast(positions, tf.int64), *self._parts.maps())
+
+    def _rows(self, positions: Any, *maps: Any) -> Any:
+        _, start, count, _, _ = tf.unstack(positions, num=5)
+        headers, firsts = tf.constant(self._headers, tf.int64), tf.constant(self._firsts, tf.int64)
+        data = self._parts.read(
+            maps, start, start + count - 1, lambda file, row: headers[file] + (row - firsts[file]) * self._width
+        )
+        if self._dtype == np.bool_:
+            numbers = tf.cast(tf.io.decode_raw(data, tf.uint8), tf.bool)
+        else:
+            numbers = tf.io.decode_raw(data, tf.as_dtype(self._dtype))
+        return shuffled_rows(tf.reshape(numbers, [-1, *self._shape]), positions)
+
+    def __repr__(self) -> str:
+        return f"<coordinator.data.files: {self.size} examples in {len(self._paths)} files>"
+
+
+def _count(path: str, header: int, width: int) -> int:
+    count, rest = divmod(file_size(path) - header, width)
+    if rest or not count:
+        raise ValueError(
+            f"{path!r} has {file_size(path) - header} bytes of rows, which is no positive multiple of {width}, the "
+            "size of a row: check dtype and shape."
+        )
+    return count
+
+
+def _npy_header(path: str) -> _Header:
+    with tf.io.gfile.GFile(path, "rb") as file:
+        try:
+            version = np.lib.format.read_magic(file)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, is_fortran, dtype = read(file)
+        except ValueError as error:
+            text = f"{path!r} is no .npy file ({error}): give dtype and shape if it has rows alone."
+            raise ValueError(text) from None
+        header = file.tell()
+    if is_fortran or not shape:
+        raise ValueError(f"{path!r} has no rows one behind the other: save np.ascontiguousarray(array).")
+    return header, dtype, shape[1:]

@@ -8,11 +8,23 @@ Ranges have the numbers 0, 1, 2, ... through all epochs. All ranges below a wate
 that memory is needed only for those in flight.
 
 A plain data structure without a lock or a call to other code.
+
+Ranges that were handed out and are not done: those without a function, and those whose function has failed.
+
+Plain data structures without a lock or a call to other code, to be used with the lock of the ledger held.
 """
 
 import dataclasses
 import heapq
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from coordinator.data.late_ranges import LateRange
+from coordinator.errors import ClosureCancelledError, ClosureQuarantined, ParameterServerLost, WorkerLost
+from coordinator.future import Future
 
 # How far above the first range that is not done ranges are handed out: what is known of single ranges, here and on the
 # parameter servers, stays this small although one of them may take very long.
@@ -196,3 +208,155 @@ class Ledger:
         while self.below in self.done:
             self.done.remove(self.below)
             self.below += 1
+
+
+# How many ranges may be handed out with which no function was scheduled yet.
+MOST_UNSCHEDULED = 1000
+
+
+class UnscheduledRanges:
+    """The ranges that a loop was given and with which no function was scheduled yet.
+
+    Args:
+      ledger: knows with which ranges functions were scheduled.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        # Some of them are scheduled by now: asking for each range would take longer.
+        self._numbers: dict[int, None] = {}
+
+    def add(self, number: int) -> None:
+        """Adds a range that is handed out."""
+        self._numbers[number] = None
+
+    @property
+    def may_be_too_many(self) -> bool:
+        """Whether `check` must be called before another one is added."""
+        return len(self._numbers) >= MOST_UNSCHEDULED
+
+    def check(self) -> None:
+        """Forgets those that were scheduled.
+
+        Raises:
+          RuntimeError: there are too many others, or any when no range is left to hand out.
+        """
+        ledger = self._ledger
+        if not self.may_be_too_many and ledger.has_next():
+            return
+        self._numbers = {number: None for number in self._numbers if ledger.is_unscheduled(number)}
+        if self.may_be_too_many or (self._numbers and not ledger.has_next()):
+            shown = ", ".join(map(str, list(self._numbers)[:10])) + (", ..." if len(self._numbers) > 10 else "")
+            raise RuntimeError(
+                f"{len(self._numbers)} ranges were handed out, and no function was scheduled with them: {shown}. In "
+                "the loop over epochs.on(strategy), call strategy.schedule(step, args=(positions,)) with the vector "
+                "itself."
+            )
+
+    def give_back(self) -> None:
+        """Gives all of them back."""
+        for number in self._numbers:
+            if self._ledger.is_unscheduled(number):
+                self._ledger.give_back(number)
+
+
+class FailedRanges:
+    """Counts the failures of ranges, and keeps the error that the loop over them is to raise.
+
+    A range whose function has failed is handed out again, its error is raised, or it is skipped.
+
+    Args:
+      ledger: of the ranges.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._error: BaseException | None = None
+        self._failures: dict[int, int] = {}
+        self._most: int | None = None
+        self._strategy_raises = True
+
+    def begin(self, *, most: int | None, strategy_raises: bool) -> None:
+        """Begins a loop over the ranges.
+
+        Args:
+          most: a range is skipped after this number of failures; None raises the first error.
+          strategy_raises: whether the strategy raises the errors of functions.
+        """
+        self._most = most
+        self._strategy_raises = strategy_raises
+
+    @property
+    def has_error(self) -> bool:
+        """Whether `raise_error` raises one."""
+        return self._error is not None
+
+    def raise_error(self) -> None:
+        """Raises the error of a function that the strategy does not raise."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def forget(self, number: int) -> None:
+        """Records that a function with a range has finished; others may still run."""
+        if self._ledger.is_done(number):
+            self._failures.pop(number, None)
+
+    def settle(self, number: int, error: BaseException | None) -> bool:
+        """Gives a range back, or skips it; returns whether it is skipped.
+
+        Args:
+          number: of the range.
+          error: of its function; None if that was cancelled.
+        """
+        if error is None or isinstance(error, ClosureCancelledError | ParameterServerLost):
+            self._ledger.give_back(number)
+            return False
+        self._failures[number] = failures = self._failures.get(number, 0) + 1
+        if self._most is None:
+            self._ledger.give_back(number)
+            if not self._strategy_raises or isinstance(error, ClosureQuarantined | WorkerLost):
+                # The strategy does not raise it, or raises it only when nothing is scheduled any more.
+                self._error = self._error or error
+        elif failures >= self._most or isinstance(error, ClosureQuarantined):
+            del self._failures[number]
+            self._ledger.skip(number)
+            return True
+        else:
+            self._ledger.give_back(number)
+        return False
+
+
+class PositionRange(np.ndarray[Any, np.dtype[np.int64]]):
+    """An int64 vector that names a range of examples.
+
+    It is an argument like any other array: it travels in one message, and functions that take one are fused. Arrays
+    that are made from it, such as slices, are not followed.
+
+    Attributes:
+      number: of the range in all epochs.
+      follower: called with it and the future of each function that is scheduled with it, before that can run.
+    """
+
+    number: int
+    follower: Callable[["PositionRange", Future], None] | None = None
+
+    def follow(self, future: Future) -> None:
+        """Records that a function is scheduled with it."""
+        if self.follower is not None:
+            self.follower(self, future)
+
+
+_KINDS = frozenset({PositionRange, LateRange})
+
+
+def position_ranges(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[PositionRange | LateRange]:
+    """Returns the ranges among the arguments of a function, also inside of structures."""
+    found = []
+    for value in (*args, *kwargs.values()):
+        kind = type(value)
+        if kind in _KINDS:
+            found.append(value)
+        elif kind in (tuple, list, dict):
+            found += [leaf for leaf in tf.nest.flatten(value) if type(leaf) in _KINDS]
+    return found

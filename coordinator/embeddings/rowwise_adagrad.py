@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-from coordinator.ps_strategy.keras.internals.parts import variable_of
+from coordinator.ps_strategy.keras.internals.optimizers import variable_of
 
 
 @keras.saving.register_keras_serializable("coordinator")

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from coordinator.ps_strategy.tensorflow_internals.mutable_tables import create_mutable_table
-from coordinator.ps_strategy.tensorflow_internals.server_mutex import ServerMutex, client_may_call, operations_added
+from coordinator.ps_strategy.tensorflow_internals.handles import create_mutable_table
+from coordinator.ps_strategy.tensorflow_internals.shared_variable import ServerMutex, client_may_call, operations_added
 
 # The positions of `counts`. Rows below `USED` are in use or free; `CLOCK` counts pushes; `CHANGES` grows when rows that
 # the index has are changed or freed, and is odd meanwhile; `NEXT_WAITING` is the number of keys that have ever waited;

@@ -5,9 +5,23 @@ table.lookup(keys)     -->  its keys     finds their rows, and creates those of 
                        <--  rows
 table.apply_gradients  -->  its keys     updates the rows that these keys have now
                             and rows
+
+Where the parts of a table are: on the parameter servers of a strategy, or in this process.
+
+A table in one process is for what needs no cluster: predictions, evaluation beside training, a notebook, tests. It
+reads the checkpoints of the same table on servers, and the servers read its own.
+
+How much memory the servers' machines have, so that a table which cannot fit is refused before it fills them.
+
+Linux promises more memory than there is, and kills a process that uses what it was promised.
 """
 
+import collections
+import contextlib
 import dataclasses
+import functools
+import itertools
+import uuid
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,22 +29,253 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from coordinator.embeddings.accumulated_rows import AccumulatedGradient
-from coordinator.embeddings.admission import EVERY_KEY, Admission
-from coordinator.embeddings.eviction import Eviction, OlderThan, SmallerThan
-from coordinator.embeddings.initializers import Uniform
-from coordinator.embeddings.keys import as_integers, bucket_of, capacities, server_of
-from coordinator.embeddings.server_memory import check_fits
-from coordinator.embeddings.shard_storage import ADMITTED, CLOCK, DROPPED, EVICTED, REFUSED, WAITING
+from coordinator.embeddings.shard_storage import ADMITTED, CLOCK, DROPPED, EVICTED, REFUSED, WAITING, ShardStorage
 from coordinator.embeddings.table_checkpoint import TableCheckpoint
-from coordinator.embeddings.table_place import TablePlace
-from coordinator.embeddings.table_settings import TableSettings
+from coordinator.embeddings.table_settings import (
+    EVERY_KEY,
+    Admission,
+    Eviction,
+    OlderThan,
+    SmallerThan,
+    TableSettings,
+    Uniform,
+    as_integers,
+    bucket_of,
+    capacities,
+    server_of,
+)
 from coordinator.embeddings.table_shard import TableShard
 from coordinator.paths import checkpoint_path
 from coordinator.ps_strategy.keras.internals.optimizers import without_repeats
-from coordinator.ps_strategy.tensorflow_internals.checkpoint_savers import SelfSaved, SelfSaving, merged
-from coordinator.ps_strategy.tensorflow_internals.replica_threads import alone
-from coordinator.ps_strategy.tensorflow_internals.table_variable import TableVariable
+from coordinator.ps_strategy.keras.internals.row_updates import table_updates
+from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
+from coordinator.ps_strategy.recovery.variable_store import Recovered
+from coordinator.ps_strategy.tensorflow_internals.checkpoint_savers import (
+    SelfSaved,
+    SelfSaving,
+    merged,
+    savers_replaced,
+)
+from coordinator.ps_strategy.tensorflow_internals.process import current_server_def
+from coordinator.ps_strategy.tensorflow_internals.replicas import alone
+from coordinator.ps_strategy.tensorflow_internals.unstored_variable import TableVariable
+
+_NUMBERS = itertools.count()
+# What a strategy replaces while it is open, for tables; as long as the process.
+_REPLACED = contextlib.ExitStack()
+
+
+@dataclasses.dataclass(frozen=True)
+class TablePlace:
+    """The devices of a table's parts.
+
+    Attributes:
+      devices: a CPU for each part.
+      number: unique among the tables of the same devices.
+      refuse_closed: raises `StrategyClosedError`, which says what was called, if the strategy is closed.
+      add_recovered: see `VariableStore`.
+    """
+
+    devices: Sequence[str]
+    number: int
+    refuse_closed: Callable[[str], None]
+    add_recovered: Callable[[Recovered], None]
+
+    @classmethod
+    def of_scope(cls) -> "TablePlace":
+        """Returns the place of a table that is created now.
+
+        Raises:
+          RuntimeError: in the scope of another strategy, or outside of the scope while a strategy is open.
+        """
+        strategy: Any = tf.distribute.get_strategy()
+        if isinstance(strategy, ParameterServerStrategy):
+            services = strategy.extended.services
+            number, devices = next(services.unique_numbers), strategy.extended.parameter_devices
+            return cls(devices, number, services.refuse_closed, services.variables.add_recovered)
+        definition = current_server_def()
+        if tf.distribute.has_strategy() or (definition is not None and len(definition.cluster.job) > 1):
+            raise RuntimeError(
+                "A table is created inside strategy.scope() of a coordinator.ParameterServerStrategy, or in a process "
+                "that has no strategy."
+            )
+        number = next(_NUMBERS)
+        if number == 0:
+            _REPLACED.enter_context(savers_replaced(_NoLargeVariables()))
+            _REPLACED.enter_context(table_updates())
+        with tf.init_scope(), tf.device("/device:CPU:0"):
+            device: str = tf.zeros([]).device
+        return cls((device,), number, lambda _: None, lambda _: None)
+
+
+class _NoLargeVariables:
+    """Leaves all variables to TensorFlow; see `LargeVariables`."""
+
+    def to_write(self, *_: Any) -> Sequence[Any]:
+        """Returns none."""
+        return ()
+
+    to_read = write = to_write
+
+    def read(self, *_: Any) -> None:
+        """Reads nothing."""
+
+
+_GIGABYTE = 1e9
+
+
+def check_fits(table: str, needed: Sequence[int], devices: Sequence[str]) -> None:
+    """Raises ValueError if the memory of servers does not suffice for a table.
+
+    Args:
+      table: its name.
+      needed: bytes on each server, when the table is full.
+      devices: of the servers' CPUs.
+    """
+    # By machine, as several servers may be on one.
+    machines: collections.Counter[bytes] = collections.Counter()
+    for size, device in zip(needed, devices, strict=True):
+        limit = _number(_first_line(device, "/sys/fs/cgroup/memory.max"))
+        if limit is not None and size > limit:
+            raise _too_large(table, size, device, limit)
+        machine = _first_line(device, "/proc/sys/kernel/random/boot_id") or device.encode()
+        machines[machine] += size
+        together, memory = machines[machine], _number(_first_line(device, "/proc/meminfo"), factor=1024)
+        if memory is not None and together > memory:
+            raise _too_large(table, together, f"the machine of {device}", memory)
+
+
+def _too_large(table: str, size: int, place: str, memory: int) -> ValueError:
+    return ValueError(
+        f"The table {table!r} does not fit: when it is full, it takes {size / _GIGABYTE:.1f} GB on {place}, which has "
+        f"{memory / _GIGABYTE:.1f} GB. Use a smaller capacity or dim, an optimizer with less state, or more parameter "
+        "servers."
+    )
+
+
+def _number(line: bytes | None, factor: int = 1) -> int | None:
+    """Returns the first number in a line, such as that of "MemTotal: 24 kB"; None if there is none, as in "max"."""
+    numbers = [word for word in (line or b"").split() if word.isdigit()]
+    return int(numbers[0]) * factor if numbers else None
+
+
+def _first_line(device: str, path: str) -> bytes | None:
+    """Returns the first line of a file of a server's machine, or of this one; None if there is no such file."""
+    try:
+        if tf.DeviceSpec.from_string(device).job != "ps":
+            with open(path, "rb") as file:
+                return file.readline()
+        with tf.device(device):
+            # Reading a file that does not exist, TensorFlow would log an error that looks like one of the training's.
+            if not tf.io.matching_files(path).shape[0]:
+                return None
+            line: bytes = _read(tf.constant(path)).numpy()
+    except (OSError, tf.errors.NotFoundError, tf.errors.PermissionDeniedError):
+        return None
+    return line
+
+
+@tf.function(autograph=False, input_signature=[tf.TensorSpec([], tf.string)])
+def _read(path: Any) -> Any:
+    # Not `tf.io.read_file`, which finds files of the kernel empty, as they have no size.
+    types = {"output_types": [tf.string], "output_shapes": [[]]}
+    none, one = tf.constant(""), tf.constant(1, tf.int64)
+    lines = tf.raw_ops.TextLineDataset(filenames=path, compression_type=none, buffer_size=tf.constant(4096, tf.int64))
+    first = tf.raw_ops.TakeDataset(input_dataset=lines, count=one, **types)
+    return tf.raw_ops.DatasetToSingleElement(dataset=first, **types)[0]
+
+
+class AccumulatedGradient:
+    """Gradients of a table, which an optimizer takes after some steps. They are in no checkpoint.
+
+    Args:
+      storages: of the table, by parameter server.
+      divided: returns the keys that each server has, and their places among all.
+      shape: of the table.
+    """
+
+    def __init__(self, storages: Sequence[ShardStorage], divided: Callable[[Any], Any], shape: Sequence[int]) -> None:
+        self._parts = [AccumulatedRows(storage) for storage in storages]
+        self._divided = divided
+        self._shape = list(shape)
+
+    def add(self, gradient: tf.IndexedSlices) -> None:
+        """Keeps a gradient, whose indices are keys."""
+        keys, places = self._divided(gradient.indices)
+        for part, mine, place in zip(self._parts, keys, places, strict=True):
+            part.add(mine, tf.gather(gradient.values, place))
+
+    def take(self) -> tf.IndexedSlices:
+        """Returns the sum of all gradients since the last call, in which keys may occur several times."""
+        keys, rows = zip(*[part.take() for part in self._parts], strict=True)
+        return tf.IndexedSlices(tf.concat(rows, 0), tf.concat(keys, 0), tf.constant(self._shape, tf.int64))
+
+    def discard(self) -> None:
+        """Forgets all gradients since the last `take`; called on the client."""
+        for part in self._parts:
+            part.take()
+
+
+class AccumulatedRows:
+    """The rows of gradients of one shard, with their keys, one after the other, on its server.
+
+    They are in resources that are looked up by name at each use, as the mutex is, so that they exist, empty, on a
+    restarted server too. A `tf.Variable` must have a known shape: a worker that is given a handle of another one dies
+    (`Check failed` in `RemoteMgr::DeserializeRemoteTensorHandle`, TensorFlow 2.21).
+
+    Args:
+      storage: of the shard; its mutex is held for every change.
+    """
+
+    def __init__(self, storage: ShardStorage) -> None:
+        self._storage = storage
+        # Other than those of any other client of the server.
+        self._name = f"coordinator/embeddings/{uuid.uuid4().hex}"
+        keys, rows = tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, storage.dim], tf.float32)
+        self._specs = {"keys": keys, "rows": rows}
+        self._add = tf.function(self._append, input_signature=[keys, rows], autograph=False)
+        self._take_all = tf.function(self._take, input_signature=[], autograph=False)
+
+    def add(self, keys: Any, gradient: Any) -> None:
+        """Keeps the rows of a gradient."""
+        with tf.device(self._storage.device):
+            self._add(keys, gradient)
+
+    def take(self) -> tuple[Any, Any]:
+        """Returns all keys, which may occur several times, and their rows; nothing is kept."""
+        with tf.device(self._storage.device):
+            keys, rows = self._take_all()
+        return keys, rows
+
+    def _append(self, keys: Any, gradient: Any) -> Any:
+        with self._storage.mutex.hold([keys, gradient]):
+            for handle, kept, added in zip(*self._read(), (keys, gradient), strict=True):
+                tf.raw_ops.AssignVariableOp(resource=handle, value=tf.concat([kept, added], 0))
+        return tf.constant(0)
+
+    def _take(self) -> tuple[Any, Any]:
+        with self._storage.mutex.hold():
+            handles, (keys, rows) = self._read()
+            with tf.control_dependencies([keys, rows]):
+                for handle, kept in zip(handles, (keys, rows), strict=True):
+                    tf.raw_ops.AssignVariableOp(resource=handle, value=kept[:0])
+        return keys, rows
+
+    def _read(self) -> tuple[list[Any], list[Any]]:
+        """Returns the handles of the keys and rows, and their values."""
+        handles, values = [], []
+        for name, spec in self._specs.items():
+            unknown = tf.TensorShape(None)
+            handle = tf.raw_ops.VarHandleOp(dtype=spec.dtype, shape=unknown, shared_name=f"{self._name}/{name}")
+            value = tf.cond(
+                tf.raw_ops.VarIsInitializedOp(resource=handle),
+                functools.partial(tf.raw_ops.ReadVariableOp, resource=handle, dtype=spec.dtype),
+                functools.partial(tf.zeros, [0, *spec.shape[1:]], spec.dtype),
+            )
+            handles.append(handle)
+            values.append(tf.ensure_shape(value, spec.shape))
+        return handles, values
+
 
 # The name of what a delta has.
 _DELTA = "delta"

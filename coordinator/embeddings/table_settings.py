@@ -1,19 +1,275 @@
-"""What a table is created with, checked, and how gradients change its rows."""
+"""What a table is created with, checked, and how gradients change its rows.
+
+Initial rows of tables, as pure functions of the key.
+
+So a key gets the same row in whatever order keys come, on however many servers, and again after it was evicted. An
+initializer is a function `(keys, dim)` that takes int64 keys [n] and returns float32 rows [n, dim]; any such function
+of TensorFlow operations will do.
+"""
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
-from coordinator.embeddings.admission import Admission, MinCount, Probability
-from coordinator.embeddings.eviction import Eviction, OlderThan, SmallerThan
 from coordinator.embeddings.shard_storage import ShardStorage
-from coordinator.ps_strategy.keras.internals.optimizers import is_optimizer
-from coordinator.ps_strategy.keras.internals.row_optimizer import RowOptimizer
-from coordinator.ps_strategy.keras.internals.stand_ins import Rows
-from coordinator.setting_checks import check_integer, check_number
+from coordinator.options import check_integer, check_number
+from coordinator.ps_strategy.keras.internals.optimizers import Rows, is_optimizer
+from coordinator.ps_strategy.keras.internals.row_updates import RowOptimizer
+
+# Each key belongs to one of these, whatever the number of servers is. A server has a range of them.
+BUCKETS = 1024
+_BUCKET_BITS = 10
+
+# Of splitmix64 (Steele, Lea, Flood 2014), as signed numbers.
+_MULTIPLIERS = np.int64(-4658895280553007687), np.int64(-7723592293110705685)
+_INCREMENT = np.int64(-7046029254386353131)
+# Any number: it separates the hash of strings from those of other programs.
+_STRING_HASH_KEY = [0x636F6F7264696E61, 0x746F722F6B657973]
+
+
+def as_integers(keys: Any) -> Any:
+    """Returns keys as int64, of the same shape.
+
+    Strings are hashed to 63 bits, by SipHash; of n strings, about n * n / 2**64 pairs get the same number.
+
+    Raises:
+      TypeError: they are neither integers nor strings.
+    """
+    keys = tf.convert_to_tensor(keys)
+    if keys.dtype == tf.string:
+        return tf.strings.to_hash_bucket_strong(keys, 2**63 - 1, _STRING_HASH_KEY)
+    if not keys.dtype.is_integer:
+        raise TypeError(f"Keys of a table are integers or strings, got {keys.dtype.name}.")
+    return tf.cast(keys, tf.int64)
+
+
+def mixed(keys: Any) -> Any:
+    """Returns numbers that depend on all bits of the keys, by splitmix64; int64, of the same shape."""
+    keys = _xor_shift(keys + _INCREMENT, 30) * _MULTIPLIERS[0]
+    keys = _xor_shift(keys, 27) * _MULTIPLIERS[1]
+    return _xor_shift(keys, 31)
+
+
+def uniform_bits(keys: Any, columns: int, seed: int) -> Any:
+    """Returns random numbers that are a function of the key, the column and the seed alone, uint64 [n, columns]."""
+    # As splitmix64 draws from the state that a key sets: each number mixes the state after one more increment.
+    start = mixed(keys + np.int64(seed))
+    steps = np.arange(columns, dtype=np.int64)
+    with np.errstate(over="ignore"):
+        steps = steps * _INCREMENT
+    return tf.bitcast(mixed(start[:, tf.newaxis] + steps), tf.uint64)
+
+
+def bucket_of(keys: Any) -> Any:
+    """Returns the bucket of each key, int32."""
+    return tf.cast(_right_shift(mixed(keys), 64 - _BUCKET_BITS), tf.int32)
+
+
+def hash_position(keys: Any) -> Any:
+    """Returns numbers whose order is that of the buckets, and so of the servers; int64, another one for each key."""
+    return tf.bitwise.bitwise_xor(mixed(keys), tf.int64.min)
+
+
+def in_hash_order(keys: Any) -> Any:
+    """Returns the keys [n] sorted by `hash_position`, each once."""
+    keys = tf.gather(keys, tf.argsort(hash_position(keys)))
+    is_first = tf.concat([tf.ones([tf.minimum(tf.size(keys), 1)], tf.bool), keys[1:] != keys[:-1]], 0)
+    return tf.boolean_mask(keys, is_first)
+
+
+def server_of(buckets: Any, servers: int) -> Any:
+    """Returns which of the servers has each bucket: the first range of buckets is the first server's."""
+    return buckets * servers // BUCKETS
+
+
+def capacities(capacity: int, servers: int) -> list[int]:
+    """Divides a number of rows by the number of buckets that each server has, rounded up."""
+    owned = np.bincount(np.arange(BUCKETS) * servers // BUCKETS, minlength=servers)
+    return [int(-(-capacity * int(buckets) // BUCKETS)) for buckets in owned]
+
+
+def _right_shift(numbers: Any, bits: int) -> Any:
+    shifted = tf.bitwise.right_shift(tf.bitcast(numbers, tf.uint64), tf.constant(bits, tf.uint64))
+    return tf.bitcast(shifted, tf.int64)
+
+
+def _xor_shift(numbers: Any, bits: int) -> Any:
+    return tf.bitwise.bitwise_xor(numbers, _right_shift(numbers, bits))
+
+
+@dataclasses.dataclass(frozen=True)
+class MinCount:
+    """Admits a key when it is looked up in training for the n-th time.
+
+    A look-up counts each of its keys once. The servers keep counts for as many pending keys as the table may have rows;
+    beyond that, the oldest are dropped.
+
+    Args:
+      n: at least 1.
+    """
+
+    n: int
+
+    def __post_init__(self) -> None:
+        check_integer("n", self.n, 1)
+
+    @property
+    def counts(self) -> bool:
+        """Whether keys that wait are counted."""
+        return self.n > 1
+
+    def admits(self, times: Any) -> Any:
+        """Returns which keys are admitted, bool.
+
+        Args:
+          times: how often each was looked up before, int64 [n].
+        """
+        return times + 1 >= self.n
+
+
+@dataclasses.dataclass(frozen=True)
+class Probability:
+    """Admits a key with a probability each time that it is looked up in training.
+
+    Nothing is kept of keys that are not admitted. On average, a key is admitted at the 1/p-th time.
+
+    Args:
+      p: more than 0, at most 1.
+    """
+
+    p: float
+
+    def __post_init__(self) -> None:
+        check_number("p", self.p, above=0, maximum=1)
+
+    counts = False
+
+    def admits(self, times: Any) -> Any:
+        """Returns which keys are admitted, bool; see `MinCount.admits`."""
+        # Without seeds, so that the steps of a fused call draw different numbers.
+        return tf.raw_ops.RandomUniform(shape=tf.shape(times), dtype=tf.float32, seed=0, seed2=0) < self.p
+
+
+Admission = MinCount | Probability
+EVERY_KEY = MinCount(1)
+
+
+@dataclasses.dataclass(frozen=True)
+class OlderThan:
+    """Evicts rows that have had no gradient in the last `steps` steps of the table.
+
+    Args:
+      steps: calls of `apply_gradients`, of all workers together; at least 1.
+    """
+
+    steps: int
+
+    def __post_init__(self) -> None:
+        check_integer("steps", self.steps, 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class SmallerThan:
+    """Evicts rows whose Euclidean norm is below `norm`.
+
+    Args:
+      norm: positive. New rows have the norm that the initializer gives them.
+    """
+
+    norm: float
+
+    def __post_init__(self) -> None:
+        check_number("norm", self.norm, above=0)
+
+
+Eviction = OlderThan | SmallerThan
+
+
+def evicted(policies: Sequence[Eviction], rows: Callable[[], Any], ages: Any) -> Any:
+    """Returns which rows at least one of the policies evicts, bool [n].
+
+    Args:
+      policies: any number.
+      rows: returns the rows, float [n, dim]; called if a policy needs them.
+      ages: the steps since the last gradient of each row, int64 [n].
+    """
+    found = tf.zeros(tf.shape(ages), tf.bool)
+    for policy in policies:
+        found |= ages > policy.steps if isinstance(policy, OlderThan) else tf.norm(rows(), axis=1) < policy.norm
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Uniform:
+    """Rows of numbers that are uniformly distributed between -`scale` and `scale`.
+
+    Args:
+      scale: positive.
+      seed: another seed gives other rows; an integer of 64 bits.
+    """
+
+    scale: float = 0.05
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_number("scale", self.scale, above=0)
+        _check_seed(self.seed)
+
+    def __call__(self, keys: Any, dim: int) -> Any:
+        """Returns the initial rows of keys, float32 [n, dim]."""
+        return (_unit_interval(uniform_bits(keys, dim, self.seed)) * 2.0 - 1.0) * self.scale
+
+
+@dataclasses.dataclass(frozen=True)
+class Normal:
+    """Rows of numbers that are normally distributed around zero.
+
+    Args:
+      stddev: the standard deviation; positive.
+      seed: another seed gives other rows; an integer of 64 bits.
+    """
+
+    stddev: float = 0.05
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_number("stddev", self.stddev, above=0)
+        _check_seed(self.seed)
+
+    def __call__(self, keys: Any, dim: int) -> Any:
+        """Returns the initial rows of keys, float32 [n, dim]."""
+        numbers = _unit_interval(uniform_bits(keys, 2 * dim, self.seed))
+        # Box and Muller (1958). No number is 0, so that the logarithm is finite.
+        radius = tf.sqrt(-2.0 * tf.math.log(numbers[:, :dim]))
+        return radius * tf.cos(2.0 * math.pi * numbers[:, dim:]) * self.stddev
+
+
+@dataclasses.dataclass(frozen=True)
+class Constant:
+    """Rows of which each number is `value`."""
+
+    value: float = 0.0
+
+    def __call__(self, keys: Any, dim: int) -> Any:
+        """Returns the initial rows of keys, float32 [n, dim]."""
+        return tf.fill([tf.size(keys), dim], tf.constant(self.value, tf.float32))
+
+
+def _check_seed(seed: Any) -> None:
+    check_integer("seed", seed, minimum=-(2**63), maximum=2**63 - 1)
+
+
+def _unit_interval(bits: Any) -> Any:
+    """Returns numbers between 0 and 1, both excluded, float32, from the 23 highest bits."""
+    # With 24, the sum would be rounded.
+    highest = tf.bitwise.right_shift(bits, tf.constant(41, tf.uint64))
+    return (tf.cast(tf.bitcast(highest, tf.int64), tf.float32) + 0.5) * 2.0**-23
+
 
 _WHEN_FULL = ("evict_oldest", "default_row", "error")
 

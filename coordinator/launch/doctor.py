@@ -20,11 +20,9 @@ import psutil
 from coordinator.addresses import check_port_is_free, parse_address
 from coordinator.errors import LaunchError
 from coordinator.heartbeat.listening import listen_only_at
-from coordinator.heartbeat.obstacle import find_obstacles
-from coordinator.heartbeat.task_probe import TaskProbe
-from coordinator.launch.gpus import visible_gpus
+from coordinator.heartbeat.probes import TaskProbe, find_obstacles
 from coordinator.launch.serve import SERVED_JOBS
-from coordinator.launch.task_config import TaskConfig
+from coordinator.launch.task_config import TaskConfig, visible_gpus
 
 _PACKAGES = ("tensorflow", "keras", "grpcio", "protobuf", "numpy", "psutil")
 _EPHEMERAL_PORTS = pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range")

@@ -35,8 +35,7 @@ from collections.abc import Iterator, Mapping
 from typing import NoReturn
 
 from coordinator.background_thread import start_once
-from coordinator.launch.process_title import set_process_title
-from coordinator.launch.serve import SERVE_COMMAND, load_tensorflow, serve
+from coordinator.launch.serve import SERVE_COMMAND, load_tensorflow, serve, set_process_title
 
 # What `asyncio`, too, returns for a child whose exit code cannot be known.
 UNKNOWN_EXIT_CODE = 255

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coordinator.errors import SettingError
-from coordinator.setting_checks import check_integer
+from coordinator.options import check_integer
 
 Object = dict[str, Any]
 

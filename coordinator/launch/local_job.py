@@ -27,19 +27,20 @@ from functools import partial
 from coordinator.addresses import PageAddress, parse_address, parse_page_address
 from coordinator.background_thread import start_once
 from coordinator.errors import LaunchError
-from coordinator.launch.console import Console
-from coordinator.launch.gpus import VISIBLE, divide_gpus, visible_gpus
 from coordinator.launch.job_state_machine import JobStateMachine, Role, State
-from coordinator.launch.local_servers import LocalServers, free_addresses, free_cluster
-from coordinator.launch.log_files import LogFollower, log_file
-from coordinator.launch.program_process import ProgramProcess
+from coordinator.launch.program_process import Console, LogFollower, ProgramProcess, log_file
 from coordinator.launch.run_request import RunRequest
-from coordinator.launch.server_process import ServerProcess, program_environment
-from coordinator.launch.signal_reader import SignalReader
-from coordinator.launch.ssh import SshHost
-from coordinator.launch.ssh_cluster import connect
-from coordinator.launch.task_config import TaskConfig
-from coordinator.program_settings import DASHBOARD, RESTART_COUNT, TRACE
+from coordinator.launch.serve import SignalReader
+from coordinator.launch.server_process import (
+    LocalServers,
+    ServerProcess,
+    free_addresses,
+    free_cluster,
+    program_environment,
+)
+from coordinator.launch.ssh import SshHost, connect
+from coordinator.launch.task_config import VISIBLE, TaskConfig, divide_gpus, visible_gpus
+from coordinator.options import DASHBOARD, RESTART_COUNT, TRACE
 
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP)

@@ -10,6 +10,10 @@ with a session or a process group of their own.
     coordinator-program-copy    with `is_copied`: reads what the program prints, and writes it to the terminal and to
                                 its log
     coordinator-program-end     waits for the end of the program
+
+The output of `coordinator run`, beside a program that may be drawing a progress bar on the same terminal.
+
+It promises that a line of the command is whole and begins at the left edge, and that the terminal is restored.
 """
 
 import codecs
@@ -22,18 +26,90 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import termios
 import threading
 import time
 import tty
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from io import RawIOBase
+from typing import BinaryIO, TextIO
 
 import psutil
 
-from coordinator.background_thread import start_once
+from coordinator.background_thread import BackgroundThread, start_once
 from coordinator.errors import LaunchError
+
+_CLEAR_LINE = "\r\x1b[K"
+_SHOW_CURSOR = "\x1b[?25h"
+
+
+class Console:
+    """The output of the command.
+
+    Args:
+      output: takes the lines of the evaluator.
+      errors: takes the command's own lines, and what child processes of the program write to standard error.
+    """
+
+    def __init__(self, output: TextIO, errors: TextIO):
+        self._output = output
+        self._errors = errors
+
+    def say(self, text: str) -> None:
+        """Writes a line of the command, after the local time."""
+        _write_line(self._errors, f"{time.strftime('%Y-%m-%d %H:%M:%S')} coordinator: {text}")
+
+    def forward(self, source: str, line: str) -> None:
+        """Writes a line of a program, after its source in brackets."""
+        _write_line(self._output, f"[{source}] {line}")
+
+    def forward_error(self, source: str, line: str) -> None:
+        """Writes a line of a server, which printed it to its standard error, after its source in brackets."""
+        _write_line(self._errors, f"[{source}] {line}")
+
+    def show(self, text: str) -> None:
+        """Writes text of a program as it is."""
+        _write(self._errors, text)
+
+    @contextlib.contextmanager
+    def restored(self, keyboard: int) -> Iterator[None]:
+        """Restores the terminal on leaving, with its cursor shown.
+
+        Args:
+          keyboard: the file descriptor of standard input.
+        """
+        found = termios.tcgetattr(keyboard) if os.isatty(keyboard) else None
+        try:
+            yield
+        finally:
+            if found is not None and _is_in_foreground(keyboard):
+                termios.tcsetattr(keyboard, termios.TCSANOW, found)
+            if self._output.isatty():
+                _write(self._output, _SHOW_CURSOR)
+
+
+def _is_in_foreground(keyboard: int) -> bool:
+    """Returns True if this process may change the terminal: the kernel stops one in the background that tries."""
+    try:
+        return os.tcgetpgrp(keyboard) == os.getpgrp()
+    except OSError:
+        # It controls another session.
+        return False
+
+
+def _write_line(stream: TextIO, line: str) -> None:
+    _write(stream, f"{_CLEAR_LINE if stream.isatty() else ''}{line}\n")
+
+
+def _write(stream: TextIO, text: str) -> None:
+    # The reader has ended (`coordinator run ... | head`), the terminal has gone or the disk is full: the run goes on,
+    # and still has to pass on signals and to end in order.
+    with contextlib.suppress(OSError):
+        stream.write(text)
+        stream.flush()
+
 
 # How long what a program has started may take to end after it, in seconds: Python's `resource_tracker` then removes the
 # shared memory that the program has left.
@@ -286,3 +362,109 @@ def _is_log(start: bytes, *, is_whole: bool) -> bool | None:
         return True
     is_possible = _MAYBE_LOG_LINE.fullmatch(start) or _WARNING.startswith(start)
     return None if is_possible and not is_whole and len(start) < _LONGEST_START else False
+
+
+_READ_INTERVAL = 0.1
+# Lines that servers of this library print themselves.
+_OWN_LINE = b"coordinator: "
+
+
+def create_log_folder(parent: pathlib.Path | None) -> pathlib.Path:
+    """Creates the folder for the logs of one run.
+
+    Args:
+      parent: where it is created, named by the local time; the link `latest` there then leads to it. None creates a
+        temporary folder.
+
+    Raises:
+      LaunchError: it could not be created.
+    """
+    try:
+        if parent is None:
+            return pathlib.Path(tempfile.mkdtemp(prefix="coordinator-logs-"))
+        parent.mkdir(parents=True, exist_ok=True)
+        folder = _create_folder(parent, time.strftime("%Y-%m-%d_%H-%M-%S"))
+        # A file system without links, or another run at the same time.
+        with contextlib.suppress(OSError):
+            (parent / "latest").unlink(missing_ok=True)
+            (parent / "latest").symlink_to(folder.name)
+    except OSError as error:
+        raise LaunchError(f"The folder for logs could not be created: {error}. Give another --log-dir.") from error
+    return folder
+
+
+def _create_folder(parent: pathlib.Path, name: str) -> pathlib.Path:
+    number = 1
+    while True:
+        folder = parent / (name if number == 1 else f"{name}-{number}")
+        try:
+            folder.mkdir()
+            return folder
+        except FileExistsError:
+            number += 1
+
+
+def log_file(folder: pathlib.Path, process: str, restarts: int) -> pathlib.Path:
+    """Returns the log of a process after a number of restarts, such as `ps-0.restart-1.log`."""
+    return folder / (f"{process}.restart-{restarts}.log" if restarts else f"{process}.log")
+
+
+class LogFollower:
+    """Reads logs of servers while they grow, on a thread.
+
+    Args:
+      on_line: gets the name of a server, and a line that functions in it printed, such as those of `tf.print`.
+      is_complete: lines that TensorFlow and the server itself wrote are given too.
+    """
+
+    def __init__(self, on_line: Callable[[str, str], None], *, is_complete: bool):
+        self._on_line = on_line
+        self._is_complete = is_complete
+        self._logs: dict[pathlib.Path, _FollowedLog] = {}
+        self._thread = BackgroundThread("coordinator-server-output", self._read, finish=self._close_logs)
+        self._thread.start()
+
+    def follow(self, source: str, path: pathlib.Path) -> None:
+        """Reads a log from its beginning, unless it is followed already.
+
+        Args:
+          source: the name of the server.
+          path: an existing file.
+        """
+        if path not in self._logs:
+            self._logs[path] = _FollowedLog(source, path.open("rb"))
+
+    def close(self) -> None:
+        """Reads what was written until now, and ends the thread."""
+        self._thread.stop()
+        self._thread.wait_stopped()
+
+    def _read(self) -> None:
+        is_last = False
+        while not is_last:
+            is_last = self._thread.stopping.wait(_READ_INTERVAL)
+            for log in tuple(self._logs.values()):
+                for line in log.new_lines(is_complete=self._is_complete, is_last=is_last):
+                    self._on_line(log.source, line)
+
+    def _close_logs(self) -> None:
+        for log in self._logs.values():
+            log.file.close()
+
+
+class _FollowedLog:
+    def __init__(self, source: str, file: BinaryIO):
+        self.source = source
+        self.file = file
+        self._start = b""
+        self._filter = LogFilter()
+
+    def new_lines(self, *, is_complete: bool, is_last: bool) -> list[str]:
+        *lines, self._start = (self._start + self.file.read()).split(b"\n")
+        if is_last and self._start:
+            lines.append(self._start)
+        shown = [line for line in lines if is_complete or self._is_printed(line + b"\n")]
+        return [line.decode(errors="replace").rstrip("\r").rpartition("\r")[2] for line in shown]
+
+    def _is_printed(self, line: bytes) -> bool:
+        return bool(self._filter.feed(line)) and not line.startswith(_OWN_LINE)

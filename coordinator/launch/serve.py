@@ -3,32 +3,198 @@
 It promises to refuse what cannot work before TensorFlow is loaded, to print one line when it serves, and to end at
 once, with code 0, on SIGTERM, on SIGINT and, with `exit_with_parent`, when its standard input is closed. With
 `until_client_ends` it ends with code 0 within some seconds of its client.
+
+Answers over HTTP how a server is: for Kubernetes' probes, and for Prometheus where no client reports.
+
+    GET /healthz    200 if the server answers requests, 503 if not; a JSON object
+    GET /metrics    the same and what the process uses, in Prometheus' text format
+
+It changes nothing, whatever is asked. While the server starts, it is said not to serve. Connections that send no
+request, however many, keep no probe out (`http_server.py`). A request must name this machine by an address, by
+`localhost`, or by the host of the server's own address.
+
+What lists of processes show for a server: `coordinator worker 0`, and not the command line that all servers share.
+
+The title overwrites the arguments in the memory of this process, where the kernel reads them for `/proc/PID/cmdline`.
+Python has its own copy of them. Nothing happens where the title is longer, and elsewhere than on Linux.
+
+Signals as calls on a separate thread.
+
+Python runs a signal handler in its main thread, between two steps of Python code: a signal that arrives just before the
+thread begins to wait, or while it runs TensorFlow, is not handled until then. It promises that a signal is handled at
+once, whatever the main thread is doing.
 """
 
 import contextlib
 import ctypes
 import functools
+import json
 import math
 import os
+import pathlib
 import select
 import signal
+import socket
 import sys
 import threading
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from coordinator.addresses import check_port_is_free, parse_address
-from coordinator.background_thread import start_once
+import psutil
+
+from coordinator.addresses import check_port_is_free, in_address, parse_address
+from coordinator.background_thread import BackgroundThread, start_once
 from coordinator.errors import ClusterSpecError, LaunchError
 from coordinator.heartbeat.listening import loopback_of, own_address, reached_only_at
-from coordinator.launch.process_title import set_process_title
-from coordinator.launch.signal_reader import SignalReader
+from coordinator.heartbeat.probes import TaskProbe
+from coordinator.http_server import HttpServer, Request
 from coordinator.launch.task_config import TaskConfig
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from coordinator.launch.health import Health
+
+# How long the server may take to answer, in seconds. Kubernetes' probes wait for one second.
+_ANSWER_TIMEOUT = 0.5
+# How long `close` waits for an answer, in seconds.
+_CLOSE_TIMEOUT = 5.0
+
+
+class Health:
+    """The HTTP server, on separate threads. It listens at once.
+
+    Args:
+      config: the task of the server that it answers for.
+      port: on which it listens; 0 for any that is free.
+      address: the IP address at which the server can be reached; None for everywhere. It can be reached there too.
+
+    Attributes:
+      port: on which it listens.
+      count_clients: returns how many clients are connected to the server; None until it serves.
+
+    Raises:
+      LaunchError: the port is in use, or needs rights that this process does not have.
+    """
+
+    def __init__(self, config: TaskConfig, port: int, address: str | None):
+        self.count_clients: Callable[[], int] | None = None
+        self._config = config
+        host = address or ""
+        self._probe = TaskProbe(f"{in_address(host) or '127.0.0.1'}:{config.port}")
+        if not host and socket.has_dualstack_ipv6():
+            # As TensorFlow does: both IPv6 and IPv4.
+            host = "::"
+        self._process = psutil.Process()
+        own_name = parse_address(config.address).host
+        try:
+            self._server = HttpServer(host, port, self._reply, name="coordinator-health", names=[own_name])
+        except (OSError, OverflowError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it must be from 0 to 65535"
+            raise LaunchError(
+                f"{config.name} cannot report its health on port {port}: {reason}. Give it another --health-port."
+            ) from None
+        self.port = self._server.port
+
+    def answer(self, path: str) -> tuple[int, str, str]:
+        """Returns the status, the type and the text of the answer to a request."""
+        if path not in ("/healthz", "/metrics"):
+            return 404, "text/plain; charset=utf-8", "There are /healthz and /metrics.\n"
+        is_serving = self.count_clients is not None and self._probe.status(_ANSWER_TIMEOUT) is not None
+        clients = self.count_clients() if is_serving and self.count_clients else 0
+        if path == "/metrics":
+            return 200, "text/plain; version=0.0.4; charset=utf-8", self._metrics(int(is_serving), clients)
+        state = {"task": self._config.name, "serving": is_serving, "clients": clients}
+        return 200 if is_serving else 503, "application/json", json.dumps(state) + "\n"
+
+    def close(self) -> None:
+        """Answers no more."""
+        self._server.close(_CLOSE_TIMEOUT)
+        self._probe.close()
+
+    def _reply(self, request: Request) -> None:
+        code, kind, text = self.answer(request.path.partition("?")[0])
+        request.send(HTTPStatus(code), kind, text.encode())
+
+    def _metrics(self, is_serving: int, clients: int) -> str:
+        with self._process.oneshot():
+            times, memory = self._process.cpu_times(), self._process.memory_info()
+            began = self._process.create_time()
+        task = f'{{task="{self._config.name}"}}'
+        return "".join(
+            [
+                _metric("coordinator_server_serving", "gauge", "1 if the server answers requests.", is_serving, task),
+                _metric("coordinator_server_clients", "gauge", "Clients that are connected.", clients, task),
+                _metric("process_cpu_seconds_total", "counter", "CPU time, in seconds.", times.user + times.system),
+                _metric("process_resident_memory_bytes", "gauge", "Resident memory, in bytes.", memory.rss),
+                _metric("process_start_time_seconds", "gauge", "Start, in seconds since the epoch.", began),
+            ]
+        )
+
+
+def _metric(name: str, kind: str, text: str, value: float, labels: str = "") -> str:
+    return f"# HELP {name} {text}\n# TYPE {name} {kind}\n{name}{labels} {value}\n"
+
+
+# Fields of /proc/PID/stat after the name in brackets: where the arguments begin and end (`man 5 proc`, 48 and 49).
+_ARGUMENTS_START, _ARGUMENTS_END = 45, 46
+
+
+def set_process_title(title: str, name: str) -> None:
+    """Sets what `ps` and `top` show for this process.
+
+    Args:
+      title: replaces its command line.
+      name: of the process, at most 15 bytes.
+    """
+    # No such file, or a value that the kernel hides.
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        pathlib.Path("/proc/self/comm").write_text(name)
+        fields = pathlib.Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        start, end = int(fields[_ARGUMENTS_START]), int(fields[_ARGUMENTS_END])
+        text = title.encode()
+        if start > 0 and start + len(text) + 2 <= end:
+            # The last byte tells the kernel that the arguments are a title, which ends at the first zero.
+            ctypes.memmove(start, text.ljust(end - start - 1, b"\0") + b" ", end - start)
+
+
+class SignalReader:
+    """A context manager for the main thread, which restores the handlers of the signals on leaving.
+
+    Args:
+      numbers: the signals. One that is ignored stays so: `nohup`, and shells in the background, set that.
+      on_signal: gets each signal that arrives, in the reader's thread.
+    """
+
+    def __init__(self, numbers: Collection[signal.Signals], on_signal: Callable[[signal.Signals], None]):
+        self._numbers = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+        self._on_signal = on_signal
+        self._thread = BackgroundThread("coordinator-signals", self._read)
+
+    def __enter__(self) -> "SignalReader":
+        self._reading, self._writing = os.pipe()
+        os.set_blocking(self._writing, False)
+        self._thread.start()
+        self._found_descriptor = signal.set_wakeup_fd(self._writing)
+        # Python writes a signal's number to the descriptor only if the signal has a handler.
+        self._found_handlers = {number: signal.signal(number, lambda *_: None) for number in self._numbers}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._found_handlers.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._found_descriptor)
+        self._thread.stop()
+        os.close(self._writing)
+        self._thread.wait_stopped()
+        os.close(self._reading)
+
+    def _read(self) -> None:
+        while received := os.read(self._reading, 64):
+            for number in received:
+                if number in self._numbers:
+                    self._on_signal(signal.Signals(number))
+
 
 SERVE_COMMAND = (sys.executable, "-m", "coordinator", "serve", "--exit-with-parent")
 SERVED_JOBS = ("worker", "ps")
@@ -82,8 +248,6 @@ def serve(  # noqa: PLR0913 - all but one are keywords, options of the command
         own = own_address(interface) if interface else loopback_of(parse_address(config.address).host)
         check_port_is_free(config.name, config.address)
         if health_port is not None:
-            from coordinator.launch.health import Health
-
             health = Health(config, health_port, own)
     except (ClusterSpecError, LaunchError) as error:
         print(f"coordinator serve: {error}", file=sys.stderr)
@@ -192,7 +356,7 @@ def _serve(
     server: "tf.distribute.Server", config: TaskConfig, health: "Health | None", *, until_client_ends: bool
 ) -> None:
     if health is not None or until_client_ends:
-        from coordinator.ps_strategy.membership.goodbye import ServedClients
+        from coordinator.ps_strategy.membership.clients import ServedClients
 
         clients = ServedClients(server.target, config.name, _CLIENT_TIMEOUT)
         if health is not None:

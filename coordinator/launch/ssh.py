@@ -8,24 +8,72 @@
 A server ends when its standard input is closed: with its connection, with the `ssh`, and with this process, however
 they end. Where the host does not notice that, since no packet arrives any more, the server ends five minutes after the
 last byte. It promises that no password is asked for, and that a connection without an answer for half a minute is lost.
+
+What `coordinator run --hosts` has to know of a host before it starts servers there: it runs this module there.
+
+python -m coordinator.launch.ssh COUNT    prints the report of a host that is to have COUNT servers
+
+A cluster whose servers are on other hosts: the addresses that they will have, and what starts them.
+
+The programs run on this machine. It promises to have reached every host before anything is started, and to say which
+host cannot be used, and why.
 """
 
+import concurrent.futures
 import contextlib
+import dataclasses
+import importlib.metadata
+import ipaddress
 import json
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from coordinator.addresses import in_address, parse_address
 from coordinator.background_thread import BackgroundThread
 from coordinator.errors import LaunchError
-from coordinator.launch.gpus import VISIBLE
-from coordinator.launch.host_report import HostReport, installed_versions
+from coordinator.launch.run_request import RunRequest, fill, spread
 from coordinator.launch.serve import SERVE_COMMAND
+from coordinator.launch.server_process import free_addresses, server_environment
+from coordinator.launch.task_config import VISIBLE, TaskConfig, divide_gpus, visible_gpus
+from coordinator.version import __version__
+
+
+@dataclasses.dataclass(frozen=True)
+class HostReport:
+    """A host.
+
+    Attributes:
+      versions: of this package and of TensorFlow.
+      ports: free ones.
+      gpus: as `CUDA_VISIBLE_DEVICES` names them.
+    """
+
+    versions: str
+    ports: list[int]
+    gpus: list[str]
+
+
+def installed_versions() -> str:
+    """Returns the versions of this package and of TensorFlow on this machine."""
+    return f"coordinator {__version__}, TensorFlow {importlib.metadata.version('tensorflow')}"
+
+
+if __name__ == "__main__":
+    report = HostReport(
+        versions=installed_versions(),
+        ports=[parse_address(address).port for address in free_addresses(int(sys.argv[1]))],
+        gpus=visible_gpus(os.environ),
+    )
+    print(json.dumps(dataclasses.asdict(report)))
+
 
 _OPTIONS = (
     *("-o", "BatchMode=yes"),
@@ -142,7 +190,7 @@ class SshHost:
         Raises:
           LaunchError: the host cannot be reached, or has not what this machine has.
         """
-        command = [sys.executable, "-m", "coordinator.launch.host_report", str(servers)]
+        command = [sys.executable, "-m", "coordinator.launch.ssh", str(servers)]
         printed = self._run(self.command(environment, command))
         try:
             # What a shell prints when it starts comes before.
@@ -232,3 +280,101 @@ class SshHost:
                 f"{sys.executable} must be there, with the library)."
             )
         return ended.stdout
+
+
+_MOST_AT_ONCE = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class SshCluster:
+    """The cluster.
+
+    Attributes:
+      addresses: of each job.
+      starters: what starts each server, by job and index.
+      worker_gpus: `CUDA_VISIBLE_DEVICES` of each worker; empty if each worker sees all of its host.
+    """
+
+    addresses: dict[str, list[str]]
+    starters: dict[tuple[str, int], SshHost]
+    worker_gpus: list[str]
+
+
+def connect(
+    request: RunRequest, roles: Iterable[str], environment: Mapping[str, str], found: Mapping[str, str]
+) -> SshCluster:
+    """Reaches all hosts, and decides which server is where.
+
+    Args:
+      request: what to run, with hosts.
+      roles: the jobs of the programs, which are on this machine.
+      environment: the environment that all processes inherit.
+      found: the environment of this process.
+
+    Raises:
+      LaunchError: a host cannot be reached, or lacks something.
+    """
+    places = {
+        "worker": fill(request.hosts, request.workers),
+        "ps": fill(request.ps_hosts, request.ps) if request.ps_hosts else spread(request.hosts, request.ps),
+    }
+    counts = Counter(name for names in places.values() for name in names)
+    chosen = set(dict(request.env))
+    sample = server_environment(environment, TaskConfig({"worker": ["localhost:1"]}, "worker", 0))
+    if request.gpus_per_worker is not None:
+        if VISIBLE not in chosen:
+            # The GPUs of this machine are not those to divide.
+            sample.pop(VISIBLE, None)
+        chosen.add(VISIBLE)
+    hosts = {name: SshHost(name, shlex.split(request.ssh), found, chosen) for name in counts}
+    with concurrent.futures.ThreadPoolExecutor(_MOST_AT_ONCE, "coordinator-ssh") as threads:
+        named = dict(zip(hosts, threads.map(SshHost.resolved_name, hosts.values()), strict=True))
+        asked = {name: threads.submit(hosts[name].report, count, sample) for name, count in counts.items()}
+        reports = {name: answer.result() for name, answer in asked.items()}
+    ports = {name: iter(report.ports) for name, report in reports.items()}
+    addresses = {
+        job: [f"{in_address(named[name])}:{next(ports[name])}" for name in names] for job, names in places.items()
+    }
+    own = in_address(_own_host(named.values()))
+    for role, address in zip(roles, free_addresses(len(tuple(roles))), strict=True):
+        addresses[role] = [f"{own}:{address.rpartition(':')[2]}"]
+    starters = {(job, index): hosts[name] for job, names in places.items() for index, name in enumerate(names)}
+    return SshCluster(addresses, starters, _worker_gpus(request, places["worker"], reports))
+
+
+def _worker_gpus(request: RunRequest, places: list[str], reports: Mapping[str, HostReport]) -> list[str]:
+    if request.gpus_per_worker is None:
+        return []
+    per_worker = request.gpus_per_worker
+    counts = Counter(places)
+    divided = {
+        name: iter(divide_gpus(reports[name].gpus, count, per_worker, f"{name} has")[0])
+        for name, count in counts.items()
+    }
+    return [next(divided[name]) for name in places]
+
+
+def _own_host(names: Iterable[str]) -> str:
+    """Returns the address at which the servers reach this machine.
+
+    Raises:
+      LaunchError: some hosts are this machine by its loopback address, and others are not.
+    """
+    own = {name: _source_address(name) for name in names}
+    is_loopback = {name: ipaddress.ip_address(address).is_loopback for name, address in own.items()}
+    if len(set(is_loopback.values())) > 1:
+        local = ", ".join(name for name, is_local in is_loopback.items() if is_local)
+        raise LaunchError(f"Other hosts cannot reach {local}: name this machine as they do, or leave it out.")
+    return next(iter(own.values()))
+
+
+def _source_address(name: str) -> str:
+    """Returns the address that this machine has towards a host."""
+    try:
+        family, kind, protocol, _, endpoint = socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as trial:
+            # Sends nothing, but chooses the interface.
+            trial.connect(endpoint)
+            return str(trial.getsockname()[0])
+    except OSError as error:
+        raise LaunchError(f"There is no way to {name}: {error}.") from error

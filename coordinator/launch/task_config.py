@@ -6,15 +6,62 @@ constructor refuses anything else, in one sentence that names the entry to chang
 
 import dataclasses
 import json
+import pathlib
+import re
 import socket
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coordinator.addresses import parse_address
-from coordinator.errors import ClusterSpecError
+from coordinator.errors import ClusterSpecError, LaunchError
 from coordinator.heartbeat.listening import loopback_of
-from coordinator.setting_checks import is_integer
+from coordinator.options import is_integer
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+_DEVICES = pathlib.Path("/dev")
+
+
+def divide_gpus(gpus: Sequence[str], workers: int, gpus_per_worker: int, where: str) -> tuple[list[str], str]:
+    """Gives each worker its own GPUs.
+
+    Args:
+      gpus: those of a machine.
+      workers: how many workers.
+      gpus_per_worker: how many GPUs each has.
+      where: what has the GPUs, and the verb, for errors.
+
+    Returns:
+      `CUDA_VISIBLE_DEVICES` of each worker, and that of the GPUs that are left.
+
+    Raises:
+      LaunchError: there are too few.
+    """
+    needed = workers * gpus_per_worker
+    if needed > len(gpus):
+        raise LaunchError(
+            f"--gpus-per-worker {gpus_per_worker} needs {needed} GPUs for {workers} workers, and {where} {len(gpus)}; "
+            f"{VISIBLE} limits them where it is set."
+        )
+    starts = range(0, workers * gpus_per_worker, gpus_per_worker) if gpus_per_worker else [0] * workers
+    return [",".join(gpus[start : start + gpus_per_worker]) for start in starts], ",".join(gpus[needed:])
+
+
+def visible_gpus(environment: Mapping[str, str]) -> list[str]:
+    """Returns the numbers, or names, of the GPUs of this machine, as CUDA takes them.
+
+    Args:
+      environment: `CUDA_VISIBLE_DEVICES` there limits them.
+    """
+    visible = environment.get(VISIBLE)
+    if visible is None:
+        files = [path.name for path in _DEVICES.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
+        return [str(index) for index in range(len(files))]
+    gpus = [gpu.strip() for gpu in visible.split(",")]
+    # CUDA ignores what follows an invalid one, such as -1.
+    valid = next((index for index, gpu in enumerate(gpus) if not gpu or gpu.startswith("-")), len(gpus))
+    return gpus[:valid]
+
 
 # TensorFlow's messages have 32 bits for it.
 _LARGEST_INDEX = 2**31 - 1

@@ -21,31 +21,41 @@ from coordinator.ps_strategy.calls.client_functions import ClientFunctions
 from coordinator.ps_strategy.calls.read_ahead import ReadAhead
 from coordinator.ps_strategy.calls.traced_function import TracedFunction
 from coordinator.ps_strategy.keras.internals.initial_values import initial_value_of_keras
-from coordinator.ps_strategy.keras.internals.sequence_states import is_state_of_sequences
-from coordinator.ps_strategy.per_worker.variable import (
+from coordinator.ps_strategy.keras.internals.patches import is_state_of_sequences
+from coordinator.ps_strategy.per_worker.resource import (
     create_per_worker_variable,
     create_state_of_sequences,
     table_creator_scopes,
 )
-from coordinator.ps_strategy.sharded.creation import Partitioner, create_sharded, part_sizes, partition_by
-from coordinator.ps_strategy.sharded.initial_values import RowsInBlocks, initial_value_of
-from coordinator.ps_strategy.sharded.placement import Placement
+from coordinator.ps_strategy.sharded.creation import (
+    Partitioner,
+    Placement,
+    RowsInBlocks,
+    create_sharded,
+    initial_value_of,
+    part_sizes,
+    partition_by,
+)
 from coordinator.ps_strategy.sharded.sharded_variable import ShardedVariable
-from coordinator.ps_strategy.strategy_parts import StrategyParts
-from coordinator.ps_strategy.strategy_services import StrategyServices
-from coordinator.ps_strategy.tensorflow_internals.handles import resource_creator_scope
-from coordinator.ps_strategy.tensorflow_internals.mutable_tables import KINDS, create_mutable_table, is_created_by_keras
-from coordinator.ps_strategy.tensorflow_internals.replica_threads import call_for_each_replica, is_one_of_several
-from coordinator.ps_strategy.tensorflow_internals.replica_values import (
+from coordinator.ps_strategy.strategy_parts import StrategyParts, StrategyServices
+from coordinator.ps_strategy.tensorflow_internals.handles import (
+    KINDS,
+    create_mutable_table,
+    is_created_by_keras,
+    resource_creator_scope,
+)
+from coordinator.ps_strategy.tensorflow_internals.replicas import (
+    call_for_each_replica,
     common_part,
     concatenated,
+    is_one_of_several,
+    make_replicated,
     map_replica_values,
     part_of,
     parts_of_replicas,
     reduced,
     regrouped,
 )
-from coordinator.ps_strategy.tensorflow_internals.replica_variable import make_replicated
 from coordinator.ps_strategy.tensorflow_internals.shared_variable import make_shared
 
 _logger = logging.getLogger("coordinator")

@@ -5,10 +5,17 @@ strategy = ParameterServerStrategy(resolver)      one client, this process
   .schedule(fn)  traces `fn` once, queues a call; a worker runs it              FunctionTracer, Scheduler
   .join()        waits until everything has finished; raises the first error    Scheduler
   .cluster       the workers and their statistics                               Cluster
+
+Keeps the pauses of Python's garbage collection short while a strategy is open.
+
+A full collection holds the interpreter's lock, so that no thread gives its worker anything meanwhile. It looks at all
+objects: TensorFlow and Keras alone have 400,000, which takes 0.2 s. Python starts one when the number of objects has
+grown by a quarter, as it does while functions are traced. But what modules hold is never garbage.
 """
 
 import contextlib
 import functools
+import gc
 import logging
 import os
 import weakref
@@ -17,25 +24,43 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
+from coordinator.background_thread import only_here
 from coordinator.errors import Rollback
 from coordinator.events.event_stream import Event
 from coordinator.events.trace import Trace
-from coordinator.forks import only_here
 from coordinator.future import Future
-from coordinator.options import Options
-from coordinator.program_settings import with_program_settings
-from coordinator.ps_strategy.brief_collections import BriefCollections
-from coordinator.ps_strategy.calls.left_result import Repeats
-from coordinator.ps_strategy.fusing.stacked_outputs import stackable
-from coordinator.ps_strategy.membership.polled_cluster_resolver import resolver_of
+from coordinator.options import Options, with_program_settings
+from coordinator.ps_strategy.calls.traced_function import Repeats
+from coordinator.ps_strategy.fusing.repeated_function import stackable
+from coordinator.ps_strategy.membership.cluster_definition import resolver_of
 from coordinator.ps_strategy.parameter_server_extended import ParameterServerExtended
-from coordinator.ps_strategy.per_worker.created_resource import create_per_worker_resource
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset
 from coordinator.ps_strategy.per_worker.dataset_distribution import DatasetDistribution, DatasetFunction
+from coordinator.ps_strategy.per_worker.resource import create_per_worker_resource
 from coordinator.ps_strategy.sharded.creation import Partitioner, check_partitioner
-from coordinator.ps_strategy.strategy_parts import StrategyParts
-from coordinator.ps_strategy.strategy_services import StrategyServices
+from coordinator.ps_strategy.strategy_parts import StrategyParts, StrategyServices
 from coordinator.ps_strategy.tensorflow_internals.process import reset_watched
+
+
+class BriefCollections:
+    """Base class. The objects that exist before one of the class are not searched for garbage until it ends.
+
+    What becomes unreachable among them is still freed, unless it is part of a cycle, which waits. A program that has
+    called `gc.freeze` itself is left as it is.
+
+    Attributes:
+      end_brief_collections: has all objects searched again; called when this object is forgotten, if not before.
+    """
+
+    def __new__(cls, *_: Any, **__: Any) -> Any:
+        """Creates the object, which is not excluded itself: it must be found when it is forgotten."""
+        is_own = gc.get_freeze_count() == 0
+        if is_own:
+            gc.freeze()
+        created: Any = super().__new__(cls)
+        created.end_brief_collections = weakref.finalize(created, gc.unfreeze if is_own else int)
+        return created
+
 
 _logger = logging.getLogger("coordinator")
 

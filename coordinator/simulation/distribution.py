@@ -3,6 +3,15 @@
 NumPy's generator draws the times, in blocks: one at a time would cost more than the event that it is for. `scipy.stats`
 would replace only the formulas for four means. Importing it takes 0.5 s, where a whole `coordinator simulate` takes
 0.2 s, and for the same seed it draws other times, on which the figures in docs/simulation.md depend.
+
+Times, sizes, rates and shares as people write them: "50ms", "100MB", "10Gbit", "5%".
+
+A text of another form raises a `SettingError` with the option that it was given for, and what is allowed.
+
+Delays of gradients that are drawn from distributions, for the rule `Delayed`, and their form as text.
+
+"lognormal(0.1s,1.0)"         a delay for each push
+"0s/lognormal(0.1s,1.0)"      worker 0 has no delay, all others have the second
 """
 
 import dataclasses
@@ -10,14 +19,78 @@ import itertools
 import math
 import re
 import statistics
+import struct
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from coordinator.errors import SettingError
-from coordinator.setting_checks import check_number
-from coordinator.simulation.quantity import parse_seconds
+from coordinator.options import check_number
+
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+_BYTES = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9}
+_BYTES_PER_SECOND = {"Mbit": 1e6 / 8, "Gbit": 1e9 / 8, "MB": 1e6, "GB": 1e9}
+_NUMBER = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z%]*)\s*", re.ASCII)
+
+
+def parse_seconds(option: str, text: str) -> float:
+    """Returns a time such as "200us", "50ms" or "1.5s" in seconds."""
+    return _parse_quantity(option, text, _SECONDS, "a time of at least 0 with its unit, such as 200us, 50ms or 1.5s")
+
+
+def parse_plain_seconds(option: str, text: str) -> float:
+    """Returns a time in seconds, whose unit may be left out if it is seconds: "0.1" is "0.1s" and "100ms"."""
+    return _parse_quantity(
+        option, text, {**_SECONDS, "": 1.0}, "a time of at least 0, in seconds or with its unit: 0.5 or 500ms"
+    )
+
+
+def parse_bytes(option: str, text: str) -> float:
+    """Returns a size such as "4MB" (MB: a million bytes) in bytes."""
+    return _parse_quantity(option, text, _BYTES, "a size with its unit, such as 500kB, 100MB or 1.5GB")
+
+
+def parse_rate(option: str, text: str) -> float:
+    """Returns a rate per second such as "10Gbit" or "100MB" in bytes per second; "inf" is no limit."""
+    if text.strip() == "inf":
+        return float("inf")
+    return _parse_quantity(
+        option, text, _BYTES_PER_SECOND, "a rate per second with its unit, such as 10Gbit or 100MB, or inf"
+    )
+
+
+def parse_share(option: str, text: str) -> float:
+    """Returns a share such as "5%" or "0.05" as a number from 0 to 1."""
+    share = _parse_quantity(option, text, {"%": 0.01, "": 1.0}, "a share from 0% to 100%, such as 5% or 0.05")
+    if share > 1:
+        raise SettingError(option, f"must be a share from 0% to 100%, such as 5% or 0.05, got {text!r}.")
+    return share
+
+
+def parse_number(kind: Callable[[Any], float], expected: str, option: str, text: Any) -> Any:
+    """Returns a number of a kind, `int` or `float`, which an error describes as expected."""
+    try:
+        return kind(text)
+    except ValueError:
+        raise SettingError(option, f"must be {expected}, got {text!r}.") from None
+
+
+def format_seconds(seconds: float) -> str:
+    """Returns a time in seconds as text with a suitable unit, such as "50 ms"."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} us" if seconds else "0 s"
+
+
+def _parse_quantity(option: str, text: str, units: dict[str, float], expected: str) -> float:
+    match = _NUMBER.fullmatch(text)
+    # Zero needs no unit.
+    if match and (match[2] in units or (not match[2] and float(match[1]) == 0)):
+        return float(match[1]) * units.get(match[2], 1.0)
+    raise SettingError(option, f"must be {expected}, got {text!r}.")
+
 
 _BLOCK = 4096
 # float64 [count].
@@ -234,12 +307,12 @@ def distribution_of(
     if isinstance(given, Distribution):
         return given
     if isinstance(given, str):
-        return _parse(option, given, parse_time)
+        return _parse_distribution(option, given, parse_time)
     check_number(option, given, minimum=0, maximum=math.inf, unit="seconds", note=", a text or a distribution")
     return Constant(float(given))
 
 
-def _parse(option: str, text: str, parse_time: Callable[[str, str], float]) -> Distribution:
+def _parse_distribution(option: str, text: str, parse_time: Callable[[str, str], float]) -> Distribution:
     call = _CALL.fullmatch(text)
     if call is None:
         if re.match(r"\s*[\d.]", text):
@@ -280,3 +353,70 @@ _KINDS: dict[str, tuple[Callable[..., Distribution], tuple[Callable[[str, str], 
     "pareto": (Pareto, (parse_seconds, _number), "pareto(20ms,2.5)"),
 }
 FORMS = (*(form for _, _, form in _KINDS.values()), "empirical(20ms,25ms,90ms)")
+
+
+# The number of draws from which the quantiles are computed.
+_DRAWS = 100_000
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomDelay:
+    """The delay of a push: a function of its worker, its time, and a seed.
+
+    Attributes:
+      each: the distributions of the first workers' delays; all further workers have the last one.
+      text: how it is shown.
+      seed: of the random numbers.
+    """
+
+    each: tuple[Distribution, ...]
+    text: str
+    seed: int = 0
+
+    def __call__(self, worker: int, now: float) -> float:
+        """Returns the delay of a push of a worker at a time, both in seconds; the same for the same push."""
+        (time_bits,) = struct.unpack("<Q", struct.pack("<d", now))
+        generator = np.random.default_rng([self.seed, worker, time_bits])
+        return float(self.of_worker(worker).sample(generator, 1)[0])
+
+    def of_worker(self, worker: int) -> Distribution:
+        """Returns the distribution of a worker's delays."""
+        return self.each[min(worker, len(self.each) - 1)]
+
+    @property
+    def mean(self) -> float:
+        """The mean of the distributions' expected values, in seconds."""
+        return math.fsum(each.mean for each in self.each) / len(self.each)
+
+    def table(self, worker: int, size: int) -> Any:
+        """Returns equally likely delays of a worker, rising, in seconds: their quantiles; float64 [size]."""
+        drawn = self.of_worker(worker).sample(np.random.default_rng(0), _DRAWS)
+        return np.quantile(drawn, (np.arange(size) + 0.5) / size)
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def parse_delay(option: str, text: str, parse_time: Callable[[str, str], float] = parse_seconds) -> float | RandomDelay:
+    """Parses a delay.
+
+    Args:
+      option: its name, for error messages.
+      text: a time, a distribution (see `distribution_of`), "inf", or several of these with slashes between them, for
+        worker 0, worker 1, and so on; the last one is also that of all further workers.
+      parse_time: parses the times in it.
+
+    Returns:
+      Seconds if it is always the same, otherwise a `RandomDelay`.
+
+    Raises:
+      SettingError: it has another form.
+    """
+    if text.strip() == "inf":
+        return math.inf
+    each = tuple(distribution_of(option, part.strip(), parse_time) for part in text.split("/"))
+    if len(each) == 1 and isinstance(each[0], Constant):
+        return each[0].seconds
+    if any(math.isinf(part.mean) for part in each):
+        raise SettingError(option, f"must have a mean, {text!r} has none.")
+    return RandomDelay(each, text.replace(" ", ""))

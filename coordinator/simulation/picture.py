@@ -9,7 +9,7 @@ import numpy as np
 
 from coordinator.errors import SettingError
 from coordinator.simulation.result import Result
-from coordinator.simulation.simulated_worker import Activity
+from coordinator.simulation.simulated_tasks import Activity
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

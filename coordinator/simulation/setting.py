@@ -5,12 +5,11 @@ import math
 from collections.abc import Mapping, Sequence
 
 from coordinator.errors import SettingError
-from coordinator.setting_checks import check_integer, check_number
+from coordinator.options import check_integer, check_number
 from coordinator.simulation.distribution import Distribution, Slowed, distribution_of
 from coordinator.simulation.learning import Learning
-from coordinator.simulation.rule import Rule
-from coordinator.simulation.rules import Asynchronous
-from coordinator.simulation.simulated_worker import Death, Pause
+from coordinator.simulation.rules import Asynchronous, Rule
+from coordinator.simulation.simulated_tasks import Death, Pause
 
 # A distribution, or what `distribution_of` converts to one.
 Times = Distribution | str | float

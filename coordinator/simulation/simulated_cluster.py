@@ -21,10 +21,9 @@ import simpy
 
 from coordinator.simulation.learning import LearningModel, SimulatedModel
 from coordinator.simulation.result import Result
-from coordinator.simulation.rule import GRADIENT, MODEL, MODEL_BOTH_WAYS
-from coordinator.simulation.server_queues import ServerQueues
+from coordinator.simulation.rules import GRADIENT, MODEL, MODEL_BOTH_WAYS
 from coordinator.simulation.setting import Setting
-from coordinator.simulation.simulated_worker import Death, ReusableEvent, SimulatedWorker, Timeline
+from coordinator.simulation.simulated_tasks import Death, ReusableEvent, ServerQueues, SimulatedWorker, Timeline
 
 # As many as a picture has room for.
 _MOST_TIMELINES = 10

@@ -1,14 +1,113 @@
-"""Small images with labels, some of them held out: scikit-learn's digits, or CIFAR-10 from a folder."""
+"""Small images with labels, some of them held out: scikit-learn's digits, or CIFAR-10 from a folder.
+
+Reads CIFAR-10 from a folder, in its published binary or python format (https://www.cs.toronto.edu/~kriz/cifar.html).
+
+Binary files, `data_batch_1.bin` to `data_batch_5.bin`, are records of a label and 3072 pixels, one byte each. Those of
+the python format, `data_batch_1` to `data_batch_5`, are pickles. Loading a pickle can call any function; here it may
+call only those that create NumPy arrays, which is all that these files need. A file that asks for another function is
+refused.
+"""
 
 import dataclasses
 import math
-from typing import Any
+import pathlib
+import pickle
+from typing import Any, NoReturn
 
 import numpy as np
+import tensorflow as tf
 
 from coordinator.errors import SettingError
-from coordinator.testbed.cifar10 import has_test, load_cifar10
 from coordinator.testbed.experiment import Experiment, missing
+
+SIDE, CHANNELS, CLASSES = 32, 3, 10
+_VALUES = CHANNELS * SIDE * SIDE
+# The folders within the published archives, and the ends of the files' names in them.
+_FORMATS = (("cifar-10-batches-bin", ".bin"), ("cifar-10-batches-py", ""))
+
+# The names of NumPy 2 and those before: there are files of either kind.
+_ALLOWED_FUNCTIONS = {
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
+    *((f"numpy.{core}.multiarray", name) for core in ("core", "_core") for name in ("_reconstruct", "scalar")),
+}
+
+
+def load_cifar10(folder: pathlib.Path, kind: str = "data_batch_*") -> tuple[Any, Any]:
+    """Loads images of CIFAR-10.
+
+    Args:
+      folder: contains the files, or the folder of an archive with them; the binary format is preferred.
+      kind: of the files: "data_batch_*" for training, "test_batch" for the test.
+
+    Returns:
+      Images, uint8 [N, 32, 32, 3], and labels, uint8 [N].
+
+    Raises:
+      SettingError: the files are missing or of another format.
+    """
+    for inside, end in _FORMATS:
+        for place in (folder, folder / inside):
+            # Other files of these names, such as archives of them, are not meant.
+            if paths := sorted(path for path in place.glob(kind + end) if path.suffix == end):
+                parts = [_load_binary(path) if end else _load_pickle(path) for path in paths]
+                images, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+                return images, labels
+    numbered = [kind.replace("*", number) for number in ("1", "5")] if "*" in kind else [kind]
+    files = f"the file{'s' * (len(numbered) > 1)} {' to '.join(numbered)}"
+    raise SettingError("folder", f"must have {files}, with or without .bin, {folder} has none of them.")
+
+
+def has_test(folder: pathlib.Path) -> bool:
+    """Returns True if a folder has the images for the test, too."""
+    return any((place / f"test_batch{end}").exists() for inside, end in _FORMATS for place in (folder, folder / inside))
+
+
+def _load_binary(path: pathlib.Path) -> tuple[Any, Any]:
+    try:
+        found = np.fromfile(path, np.uint8)
+    except OSError as error:
+        _refuse(path, f"cannot be read: {error}", error)
+    if not found.size or found.size % (1 + _VALUES):
+        _refuse(path, f"has {found.size} bytes, not records of {1 + _VALUES}")
+    records = found.reshape(-1, 1 + _VALUES)
+    return _checked(path, records[:, 1:], records[:, 0])
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    """Loads arrays, numbers, text and plain containers."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in _ALLOWED_FUNCTIONS:
+            return super().find_class(module.replace("numpy.core", "numpy._core"), name)
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}, and only NumPy arrays are loaded")
+
+
+def _load_pickle(path: pathlib.Path) -> tuple[Any, Any]:
+    try:
+        with path.open("rb") as file:
+            # The published files were written by Python 2, whose text is bytes.
+            found = _ArrayUnpickler(file, encoding="bytes").load()
+    except Exception as error:  # noqa: BLE001 - a damaged pickle fails in any way
+        _refuse(path, f"cannot be read: {error}", error)
+    if not isinstance(found, dict) or not {b"data", b"labels"} <= set(found):
+        _refuse(path, "has no data and labels")
+    return _checked(path, np.asarray(found[b"data"]), np.asarray(found[b"labels"]))
+
+
+def _checked(path: pathlib.Path, data: Any, labels: Any) -> tuple[Any, Any]:
+    """Returns images and labels, which must be of the right shapes and dtypes."""
+    if data.dtype != np.uint8 or data.shape != (len(data), _VALUES):
+        _refuse(path, f"has data of {data.dtype} {list(data.shape)}, not uint8 [N, {_VALUES}]")
+    if labels.shape != (len(data),) or not np.isin(labels, range(CLASSES)).all():
+        _refuse(path, f"has no label from 0 to {CLASSES - 1} for each of its {len(data)} images")
+    # A row has all of red, then green, then blue.
+    return data.reshape(-1, CHANNELS, SIDE, SIDE).transpose(0, 2, 3, 1), labels.astype(np.uint8)
+
+
+def _refuse(path: pathlib.Path, reason: str, cause: Exception | None = None) -> NoReturn:
+    raise SettingError("folder", f"has a file {path.name} that {reason}.") from cause
+
 
 # How many of the digits are held out. What is left is a minibatch of 100 for each of 16 workers.
 _HELD_OUT_DIGITS = 197
@@ -75,3 +174,37 @@ def _digits() -> ImageData:
     found = load_digits()
     images, labels = found.images[..., None].astype(np.uint8), found.target.astype(np.uint8)
     return ImageData.holding_out(_HELD_OUT_DIGITS, images, labels, 16)
+
+
+class RecordFile:
+    """A file of images and labels, which the workers of this machine read, so that no graph contains them.
+
+    Each record is a label, then an image, byte by byte.
+
+    Args:
+      data: the images, an attribute too.
+      path: of the file.
+    """
+
+    def __init__(self, data: ImageData, path: pathlib.Path) -> None:
+        self.data, self._path = data, path
+        np.concatenate([data.labels[:, None], data.images.reshape(len(data.images), -1)], axis=1).tofile(path)
+
+    def minibatches(self, batch_size: int, worker: int, workers: int, seed: int) -> tf.data.Dataset:
+        """Returns a worker's part of the images, repeated without end and shuffled for each repetition.
+
+        Returns:
+          Pairs of images, float32 [batch_size, height, width, channels] from 0 to 1, and labels, int32 [batch_size].
+        """
+        # The order depends on this seed, too.
+        tf.random.set_seed(seed)
+        data = self.data
+
+        def decoded(records: Any) -> Any:
+            values = tf.reshape(tf.io.decode_raw(records, tf.uint8), [batch_size, -1])
+            images = tf.reshape(tf.cast(values[:, 1:], tf.float32) / data.highest, [batch_size, *data.shape])
+            return images, tf.cast(values[:, 0], tf.int32)
+
+        records = tf.data.FixedLengthRecordDataset(str(self._path), 1 + int(np.prod(data.shape)))
+        part = records.shard(workers, worker).cache().shuffle(len(data.images), seed=seed)
+        return part.repeat().batch(batch_size, drop_remainder=True).map(decoded).prefetch(2)

@@ -11,10 +11,10 @@ import numpy as np
 
 from coordinator.errors import SettingError
 from coordinator.simulation import picture
-from coordinator.simulation.text_report import aligned
-from coordinator.testbed.descent import AXES
+from coordinator.simulation.result import aligned
 from coordinator.testbed.experiment import (
     ASYNCHRONOUS,
+    AXES,
     SEQUENTIAL,
     SYNCHRONOUS,
     Experiment,
@@ -22,10 +22,7 @@ from coordinator.testbed.experiment import (
     missing,
     worker_count,
 )
-from coordinator.testbed.findings import findings
-from coordinator.testbed.loss_curve import HEIGHT, WINDOW, LossCurve
-from coordinator.testbed.steadiness import steadiness
-from coordinator.testbed.trial_result import TrialResult, results_of
+from coordinator.testbed.results import HEIGHT, WINDOW, LossCurve, TrialResult, findings, results_of, steadiness
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

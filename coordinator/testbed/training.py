@@ -4,6 +4,7 @@ Trials that differ only in their delay, or asynchronous ones in the number of wo
 the functions of a step, which take seconds to create.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,15 +13,100 @@ import numpy as np
 import tensorflow as tf
 
 from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
-from coordinator.simulation.random_delay import RandomDelay
+from coordinator.simulation.distribution import RandomDelay
 from coordinator.testbed.experiment import MOST_WORKERS, SEQUENTIAL, SYNCHRONOUS, Experiment, Trial
-from coordinator.testbed.network import initial_weights, new_loss, new_network
-from coordinator.testbed.rule_counts import RuleCounts
+from coordinator.testbed.image_data import ImageData
+from coordinator.updates.rule_state import COUNTS, HISTOGRAM, STEPS, WAITED, pause
 from coordinator.updates.rules.asynchronous import Asynchronous
 from coordinator.updates.rules.bounded_delay import BoundedDelay
 from coordinator.updates.rules.delayed import Delayed
-from coordinator.updates.state.gate import pause
-from coordinator.updates.update_rule import UpdateRule
+from coordinator.updates.update_rule import Staleness, UpdateRule
+
+CLASSES = 10
+
+
+def new_network(shape: tuple[int, int, int], seed: int) -> keras.Model:
+    """Returns a network with initial weights from a seed.
+
+    Args:
+      shape: height, width and channels of an image; each block of the network halves height and width, until 2.
+      seed: of the initial weights.
+
+    Returns:
+      A model from images, float32 [N, height, width, channels], to logits, float32 [N, 10].
+    """
+    keras.utils.set_random_seed(seed)
+    layers, side, filters = [keras.Input(shape)], min(shape[:2]), 16
+    while side > 2:
+        layers += [
+            keras.layers.Conv2D(filters, 3, padding="same", use_bias=False),
+            # Trainings are short: means of the last hundred minibatches would still contain the initial ones.
+            keras.layers.BatchNormalization(momentum=0.9),
+            keras.layers.ReLU(),
+            keras.layers.MaxPooling2D(),
+        ]
+        side, filters = side // 2, min(2 * filters, 64)
+    return keras.Sequential([*layers, keras.layers.Flatten(), keras.layers.Dense(CLASSES)])
+
+
+def initial_weights(shape: tuple[int, int, int], seed: int) -> list[Any]:
+    """Returns the initial weights of the network, trainable or not, as arrays; see `new_network`."""
+    weights: list[Any] = new_network(shape, seed).get_weights()
+    return weights
+
+
+def new_loss() -> keras.losses.Loss:
+    """Returns the loss function: the mean cross entropy of logits, in nats."""
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+class HeldOut:
+    """Images that are not trained on, and a network to predict their classes.
+
+    Args:
+      data: the images.
+    """
+
+    def __init__(self, data: ImageData) -> None:
+        self._network = new_network(data.shape, 0)
+        self._images = data.held_out_images.astype(np.float32) / data.highest
+        self._labels = data.held_out_labels
+
+    def accuracy(self, weights: Any) -> float:
+        """Returns the share of the images, from 0 to 1, whose class a network with some weights predicts."""
+        self._network.set_weights(weights)
+        logits = self._network.predict(self._images, batch_size=1000, verbose=0)
+        return float(np.mean(np.argmax(logits, axis=1) == self._labels))
+
+
+@dataclasses.dataclass(frozen=True)
+class RuleCounts:
+    """Counts of a rule.
+
+    Attributes:
+      updates: the number of updates of the model.
+      histogram: the number of gradients at each staleness, int64.
+      waited: the time that all workers together waited for the rule, in seconds.
+    """
+
+    updates: int
+    histogram: Any
+    waited: float
+
+    @classmethod
+    def of(cls, rule: UpdateRule) -> "RuleCounts":
+        """Returns what a rule has counted so far."""
+        counts, seconds = (tensor.numpy() for tensor in rule.state.read())
+        return cls(int(counts[COUNTS.index("updates")]), counts[HISTOGRAM:STEPS], float(seconds[:, WAITED].sum()))
+
+    def __sub__(self, before: "RuleCounts") -> "RuleCounts":
+        return RuleCounts(self.updates - before.updates, self.histogram - before.histogram, self.waited - before.waited)
+
+    @property
+    def mean_staleness(self) -> float:
+        """The mean staleness of the gradients, in updates."""
+        return Staleness(tuple(map(int, self.histogram))).mean
+
 
 # The size of the table of equally likely delays: the table can be changed without tracing a step again.
 _DELAYS = 256

@@ -18,9 +18,8 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from coordinator.builds import Builds
 from coordinator.errors import ClosureCancelledError, ClosureInputError, ParameterServerLost, TaskLost, WorkerLost
-from coordinator.runtime import Cancellation, Failure, FailureKind, FiniteInput
+from coordinator.runtime import Builds, Cancellation, Failure, FailureKind, FiniteInput
 
 
 class TransientError(Exception):

@@ -14,12 +14,12 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
+from coordinator.background_thread import only_here
 from coordinator.errors import ClusterSpecError, LaunchError
-from coordinator.forks import only_here
-from coordinator.launch.local_servers import LocalServers, free_addresses, free_cluster
 from coordinator.launch.serve import UNUSABLE
+from coordinator.launch.server_process import LocalServers, free_addresses, free_cluster
 from coordinator.launch.task_config import TaskConfig
-from coordinator.setting_checks import is_integer
+from coordinator.options import is_integer
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from coordinator.ps_strategy.keras.internals import optimizers as keras_optimizers
-from coordinator.ps_strategy.keras.internals.parts import parts_of, variable_of
+from coordinator.ps_strategy.keras.internals.optimizers import parts_of, variable_of
 from coordinator.ps_strategy.keras.internals.row_updates import updates_rows
 
 UpdateFunction = Callable[[tf.Variable, Any, Any], object]

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from coordinator.errors import SettingError
-from coordinator.setting_checks import SettingTypeError, check_integer, check_number, check_transfer_dtype
+from coordinator.options import SettingTypeError, check_integer, check_number, check_transfer_dtype
 from coordinator.updates import decisions
 
 # An int64 above every number of updates.

@@ -4,32 +4,285 @@ worker                       parameter servers
 with rule.pull() as v:  <--  the version and the dense variables, one message per server
     gradients
 rule.push(gradients, v) -->  the gradients, one message per server; the rule decides, its optimizer applies
+
+What rounding took from the gradients that each worker has pushed: added to its next push (error feedback).
+
+    push n     sent  = rounded(gradient + error)
+               error = gradient + error - sent
+
+It promises that what a worker has sent in all differs from the sum of its gradients by at most the rounding of its last
+push. The errors of a new or restarted worker are zero; they are in no checkpoint.
+
+(Seide et al. 2014, "1-Bit Stochastic Gradient Descent"; Karimireddy et al., arXiv 1901.09847.)
 """
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from coordinator.data.epochs import Epochs
 from coordinator.ps_strategy.fusing.repeated_function import disable_fusing
 from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
-from coordinator.ps_strategy.tensorflow_internals.reads import reads_not_replaced, reads_replaced
-from coordinator.ps_strategy.tensorflow_internals.replica_threads import refuse_replica
-from coordinator.ps_strategy.tensorflow_internals.server_mutex import ServerMutex
+from coordinator.ps_strategy.tensorflow_internals.replicas import refuse_replica
+from coordinator.ps_strategy.tensorflow_internals.shared_variable import ServerMutex, reads_not_replaced, reads_replaced
 from coordinator.updates.gradient_optimizer import gradient_optimizer
-from coordinator.updates.rule_statistics import RuleStatistics
+from coordinator.updates.gradients import (
+    check_number,
+    checked,
+    given_gradients,
+    is_rounded,
+    not_finite,
+    ordered,
+    rounded,
+)
+from coordinator.updates.local_model import make_per_worker
+from coordinator.updates.model import (
+    Model,
+    PulledModel,
+    PulledVariable,
+    TablesOfRule,
+    checked_version,
+    latest_pull,
+    pull,
+)
+from coordinator.updates.rule_state import (
+    COUNTS,
+    FIRST_SEEN,
+    HISTOGRAM,
+    LAST_SEEN,
+    STEPS,
+    WAITED,
+    RuleState,
+    range_number,
+    zeros,
+)
 from coordinator.updates.settings import RoundingSettings
-from coordinator.updates.state.committed_ranges import range_number
-from coordinator.updates.state.rounding_errors import RoundingErrors
-from coordinator.updates.state.rule_state import RuleState
-from coordinator.updates.switching import switch
-from coordinator.updates.transport.gradients import check_number, checked, given_gradients, not_finite, ordered
-from coordinator.updates.transport.model import Model, pull
-from coordinator.updates.transport.pulled_variables import PulledModel, PulledVariable, checked_version, latest_pull
-from coordinator.updates.transport.tables import TablesOfRule
+
+# Of the histogram in a summary.
+_MOST_VALUES = 100_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Staleness:
+    """The staleness of the pushed gradients, in updates.
+
+    Attributes:
+      histogram: the number of gradients of each staleness, from 0 on; the last also counts all larger ones.
+    """
+
+    histogram: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        """The number of gradients."""
+        return sum(self.histogram)
+
+    @property
+    def mean(self) -> float:
+        """The mean; 0 without gradients."""
+        return sum(staleness * count for staleness, count in enumerate(self.histogram)) / max(self.count, 1)
+
+    @property
+    def median(self) -> int:
+        """The median; the lower one of two."""
+        return self.percentile(50)
+
+    @property
+    def p99(self) -> int:
+        """The 99th percentile."""
+        return self.percentile(99)
+
+    @property
+    def max(self) -> int:
+        """The maximum; 0 without gradients."""
+        return max((staleness for staleness, count in enumerate(self.histogram) if count), default=0)
+
+    def percentile(self, percent: float) -> int:
+        """Returns the least staleness that `percent` of the gradients do not exceed; 0 without gradients."""
+        # Exact; `numpy.percentile` with weights rounds, and differed for 1 of 57,000 random histograms.
+        cumulative = np.cumsum(self.histogram)
+        return int(np.searchsorted(cumulative, percent / 100 * cumulative[-1])) if self.count else 0
+
+    def __str__(self) -> str:
+        return f"staleness mean {self.mean:.2f}, median {self.median}, p99 {self.p99}, max {self.max}"
+
+
+@dataclasses.dataclass(frozen=True)
+class RuleStatistics:
+    """The counters of a rule at one moment, over all of training, including restored checkpoints.
+
+    It contains all that a push counts, or none of it, even while functions run: `staleness.count` is `pushes`, with
+    `Delayed` it is `updates`.
+
+    Attributes:
+      updates: the number of updates: the model's version.
+      pushes: pushed gradients, including rejected ones.
+      rejected: rejected gradients.
+      pulls: the number of times that a worker pulled the model.
+      bytes_pulled: the size of the pulls, including rows that were looked up.
+      bytes_pushed: the size of the pushes.
+      not_finite: pushes with a gradient that has an infinite value or NaN, including rejected ones.
+      staleness: of the pushed gradients, including rejected ones.
+      clocks: the number of steps that each worker has finished, one for each accepted push, by task index; only workers
+        that have run a step. The clock that a rule compares may be larger: a worker that joins late starts at the clock
+        of another, which is not counted here.
+      idle_shares: the share of its time, from 0 to 1, that each worker has waited for the rule, by task index.
+    """
+
+    updates: int
+    pushes: int
+    rejected: int
+    pulls: int
+    bytes_pulled: int
+    bytes_pushed: int
+    not_finite: int
+    staleness: Staleness
+    clocks: dict[int, int]
+    idle_shares: dict[int, float]
+
+    @classmethod
+    def of(cls, state: RuleState) -> "RuleStatistics":
+        """Reads the state of a rule.
+
+        Raises:
+          tf.errors.OpError: the home server does not answer.
+        """
+        counts, seconds = (tensor.numpy() for tensor in state.read())
+        named, histogram, steps = np.split(counts, [HISTOGRAM, STEPS])
+        seen = np.flatnonzero((seconds[:, FIRST_SEEN] > 0) | (steps > 0))
+        lengths = np.maximum(seconds[:, LAST_SEEN] - seconds[:, FIRST_SEEN], 1e-9)
+        return cls(
+            **dict(zip(COUNTS, map(int, named), strict=True)),
+            staleness=Staleness(tuple(map(int, histogram[: int(histogram.nonzero()[0].max(initial=0)) + 1]))),
+            clocks={int(worker): int(steps[worker]) for worker in seen},
+            idle_shares={int(worker): float(min(seconds[worker, WAITED] / lengths[worker], 1.0)) for worker in seen},
+        )
+
+    def write_summaries(self, step: Any, prefix: str = "updates") -> None:
+        """Writes TensorBoard summaries to the default `tf.summary` writer.
+
+        Args:
+          step: an integer.
+          prefix: of the names of the summaries.
+        """
+        for name in COUNTS:
+            tf.summary.scalar(f"{prefix}/{name}", getattr(self, name), step=step)
+        for name in ("mean", "median", "p99", "max"):
+            tf.summary.scalar(f"{prefix}/staleness/{name}", float(getattr(self.staleness, name)), step=step)
+        counts = np.array(self.staleness.histogram)
+        # In proportion: a value for each gradient of a long training would take gigabytes.
+        shown = np.ceil(counts * min(1.0, _MOST_VALUES / max(1, counts.sum()))).astype(np.int64)
+        tf.summary.histogram(f"{prefix}/staleness", np.repeat(np.arange(len(counts)), shown), step=step)
+        for worker, share in self.idle_shares.items():
+            tf.summary.scalar(f"{prefix}/idle_share/worker_{worker}", share, step=step)
+
+    def __str__(self) -> str:
+        idle = ", ".join(f"{share:.0%}" for share in self.idle_shares.values())
+        not_finite = f"{self.not_finite} NOT FINITE, " if self.not_finite else ""
+        return (
+            f"{self.updates} updates, {self.rejected} of {self.pushes} gradients rejected, {not_finite}"
+            f"{self.staleness}; "
+            f"{self.pulls} pulls; {self.bytes_pulled / 1e6:.1f} MB pulled, {self.bytes_pushed / 1e6:.1f} MB pushed; "
+            f"workers idle {idle or 'never'}"
+        )
+
+
+class RoundingErrors:
+    """The rounding errors of each worker. Created in the strategy's scope; used in scheduled functions.
+
+    Args:
+      model: whose dense gradients are rounded.
+      are_kept: False to keep none: then gradients are as they are.
+
+    Raises:
+      ValueError: the shape of a variable is unknown.
+    """
+
+    def __init__(self, model: Model, *, are_kept: bool) -> None:
+        self._dtype = model.transfer_dtype
+        numbers = [number for number in range(len(model.variables)) if are_kept and model.is_rounded(number)]
+        for variable in (model.variables[number] for number in numbers):
+            if not variable.shape.is_fully_defined():
+                raise ValueError(
+                    f"error_feedback needs variables of known shapes: that of {variable.name!r} is {variable.shape}. "
+                    "Create it with one, or list it in embeddings=, which are not rounded."
+                )
+        with tf.variable_creator_scope(make_per_worker):
+            self._errors = {
+                number: zeros(model.variables[number].shape.as_list(), tf.float32, "rounding_error")
+                for number in numbers
+            }
+
+    def added_to(self, gradients: Mapping[int, Any]) -> dict[int, Any]:
+        """Returns gradients, by the positions of their variables, with the errors of this worker's earlier pushes."""
+        return {
+            number: gradient + self._errors[number].read_value() if self._is_kept(number, gradient) else gradient
+            for number, gradient in gradients.items()
+        }
+
+    def keep(self, gradients: Mapping[int, Any], not_finite: Any, accepted: Any) -> None:
+        """Stores what rounding takes from the gradients of a push, unless it was rejected or is not finite.
+
+        Args:
+          gradients: those of `added_to`.
+          not_finite: 1 if the push has a value that is not finite, otherwise 0; an int64 scalar.
+          accepted: whether it is accepted; a bool, or a bool scalar.
+        """
+        for number, gradient in gradients.items():
+            if self._is_kept(number, gradient):
+                lost = gradient - tf.cast(rounded(gradient, self._dtype), gradient.dtype)
+                self._assign_if(tf.logical_and(tf.equal(not_finite, 0), accepted), self._errors[number], lost)
+
+    @staticmethod
+    def _assign_if(condition: Any, error: tf.Variable, lost: Any) -> None:
+        def assign() -> Any:
+            error.assign(lost, read_value=False)
+            return tf.no_op()
+
+        tf.cond(condition, assign, tf.no_op)
+
+    def _is_kept(self, number: int, gradient: Any) -> bool:
+        return number in self._errors and is_rounded(gradient)
+
+
+def switch(current: Any, rule: Any) -> None:
+    """Replaces a rule by another one once all scheduled functions have finished.
+
+    Args:
+      current: the `UpdateRule` that is used.
+      rule: the one that replaces it.
+
+    Raises:
+      ValueError: it is for other variables, for other epochs or none (`once`), or in use.
+      Exception: what `join` raises; then nothing is switched.
+    """
+    _check_successor(current, rule)
+    strategy = current._strategy
+    strategy.join()
+    # What other threads have scheduled since then runs afterwards.
+    with strategy.quiet():
+        current._finish()
+        rule.state = current.state
+        rule._use_state()
+        current._successor = lambda: rule.current
+        strategy.extended.services.rules.discard(current)
+        change = f"{type(current).__name__} to {type(rule).__name__}"
+        strategy.events.record("rule_changed", name=type(rule).__name__, detail=change)
+        strategy.extended.services.retrace()
+
+
+def _check_successor(current: Any, rule: Any) -> None:
+    if rule is current or rule._successor or current._strategy is not rule._strategy:
+        raise ValueError("switch_to takes a rule of the same strategy that was not used before.")
+    mine, theirs = ([id(v) for v in (*each._model.variables, *each._tables.variables)] for each in (current, rule))
+    if mine != theirs:
+        raise ValueError("switch_to takes a rule that was created for the same variables, in the same order.")
+    if current._once is not rule._once:
+        raise ValueError("switch_to takes a rule that was created with the same once= as this one.")
 
 
 class UpdateRule(tf.Module):

@@ -7,11 +7,10 @@ import time
 from collections.abc import Callable, Collection, Mapping
 
 from coordinator.background_thread import BackgroundThread
-from coordinator.builds import Builds
 from coordinator.options import Options
 from coordinator.queueing.closure import Attempt
 from coordinator.queueing.closure_queue import ClosureQueue
-from coordinator.runtime import Servers
+from coordinator.runtime import Builds, Servers
 
 _logger = logging.getLogger("coordinator")
 

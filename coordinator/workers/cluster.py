@@ -13,12 +13,11 @@ from typing import Any
 from coordinator.background_thread import BackgroundThread
 from coordinator.errors import StrategyClosedError, WorkerLost
 from coordinator.future import Future
-from coordinator.options import Options
+from coordinator.options import Options, check_integer
 from coordinator.queueing.closure import Attempt, ErrorScope
 from coordinator.queueing.closure_queue import ClosureQueue
-from coordinator.queueing.interrupts import uninterrupted
+from coordinator.queueing.waits import uninterrupted
 from coordinator.runtime import Runtime, Servers
-from coordinator.setting_checks import check_integer
 from coordinator.statistics import ClusterStatistics
 from coordinator.workers.background_threads import BuildThread, IdleWatch, LinkWatch, StragglerWatch
 from coordinator.workers.recovery_loop import RecoveryLoop

@@ -10,14 +10,13 @@ import pytest
 import tensorflow as tf
 
 from coordinator import Checkpoints, evaluation
-from coordinator.checkpoints import Best, EverySteps, Latest, serial_thread
+from coordinator.checkpoints import Best, EverySteps, Latest, checkpoints
 from coordinator.errors import CheckpointsTakenOver
-from coordinator.evaluation.checkpoint_file import CheckpointFile
+from coordinator.evaluation.checkpoint_watch import CheckpointFile
 from coordinator.events.event_stream import EventStream
-from coordinator.ps_strategy.recovery.block_checkpoints import saved_in_blocks
 from coordinator.ps_strategy.recovery.checkpoint_owner import CheckpointOwner
-from coordinator.ps_strategy.recovery.checkpoint_restore import CheckpointRestore, SaveServices
-from coordinator.ps_strategy.recovery.snapshots import Snapshot
+from coordinator.ps_strategy.recovery.snapshots import Snapshot, saved_in_blocks
+from coordinator.ps_strategy.recovery.variable_recovery import CheckpointRestore, SaveServices
 
 DEADLINE = 60
 
@@ -146,7 +145,7 @@ def test_what_is_being_written_is_not_the_latest(training, gate):
 
 
 def test_a_long_wait_for_a_checkpoint_is_reported(training, gate, caplog, monkeypatch):
-    monkeypatch.setattr(serial_thread, "_STALL_REPORT_INTERVAL", 0.02)
+    monkeypatch.setattr(checkpoints, "_STALL_REPORT_INTERVAL", 0.02)
     training.steps = 10
     training.checkpoints.save()
     with pytest.raises(TimeoutError):

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from coordinator import Checkpoints
 from coordinator.checkpoints import EverySteps
-from coordinator.ps_strategy.recovery.checkpoint_restore import SaveServices
+from coordinator.ps_strategy.recovery.variable_recovery import SaveServices
 from tests.embeddings.tables import make_step, make_table
 from tests.ps_strategy.sharded.partitioners import sharded
 

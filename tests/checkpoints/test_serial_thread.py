@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from coordinator.checkpoints.serial_thread import SerialThread
+from coordinator.checkpoints.checkpoints import SerialThread
 from tests.deadline import LIMIT
 
 

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from coordinator.checkpoints import save_at_signals
-from coordinator.queueing.interrupts import uninterrupted
+from coordinator.queueing.waits import uninterrupted
 from tests.deadline import LIMIT
 
 

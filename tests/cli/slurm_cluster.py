@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from coordinator.launch.local_servers import free_addresses
+from coordinator.launch.server_process import free_addresses
 from tests import ROOT
 from tests.deadline import wait_until
 

@@ -4,7 +4,7 @@ import re
 import pytest
 
 from coordinator.cli.command_line import main
-from coordinator.launch.local_servers import free_addresses
+from coordinator.launch.server_process import free_addresses
 from tests.heartbeat.status_server import CPU, StatusServer, device
 
 

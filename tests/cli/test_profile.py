@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from coordinator.cli.command_line import main
-from coordinator.launch.local_servers import free_addresses
+from coordinator.launch.server_process import free_addresses
 from tests.deadline import LIMIT
 
 

@@ -77,7 +77,7 @@ def test_the_program_gets_its_role_its_arguments_and_its_exit_code_through(
 def test_every_server_answers_before_the_program_starts(program: Writer, environment: Environment) -> None:
     path = program("""
         import json, os
-        from coordinator.heartbeat.task_probe import TaskProbe
+        from coordinator.heartbeat.probes import TaskProbe
         cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
         for address in cluster["worker"] + cluster["ps"]:
             print(TaskProbe(address).status(timeout=5).devices)

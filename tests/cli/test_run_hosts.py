@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from coordinator.cli.command_line import main
-from coordinator.launch.local_servers import free_addresses
+from coordinator.launch.server_process import free_addresses
 from tests.cli.conftest import Environment, Writer
 from tests.cli.fake_ssh import write_fake_ssh
 from tests.deadline import wait_until
@@ -22,7 +22,7 @@ from tests.launch.command_process import CommandProcess
 # Reports the cluster, then waits for a line; meanwhile it says when a new process serves as a task.
 WATCHING = """
     import json, os, select, sys
-    from coordinator.heartbeat.task_probe import TaskProbe
+    from coordinator.heartbeat.probes import TaskProbe
     cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
     print("cluster", json.dumps(cluster), flush=True)
     seen = set()

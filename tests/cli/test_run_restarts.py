@@ -98,7 +98,7 @@ def test_an_interrupted_program_is_not_started_again(
 # Prints the id of each process that serves as the first parameter server, until it is typed a line.
 WATCHING = """
     import json, os, pathlib, select, sys
-    from coordinator.heartbeat.task_probe import TaskProbe
+    from coordinator.heartbeat.probes import TaskProbe
     address = json.loads(os.environ["TF_CONFIG"])["cluster"]["ps"][0]
     seen = set()
     while not select.select([0], [], [], 0.05)[0]:
@@ -145,7 +145,7 @@ def server(command: CommandProcess, name: str, start: int) -> psutil.Process:
 # Fails unless every server answers when it begins.
 CALLING = """
     import json, os
-    from coordinator.heartbeat.task_probe import TaskProbe
+    from coordinator.heartbeat.probes import TaskProbe
     cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
     for address in [*cluster["worker"], *cluster["ps"]]:
         with TaskProbe(address) as probe:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from coordinator.cli.command_line import main
-from coordinator.launch.local_servers import free_addresses
+from coordinator.launch.server_process import free_addresses
 from tests.cli.conftest import Environment
 from tests.heartbeat.reach import MOMENT, answers, own_ipv4_address
 from tests.launch.command_process import CommandProcess

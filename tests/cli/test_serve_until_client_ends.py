@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from coordinator.launch.local_servers import free_addresses
+from coordinator.launch.server_process import free_addresses
 from tests.program_runner import ProgramRunner
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]

@@ -15,9 +15,8 @@ from rich.console import Console
 
 from coordinator.addresses import PageAddress
 from coordinator.cli.command_line import main
-from coordinator.cli.top_screen import screen_of
-from coordinator.dashboard.page_server import PageServer
-from coordinator.dashboard.publisher import Publisher, state_of
+from coordinator.cli.top import screen_of
+from coordinator.dashboard.dashboard import PageServer, Publisher, state_of
 from coordinator.http_server import HttpServer, Request
 from tests.dashboard.made_cluster import MadeCluster
 from tests.launch.command_process import CommandProcess

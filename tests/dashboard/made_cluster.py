@@ -5,8 +5,7 @@ import random
 from collections.abc import Sequence
 
 from coordinator.dashboard.aggregator import Aggregator
-from coordinator.dashboard.snapshot import RuleRow, Snapshot
-from coordinator.dashboard.usage import ServerUsage
+from coordinator.dashboard.snapshot import RuleRow, ServerUsage, Snapshot
 from coordinator.events.event_stream import Event
 from coordinator.statistics import ClusterStatistics, WorkerStatistics
 

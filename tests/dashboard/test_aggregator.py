@@ -6,9 +6,8 @@ import math
 import pytest
 
 from coordinator.dashboard.aggregator import Aggregator
-from coordinator.dashboard.publisher import state_of, target_of
-from coordinator.dashboard.snapshot import RuleRow, Snapshot, WorkerRow
-from coordinator.dashboard.usage import ServerUsage
+from coordinator.dashboard.dashboard import state_of, target_of
+from coordinator.dashboard.snapshot import RuleRow, ServerUsage, Snapshot, WorkerRow
 from coordinator.events.event_stream import Event
 from coordinator.statistics import ClusterStatistics, WorkerStatistics
 from tests.dashboard.made_cluster import STARTED, MadeCluster

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.addresses import PageAddress
-from coordinator.dashboard.page_server import PageServer
-from coordinator.dashboard.publisher import Publisher
+from coordinator.dashboard.dashboard import PageServer, Publisher
 from tests.dashboard.made_cluster import MadeCluster
 from tests.deadline import wait_until
 from tests.launch.command_process import CommandProcess

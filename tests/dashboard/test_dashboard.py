@@ -12,7 +12,7 @@ import pytest
 from coordinator.addresses import PageAddress
 from coordinator.dashboard import dashboard as module
 from coordinator.dashboard.dashboard import Dashboard, Sources
-from coordinator.dashboard.usage import ServerUsage
+from coordinator.dashboard.snapshot import ServerUsage
 from coordinator.events.event_stream import EventStream
 from coordinator.statistics import ClusterStatistics
 from tests.deadline import wait_until

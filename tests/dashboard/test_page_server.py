@@ -11,8 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from coordinator.addresses import PageAddress
-from coordinator.dashboard.page_server import PageServer
-from coordinator.dashboard.publisher import Publisher
+from coordinator.dashboard.dashboard import PageServer, Publisher
 from coordinator.errors import LaunchError
 from tests.dashboard.made_cluster import MadeCluster
 

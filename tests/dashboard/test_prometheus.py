@@ -12,8 +12,7 @@ import portpicker
 import pytest
 
 from coordinator.addresses import PageAddress
-from coordinator.dashboard.page_server import PageServer
-from coordinator.dashboard.publisher import Publisher
+from coordinator.dashboard.dashboard import PageServer, Publisher
 from coordinator.dashboard.snapshot import Snapshot
 from tests.dashboard.made_cluster import MadeCluster
 from tests.deadline import wait_until

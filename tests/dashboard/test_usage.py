@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from coordinator.dashboard.usage import ServerUsage, UsageRecord
+from coordinator.dashboard.snapshot import ServerUsage, UsageRecord
 
 BEGIN = ServerUsage(
     "ps 0", 10.0, cpu=5.0, processors=2.0, machine="1f", host="a", machine_cpu=100.0, machine_processors=4

@@ -4,8 +4,8 @@ import psutil
 import pytest
 import tensorflow as tf
 
-from coordinator.data.autotuning import without_autotuning
-from coordinator.ps_strategy.tensorflow_internals.dataset_options import options_in_graph
+from coordinator.data.source import without_autotuning
+from coordinator.ps_strategy.tensorflow_internals.datasets import options_in_graph
 from tests.ps_strategy.every_worker import on_every_worker
 
 ITERATORS = 30

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from coordinator.embeddings import Constant, MinCount, Normal, OlderThan, Probability, SmallerThan, Uniform
-from coordinator.embeddings.keys import BUCKETS, as_integers, bucket_of, capacities, server_of
+from coordinator.embeddings.table_settings import BUCKETS, as_integers, bucket_of, capacities, server_of
 from coordinator.errors import SettingError
 
 KEYS = tf.constant([*range(1000), *range(0, 1000 * 2**20, 2**20), -1, 2**62], tf.int64)

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from coordinator.embeddings import Table, Uniform
 from coordinator.ps_strategy.fusing.graph_copies import GraphCopies
-from coordinator.ps_strategy.tensorflow_internals.compilation import built_function
+from coordinator.ps_strategy.tensorflow_internals.functions import built_function
 from tests.embeddings.tables import DIM, TIMEOUT, Trainer, make_step, make_table, subtract
 from tests.ps_strategy.fusing.fused_calls import COUNT, STEPS, FusedCalls
 

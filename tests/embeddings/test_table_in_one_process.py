@@ -9,11 +9,11 @@ import tensorflow as tf
 
 import coordinator
 from coordinator.embeddings import Embedding, MinCount, OlderThan, Table
-from coordinator.embeddings.exported_rows import Base, write_rows
+from coordinator.embeddings.serving_export import Base, write_rows
 from coordinator.embeddings.shard_storage import CLOCK
 from coordinator.errors import EvaluationError
-from coordinator.evaluation.checkpoint_file import CheckpointFile
 from coordinator.evaluation.checkpoint_loader import CheckpointLoader
+from coordinator.evaluation.checkpoint_watch import CheckpointFile
 from tests.embeddings.tables import DIM, make_step, subtract
 
 # One that has a strategy refuses such tables.

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from coordinator.embeddings import Constant, RowwiseAdagrad
-from coordinator.ps_strategy.keras.internals.row_optimizer import RowOptimizer
+from coordinator.ps_strategy.keras.internals.row_updates import RowOptimizer
 from tests.embeddings.tables import DIM, Trainer, make_table
 
 KEYS = np.array([7, 10**12, -3, 8])

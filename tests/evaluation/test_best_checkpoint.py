@@ -7,9 +7,8 @@ import tensorflow as tf
 
 from coordinator.errors import EvaluationError
 from coordinator.evaluation import EvaluationResult, best_result
-from coordinator.evaluation.best_checkpoint import BestCheckpoint
-from coordinator.evaluation.checkpoint_file import CheckpointFile
-from coordinator.evaluation.sidecar_evaluator import flat_metrics
+from coordinator.evaluation.checkpoint_watch import CheckpointFile
+from coordinator.evaluation.sidecar_evaluator import BestCheckpoint, flat_metrics
 from coordinator.evaluation.status_files import BEST_FILE
 from tests.evaluation.tiny_training import TinyTraining
 

@@ -5,7 +5,7 @@ import h5py
 import pytest
 import tensorflow as tf
 
-from coordinator.evaluation.checkpoint_file import CheckpointFile, find_newest, newest_checkpoint
+from coordinator.evaluation.checkpoint_watch import CheckpointFile, find_newest, newest_checkpoint
 from tests.evaluation.tiny_training import TinyTraining, set_written
 
 

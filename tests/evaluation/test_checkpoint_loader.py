@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 from coordinator.errors import EvaluationError
-from coordinator.evaluation.checkpoint_file import CheckpointFile
 from coordinator.evaluation.checkpoint_loader import CheckpointLoader
+from coordinator.evaluation.checkpoint_watch import CheckpointFile
 from tests.evaluation.tiny_training import TinyTraining, build_data, build_model, same_weights
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.evaluation import EvaluationResult
-from coordinator.evaluation.checkpoint_file import CheckpointFile
-from coordinator.evaluation.checkpoint_watch import CheckpointWatch, Move, Situation, advice, next_move
+from coordinator.evaluation.checkpoint_watch import CheckpointFile, CheckpointWatch, Move, Situation, advice, next_move
 from coordinator.evaluation.status_files import TrainingMarker, append_result
 from tests.evaluation.tiny_training import DEADLINE, set_written
 

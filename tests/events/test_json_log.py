@@ -6,8 +6,7 @@ import logging
 
 import pytest
 
-from coordinator.events.event_stream import Event
-from coordinator.events.json_log import log_event, log_written_as
+from coordinator.events.event_stream import Event, log_event, log_written_as
 from coordinator.testing.fake_runtime import FakeRuntime
 from tests.deadline import LIMIT
 from tests.fake_cluster import OPTIONS, index_of, running_scheduler

@@ -10,7 +10,7 @@ import pytest
 
 from coordinator.errors import ParameterServerLost, Rollback, StrategyClosedError
 from coordinator.events.event_stream import Event, EventStream
-from coordinator.events.listeners import Listeners
+from coordinator.events.trace import Listeners
 from coordinator.testing.fake_runtime import FakeRuntime, Gate
 from tests.deadline import LIMIT
 from tests.fake_cluster import OPTIONS, check_events, index_of, running_scheduler

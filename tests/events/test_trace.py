@@ -9,8 +9,7 @@ import pytest
 
 from coordinator.errors import Rollback, StrategyClosedError
 from coordinator.events.event_stream import EventStream
-from coordinator.events.trace import Trace
-from coordinator.events.trace_file import TraceFile
+from coordinator.events.trace import Trace, TraceFile
 from coordinator.testing.fake_runtime import FakeRuntime, Gate
 from tests.deadline import LIMIT
 from tests.fake_cluster import index_of, running_scheduler

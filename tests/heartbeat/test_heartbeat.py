@@ -14,10 +14,10 @@ import pytest
 
 from coordinator import background_thread
 from coordinator.heartbeat.heartbeat import Heartbeat
-from coordinator.heartbeat.obstacle import Obstacle
+from coordinator.heartbeat.heartbeat_process import Liveness, ServerState
 from coordinator.heartbeat.open_connections import OpenConnections
-from coordinator.heartbeat.watched_server import Liveness, ServerState
-from coordinator.launch.local_servers import free_addresses
+from coordinator.heartbeat.probes import Obstacle
+from coordinator.launch.server_process import free_addresses
 from tests.deadline import LIMIT, wait_until
 from tests.program_runner import ProgramRunner
 from tests.status_server import StatusServer
@@ -201,7 +201,7 @@ HELD_UP = """
 
     from coordinator.heartbeat.heartbeat import Heartbeat
     from coordinator.heartbeat.open_connections import Endpoint, OpenConnections
-    from coordinator.heartbeat.watched_server import Liveness
+    from coordinator.heartbeat.heartbeat_process import Liveness
 
     faulthandler.dump_traceback_later(60, exit=True)
     # Calls through it keep Python's global lock: no other thread runs until they return.

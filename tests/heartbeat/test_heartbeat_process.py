@@ -10,8 +10,8 @@ from typing import Any
 import psutil
 import pytest
 
-from coordinator.heartbeat.heartbeat_client import HeartbeatClient
-from coordinator.launch.local_servers import free_addresses
+from coordinator.heartbeat.heartbeat import HeartbeatClient
+from coordinator.launch.server_process import free_addresses
 from tests.deadline import LIMIT, wait_until
 from tests.program_runner import ProgramRunner
 from tests.status_server import StatusServer
@@ -205,7 +205,7 @@ def test_it_ends_when_the_client_is_killed(run_program: ProgramRunner) -> None:
     run_program(
         """
         import os, select, signal
-        from coordinator.heartbeat.heartbeat_client import HeartbeatClient
+        from coordinator.heartbeat.heartbeat import HeartbeatClient
 
         child = HeartbeatClient(interval=0.1, timeout=1.0)
         child.update({"127.0.0.1:1": 0}, {}, None)
@@ -224,7 +224,7 @@ def test_it_imports_modules_from_the_same_places_as_the_client(tmp_path: Any, ru
     run_program(
         """
         import select
-        from coordinator.heartbeat.heartbeat_client import HeartbeatClient
+        from coordinator.heartbeat.heartbeat import HeartbeatClient
 
         child = HeartbeatClient(interval=0.1, timeout=1.0)
         child.update({"127.0.0.1:1": 0}, {}, None)

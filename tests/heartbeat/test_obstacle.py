@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from coordinator.heartbeat.obstacle import Obstacle, find_obstacles
-from coordinator.launch.local_servers import free_addresses
+from coordinator.heartbeat.probes import Obstacle, find_obstacles
+from coordinator.launch.server_process import free_addresses
 
 
 @contextlib.contextmanager

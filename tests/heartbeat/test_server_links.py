@@ -8,13 +8,14 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from coordinator.heartbeat.server_links import Link, ServerLinks
-from coordinator.heartbeat.server_rpcs import (
+from coordinator.heartbeat.probes import (
     CLOSE_SESSION,
     CREATE_SESSION,
     CloseSessionRequest,
     CreateSessionRequest,
     CreateSessionResponse,
+    Link,
+    ServerLinks,
 )
 from tests.deadline import LIMIT, wait_until
 
@@ -68,7 +69,7 @@ def link(master: Master) -> Iterator[Link]:
 
 @pytest.fixture
 def links(monkeypatch: pytest.MonkeyPatch) -> Iterator[ServerLinks]:
-    monkeypatch.setattr("coordinator.heartbeat.server_links._FRESH", 0.0)
+    monkeypatch.setattr("coordinator.heartbeat.probes._FRESH", 0.0)
     with contextlib.closing(ServerLinks(TIMEOUT)) as links:
         yield links
 
@@ -120,7 +121,7 @@ def test_an_unanswered_question_is_asked_once_and_answered_when_the_link_is_whol
 def test_many_threads_share_a_question_and_its_answer(
     master: Master, link: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coordinator.heartbeat.server_links._FRESH", LIMIT)
+    monkeypatch.setattr("coordinator.heartbeat.probes._FRESH", LIMIT)
     master.gate.clear()
     with (
         contextlib.closing(ServerLinks(LIMIT)) as links,

@@ -6,8 +6,8 @@ from concurrent import futures
 
 import pytest
 
-from coordinator.heartbeat.task_probe import AsyncTaskProbe, TaskProbe, TaskStatus
-from coordinator.launch.local_servers import free_addresses
+from coordinator.heartbeat.probes import AsyncTaskProbe, TaskProbe, TaskStatus
+from coordinator.launch.server_process import free_addresses
 from tests.heartbeat.status_server import CPU, StatusServer, device
 
 GPU = "/job:worker/replica:0/task:0/device:GPU:0"

@@ -6,10 +6,9 @@ from typing import ClassVar
 
 import pytest
 
-from coordinator.heartbeat import watched_server
-from coordinator.heartbeat.obstacle import Obstacle
-from coordinator.heartbeat.task_probe import TaskStatus
-from coordinator.heartbeat.watched_server import Liveness, ServerState, WatchedServer
+from coordinator.heartbeat import heartbeat_process
+from coordinator.heartbeat.heartbeat_process import Liveness, ServerState, WatchedServer
+from coordinator.heartbeat.probes import Obstacle, TaskStatus
 
 TIMEOUT = 0.01
 
@@ -54,8 +53,8 @@ class FakeProbe:
     ids=["answering", "restarted", "gone", "silent", "a pause of this process is not a silence of the server"],
 )
 def test_changes_are_reported(monkeypatch: pytest.MonkeyPatch, outcomes: list, reported: list) -> None:
-    monkeypatch.setattr(watched_server, "AsyncTaskProbe", FakeProbe)
-    monkeypatch.setattr(watched_server, "time", types.SimpleNamespace(monotonic=lambda: FakeProbe.now))
+    monkeypatch.setattr(heartbeat_process, "AsyncTaskProbe", FakeProbe)
+    monkeypatch.setattr(heartbeat_process, "time", types.SimpleNamespace(monotonic=lambda: FakeProbe.now))
     monkeypatch.setattr(FakeProbe, "now", 0.0)
     monkeypatch.setattr(FakeProbe, "outcomes", list(outcomes))
     states: list[ServerState] = []

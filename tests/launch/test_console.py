@@ -8,7 +8,7 @@ import tty
 
 import pytest
 
-from coordinator.launch.console import Console
+from coordinator.launch.program_process import Console
 
 
 class Terminal(io.StringIO):

@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from coordinator.errors import LaunchError
-from coordinator.launch.health import Health
-from coordinator.launch.local_servers import free_addresses
+from coordinator.launch.serve import Health
+from coordinator.launch.server_process import free_addresses
 from coordinator.launch.task_config import TaskConfig
 from tests.status_server import StatusServer
 

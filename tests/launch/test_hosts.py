@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.errors import SettingError
-from coordinator.launch.hosts import Host, fill, parse_hosts, read_hostfile, slots_of, spread
+from coordinator.launch.run_request import Host, fill, parse_hosts, read_hostfile, slots_of, spread
 
 
 def test_hosts_have_a_name_as_ssh_takes_it_and_a_number_of_slots() -> None:

@@ -6,10 +6,10 @@ import sys
 import pytest
 
 from coordinator.errors import LaunchError
-from coordinator.launch.console import Console
 from coordinator.launch.local_job import LocalJob
-from coordinator.launch.local_servers import LocalServers
+from coordinator.launch.program_process import Console
 from coordinator.launch.run_request import RunRequest
+from coordinator.launch.server_process import LocalServers
 
 
 @pytest.fixture

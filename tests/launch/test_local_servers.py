@@ -3,8 +3,8 @@ import socket
 import pytest
 
 from coordinator.errors import LaunchError
-from coordinator.launch import local_servers as module
-from coordinator.launch.local_servers import free_addresses
+from coordinator.launch import server_process as module
+from coordinator.launch.server_process import free_addresses
 
 
 def test_every_address_is_different_and_can_be_served_on() -> None:

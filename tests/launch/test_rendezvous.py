@@ -8,8 +8,8 @@ import threading
 import pytest
 
 from coordinator.errors import LaunchError
-from coordinator.launch import rendezvous
-from coordinator.launch.rendezvous import Link
+from coordinator.launch import slurm
+from coordinator.launch.slurm import Link
 from tests.deadline import wait_until
 
 TIMEOUT = 60.0
@@ -22,8 +22,8 @@ def group() -> str:
 
 def test_processes_find_each_other_and_exchange_objects(group: str) -> None:
     with concurrent.futures.ThreadPoolExecutor() as threads:
-        accepting = threads.submit(rendezvous.accept, group, [1, 2], is_local=True, timeout=TIMEOUT)
-        connecting = {rank: threads.submit(rendezvous.connect, group, rank, "127.0.0.1", TIMEOUT) for rank in (2, 1)}
+        accepting = threads.submit(slurm.accept, group, [1, 2], is_local=True, timeout=TIMEOUT)
+        connecting = {rank: threads.submit(slurm.connect, group, rank, "127.0.0.1", TIMEOUT) for rank in (2, 1)}
         others = {rank: each.result(TIMEOUT) for rank, each in connecting.items()}
         links = accepting.result(TIMEOUT)
     for rank in (1, 2):
@@ -48,9 +48,9 @@ def test_other_programs_on_the_ports_are_left_alone(group: str) -> None:
     with contextlib.ExitStack() as opened, concurrent.futures.ThreadPoolExecutor() as threads:
         foreign = opened.enter_context(socket.create_server(("127.0.0.1", first)))
         answering = threads.submit(lambda: foreign.accept()[0])
-        accepting = threads.submit(rendezvous.accept, group, [1], is_local=True, timeout=TIMEOUT)
-        stranger = threads.submit(rendezvous.connect, group, 5, "127.0.0.1", 0.5)
-        connecting = threads.submit(rendezvous.connect, group, 1, "127.0.0.1", TIMEOUT)
+        accepting = threads.submit(slurm.accept, group, [1], is_local=True, timeout=TIMEOUT)
+        stranger = threads.submit(slurm.connect, group, 5, "127.0.0.1", 0.5)
+        connecting = threads.submit(slurm.connect, group, 1, "127.0.0.1", TIMEOUT)
         with answering.result(TIMEOUT) as connection:
             connection.sendall(b"220 mail.example.org\r\n")
         link = connecting.result(TIMEOUT)
@@ -99,17 +99,17 @@ def listening_port(group: str) -> int:
 
 def test_strangers_who_connect_delay_nobody_and_are_not_taken_for_others(group: str) -> None:
     with contextlib.ExitStack() as opened, concurrent.futures.ThreadPoolExecutor() as threads:
-        accepting = threads.submit(rendezvous.accept, group, [1], is_local=True, timeout=TIMEOUT, key=KEY)
+        accepting = threads.submit(slurm.accept, group, [1], is_local=True, timeout=TIMEOUT, key=KEY)
         port = listening_port(group)
         for greeting in GREETINGS * 40:
             stranger = opened.enter_context(socket.create_connection(("127.0.0.1", port), TIMEOUT))
             with contextlib.suppress(ConnectionError):
                 stranger.sendall(greeting.replace(b"GROUP", group.encode()))
-        impostor = threads.submit(rendezvous.connect, group, 1, "127.0.0.1", 0.5, key=b"another one")
+        impostor = threads.submit(slurm.connect, group, 1, "127.0.0.1", 0.5, key=b"another one")
         with pytest.raises(LaunchError, match="did not answer"):
             impostor.result(TIMEOUT)
         assert not accepting.done()
-        with contextlib.closing(rendezvous.connect(group, 1, "127.0.0.1", TIMEOUT, key=KEY)) as link:
+        with contextlib.closing(slurm.connect(group, 1, "127.0.0.1", TIMEOUT, key=KEY)) as link:
             [accepted] = accepting.result(TIMEOUT).values()
             link.send(text="from the right one")
             assert accepted.receive(TIMEOUT) == {"text": "from the right one"}
@@ -127,7 +127,7 @@ def test_nobody_who_sends_byte_by_byte_moves_the_deadline(group: str, greeting: 
                 connection.sendall(b"x")
 
     with concurrent.futures.ThreadPoolExecutor(8) as threads:
-        accepting = threads.submit(rendezvous.accept, group, [1], is_local=True, timeout=1.0)
+        accepting = threads.submit(slurm.accept, group, [1], is_local=True, timeout=1.0)
         port = listening_port(group)
         for _ in range(5):
             threads.submit(dribble, socket.create_connection(("127.0.0.1", port), TIMEOUT))
@@ -145,12 +145,12 @@ def test_others_who_listen_on_the_ports_delay_nobody_and_are_not_believed(group:
         for port in ports[:-2]:
             opened.enter_context(socket.create_server(("127.0.0.1", port)))
         with pytest.raises(LaunchError, match=r"did not answer within 0\.3 s"):
-            rendezvous.connect(group, 1, "127.0.0.1", 0.3, key=KEY)
+            slurm.connect(group, 1, "127.0.0.1", 0.3, key=KEY)
         # One poses as the first process, without the key.
-        posing = threads.submit(rendezvous.accept, group, [1], is_local=True, timeout=3.0, key=b"another one")
+        posing = threads.submit(slurm.accept, group, [1], is_local=True, timeout=3.0, key=b"another one")
         listening_port(group)
-        accepting = threads.submit(rendezvous.accept, group, [1], is_local=True, timeout=TIMEOUT, key=KEY)
-        link = rendezvous.connect(group, 1, "127.0.0.1", TIMEOUT, key=KEY)
+        accepting = threads.submit(slurm.accept, group, [1], is_local=True, timeout=TIMEOUT, key=KEY)
+        link = slurm.connect(group, 1, "127.0.0.1", TIMEOUT, key=KEY)
         accepting.result(TIMEOUT)[1].close()
         link.close()
         with pytest.raises(LaunchError, match="The tasks 1 did not start"):
@@ -170,7 +170,7 @@ def test_a_name_that_is_not_resolved_is_waited_for_until_the_deadline(
 
     monkeypatch.setattr(socket, "getaddrinfo", hang)
     with pytest.raises(LaunchError, match=r"The first task, on node7, did not answer within 0\.1 s"):
-        rendezvous.connect(group, 1, "node7", 0.1)
+        slurm.connect(group, 1, "node7", 0.1)
     assert asked.is_set()
     answer.set()
 
@@ -201,6 +201,6 @@ def test_an_object_that_is_sent_back_or_again_ends_a_link() -> None:
 
 def test_a_missing_process_is_named(group: str) -> None:
     with pytest.raises(LaunchError, match=r"The tasks 1, 3 did not start within 0\.05 s"):
-        rendezvous.accept(group, [1, 3], is_local=True, timeout=0.05)
+        slurm.accept(group, [1, 3], is_local=True, timeout=0.05)
     with pytest.raises(LaunchError, match=r"The first task, on 127\.0\.0\.1, did not answer"):
-        rendezvous.connect(group, 1, "127.0.0.1", 0.05)
+        slurm.connect(group, 1, "127.0.0.1", 0.05)

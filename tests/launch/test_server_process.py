@@ -9,8 +9,7 @@ import psutil
 import pytest
 
 from coordinator.errors import ClusterSpecError, LaunchError
-from coordinator.launch.local_servers import LocalServers, free_addresses, free_cluster
-from coordinator.launch.server_process import ServerProcess
+from coordinator.launch.server_process import LocalServers, ServerProcess, free_addresses, free_cluster
 from coordinator.launch.server_starter import ForkServerProcess
 from coordinator.launch.task_config import TaskConfig
 from tests.launch.fake_tensorflow import STARTS_A_THREAD, write_fake_tensorflow
@@ -126,7 +125,7 @@ def test_it_ends_when_the_process_that_started_it_is_killed(
 ) -> None:
     program = """
         import os, pathlib, signal
-        from coordinator.launch.local_servers import free_addresses
+        from coordinator.launch.server_process import free_addresses
         from coordinator.launch.server_process import ServerProcess
         from coordinator.launch.server_starter import ForkServerProcess
         from coordinator.launch.task_config import TaskConfig

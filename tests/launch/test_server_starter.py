@@ -12,8 +12,7 @@ import pytest
 
 from coordinator.errors import LaunchError
 from coordinator.launch import server_starter
-from coordinator.launch.local_servers import LocalServers, free_addresses
-from coordinator.launch.server_process import ServerProcess
+from coordinator.launch.server_process import LocalServers, ServerProcess, free_addresses
 from coordinator.launch.server_starter import UNKNOWN_EXIT_CODE, ForkServerProcess
 from coordinator.launch.task_config import TaskConfig
 from tests.deadline import wait_until
@@ -244,7 +243,7 @@ def test_servers_outlive_a_killed_fork_server_and_start_again(tasks: Tasks) -> N
 def test_servers_and_fork_server_end_with_a_killed_process(tasks: Tasks, state: str) -> None:
     program = """
         import os, pathlib, psutil, sys
-        from coordinator.launch.local_servers import free_addresses
+        from coordinator.launch.server_process import free_addresses
         from coordinator.launch.server_process import ServerProcess
         from coordinator.launch.task_config import TaskConfig
         from coordinator.launch.server_starter import ForkServerProcess

@@ -3,7 +3,7 @@ import queue
 import signal
 import threading
 
-from coordinator.launch.signal_reader import SignalReader
+from coordinator.launch.serve import SignalReader
 
 SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 

@@ -1,7 +1,7 @@
 import pytest
 
 from coordinator.errors import LaunchError
-from coordinator.launch.slurm_step import SlurmStep, role_of
+from coordinator.launch.slurm import SlurmStep, role_of
 
 ENVIRONMENT = {
     "SLURM_CLUSTER_NAME": "test",

@@ -21,7 +21,7 @@ PROGRAM = """
 
     import psutil
 
-    from coordinator.heartbeat.task_probe import TaskProbe
+    from coordinator.heartbeat.probes import TaskProbe
 
     config, what = json.loads(os.environ["TF_CONFIG"]), sys.argv[1]
     if config["task"]["type"] == "evaluator":

@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 import coordinator
-from coordinator.updates.state.gate import pause
+from coordinator.updates.rule_state import pause
 from tests.deadline import wait_until
 
 

@@ -1,8 +1,8 @@
 """A worker that is this process: for what runs on workers, without any."""
 
-from coordinator.builds import Builds
 from coordinator.ps_strategy.per_worker.resource import WorkerContext
-from coordinator.ps_strategy.tensorflow_internals.calls import CancellationManager
+from coordinator.ps_strategy.tensorflow_internals.functions import CancellationManager
+from coordinator.runtime import Builds
 
 CPU = "/device:CPU:0"
 

@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from coordinator.ps_strategy.brief_collections import BriefCollections
+from coordinator.ps_strategy.parameter_server_strategy import BriefCollections
 
 
 class Cycle(BriefCollections):

@@ -11,8 +11,7 @@ import pytest
 
 from coordinator.queueing.closure import Attempt, Closure
 from coordinator.queueing.closure_queue import ClosureQueue
-from coordinator.queueing.queue_state import QueueState
-from coordinator.queueing.waiting_closures import IdleWorker
+from coordinator.queueing.queue_state import IdleWorker, QueueState
 from coordinator.testing.fake_runtime import FakeCancellation
 from tests.deadline import LIMIT, wait_until
 from tests.queueing.closure_queue_bench import Stalls, new_closure, new_internal, new_queue, put_new

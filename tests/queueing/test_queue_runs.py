@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from coordinator.errors import ClosureQuarantined, WorkerLost
-from coordinator.runs_future import RunsFuture
+from coordinator.queueing.closure import RunsFuture
 from coordinator.runtime import FusionKey
 from coordinator.testing.fake_runtime import EndOfDataError, FakeRuntime, Gate
 from coordinator.workers.scheduler import Scheduler
 from tests.deadline import LIMIT, wait_until
 from tests.fake_cluster import OPTIONS, check_events, index_of, running_scheduler
-from tests.fusing.fusible_steps import FOUR, SAME_KEY, behind_a_gate
 from tests.workers.finite_data import FiniteData, shards
+from tests.workers.fusible_steps import FOUR, SAME_KEY, behind_a_gate
 from tests.workers.test_quiet import quiet_on_a_thread
 
 

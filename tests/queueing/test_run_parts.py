@@ -6,19 +6,16 @@ from unittest import mock
 import pytest
 
 from coordinator.errors import ClosureCancelledError
-from coordinator.fusing.fusion_size import FusionSizeModel
-from coordinator.queueing.closure import Closure
-from coordinator.queueing.closure_queue import ClosureQueue
-from coordinator.queueing.queue_runs import QueueRuns
+from coordinator.queueing.closure import Closure, RunsFuture, RunsPart, prepare
+from coordinator.queueing.closure_queue import ClosureQueue, QueueRuns
 from coordinator.queueing.queue_state import QueueState
-from coordinator.queueing.run_parts import prepare
-from coordinator.runs_future import RunsFuture, RunsPart
 from coordinator.runtime import FailureKind
 from coordinator.testing.fake_runtime import FakeCancellation, FakeRuntime
+from coordinator.workers.fused_dispatch import FusionSizeModel
 from tests.deadline import LIMIT
 from tests.fake_cluster import check_events, index_of, running_scheduler
-from tests.fusing.fusible_steps import FOUR, SAME_KEY, behind_a_gate
 from tests.queueing.closure_queue_bench import Stalls, fail, new_queue, put_new, take
+from tests.workers.fusible_steps import FOUR, SAME_KEY, behind_a_gate
 
 
 class UserError(Exception):

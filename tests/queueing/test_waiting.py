@@ -12,7 +12,7 @@ from coordinator.future import Future
 from coordinator.queueing.closure import Closure, ErrorScope
 from coordinator.queueing.closure_queue import ClosureQueue
 from coordinator.queueing.queue_state import QueueState
-from coordinator.queueing.waiting import QueueWaits
+from coordinator.queueing.waits import QueueWaits
 from coordinator.testing import FakeRuntime
 
 TIMEOUT = 30.0

@@ -3,7 +3,7 @@
 import re
 
 from coordinator.dashboard.metrics import metrics_of
-from coordinator.launch.health import Health
+from coordinator.launch.serve import Health
 from coordinator.launch.task_config import TaskConfig
 from tests import ROOT
 from tests.dashboard.made_cluster import MadeCluster

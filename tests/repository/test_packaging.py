@@ -71,7 +71,7 @@ def test_what_is_required_is_what_the_package_imports_and_tensorboard(
 def test_examples_import_only_what_their_extra_brings(
     requirements: dict[str, set[str]], imported: Callable[[str], set[str]], folder: str
 ) -> None:
-    assert imported(folder) <= requirements[""] | requirements["examples"]
+    assert imported(folder) <= requirements[""] | requirements["examples"] | requirements["plots"]
 
 
 def test_tests_import_only_what_their_extras_bring(

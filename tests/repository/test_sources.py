@@ -47,7 +47,7 @@ def test_each_source_has_its_features_and_what_differs_with_the_reason() -> None
 def test_a_feature_has_a_module_a_page_and_a_test_that_exist(source: str, row: list[str]) -> None:
     _, module, link, test = row
     assert (ROOT / module.strip("`")).exists(), source
-    assert module.startswith(("`coordinator/", "`examples/"))
+    assert module.startswith(("`benchmarks/", "`coordinator/", "`examples/"))
     page, section = re.fullmatch(r"\[[^\]]+\]\(([^#)]+)#?([^)]*)\)", link).groups()  # type: ignore[union-attr]
     assert (PAGE.parent / page).exists()
     assert not section or section in sections_of(page)

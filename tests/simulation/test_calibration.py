@@ -8,10 +8,9 @@ import pytest
 from coordinator.cli.command_line import main
 from coordinator.errors import SettingError
 from coordinator.events.event_stream import EventStream
-from coordinator.events.trace import Trace
-from coordinator.events.trace_file import TraceFile
+from coordinator.events.trace import Trace, TraceFile
 from coordinator.simulation import Setting, simulate
-from coordinator.simulation.calibration import calibration
+from coordinator.simulation.request import calibration
 from tests.deadline import LIMIT
 
 

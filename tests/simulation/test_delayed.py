@@ -11,7 +11,7 @@ from coordinator.simulation.learning import Learning
 from coordinator.simulation.rules import Asynchronous, Delayed
 from coordinator.simulation.setting import Setting
 from coordinator.simulation.simulated_cluster import simulate
-from coordinator.simulation.simulated_worker import Death
+from coordinator.simulation.simulated_tasks import Death
 
 
 @dataclasses.dataclass(frozen=True)

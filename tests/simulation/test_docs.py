@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.known_results import RESULTS
 from coordinator.cli.command_line import main
-from coordinator.simulation.known_results.__main__ import RESULTS
 from tests import ROOT
 
 PAGE = (ROOT / "docs" / "simulation.md").read_text(encoding="utf-8")

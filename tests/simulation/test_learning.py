@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from coordinator.errors import SettingError
-from coordinator.simulation.learning import Learning
-from coordinator.simulation.problem import LogisticRegression, SmallNetwork
+from coordinator.simulation.learning import Learning, LogisticRegression, SmallNetwork
 from coordinator.simulation.rules import (
     Asynchronous,
     BoundedDelay,

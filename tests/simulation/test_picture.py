@@ -6,12 +6,11 @@ import pytest
 
 from coordinator.errors import SettingError
 from coordinator.simulation import picture
-from coordinator.simulation.learning import Learning
-from coordinator.simulation.problem import LogisticRegression
+from coordinator.simulation.learning import Learning, LogisticRegression
 from coordinator.simulation.rules import Asynchronous, BoundedDelay, Delayed
 from coordinator.simulation.setting import Setting
 from coordinator.simulation.simulated_cluster import simulate
-from coordinator.simulation.simulated_worker import Death
+from coordinator.simulation.simulated_tasks import Death
 
 
 def result(rule=None, workers: int = 12, learning: Learning | None = None):

@@ -1,7 +1,7 @@
 import pytest
 
 from coordinator.errors import SettingError
-from coordinator.simulation.quantity import format_seconds, parse_bytes, parse_rate, parse_seconds, parse_share
+from coordinator.simulation.distribution import format_seconds, parse_bytes, parse_rate, parse_seconds, parse_share
 
 
 @pytest.mark.parametrize(

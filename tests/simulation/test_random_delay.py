@@ -4,9 +4,14 @@ import numpy as np
 import pytest
 
 from coordinator.errors import SettingError
-from coordinator.simulation.distribution import Constant, Exponential, LogNormal
-from coordinator.simulation.quantity import parse_plain_seconds
-from coordinator.simulation.random_delay import RandomDelay, parse_delay
+from coordinator.simulation.distribution import (
+    Constant,
+    Exponential,
+    LogNormal,
+    RandomDelay,
+    parse_delay,
+    parse_plain_seconds,
+)
 from coordinator.simulation.rules import Delayed
 from coordinator.simulation.setting import Setting
 from coordinator.simulation.simulated_cluster import simulate

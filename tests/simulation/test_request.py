@@ -3,9 +3,8 @@ import math
 import pytest
 
 from coordinator.errors import SettingError
-from coordinator.simulation.distribution import Exponential, LogNormal
-from coordinator.simulation.problem import LogisticRegression
-from coordinator.simulation.random_delay import RandomDelay
+from coordinator.simulation.distribution import Exponential, LogNormal, RandomDelay
+from coordinator.simulation.learning import LogisticRegression
 from coordinator.simulation.request import SWEPT_SETTINGS, Request, Sweep, parse_sweep
 from coordinator.simulation.rules import (
     Asynchronous,
@@ -16,7 +15,7 @@ from coordinator.simulation.rules import (
     Synchronous,
 )
 from coordinator.simulation.setting import Setting
-from coordinator.simulation.simulated_worker import Death, Pause
+from coordinator.simulation.simulated_tasks import Death, Pause
 
 
 def test_an_option_that_is_not_given_has_the_default_of_its_setting() -> None:

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from coordinator.simulation.rule import IntegerMultiset
+from coordinator.simulation.rules import IntegerMultiset
 
 
 def test_the_minimum_is_that_of_the_integers_present() -> None:

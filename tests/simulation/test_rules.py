@@ -21,7 +21,7 @@ from coordinator.simulation.rules import (
 )
 from coordinator.simulation.setting import Setting
 from coordinator.simulation.simulated_cluster import simulate
-from coordinator.simulation.simulated_worker import Death
+from coordinator.simulation.simulated_tasks import Death
 from coordinator.updates import decisions
 
 # The functions of `coordinator.updates.decisions` that a simulation of each rule calls.

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from coordinator.simulation.distribution import Constant, Exponential
-from coordinator.simulation.server_queues import ServerQueues
+from coordinator.simulation.simulated_tasks import ServerQueues
 
 MESSAGES = 100_000
 

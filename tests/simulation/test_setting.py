@@ -5,7 +5,7 @@ import pytest
 from coordinator.errors import SettingError
 from coordinator.simulation.distribution import Constant, LogNormal
 from coordinator.simulation.setting import Setting
-from coordinator.simulation.simulated_worker import Death, Pause
+from coordinator.simulation.simulated_tasks import Death, Pause
 
 
 def test_texts_and_numbers_become_distributions() -> None:

@@ -8,7 +8,7 @@ import pytest
 from coordinator.simulation.rules import Asynchronous, BoundedDelay, StaleSynchronous, Synchronous
 from coordinator.simulation.setting import Setting
 from coordinator.simulation.simulated_cluster import simulate
-from coordinator.simulation.simulated_worker import Activity, Death, Pause
+from coordinator.simulation.simulated_tasks import Activity, Death, Pause
 
 # Far below the speed of an idle machine: the machine of the tests may be slow and busy.
 LEAST_EVENTS_PER_SECOND = 40_000

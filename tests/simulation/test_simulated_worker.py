@@ -4,7 +4,7 @@ import pytest
 import simpy
 
 from coordinator.errors import SettingError
-from coordinator.simulation.simulated_worker import (
+from coordinator.simulation.simulated_tasks import (
     Activity,
     Death,
     Pause,

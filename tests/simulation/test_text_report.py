@@ -1,11 +1,10 @@
 import pytest
 
-from coordinator.simulation.learning import Learning
-from coordinator.simulation.problem import LogisticRegression
+from coordinator.simulation.learning import Learning, LogisticRegression
+from coordinator.simulation.result import advice, aligned, summary, table
 from coordinator.simulation.rules import Asynchronous, BoundedDelay, StaleSynchronous, Synchronous
 from coordinator.simulation.setting import Setting
 from coordinator.simulation.simulated_cluster import simulate
-from coordinator.simulation.text_report import advice, aligned, summary, table
 
 
 def test_a_summary_has_a_line_for_each_kind_of_figure() -> None:

@@ -3,8 +3,7 @@
 import numpy as np
 
 from coordinator.testbed.experiment import ASYNCHRONOUS, Trial
-from coordinator.testbed.loss_curve import LossCurve
-from coordinator.testbed.trial_result import TrialResult
+from coordinator.testbed.results import LossCurve, TrialResult
 
 
 def curve(trial: Trial, spikes: int = 0, quickness: float = 0.05, batches: int = 200, seed: int = 0) -> LossCurve:

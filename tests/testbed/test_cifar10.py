@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from coordinator.errors import SettingError
-from coordinator.testbed.cifar10 import has_test, load_cifar10
+from coordinator.testbed.image_data import has_test, load_cifar10
 from tests.program_runner import COORDINATOR, ProgramRunner
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from coordinator.cli.command_line import main
 from coordinator.cli.testbed import add_testbed
-from coordinator.testbed import loss_curve as spikes
 from coordinator.testbed import report
+from coordinator.testbed import results as spikes
 from coordinator.testbed.experiment import Experiment
 from tests import ROOT
 

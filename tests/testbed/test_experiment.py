@@ -3,8 +3,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.errors import SettingError
-from coordinator.simulation.distribution import FORMS, Constant, LogNormal
-from coordinator.simulation.random_delay import RandomDelay
+from coordinator.simulation.distribution import FORMS, Constant, LogNormal, RandomDelay
 from coordinator.testbed.experiment import ASYNCHRONOUS, MODES, QUICK, SEQUENTIAL, SYNCHRONOUS, Experiment, Trial
 
 _UNITLESS = "must be a time of at least 0, in seconds or with its unit: 0.5 or 500ms, got '2h'."

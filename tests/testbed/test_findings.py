@@ -3,8 +3,7 @@ from dataclasses import replace
 import pytest
 
 from coordinator.testbed.experiment import SYNCHRONOUS, Trial
-from coordinator.testbed.findings import findings, is_rising
-from coordinator.testbed.trial_result import TrialResult
+from coordinator.testbed.results import TrialResult, findings, is_rising
 from tests.testbed.made_up import asynchronous as made_up_curve
 from tests.testbed.made_up import result
 

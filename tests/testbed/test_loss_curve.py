@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from coordinator.testbed.experiment import SEQUENTIAL, Trial
-from coordinator.testbed.loss_curve import LossCurve, spikes_of
+from coordinator.testbed.results import LossCurve, spikes_of
 
 
 def of(losses: list[float]) -> LossCurve:

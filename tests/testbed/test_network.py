@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from coordinator.testbed.network import new_network
+from coordinator.testbed.training import new_network
 
 
 @pytest.mark.parametrize(("shape", "blocks"), [((8, 8, 1), 2), ((32, 32, 3), 4)])

@@ -2,8 +2,7 @@ from pathlib import Path
 
 import numpy as np
 
-from coordinator.testbed.image_data import ImageData
-from coordinator.testbed.record_file import RecordFile
+from coordinator.testbed.image_data import ImageData, RecordFile
 
 IMAGES = np.arange(12, dtype=np.uint8).repeat(2 * 3).reshape(12, 2, 3, 1)
 DATA = ImageData(IMAGES, np.arange(12, dtype=np.uint8), 11, IMAGES, IMAGES[:, 0, 0, 0])

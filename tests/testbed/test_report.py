@@ -7,7 +7,7 @@ import pytest
 from coordinator.errors import SettingError
 from coordinator.testbed.experiment import ASYNCHRONOUS, SEQUENTIAL, SYNCHRONOUS, Experiment, Trial
 from coordinator.testbed.report import TIME, Report, draw_losses, shown_with
-from coordinator.testbed.trial_result import TrialResult
+from coordinator.testbed.results import TrialResult
 from tests.testbed.made_up import asynchronous, curve, result
 
 EXPERIMENT = Experiment(workers=(2,), delays=(0.0, 1.0), batches=200)

@@ -7,12 +7,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.testbed.descent import Descent
-from coordinator.testbed.experiment import ASYNCHRONOUS, SEQUENTIAL, SYNCHRONOUS, Experiment, Trial
-from coordinator.testbed.image_data import ImageData
-from coordinator.testbed.network import new_loss, new_network
-from coordinator.testbed.record_file import RecordFile
-from coordinator.testbed.simulated_runner import SimulatedRunner
+from coordinator.testbed.experiment import ASYNCHRONOUS, SEQUENTIAL, SYNCHRONOUS, Descent, Experiment, Trial
+from coordinator.testbed.image_data import ImageData, RecordFile
+from coordinator.testbed.measurement import SimulatedRunner
+from coordinator.testbed.training import new_loss, new_network
 
 BATCHES, STEP, RATE = 24, 0.1, 0.05
 EXPERIMENT = Experiment(batch_size=8, batches=BATCHES, step_time=STEP, learning_rate=RATE, seed=3)

@@ -1,8 +1,7 @@
 import pytest
 
 from coordinator.testbed.experiment import ASYNCHRONOUS, Experiment
-from coordinator.testbed.steadiness import steadiness
-from coordinator.testbed.trial_result import TrialResult
+from coordinator.testbed.results import TrialResult, steadiness
 from tests.testbed.made_up import curve
 
 EXPERIMENT = Experiment(

@@ -9,8 +9,8 @@ import pytest
 
 import coordinator.testing
 from coordinator.errors import ClusterSpecError, LaunchError
-from coordinator.heartbeat.task_probe import TaskProbe
-from coordinator.launch import local_servers
+from coordinator.heartbeat.probes import TaskProbe
+from coordinator.launch import server_process
 from coordinator.testing import LocalCluster
 from tests.deadline import wait_until
 from tests.launch.fake_tensorflow import write_fake_tensorflow
@@ -183,7 +183,7 @@ def test_a_server_that_does_not_start_is_named_and_none_is_left(
 def test_a_port_that_another_program_took_before_its_server_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    free = local_servers.free_cluster({"worker": 1, "ps": 1})
+    free = server_process.free_cluster({"worker": 1, "ps": 1})
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = {**free, "worker": [f"127.0.0.1:{other.getsockname()[1]}"]}
         found = iter([taken, taken, free])

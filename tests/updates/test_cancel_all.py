@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from coordinator.updates import Asynchronous, BoundedDelay, Delayed, ModelAverage, StaleSynchronous, Synchronous
-from coordinator.updates.state.gate import pause
+from coordinator.updates.rule_state import pause
 from tests.deadline import wait_until
 from tests.updates.descent import descend
 

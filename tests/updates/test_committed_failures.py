@@ -10,7 +10,7 @@ import tensorflow as tf
 from coordinator.data import Epochs, arrays
 from coordinator.ps_strategy.fusing.repeated_function import may_be_fused
 from coordinator.updates import Asynchronous
-from coordinator.updates.state.gate import pause
+from coordinator.updates.rule_state import pause
 from tests.deadline import wait_until
 from tests.ps_strategy.every_worker import concrete_function
 

@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from coordinator.updates import StaleSynchronous
-from coordinator.updates.state.gate import pause
+from coordinator.updates.rule_state import pause
 from tests.deadline import wait_until
 from tests.ps_strategy.every_worker import TIMEOUT
 from tests.updates.descent import descend, descending_step, run

@@ -14,7 +14,7 @@ from coordinator.updates import (
     StaleSynchronous,
     Synchronous,
 )
-from coordinator.updates.state.rule_state import LAST_SEEN, MAX_STALENESS, WAITED
+from coordinator.updates.rule_state import LAST_SEEN, MAX_STALENESS, WAITED
 from tests.deadline import wait_until
 from tests.ps_strategy.every_worker import on_every_worker
 from tests.updates.descent import descend, mostly_long

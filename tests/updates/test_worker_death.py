@@ -11,7 +11,7 @@ import tensorflow as tf
 import coordinator
 from coordinator.testing import LocalCluster
 from coordinator.updates import Asynchronous, BoundedDelay, Delayed, StaleSynchronous, Synchronous
-from coordinator.updates.state.gate import pause
+from coordinator.updates.rule_state import pause
 
 STEPS, DEATHS, SOME_TIME, CHANCE = 60, 2, threading.Event(), random.Random(1)
 

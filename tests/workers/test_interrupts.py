@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from coordinator.errors import WorkerLost
-from coordinator.queueing.interrupts import uninterrupted
+from coordinator.queueing.waits import uninterrupted
 from coordinator.testing.fake_runtime import EndOfDataError, FakeRuntime, Gate
 from coordinator.workers.scheduler import Scheduler
 from tests import ROOT
@@ -28,7 +28,7 @@ WORKERS = 2
 CAPACITY = 8
 PACKAGE = str(ROOT / "coordinator")
 Prepare = Callable[[Scheduler, Gate], Any]
-WAITING = ("coordinator/queueing/waiting.py", "coordinator/future.py")
+WAITING = ("coordinator/queueing/waits.py", "coordinator/future.py")
 
 
 @pytest.fixture(autouse=True)

@@ -6,9 +6,9 @@ import logging
 import pytest
 
 from coordinator.errors import ClosureCancelledError
-from coordinator.fusing.fused_dispatch import FusedDispatch
 from coordinator.queueing.closure import Attempt
 from coordinator.testing.fake_runtime import FakeRuntime, Gate
+from coordinator.workers.fused_dispatch import FusedDispatch
 from tests.deadline import LIMIT, wait_until
 from tests.fake_cluster import OPTIONS, index_of, running_scheduler
 

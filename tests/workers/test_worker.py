@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 
 from coordinator import background_thread
-from coordinator.builds import Preparation
 from coordinator.errors import (
     ClosureCancelledError,
     ClosureQuarantined,
     WorkerLost,
 )
-from coordinator.runtime import Failure, FusionKey
+from coordinator.runtime import Failure, FusionKey, Preparation
 from coordinator.testing.fake_runtime import FakeRuntime, Gate, TransientError
 from coordinator.workers.worker import WorkerState
 from tests.deadline import LIMIT, wait_until

@@ -9,12 +9,41 @@
 
 Each call is an operation that calls Python on the client. They run in the order of the program, with all else that has
 effects; see `barriers_in_order`.
+
+Futures as values of a graph: a number that is the handle of a future, which lives as long as the number is used.
+
+TensorFlow's tensors share the memory of the array that Python returns for a handle, and keep the array. So the future
+is kept by the tensors that are its handle, wherever the graph takes them, and released with the last of them. A handle
+is an int32, which TensorFlow keeps in the memory of the host, also where the graph runs on a GPU.
+
+The arguments of what a function on the client calls: a structure in which some leaves are tensors of its graph.
+
+when it is traced    (x, iterator, future)     the inputs of an operation: x, the handle of the future
+when it runs         (3.0, iterator, future)   the structure with their values
+
+Calls of functions on the client that schedule: their waits, errors, and how Ctrl-C ends them.
+
+    user's thread    train(100) ──► TensorFlow ───────────────────────────────────────► KeyboardInterrupt, or the error
+                                        │ runs the graph                        ▲
+    TensorFlow's threads          begin_wait ─► dequeue, without a thread ─► end_wait
+                                        │           ▲
+    coordinator-client-wait             └──► join ──┘ enqueue
+    coordinator-client-interrupts   a byte for each signal ──► cut the calls of the main thread
+
+TensorFlow has as many threads for graphs as there are processors, and needs them to connect to a worker that returns.
+So no graph waits on one of them: a thread of this library waits, and the graph waits for an element of a queue.
 """
 
 import concurrent.futures
 import contextlib
+import functools
 import inspect
 import itertools
+import os
+import re
+import signal
+import socket
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -22,21 +51,352 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from coordinator.background_thread import BackgroundThread
 from coordinator.errors import StrategyClosedError
 from coordinator.future import Future
-from coordinator.ps_strategy.calls.client_arguments import ClientArguments
-from coordinator.ps_strategy.calls.client_call import ClientCall, ClientCalls
 from coordinator.ps_strategy.calls.function_tracer import FunctionTracer
-from coordinator.ps_strategy.calls.graph_future import Futures, GraphFuture
-from coordinator.ps_strategy.fusing.stacked_outputs import spec_of, stackable
+from coordinator.ps_strategy.fusing.repeated_function import spec_of, stackable
 from coordinator.ps_strategy.membership.bounded_calls import on_own_thread
+from coordinator.ps_strategy.per_worker.resource import PerWorkerResource
 from coordinator.ps_strategy.tensorflow_internals.client_functions import (
     barriers_in_order,
     call_time_values,
+    errors_raised_as,
     plain_loops_as,
     python_operation,
 )
 from coordinator.workers.scheduler import Scheduler
+
+# TensorFlow uses the memory of an array, and does not copy it, if its address is a multiple of this, in bytes.
+_ALIGNMENT = 64
+# How many handles there are; those of futures that are gone are used again.
+_HANDLES = 1 << 31
+
+
+class GraphFuture(tf.experimental.ExtensionType):
+    """The result of a function that a function on the client schedules, before it exists.
+
+    It may be an argument of `strategy.schedule` and of `strategy.local_results`, a variable of a loop, and a result.
+
+    Attributes:
+      handle: int32 []; identifies the future. The future lives as long as this tensor or an alias of it.
+      result_type: the number of the type of its result.
+    """
+
+    handle: tf.Tensor
+    result_type: int
+
+
+class _Handle(np.ndarray):
+    """The memory of the handle of a future, which TensorFlow's tensors share; an int32 scalar.
+
+    Attributes:
+      future: the future.
+    """
+
+    future: Future
+
+
+class Futures:
+    """The futures whose handles are in use."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._handles: weakref.WeakValueDictionary[int, _Handle] = weakref.WeakValueDictionary()
+
+    def add(self, future: Future) -> Any:
+        """Returns a handle of a future."""
+        memory = np.empty(_ALIGNMENT + 4, np.uint8)
+        start = -memory.ctypes.data % _ALIGNMENT
+        # NumPy leaves out views of another type between an array and the memory, so there are two views of this type.
+        handle: Any = memory[start : start + 4].view(np.int32).view(_Handle).reshape([])
+        numbers = (number % _HANDLES for number in self._numbers)
+        number = next(number for number in numbers if number not in self._handles)
+        handle[...] = number
+        handle.future = future
+        self._handles[number] = handle
+        return handle
+
+    def __getitem__(self, handle: Any) -> Future:
+        """Returns the future with a handle."""
+        found = self._handles.get(int(handle))
+        if found is None:
+            raise ValueError(
+                "A future of a tf.function on the client does not exist any more. It lives as long as the GraphFuture "
+                "that schedule returned, and not as a copy of its handle; and no longer than its strategy."
+            )
+        return found.future
+
+    def __len__(self) -> int:
+        return len(self._handles)
+
+
+class ClientArguments:
+    """The arguments of a call in a function on the client, some of which are tensors of its graph.
+
+    Args:
+      given: a nested structure.
+      futures: those whose handles are in use.
+      types: the types of results, by number.
+
+    Attributes:
+      inputs: the tensors.
+      specs: the structure, with `tf.TypeSpec`s in place of what has tensors.
+    """
+
+    def __init__(self, given: Any, futures: Futures, types: Sequence[Any]) -> None:
+        self.inputs: list[Any] = []
+        self._futures = futures
+        self._types = types
+        # How each leaf is made when the graph runs, and from how many values.
+        self._leaves: list[tuple[Callable[..., Any], int]] = []
+        self.specs = tf.nest.map_structure(self._add, given)
+        self._structure = tf.nest.map_structure(lambda _: 0, given)
+
+    def _add(self, leaf: Any) -> Any:
+        """Adds a leaf; returns its `tf.TypeSpec`, or the leaf itself if it has no tensor of the graph."""
+        if isinstance(leaf, GraphFuture):
+            self.inputs.append(leaf.handle)
+            self._leaves.append((self._futures.__getitem__, 1))
+            return self._types[leaf.result_type]
+        # With `coordinator.compat`, an iterator of the workers is taken for a composite tensor.
+        is_per_worker = isinstance(leaf, PerWorkerResource)
+        tensors = [] if is_per_worker else tf.nest.flatten(leaf, expand_composites=True)
+        if not any(tf.is_symbolic_tensor(tensor) for tensor in tensors):
+            self._leaves.append((lambda: leaf, 0))
+            return leaf
+        if any(tensor.dtype in (tf.resource, tf.variant) for tensor in tensors):
+            raise TypeError(
+                f"{leaf!r} cannot be passed to schedule in a tf.function on the client. Refer to the variable, "
+                "iterator or dataset that was made outside of it, in place of an argument of the tf.function."
+            )
+        self.inputs.extend(tensors)
+        spec = tf.type_spec_from_value(leaf)
+        self._leaves.append((functools.partial(_with_values, spec), len(tensors)))
+        return spec
+
+    def with_values(self, values: Sequence[Any]) -> Any:
+        """Returns the structure with the values of `inputs`."""
+        rest = iter(values)
+        leaves = [make(*itertools.islice(rest, count)) for make, count in self._leaves]
+        return tf.nest.pack_sequence_as(self._structure, leaves)
+
+
+def _with_values(spec: tf.TypeSpec, *values: Any) -> Any:
+    """Returns a value of a type, with the values of its components."""
+    if isinstance(spec, tf.TensorSpec) and spec.dtype != tf.string:
+        return np.asarray(values[0])
+    components = tf.nest.flatten(spec, expand_composites=True)
+    tensors = [tf.constant(value, each.dtype) for value, each in zip(values, components, strict=True)]
+    return tf.nest.pack_sequence_as(spec, tensors, expand_composites=True)
+
+
+_NUMBER = re.compile(r"\[coordinator call (\d+)\]")
+
+
+class CallError(Exception):
+    """Ends a graph.
+
+    Its text contains the number of the call, so that `ClientCalls.error_in` can return the call's own error, which is
+    raised instead.
+    """
+
+
+class ClientCall:
+    """One call of a function on the client that schedules.
+
+    Args:
+      number: identifies it.
+      device: the client's, where its queue is.
+
+    Attributes:
+      is_of_main_thread: whether the main thread made it, which Ctrl-C is for.
+      cut: is done once the call is to end.
+      error: with which it ends; None if it has none.
+    """
+
+    def __init__(self, number: int, device: str) -> None:
+        self.number = number
+        self.is_of_main_thread = threading.current_thread() is threading.main_thread()
+        self.cut = concurrent.futures.Future[None]()
+        self.error: BaseException | None = None
+        with tf.device(None), tf.device(device):
+            self._wakeups = tf.queue.FIFOQueue(1, [tf.bool], [[]])
+        self._outcome: concurrent.futures.Future[Any] | None = None
+
+    @property
+    def queue(self) -> Any:
+        """The handle of the queue that gets an element when a wait has ended."""
+        return self._wakeups.queue_ref
+
+    def fail(self, error: BaseException) -> CallError:
+        """Sets the error of the call, unless it has one, and returns what to raise in the graph."""
+        self.error = self.error or error
+        return CallError(f"{type(self.error).__name__}: {self.error} [coordinator call {self.number}]")
+
+    def check(self) -> None:
+        """Raises CallError if the call is to end."""
+        if self.cut.done():
+            raise self.fail(KeyboardInterrupt())
+
+    def run(self, work: Callable[[], Any]) -> Any:
+        """Returns what `work` returns; its error becomes that of the call."""
+        self.check()
+        try:
+            return work()
+        except BaseException as error:  # noqa: BLE001 - raised by the call
+            raise self.fail(error) from None
+
+    def begin_wait(self, work: Callable[[], Any]) -> None:
+        """Calls `work`, which may wait, on another thread. It has to end when `cut` is done."""
+        self.check()
+        self._outcome = on_own_thread("coordinator-client-wait", work)
+        # It waits for nothing: the queue is empty.
+        self._outcome.add_done_callback(lambda _: self._wakeups.enqueue(True))
+
+    def end_wait(self) -> Any:
+        """Returns what the `work` of a wait has returned; None if there was no wait. Raises CallError."""
+        outcome, self._outcome = self._outcome, None
+        return None if outcome is None else self.run(outcome.result)
+
+
+class ClientCalls:
+    """The calls that are being made.
+
+    Args:
+      wake: has waits that were begun look at whether their call is to end.
+    """
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        with tf.init_scope(), tf.device(None), tf.device("/device:CPU:0"):
+            self.device = tf.constant(0).device
+        self._wake = wake
+        self._numbers = itertools.count()
+        self._calls: dict[int, ClientCall] = {}
+        self._interrupts = Interrupts(self._cut_calls, self._turn_error_into_interrupt)
+
+    def __getitem__(self, number: Any) -> ClientCall:
+        """Returns a call by its number."""
+        return self._calls[int(number)]
+
+    def begin(self) -> tuple[Any, Any]:
+        """Begins a call by the calling thread; returns tensors with its number and its queue.
+
+        It ends with an error that `error_in` has returned, or when the first is not referenced any more.
+        """
+        call = ClientCall(next(self._numbers), self.device)
+        with tf.device(None), tf.device(self.device):
+            number = tf.constant(np.int64(call.number))
+        self._calls[call.number] = call
+        weakref.finalize(number, self._end, call.number).atexit = False
+        if call.is_of_main_thread:
+            self._interrupts.watch()
+        return number, call.queue
+
+    def _end(self, number: int) -> ClientCall | None:
+        call = self._calls.pop(number, None)
+        if call is not None and call.is_of_main_thread:
+            self._interrupts.unwatch()
+        return call
+
+    def error_in(self, message: str) -> BaseException | None:
+        """Ends the call that a message of TensorFlow names, and returns its error."""
+        found = _NUMBER.search(message)
+        call = self._end(int(found[1])) if found else None
+        return None if call is None else call.error
+
+    def _of_main_thread(self) -> list[ClientCall]:
+        return [call for call in list(self._calls.values()) if call.is_of_main_thread]
+
+    def _cut_calls(self) -> None:
+        for call in self._of_main_thread():
+            if not call.cut.done():
+                call.cut.set_result(None)
+        self._wake()
+
+    def _turn_error_into_interrupt(self) -> bool:
+        ending = [call for call in self._of_main_thread() if call.error is not None]
+        for call in ending:
+            call.error = KeyboardInterrupt()
+        return bool(ending)
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[None]:
+        """A scope in which calls are made."""
+        with contextlib.closing(self._interrupts), errors_raised_as(self.error_in):
+            yield
+
+
+class Interrupts:
+    """Calls a function when Ctrl-C is pressed, on a thread, while the main thread is in TensorFlow.
+
+    Python calls the handler of a signal on the main thread, once that runs Python again: after TensorFlow has returned.
+    But it writes a byte for each signal at once. A handler other than Python's own, which raises `KeyboardInterrupt`,
+    is left alone: what it is for is not known.
+
+    Args:
+      on_interrupt: the function.
+      interrupt_ending_call: if a call of the main thread is ending with an error, replaces the error by
+        `KeyboardInterrupt` and returns True.
+    """
+
+    def __init__(self, on_interrupt: Callable[[], None], interrupt_ending_call: Callable[[], bool]) -> None:
+        self._on_interrupt = on_interrupt
+        self._interrupt_ending_call = interrupt_ending_call
+        self._received, self._sent = socket.socketpair()
+        self._sent.setblocking(False)
+        self._former = -1
+        self._watching = 0
+        self._thread = BackgroundThread("coordinator-client-interrupts", self._read)
+        self._thread.start()
+
+    def watch(self) -> None:
+        """Begins, on the main thread."""
+        self._watching += 1
+        former = signal.set_wakeup_fd(self._sent.fileno(), warn_on_full_buffer=False)
+        if former != self._sent.fileno():
+            self._former = former
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._handle)
+
+    def unwatch(self) -> None:
+        """Ends what `watch` has begun, if it is called on the main thread; otherwise the next one does."""
+        self._watching -= 1
+        if not self._watching:
+            self._restore()
+
+    def _handle(self, number: int, frame: Any) -> None:
+        # TensorFlow fails if Python raises while it converts a graph's error.
+        if not self._interrupt_ending_call():
+            signal.default_int_handler(number, frame)
+
+    def _restore(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        present = signal.set_wakeup_fd(self._former, warn_on_full_buffer=False)
+        if present != self._sent.fileno():
+            # Set by other code meanwhile.
+            signal.set_wakeup_fd(present)
+        if signal.getsignal(signal.SIGINT) == self._handle:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def _read(self) -> None:
+        while numbers := self._received.recv(64):
+            if self._former != -1:
+                with contextlib.suppress(OSError):
+                    os.write(self._former, numbers)
+            if signal.SIGINT in numbers and signal.getsignal(signal.SIGINT) == self._handle:
+                self._on_interrupt()
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._restore()
+        self._thread.stop()
+        self._sent.shutdown(socket.SHUT_WR)
+        self._thread.wait_stopped()
+        self._received.close()
+        self._sent.close()
+
 
 # The number of a call, and the handle of its queue.
 _CALL = (tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.resource))

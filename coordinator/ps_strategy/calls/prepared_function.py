@@ -16,11 +16,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from coordinator.builds import Builds, Preparation
 from coordinator.ps_strategy.fusing.repeated_function import is_on_client
 from coordinator.ps_strategy.per_worker.resource import WorkerContext
-from coordinator.ps_strategy.tensorflow_internals.calls import call_concrete
+from coordinator.ps_strategy.tensorflow_internals.functions import call_concrete
 from coordinator.ps_strategy.tensorflow_internals.process import forget_error, own_executor
+from coordinator.runtime import Builds, Preparation
 
 _logger = logging.getLogger("coordinator")
 

@@ -17,7 +17,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from coordinator.builds import Builds
 from coordinator.errors import ClosureCancelledError, ClosureInputError, ParameterServerLost
 from coordinator.ps_strategy.calls.prepared_function import BROKEN_CONNECTION
 from coordinator.ps_strategy.calls.traced_function import ScheduledCall
@@ -25,9 +24,9 @@ from coordinator.ps_strategy.membership.cluster_change import Connection
 from coordinator.ps_strategy.membership.membership import Membership
 from coordinator.ps_strategy.per_worker.dataset import EndOfDataError
 from coordinator.ps_strategy.per_worker.resource import WorkerContext
-from coordinator.ps_strategy.tensorflow_internals.calls import CancellationManager
+from coordinator.ps_strategy.tensorflow_internals.functions import CancellationManager
 from coordinator.ps_strategy.tensorflow_internals.process import NOT_CALLED_BACK, bind_executor
-from coordinator.runtime import Failure, FailureKind
+from coordinator.runtime import Builds, Failure, FailureKind
 
 _logger = logging.getLogger("coordinator")
 

@@ -1,40 +1,220 @@
-"""A traced function that can run on any worker, and one call of it."""
+"""A traced function that can run on any worker, and one call of it.
+
+Functions that are given another name after a recovery, because workers may keep outdated instances of them.
+
+A worker prepares each function when it first runs, for the servers that are there, and keeps the prepared instance by
+the name of the function. When a parameter server is replaced, TensorFlow makes workers drop all their instances. But
+preparing cannot be cancelled:
+
+    call --> worker prepares the function .............................. keeps the instance --> next calls fail
+      |                     |                                |
+      |       parameter server lost, call cancelled    instances are dropped
+      '--> fails on the client                         (server replaced)
+
+An instance that is kept too late is for the former server, and with it every call fails ("RecvTensor expects a
+different device incarnation"). So a function of which a call has failed is called by a new name after the recovery.
+
+Results that stay on the worker that computed them until they are needed: `schedule(..., fetch=False)`.
+
+    tensors on a worker --taken by a function on that worker--> passed as they are
+                        --result(), or taken on another one---> copied to the client, once
+                        --lost with the worker----------------> computed again from the arguments of the call
+
+Guarantee: the result is there as long as its function can be run; whether it was run again is in `future.attempts`.
+"""
 
 import concurrent.futures
 import contextlib
 import dataclasses
 import functools
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
 from coordinator.data.late_ranges import LateRange
-from coordinator.errors import ClosureCancelledError
-from coordinator.future import Future
-from coordinator.ps_strategy.calls.left_result import LeftResult, Repeats, on_client, wait_computed
+from coordinator.errors import ClosureCancelledError, StrategyClosedError
+from coordinator.future import Future, ValueElsewhere
 from coordinator.ps_strategy.calls.prepared_function import PreparedFunction
-from coordinator.ps_strategy.calls.renamed_functions import RenamedFunctions
 from coordinator.ps_strategy.fusing.graph_copies import Packing, packed_function
-from coordinator.ps_strategy.fusing.repeated_function import RepeatedFunction, may_be_fused
-from coordinator.ps_strategy.fusing.stacked_inputs import StackedInputs
-from coordinator.ps_strategy.fusing.stacked_outputs import own_memory, stacked
-from coordinator.ps_strategy.per_worker.dataset import PerWorkerIterator
-from coordinator.ps_strategy.per_worker.elements_taken import elements_per_call
-from coordinator.ps_strategy.per_worker.iterators_in_use import iterators_in_use
+from coordinator.ps_strategy.fusing.repeated_function import (
+    RepeatedFunction,
+    StackedInputs,
+    may_be_fused,
+    own_memory,
+    stacked,
+)
+from coordinator.ps_strategy.membership.bounded_calls import on_own_thread
+from coordinator.ps_strategy.per_worker.dataset import PerWorkerIterator, elements_per_call, iterators_in_use
 from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, PerWorkerResource, WorkerContext
-from coordinator.ps_strategy.tensorflow_internals.calls import (
+from coordinator.ps_strategy.tensorflow_internals.functions import (
     call_concrete,
     captured_inputs,
     captures_of,
     flat_inputs,
     structure_outputs,
+    under_another_name,
 )
 from coordinator.ps_strategy.tensorflow_internals.handles import owner_of_handle, present_handle
 from coordinator.runtime import FiniteInput, FusionKey
+from coordinator.workers.scheduler import Scheduler
+
+
+class RenamedFunctions:
+    """Knows by which function each function is to be called."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # The captures with which a call failed, which are others after a recovery.
+        self._failed: dict[Any, Any] = {}
+        self._renamed: dict[Any, concurrent.futures.Future[Any]] = {}
+
+    def record_failure(self, concrete: Any, captures: Any) -> None:
+        """Records that a call has failed, so that it is not known whether a worker still prepares the function.
+
+        Args:
+          concrete: the function, as it was given to `present`.
+          captures: another object after each recovery of a parameter server.
+        """
+        with self._lock:
+            self._failed[concrete] = captures
+
+    def present(self, concrete: Any, captures: Any) -> Any:
+        """Returns the function to call: `concrete`, or an equal one under another name, the same for all workers.
+
+        Raises:
+          tf.errors.OpError: the servers could not be told of the new function.
+        """
+        with self._lock:
+            failed = self._failed.get(concrete)
+            must_rename = failed is not None and failed is not captures
+            if must_rename:
+                del self._failed[concrete]
+                self._renamed[concrete] = concurrent.futures.Future()
+            renamed = self._renamed.get(concrete)
+        if renamed is None:
+            return concrete
+        if must_rename:
+            try:
+                renamed.set_result(under_another_name(concrete))
+            except BaseException as error:  # noqa: BLE001 - raised by all that wait for the result
+                self.record_failure(concrete, failed)
+                renamed.set_exception(error)
+        return renamed.result()
+
+
+class RepeatableCall(Protocol):
+    """A call whose result was left on a worker."""
+
+    def outputs_on(self, context: WorkerContext) -> Any:
+        """Runs it on a worker; its outputs stay there."""
+
+    def fetching(self) -> "RepeatableCall":
+        """Returns the same call, whose result is copied to the client."""
+
+
+class Repeats:
+    """Runs a call again whose result was lost.
+
+    Args:
+      scheduler: of the strategy; it is not kept alive.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = weakref.ref(scheduler)
+        self._future: Callable[[], Future | None] = lambda: None
+
+    def follow(self, future: Future) -> None:
+        """Sets the future that counts the attempts."""
+        self._future = weakref.ref(future)
+
+    def count(self) -> None:
+        """Counts one more attempt."""
+        if (future := self._future()) is not None:
+            future.attempts += 1
+
+    def schedule(self, call: Any) -> Future:
+        """Schedules a call. Raises StrategyClosedError."""
+        scheduler = self._scheduler()
+        if scheduler is None:
+            raise StrategyClosedError("A result was lost with its worker, and the strategy does not exist any more.")
+        return scheduler.schedule(call, call.function.name, origin=call.function, inputs=call.inputs)
+
+
+class LeftResult(ValueElsewhere):
+    """The result of a call, on a worker or, once it was copied, on the client.
+
+    Args:
+      call: computes it.
+      repeats: runs the call again.
+      context: the worker that has computed it.
+      outputs: the tensors there.
+    """
+
+    def __init__(self, call: RepeatableCall, repeats: Repeats, context: WorkerContext, outputs: Any) -> None:
+        self._call = call
+        self._repeats = repeats
+        # The worker and its connection, None for the client; and the values. Replaced as a whole: threads that need it
+        # at the same time copy it, or compute it again, each for itself.
+        self._held: tuple[tuple[int, int] | None, Any] = _place(context), outputs
+
+    def fetch(self, timeout: float | None = None) -> Any:
+        """Returns it, on the client; computes it again if it was lost. See `Future.result`."""
+        place, value = self._held
+        if place is None:
+            return value
+        try:
+            value = copy_to_client(value, timeout)
+        except tf.errors.OpError:
+            self._repeats.count()
+            value = self._repeats.schedule(self._call.fetching()).result(timeout)
+        self._held = None, value
+        return value
+
+    def value_on(self, context: WorkerContext) -> Any:
+        """Returns it for a function on a worker, on whose thread this is called."""
+        place, value = self._held
+        if place is None or place == _place(context):
+            return value
+        try:
+            place, value = None, copy_to_client(value)
+        except tf.errors.OpError:
+            self._repeats.count()
+            place, value = _place(context), self._call.outputs_on(context)
+        self._held = place, value
+        return value
+
+
+def on_client(value: Any) -> Any:
+    """Returns NumPy values for a tensor; a ragged, sparse or other composite tensor as itself, on the client."""
+    if isinstance(value, tf.Tensor):
+        return value.numpy()
+    return tf.nest.map_structure(
+        lambda part: tf.constant(part.numpy()) if isinstance(part, tf.Tensor) else part, value, expand_composites=True
+    )
+
+
+def wait_computed(outputs: Any, context: WorkerContext) -> None:
+    """Waits until a function has computed its outputs, which stay on the worker. Raises what it raised."""
+    tensors = [part for part in tf.nest.flatten(outputs, expand_composites=True) if isinstance(part, tf.Tensor)]
+    if tensors:
+        with tf.device(context.calling_device):
+            tf.size(tensors[0]).numpy()
+
+
+def _place(context: WorkerContext) -> tuple[int, int]:
+    return context.index, context.connection_number
+
+
+def copy_to_client(value: Any, timeout: float | None = None) -> Any:
+    """Returns tensors of a worker, copied; raises OpError if they are lost."""
+    # A separate executor: that of the present thread would keep the error.
+    return on_own_thread("coordinator-fetch", lambda: tf.nest.map_structure(on_client, value)).result(timeout)
+
 
 # How long a worker waits for another one to build the fused call that both need, before it builds its own, in seconds.
 _BUILD_TIMEOUT = 120.0

@@ -29,7 +29,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from coordinator.ps_strategy.tensorflow_internals.compilation import replace_input
+from coordinator.ps_strategy.tensorflow_internals.functions import replace_input
 
 # Larger tensors have a message each: copying one would cost more than the message.
 MAX_PACKED_BYTES = 2**20

@@ -12,26 +12,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from coordinator.data.autotuning import without_autotuning
-from coordinator.data.source import Source
+from coordinator.data.source import Source, without_autotuning
+from coordinator.options import check_integer
 from coordinator.owned_values import OwnedValues
-from coordinator.ps_strategy.keras.evaluation.model_copies import ModelCopies
-from coordinator.ps_strategy.keras.evaluation.shard_functions import ShardFunctions
-from coordinator.ps_strategy.keras.evaluation.shards import (
-    ClientShards,
-    Shards,
-    WorkerShards,
-    shard_count,
-    source_shards,
-)
-from coordinator.ps_strategy.keras.fit.evaluation_feed import EvaluationFeed
-from coordinator.ps_strategy.keras.fit.feeds import worker_indices
-from coordinator.ps_strategy.keras.fit.fit_extension import CardinalityCheck, check_model
-from coordinator.ps_strategy.keras.fit.replica_steps import whole
+from coordinator.ps_strategy.keras.feeds import EvaluationFeed, worker_indices
+from coordinator.ps_strategy.keras.fit_extension import CardinalityCheck, check_model
 from coordinator.ps_strategy.keras.internals.evaluation_scope import compilation_of
-from coordinator.ps_strategy.keras.internals.sequence_states import stateful_layers
+from coordinator.ps_strategy.keras.internals.patches import stateful_layers
+from coordinator.ps_strategy.keras.shard_functions import ModelCopies, ShardFunctions
+from coordinator.ps_strategy.keras.shards import ClientShards, Shards, WorkerShards, shard_count, source_shards
+from coordinator.ps_strategy.keras.steps import whole
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset
-from coordinator.setting_checks import check_integer
 
 _logger = logging.getLogger("coordinator")
 

@@ -23,7 +23,7 @@ from typing import ClassVar
 import tensorflow as tf
 
 from coordinator.heartbeat.open_connections import OpenConnections
-from coordinator.heartbeat.task_probe import TaskProbe
+from coordinator.heartbeat.probes import TaskProbe
 from coordinator.ps_strategy.membership.bounded_calls import CallThread
 from coordinator.ps_strategy.membership.cluster_definition import Task, server_def
 from coordinator.ps_strategy.tensorflow_internals.process import FunctionRegistration, update_server_def

@@ -1,16 +1,245 @@
-"""A cluster resolver whose workers are the pods that Kubernetes runs: `kubectl scale` adds and removes them."""
+"""A cluster resolver whose workers are the pods that Kubernetes runs: `kubectl scale` adds and removes them.
 
+The pods of a job on Kubernetes, followed by its HTTP API: a list, then a watch of what changes after it.
+
+It promises that an address is a name in DNS, which a pod keeps when it is replaced; that a pod joins when it has that
+name, and leaves when its deletion begins, unless it was evicted: then it keeps its place until it is replaced, as a
+server that is restarted does. Each request reads the token and the certificate again, since Kubernetes renews both.
+"""
+
+import contextlib
+import http.client
+import json
 import os
 import pathlib
-from collections.abc import Mapping
+import socket
+import ssl
+import time
+import urllib.parse
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
 
 from coordinator.addresses import parse_address
 from coordinator.errors import ClusterSpecError
-from coordinator.ps_strategy.membership.kubernetes_pods import KubernetesPods
-from coordinator.ps_strategy.membership.polled_cluster_resolver import PolledClusterResolver
+from coordinator.ps_strategy.membership.cluster_definition import PolledClusterResolver
+
+# Set by StatefulSets and by indexed Jobs.
+_INDEX_LABELS = ("apps.kubernetes.io/pod-index", "batch.kubernetes.io/job-completion-index")
+_PORT_NAME = "tensorflow"
+# How long the API server keeps a watch open, in seconds: a broken connection may go unnoticed for that time.
+_WATCH_SECONDS = 30
+# What a connection or an answer may take beyond that, in seconds.
+_ANSWER_TIMEOUT = 10.0
+# How long an evicted pod keeps its place without a replacement: a node may have to be added first. In seconds.
+_REPLACEMENT_TIMEOUT = 600.0
+
+
+class KubernetesPods:
+    """Knows the addresses of the pods that a label selector matches. Used by one thread, except `interrupt`.
+
+    Args:
+      selector: labels, as in `kubectl get pods -l`.
+      namespace: of the pods; None for that of this pod.
+      api_server: the URL of the API server.
+      credentials: the folder with `token`, `ca.crt` and `namespace` of a service account; what is missing is not used.
+    """
+
+    def __init__(self, selector: str, namespace: str | None, api_server: str, credentials: pathlib.Path) -> None:
+        self._selector = selector
+        self._api_server = urllib.parse.urlsplit(api_server)
+        self._credentials = credentials
+        self._namespace = namespace or self._credential("namespace") or "default"
+        self._pods: dict[str, Any] = {}
+        # Evicted pods that are gone, and when they lose their places.
+        self._evicted: dict[str, tuple[Any, float]] = {}
+        # Of what is known; None if the pods must be listed again.
+        self._version: str | None = None
+        self._returned: dict[int, str] = {}
+        self._connection: http.client.HTTPConnection | None = None
+        self._is_interrupted = False
+
+    def list(self) -> dict[int, str]:
+        """Lists the pods, and returns the address of each by its index.
+
+        Raises:
+          ConnectionError: the API server did not answer, or refused.
+          ValueError: a pod has no index or no name in DNS.
+        """
+        self._is_interrupted = False
+        self._read_list()
+        return self._return_addresses()
+
+    def wait_changed(self) -> dict[int, str]:
+        """Waits until the addresses differ from those that were returned last, or for about 30 s, and returns them.
+
+        Raises:
+          ConnectionError: the API server did not answer, or refused; the next call tries again.
+          ValueError: a pod has no index or no name in DNS.
+        """
+        try:
+            if self._version is None:
+                self._read_list()
+            elif not self._has_changed():
+                self._watch()
+        except ConnectionError:
+            if not self._is_interrupted:
+                raise
+        return self._return_addresses()
+
+    def interrupt(self) -> None:
+        """Ends a wait, and lets later ones end at once, until the pods are listed again. Called on any thread."""
+        self._is_interrupted = True
+        if (connection := self._connection) is not None and connection.sock is not None:
+            with contextlib.suppress(OSError):
+                connection.sock.shutdown(socket.SHUT_RDWR)
+
+    def _read_list(self) -> None:
+        self._version = None
+        with self._answer({}) as lines:
+            found = json.loads(b"".join(lines))
+        pods = {pod["metadata"]["name"]: pod for pod in found["items"]}
+        for name in self._pods.keys() - pods.keys():
+            self._forget(name)
+        self._pods = pods
+        self._version = found["metadata"]["resourceVersion"]
+
+    def _return_addresses(self) -> dict[int, str]:
+        self._returned = self._addresses()
+        return self._returned
+
+    def _has_changed(self) -> bool:
+        return self._version is None or self._addresses() != self._returned
+
+    def _watch(self) -> None:
+        version = {"resourceVersion": self._version, "timeoutSeconds": _WATCH_SECONDS, "allowWatchBookmarks": "true"}
+        with self._answer({"watch": 1, **version}) as lines:
+            for line in lines:
+                self._apply(json.loads(line))
+                if self._has_changed():
+                    break
+        if self._version is None:
+            self._read_list()
+
+    def _apply(self, event: Mapping[str, Any]) -> None:
+        changed = event["object"]
+        if event["type"] == "ERROR":
+            # Above all 410 Gone: what has changed since then is forgotten.
+            self._version = None
+            return
+        self._version = changed["metadata"]["resourceVersion"]
+        if event["type"] in ("ADDED", "MODIFIED"):
+            self._pods[changed["metadata"]["name"]] = changed
+        elif event["type"] == "DELETED":
+            self._forget(changed["metadata"]["name"])
+
+    def _forget(self, name: str) -> None:
+        pod = self._pods.pop(name, None)
+        if pod is not None and _is_evicted(pod):
+            self._evicted[name] = pod, time.monotonic() + _REPLACEMENT_TIMEOUT
+
+    @contextlib.contextmanager
+    def _answer(self, parameters: Mapping[str, object]) -> Iterator[Iterable[bytes]]:
+        """Sends a request; the context has the lines of the answer, none if it is 410 Gone."""
+        query = urllib.parse.urlencode({"labelSelector": self._selector, **parameters})
+        path = f"{self._api_server.path}/api/v1/namespaces/{self._namespace}/pods"
+        try:
+            with contextlib.closing(self._connected()) as connection:
+                token = self._credential("token")
+                headers = {"Authorization": f"Bearer {token}"} if token else {}
+                connection.request("GET", f"{path}?{query}", headers=headers)
+                response = connection.getresponse()
+                if response.status == http.HTTPStatus.GONE:
+                    self._version = None
+                elif response.status != http.HTTPStatus.OK:
+                    raise ConnectionError(_refusal(response))
+                yield response if response.status == http.HTTPStatus.OK else ()
+        except (OSError, http.client.HTTPException, json.JSONDecodeError) as error:
+            where = f"The pods in namespace {self._namespace} cannot be read from {self._api_server.geturl()}"
+            raise ConnectionError(f"{where}: {error}") from None
+        finally:
+            self._connection = None
+
+    def _connected(self) -> http.client.HTTPConnection:
+        host, port = self._api_server.hostname or "", self._api_server.port
+        connection: http.client.HTTPConnection
+        if self._api_server.scheme == "https":
+            certificate = self._credentials / "ca.crt"
+            context = ssl.create_default_context(cafile=certificate if certificate.exists() else None)
+            # The certificates of many clusters lack fields that this requires, which Python sets from 3.13 on.
+            context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+            connection = http.client.HTTPSConnection(host, port, timeout=_ANSWER_TIMEOUT, context=context)
+        else:
+            connection = http.client.HTTPConnection(host, port, timeout=_ANSWER_TIMEOUT)
+        connection.connect()
+        connection.sock.settimeout(_WATCH_SECONDS + _ANSWER_TIMEOUT)
+        # In this order: `interrupt` sets what is read here, and then reads what is set here.
+        self._connection = connection
+        if self._is_interrupted:
+            connection.close()
+            raise ConnectionError("the wait was ended")
+        return connection
+
+    def _credential(self, name: str) -> str:
+        path = self._credentials / name
+        return path.read_text(encoding="utf-8").strip() if path.exists() else ""
+
+    def _addresses(self) -> dict[int, str]:
+        present = {name: pod for name, pod in self._pods.items() if _is_present(pod)}
+        now = time.monotonic()
+        self._evicted = {name: each for name, each in self._evicted.items() if name not in present and now < each[1]}
+        awaited = [pod for pod, _ in self._evicted.values()]
+        try:
+            return dict(sorted(_index_and_address(pod) for pod in (*awaited, *present.values())))
+        except ValueError:
+            # Until the pods are listed again this would be raised again.
+            self._version = None
+            raise
+
+
+def _is_present(pod: Mapping[str, Any]) -> bool:
+    status = pod.get("status", {})
+    has_ended = status.get("phase") in ("Succeeded", "Failed")
+    # Its name is not in DNS yet, and asking for it now would have that remembered for a while.
+    is_unscheduled = status.get("phase") == "Pending" and not status.get("podIP")
+    return _is_evicted(pod) or not (has_ended or is_unscheduled or "deletionTimestamp" in pod["metadata"])
+
+
+def _is_evicted(pod: Mapping[str, Any]) -> bool:
+    """Returns True if Kubernetes takes the pod from its node, as `kubectl drain` does, and not from its job."""
+    conditions = pod.get("status", {}).get("conditions", ())
+    return any(each["type"] == "DisruptionTarget" and each["status"] == "True" for each in conditions)
+
+
+def _index_and_address(pod: Mapping[str, Any]) -> tuple[int, str]:
+    name, labels, spec = pod["metadata"]["name"], pod["metadata"].get("labels", {}), pod["spec"]
+    index = next((labels[label] for label in _INDEX_LABELS if label in labels), None)
+    if index is None:
+        raise ValueError(
+            f"Pod {name} has no label {_INDEX_LABELS[0]}: workers must be the pods of a StatefulSet or of an indexed "
+            "Job, on Kubernetes 1.28 or later."
+        )
+    ports = [port for container in spec["containers"] for port in container.get("ports", ())]
+    numbers = [port["containerPort"] for port in ports if port.get("name") == _PORT_NAME]
+    if not numbers or not spec.get("hostname") or not spec.get("subdomain"):
+        raise ValueError(
+            f"Pod {name} has no address: it needs a headless Service (serviceName in its StatefulSet), and a container "
+            f"port with the name {_PORT_NAME}."
+        )
+    return int(index), f"{spec['hostname']}.{spec['subdomain']}:{numbers[0]}"
+
+
+def _refusal(response: http.client.HTTPResponse) -> str:
+    advice = ""
+    if response.status in (http.HTTPStatus.UNAUTHORIZED, http.HTTPStatus.FORBIDDEN):
+        advice = ". Give this pod's service account a Role that may list and watch pods"
+    try:
+        reason = json.loads(response.read())["message"]
+    except (ValueError, LookupError, TypeError):
+        reason = response.reason
+    return f"{response.status} {reason}{advice}."
+
 
 _API_SERVER = "https://kubernetes.default.svc"
 _CREDENTIALS = "/var/run/secrets/kubernetes.io/serviceaccount"

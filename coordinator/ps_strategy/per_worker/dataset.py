@@ -1,18 +1,221 @@
-"""Datasets and iterators with a copy on each worker."""
+"""Datasets and iterators with a copy on each worker.
 
+Where the iterators of the workers are: how many elements they have left, and positions that are saved and restored.
+
+    save      serialize --> each worker that is not lost: SerializeIterator --> the string in the checkpoint
+    restore   the string in the checkpoint --> deserialize: kept here --> a new iterator on each worker begins there
+
+Guarantees:
+- A position is that between two calls on its worker. So positions that are saved while no scheduled function runs are
+  those of the model.
+- An iterator that is created again, because its worker was lost, begins at the last saved or restored position; at the
+  beginning if its data was being cached in a file, which the log says.
+- A string is restored as a whole or not at all: a `ValueError` says what differs.
+"""
+
+import base64
+import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Hashable
-from typing import Any, NoReturn
+import json
+import logging
+import math
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 import tensorflow as tf
 
-from coordinator.data.autotuning import without_autotuning
+from coordinator.data.source import without_autotuning
+from coordinator.errors import ClosureCancelledError
 from coordinator.ps_strategy.per_worker.cache_files import is_cache_begun
-from coordinator.ps_strategy.per_worker.iterator_positions import IteratorPositions
 from coordinator.ps_strategy.per_worker.resource import PerWorkerResource, WorkerContext, WorkerCopies
-from coordinator.ps_strategy.tensorflow_internals.calls import call_concrete, flat_inputs
+from coordinator.ps_strategy.tensorflow_internals.functions import (
+    call_concrete,
+    called_functions,
+    captured_inputs,
+    flat_inputs,
+    passed_inputs,
+)
 from coordinator.runtime import FiniteInput
+
+_TAKING = frozenset({"IteratorGetNext", "IteratorGetNextSync", "IteratorGetNextAsOptional"})
+# Operations that call their function once.
+_CALLING = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
+# In the names of other operations that use an iterator, or return it.
+_UNKNOWN = ("Iterator", "Identity", "Switch", "Merge")
+
+
+def elements_per_call(concrete: Any) -> float:
+    """Returns how many elements a call takes at most from each iterator among its arguments.
+
+    Args:
+      concrete: a `tf.types.experimental.ConcreteFunction`.
+
+    Returns:
+      The number; infinite if it is not known, because elements are taken in a loop or a branch.
+    """
+    graph = concrete.graph.as_graph_def()
+    functions = {function.signature.name: function for function in graph.library.function}
+    arguments = concrete.inputs[: len(concrete.inputs) - len(captured_inputs(concrete))]
+    handles = [argument.op.name for argument in arguments if argument.dtype == tf.resource]
+    return max((_taken(handle, graph.node, functions) for handle in handles), default=0)
+
+
+def _taken(handle: str, nodes: Sequence[Any], functions: Mapping[str, Any]) -> float:
+    """Returns how many elements the nodes of one graph take from an iterator, by its name there."""
+    return sum(_taken_by(node, handle, functions) for node in nodes if handle in node.input)
+
+
+def _taken_by(node: Any, handle: str, functions: Mapping[str, Any]) -> float:
+    if node.op in _TAKING:
+        return 1
+    count: float = math.inf if any(part in node.op for part in _UNKNOWN) else 0
+    for role, name in called_functions(node):
+        passed = [inner for inner, outer in passed_inputs(node, role, functions[name]) if outer == handle]
+        inside = sum(_taken(inner, functions[name].node_def, functions) for inner in passed)
+        count += inside if passed and (node.op in _CALLING or not inside) else math.inf
+    return count
+
+
+_logger = logging.getLogger("coordinator")
+
+_VERSION = 1
+# TensorFlow's number for: what a pipeline keeps outside of the iterator, such as a lookup table, is not saved.
+_WITHOUT_EXTERNAL_STATE = 1
+
+_HANDLE = tf.TensorSpec([], tf.resource)
+
+
+class _Position(NamedTuple):
+    """The position of one worker's iterator.
+
+    Attributes:
+      taken: how many elements were taken before, at most; infinite if that is not known.
+      state: what TensorFlow serializes of the iterator.
+    """
+
+    taken: float
+    state: bytes
+
+
+class IteratorPositions:
+    """The positions of the iterators that one per-worker iterator has on the workers.
+
+    The entry of a worker is used by its thread alone, except that positions are restored while nothing runs.
+
+    Args:
+      workers: returns the number of shares into which the data is divided.
+      element_spec: the type of the elements.
+    """
+
+    def __init__(self, workers: Callable[[], int], element_spec: Any) -> None:
+        self._workers = workers
+        self._element_spec = repr(element_spec)
+        self._sizes: dict[int, float] = {}
+        self._taken: dict[int, float] = {}
+        self._saved: dict[int, _Position] = {}
+        # Of the iterators that exist: a position in another share means nothing.
+        self._shares: dict[int, Hashable] = {}
+
+    def iterator_of(self, dataset: tf.data.Dataset, context: WorkerContext, share: Hashable = None) -> Any:
+        """Returns a new iterator on a worker, at the last saved or restored position of the share if there is one."""
+        if self._shares.setdefault(context.index, share) != share:
+            self._shares[context.index] = share
+            self._saved.pop(context.index, None)
+        size = int(dataset.cardinality())
+        self._sizes[context.index] = math.inf if size == tf.data.INFINITE_CARDINALITY else max(size, 0)
+        self._taken[context.index] = 0
+        iterator = iter(dataset)
+        if is_cache_begun(dataset) and self._saved.pop(context.index, None) is not None:
+            _logger.warning(
+                "The iterator on %s begins at the beginning of its data: its position cannot be continued, because the "
+                "file in which the dataset is cached was not complete.",
+                context.device,
+            )
+        position = self._saved.get(context.index)
+        if position is not None:
+            concrete = _restore.get_concrete_function()
+            call_concrete(concrete, [_handle_of(iterator), tf.constant(position.state)], context.cancellation)
+            self._taken[context.index] = position.taken
+        return iterator
+
+    def has_saved(self, worker: int) -> bool:
+        """Returns whether a new iterator of a worker begins at a position that was saved or restored."""
+        return worker in self._saved
+
+    def is_endless_on(self, worker: int) -> bool:
+        """Returns True if the worker's iterator has been created and is known to be endless."""
+        return self._sizes.get(worker) == math.inf
+
+    def left_on(self, worker: int) -> float:
+        """Returns how many elements a worker's iterator, which is not endless, has left at least."""
+        return max(self._sizes.get(worker, 0) - self._taken.get(worker, 0), 0)
+
+    def count_on(self, worker: int, taken: float) -> None:
+        """Counts elements that are taken, at most, from a worker's iterator."""
+        self._taken[worker] += taken
+
+    def save_on(self, iterator: Any, context: WorkerContext) -> None:
+        """Saves the position of a worker's iterator, on the worker's thread."""
+        with tf.device(context.device):
+            state = call_concrete(_save.get_concrete_function(), [_handle_of(iterator)], context.cancellation).numpy()
+        self._saved[context.index] = _Position(self._taken[context.index], state)
+
+    def to_json(self) -> str:
+        """Returns the saved positions."""
+        positions = {
+            worker: {"taken": position.taken, "state": base64.b64encode(position.state).decode()}
+            for worker, position in sorted(self._saved.items())
+        }
+        own = {"version": _VERSION, "workers": self._workers(), "elements": self._element_spec}
+        return json.dumps(own | {"positions": positions})
+
+    def from_json(self, text: Any, name: str) -> None:
+        """Replaces the saved positions by those that `to_json` has returned.
+
+        Raises:
+          ValueError: they are of another number of workers, of other elements, or of another format.
+        """
+        saved = json.loads(text if isinstance(text, str) else bytes(text))
+        if saved.get("version") != _VERSION:
+            raise ValueError(
+                f"The checkpoint has positions of format {saved.get('version')} of the {name}, and this release of "
+                f"coordinator reads format {_VERSION}: use the release that wrote it."
+            )
+        if saved["workers"] != self._workers():
+            raise ValueError(
+                f"The checkpoint has positions of the {name} on {saved['workers']} workers, and this program began "
+                f"with {self._workers()}, among which its data is divided. Start with {saved['workers']} workers, or "
+                "leave the iterator out of the tf.train.Checkpoint to begin with the first element. "
+                "coordinator.data.Epochs continues on any number of workers."
+            )
+        if saved["elements"] != self._element_spec:
+            raise ValueError(
+                f"The checkpoint has positions of the {name} in other data: its elements were {saved['elements']}, and "
+                f"are {self._element_spec} now. Continue with the data of then, or leave the iterator out of the "
+                "tf.train.Checkpoint to begin with the first element."
+            )
+        self._saved = {
+            int(worker): _Position(position["taken"], base64.b64decode(position["state"]))
+            for worker, position in saved["positions"].items()
+        }
+
+
+@tf.function(input_signature=[_HANDLE])
+def _save(handle: Any) -> Any:
+    state = tf.raw_ops.SerializeIterator(resource_handle=handle, external_state_policy=_WITHOUT_EXTERNAL_STATE)
+    return tf.io.serialize_tensor(state)
+
+
+@tf.function(input_signature=[_HANDLE, tf.TensorSpec([], tf.string)])
+def _restore(handle: Any, state: Any) -> None:
+    tf.raw_ops.DeserializeIterator(resource_handle=handle, serialized=tf.io.parse_tensor(state, tf.variant))
+
+
+def _handle_of(iterator: Any) -> Any:
+    [handle] = tf.nest.flatten(iterator, expand_composites=True)
+    return handle
+
 
 # Of the index of a worker: what its dataset depends on beside the worker, such as its share of the data.
 ShareOf = Callable[[int], Hashable]
@@ -313,3 +516,99 @@ class PerWorkerDataset(_PerWorkerElements):
 def tracing_type(value: Any) -> Any:
     """Returns the type of each worker's copy for a per-worker dataset or iterator; any other value unchanged."""
     return value.__tf_tracing_type__(None) if isinstance(value, _PerWorkerElements) else value
+
+
+@contextlib.contextmanager
+def iterators_in_use(iterators: Sequence[PerWorkerIterator], context: WorkerContext) -> Iterator[None]:
+    """A scope for one call on a worker, which resets iterators that an earlier call left interrupted.
+
+    A call that is cancelled while it waits for an element may leave its iterator cancelled, or ended too early. Nothing
+    is inspected unless the call fails. If it fails because data has ended, an iterator that may have ended is asked for
+    one more element, which is lost if there is one.
+
+    Args:
+      iterators: those among the call's arguments.
+      context: the worker.
+
+    Raises:
+      tf.errors.AbortedError: an iterator was ended by an earlier call; it starts again with the next call.
+      EndOfDataError: an iterator has ended on this worker.
+    """
+    try:
+        yield
+    except (ClosureCancelledError, tf.errors.OpError) as error:
+        suspects = [each for each in iterators if each.failed.get(context.index) == context.connection_number]
+        may_have_ended = not all(each.positions.is_endless_on(context.index) for each in iterators)
+        # The regular end of data interrupts nothing.
+        if not (isinstance(error, tf.errors.OutOfRangeError) and may_have_ended):
+            for each in iterators:
+                each.failed[context.index] = context.connection_number
+        if interrupted := [each for each in suspects if _is_interrupted(each, error, context)]:
+            message = _restart(interrupted, context)
+            if isinstance(error, tf.errors.OutOfRangeError):
+                # Tried again, as the cancelled call is; it is not the end of the data.
+                raise tf.errors.AbortedError(None, None, message) from error
+            raise
+        if suspects and isinstance(error, tf.errors.OutOfRangeError):
+            for each in suspects:
+                each.failed.pop(context.index, None)
+            _logger.warning(
+                "%s has ended, and an earlier call that used it was cancelled, which may have ended it too early. Make "
+                "a new iterator if some of its data is missing.",
+                _names(suspects, context),
+            )
+        if isinstance(error, tf.errors.OutOfRangeError):
+            for each in itertools.filterfalse(lambda each: each.positions.is_endless_on(context.index), iterators):
+                _raise_if_ended(each, context, error)
+        raise
+
+
+@tf.function
+def _has_element(iterator: Any) -> Any:
+    return iterator.get_next_as_optional().has_value()
+
+
+def _raise_if_ended(iterator: PerWorkerIterator, context: WorkerContext, cause: Exception) -> None:
+    """Takes an element on the worker, and raises EndOfDataError if there is none.
+
+    The error of the call does not tell: a function may raise the same for another dataset.
+    """
+    on_worker = iterator.value_on(context)
+    iterator.positions.count_on(context.index, 1)
+    concrete = _has_element.get_concrete_function(on_worker)
+    try:
+        with tf.device(context.device):
+            inputs = flat_inputs(concrete, (on_worker,), {})
+            has_element = call_concrete(concrete, inputs, context.cancellation).numpy()
+    except tf.errors.OpError as error:
+        iterator.failed[context.index] = context.connection_number
+        if context.cancellation.is_cancelled:
+            raise ClosureCancelledError("The call was cancelled.") from error
+        raise
+    if not has_element:
+        iterator.positions.count_on(context.index, math.inf)
+        # Without its traceback, whose frames would keep the iterator alive until the garbage collector runs.
+        raise EndOfDataError(iterator.name, iterator.input) from cause.with_traceback(None)
+
+
+def _is_interrupted(iterator: PerWorkerIterator, error: Exception, context: WorkerContext) -> bool:
+    if isinstance(error, tf.errors.OutOfRangeError):
+        return iterator.positions.is_endless_on(context.index)
+    # A call that this client cancels raises `ClosureCancelledError` instead.
+    return isinstance(error, tf.errors.CancelledError)
+
+
+def _restart(iterators: Sequence[PerWorkerIterator], context: WorkerContext) -> str:
+    """Makes interrupted iterators again on the worker; returns what was logged."""
+    for each in iterators:
+        each.failed.pop(context.index, None)
+        each.recreate_on(context)
+    is_saved = all(each.positions.has_saved(context.index) for each in iterators)
+    start = "its last saved position" if is_saved else "the beginning"
+    message = f"{_names(iterators, context)} starts from {start}: a call that waited for an element was cancelled."
+    _logger.warning("%s", message)
+    return message
+
+
+def _names(iterators: Sequence[PerWorkerIterator], context: WorkerContext) -> str:
+    return f"{', '.join(each.name for each in iterators)} on {context.device}"

@@ -4,24 +4,236 @@ The function is traced on the client and run on each worker. One trace serves al
 `input_pipeline_id`, which must be a Python int (to choose files, for example): then it is traced once for each worker.
 `coordinator.get_current_worker_index()` returns the same number as a tensor, with one trace. For a share that comes
 with a change of the workers, the function is traced once more, on the thread of the worker that needs it.
+
+Which share of the data each worker reads: what a `tf.distribute.InputContext` tells a dataset function.
+
+the workers of the beginning    share 0 of 2, share 1 of 2
+one is added as worker 2        that one: share 2 of 3; the others keep theirs
+  with `reshard_inputs`         share 0 of 3, share 1 of 3, share 2 of 3
+
+Datasets whose elements have a part for each replica of a worker.
+
+    of a dataset function    batch 0   batch 1   batch 2   batch 3        one batch for each replica
+                             `-- element 0 --'   `-- element 1 --'
+    any other dataset        batch 0 = element 0, divided by rows         one batch for all replicas
+
+Promises: the parts are in the order of the dataset. Where the batches of a function run out within an element, replicas
+without one get a batch of no rows, as with other strategies; if no shape allows that, the element is left out, as by
+`drop_remainder`.
+
+Whether a dataset function takes every n-th element of data whose order is random, and so another one on each worker.
+
+Then some elements are read twice and others by no worker, without an error. `Dataset.list_files` shuffles unless it is
+told otherwise. What is random is decided by the graph: a shuffle without a seed has the seeds 0 and 0 there, unless
+`tf.random.set_seed` was called.
 """
 
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NoReturn
+import logging
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import tensorflow as tf
 
-from coordinator.data.autotuning import without_autotuning
+from coordinator.data.source import without_autotuning
 from coordinator.errors import ClosureInputError
 from coordinator.ps_strategy.per_worker.cache_files import CacheFiles, CachesInGraph, TracedCaches
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset
-from coordinator.ps_strategy.per_worker.input_shares import InputShare, InputShares
-from coordinator.ps_strategy.per_worker.replica_elements import divided_among_replicas, one_for_each_replica
-from coordinator.ps_strategy.per_worker.resource import WorkerContext, WorkerCopies
-from coordinator.ps_strategy.per_worker.shard_order import warn_of_random_order
-from coordinator.ps_strategy.per_worker.variable import get_current_worker_index
-from coordinator.ps_strategy.tensorflow_internals.dataset_options import caches_replaced, options_in_graph
+from coordinator.ps_strategy.per_worker.resource import WorkerContext, WorkerCopies, get_current_worker_index
+from coordinator.ps_strategy.tensorflow_internals.datasets import caches_replaced, options_in_graph
+from coordinator.ps_strategy.tensorflow_internals.functions import called_functions, passed_inputs
+from coordinator.ps_strategy.tensorflow_internals.replicas import PerReplicaSpec, divided, regrouped
+
+
+class InputShare(NamedTuple):
+    """A share of the data.
+
+    Attributes:
+      pipelines: into how many shares the data is divided, `num_input_pipelines`.
+      number: from 0 on, `input_pipeline_id`.
+    """
+
+    pipelines: int
+    number: int
+
+
+class InputShares:
+    """The shares of the workers of one strategy.
+
+    Args:
+      workers: the indices of the workers of the beginning.
+      present: returns those of the present workers, among which the data is divided; None to keep the shares.
+    """
+
+    def __init__(self, workers: Sequence[int], present: Callable[[], Sequence[int]] | None = None) -> None:
+        beginning = tuple(sorted(workers))
+        self._workers = present or (lambda: beginning)
+
+    @property
+    def workers(self) -> Sequence[int]:
+        """The indices of the workers among which the data is divided, in their order."""
+        return self._workers()
+
+    def of(self, worker: int) -> InputShare:
+        """Returns the share of a worker. One that is not among them gets its own share, as if it were the last."""
+        workers = self._workers()
+        if worker in workers:
+            return InputShare(len(workers), workers.index(worker))
+        number = max(len(workers), worker)
+        return InputShare(number + 1, number)
+
+
+def one_for_each_replica(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
+    """Returns a dataset of which each element consists of consecutive elements, as `PerReplica` values."""
+    spec = dataset.element_spec
+    if replicas == 1 or any(isinstance(each, PerReplicaSpec) for each in tf.nest.flatten(spec)):
+        return dataset
+    may_be_empty = _may_be_empty(spec)
+    # Optionals, which are scalars whatever is in them, and share it: elements need not have one shape to be batched.
+    wrapped = dataset.map(lambda *parts: _wrapped(parts[0] if len(parts) == 1 else parts))
+    groups = wrapped.batch(replicas, drop_remainder=not may_be_empty)
+
+    def unwrapped(group: Any) -> Any:
+        if not may_be_empty:
+            return regrouped([_value(group[number], spec) for number in range(replicas)])
+        count = tf.shape(group)[0]
+        return regrouped(
+            [
+                tf.cond(
+                    number < count,
+                    lambda number=number: _value(group[number], spec),
+                    lambda: tf.nest.map_structure(_empty, spec),
+                )
+                for number in range(replicas)
+            ]
+        )
+
+    return groups.map(unwrapped)
+
+
+def divided_among_replicas(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
+    """Returns a dataset of the same batches, each divided into `PerReplica` values.
+
+    Raises:
+      ValueError: the elements are no batches.
+    """
+    if replicas == 1:
+        return dataset
+    return dataset.map(lambda *parts: divided(parts[0] if len(parts) == 1 else parts, replicas))
+
+
+def _wrapped(element: Any) -> tf.Tensor:
+    [variant] = tf.nest.flatten(tf.experimental.Optional.from_value(element), expand_composites=True)
+    return variant
+
+
+def _value(variant: tf.Tensor, spec: Any) -> Any:
+    return tf.nest.pack_sequence_as(tf.OptionalSpec(spec), [variant], expand_composites=True).get_value()
+
+
+def _may_be_empty(spec: Any) -> bool:
+    """Returns True if every batch may have no rows."""
+    specs = tf.nest.flatten(spec)
+    return all(isinstance(each, tf.TensorSpec) and _has_free_rows(each.shape) for each in specs)
+
+
+def _has_free_rows(shape: tf.TensorShape) -> bool:
+    return bool(shape.rank) and shape[0] is None
+
+
+def _empty(spec: tf.TensorSpec) -> tf.Tensor:
+    return tf.zeros([size or 0 for size in spec.shape], spec.dtype)
+
+
+_logger = logging.getLogger("coordinator")
+
+# The places of the two seeds among the inputs of operations, by the beginning of their names.
+_SEED_INPUTS = {"ShuffleDataset": 2, "ShuffleAndRepeatDataset": 2, "RandomDataset": 0}
+# What these draw for an element changes its value, not the order.
+_MAPS = ("Map", "ParallelMap")
+
+
+def warn_of_random_order(name: str, concrete: Any) -> None:
+    """Logs a warning if a traced dataset function, called `name`, takes shards of data in a random order."""
+    graph = concrete.graph.as_graph_def()
+    functions = {function.signature.name: function for function in graph.library.function}
+    if _Nodes(graph.node, functions).have_random_shard():
+        _logger.warning(
+            "The dataset function %r takes a shard of data in a random order: a shuffle without a seed comes before "
+            "shard(), so that each worker divides another order. Together they read some elements twice and others "
+            "never. Shuffle after shard(), or in the same order everywhere: list_files(..., shuffle=False), "
+            "shuffle(n, seed=17).",
+            name,
+        )
+
+
+class _Nodes:
+    """The operations of one graph.
+
+    Args:
+      nodes: each a `tf.compat.v1.NodeDef`.
+      functions: each a `FunctionDef`, by name.
+      random: the names of arguments that are datasets in a random order.
+    """
+
+    def __init__(self, nodes: Sequence[Any], functions: Mapping[str, Any], random: Collection[str] = ()) -> None:
+        self._nodes = {node.name: node for node in nodes}
+        self._functions = functions
+        self._random = random
+
+    def have_random_shard(self) -> bool:
+        """Returns whether a dataset in a random order is divided here, or in a function that is called."""
+        return any(
+            (node.op == "ShardDataset" and self._constant(node.input[1]) != 1 and self._is_random(node.input[0]))
+            or any(inner.have_random_shard() for inner in self._called_by(node))
+            for node in self._nodes.values()
+        )
+
+    def _called_by(self, node: Any) -> Iterator["_Nodes"]:
+        for role, name in called_functions(node):
+            if (function := self._functions.get(name)) is not None:
+                passed = passed_inputs(node, role, function)
+                random = {argument for argument, outer in passed if self._is_random(outer)}
+                yield _Nodes(function.node_def, self._functions, random)
+
+    def _is_random(self, tensor: str) -> bool:
+        """Returns whether something random has an effect on the order of a dataset, given by the name of its tensor."""
+        wanted, seen = [tensor], set()
+        while wanted:
+            name = wanted.pop().partition(":")[0]
+            node = self._nodes.get(name)
+            if name in self._random or (node is not None and self._draws_order(node)):
+                return True
+            if node is not None and name not in seen:
+                seen.add(name)
+                wanted += [each for each in node.input if not each.startswith("^")]
+        return False
+
+    def _draws_order(self, node: Any) -> bool:
+        """Returns whether an operation has a random effect on the order of a dataset."""
+        for begin, place in _SEED_INPUTS.items():
+            if node.op.startswith(begin):
+                return [self._constant(each) for each in node.input[place : place + 2]] == [0, 0]
+        if _draws_value(node) or ("deterministic" in node.attr and node.attr["deterministic"].s == b"false"):
+            return True
+        is_map = node.op.startswith(_MAPS)
+        return any(inner.draw_order(except_values=is_map) for inner in self._called_by(node))
+
+    def draw_order(self, *, except_values: bool) -> bool:
+        """Returns whether any operation has such an effect, but for those that draw the value of an element."""
+        return any(
+            self._draws_order(node) for node in self._nodes.values() if not (except_values and _draws_value(node))
+        )
+
+    def _constant(self, tensor: str) -> int | None:
+        node = self._nodes.get(tensor.partition(":")[0])
+        return int(tf.make_ndarray(node.attr["value"].tensor)) if node is not None and node.op == "Const" else None
+
+
+def _draws_value(node: Any) -> bool:
+    """Returns whether an operation draws random values without a seed."""
+    return [node.attr[name].i for name in ("seed", "seed2") if name in node.attr] == [0, 0]
+
 
 DatasetFunction = Callable[[tf.distribute.InputContext], tf.data.Dataset]
 

@@ -3,6 +3,16 @@
 A copy is created on its worker's thread when the worker first needs it, and created again after the worker was
 restarted. So the loss of a worker while it creates a copy is handled like any other loss, and a resource that cannot be
 created fails only the closures that use it.
+
+Any resource that a function of the user's creates: queues, tables that change, variables, random generators.
+
+It also exists once on the client, which represents the copies: what a scheduled function captures of it is replaced by
+the worker's own, as for tables and variables (`PerWorkerHandles`).
+
+Variables and lookup tables with a copy on each worker.
+
+Each also exists on the client, as an ordinary object that can be used, saved and exported. In a function that runs on a
+worker, its handle is replaced by that of the worker's copy (`PerWorkerHandles`), so that reads and look-ups are local.
 """
 
 import concurrent.futures
@@ -12,18 +22,26 @@ import functools
 import logging
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import tensorflow as tf
 
-from coordinator.builds import Builds
 from coordinator.errors import ClosureCancelledError, ClosureInputError, ClosureQuarantined, WorkerLost
 from coordinator.options import Options
 from coordinator.owned_values import OwnedValues
-from coordinator.ps_strategy.tensorflow_internals.calls import CancellationManager
-from coordinator.ps_strategy.tensorflow_internals.handles import owner_of_handle
-from coordinator.runtime import FiniteInput
+from coordinator.ps_strategy.membership.bounded_calls import call_within
+from coordinator.ps_strategy.tensorflow_internals.functions import CancellationManager, call_concrete
+from coordinator.ps_strategy.tensorflow_internals.handles import (
+    free_if_present,
+    is_restored_resource,
+    let_run_anywhere,
+    owner_of_handle,
+    resource_creator_scope,
+    restored_functions,
+)
+from coordinator.runtime import Builds, FiniteInput
 from coordinator.workers.scheduler import Scheduler
 
 _logger = logging.getLogger("coordinator")
@@ -222,3 +240,251 @@ class WorkerCopies:
     def renew_input(self, renewed: FiniteInput) -> None:
         """Lets functions that take an input run on all workers again."""
         self._scheduler.queue.workers.renew_input(renewed)
+
+
+def create_per_worker_resource(create: Callable[[], Any], handles: PerWorkerHandles) -> Any:
+    """Creates a resource on the client that represents one on each worker; see `ParameterServerStrategy`.
+
+    Args:
+      create: creates one on the current device; called once for the client, and for each worker on its thread.
+      handles: where it is registered.
+
+    Raises:
+      TypeError: `create` is no function, or what it returns has no resource.
+    """
+    if not callable(create):
+        raise TypeError(f"create_per_worker_resource takes a function that creates a resource, got {create!r}.")
+    name = getattr(create, "__name__", type(create).__name__)
+
+    def create_here() -> Any:
+        with tf.device("/device:CPU:0"):
+            return create()
+
+    # A separate thread: on this one a scope of the strategy may place variables on parameter servers.
+    with ThreadPoolExecutor(1, "coordinator-resource") as thread:
+        value = thread.submit(create_here).result()
+    found = list(_handles_in(value))
+    if not found:
+        raise TypeError(
+            f"The function {name!r} was given to create_per_worker_resource, and returned {value!r}, in which there is "
+            "no resource. It must return a variable, a table, a queue, a tf.random.Generator, a tensor of the dtype "
+            "tf.resource, or a list, tuple, dict or tf.Module of these."
+        )
+    # What follows must not keep the value alive.
+    count = len(found)
+    copies = PerWorkerResource(f"the resource of {name}", lambda _: create())
+
+    def handle_on(place: int, context: WorkerContext) -> Any:
+        of_worker = list(_handles_in(copies.value_on(context)))
+        if len(of_worker) != count:
+            raise ValueError(f"{name!r} returned {len(of_worker)} resources there, and {count} on the client")
+        return of_worker[place][1]
+
+    for place, (owner, _) in enumerate(found):
+        handles.add(owner, PerWorkerResource(copies.name, functools.partial(handle_on, place)))
+    return value
+
+
+def _handles_in(value: Any) -> Iterator[tuple[Any, tf.Tensor]]:
+    """Yields what represents each resource in a value, the owner of its handle or the handle, and the handle."""
+    if isinstance(value, tf.Variable):
+        yield value, value.handle
+    elif isinstance(value, tf.Tensor) and value.dtype == tf.resource:
+        yield value, value
+    elif isinstance(value, tf.queue.QueueBase):
+        free_if_present(value)
+        yield value.queue_ref, value.queue_ref
+    elif isinstance(value, tf.random.Generator):
+        yield value.state, value.state.handle
+    elif isinstance(handle := getattr(value, "resource_handle", None), tf.Tensor):
+        let_run_anywhere(value)
+        yield value, handle
+    else:
+        for part in _parts_of(value):
+            yield from _handles_in(part)
+
+
+def _parts_of(value: Any) -> Iterable[Any]:
+    if isinstance(value, list | tuple):
+        return value
+    if isinstance(value, tf.Module):
+        value = dict(sorted(vars(value).items()))
+    return value.values() if isinstance(value, dict) else ()
+
+
+# In seconds: nothing but this process takes part.
+_LONGEST_CREATION = 60.0
+
+
+def get_current_worker_index() -> tf.Tensor:
+    """Returns the task index of the worker that runs the function, as an int64 scalar.
+
+    Call it in a scheduled function or a dataset function; one trace serves all workers:
+    `dataset.shard(number_of_workers, coordinator.get_current_worker_index())`.
+
+    Raises:
+      RuntimeError: outside of such a function.
+    """
+    strategy = tf.distribute.get_strategy()
+    services = getattr(strategy.extended, "services", None)
+    if services is None or tf.executing_eagerly():
+        raise RuntimeError(
+            "get_current_worker_index() is known only inside a function that is scheduled on a "
+            "coordinator.ParameterServerStrategy, or inside a dataset function of one."
+        )
+    return services.worker_index()
+
+
+def worker_number(name: str, handles: PerWorkerHandles, of: Callable[[WorkerContext], int]) -> Callable[[], tf.Tensor]:
+    """Returns a function that reads a number of the worker that runs the function being traced, an int64 scalar.
+
+    A variable on each worker holds it, rather than a constant, because TensorFlow copies small constants into the
+    function that captures them. The one on the client, which is captured, is created when the number is first read:
+    most programs never do, and the first operation that a process computes itself takes TensorFlow long.
+
+    Args:
+      name: used in messages.
+      handles: where the variable is registered.
+      of: returns the number; called again whenever the worker has lost its state.
+    """
+    copies = PerWorkerResource(name, lambda context: tf.Variable(of(context), dtype=tf.int64, trainable=False))
+    created: dict[str, tf.Variable] = {}
+
+    def create() -> tf.Variable:
+        with tf.device("/device:CPU:0"):
+            return tf.Variable(-1, dtype=tf.int64, trainable=False, name=name.replace(" ", "_"))
+
+    # AutoGraph converts what a user's function calls, and would warn of what it cannot convert.
+    @tf.autograph.experimental.do_not_convert
+    def read() -> tf.Tensor:
+        if name not in created:
+            # On a thread that traces nothing and is in no scope, such as the strategy's.
+            variable = call_within(_LONGEST_CREATION, "coordinator-worker-number", create)
+            handles.add(variable, _handles_of(copies))
+            # Of two threads that come here at once, the first decides.
+            created.setdefault(name, variable)
+        return created[name].read_value()
+
+    return read
+
+
+def create_per_worker_variable(
+    create: Callable[[], tf.Variable],
+    handles: PerWorkerHandles,
+    read_on_all: Callable[[PerWorkerResource], list[Any]],
+) -> tf.Variable:
+    """Creates a variable on the client that represents one on each worker (`per_worker_variable=True`).
+
+    A scheduled function that uses it, as a capture or an argument, reads and changes its own worker's copy. Outside of
+    scheduled functions it is an ordinary variable on the client. It has an additional method, `read_all()`, which
+    returns the current values of the copies: a list of tensors on the client, by worker.
+
+    Args:
+      create: creates one variable on the current device; called once for each worker and once for the client.
+      handles: where the variable is registered.
+      read_on_all: reads a resource on every worker.
+    """
+    return _with_copies(create, lambda _: create(), handles, read_on_all)[0]
+
+
+def create_state_of_sequences(
+    create: Callable[[], tf.Variable],
+    handles: PerWorkerHandles,
+    read_on_all: Callable[[PerWorkerResource], list[Any]],
+) -> tf.Variable:
+    """Creates a per-worker variable for what a batch leaves for the next batch of the same sequences.
+
+    What is assigned to the variable on the client, as `reset_state()` of a layer does, is what all copies continue
+    with. Assign it while no function runs that uses the variable. A worker that was restarted begins with it again,
+    and the log says so.
+
+    Args:
+      create: creates the variable on the client.
+      handles: where the variable is registered.
+      read_on_all: reads a resource on every worker.
+    """
+    begun: set[int] = set()
+
+    def build(context: WorkerContext) -> tf.Variable:
+        if context.index in begun:
+            _logger.warning(
+                "%s has lost its state of %s, and begins again with what was assigned on the client: the sequences "
+                "that it is in the middle of continue without what came before.",
+                context.device,
+                variable.name,
+            )
+        begun.add(context.index)
+        # Not by `create`, which belongs to the function that is traced if the layer is built in it.
+        return tf.Variable(variable.numpy(), trainable=False, dtype=variable.dtype, shape=variable.shape)
+
+    variable, resources = _with_copies(create, build, handles, read_on_all)
+    assign = variable.assign
+
+    @functools.wraps(assign)
+    def assign_to_all(*args: Any, **kwargs: Any) -> Any:
+        result = assign(*args, **kwargs)
+        if tf.executing_eagerly():
+            begun.clear()
+            for resource in resources:
+                resource.recreate()
+        return result
+
+    variable.assign = assign_to_all
+    return variable
+
+
+def _with_copies(
+    create: Callable[[], tf.Variable],
+    build: Callable[[WorkerContext], tf.Variable],
+    handles: PerWorkerHandles,
+    read_on_all: Callable[[PerWorkerResource], list[Any]],
+) -> tuple[Any, tuple[PerWorkerResource, PerWorkerResource]]:
+    """Returns a variable on the client, and what makes its copies and their handles."""
+    with tf.device("/device:CPU:0"):
+        variable = create()
+    copies = PerWorkerResource(f"per-worker variable {variable.name}", build)
+    of_handles = _handles_of(copies)
+    handles.add(variable, of_handles)
+    variable.read_all = lambda: [tf.convert_to_tensor(value, variable.dtype) for value in read_on_all(copies)]
+    return variable, (copies, of_handles)
+
+
+def _handles_of(copies: PerWorkerResource) -> PerWorkerResource:
+    return PerWorkerResource(copies.name, lambda context: copies.value_on(context).handle)
+
+
+def table_creator_scopes(handles: PerWorkerHandles) -> Sequence[Any]:
+    """Returns scopes in which each lookup table gets a copy on every worker.
+
+    The copies of a `tf.lookup.StaticHashTable` are created as the table was, those of a table from a SavedModel by the
+    functions that were saved with it.
+
+    Args:
+      handles: where the tables are registered.
+    """
+
+    def create(next_creator: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        table = next_creator(*args, **kwargs)
+        if is_restored_resource(table):
+            handles.add(table, _restored_copies(weakref.ref(table)))
+        else:
+            tables = PerWorkerResource("lookup table", lambda _: next_creator(*args, **kwargs))
+            handles.add(
+                table, PerWorkerResource("lookup table", lambda context: tables.value_on(context).resource_handle)
+            )
+        return table
+
+    kinds = ("StaticHashTable", "RestoredStaticHashTable")
+    return [resource_creator_scope(kind, create) for kind in kinds]
+
+
+def _restored_copies(table_ref: Callable[[], Any]) -> PerWorkerResource:
+    def build(context: WorkerContext) -> tf.Tensor:
+        table = table_ref()
+        create, initialize = restored_functions(table)
+        handle = call_concrete(create, create.captured_inputs, context.cancellation)
+        captures = [handle if tensor is table.resource_handle else tensor for tensor in initialize.captured_inputs]
+        call_concrete(initialize, captures, context.cancellation)
+        return handle
+
+    return PerWorkerResource("lookup table of a SavedModel", build)

@@ -21,15 +21,13 @@ from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
-from coordinator.ps_strategy.sharded.initial_values import RowsInBlocks
+from coordinator.ps_strategy.sharded.creation import RowsInBlocks
 from coordinator.ps_strategy.tensorflow_internals.handles import (
+    TableResource,
     TracedFunctions,
     forget_handles,
     new_handle,
     replace_handles,
-)
-from coordinator.ps_strategy.tensorflow_internals.mutable_tables import (
-    TableResource,
     set_table_content,
     table_content,
     table_name,

@@ -7,14 +7,13 @@ from typing import Any
 import tensorflow as tf
 
 from coordinator.data.epochs import Epochs
-from coordinator.ps_strategy.tensorflow_internals.server_mutex import operations_added
+from coordinator.ps_strategy.tensorflow_internals.shared_variable import operations_added
 from coordinator.updates import decisions
+from coordinator.updates.gradients import flat
+from coordinator.updates.model import PulledModel, bytes_of
+from coordinator.updates.rule_state import RuleState
 from coordinator.updates.rules.accumulating import Accumulating
 from coordinator.updates.settings import AsynchronousSettings
-from coordinator.updates.state.rule_state import RuleState
-from coordinator.updates.transport.gradients import flat
-from coordinator.updates.transport.model import bytes_of
-from coordinator.updates.transport.pulled_variables import PulledModel
 from coordinator.updates.update_rule import UpdateRule
 
 

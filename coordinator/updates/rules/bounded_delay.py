@@ -8,9 +8,9 @@ import tensorflow as tf
 from coordinator.data.epochs import Epochs
 from coordinator.ps_strategy.membership.cluster_definition import MAX_WORKERS
 from coordinator.updates import decisions
+from coordinator.updates.rule_state import NO_STEP
 from coordinator.updates.rules.accumulating import Accumulating
 from coordinator.updates.settings import BoundedDelaySettings
-from coordinator.updates.state.rule_state import NO_STEP
 
 
 class BoundedDelay(Accumulating):

@@ -12,11 +12,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from coordinator.updates.gradient_store import ChosenRows, DelayedPushes, GradientColumns, QueuedGradients
 from coordinator.updates.rules.accumulating import Accumulating
 from coordinator.updates.settings import DelayedSettings
-from coordinator.updates.state.gradient_columns import ChosenRows, GradientColumns
-from coordinator.updates.state.push_log import DelayedPushes
-from coordinator.updates.state.queued_gradients import QueuedGradients
 
 
 class Delayed(Accumulating):

@@ -3,24 +3,390 @@ r"""Model averaging: every worker trains its own model, which takes part in the 
 worker   x0 ---- gradients of x0 ------------------------.  x = mean + (x - x0), then the worker's own optimizer
             \                                           /
 servers      '-> x0 - base: stored, counted; the mean --'   mean += (x0 - base) / workers; base = mean
+
+Which changes of local models count, and whether models are averaged now: decided on one parameter server.
+
+client --> generation, on or off --> read by each worker before each step
+worker --> number of a change that all servers have stored --> counted, with the number of workers that train
+
+The mean of the workers' models, on the parameter server that has the shared one: it moves by what workers change.
+
+    store      worker's change --> | changes of worker 0 |  2 rows, by the parity of the change's number
+                                   | changes of worker 1 |
+    advance    changes that are counted by now (see `AveragingControl`) --> mean --> the shared variables, the worker
+
+A change is stored on all servers, then counted, and then added by each server when any worker asks it for the mean. So
+a worker that dies leaves no change on a part of the servers, and a change that is stored again is added once.
+
+It promises a worker the mean of one moment on all servers: of the changes that were counted when it asked. Where the
+mean has moved on since, the server subtracts the latest changes again.
 """
 
+import concurrent.futures
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from coordinator.ps_strategy.tensorflow_internals.server_mutex import operations_added
+from coordinator.ps_strategy.membership.bounded_calls import UNREACHED
+from coordinator.ps_strategy.membership.cluster_definition import MAX_WORKERS
+from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
+from coordinator.ps_strategy.tensorflow_internals.shared_variable import ServerMutex, client_may_call, operations_added
 from coordinator.updates import decisions
+from coordinator.updates.local_model import AveragedModel
+from coordinator.updates.model import PulledModel, bytes_of, pull, transfer
+from coordinator.updates.rule_state import zeros
 from coordinator.updates.rules.asynchronous import Asynchronous
 from coordinator.updates.settings import ModelAverageSettings
-from coordinator.updates.state.averaging_control import AveragingControl
-from coordinator.updates.state.local_model import AveragedModel
-from coordinator.updates.state.model_mean import ModelMean
-from coordinator.updates.transport.model import bytes_of, pull, transfer
-from coordinator.updates.transport.pulled_variables import PulledModel
 from coordinator.workers.worker import WorkerState
+
+# Seconds between two checks whether an awaited worker was lost.
+CHECK_INTERVAL = 0.1
+# How often each worker may have averaged, as a mean, since another one became idle, until that one counts no longer.
+PATIENCE = 10
+
+# The rows of what is known of each worker: its newest connection; the generation of its model, 0 for none; 1 + the
+# number of changes that were counted when it became idle, 0 while it is not; its last counted change, and the divisor.
+_FENCE, _MODEL, _IDLE, _NUMBER, _DIVISOR = range(5)
+
+
+class AveragingControl:
+    """Variables on a parameter server that say what workers average.
+
+    Local models have a *generation*. A worker whose model is of another generation than this one takes the shared model
+    first. So all workers restart from the shared model when the client says so, and after a parameter server was lost
+    and its variables were restored.
+
+    A change counts once, whatever becomes of the worker: in one write, its number is recorded with the number of the
+    workers that train then, by which it is divided. A worker trains from when it has taken a model until it is lost, or
+    is idle while the others average, `PATIENCE` times as often as there are models.
+
+    Created in the strategy's scope. It is in no checkpoint.
+
+    Args:
+      near: a variable whose server this is on.
+      lock_name: of the mutex that protects it.
+
+    Attributes:
+      device: of that server.
+    """
+
+    def __init__(self, near: tf.Variable, lock_name: str) -> None:
+        # 0 is that of a worker without a model.
+        self._generations = itertools.count(1)
+        self._is_on = True
+        self._generation = 0
+        self.device: str = near.device
+        self._lock = ServerMutex(lock_name, self.device)
+        with tf.distribute.get_strategy().extended.colocate_vars_with(near):
+            self._variable = tf.Variable(self._initial_value, trainable=False, name="averaging")
+            self._workers = zeros([5, MAX_WORKERS], tf.int64, "averaging_workers")
+            self._counted = zeros([], tf.int64, "counted_changes")
+
+    def read(self, others: Sequence[tf.Variable] = ()) -> Any:
+        """Returns the generation, 1 if models are averaged or else 0, and other values; int64, on the worker.
+
+        Args:
+          others: int64 scalars, whose values are read in one message with these.
+        """
+        with tf.device(self.device):
+            found = tf.concat([self._variable.read_value(), *(other.read_value()[tf.newaxis] for other in others)], 0)
+        return tf.identity(found)
+
+    def count(self, ids: Any, are_stored: Sequence[Any]) -> tuple[Any, Any, Any]:
+        """Counts a worker among those that train, and its last change if all servers have stored it.
+
+        Called in a scheduled function; all tensors are on this server. A call of an older connection or generation
+        counts nothing.
+
+        Args:
+          ids: int64, at least 4: the index of the worker, the number of its connection, the generation of its model,
+            and the number of its change.
+          are_stored: whether each server has stored it, bool scalars; none for no change.
+
+        Returns:
+          What is counted now, int64 [2, 1 + MAX_WORKERS]: the generation, then the number of each worker's last change;
+          0, then what divides each of these changes. And int64 scalars: 1 if the change was counted by this call, and 1
+          if it is counted now, otherwise 0.
+        """
+        with tf.device(self.device):
+            worker, connection, generation, number = tf.unstack(ids[:4])
+            is_stored = tf.reduce_all(are_stored) if are_stored else tf.constant(False)
+        with self._lock.hold([ids, is_stored]):
+            fences, models, idle, numbers, divisors = tf.unstack(self._workers.read_value())
+            before = self._counted.read_value()
+            is_it = tf.equal(tf.range(MAX_WORKERS, dtype=tf.int64), worker)
+            is_own = is_it & (connection >= fences) & tf.equal(generation, self._variable.read_value()[0])
+            is_new = is_own & is_stored & (number > numbers)
+            models, idle = tf.where(is_own, generation, models), tf.where(is_own, tf.zeros_like(idle), idle)
+            has_model = tf.equal(models, generation)
+            most = PATIENCE * tf.math.count_nonzero(has_model)
+            training = tf.math.count_nonzero(has_model & (tf.equal(idle, 0) | (before - idle < most)))
+            numbers, divisors = tf.where(is_new, number, numbers), tf.where(is_new, training, divisors)
+            rows = [tf.where(is_own, connection, fences), models, idle, numbers, divisors]
+            self._workers.assign(tf.stack(rows), read_value=False)
+            news = tf.math.count_nonzero(is_new)
+            self._counted.assign_add(news, read_value=False)
+            first = tf.stack([generation, tf.zeros_like(generation)])[:, tf.newaxis]
+            counted = tf.concat([first, tf.stack([numbers, divisors])], 1)
+            return counted, news, tf.math.count_nonzero(is_own & tf.equal(numbers, number))
+
+    def remove(self, worker: int, *, is_lost: bool) -> None:
+        """Records that a worker does not train for the moment; called on the client.
+
+        Args:
+          worker: its index.
+          is_lost: whether its connection is closed; later calls of this connection count nothing.
+        """
+        # If the server is down, what it knows is lost with it.
+        with contextlib.suppress(*UNREACHED):
+            self._remove(worker, is_lost)
+
+    def switch(self, *, is_on: bool) -> None:
+        """Stops or resumes averaging."""
+        self._is_on = is_on
+        self._write()
+
+    def gather(self, strategy: ParameterServerStrategy, add_change: Any) -> bool:
+        """Has every live worker add the last change of its model; afterwards all restart from the shared model.
+
+        Args:
+          strategy: nothing is scheduled on it now.
+          add_change: a `tf.function` that has the servers add what the worker has changed, and returns whether it had a
+            model.
+
+        Returns:
+          Whether any worker had a model.
+
+        Raises:
+          Exception: what `strategy.join` raises.
+        """
+        workers = [worker for worker in strategy.cluster.workers if worker.state is WorkerState.LIVE]
+        # Twice, since the first call of a worker may have to finish what an earlier one, which was cut off, has begun.
+        twice = [*workers, *workers]
+        futures = {strategy.schedule(add_change, worker=worker.index): worker for worker in twice}
+        while concurrent.futures.wait(futures, timeout=CHECK_INTERVAL).not_done:
+            for future, worker in futures.items():
+                if worker.state is not WorkerState.LIVE:
+                    # Its model is lost, also if it returns.
+                    future.cancel()
+        strategy.join()
+        self._generation = next(self._generations)
+        self._write()
+        return any(strategy.local_results(list(futures)))
+
+    @client_may_call(tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.bool))
+    def _remove(self, worker: Any, is_lost: Any) -> None:
+        with self._lock.hold([worker, is_lost]):
+            # A later connection has a greater number.
+            lost = tf.cast(is_lost, tf.int64)
+            fence, model, *_ = tf.unstack(tf.gather(self._workers.read_value(), worker, axis=1))
+            row = [fence + lost, model * (1 - lost), self._counted.read_value() + 1]
+            self._workers.scatter_nd_update([[_FENCE, worker], [_MODEL, worker], [_IDLE, worker]], row)
+
+    def _initial_value(self) -> Any:
+        """Returns the value on a new or restored server."""
+        self._generation = next(self._generations)
+        return self._value()
+
+    def _write(self) -> None:
+        self._variable.assign(self._value(), read_value=False)
+
+    def _value(self) -> Any:
+        return tf.constant([self._generation, int(self._is_on)], tf.int64)
+
+
+# What a server knows of each worker: the numbers of the changes in the rows for even and odd numbers; of the changes
+# that are in the mean, the number of the latest, that of the one before, and what the latest was divided by.
+_EVEN, _ODD, _ADDED, _BEFORE, _MEAN_DIVISOR = range(5)
+
+
+class ModelMean:
+    """The mean of the workers' models on one parameter server, and the latest changes of each worker.
+
+    It is in no checkpoint. The first request of a newer generation replaces the mean by the shared variables. The mean
+    is float64, so that it does not drift; a change is one row of float32, or of float64 if one of the variables is.
+
+    Args:
+      numbers: the positions of the variables in the model.
+      variables: the shared variables; the mean is assigned to them when it moves.
+      lock: of their server; protects all of this. What runs under it needs no other machine, and finishes once begun.
+
+    Raises:
+      ValueError: the shape of a variable is unknown.
+    """
+
+    def __init__(self, numbers: Sequence[int], variables: Sequence[Any], lock: ServerMutex) -> None:
+        self.numbers = tuple(numbers)
+        self.device = lock.device
+        self._variables = list(variables)
+        self.lock = lock
+        self._sizes = [_size(variable) for variable in variables]
+        self._dtype = tf.float64 if any(variable.dtype == tf.float64 for variable in variables) else tf.float32
+        with tf.distribute.get_strategy().extended.colocate_vars_with(self._variables[0]):
+            # A TensorList: a variable with an unknown number of rows would crash the server.
+            self._rows = tf.Variable(self._no_rows, dtype=tf.variant, shape=[], trainable=False, name="changes")
+            self._mean = zeros([sum(self._sizes)], tf.float64, "mean_of_models")
+            self._known = zeros([5, MAX_WORKERS], tf.int64, "known_changes")
+            self._generation = zeros([], tf.int64, "generation")
+
+    def store(self, change: Sequence[Any], ids: Any) -> Any:
+        """Stores a change of a worker's model; called in a scheduled function, with tensors on this server.
+
+        Args:
+          change: of the variables.
+          ids: see `AveragingControl.count`.
+
+        Returns:
+          Whether it is stored, a bool scalar: not if it is of an older generation, or a later one is stored.
+        """
+        with tf.device(self.device):
+            row = tf.concat([tf.reshape(tf.cast(part, self._dtype), [-1]) for part in change], 0)
+            worker, _, generation, number = tf.unstack(ids[:4])
+        with self.lock.hold([row, worker, number, generation]):
+            is_current = self._begin(generation)
+            stored = tf.gather(self._known.read_value(), worker, axis=1)[: _ODD + 1]
+            is_stored = is_current & tf.reduce_all(number >= stored)
+            tf.cond(is_stored, lambda: self._put(row, worker, number), tf.no_op)
+            return tf.identity(is_stored)
+
+    def advance(self, counted: Any) -> tuple[list[Any], Any]:
+        """Adds all changes that are counted to the mean; called in a scheduled function.
+
+        Args:
+          counted: what `AveragingControl.count` has returned, on this server.
+
+        Returns:
+          The mean, like the variables, and 1 if it is of the moment of `counted`, otherwise 0, an int64 scalar. It is
+          not if the latest two changes of a worker were added since, or models of a newer generation are known.
+        """
+        with self.lock.hold([counted]):
+            (generation, numbers), (_, divisors) = (tf.split(row, [1, MAX_WORKERS]) for row in tf.unstack(counted))
+            is_current = self._begin(generation[0])
+            known = tf.unstack(self._known.read_value())
+            is_new = is_current & (_in_row(known, numbers) == numbers) & (numbers > known[_ADDED])
+            mean = tf.cond(tf.reduce_any(is_new), lambda: self._add(is_new, numbers, divisors, known), self._read)
+            is_later = known[_ADDED] > numbers
+            mean, is_of_moment = tf.cond(
+                tf.reduce_any(is_later), lambda: self._without(is_later, numbers, known), lambda: (mean, is_current)
+            )
+            return self._unpacked(mean), tf.cast(is_current & is_of_moment, tf.int64)
+
+    @contextlib.contextmanager
+    def following(self) -> Iterator[None]:
+        """Opens a scope in which the mean changes as much as the shared variables do; under the lock."""
+        before = self._shared()
+        with operations_added() as changes:
+            yield
+        with tf.control_dependencies(changes):
+            self._mean.assign_add(self._shared() - before, read_value=False)
+
+    def _begin(self, generation: Any) -> Any:
+        """Begins a newer generation; returns whether the given one is the newest, a bool scalar."""
+        current = self._generation.read_value()
+
+        def begin() -> Any:
+            with operations_added() as operations:
+                self._mean.assign(self._shared(), read_value=False)
+                self._known.assign(tf.zeros([5, MAX_WORKERS], tf.int64), read_value=False)
+                self._rows.assign(self._no_rows(), read_value=False)
+            with tf.control_dependencies(operations):
+                self._generation.assign(generation, read_value=False)
+            return tf.no_op()
+
+        with tf.control_dependencies([tf.cond(generation > current, begin, tf.no_op)]):
+            return generation >= current
+
+    def _put(self, row: Any, worker: Any, number: Any) -> Any:
+        rows, index = self._rows.read_value(), _place(worker, number)
+        length = tf.maximum(tf.raw_ops.TensorListLength(input_handle=rows), index + 1)
+        rows = tf.raw_ops.TensorListResize(input_handle=rows, size=length)
+        rows = tf.raw_ops.TensorListSetItem(input_handle=rows, index=index, item=row)
+        with tf.control_dependencies([self._rows.assign(rows, read_value=False)]):
+            self._known.scatter_nd_update([[number % 2, worker]], [number])
+        return tf.no_op()
+
+    def _add(self, is_new: Any, numbers: Any, divisors: Any, known: Sequence[Any]) -> Any:
+        """Adds the counted changes of some workers to the mean, and returns it."""
+        even, odd, added, before, divisor = known
+        moved = self._moved(is_new, numbers, divisors)
+        with tf.control_dependencies([self._mean.assign(moved, read_value=False)]):
+            rows = [
+                tf.where(is_new, numbers, added),
+                tf.where(is_new, added, before),
+                tf.where(is_new, divisors, divisor),
+            ]
+            self._known.assign(tf.stack([even, odd, *rows]), read_value=False)
+        mean = tf.cast(moved, self._dtype)
+        for variable, value in zip(self._variables, self._unpacked(mean), strict=True):
+            variable.assign(value, read_value=False)
+        return mean
+
+    def _without(self, is_later: Any, numbers: Any, known: Sequence[Any]) -> tuple[Any, Any]:
+        """Returns the mean without the latest change of some workers, and whether those before have these numbers."""
+        _, _, added, before, divisor = known
+        are_kept = (_in_row(known, added) == added) & (before == numbers)
+        return tf.cast(self._moved(is_later, added, -divisor), self._dtype), tf.reduce_all(are_kept | ~is_later)
+
+    def _moved(self, are_chosen: Any, numbers: Any, divisors: Any) -> Any:
+        """Returns the mean plus a change of some workers, each divided by a number; float64."""
+        rows, workers = self._rows.read_value(), tf.where(are_chosen)[:, 0]
+
+        def add(count: Any, mean: Any) -> tuple[Any, Any]:
+            worker = workers[count]
+            row = tf.raw_ops.TensorListGetItem(
+                input_handle=rows,
+                index=_place(worker, numbers[worker]),
+                element_shape=[sum(self._sizes)],
+                element_dtype=self._dtype,
+            )
+            return count + 1, mean + tf.cast(row, tf.float64) / tf.cast(divisors[worker], tf.float64)
+
+        # One by one, since there is one as a rule: a sum of several rows at once takes several times as long.
+        state = tf.constant(0), self._mean.read_value()
+        return tf.while_loop(lambda count, _: count < tf.size(workers), add, state, parallel_iterations=1)[1]
+
+    def _read(self) -> Any:
+        return tf.cast(self._mean.read_value(), self._dtype)
+
+    def _shared(self) -> Any:
+        return tf.concat(
+            [tf.reshape(tf.cast(variable.read_value(), tf.float64), [-1]) for variable in self._variables], 0
+        )
+
+    def _no_rows(self) -> Any:
+        return tf.raw_ops.EmptyTensorList(
+            element_shape=[sum(self._sizes)], max_num_elements=-1, element_dtype=self._dtype
+        )
+
+    def _unpacked(self, row: Any) -> list[Any]:
+        return [
+            tf.cast(tf.reshape(part, variable.shape), variable.dtype)
+            for part, variable in zip(tf.split(row, self._sizes), self._variables, strict=True)
+        ]
+
+
+def _in_row(known: Sequence[Any], numbers: Any) -> Any:
+    """Returns the number of the change that is in the row for each of some numbers, one for each worker."""
+    return tf.where(numbers % 2 == 0, known[_EVEN], known[_ODD])
+
+
+def _place(worker: Any, number: Any) -> Any:
+    """Returns where the change of a number is among the rows."""
+    return tf.cast(2 * worker + number % 2, tf.int32)
+
+
+def _size(variable: Any) -> int:
+    size = variable.shape.num_elements()
+    if size is None:
+        raise ValueError(
+            f"The variable {variable.name!r} has the shape {variable.shape}, and only variables of a known shape can "
+            "be averaged. Create it with one, or pass it as one of the embeddings."
+        )
+    return int(size)
+
 
 # How often a worker that joins asks for a mean that is of one moment on all servers.
 _MOST_REQUESTS = 100

@@ -15,13 +15,12 @@ import tensorflow as tf
 
 from coordinator.data.epochs import Epochs
 from coordinator.updates import decisions
+from coordinator.updates.gradients import restored
+from coordinator.updates.local_model import LocalModel
+from coordinator.updates.model import PulledModel, pull
+from coordinator.updates.rule_state import Gate
 from coordinator.updates.rules.asynchronous import Asynchronous
 from coordinator.updates.settings import StaleSynchronousSettings
-from coordinator.updates.state.gate import Gate
-from coordinator.updates.state.local_model import LocalModel
-from coordinator.updates.transport.model import pull
-from coordinator.updates.transport.pulled_variables import PulledModel
-from coordinator.updates.transport.rounding import restored
 
 
 class StaleSynchronous(Asynchronous):

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from coordinator.options import Options
 from coordinator.ps_strategy.calls import tensorflow_runtime
-from coordinator.ps_strategy.membership import client_process, cluster_change, connections
+from coordinator.ps_strategy.membership import clients, cluster_change, membership
 from coordinator.ps_strategy.membership.cluster_definition import ClusterDefinition
 from coordinator.ps_strategy.membership.membership import Membership
 from tests.ps_strategy.membership.fake_handshake import FakeGoodbye, FakeHandshake, FakeLease
@@ -40,16 +40,16 @@ def add(counter):
 @pytest.fixture
 def servers(monkeypatch) -> FakeServers:
     servers = FakeServers()
-    monkeypatch.setattr(connections, "TaskProbe", servers.probe)
-    monkeypatch.setattr(connections, "Heartbeat", lambda interval, timeout: servers)
-    monkeypatch.setattr(connections, "ServerLinks", lambda timeout: servers)
+    monkeypatch.setattr(membership, "TaskProbe", servers.probe)
+    monkeypatch.setattr(membership, "Heartbeat", lambda interval, timeout: servers)
+    monkeypatch.setattr(membership, "ServerLinks", lambda timeout: servers)
     fakes = {"ClientLease": FakeLease, "Goodbye": FakeGoodbye, "Handshake": FakeHandshake}
     for name, fake in (fakes | {"SentinelVariables": FakeSentinels}).items():
-        monkeypatch.setattr(connections, name, fake)
-    monkeypatch.setattr(connections, "context_id", lambda: 5)
+        monkeypatch.setattr(membership, name, fake)
+    monkeypatch.setattr(membership, "context_id", lambda: 5)
     monkeypatch.setattr(cluster_change, "update_server_def", servers.update_server_def)
     for name in ("current_server_def", "set_server_def", "check_port_is_free"):
-        monkeypatch.setattr(client_process, name, lambda *_: None)
+        monkeypatch.setattr(clients, name, lambda *_: None)
     monkeypatch.setattr(tensorflow_runtime, "bind_executor", lambda: SimpleNamespace(clear_error=lambda: None))
     return servers
 
@@ -64,5 +64,5 @@ def connect(servers):
         return connected[-1]
 
     yield connect
-    for membership in connected:
-        membership.close()
+    for connection in connected:
+        connection.close()

@@ -2,11 +2,11 @@
 
 import tensorflow as tf
 
-from coordinator.builds import Builds
 from coordinator.ps_strategy.calls.tensorflow_runtime import TensorFlowRuntime
 from coordinator.ps_strategy.calls.traced_function import TracedFunction
 from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, WorkerContext
-from coordinator.ps_strategy.tensorflow_internals.calls import CancellationManager
+from coordinator.ps_strategy.tensorflow_internals.functions import CancellationManager
+from coordinator.runtime import Builds
 from tests.ps_strategy.membership.fake_servers import FIRST
 
 # Two devices that any machine has.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy.calls.trace_cache import own_copy
+from coordinator.ps_strategy.calls.function_tracer import own_copy
 from tests.ps_strategy.gate import Gate
 
 COUNT = 20

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy.calls.graph_future import Futures, GraphFuture
+from coordinator.ps_strategy.calls.client_functions import Futures, GraphFuture
 from tests.deadline import wait_until
 from tests.ps_strategy.every_worker import finish_own_work
 from tests.ps_strategy.failure_programs import waiting_client_functions

@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from coordinator.runs_future import RunsFuture
+from coordinator.queueing.closure import RunsFuture
 from coordinator.workers.scheduler import Scheduler
 from tests.ps_strategy.every_worker import finish_own_work
 from tests.ps_strategy.gate import Gate

@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy.tensorflow_internals.compilation import compiled_calls
+from coordinator.ps_strategy.tensorflow_internals.functions import compiled_calls
 from coordinator.ps_strategy.tensorflow_internals.handles import owner_of_handle
 
 

@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from coordinator.errors import ClosureCancelledError, ClosureInputError, ParameterServerLost
-from coordinator.heartbeat.obstacle import Obstacle
+from coordinator.heartbeat.probes import Obstacle
 from coordinator.ps_strategy.calls.tensorflow_runtime import TensorFlowRuntime, failure_of
 from coordinator.ps_strategy.per_worker.dataset import EndOfDataError
 from coordinator.runtime import FailureKind, FiniteInput

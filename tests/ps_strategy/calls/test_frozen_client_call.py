@@ -15,7 +15,7 @@ PROGRAM = """
     import tensorflow as tf
     import coordinator
     from coordinator.heartbeat.heartbeat import Heartbeat
-    from coordinator.heartbeat.watched_server import Liveness
+    from coordinator.heartbeat.heartbeat_process import Liveness
     from coordinator.testing import LocalCluster
 
     # A call that hangs here may keep Python's global lock; nothing else could end this program.

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy.calls import trace_cache
-from coordinator.ps_strategy.calls.function_tracer import FunctionTracer
-from coordinator.ps_strategy.calls.trace_cache import TraceCache
+from coordinator.ps_strategy.calls import function_tracer
+from coordinator.ps_strategy.calls.function_tracer import FunctionTracer, TraceCache
 from coordinator.ps_strategy.calls.traced_function import TracedFunction
-from coordinator.ps_strategy.fusing.stacked_inputs import StackedInputs
+from coordinator.ps_strategy.fusing.repeated_function import StackedInputs
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerIterator
 from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles
 from tests.ps_strategy.local_context import local_context
@@ -69,7 +68,7 @@ def test_a_variable_is_known_by_itself_alone(function, traced):
 @pytest.mark.parametrize("case", SAME)
 def test_a_call_of_the_same_kind_reuses_the_trace(function, traced, case, monkeypatch):
     # Without a strategy tensors are on no client.
-    monkeypatch.setattr(trace_cache, "is_stackable", lambda _: True)
+    monkeypatch.setattr(function_tracer, "is_stackable", lambda _: True)
     first, again = SAME[case]
     cache = TraceCache()
     assert cache.find(function, first) is None
@@ -95,9 +94,9 @@ def test_tensors_on_other_devices_are_fused_only_if_they_are_the_same(function, 
     one, other = tf.constant(1.0), tf.constant(2.0)
     cache = TraceCache()
     cache.add(function, [one], traced, ())
-    monkeypatch.setattr(trace_cache, "is_stackable", lambda _: True)
+    monkeypatch.setattr(function_tracer, "is_stackable", lambda _: True)
     assert cache.find(function, [one]).fusion_key == cache.find(function, [other]).fusion_key
-    monkeypatch.setattr(trace_cache, "is_stackable", lambda _: False)
+    monkeypatch.setattr(function_tracer, "is_stackable", lambda _: False)
     assert cache.find(function, [one]).fusion_key == cache.find(function, [one]).fusion_key
     assert cache.find(function, [one]).fusion_key != cache.find(function, [other]).fusion_key
 

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import coordinator
-from coordinator.ps_strategy.calls import left_result
+from coordinator.ps_strategy.calls import traced_function
 
 TIMEOUT = 120.0
 ONES = np.ones(1000, np.float32)
@@ -15,13 +15,13 @@ ONES = np.ones(1000, np.float32)
 def copies(monkeypatch) -> list[int]:
     """Grows by one with each result that is copied to the client."""
     found: list[int] = []
-    copy = left_result.copy_to_client
+    copy = traced_function.copy_to_client
 
     def counted(value, timeout=None):
         found.append(1)
         return copy(value, timeout)
 
-    monkeypatch.setattr(left_result, "copy_to_client", counted)
+    monkeypatch.setattr(traced_function, "copy_to_client", counted)
     return found
 
 

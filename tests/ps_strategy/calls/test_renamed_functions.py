@@ -6,11 +6,10 @@ import pytest
 import tensorflow as tf
 
 from coordinator.errors import ClosureCancelledError
-from coordinator.ps_strategy.calls import renamed_functions, traced_function
-from coordinator.ps_strategy.calls.renamed_functions import RenamedFunctions
-from coordinator.ps_strategy.calls.traced_function import TracedFunction
+from coordinator.ps_strategy.calls import traced_function
+from coordinator.ps_strategy.calls.traced_function import RenamedFunctions, TracedFunction
 from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles
-from coordinator.ps_strategy.tensorflow_internals.calls import CancellationManager, call_concrete
+from coordinator.ps_strategy.tensorflow_internals.functions import CancellationManager, call_concrete
 from coordinator.ps_strategy.tensorflow_internals.handles import new_handle, replace_handles
 from tests.ps_strategy.local_context import local_context
 
@@ -21,7 +20,7 @@ BEFORE, AFTER, LATER = [1], [2], [3]
 
 @pytest.fixture
 def functions(monkeypatch):
-    monkeypatch.setattr(renamed_functions, "under_another_name", lambda concrete: f"{concrete}'")
+    monkeypatch.setattr(traced_function, "under_another_name", lambda concrete: f"{concrete}'")
     return RenamedFunctions()
 
 
@@ -42,12 +41,12 @@ def test_a_function_gets_a_new_name_for_each_recovery(functions, monkeypatch):
     assert functions.present("step", AFTER) == "step'"
     functions.record_failure("step", AFTER)
     assert functions.present("step", AFTER) == "step'"
-    monkeypatch.setattr(renamed_functions, "under_another_name", lambda concrete: f"{concrete}''")
+    monkeypatch.setattr(traced_function, "under_another_name", lambda concrete: f"{concrete}''")
     assert functions.present("step", LATER) == "step''"
 
 
 def test_all_workers_get_the_same_function(functions, monkeypatch):
-    monkeypatch.setattr(renamed_functions, "under_another_name", lambda _: object())
+    monkeypatch.setattr(traced_function, "under_another_name", lambda _: object())
     functions.record_failure("step", BEFORE)
     with concurrent.futures.ThreadPoolExecutor(WORKERS) as pool:
         calls = [pool.submit(functions.present, "step", AFTER) for _ in range(WORKERS)]
@@ -60,7 +59,7 @@ def test_a_name_that_cannot_be_registered_is_tried_again_at_the_next_call(functi
 
     functions.record_failure("step", BEFORE)
     with monkeypatch.context() as patch:
-        patch.setattr(renamed_functions, "under_another_name", refuse)
+        patch.setattr(traced_function, "under_another_name", refuse)
         with pytest.raises(tf.errors.UnavailableError):
             functions.present("step", AFTER)
     assert functions.present("step", AFTER) == "step'"

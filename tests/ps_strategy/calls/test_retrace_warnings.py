@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy.calls.retrace_warnings import RetraceWarnings
+from coordinator.ps_strategy.calls.function_tracer import RetraceWarnings
 
 MANY = 20
 

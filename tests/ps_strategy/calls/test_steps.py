@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import coordinator
-from coordinator.updates.state.gate import pause
+from coordinator.updates.rule_state import pause
 from tests.deadline import wait_until
 from tests.ps_strategy.every_worker import finish_own_work
 from tests.ps_strategy.fusing.fused_calls import FusedCalls

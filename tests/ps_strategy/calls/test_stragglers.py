@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import coordinator
-from coordinator.updates.state.gate import pause
+from coordinator.updates.rule_state import pause
 from tests.deadline import wait_until
 from tests.ps_strategy.every_worker import on_every_worker
 from tests.ps_strategy.gate import Gate

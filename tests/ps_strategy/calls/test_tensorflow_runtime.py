@@ -7,9 +7,9 @@ import pytest
 import tensorflow as tf
 
 from coordinator.errors import ClosureCancelledError
-from coordinator.heartbeat.server_links import Link
+from coordinator.heartbeat.open_connections import OpenConnections
+from coordinator.heartbeat.probes import Link
 from coordinator.ps_strategy.calls.tensorflow_runtime import TensorFlowRuntime, failure_of
-from coordinator.ps_strategy.membership import connections
 from coordinator.runtime import FailureKind
 from tests.ps_strategy.membership.fake_handshake import FakeHandshake
 from tests.ps_strategy.membership.fake_sentinels import FakeSentinels
@@ -77,7 +77,7 @@ UNREACHED = Link(ADDRESSES[FIRST], ADDRESSES[PS])
 
 def test_a_worker_that_does_not_reach_a_parameter_server_is_given_up(servers, connect, monkeypatch):
     shut_down = []
-    monkeypatch.setattr(connections.OpenConnections, "shut_down", lambda _, address: shut_down.append(address))
+    monkeypatch.setattr(OpenConnections, "shut_down", lambda _, address: shut_down.append(address))
     membership = connect()
     assert (membership.broken_links([0, 1]), membership.separation()) == ({}, "")
     servers.cut.add(UNREACHED)

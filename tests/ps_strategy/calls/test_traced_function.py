@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from coordinator.ps_strategy.calls import traced_function
 from coordinator.ps_strategy.calls.traced_function import TracedFunction
-from coordinator.ps_strategy.fusing.stacked_inputs import StackedInputs
+from coordinator.ps_strategy.fusing.repeated_function import StackedInputs
 from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles
 from tests.ps_strategy.local_context import local_context
 

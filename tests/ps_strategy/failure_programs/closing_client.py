@@ -25,7 +25,7 @@ from tensorflow.python.framework import ops
 import coordinator
 from coordinator.ps_strategy import parameter_server_strategy, strategy_parts
 from coordinator.ps_strategy.keras.internals.patches import Trainer, numpy_operations
-from coordinator.ps_strategy.membership import connections
+from coordinator.ps_strategy.membership import membership
 from coordinator.workers import scheduler
 from tests.deadline import wait_until
 from tests.ps_strategy.every_worker import unhealthy
@@ -44,8 +44,8 @@ def threads() -> list[str]:
 
 def listening() -> list[int]:
     """Returns the ports on which this process listens."""
-    connections = psutil.Process().net_connections(kind="tcp")
-    return [connection.laddr.port for connection in connections if connection.status == psutil.CONN_LISTEN]
+    sockets = psutil.Process().net_connections(kind="tcp")
+    return [connection.laddr.port for connection in sockets if connection.status == psutil.CONN_LISTEN]
 
 
 def patches() -> list[dict[str, object]]:
@@ -235,10 +235,10 @@ def interrupt_join(spec: str) -> None:
 def fail_while_it_is_made(spec: str) -> None:
     """Creates strategies, in each of which another part cannot be created."""
     parts = [
-        (connections, "ClientLease"),
-        (connections, "Heartbeat"),
-        (connections, "ServerLinks"),
-        (connections, "TaskProbe"),
+        (membership, "ClientLease"),
+        (membership, "Heartbeat"),
+        (membership, "ServerLinks"),
+        (membership, "TaskProbe"),
         (strategy_parts, "keras_extended"),
         (strategy_parts, "Scheduler"),
         (scheduler, "Cluster"),

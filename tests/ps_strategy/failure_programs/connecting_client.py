@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import coordinator
-from coordinator.launch.local_servers import free_addresses
+from coordinator.launch.server_process import free_addresses
 from coordinator.testing import LocalCluster
 from tests.deadline import wait_until
 from tests.ps_strategy.every_worker import unhealthy

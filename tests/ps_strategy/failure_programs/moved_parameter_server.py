@@ -11,7 +11,7 @@ import tempfile
 import tensorflow as tf
 
 import coordinator
-from coordinator.launch.local_servers import LocalServers, free_addresses
+from coordinator.launch.server_process import LocalServers, free_addresses
 from coordinator.testing import LocalCluster
 from tests.deadline import LIMIT, wait_until
 

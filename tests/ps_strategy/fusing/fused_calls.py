@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import coordinator
-from coordinator.fusing.fusion_size import FusionSizeModel
 from coordinator.ps_strategy.calls.tensorflow_runtime import TensorFlowRuntime
+from coordinator.workers.fused_dispatch import FusionSizeModel
 from tests.ps_strategy.gate import Gate
 
 TIMEOUT = 120.0

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from coordinator.ps_strategy.fusing.message_packing import MAX_PACKED_BYTES, pack_transfers
-from coordinator.ps_strategy.tensorflow_internals.compilation import built_function
+from coordinator.ps_strategy.tensorflow_internals.functions import built_function
 from coordinator.ps_strategy.tensorflow_internals.handles import copy_handle_data
 from tests.ps_strategy.fusing.one_device import results
 

@@ -11,7 +11,7 @@ from coordinator.ps_strategy.calls import traced_function
 from coordinator.ps_strategy.calls.prepared_function import PreparedFunction
 from coordinator.ps_strategy.fusing import graph_copies
 from coordinator.ps_strategy.fusing.graph_copies import Packing
-from coordinator.ps_strategy.tensorflow_internals.calls import call_concrete
+from coordinator.ps_strategy.tensorflow_internals.functions import call_concrete
 from tests.deadline import wait_until
 from tests.ps_strategy.every_worker import builds_of
 from tests.ps_strategy.tensorflow_internals.private_names import wait_for_own_calls

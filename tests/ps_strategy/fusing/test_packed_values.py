@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from coordinator.ps_strategy.fusing.message_packing import pack_transfers
-from coordinator.ps_strategy.tensorflow_internals.compilation import built_function
+from coordinator.ps_strategy.tensorflow_internals.functions import built_function
 from tests.ps_strategy.fusing.fused_calls import COUNT, FusedCalls
 from tests.ps_strategy.fusing.one_device import results
 from tests.ps_strategy.fusing.random_transfers import (

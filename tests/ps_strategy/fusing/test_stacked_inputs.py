@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy.fusing.stacked_inputs import StackedInputs
-from coordinator.ps_strategy.tensorflow_internals.calls import flat_inputs
+from coordinator.ps_strategy.fusing.repeated_function import StackedInputs
+from coordinator.ps_strategy.tensorflow_internals.functions import flat_inputs
 
 SHARED = tf.constant(7)
 RESULTS = {

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import coordinator
 from coordinator import ParameterServerStrategy
-from coordinator.ps_strategy.keras.internals.sequence_states import stateful_layers
+from coordinator.ps_strategy.keras.internals.patches import stateful_layers
 from tests.program_runner import ProgramRunner
 from tests.ps_strategy.every_worker import on_every_worker
 

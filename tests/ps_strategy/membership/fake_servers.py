@@ -7,10 +7,8 @@ from types import SimpleNamespace
 
 import tensorflow as tf
 
-from coordinator.heartbeat.obstacle import Obstacle
-from coordinator.heartbeat.server_links import Link
-from coordinator.heartbeat.task_probe import TaskStatus
-from coordinator.heartbeat.watched_server import Liveness, ServerState
+from coordinator.heartbeat.heartbeat_process import Liveness, ServerState
+from coordinator.heartbeat.probes import Link, Obstacle, TaskStatus
 from coordinator.ps_strategy.membership.cluster_definition import Task
 
 PS, FIRST, SECOND = Task("ps", 0), Task("worker", 0), Task("worker", 1)

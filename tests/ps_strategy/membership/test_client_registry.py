@@ -5,15 +5,15 @@ import socket
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy.membership import client_registry
-from coordinator.ps_strategy.membership.client_registry import (
+from coordinator.ps_strategy.membership import clients
+from coordinator.ps_strategy.membership.clients import (
+    Answer,
     Client,
     decode_clients,
     encode_clients,
     has_ended,
     register,
 )
-from coordinator.ps_strategy.membership.remote_context import Answer
 from coordinator.ps_strategy.tensorflow_internals.process import context_id, current_server_def
 
 TIMEOUT = 10.0
@@ -43,7 +43,7 @@ def test_a_client_counts_as_ended_only_if_that_is_certain(monkeypatch, answer: A
         renewed.append(self._address)
         return answer
 
-    monkeypatch.setattr(client_registry.RemoteContext, "renew", renew)
+    monkeypatch.setattr(clients.RemoteContext, "renew", renew)
     assert has_ended(Client(1, "10.0.0.1:2222", "elsewhere"), TIMEOUT) is expected
     assert renewed == ["10.0.0.1:2222"]
 
@@ -100,9 +100,9 @@ def test_a_list_keeps_running_clients_and_drops_ended_ones(own, ps_address, monk
         released.append((self._address, self._context_id))
         return Answer.HELD
 
-    monkeypatch.setattr(client_registry, "decode_clients", lambda text: [silent, gone, *before])
-    monkeypatch.setattr(client_registry, "has_ended", lambda client, timeout: client == gone)
-    monkeypatch.setattr(client_registry.RemoteContext, "release", release)
+    monkeypatch.setattr(clients, "decode_clients", lambda text: [silent, gone, *before])
+    monkeypatch.setattr(clients, "has_ended", lambda client, timeout: client == gone)
+    monkeypatch.setattr(clients.RemoteContext, "release", release)
     register(own, PS, ps_address, TIMEOUT)
     assert released == [(ps_address, gone.context_id)]
     assert set(clients_on_server()) == {own, silent, *before}

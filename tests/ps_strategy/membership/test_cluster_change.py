@@ -7,7 +7,7 @@ import threading
 import pytest
 import tensorflow as tf
 
-from coordinator.launch.local_servers import free_addresses
+from coordinator.launch.server_process import free_addresses
 from coordinator.ps_strategy.membership import cluster_change
 from coordinator.ps_strategy.membership.bounded_calls import on_own_thread
 from coordinator.ps_strategy.membership.cluster_change import ClusterChanges, Connection, plan_change

@@ -7,9 +7,16 @@ import sys
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy.membership import goodbye as module
-from coordinator.ps_strategy.membership.client_registry import Client, client_list, encode_clients, marker_of
-from coordinator.ps_strategy.membership.goodbye import Goodbye, ServedClients, delete_markers
+from coordinator.ps_strategy.membership import clients as module
+from coordinator.ps_strategy.membership.clients import (
+    Client,
+    Goodbye,
+    ServedClients,
+    client_list,
+    delete_markers,
+    encode_clients,
+    marker_of,
+)
 from coordinator.ps_strategy.tensorflow_internals.process import context_id
 
 TIMEOUT = 60.0

@@ -4,10 +4,10 @@ import pytest
 import tensorflow as tf
 
 from coordinator.errors import DeviceMismatchError, VersionMismatchError
-from coordinator.heartbeat.task_probe import TaskStatus
+from coordinator.heartbeat.probes import TaskStatus
 from coordinator.options import Options
 from coordinator.ps_strategy.membership import handshake
-from coordinator.ps_strategy.membership.client_registry import Client
+from coordinator.ps_strategy.membership.clients import Client
 from coordinator.ps_strategy.membership.cluster_change import Connection
 from coordinator.ps_strategy.membership.cluster_definition import Task
 from coordinator.ps_strategy.membership.handshake import Handshake

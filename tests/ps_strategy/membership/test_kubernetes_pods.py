@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.ps_strategy.membership import kubernetes_pods
-from coordinator.ps_strategy.membership.kubernetes_pods import KubernetesPods
+from coordinator.ps_strategy.membership import kubernetes_cluster_resolver
+from coordinator.ps_strategy.membership.kubernetes_cluster_resolver import KubernetesPods
 from tests.ps_strategy.membership.fake_kubernetes import SELECTOR, FakeKubernetes, pod
 
 LIMIT = 30.0
@@ -76,7 +76,7 @@ def test_an_evicted_pod_keeps_its_place_until_it_is_replaced(
     kubernetes.put(pod(4))
     assert pods.wait_changed() == addresses(0, 1, 2, 3, 4)
     kubernetes.delete(1)
-    monkeypatch.setattr(kubernetes_pods, "_REPLACEMENT_TIMEOUT", 0.0)
+    monkeypatch.setattr(kubernetes_cluster_resolver, "_REPLACEMENT_TIMEOUT", 0.0)
     assert pods.wait_changed() == addresses(0, 2, 3, 4), "it is deleted, and not evicted"
     kubernetes.put(pod(2, is_evicted=True))
     kubernetes.remove(2)

@@ -8,11 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from coordinator.errors import ClusterSpecError, LaunchError, VersionMismatchError
-from coordinator.heartbeat.obstacle import Obstacle
-from coordinator.heartbeat.task_probe import TaskStatus
-from coordinator.heartbeat.watched_server import Liveness, ServerState
+from coordinator.heartbeat.heartbeat_process import Liveness, ServerState
+from coordinator.heartbeat.probes import Obstacle, TaskStatus
 from coordinator.options import Options
-from coordinator.ps_strategy.membership import client_process, cluster_change, connections
+from coordinator.ps_strategy.membership import clients, cluster_change, membership
 from coordinator.ps_strategy.membership.cluster_definition import ClusterDefinition, server_def
 from coordinator.ps_strategy.membership.membership import Membership
 from tests.ps_strategy.membership.fake_handshake import FakeGoodbye, FakeHandshake, FakeLease
@@ -40,16 +39,16 @@ def lease() -> FakeLease:
 def handshake(monkeypatch, sentinels, lease) -> FakeHandshake:
     handshake = FakeHandshake()
     probe = SimpleNamespace(begin_status=lambda timeout: lambda: TaskStatus(1, ("CPU:0",)), close=lambda: None)
-    monkeypatch.setattr(connections, "Handshake", lambda client, options: handshake)
-    monkeypatch.setattr(connections, "Goodbye", FakeGoodbye)
-    monkeypatch.setattr(connections, "ClientLease", lambda context_id, options: lease)
-    monkeypatch.setattr(connections, "context_id", lambda: 5)
-    monkeypatch.setattr(connections, "Heartbeat", lambda interval, timeout: NO_HEARTBEAT)
+    monkeypatch.setattr(membership, "Handshake", lambda client, options: handshake)
+    monkeypatch.setattr(membership, "Goodbye", FakeGoodbye)
+    monkeypatch.setattr(membership, "ClientLease", lambda context_id, options: lease)
+    monkeypatch.setattr(membership, "context_id", lambda: 5)
+    monkeypatch.setattr(membership, "Heartbeat", lambda interval, timeout: NO_HEARTBEAT)
     whole_links = SimpleNamespace(broken=lambda links: {}, close=lambda: None)
-    monkeypatch.setattr(connections, "ServerLinks", lambda timeout: whole_links)
-    monkeypatch.setattr(connections, "SentinelVariables", lambda longest_call: sentinels)
-    monkeypatch.setattr(connections, "TaskProbe", lambda address: probe)
-    monkeypatch.setattr(connections, "find_obstacles", lambda addresses: dict.fromkeys(addresses, Obstacle.REFUSED))
+    monkeypatch.setattr(membership, "ServerLinks", lambda timeout: whole_links)
+    monkeypatch.setattr(membership, "SentinelVariables", lambda longest_call: sentinels)
+    monkeypatch.setattr(membership, "TaskProbe", lambda address: probe)
+    monkeypatch.setattr(membership, "find_obstacles", lambda addresses: dict.fromkeys(addresses, Obstacle.REFUSED))
     monkeypatch.setattr(cluster_change, "update_server_def", lambda definition, client_timeout: None)
     return handshake
 
@@ -128,8 +127,8 @@ def test_a_refused_server_is_not_connected_again(handshake, members):
 
 def test_a_missing_server_is_named_with_what_a_connection_to_it_shows(members, monkeypatch):
     found = {"ps:1": Obstacle.UNRESOLVED, "first:1": Obstacle.REFUSED, "second:1": Obstacle.REFUSED}
-    monkeypatch.setattr(connections, "find_obstacles", lambda addresses: {name: found[name] for name in addresses})
-    monkeypatch.setattr(connections.Connections, "answering", lambda self, tasks: set())
+    monkeypatch.setattr(membership, "find_obstacles", lambda addresses: {name: found[name] for name in addresses})
+    monkeypatch.setattr(membership.Connections, "answering", lambda self, tasks: set())
     with pytest.raises(TimeoutError) as caught:
         members.connect()
     assert str(caught.value) == (
@@ -142,10 +141,10 @@ def test_a_missing_server_is_named_with_what_a_connection_to_it_shows(members, m
 def test_a_wait_for_servers_says_what_is_awaited_and_for_how_long(handshake, monkeypatch, caplog):
     options = Options(connect_timeout=1, stall_report_interval=0.01, reconnect_interval=0.01)
     members = Membership(ClusterDefinition(ADDRESSES, None, "grpc"), "client:1", options)
-    answering = connections.Connections.answering
+    answering = membership.Connections.answering
     is_reported = lambda: "Waiting for" in caplog.text  # noqa: E731 - a name for what is awaited
     monkeypatch.setattr(
-        connections.Connections,
+        membership.Connections,
         "answering",
         lambda self, tasks: answering(self, tasks) if is_reported() else {FIRST, SECOND},
     )
@@ -157,8 +156,8 @@ def test_a_wait_for_servers_says_what_is_awaited_and_for_how_long(handshake, mon
 
 
 def test_long_lists_of_missing_servers_are_shortened():
-    assert connections.shortened(["a"]) == "a"
-    assert connections.shortened([f"w{index}" for index in range(100)]) == "w0, w1, w2, w3 and 96 more"
+    assert membership.shortened(["a"]) == "a"
+    assert membership.shortened([f"w{index}" for index in range(100)]) == "w0, w1, w2, w3 and 96 more"
 
 
 def test_the_loss_of_a_server_is_described_by_what_a_connection_to_it_shows(lease, members, monkeypatch):
@@ -169,7 +168,7 @@ def test_the_loss_of_a_server_is_described_by_what_a_connection_to_it_shows(leas
         members.describe_loss(0)
         == "first:1 was restarted, or not heard from for long, and lost what this program had there"
     )
-    monkeypatch.setattr(connections.Connections, "_probe", lambda self, tasks: {})
+    monkeypatch.setattr(membership.Connections, "_probe", lambda self, tasks: {})
     assert members.describe_loss(0) == f"first:1 does not answer: {Obstacle.REFUSED.value}"
     lost = str(members.lost_parameter_server())
     assert lost.startswith(
@@ -179,7 +178,7 @@ def test_the_loss_of_a_server_is_described_by_what_a_connection_to_it_shows(leas
 
 
 def test_a_port_of_the_client_that_is_in_use_is_refused_by_its_number(monkeypatch):
-    monkeypatch.setattr(client_process, "current_server_def", lambda: None)
+    monkeypatch.setattr(clients, "current_server_def", lambda: None)
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         definition = ClusterDefinition(ADDRESSES, f"127.0.0.1:{port}", "grpc")
@@ -190,11 +189,11 @@ def test_a_port_of_the_client_that_is_in_use_is_refused_by_its_number(monkeypatc
 
 
 def test_a_further_strategy_says_that_the_client_keeps_its_address(monkeypatch, caplog):
-    monkeypatch.setattr(client_process, "current_server_def", lambda: server_def("grpc", "localhost:1", {}))
+    monkeypatch.setattr(clients, "current_server_def", lambda: server_def("grpc", "localhost:1", {}))
     for reserved in (None, "localhost:1"):
-        assert client_process.join_as_client(ClusterDefinition(ADDRESSES, reserved, "grpc")) == "localhost:1"
+        assert clients.join_as_client(ClusterDefinition(ADDRESSES, reserved, "grpc")) == "localhost:1"
     assert not caplog.text
-    assert client_process.join_as_client(ClusterDefinition(ADDRESSES, "localhost:2", "grpc")) == "localhost:1"
+    assert clients.join_as_client(ClusterDefinition(ADDRESSES, "localhost:2", "grpc")) == "localhost:1"
     assert "reserves localhost:2 for /job:chief/task:0, but this program keeps the server at localhost:1" in caplog.text
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from coordinator.errors import ClusterSpecError
-from coordinator.ps_strategy.membership.polled_cluster_resolver import PolledClusterResolver
+from coordinator.ps_strategy.membership.cluster_definition import PolledClusterResolver
 
 CLUSTER = {"worker": ["w0:1"], "ps": ["p0:1"]}
 

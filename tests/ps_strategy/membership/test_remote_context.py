@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from coordinator.options import Options
-from coordinator.ps_strategy.membership import remote_context
-from coordinator.ps_strategy.membership.remote_context import Answer, ClientLease, RemoteContext
+from coordinator.ps_strategy.membership import clients
+from coordinator.ps_strategy.membership.clients import Answer, ClientLease, RemoteContext
 from coordinator.ps_strategy.tensorflow_internals.process import context_id
 from tests.deadline import wait_until
 
@@ -63,7 +63,7 @@ class Servers:
 @pytest.fixture
 def servers(monkeypatch) -> Servers:
     servers = Servers()
-    monkeypatch.setattr(remote_context, "RemoteContext", servers.context)
+    monkeypatch.setattr(clients, "RemoteContext", servers.context)
     return servers
 
 

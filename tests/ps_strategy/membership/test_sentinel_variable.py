@@ -5,16 +5,16 @@ import types
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy.membership import sentinel_variable
+from coordinator.ps_strategy.membership import handshake
 from coordinator.ps_strategy.membership.cluster_definition import Task
-from coordinator.ps_strategy.membership.sentinel_variable import SentinelVariables
+from coordinator.ps_strategy.membership.handshake import SentinelVariables
 
 LONGEST_CALL = 10.0
 
 PROGRAM = """
 import coordinator
 from coordinator.ps_strategy.membership.cluster_definition import Task
-from coordinator.ps_strategy.membership.sentinel_variable import SentinelVariables
+from coordinator.ps_strategy.membership.handshake import SentinelVariables
 from coordinator.testing import LocalCluster
 from tests.deadline import wait_until
 
@@ -125,7 +125,7 @@ def test_a_slow_read_is_not_a_loss_and_a_late_error_is_retried(monkeypatch):
             raise outcome
         return outcome
 
-    monkeypatch.setattr(sentinel_variable, "call_within", call_within)
+    monkeypatch.setattr(handshake, "call_within", call_within)
     sentinels = SentinelVariables(LONGEST_CALL)
     assert sentinels.place({1: "/job:ps/task:0"}) == set()
     assert sentinels.gone([1]) == set(), "too long"

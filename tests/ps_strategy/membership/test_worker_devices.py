@@ -2,7 +2,7 @@
 
 import pytest
 
-from coordinator.ps_strategy.membership.worker_devices import WorkerDevices, calling_device
+from coordinator.ps_strategy.membership.handshake import WorkerDevices, calling_device
 
 TASK = "/job:worker/replica:0/task:3"
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy.per_worker.elements_taken import elements_per_call
+from coordinator.ps_strategy.per_worker.dataset import elements_per_call
 
 SPEC = tf.data.IteratorSpec(tf.TensorSpec([], tf.int64))
 

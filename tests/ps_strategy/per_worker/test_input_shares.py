@@ -6,8 +6,7 @@ import pytest
 import tensorflow as tf
 
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset
-from coordinator.ps_strategy.per_worker.dataset_distribution import DatasetDistribution
-from coordinator.ps_strategy.per_worker.input_shares import InputShares
+from coordinator.ps_strategy.per_worker.dataset_distribution import DatasetDistribution, InputShares
 from tests.ps_strategy.failure_programs import resharded_inputs
 from tests.ps_strategy.local_context import local_context
 

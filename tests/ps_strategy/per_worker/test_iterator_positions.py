@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy.per_worker.iterator_positions import IteratorPositions
+from coordinator.ps_strategy.per_worker.dataset import IteratorPositions
 from tests.ps_strategy.every_worker import TIMEOUT, on_every_worker
 from tests.ps_strategy.fusing.fused_calls import FusedCalls
 from tests.ps_strategy.per_worker.elements import first

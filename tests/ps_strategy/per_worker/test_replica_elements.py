@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy.per_worker.replica_elements import divided_among_replicas, one_for_each_replica
+from coordinator.ps_strategy.per_worker.dataset_distribution import divided_among_replicas, one_for_each_replica
 
 
 def elements(dataset):

@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy.per_worker.shard_order import warn_of_random_order
+from coordinator.ps_strategy.per_worker.dataset_distribution import warn_of_random_order
 
 Dataset = tf.data.Dataset
 

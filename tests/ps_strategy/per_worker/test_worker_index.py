@@ -4,8 +4,7 @@ import pytest
 import tensorflow as tf
 
 import coordinator
-from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles
-from coordinator.ps_strategy.per_worker.variable import worker_number
+from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, worker_number
 from tests.ps_strategy.every_worker import on_every_worker
 from tests.ps_strategy.fusing.fused_calls import COUNT, STEPS, FusedCalls
 

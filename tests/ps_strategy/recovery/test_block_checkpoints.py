@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy.recovery.block_checkpoints import blocks_of
+from coordinator.ps_strategy.recovery.snapshots import blocks_of
 
 TIMEOUT = 60.0
 ROWS, COLUMNS = 5_000, 8

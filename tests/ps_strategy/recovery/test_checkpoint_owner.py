@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 from coordinator.errors import CheckpointsTakenOver
-from coordinator.ps_strategy.recovery.block_checkpoints import saved_in_blocks
 from coordinator.ps_strategy.recovery.checkpoint_owner import OWNER_FILE, CheckpointOwner
+from coordinator.ps_strategy.recovery.snapshots import saved_in_blocks
 from coordinator.ps_strategy.recovery.variable_recovery import VariableRecovery
 from coordinator.ps_strategy.recovery.variable_store import VariableStore
 from coordinator.ps_strategy.tensorflow_internals.handles import TracedFunctions

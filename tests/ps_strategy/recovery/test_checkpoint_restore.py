@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from coordinator.ps_strategy.recovery.checkpoint_restore import CheckpointRestore
+from coordinator.ps_strategy.recovery.variable_recovery import CheckpointRestore
 
 
 class Prepared:

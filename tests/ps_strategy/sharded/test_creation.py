@@ -59,7 +59,7 @@ def test_initializers_may_return_a_part(strategy):
 
 
 def test_a_large_part_is_initialized_block_by_block(strategy, monkeypatch):
-    monkeypatch.setattr("coordinator.ps_strategy.sharded.initial_values.BLOCK_BYTES", 32)
+    monkeypatch.setattr("coordinator.ps_strategy.sharded.creation.BLOCK_BYTES", 32)
     asked = []
 
     def by_part(partition_shape, partition_offset):
@@ -93,7 +93,7 @@ def test_a_variable_of_keras_has_the_values_that_it_has_in_one_piece(strategy, i
 
 
 def test_large_random_values_do_not_depend_on_the_number_of_parts(strategy, monkeypatch, recorded_functions):
-    monkeypatch.setattr("coordinator.ps_strategy.sharded.initial_values.BLOCK_BYTES", 64)
+    monkeypatch.setattr("coordinator.ps_strategy.sharded.creation.BLOCK_BYTES", 64)
     store = VariableStore(recorded_functions)
     monkeypatch.setattr(strategy.extended, "_variables", store)
     tables = []

@@ -6,7 +6,7 @@ import types
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy.sharded.placement import Placement
+from coordinator.ps_strategy.sharded.creation import Placement
 
 DEVICES = ("a", "b", "c")
 MB = 2**20

@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from coordinator.ps_strategy.tensorflow_internals.calls import named_arguments, structure_outputs
+from coordinator.ps_strategy.tensorflow_internals.functions import named_arguments, structure_outputs
 from coordinator.ps_strategy.tensorflow_internals.handles import copy_handle_data
 
 

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.framework import ops
 
-from coordinator.ps_strategy.tensorflow_internals.custom_gradients import custom_gradients_freed
+from coordinator.ps_strategy.tensorflow_internals.functions import custom_gradients_freed
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy.tensorflow_internals.data_order import data_before_effects
+from coordinator.ps_strategy.tensorflow_internals.datasets import data_before_effects
 from tests.deadline import LIMIT
 
 

@@ -2,8 +2,13 @@
 
 import tensorflow as tf
 
-from coordinator.ps_strategy.tensorflow_internals.calls import CancellationManager, call_concrete
-from coordinator.ps_strategy.tensorflow_internals.compilation import built_function, replace_input, under_another_name
+from coordinator.ps_strategy.tensorflow_internals.functions import (
+    CancellationManager,
+    built_function,
+    call_concrete,
+    replace_input,
+    under_another_name,
+)
 from coordinator.ps_strategy.tensorflow_internals.handles import copy_handle_data
 
 

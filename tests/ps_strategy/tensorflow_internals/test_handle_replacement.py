@@ -8,7 +8,7 @@ import gc
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy.tensorflow_internals.calls import captures_of
+from coordinator.ps_strategy.tensorflow_internals.functions import captures_of
 from coordinator.ps_strategy.tensorflow_internals.handles import (
     TracedFunctions,
     forget_last_saved_step,

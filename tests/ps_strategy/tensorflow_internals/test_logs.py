@@ -6,8 +6,8 @@ import logging
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy.tensorflow_internals import logs
-from coordinator.ps_strategy.tensorflow_internals.logs import minimum_level, quiet_logs
+from coordinator.ps_strategy.tensorflow_internals import process
+from coordinator.ps_strategy.tensorflow_internals.process import minimum_level, quiet_logs
 from tests.program_runner import ProgramRunner
 
 FATAL = 3
@@ -31,7 +31,7 @@ def test_the_functions_of_the_installed_tensorflow_change_what_its_cpp_code_logs
         os.environ.pop("TF_CPP_MIN_LOG_LEVEL", None)
         import tensorflow as tf
 
-        from coordinator.ps_strategy.tensorflow_internals.logs import minimum_level, quiet_logs, set_minimum_level
+        from coordinator.ps_strategy.tensorflow_internals.process import minimum_level, quiet_logs, set_minimum_level
 
         def log_from_cpp(text):
             try:
@@ -69,7 +69,7 @@ def test_the_level_debug_shows_what_tensorflow_logs(default_level: int, caplog: 
 def test_a_tensorflow_without_these_functions_logs_as_before(
     default_level: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logs, "_library", lambda: ctypes.CDLL(None))
+    monkeypatch.setattr(process, "_library", lambda: ctypes.CDLL(None))
     with quiet_logs():
         pass
     monkeypatch.undo()

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy.tensorflow_internals import calls, handles, process
-from coordinator.ps_strategy.tensorflow_internals.calls import CancellationManager, call_concrete
+from coordinator.ps_strategy.tensorflow_internals import functions, handles, process
+from coordinator.ps_strategy.tensorflow_internals.functions import CancellationManager, call_concrete
 
 TIMEOUT = 30.0
 
@@ -96,13 +96,13 @@ def test_a_call_begun_with_a_used_cancellation_is_cancelled_at_once():
 
 
 def test_arguments_left_out_are_filled_in():
-    assert calls.with_defaults(add, (1,), {}) == ((1, 10), {"z": 100})
-    assert calls.with_defaults(add, (1, 2), {"z": 3}) == ((1, 2), {"z": 3})
-    assert calls.with_defaults(add, (), {"y": 2, "x": 1}) == ((1, 2), {"z": 100})
+    assert functions.with_defaults(add, (1,), {}) == ((1, 10), {"z": 100})
+    assert functions.with_defaults(add, (1, 2), {"z": 3}) == ((1, 2), {"z": 3})
+    assert functions.with_defaults(add, (), {"y": 2, "x": 1}) == ((1, 2), {"z": 100})
     concrete = add.get_concrete_function(tf.TensorSpec([], tf.int32), 5)
-    assert calls.with_defaults(concrete, (1,), {}) == ((1, 5), {"z": 100})
+    assert functions.with_defaults(concrete, (1,), {}) == ((1, 5), {"z": 100})
     with pytest.raises(TypeError, match="too many positional"):
-        calls.with_defaults(add, (1, 2, 3), {})
+        functions.with_defaults(add, (1, 2, 3), {})
 
 
 def test_self_is_not_an_argument_of_a_bound_method():
@@ -111,17 +111,17 @@ def test_self_is_not_an_argument_of_a_bound_method():
         def apply(self, x, factor=2):
             return x * factor
 
-    assert calls.with_defaults(Scale().apply, (1,), {}) == ((1, 2), {})
+    assert functions.with_defaults(Scale().apply, (1,), {}) == ((1, 2), {})
 
 
 def test_arguments_are_flattened_to_the_tensors_that_a_function_takes():
     concrete = add.get_concrete_function(tf.TensorSpec([], tf.int32), z=tf.TensorSpec([], tf.int32))
-    inputs = calls.flat_inputs(concrete, (np.int32(1), 10), {"z": tf.constant(3)})
+    inputs = functions.flat_inputs(concrete, (np.int32(1), 10), {"z": tf.constant(3)})
     assert [int(tensor) for tensor in inputs] == [1, 3]
     with pytest.raises(TypeError, match="missing a required argument"):
-        calls.flat_inputs(concrete, (1,), {})
+        functions.flat_inputs(concrete, (1,), {})
     with pytest.raises(TypeError, match="Cannot convert 'text'"):
-        calls.flat_inputs(concrete, ("text", 10), {"z": 3})
+        functions.flat_inputs(concrete, ("text", 10), {"z": 3})
 
 
 def test_a_call_packs_what_the_function_returns():
@@ -279,7 +279,7 @@ MEMBERSHIP = """
         pass
     else:
         raise AssertionError("a named task that does not answer is an error")
-    from coordinator.ps_strategy.membership.remote_context import Answer, RemoteContext
+    from coordinator.ps_strategy.membership.clients import Answer, RemoteContext
 
     assert process.context_id() == own_id
     assert RemoteContext(client, own_id).renew(10.0) is Answer.HELD, "the client's own server has it too"
@@ -304,7 +304,7 @@ def test_an_untraced_copy_is_the_same_function_without_traces():
         return 2 * x
 
     assert double(tf.constant(1)) == 2
-    again = calls.untraced_copy(double)
+    again = functions.untraced_copy(double)
     assert again is not double
     assert (again(tf.constant(1)), double(tf.constant(1))) == (2, 2)
     assert len(traces) == 2
@@ -316,4 +316,4 @@ def test_a_function_of_a_saved_model_cannot_be_traced_again(tmp_path):
     module.double = tf.function(lambda x: 2 * x, input_signature=[tf.TensorSpec([], tf.int32)])
     tf.saved_model.save(module, str(tmp_path))
     double = tf.saved_model.load(str(tmp_path)).double
-    assert calls.untraced_copy(double) is None
+    assert functions.untraced_copy(double) is None

@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy.tensorflow_internals.reads import (
+from coordinator.ps_strategy.tensorflow_internals.shared_variable import (
     graph_around,
     is_within,
     read_variable,

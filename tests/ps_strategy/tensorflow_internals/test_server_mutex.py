@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy.tensorflow_internals.server_mutex import ServerMutex, operations_added
+from coordinator.ps_strategy.tensorflow_internals.shared_variable import ServerMutex, operations_added
 from tests.ps_strategy.every_worker import concrete_function
 from tests.updates.state.locked_sections import locked_operations, waits_under_locks
 

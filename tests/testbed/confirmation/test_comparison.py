@@ -6,7 +6,7 @@ import pytest
 from coordinator.simulation.rules import BoundedDelay
 from coordinator.simulation.setting import Setting
 from coordinator.simulation.simulated_cluster import simulate
-from coordinator.testbed.confirmation.comparison import Comparison, Figures, table, times_table, verdict
+from coordinator.testbed.confirmation import Comparison, Figures, table, times_table, verdict
 from coordinator.testbed.step_times import Run, StepTimes
 
 TIMES = StepTimes(computed=((0.1, 0.12), (0.1, 0.1), (0.25,)), dispatch=(0.01, 0.03), pull=0.004, push=0.006)

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from coordinator.__main__ import main
-from coordinator.testbed.confirmation.confirmation import Confirmation
+from coordinator.testbed.confirmation import Confirmation
 from tests.program_runner import COORDINATOR, ProgramRunner
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.__main__ import main
-from coordinator.testbed.confirmation.loss_comparison import LossComparison, draw, over_grid, text
+from coordinator.testbed.confirmation import LossComparison, draw, over_grid, text
 from coordinator.testbed.experiment import Experiment
 from tests.program_runner import COORDINATOR, ProgramRunner
 from tests.testbed.made_up import asynchronous

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from coordinator.simulation.rules import BoundedDelay
-from coordinator.testbed.confirmation.real_steps import RealSteps
-from coordinator.testbed.step_times import ASKED, COMPUTED, FINISHED, PULLED, Sleeps
+from coordinator.testbed.step_times import ASKED, COMPUTED, FINISHED, PULLED, RealSteps, Sleeps
 
 MAX_DELAY = 3
 BOUNDED_DELAY = BoundedDelay(MAX_DELAY)

@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from coordinator.updates import ModelAverage
-from coordinator.updates.state.gate import pause
+from coordinator.updates.rule_state import pause
 from tests.ps_strategy.every_worker import TIMEOUT
 from tests.updates.parts_of_rules import own_model_of
 

@@ -8,8 +8,7 @@ import tensorflow as tf
 
 import coordinator
 from coordinator.updates import BoundedDelay
-from coordinator.updates.state.gate import pause
-from coordinator.updates.state.rule_state import NO_STEP
+from coordinator.updates.rule_state import NO_STEP, pause
 from tests.deadline import wait_until
 from tests.updates.descent import descend, mostly_long, value_of
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from coordinator.data import Epochs, arrays
 from coordinator.updates import Accumulating
-from coordinator.updates.rules.overridden import decided
+from coordinator.updates.rules.accumulating import decided
 from tests.ps_strategy.every_worker import TIMEOUT
 from tests.updates.descent import descend, run
 

@@ -4,9 +4,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from coordinator.ps_strategy.tensorflow_internals.server_mutex import ServerMutex
-from coordinator.updates.state.averaging_control import AveragingControl
-from coordinator.updates.state.model_mean import ModelMean
+from coordinator.ps_strategy.tensorflow_internals.shared_variable import ServerMutex
+from coordinator.updates.rules.model_average import AveragingControl, ModelMean
 
 GENERATION = 1
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from coordinator.updates.state.averaging_control import PATIENCE
+from coordinator.updates.rules.model_average import PATIENCE
 from tests.updates.state.averaging_parts import GENERATION, Control, ids_of
 
 

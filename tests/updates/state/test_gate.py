@@ -3,8 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from coordinator.updates.state.gate import Gate, pause
-from coordinator.updates.state.rule_state import NO_STEP, WAITED, RuleState
+from coordinator.updates.rule_state import NO_STEP, WAITED, Gate, RuleState, pause
 from tests.deadline import wait_until
 
 TIMEOUT = 120.0

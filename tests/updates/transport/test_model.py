@@ -8,8 +8,8 @@ import tensorflow as tf
 from coordinator.ps_strategy.fusing.message_packing import MAX_PACKED_BYTES
 from coordinator.ps_strategy.keras.internals.optimizers import variable_of, without_repeats
 from coordinator.updates import Asynchronous
-from coordinator.updates.transport.gradients import flat, rebuilt
-from coordinator.updates.transport.model import Model, pull
+from coordinator.updates.gradients import flat, rebuilt
+from coordinator.updates.model import Model, pull
 from tests.updates.descent import mostly_long
 
 TIMEOUT = 120.0

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from coordinator.ps_strategy.fusing.message_packing import MAX_PACKED_BYTES
-from coordinator.updates.transport.model import transfer
+from coordinator.updates.model import transfer
 
 
 def sent(tensors, signature=None):

@@ -3,8 +3,8 @@
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy.tensorflow_internals.compilation import built_function
-from coordinator.updates.transport.model import transfer
+from coordinator.ps_strategy.tensorflow_internals.functions import built_function
+from coordinator.updates.model import transfer
 from tests.ps_strategy.fusing.random_transfers import SERVERS, RandomTransfers, run_on_worker
 
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from coordinator import updates
 from coordinator.ps_strategy.fusing.repeated_function import RepeatedFunction
-from coordinator.updates.state.gate import pause
+from coordinator.updates.rule_state import pause
 from tests.deadline import wait_until
 from tests.updates.descent import descend
 from tests.updates.transport.pull_steps import TIMEOUT, new_rule, reads_of, result, traced

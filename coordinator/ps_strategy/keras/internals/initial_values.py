@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 from keras.src.initializers.random_initializers import compute_fans
 
-from coordinator.ps_strategy.sharded.initial_values import InitialValue, rows_of_block, rows_of_whole
+from coordinator.ps_strategy.sharded.creation import InitialValue, rows_of_block, rows_of_whole
 
 _initializers = keras.initializers
 _CONSTANT = {kind.__call__ for kind in (_initializers.Zeros, _initializers.Ones, _initializers.Constant)}

@@ -7,31 +7,128 @@ of their batches, where Keras would read the first batch, because not all data c
 without a strategy, while their first step is traced.
 
 Leaving the context managers restores Keras' own functions, unless other code has replaced them in the meantime.
+
+The states of Keras' recurrent layers with `stateful=True`.
+
+Such a state is what a batch leaves for the next batch of the same sequences. Workers that shared it would train on the
+sequences of each other; so each worker has its own. (Keras 2 refuses such layers in the scope of a strategy.)
 """
 
 import contextlib
 import functools
 import inspect
 import logging
+import sys
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
-from keras.src import backend
+
+# Private: Keras' adapter has the arrays with their weights, but offers them only as a dataset of the client; its
+# conversions are used for the same types and dtypes.
+from keras.src import backend, tree
+from keras.src.backend import config
 
 # Private: the loop of `fit` looks up its epoch iterator in this module and accepts no other.
 from keras.src.backend.tensorflow import trainer
 from keras.src.backend.tensorflow.trainer import TFEpochIterator as StockEpochIterator
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter, can_convert_arrays
+from keras.src.trainers.data_adapters.array_slicing import convert_to_sliceable
 
 # Private: the loop accepts data that is neither a dataset, an array nor a generator only as a data adapter.
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
-from coordinator.data.autotuning import without_autotuning
-from coordinator.ps_strategy.keras.internals.captured_gradients import RepeatedStepScope
-from coordinator.ps_strategy.keras.internals.evaluation_scope import EvaluationScope
+from coordinator.data.source import without_autotuning
+from coordinator.ps_strategy.keras.internals.evaluation_scope import EvaluationScope, stored_variable
 from coordinator.ps_strategy.tensorflow_internals.process import attribute_replaced
-from coordinator.ps_strategy.tensorflow_internals.replica_values import first_part_spec
+from coordinator.ps_strategy.tensorflow_internals.replicas import first_part_spec
+
+
+def structured_inputs(model: keras.Model) -> Any | None:
+    """Returns the symbolic inputs of a functional or `Sequential` model, nested as it is called; None for others."""
+    # Private: `model.inputs` is a flat list, whatever the model takes, and what of a model is functional has no public
+    # name. A `Sequential` has a functional model inside.
+    functional = getattr(model, "_functional", model)
+    return getattr(functional, "_inputs_struct", None)
+
+
+def is_state_of_sequences() -> bool:
+    """Returns True if the variable that is now created is the state of such a layer."""
+    # Private: TensorFlow does not tell a creator who creates, and the layers have no hook.
+    creator = getattr(keras.layers.RNN._create_state_variables, "__wrapped__", keras.layers.RNN._create_state_variables)
+    frame: Any = sys._getframe()
+    while frame is not None and frame.f_code is not creator.__code__:
+        frame = frame.f_back
+    return frame is not None
+
+
+def stateful_layers(model: keras.Model) -> list[keras.Layer]:
+    """Returns the layers of a model, also of models in it, that have such a state."""
+    # Private: `model.layers` has the layers of the outermost model alone.
+    return [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.RNN) and layer.stateful]
+
+
+@contextlib.contextmanager
+def gradients_captured(optimizer: keras.optimizers.Optimizer) -> Iterator[list[tuple[Any, Any]]]:
+    """A scope in which an optimizer collects what it is given, and applies nothing.
+
+    Its value is a list with a pair of gradients and variables for each call of `apply` or `apply_gradients`.
+    """
+    captured: list[tuple[Any, Any]] = []
+
+    def apply(grads: Any, trainable_variables: Any = None) -> None:
+        captured.append((list(grads), list(trainable_variables or optimizer._trainable_variables)))
+
+    # `apply_gradients` calls `apply`, before any clipping, which is the rule's.
+    with attribute_replaced(optimizer, "apply", apply):
+        yield captured
+
+
+class RepeatedStepScope(keras.StatelessScope):
+    """In it, a step leaves metrics, seeds and statistics as they are; it reads all variables as before."""
+
+    def stored(self, variable: keras.Variable) -> Any:
+        """Returns the TensorFlow variable whose rows may be read; None for one that the step has assigned."""
+        return None if id(variable) in self.state_mapping else stored_variable(variable)
+
+
+@contextlib.contextmanager
+def backups_extended(extension: Any) -> Iterator[None]:
+    """Has the callback save and restore the position in the data along with the model, for an extension's models.
+
+    Args:
+      extension: a `FitExtension`. `saving(model, folder)` is a scope in which a backup is written; `restored(model,
+        folder, epoch)` is called when there was one, or none, and returns the epoch to begin with.
+    """
+    # Private: the callback has no hook, and decides by itself when it saves.
+    callback = keras.callbacks.BackupAndRestore
+    stock_save, stock_load = callback._save_model, callback._load_model
+
+    @functools.wraps(stock_save)
+    def save(self: Any) -> None:
+        if not extension.is_for(self.model.distribute_strategy):
+            stock_save(self)
+            return
+        with extension.saving(self.model, self.backup_dir):
+            stock_save(self)
+
+    @functools.wraps(stock_load)
+    def load(self: Any) -> None:
+        stock_load(self)
+        if extension.is_for(self.model.distribute_strategy):
+            # Private: where the loop begins.
+            epoch = self.model._initial_epoch
+            self.model._initial_epoch = extension.restored(self.model, self.backup_dir, epoch)
+
+    with (
+        attribute_replaced(callback, "_save_model", save),
+        attribute_replaced(callback, "_load_model", load),
+    ):
+        yield
+
 
 _logger = logging.getLogger("coordinator")
 
@@ -298,3 +395,64 @@ def _make_function(kind: str, extension: Any) -> Callable[..., Any]:
         return getattr(self, name)
 
     return make_function
+
+
+class RangeIterator(EpochIterator):
+    """The turns of an epoch, which ends when the feed has no more, whatever number of them was expected.
+
+    Args:
+      feed: see `EpochIterator`; its `turns()` yields, for each turn, the place of its first batch in the epoch.
+      element_spec: the type of a batch, as nested `tf.TypeSpec`s.
+      batch_size: the number of examples in a batch.
+      batches_per_epoch: how many batches are expected.
+      batches_per_turn: how many batches a turn has.
+    """
+
+    def __init__(
+        self, feed: Any, element_spec: Any, batch_size: int, batches_per_epoch: int, batches_per_turn: int
+    ) -> None:
+        data = OwnData(types.SimpleNamespace(element_spec=element_spec), batches_per_epoch, batch_size)
+        super().__init__(lambda _: feed, data, {"steps_per_execution": batches_per_turn})
+        self._feed = feed
+
+    def _enumerate_iterator(self) -> Iterator[Any]:
+        for place in self._feed.turns():
+            yield place, place + self.steps_per_execution - 1, self._feed
+
+
+def array_inputs(x: Any, arguments: dict[str, Any]) -> tuple[Any, int] | None:
+    """Returns the arrays of a call of `fit`, nested as a batch is, with class weights applied; and the batch size.
+
+    Args:
+      x: anything that `fit` takes.
+      arguments: the other arguments of Keras' epoch iterator.
+
+    Returns:
+      NumPy arrays of numbers, and None for the parts that batches do not have; None for other data, and where an epoch
+      is not to be all of it.
+
+    Raises:
+      ValueError: what Keras raises for arrays that do not fit together.
+    """
+    y, sample_weight = arguments.get("y"), arguments.get("sample_weight")
+    is_whole = arguments.get("steps_per_epoch") is None and config.max_steps_per_epoch() is None
+    if x is None or not is_whole or not can_convert_arrays((x, y, sample_weight)):
+        return None
+    names = ("sample_weight", "batch_size", "shuffle", "class_weight")
+    adapter = ArrayDataAdapter(x, y, **{name: arguments[name] for name in names if name in arguments})
+    inputs = tree.lists_to_tuples(adapter._inputs)
+    if not all(_is_numeric(part) for part in tf.nest.flatten(inputs) if part is not None):
+        return None
+    parts = tf.nest.map_structure(lambda part: None if part is None else _converted(part), inputs)
+    return parts, adapter.batch_size
+
+
+def _is_numeric(part: Any) -> bool:
+    if isinstance(part, tf.Tensor):
+        return bool(part.dtype.is_floating or part.dtype.is_integer or part.dtype.is_bool)
+    return isinstance(part, np.ndarray) and part.dtype.kind in "biuf"
+
+
+def _converted(part: Any) -> Any:
+    sliceable = convert_to_sliceable(part, target_backend="numpy")
+    return sliceable.convert_to_numpy(sliceable[:])

@@ -6,32 +6,43 @@ the same however many rows there are. It runs on the variable's server; slots ar
 
 It promises that rows change as if Keras had been given the gradient as a dense tensor, if every step has them all. Rows
 that a step does not have, stay, with their slots: no moment decays, and no weight (as LazyAdam, DeepRec and TorchRec).
+
+Gradients of embedding tables go to the tables' own optimizers, after the model's optimizer has clipped them.
+
+A table gives Keras a variable without values, whose gradients are `tf.IndexedSlices` with keys as indices. An optimizer
+of Keras has no slots for it. What it does to all gradients of a step before it applies any, it does to the table's as
+well: clipping, unscaling of the loss. Then `apply_gradients` of the table is called, where Keras would
+change the variable; learning rate, weight decay and averages are those of the table's optimizer, or none.
 """
 
 import contextlib
 import functools
 import inspect
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from coordinator.ps_strategy.keras.internals.optimizers import (
+    Rows,
+    StandIn,
     clipped,
-    without_repeats,
-)
-from coordinator.ps_strategy.keras.internals.parts import (
     gradients_of_parts,
     parts_of,
+    product_of_momenta,
     slot_lists,
     variable_of,
+    view_for_variables,
     view_of,
     with_parts,
+    without_repeats,
 )
-from coordinator.ps_strategy.keras.internals.stand_ins import Rows
 from coordinator.ps_strategy.tensorflow_internals.process import attribute_replaced
+from coordinator.ps_strategy.tensorflow_internals.replicas import apply_once, is_one_of_several
+from coordinator.ps_strategy.tensorflow_internals.unstored_variable import TableVariable
 
 _logger = logging.getLogger("coordinator")
 
@@ -195,3 +206,204 @@ def _with_slots_of(optimizer: Any, variable: Any, indices: Any) -> Any:
 
 
 _NO_SLOTS = ("_trainable_variables", "_model_variables_moving_average")
+
+
+_NOT_SLOTS = ("_variables", "_trainable_variables", "_model_variables_moving_average")
+
+
+class RowOptimizer:
+    """Applies an elementwise optimizer of Keras 3, or one with `updates_rows = True`, to given rows and their slots.
+
+    It uses a copy of the optimizer, built for a variable with one row, by which it learns the slots. The rows change as
+    those of a variable do by `row_updates`.
+
+    Args:
+      optimizer: a `keras.optimizers.Optimizer`. It is not changed, and later changes of it have no effect.
+      dim: the length of a row.
+
+    Raises:
+      ValueError: the optimizer computes with whole variables, accumulates gradients, averages, or scales the loss.
+
+    Attributes:
+      slots: what a new row has in each slot, by the slot's name; arrays of the shape of a row, or scalars.
+      learning_rate: the initial one, or None if it is a schedule or a function.
+    """
+
+    def __init__(self, optimizer: Any, dim: int) -> None:
+        _check(optimizer)
+        # Private: the config would serialize a schedule or function, which not all can be.
+        rate = optimizer._learning_rate
+        is_number = isinstance(rate, keras.Variable)
+        config = {**optimizer.get_config(), "learning_rate": float(rate.numpy()) if is_number else rate}
+        self._optimizer = type(optimizer).from_config(config)
+        self._row = keras.Variable(np.zeros([1, dim], np.float32), name="row")
+        self._optimizer.build([self._row])
+        self.learning_rate: float | None = config["learning_rate"] if is_number else None
+        self.slots: dict[str, np.ndarray] = {
+            # Private: an optimizer's slots are lists in the order of the variables that it was built with.
+            name: np.asarray(variable_of(slots[0]).numpy())[0]
+            for name, slots in vars(self._optimizer).items()
+            if name not in _NOT_SLOTS and isinstance(slots, list) and _is_slot(slots)
+        }
+
+    def clipped(self, gradient: Any) -> Any:
+        """Clips the rows of a gradient as the optimizer's options say; on the worker, since norms are of all rows."""
+        # Private: Keras clips inside of its `apply`.
+        return self._optimizer._clip_gradients([gradient])[0]
+
+    def rate_at(self, step: Any) -> Any:
+        """Returns the learning rate of a schedule or function at a step, a float32 scalar."""
+        rate = self._optimizer._learning_rate
+        is_schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
+        return tf.cast(rate(step) if is_schedule else rate(), tf.float32)
+
+    def update(self, rows: Rows, slots: Mapping[str, Rows], gradient: Any, step: Any, rate: Any) -> None:
+        """Updates rows and their slots with their gradient.
+
+        Args:
+          rows: of the table.
+          slots: those of `self.slots`, for the same rows.
+          gradient: a float tensor of the shape of the rows.
+          step: the number of updates before this one, an int64 scalar.
+          rate: the learning rate, a float32 scalar.
+        """
+        view = view_for_variables(self._optimizer, [self._row], [step], rate)
+        view.__dict__.update({name: [slot] for name, slot in slots.items()}, _get_variable_index=lambda _: 0)
+        if isinstance(view, keras.optimizers.Nadam):
+            # Private: Keras multiplies it once for all variables, before their updates.
+            view.__dict__["_u_product"] = StandIn(product_of_momenta(view.beta_1, step + 1))
+        if view.weight_decay is not None:
+            rows.assign_sub(rows.value * view.weight_decay * rate)
+        view.update_step(gradient, rows, rate)
+
+    def __repr__(self) -> str:
+        return f"<RowOptimizer {type(self._optimizer).__name__}>"
+
+
+def _is_slot(slots: list[Any]) -> bool:
+    return len(slots) == 1 and isinstance(slots[0], keras.Variable) and slots[0].shape[:1] == (1,)
+
+
+def _check(optimizer: Any) -> None:
+    kind = type(optimizer).__name__
+    if hasattr(optimizer, "inner_optimizer") or hasattr(optimizer, "optimizers"):
+        raise ValueError(f"A table takes an optimizer for its rows alone, not a {kind}: give it one of its parts.")
+    if not updates_rows(optimizer):
+        raise ValueError(
+            f"{kind} computes with whole variables, and a table has none. Use an elementwise optimizer of Keras, such "
+            "as Adagrad or Adam, RowwiseAdagrad, or a function (rows, gradient)."
+        )
+    for option in ("gradient_accumulation_steps", "use_ema", "loss_scale_factor"):
+        if getattr(optimizer, option):
+            raise ValueError(f"The optimizer of a table cannot have {option}. Leave it out.")
+
+
+# The attribute of an optimizer that has the accumulated gradients of tables, by the id of their variable.
+_ACCUMULATED = "_coordinator_accumulated"
+
+_Apply = Callable[[Any, Sequence[Any], Sequence[Any]], None]
+
+
+def is_table(variable: Any) -> bool:
+    """Returns True for the variable of a table, or a Keras variable that has it."""
+    return isinstance(variable_of(variable), TableVariable)
+
+
+@contextlib.contextmanager
+def table_updates() -> Iterator[None]:
+    """A scope in which optimizers have no slots for tables, and give tables their gradients."""
+    # Private: Keras calls the first with all gradients of a step, before it clips them. The second creates slots.
+    base = keras.optimizers.Optimizer
+    stock, stock_slot = base._backend_apply_gradients, base.add_variable_from_reference
+
+    @functools.wraps(stock)
+    def apply(self: Any, grads: Sequence[Any], trainable_variables: Sequence[Any]) -> None:
+        if self.gradient_accumulation_steps and is_one_of_several():
+            raise ValueError(
+                "An optimizer with gradient_accumulation_steps accumulates in each replica of a worker, which has one "
+                "set of variables for all of its devices. Give it larger batches instead, or start workers with one "
+                "device."
+            )
+        if not any(map(is_table, trainable_variables)):
+            stock(self, grads, trainable_variables)
+        else:
+            _apply(stock, self, grads, trainable_variables)
+
+    @functools.wraps(stock_slot)
+    def add_slot(self: Any, reference_variable: Any, name: str | None = None, initializer: Any = "zeros") -> Any:
+        if not is_table(reference_variable):
+            return stock_slot(self, reference_variable, name=name, initializer=initializer)
+        if name == "gradient_accumulator":
+            variable = variable_of(reference_variable)
+            vars(self).setdefault(_ACCUMULATED, {})[id(variable)] = variable.new_accumulated()
+        return None
+
+    # Private: where `use_ema` puts averages in place of variables, with those that are None.
+    stock_overwrite = base._overwrite_model_variables_with_average_value
+
+    @functools.wraps(stock_overwrite)
+    def overwrite(self: Any, trainable_variables: Sequence[Any]) -> None:
+        averages = self._model_variables_moving_average
+        pairs = zip(trainable_variables, averages, strict=True)
+        others = [each for each, average in pairs if average is not None]
+        view = view_of(self, _model_variables_moving_average=[each for each in averages if each is not None])
+        stock_overwrite(view, others)
+
+    with contextlib.ExitStack() as stack:
+        for name, function in (
+            ("_backend_apply_gradients", apply),
+            ("add_variable_from_reference", add_slot),
+            ("_overwrite_model_variables_with_average_value", overwrite),
+        ):
+            stack.enter_context(attribute_replaced(base, name, function))
+        stack.enter_context(_finite_rows())
+        yield
+
+
+@contextlib.contextmanager
+def _finite_rows() -> Iterator[None]:
+    """A scope in which a `LossScaleOptimizer` looks for what is not finite among the rows of a gradient alone."""
+    # Private: Keras would make a dense tensor of it.
+    kind = keras.optimizers.LossScaleOptimizer
+    stock = kind.check_finite
+
+    @functools.wraps(stock)
+    def check_finite(self: Any, grads: Sequence[Any]) -> Any:
+        return stock(self, [each.values if isinstance(each, tf.IndexedSlices) else each for each in grads])
+
+    with attribute_replaced(kind, "check_finite", check_finite):
+        yield
+
+
+def _apply(stock: _Apply, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+    """Has Keras apply the gradients that are not of tables, and adds the others where Keras clips."""
+    pairs = list(zip(gradients, variables, strict=True))
+    others = [(gradient, variable) for gradient, variable in pairs if not is_table(variable)]
+    ours = [(gradient, variable) for gradient, variable in pairs if is_table(variable)]
+
+    accumulated = vars(optimizer).get(_ACCUMULATED, {})
+
+    # Keras calls this in the other steps.
+    def accumulate(*given: Any) -> None:
+        for gradient, variable in ours:
+            accumulated[id(variable_of(variable))].add(gradient)
+        optimizer._backend_increment_gradient_accumulators(*given)
+
+    def mean(gradient: Any, variable: Any) -> Any:
+        steps = optimizer.gradient_accumulation_steps
+        if not steps:
+            return gradient
+        before = accumulated[id(variable_of(variable))].take()
+        values = tf.concat([tf.cast(gradient.values, tf.float32), before.values], 0) / steps
+        return tf.IndexedSlices(values, tf.concat([gradient.indices, before.indices], 0), before.dense_shape)
+
+    def clip(gradients: Sequence[Any]) -> Sequence[Any]:
+        rows = [without_repeats(mean(gradient, variable)) for gradient, variable in ours]
+        found = clipped(optimizer, [*gradients, *rows], optimizer._clip_gradients)
+        for gradient, (_, variable) in zip(found[len(gradients) :], ours, strict=True):
+            apply_once(variable_of(variable).apply_gradients, gradient)
+        return found[: len(gradients)]
+
+    # Private, both: Keras calls them on the optimizer, one of them in a step.
+    view = view_of(optimizer, _clip_gradients=clip, _backend_increment_gradient_accumulators=accumulate)
+    stock(view, [gradient for gradient, _ in others], [variable for _, variable in others])

@@ -7,8 +7,8 @@ import tensorflow as tf
 
 from coordinator.future import Future
 from coordinator.options import Options
-from coordinator.ps_strategy.keras.evaluation.shards import Shards
-from coordinator.ps_strategy.keras.fit.evaluation_feed import EvaluationFeed
+from coordinator.ps_strategy.keras.feeds import EvaluationFeed
+from coordinator.ps_strategy.keras.shards import Shards
 
 
 class LocalStrategy:

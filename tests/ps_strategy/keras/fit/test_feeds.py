@@ -11,8 +11,8 @@ import pytest
 
 from coordinator.future import Future
 from coordinator.options import Options
-from coordinator.ps_strategy.keras.fit import feeds
-from coordinator.ps_strategy.keras.fit.feeds import ClientFeed, Feed, FiniteWorkerFeed
+from coordinator.ps_strategy.keras import feeds
+from coordinator.ps_strategy.keras.feeds import ClientFeed, Feed, FiniteWorkerFeed
 
 
 class Scheduler:

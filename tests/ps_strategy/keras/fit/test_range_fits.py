@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import coordinator
 from coordinator.data import Epochs, Source, arrays
-from coordinator.ps_strategy.keras.fit.range_data import weighted
+from coordinator.ps_strategy.keras.steps import weighted
 from tests.ps_strategy.keras.fit.counted_model import CountedModel
 
 # Keras reads variables in a way that NumPy 2 warns of.

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy.keras.internals.range_turns import array_inputs
+from coordinator.ps_strategy.keras.internals.patches import array_inputs
 
 X = np.arange(12.0).reshape(6, 2)
 Y = np.array([0, 1, 0, 1, 0, 1])
-ADVICE = "Keras' ArrayDataAdapter has changed; see coordinator/ps_strategy/keras/internals/range_turns.py."
+ADVICE = "Keras' ArrayDataAdapter has changed; see coordinator/ps_strategy/keras/internals/patches.py."
 
 
 def found(x: Any, **arguments: Any) -> Any:

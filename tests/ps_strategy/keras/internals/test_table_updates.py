@@ -4,9 +4,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from coordinator.ps_strategy.keras.internals.inputs import structured_inputs
-from coordinator.ps_strategy.keras.internals.table_updates import table_updates
-from coordinator.ps_strategy.tensorflow_internals.table_variable import TableVariable
+from coordinator.ps_strategy.keras.internals.patches import structured_inputs
+from coordinator.ps_strategy.keras.internals.row_updates import table_updates
+from coordinator.ps_strategy.tensorflow_internals.unstored_variable import TableVariable
 from tests.ps_strategy.tensorflow_internals.private_names import table_update_hooks
 
 SHAPE = (1000, 2)

@@ -1,0 +1,72 @@
+"""The token of the dashboard, from where other users of the machine cannot read it, as they can a command line."""
+
+import argparse
+import os
+import pathlib
+import re
+import stat
+from collections.abc import Mapping
+
+from coordinator.errors import LaunchError
+from coordinator.paths import local_path
+
+
+def local_file(text: str) -> pathlib.Path:
+    """Returns an argument as a path.
+
+    Raises:
+      ArgumentTypeError: it is a URL, such as `gs://bucket/logs`, of which `pathlib` would make a local folder.
+    """
+    try:
+        return pathlib.Path(local_path(text, "it"))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+VARIABLE = "COORDINATOR_DASHBOARD_TOKEN"
+_TOKEN = re.compile(r"[\w.~-]+", re.ASCII)
+_LONGEST = 4096
+
+
+def add_token_file(parser: argparse.ArgumentParser) -> None:
+    """Adds the option that names a file with the token."""
+    parser.add_argument(
+        "--token-file",
+        type=pathlib.Path,
+        metavar="FILE",
+        help="a file with the token of the dashboard, which only you can read (default: the environment variable "
+        f"{VARIABLE}, or a random token)",
+    )
+
+
+def chosen_token(path: pathlib.Path | None, environment: Mapping[str, str]) -> str:
+    """Returns the token of a file, or of the environment, or nothing.
+
+    Raises:
+      LaunchError: the file cannot be read, or can be read by others, or what is found is no token.
+    """
+    if path is None:
+        token, where = environment.get(VARIABLE, "").strip(), VARIABLE
+        if not token:
+            return ""
+    else:
+        token, where = _read(path), str(path)
+    if not _TOKEN.fullmatch(token):
+        raise LaunchError(f"{where} has no token: it must be letters, digits and the characters '.', '~', '_' and '-'.")
+    return token
+
+
+def without_token(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns an environment for other processes: whoever reaches a TensorFlow server can read that of the server."""
+    return {name: value for name, value in environment.items() if name != VARIABLE}
+
+
+def _read(path: pathlib.Path) -> str:
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            if stat.S_IMODE(mode) & 0o077:
+                raise LaunchError(f"{path} can be read or written by others: chmod 600 {path}")
+            return file.read(_LONGEST).decode(errors="replace").strip()
+    except OSError as error:
+        raise LaunchError(f"--token-file {path}: {error.strerror}.") from None

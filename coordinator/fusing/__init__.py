@@ -1,1 +1,0 @@
-"""How many closures run in one call. No TensorFlow."""

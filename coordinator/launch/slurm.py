@@ -1,0 +1,799 @@
+"""What each task of `srun coordinator slurm` does.
+
+    chief        waits until each server answers, then runs the program, and tells all others how that ended
+    ps, worker   runs `coordinator serve`, and starts it again when it ends, until the program has ended
+    evaluator    runs the program as evaluator; may continue for a while after the chief's has ended
+
+Each has a link to the chief's task (`rendezvous.py`), whose end ends it too. Slurm sends a signal to all processes of a
+step. It reaches the program directly; these tasks ignore it, and so do servers, so that the program can still save a
+checkpoint. Promises: the chief's task ends with the code of the program, a server's with 0, once training has begun.
+
+How processes on several machines find each other, without a fixed port and without a shared folder.
+
+    first     listens on the first free port of a sequence that follows from the group's name
+    others    try all ports of the same sequence on the first one's host, until one answers as the first of the group
+
+    other -> first   {"group", "rank", "nonce"}
+    first -> other   {"nonce", "proof"}     the proof is an HMAC of all that was said, by the key of the group
+    other -> first   {"proof"}
+    first -> other   {"accepted": true}
+
+The connections stay open, and carry JSON objects, each with an HMAC by a key that follows from the key of the group and
+both nonces. The end of one is the end of the process at its other end, however that ended. Promises:
+
+- without the key of the group nobody is taken for one of its processes; an empty key is known to everybody;
+- whatever else listens on one of the ports, or connects to one, is left alone, and delays nobody: all connections are
+  made and answered at the same time, and the oldest of too many unanswered ones ends;
+- every wait has a deadline, for all that is waited for; the port is closed when all have connected.
+
+The step of a Slurm job in which this process is a task: which role it has, and where the others are.
+
+task 0                  chief: runs the program
+1 .. ps                 parameter servers
+the rest                workers
+the last, if wanted     evaluator
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import hmac
+import ipaddress
+import json
+import os
+import queue
+import random
+import re
+import secrets
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from coordinator.background_thread import start_once
+from coordinator.errors import LaunchError
+from coordinator.heartbeat.probes import TaskProbe
+from coordinator.launch.job_state_machine import RestartDelays
+from coordinator.launch.local_job import dashboard_address
+from coordinator.launch.program_process import Console, ProgramProcess
+from coordinator.launch.run_request import RunRequest
+from coordinator.launch.serve import UNUSABLE, serving_line
+from coordinator.launch.server_process import PORTS, free_addresses, program_environment, server_environment
+from coordinator.launch.task_config import TaskConfig
+from coordinator.options import DASHBOARD, RESTART_COUNT, TRACE
+
+_TRIED_PORTS = 32
+# How long the other end of a connection may take to say who it is, in seconds. One that has connected waits for longer
+# than the first process does: it is not to give up what the first one takes for connected.
+_GREETING_TIMEOUT, _ANSWER_TIMEOUT = 10.0, 20.0
+# How many may be about to say it, and how long each may take before it makes room for another one, in seconds.
+_MOST_GREETINGS, _SHORTEST_GREETING = 256, 0.1
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0
+_LONGEST_GREETING = 4096
+_LONGEST_MESSAGE = 1_000_000
+# What a greeting of another program, or by another protocol, leads to.
+_STRANGE = (OSError, ValueError, LookupError, TypeError, RecursionError)
+
+
+class Link:
+    """A connection to another process of the group. One thread may send, and one receive.
+
+    Args:
+      connection: an established connection.
+      key: of this connection.
+      is_first: this end is that of the first process.
+      received: what was received on it by now.
+    """
+
+    def __init__(self, connection: socket.socket, key: bytes, *, is_first: bool, received: bytes = b"") -> None:
+        self._connection = connection
+        self._key = key
+        self._own, self._others = ("first", "other") if is_first else ("other", "first")
+        self._sent = self._received = 0
+        self._buffer = bytearray(received)
+
+    @property
+    def host(self) -> str:
+        """The IP address of this machine at which the other end reaches it."""
+        address = ipaddress.ip_address(self._connection.getsockname()[0])
+        return str(getattr(address, "ipv4_mapped", None) or address)
+
+    def send(self, **message: Any) -> None:
+        """Sends an object. Does nothing if the other process has ended."""
+        text = json.dumps(message)
+        line = f"{_proof(self._key, self._own, self._sent, text)} {text}\n"
+        self._sent += 1
+        with contextlib.suppress(OSError):
+            self._connection.sendall(line.encode())
+
+    def receive(self, timeout: float | None = None) -> dict[str, Any] | None:
+        """Returns the next object; None if the other process has ended, or sends something else.
+
+        Args:
+          timeout: in seconds; None waits as long as it takes.
+
+        Raises:
+          TimeoutError: none came in time.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        try:
+            while b"\n" not in self._buffer and len(self._buffer) < _LONGEST_MESSAGE:
+                if deadline is not None and not _is_readable(self._connection, deadline - time.monotonic()):
+                    raise TimeoutError
+                if not (chunk := self._connection.recv(65_536)):
+                    return None
+                self._buffer += chunk
+            line, _, rest = bytes(self._buffer).partition(b"\n")
+            self._buffer = bytearray(rest)
+            proof, _, text = line.decode().partition(" ")
+            is_genuine = hmac.compare_digest(proof, _proof(self._key, self._others, self._received, text))
+            self._received += 1
+            message = json.loads(text) if is_genuine else None
+        except TimeoutError:
+            raise
+        except (OSError, ValueError, TypeError):
+            return None
+        return message if isinstance(message, dict) else None
+
+    def close(self) -> None:
+        """Ends the connection; a thread that receives gets None."""
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self._connection.close()
+
+
+def accept(group: str, ranks: Collection[int], *, is_local: bool, timeout: float, key: bytes = b"") -> dict[int, Link]:
+    """Waits for other processes, as the first one.
+
+    Args:
+      group: its name.
+      ranks: the numbers of the others.
+      is_local: all of them run on this machine.
+      timeout: in seconds.
+      key: of the group, which no other process knows.
+
+    Returns:
+      The link to each.
+
+    Raises:
+      LaunchError: the message says which did not connect.
+    """
+    with _listening(group, "127.0.0.1" if is_local else "") as listener:
+        greetings = _Greetings(group, ranks, key)
+        asyncio.run(greetings.take(listener, timeout))
+    if missing := greetings.missing:
+        for each in greetings.links.values():
+            each.close()
+        names = ", ".join(map(str, sorted(missing)))
+        raise LaunchError(f"The tasks {names} did not start within {timeout:g} s.")
+    return greetings.links
+
+
+class _Greetings:
+    """What the first process hears on its port.
+
+    Args:
+      group: its name.
+      ranks: the numbers of the others.
+      key: of the group.
+
+    Attributes:
+      links: to those that have connected, by number.
+      missing: the numbers of the rest.
+    """
+
+    def __init__(self, group: str, ranks: Collection[int], key: bytes) -> None:
+        self.links: dict[int, Link] = {}
+        self.missing = set(ranks)
+        self._group, self._key = group, key
+        # Those that are not over, the oldest first, and when each began.
+        self._tasks: dict[asyncio.Task[None], float] = {}
+        self._complete = asyncio.Event()
+
+    async def take(self, listener: socket.socket, timeout: float) -> None:
+        """Accepts connections until nobody is missing, or for some seconds."""
+        listener.setblocking(False)
+        accepting = asyncio.create_task(self._accept(listener))
+        if self.missing:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._complete.wait(), timeout)
+        await _ended([accepting, *self._tasks])
+
+    async def _accept(self, listener: socket.socket) -> None:
+        while True:
+            while len(self._tasks) >= _MOST_GREETINGS:
+                oldest, began = next(iter(self._tasks.items()))
+                await asyncio.sleep(max(0.0, began + _SHORTEST_GREETING - time.monotonic()))
+                oldest.cancel()
+            try:
+                connection, _ = await asyncio.get_running_loop().sock_accept(listener)
+            except OSError:
+                # The peer has gone, or there are too many open files.
+                await asyncio.sleep(_SHORTEST_PAUSE)
+                continue
+            task = asyncio.create_task(self._greet(connection))
+            self._tasks[task] = time.monotonic()
+            task.add_done_callback(self._tasks.pop)
+
+    async def _greet(self, connection: socket.socket) -> None:
+        with contextlib.ExitStack() as opened, contextlib.suppress(*_STRANGE):
+            opened.enter_context(connection)
+            connection.setblocking(False)
+            async with asyncio.timeout(_GREETING_TIMEOUT):
+                hello, _ = await _received(connection)
+                rank, nonce = hello["rank"], secrets.token_hex()
+                if hello["group"] != self._group or type(rank) is not int or rank not in self.missing:
+                    return
+                said = self._group, rank, str(hello["nonce"]), nonce
+                await _send(connection, nonce=nonce, proof=_proof(self._key, "first", *said))
+                answer, rest = await _received(connection)
+                # Another one may have come in its place meanwhile.
+                if not _is_proof(answer, self._key, "other", *said) or rank not in self.missing:
+                    return
+            connection.setblocking(True)
+            opened.pop_all()
+            link = Link(connection, _proof(self._key, "link", *said).encode(), is_first=True, received=rest)
+            link.send(accepted=True)
+            self.links[rank] = link
+            self.missing.remove(rank)
+            if not self.missing:
+                self._complete.set()
+
+
+def connect(group: str, rank: int, host: str, timeout: float, *, key: bytes = b"") -> Link:
+    """Connects to the first process.
+
+    Args:
+      group: its name.
+      rank: the number of this process.
+      host: where the first process runs.
+      timeout: in seconds.
+      key: of the group, which no other process knows.
+
+    Raises:
+      LaunchError: it did not answer in time.
+    """
+    deadline = time.monotonic() + timeout
+    addresses = _addresses(host, deadline)
+    link = asyncio.run(_connect(addresses, group, rank, key, deadline)) if addresses else None
+    if link is None:
+        raise LaunchError(f"The first task, on {host}, did not answer within {timeout:g} s. Is the host reachable?")
+    return link
+
+
+async def _connect(addresses: Collection[str], group: str, rank: int, key: bytes, deadline: float) -> Link | None:
+    """Tries all ports at the same time, again and again."""
+
+    async def find(address: str, port: int) -> Link:
+        pause = _SHORTEST_PAUSE
+        while True:
+            # It may be in use by another program there, which may say anything or nothing.
+            with contextlib.suppress(*_STRANGE):
+                async with asyncio.timeout(_ANSWER_TIMEOUT):
+                    return await _introduced(address, port, group, rank, key)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    tasks = [asyncio.create_task(find(address, port)) for address in addresses for port in _ports(group)]
+    left = max(0.0, deadline - time.monotonic())
+    done, rest = await asyncio.wait(tasks, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+    await _ended(rest)
+    return done.pop().result() if done else None
+
+
+async def _introduced(address: str, port: int, group: str, rank: int, key: bytes) -> Link:
+    """Connects to a port as a process of the group.
+
+    Raises:
+      one of `_STRANGE`: the first process of the group does not listen there, or does not miss this one.
+    """
+    with contextlib.ExitStack() as opened:
+        connection = opened.enter_context(socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET))
+        connection.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(connection, (address, port))
+        own = secrets.token_hex()
+        await _send(connection, group=group, rank=rank, nonce=own)
+        answer, _ = await _received(connection)
+        said = group, rank, own, str(answer["nonce"])
+        if not _is_proof(answer, key, "first", *said):
+            raise ValueError("another program, or one with another key")
+        await _send(connection, proof=_proof(key, "other", *said))
+        line, rest = await _line(connection)
+        own_key = _proof(key, "link", *said).encode()
+        link = Link(connection, own_key, is_first=False, received=line + b"\n" + rest)
+        if link.receive(0.0) != {"accepted": True}:
+            raise ValueError("the first process does not miss this one")
+        connection.setblocking(True)
+        opened.pop_all()
+        return link
+
+
+def _proof(key: bytes, *said: object) -> str:
+    return hmac.digest(key, json.dumps(said).encode(), "sha256").hex()
+
+
+def _is_proof(message: dict[str, Any], key: bytes, *said: object) -> bool:
+    return hmac.compare_digest(str(message["proof"]).encode(), _proof(key, *said).encode())
+
+
+async def _send(connection: socket.socket, **message: object) -> None:
+    await asyncio.get_running_loop().sock_sendall(connection, json.dumps(message).encode() + b"\n")
+
+
+async def _received(connection: socket.socket) -> tuple[Any, bytes]:
+    """Returns what the next line stands for, and what came after it."""
+    line, rest = await _line(connection)
+    return json.loads(line), rest
+
+
+async def _line(connection: socket.socket) -> tuple[bytes, bytes]:
+    received = b""
+    while b"\n" not in received:
+        chunk = await asyncio.get_running_loop().sock_recv(connection, _LONGEST_GREETING)
+        received += chunk
+        if not chunk or len(received) > _LONGEST_GREETING:
+            raise ValueError("no line of a process of a group")
+    line, _, rest = received.partition(b"\n")
+    return line, rest
+
+
+async def _ended(tasks: Collection["asyncio.Task[Any]"]) -> None:
+    """Cancels tasks, and returns when they have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _is_readable(connection: socket.socket, seconds: float) -> bool:
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    return bool(poll.poll(1000 * max(0.0, seconds)))
+
+
+def _addresses(host: str, deadline: float) -> list[str]:
+    """Returns the addresses of a host; none if its name is not resolved in time."""
+    found: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
+    is_over = threading.Event()
+
+    def resolve() -> None:
+        while not is_over.is_set():
+            with contextlib.suppress(OSError):
+                found.put([str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)])
+                return
+            is_over.wait(_LONGEST_PAUSE)
+
+    # Nothing else gives up in time.
+    start_once("coordinator-resolver", resolve, lambda _: found.put([]))
+    try:
+        return found.get(timeout=max(0.0, deadline - time.monotonic()))
+    except queue.Empty:
+        return []
+    finally:
+        is_over.set()
+
+
+def _ports(group: str) -> list[int]:
+    return random.Random(group).sample(PORTS, _TRIED_PORTS)
+
+
+def _listening(group: str, host: str) -> socket.socket:
+    for port in _ports(group):
+        with contextlib.suppress(OSError):
+            return socket.create_server((host, port), backlog=1024)
+    raise LaunchError(f"None of {_TRIED_PORTS} ports between {PORTS.start} and {PORTS.stop} is free on this host.")
+
+
+# A secret, the same for all tasks, that only the user's own processes can read.
+KEY = "COORDINATOR_SLURM_KEY"
+
+
+@dataclasses.dataclass(frozen=True)
+class SlurmStep:
+    """A task of a step, as Slurm's environment describes it.
+
+    Attributes:
+      name: of the step, which no other one of the cluster has.
+      rank: the number of this task.
+      tasks: how many tasks the step has.
+      nodes: on how many nodes.
+      node_list: these, as Slurm abbreviates them.
+      key: by which its tasks know each other; empty if the user has set none.
+    """
+
+    name: str
+    rank: int
+    tasks: int
+    nodes: int
+    node_list: str
+    key: bytes = dataclasses.field(default=b"", repr=False)
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> "SlurmStep":
+        """Reads the variables that `srun` sets, and the key.
+
+        Raises:
+          LaunchError: this process is no task of a step.
+        """
+        try:
+            names = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+            return cls(
+                name=".".join(environment.get(name, "") for name in names),
+                rank=int(environment["SLURM_PROCID"]),
+                tasks=int(environment["SLURM_STEP_NUM_TASKS"]),
+                nodes=int(environment["SLURM_STEP_NUM_NODES"]),
+                node_list=environment["SLURM_STEP_NODELIST"],
+                key=os.fsencode(environment.get(KEY, "")),
+            )
+        except (KeyError, ValueError) as error:
+            raise LaunchError(
+                f"This is no task of a Slurm step ({error} is not set as srun does it). Start it by srun: "
+                "srun --ntasks 6 coordinator slurm --ps 2 program.py"
+            ) from None
+
+    def workers(self, ps: int, *, evaluator: bool) -> int:
+        """Returns how many tasks are workers.
+
+        Raises:
+          LaunchError: there are too few tasks for one.
+        """
+        others = 1 + ps + evaluator
+        if self.tasks <= others:
+            roles = f"a chief, {ps} parameter servers and {'an evaluator' if evaluator else 'no evaluator'}"
+            raise LaunchError(
+                f"The step has {self.tasks} tasks. {roles.capitalize()} leave none for a worker: give srun --ntasks "
+                f"{others + 1} or more."
+            )
+        return self.tasks - others
+
+    def first_host(self) -> str:
+        """Returns the host of task 0: a name that resolves, or an IP address.
+
+        Raises:
+          LaunchError: Slurm's own command does not say it.
+        """
+        if self.nodes == 1:
+            return "127.0.0.1"
+        node = _scontrol("hostnames", self.node_list).split()[0]
+        try:
+            socket.getaddrinfo(node, None)
+        except OSError:
+            # The name of a node is Slurm's own, and need not be that of its host.
+            found = re.search(r"NodeAddr=(\S+)", _scontrol("node", node))
+            return found[1] if found else node
+        return node
+
+
+def role_of(rank: int, workers: int, ps: int) -> tuple[str, int]:
+    """Returns the job and the index of a task."""
+    if rank == 0:
+        return "chief", 0
+    if rank <= ps:
+        return "ps", rank - 1
+    return ("worker", rank - 1 - ps) if rank <= ps + workers else ("evaluator", 0)
+
+
+def _scontrol(*what: str) -> str:
+    command = ["scontrol", "show", *what]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise LaunchError(f"`{' '.join(command)}` failed: {error}. It is part of Slurm's client commands.") from None
+    return done.stdout
+
+
+# Those that Slurm sends to a step: by `scancel`, at its time limit, and by `--signal`.
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
+# How long the evaluator may take to end on SIGTERM, in seconds.
+_TERMINATE_GRACE = 5.0
+_PROBE_INTERVAL = 0.2
+# How often another port is tried, if one is taken just before the server listens there.
+_MOST_PORTS = 5
+
+
+class SlurmTask:
+    """One task. The main thread must create it and run it.
+
+    Args:
+      step: the step that it is a task of.
+      request: what to run. Its workers are those of the step.
+      environment: of this process.
+      console: reports to the user what happens.
+    """
+
+    def __init__(self, step: SlurmStep, request: RunRequest, environment: Mapping[str, str], console: Console):
+        self._step = step
+        self._request = request
+        self._environment = {
+            **{name: value for name, value in environment.items() if name != KEY},
+            # The chief's and the evaluator's output is a pipe, which Python would fill by the block.
+            "PYTHONUNBUFFERED": "1",
+            "TF_CPP_MIN_LOG_LEVEL": environment.get("TF_CPP_MIN_LOG_LEVEL", "3"),
+            RESTART_COUNT: environment.get("SLURM_RESTART_COUNT", "0"),
+        }
+        self._console = console
+        self._job, self._index = role_of(step.rank, request.workers, request.ps)
+        # All tasks run on this machine, on however many nodes of Slurm.
+        self._is_local = step.nodes == 1
+        self._restarts, self._delays = request.server_restarts, RestartDelays()
+        # The server has said that it serves.
+        self._has_served = threading.Event()
+        # Exit codes of the process, and messages of the chief; None for its end.
+        self._events: queue.SimpleQueue[int | dict[str, Any] | None] = queue.SimpleQueue()
+
+    def run(self) -> int:
+        """Runs the task to its end; returns its exit code.
+
+        Raises:
+          LaunchError: the others were not found, or a process could not be started at all.
+        """
+        if self._job == "chief":
+            return self._run_chief()
+        step, timeout = self._step, self._request.start_timeout
+        host = step.first_host()
+        deadline = time.monotonic() + timeout
+        with contextlib.closing(connect(step.name, step.rank, host, timeout, key=step.key)) as link:
+            message = self._first_message(link, deadline)
+            if "ended" in message:
+                return int(message["ended"])
+            self._is_local = bool(message["is_local"])
+            start_once("coordinator-slurm-link", partial(self._read, link), lambda _: self._events.put(None))
+            return self._run_evaluator() if self._job == "evaluator" else self._run_server(link)
+
+    def _first_message(self, link: Link, deadline: float) -> dict[str, Any]:
+        """Waits until the chief's task, which has a connection to each, says whether all are on one machine.
+
+        Returns:
+          `is_local`, or `ended` with an exit code if the chief's task cannot run the program, and has said why.
+        """
+        try:
+            message = link.receive(max(0.01, deadline - time.monotonic()))
+        except TimeoutError:
+            message = None
+        if message is None:
+            raise LaunchError("The first task ended, or found no other one in time; it says above why.")
+        return message
+
+    def _run_chief(self) -> int:
+        step, timeout = self._step, self._request.start_timeout
+        deadline = time.monotonic() + timeout
+        if not step.key:
+            self._console.say(
+                f"{KEY} is not set: until all tasks have started, others who reach the nodes can pose as one of them. "
+                "docs/slurm.md says how to set it."
+            )
+        with contextlib.ExitStack() as opened:
+            ranks = range(1, step.tasks)
+            links = accept(step.name, ranks, is_local=self._is_local, timeout=timeout, key=step.key)
+            for link in links.values():
+                opened.callback(link.close)
+            try:
+                self._request.check_files()
+            except LaunchError as error:
+                # All others wait for this task.
+                self._console.say(str(error))
+                for link in links.values():
+                    link.send(ended=UNUSABLE)
+                return UNUSABLE
+            self._is_local = all(_is_loopback(link.host) for link in links.values())
+            for link in links.values():
+                link.send(is_local=self._is_local)
+            cluster = self._gathered(links, deadline)
+            for link in links.values():
+                link.send(cluster=cluster)
+            code = self._run_program(cluster)
+            for link in links.values():
+                link.send(ended=code)
+        return code
+
+    def _gathered(self, links: Mapping[int, Link], deadline: float) -> dict[str, list[str]]:
+        """Waits until all servers answer; returns the cluster."""
+        host = self._host(*links.values())
+        cluster: dict[str, list[str]] = {"chief": [_free_address(host)], "ps": [], "worker": []}
+        for rank, link in sorted(links.items()):
+            job, index = role_of(rank, self._request.workers, self._request.ps)
+            if job == "evaluator":
+                # It does not serve; the address is a formality.
+                cluster[job] = [_free_address(host)]
+                continue
+            what = f"/job:{job}/task:{index} (task {rank} of the step)"
+            try:
+                message = link.receive(max(0.01, deadline - time.monotonic()))
+            except TimeoutError:
+                raise LaunchError(f"{what} does not serve {self._request.start_timeout:g} s after the start.") from None
+            if message is None:
+                raise LaunchError(f"{what} ended before it served; it says above why.")
+            cluster[job].append(message["address"])
+        return cluster
+
+    def _run_program(self, cluster: Mapping[str, list[str]]) -> int:
+        """Runs the program in the role of this task; returns its code, as a shell does."""
+        received: list[int] = []
+        for number in _SIGNALS:
+            # Not ignored: the program would inherit that.
+            signal.signal(number, lambda number, _: received.append(number))
+        environment = program_environment(self._environment, TaskConfig(cluster, self._job, self._index))
+        if self._request.dashboard is not None:
+            page = dashboard_address(self._request.dashboard, taken=cluster["chief"])
+            environment[DASHBOARD] = str(page)
+            self._console.say(f"the dashboard is at {page.url} once the program has created its strategy.")
+        if self._request.trace is not None:
+            environment[TRACE] = str(self._request.trace)
+        program = self._start_program(environment)
+        if received:
+            program.send(signal.Signals(received[0]))
+        code = None
+        while not isinstance(code, int):
+            code = self._events.get()
+        program.close()
+        _ignore_signals()
+        return 128 - code if code < 0 else code
+
+    def _run_evaluator(self) -> int:
+        cluster = self._events.get()
+        if not isinstance(cluster, dict):
+            return 0
+        for number in _SIGNALS:
+            signal.signal(number, lambda *_: None)
+        environment = program_environment(self._environment, TaskConfig(cluster["cluster"], "evaluator", 0))
+        program = self._start_program(environment)
+        own: int | None = None
+        chief: int | None = None
+        while chief is None:
+            event = self._events.get()
+            if isinstance(event, int):
+                own = event
+                if own:
+                    self._console.say(f"the evaluator ended with code {own}; training continues without it.")
+            else:
+                # Without a message, the chief's task was killed.
+                chief = 1 if event is None else event["ended"]
+        if chief == 0 and own is None:
+            own = self._wait_ended(self._request.evaluator_timeout)
+        if own is None:
+            program.send(signal.SIGTERM)
+            self._wait_ended(_TERMINATE_GRACE)
+        program.close()
+        _ignore_signals()
+        if chief or own is None:
+            return 0
+        return 128 - own if own < 0 else own
+
+    def _run_server(self, link: Link) -> int:
+        # The server inherits that.
+        _ignore_signals()
+        server, address = self._start_server(link)
+        link.send(address=address)
+        # When the server is to be started again.
+        due: float | None = None
+        while True:
+            try:
+                event = self._events.get(timeout=None if due is None else max(0.0, due - time.monotonic()))
+            except queue.Empty:
+                due = None
+                server.close()
+                server = self._serve(address)
+                continue
+            if event is None or (isinstance(event, dict) and "ended" in event):
+                break
+            if isinstance(event, int):
+                due = self._time_of_restart(event)
+        server.close()
+        return 0
+
+    def _time_of_restart(self, code: int) -> float | None:
+        """Reports that the server has ended; returns when it is to be started again, or None."""
+        name = f"/job:{self._job}/task:{self._index}"
+        if self._restarts == 0:
+            self._console.say(f"{name} ended with code {code}, and is not started again.")
+            return None
+        self._restarts -= 1
+        delay = self._delays.next(name)
+        when = f" in {delay:g} s" if delay else ""
+        self._console.say(f"{name} ended with code {code}: starting it again{when}; {self._restarts} more restarts.")
+        return time.monotonic() + delay
+
+    def _start_server(self, link: Link) -> tuple[ProgramProcess, str]:
+        """Starts the server on a free port; returns it, and its address, when it answers.
+
+        One that has served and has ended by then is returned as well: its exit code is the next event.
+
+        Raises:
+          LaunchError: it ended before it served, or did not answer in time.
+        """
+        deadline = time.monotonic() + self._request.start_timeout
+        for _ in range(_MOST_PORTS):
+            address = _free_address(self._host(link))
+            server = self._serve(address)
+            with TaskProbe(address) as probe:
+                code: int | None = None
+                while code is None and time.monotonic() < deadline:
+                    if probe.status(1.0) is not None:
+                        return server, address
+                    with contextlib.suppress(queue.Empty):
+                        event = self._events.get(timeout=_PROBE_INTERVAL)
+                        if event is None:
+                            raise LaunchError("The first task ended while the servers started; it says why.")
+                        code = event if isinstance(event, int) else code
+            if code is not None and self._has_served.is_set():
+                self._events.put(code)
+                return server, address
+            server.close()
+            if code != UNUSABLE:
+                break
+        seconds = self._request.start_timeout
+        reason = f"ended with code {code} before it served"
+        if code is None:
+            reason = f"does not answer {seconds:g} s after its start"
+        raise LaunchError(f"/job:{self._job}/task:{self._index} {reason}.")
+
+    def _serve(self, address: str) -> ProgramProcess:
+        config = TaskConfig({self._job: {self._index: address}}, self._job, self._index)
+        task = ["--job", self._job, "--index", str(self._index), "--address", address]
+        label, begin = f"{self._job} {self._index}", serving_line(config)
+
+        def on_line(line: str) -> None:
+            if line.startswith(begin):
+                self._has_served.set()
+            self._console.forward(label, line)
+
+        environment = server_environment(self._environment, config)
+        return self._start(["-m", "coordinator", "serve", *task], environment, on_line)
+
+    def _start_program(self, environment: Mapping[str, str]) -> ProgramProcess:
+        is_plain = self._job == "chief" and os.isatty(sys.stdout.fileno())
+        on_line = None if is_plain else partial(self._console.forward, self._job)
+        return self._start(self._request.command, environment, on_line)
+
+    def _start(
+        self, command: Sequence[str], environment: Mapping[str, str], on_line: Callable[[str], None] | None
+    ) -> ProgramProcess:
+        return ProgramProcess(
+            command,
+            environment,
+            on_line=on_line,
+            on_error_text=self._console.show,
+            is_filtered=environment["TF_CPP_MIN_LOG_LEVEL"] == "3",
+            log_path=None,
+            on_end=self._events.put,
+        )
+
+    def _wait_ended(self, seconds: float) -> int | None:
+        """Waits for the end of the process; returns its code, or None if it did not end."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            with contextlib.suppress(queue.Empty):
+                event = self._events.get(timeout=left)
+                if isinstance(event, int):
+                    return event
+        return None
+
+    def _read(self, link: Link) -> None:
+        while (message := link.receive()) is not None:
+            self._events.put(message)
+        self._events.put(None)
+
+    def _host(self, *links: Link) -> str:
+        """Returns the host by which the others reach this one: the address of its links, if that says it."""
+        if self._is_local:
+            return "127.0.0.1"
+        return next((link.host for link in links if not _is_loopback(link.host)), socket.gethostname())
+
+
+def _is_loopback(host: str) -> bool:
+    return ipaddress.ip_address(host).is_loopback
+
+
+def _ignore_signals() -> None:
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _free_address(host: str) -> str:
+    [address] = free_addresses(1)
+    return address.replace("127.0.0.1", host)

@@ -1,0 +1,520 @@
+"""Makes this process the client of a cluster: a task with its own server, which the others call back.
+
+What one server keeps for one client (every variable, function and iterator that it created there), and for how long.
+
+TensorFlow calls it an eager context. It ends when its client releases it, when another process does so in the client's
+name, or when the server has not heard from the client for `Options.client_timeout`. Steps are not enough to be heard
+from: a client may be idle, or one step may take longer. TensorFlow's own keep-alive thread reaches only the servers
+that were named when the process joined the cluster, none in our case. So there is a lease:
+
+    thread coordinator-lease    four times in each `client_timeout`, sends a keep-alive to every leased server
+
+Promises: no server frees anything while this process runs and can reach it, unless both stood still for three quarters
+of the time; a server that does not answer delays no keep-alive to another. A request is one small message over a
+separate gRPC channel; it returns within its deadline, and holds no Python lock while it waits.
+
+Each server's list of the clients that have created something there, so that the next one can free what is orphaned.
+
+A client that is killed cannot release its variables: the servers would keep them for `Options.client_timeout`, and a
+client that is restarted again and again would fill their memory. So each client adds itself to a list on every server
+that it connects to: a TensorFlow variable that belongs to the server itself. It asks each client in the list whether it
+lives, and has the server free the context of one that does not.
+
+Beside the list each client has a marker variable, in a container named after its number. A client that exits normally
+deletes its marker (`goodbye`); a killed one leaves it.
+
+Promises: nothing is freed of a client that lives, or that merely does not answer: what is not known to be orphaned is
+left to the timeout. The list is best effort: one that cannot be read is replaced.
+
+How a server learns that its client has ended, and was not killed: `coordinator serve --until-client-ends`.
+
+    client  has a marker on each server that it connects to (`client_registry`), and deletes it when its process ends
+    server  looks at the list of its clients and at their markers
+
+A client that is killed leaves its marker. So does one that ends with an error that nothing caught, and one that leaves
+`with strategy` by `sys.exit` with a code other than 0: whatever started it may start it again, and needs the servers
+then. A notebook ends in order, whatever errors its cells had. To delete a marker takes one small request, which needs
+no connection of TensorFlow: there is none when the process ends.
+"""
+
+import dataclasses
+import enum
+import functools
+import json
+import logging
+import os
+import select
+import socket
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Collection
+from typing import Any
+
+import grpc
+import portpicker
+import tensorflow as tf
+
+from coordinator.addresses import check_port_is_free, parse_address
+from coordinator.background_thread import BackgroundThread, only_here
+from coordinator.heartbeat.listening import described_watches, loopback_of, reached_only_at
+from coordinator.heartbeat.open_connections import OpenConnections, peer_of
+from coordinator.heartbeat.probes import (
+    CLEANUP_ALL,
+    CLOSE_CONTEXT,
+    KEEP_ALIVE,
+    ContainersRequest,
+    ContextRequest,
+    channel_options,
+)
+from coordinator.options import Options
+from coordinator.ps_strategy.membership.cluster_definition import CLIENT_JOB, ClusterDefinition, client_server_def
+from coordinator.ps_strategy.tensorflow_internals.process import (
+    current_server_def,
+    leave_calls_to_parent,
+    set_server_def,
+)
+
+# A server refuses to close a context of which it knows a later view than the one that is named.
+_LATEST_VIEW = 2**62
+_RENEWALS_PER_TIMEOUT = 4
+
+# A dead host is not detected: it would count as one without a process, and what a client has there would be freed.
+_CHANNEL_OPTIONS = channel_options(1_000, detect_dead_host=False)
+
+
+class Answer(enum.Enum):
+    """The outcome of a request."""
+
+    HELD = "the server has the context"
+    UNKNOWN = "a server answers, but does not have the context"
+    UNREACHED = "the connection is refused: no process"
+    SILENT = "no answer in time: frozen, or the host is gone"
+
+
+class RemoteContext:
+    """The context of one client on one server; every method may be called from any thread.
+
+    Args:
+      address: `host:port` of the server.
+      context_id: of the client.
+    """
+
+    def __init__(self, address: str, context_id: int) -> None:
+        self._address = address
+        self._context_id = context_id
+        self._channel = grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        serialize = ContextRequest.SerializeToString
+        self._keep_alive = self._channel.unary_unary(KEEP_ALIVE, request_serializer=serialize)
+        self._close_context = self._channel.unary_unary(CLOSE_CONTEXT, request_serializer=serialize)
+
+    def renew(self, timeout: float) -> Answer:
+        """Sends a keep-alive: the server notes that the client lives, if it has the context.
+
+        Args:
+          timeout: how long to wait for the answer, in seconds.
+        """
+        return self.begin_renewal(timeout)()
+
+    def begin_renewal(self, timeout: float) -> Callable[[], Answer]:
+        """Sends a keep-alive without waiting. Returns a function that waits for the answer."""
+        call = self._keep_alive.future(ContextRequest(context_id=self._context_id), timeout=timeout)
+        return lambda: _answer(call.code())
+
+    def release(self, timeout: float) -> Answer:
+        """Has the server free the context, whichever process created it.
+
+        Returns:
+          `HELD` if the server did so, also if it has no such context.
+        """
+        request = ContextRequest(context_id=self._context_id, context_view_id=_LATEST_VIEW)
+        return _answer(self._close_context.future(request, timeout=timeout).code())
+
+    def close(self) -> None:
+        """Closes the connection; the context stays as it is."""
+        self._channel.close()
+
+    def __enter__(self) -> "RemoteContext":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class ClientLease:
+    """A lease on servers that may come and go.
+
+    Args:
+      context_id: the number by which servers know this client.
+      options: `client_timeout` is how long a server keeps a context without hearing from its client; `probe_timeout`
+        is how long it may take to answer.
+    """
+
+    def __init__(self, context_id: int, options: Options) -> None:
+        self._context_id = context_id
+        self._answer_timeout = options.probe_timeout
+        self._interval = options.client_timeout / _RENEWALS_PER_TIMEOUT
+        self._held: dict[str, RemoteContext] = {}
+        self._lock = threading.Lock()
+        self._thread = BackgroundThread("coordinator-lease", self._renew_on_time)
+        self._thread.start()
+
+    def hold(self, addresses: Collection[str]) -> None:
+        """Renews the lease on exactly these servers from now on."""
+        with self._lock:
+            dropped = [self._held.pop(address) for address in set(self._held) - set(addresses)]
+            for address in set(addresses) - set(self._held):
+                self._held[address] = RemoteContext(address, self._context_id)
+        for context in dropped:
+            context.close()
+
+    def freed(self, addresses: Collection[str]) -> set[str]:
+        """Asks servers all at once, and renews the lease where it still holds.
+
+        Returns:
+          The leased servers that no longer have this client's context. One that does not answer is not among them.
+        """
+        with self._lock:
+            renewals = {
+                address: self._held[address].begin_renewal(self._answer_timeout)
+                for address in addresses
+                if address in self._held
+            }
+        return {address for address, renewal in renewals.items() if renewal() is Answer.UNKNOWN}
+
+    def close(self) -> None:
+        """Ends the thread and the connections, without freeing anything on the servers."""
+        self._thread.stop()
+        self._thread.wait_stopped()
+        self.hold(())
+
+    def _renew_on_time(self) -> None:
+        in_progress: list[Callable[[], Answer]] = []
+        while not self._thread.stopping.wait(self._interval):
+            with self._lock:
+                # All at once and without waiting for the answers: a frozen server delays no other. gRPC cancels a
+                # request that is no longer referenced.
+                in_progress[:] = [context.begin_renewal(self._interval) for context in self._held.values()]
+
+
+def _answer(code: grpc.StatusCode) -> Answer:
+    known = {
+        grpc.StatusCode.OK: Answer.HELD,
+        grpc.StatusCode.UNAVAILABLE: Answer.UNREACHED,
+        grpc.StatusCode.DEADLINE_EXCEEDED: Answer.SILENT,
+        grpc.StatusCode.CANCELLED: Answer.SILENT,
+    }
+    # Any other code is a refusal: by a server that lacks the context, or by something that is not such a server.
+    return known.get(code, Answer.UNKNOWN)
+
+
+_logger = logging.getLogger("coordinator")
+
+_LIST = "coordinator/clients"
+_MARKER = "coordinator/mark"
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclasses.dataclass(frozen=True)
+class Client:
+    """A client, as others can find it.
+
+    Attributes:
+      context_id: the number by which servers know it.
+      address: `host:port` of the server that it has for its workers to call back.
+      host: the name of its machine, since a loopback address is valid only there.
+    """
+
+    context_id: int
+    address: str
+    host: str
+
+
+def register(own: Client, device: str, address: str, timeout: float) -> None:
+    """Frees what clients that have ended left on a server, and adds this client to the server's list, with its marker.
+
+    Args:
+      own: this client.
+      device: the server's name, such as `/job:ps/replica:0/task:0`. TensorFlow is connected to it.
+      address: its `host:port`.
+      timeout: how long a former client may take to answer, and the server to free its context, in seconds.
+
+    Raises:
+      tf.errors.OpError: the server is gone.
+    """
+    with tf.device(f"{device}/device:CPU:0"):
+        tf.raw_ops.AssignVariableOp(resource=marker_of(own.context_id), value=True)
+        entry = client_list()
+        text = b""
+        if tf.raw_ops.VarIsInitializedOp(resource=entry):
+            text = tf.raw_ops.ReadVariableOp(resource=entry, dtype=tf.string).numpy()
+        registered = [own]
+        for client in decode_clients(text):
+            if client.context_id == own.context_id:
+                continue
+            if not has_ended(client, timeout):
+                registered.append(client)
+                continue
+            with RemoteContext(address, client.context_id) as context:
+                if context.release(timeout) is Answer.HELD:
+                    _logger.info("%s freed what the ended client %s had left there.", device, client.address)
+        tf.raw_ops.AssignVariableOp(resource=entry, value=tf.constant(encode_clients(registered)))
+
+
+def client_list() -> Any:
+    """Returns the handle of the list, on the current device."""
+    # The next client finds it by this name; the name of a `tf.Variable` is known to its client alone.
+    return tf.raw_ops.VarHandleOp(dtype=tf.string, shape=[], shared_name=_LIST)
+
+
+def marker_of(context_id: int) -> Any:
+    """Returns the handle of a client's marker, on the current device."""
+    return tf.raw_ops.VarHandleOp(dtype=tf.bool, shape=[], container=container_of(context_id), shared_name=_MARKER)
+
+
+def container_of(context_id: int) -> str:
+    """Returns the name of the container that has a client's marker and nothing else."""
+    return f"coordinator_{context_id:x}"
+
+
+def has_ended(client: Client, timeout: float) -> bool:
+    """Returns True if the process of a client has certainly ended."""
+    return _ask(client, timeout) in (Answer.UNKNOWN, Answer.UNREACHED)
+
+
+def is_alive(client: Client, timeout: float) -> bool:
+    """Returns True if the process of a client certainly lives: it answers."""
+    return _ask(client, timeout) is Answer.HELD
+
+
+def _ask(client: Client, timeout: float) -> Answer:
+    if client.host != socket.gethostname() and parse_address(client.address).host in _LOOPBACK:
+        # The question would reach this machine instead of the client's.
+        return Answer.SILENT
+    # A client has a context on its own server too, under the same number.
+    with RemoteContext(client.address, client.context_id) as context:
+        return context.renew(timeout)
+
+
+def decode_clients(text: bytes) -> list[Client]:
+    """Returns the clients in a list; none if it is not readable."""
+    try:
+        clients = [Client(**entry) for entry in json.loads(text)]
+        for client in clients:
+            parse_address(client.address)
+        return clients
+    except (ValueError, TypeError):
+        return []
+
+
+def encode_clients(clients: list[Client]) -> bytes:
+    """Returns the list of these clients, as it is written on a server."""
+    return json.dumps([dataclasses.asdict(client) for client in clients]).encode()
+
+
+_GOODBYE_OPTIONS = channel_options(500, detect_dead_host=False)
+
+
+class Goodbye:
+    """Deletes the markers of this client when the process ends, unless it ends by an error.
+
+    Args:
+      context_id: the number by which servers know this client.
+      timeout: how long a server may take to answer, in seconds.
+
+    Attributes:
+      addresses: `host:port` of the servers that have a marker.
+      is_withheld: leave the markers where they are.
+    """
+
+    def __init__(self, context_id: int, timeout: float) -> None:
+        self.addresses: set[str] = set()
+        self.is_withheld = False
+        # At the end of the process, after a strategy that is still open: it is created later, so its finalizer goes
+        # first. The class itself lives as long as the process.
+        weakref.finalize(Goodbye, only_here(functools.partial(self._say, context_id, timeout)))
+
+    def strategy_closes(self) -> None:
+        """Withholds the goodbye if the program is being ended by `sys.exit` with a code."""
+        # Of `with` or `finally`, in which the strategy is closed. At the end of the process it is no longer known.
+        error = sys.exc_info()[1]
+        if isinstance(error, SystemExit) and error.code:
+            self.is_withheld = True
+
+    def _say(self, context_id: int, timeout: float) -> None:
+        # A notebook, and an interpreter with a prompt, go on after each of these, and end in order.
+        if hasattr(sys, "ps1") or not (self.is_withheld or is_ended_by_error()):
+            delete_markers(context_id, self.addresses, timeout)
+
+
+def is_ended_by_error() -> bool:
+    """Returns True if an error that nothing caught ends this process, which is no interactive one.
+
+    Python keeps the traceback of an error when it prints it. So does what catches errors and goes on, such as a runner
+    of tests; but that traceback begins within the runner, and one of an error that nothing caught with the program.
+    """
+    traceback = getattr(sys, "last_traceback", None)
+    if traceback is None:
+        return False
+    frame = traceback.tb_frame
+    # `python program.py`, and `python -m module`.
+    return frame.f_code.co_name == "<module>" or frame.f_globals.get("__name__") == "runpy"
+
+
+def delete_markers(context_id: int, addresses: Collection[str], timeout: float) -> None:
+    """Deletes the markers of a client on some servers, all at once; one that does not answer is left alone."""
+    request = ContainersRequest(container=[container_of(context_id)])
+    channels = [grpc.insecure_channel(address, options=_GOODBYE_OPTIONS) for address in addresses]
+    serialize = ContainersRequest.SerializeToString
+    calls = [
+        channel.unary_unary(CLEANUP_ALL, request_serializer=serialize).future(request, timeout=timeout)
+        for channel in channels
+    ]
+    for call, channel in zip(calls, channels, strict=True):
+        # Waits for the answer.
+        call.code()
+        channel.close()
+
+
+class ServedClients:
+    """The clients of a TensorFlow server. One thread may call `have_ended`, any `living`.
+
+    Args:
+      target: of the `tf.distribute.Server`, such as `grpc://localhost:2222`.
+      task: its name, such as `/job:worker/task:0`.
+      timeout: how long a client may take to answer, in seconds.
+    """
+
+    def __init__(self, target: str, task: str, timeout: float) -> None:
+        self._timeout = timeout
+        # A session sees what belongs to the server itself. It would wait for all others of the server's cluster.
+        config = tf.compat.v1.ConfigProto(device_filters=[task])
+        self._session = tf.compat.v1.Session(target, graph=tf.Graph(), config=config)
+        with self._session.graph.as_default():
+            entry = client_list()
+            self._exists = tf.raw_ops.VarIsInitializedOp(resource=entry)
+            self._text = tf.raw_ops.ReadVariableOp(resource=entry, dtype=tf.string)
+        self._markers: dict[int, tf.Tensor] = {}
+
+    def registered(self) -> list[Client]:
+        """Returns the clients that have connected, except those that a later one has found to have ended."""
+        return decode_clients(self._session.run(self._text)) if self._session.run(self._exists) else []
+
+    def living(self) -> list[Client]:
+        """Returns the clients that have connected and may still live."""
+        return [client for client in self.registered() if not has_ended(client, self._timeout)]
+
+    def have_ended(self) -> bool:
+        """Returns True if a client has said goodbye and ended, and no other one may still live."""
+        registered = self.registered()
+        rest = [client for client in registered if self._has_marker(client)]
+        # A marker may be deleted by mistake: what answers lives.
+        return (
+            len(rest) < len(registered)
+            and all(has_ended(client, self._timeout) for client in rest)
+            and not any(is_alive(client, self._timeout) for client in registered if client not in rest)
+        )
+
+    def close(self) -> None:
+        """Ends the session."""
+        self._session.close()
+
+    def _has_marker(self, client: Client) -> bool:
+        if client.context_id not in self._markers:
+            with self._session.graph.as_default():
+                marker = tf.raw_ops.VarIsInitializedOp(resource=marker_of(client.context_id))
+            self._markers[client.context_id] = marker
+        return bool(self._session.run(self._markers[client.context_id]))
+
+
+def join_as_client(definition: ClusterDefinition) -> str:
+    """Makes this process the client, a cluster of one; returns the address of its own server.
+
+    If that is an address that only this machine has, connections from other machines to the server are refused.
+
+    TensorFlow cannot stop the server that a client has for its workers to call back, so a process keeps the one that
+    its first strategy started, and says so if another address is reserved for it.
+
+    Raises:
+      RuntimeError: this process is connected to a cluster already.
+      LaunchError: the address that the specification reserves for the client is in use.
+    """
+    current = current_server_def()
+    if current is None:
+        address = definition.client_address or f"localhost:{portpicker.pick_unused_port()}"
+        check_port_is_free(f"This program, /job:{CLIENT_JOB}/task:0,", address)
+        server_def = client_server_def(definition.protocol, address)
+        host, port = parse_address(address)
+        if (loopback := loopback_of(host)) is None:
+            set_server_def(server_def)
+            return address
+        try:
+            with reached_only_at(loopback, port):
+                set_server_def(server_def)
+        except OSError as error:
+            _logger.warning(
+                "This program accepts connections on port %d from every machine that reaches it, and the interface "
+                "cannot be restricted: %s. See docs/security.md.",
+                port,
+                error,
+            )
+        return address
+    jobs = {job.name: dict(job.tasks) for job in current.cluster.job}
+    if current.job_name != CLIENT_JOB or set(jobs) != {CLIENT_JOB}:
+        raise RuntimeError(
+            "This process is connected to a cluster already. One process has one strategy at a time: close the first "
+            "one (strategy.close()) before making another."
+        )
+    present = jobs[CLIENT_JOB][0]
+    if definition.client_address not in (None, present):
+        _logger.warning(
+            "The cluster reserves %s for /job:%s/task:0, but this program keeps the server at %s, which its first "
+            "strategy started: workers call back there. Start another program for another address.",
+            definition.client_address,
+            CLIENT_JOB,
+            present,
+        )
+    return present
+
+
+class Children:
+    """Keeps the processes that are forked from this one from its connections to the servers.
+
+    A child that ends in order deletes TensorFlow's objects. It would write to the sockets that it has in common with
+    this process, in between what this process writes, and take them from what the threads of this process wait for.
+    """
+
+    def __init__(self) -> None:
+        self._addresses: Callable[[], Collection[str]] | None = None
+
+    def keep_from(self, addresses: Callable[[], Collection[str]]) -> None:
+        """Keeps children from the connections from and to some addresses, `host:port` each, as they are by then."""
+        if self._addresses is None:
+            # For as long as the process lives: Python has no way to undo it.
+            os.register_at_fork(after_in_child=self._replace_connections)
+        self._addresses = addresses
+
+    def _replace_connections(self) -> None:
+        assert self._addresses is not None
+        leave_calls_to_parent()
+        # By their ports: a name is not looked up in a process that was just forked.
+        ports = {parse_address(address).port for address in self._addresses()}
+        dead, other = socket.socketpair()
+        other.close()
+        with dead:
+            replaced = []
+            for descriptor, duplicate in OpenConnections().sockets():
+                with duplicate:
+                    peer = peer_of(duplicate)
+                    is_meant = peer is not None and not ports.isdisjoint((peer.port, duplicate.getsockname()[1]))
+                if is_meant:
+                    os.dup2(dead.fileno(), descriptor, inheritable=False)
+                    replaced.append(descriptor)
+        if sys.platform != "linux":
+            return
+        for each in {watch.epoll for descriptor in replaced for watch in described_watches(descriptor)}:
+            with select.epoll() as fresh:
+                os.dup2(fresh.fileno(), each, inheritable=False)
+
+
+CHILDREN = Children()

@@ -1,0 +1,417 @@
+"""Custom gradients that live as long as the graph that uses them.
+
+TensorFlow keeps the gradient function of each call of a `tf.custom_gradient` in a registry of the process, for ever.
+The function refers to the tensors of the graph that the call was traced in, and so to all that this graph has captured:
+the handles of variables. Keras has one in each training step (`tf.distribute.ReplicaContext.all_reduce`), and
+`tf.nn.silu` is another. So a model that was trained would stay on the parameter servers, with its optimizer's slots,
+after the program has dropped it.
+"""
+
+import contextlib
+import functools
+import hashlib
+import re
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.function.trace_type import default_types
+from tensorflow.python.client import pywrap_tf_session
+from tensorflow.python.distribute.coordinator import coordinator_context
+from tensorflow.python.eager import cancellation, context, execute
+from tensorflow.python.eager.polymorphic_function import atomic_function, concrete_function, function_type_utils
+from tensorflow.python.framework import func_graph, op_def_registry, ops
+from tensorflow.python.framework.composite_tensor import CompositeTensor
+from tensorflow.python.saved_model import function_deserialization
+
+from coordinator.ps_strategy.tensorflow_internals.process import attribute_replaced
+
+
+class CancellationManager:
+    """Cancels the calls that it was passed to."""
+
+    def __init__(self) -> None:
+        # Private: the public API cannot cancel an eager call.
+        self._manager = cancellation.CancellationManager()
+
+    @property
+    def is_cancelled(self) -> bool:
+        """True after `cancel`."""
+        return bool(self._manager.is_cancelled)
+
+    def cancel(self) -> None:
+        """Cancels the calls. Later calls of this method have no effect."""
+        self._manager.start_cancel()
+
+
+def with_defaults(
+    function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Returns the arguments of a call, completed by those that were left out.
+
+    These are the defaults of a `tf.function`, or the Python values that a concrete function was traced with.
+
+    Raises:
+      TypeError: the arguments do not match the function's signature.
+    """
+    # Private: nothing public returns them, and a concrete function does not know the defaults.
+    signature = function.function_type
+    if isinstance(function, tf.types.experimental.ConcreteFunction):
+        types = {name: parameter.type_constraint for name, parameter in signature.parameters.items()}
+        left_out = {name: kind.value for name, kind in types.items() if isinstance(kind, default_types.Literal)}
+    else:
+        left_out = function.function_spec.default_values
+    bound = signature.bind_partial(*args, **kwargs)
+    bound.arguments = {**left_out, **bound.arguments}
+    return bound.args, bound.kwargs
+
+
+def named_arguments(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of a call of a `tf.function`, by the names of its parameters.
+
+    Raises:
+      TypeError: the arguments do not match the function's signature.
+    """
+    # Private: the public signature of the Python function has the object of a method among its parameters.
+    return dict(function.function_type.bind_partial(*args, **kwargs).arguments)
+
+
+def flat_inputs(concrete: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Returns the tensors that a concrete function takes for these arguments, without its captures.
+
+    Raises:
+      TypeError: the arguments do not match the function's signature.
+    """
+    # Private: the public call flattens the arguments and adds the function's own captures in one step.
+    bound = function_type_utils.canonicalize_function_inputs(tuple(args), dict(kwargs), concrete.function_type)
+    return list(concrete.function_type.unpack_inputs(bound))
+
+
+def call_concrete(concrete: Any, inputs: Sequence[Any], manager: CancellationManager, *, stands_for: Any = None) -> Any:
+    """Runs a concrete function on the current device.
+
+    Args:
+      concrete: a `tf.types.experimental.ConcreteFunction`.
+      inputs: `flat_inputs`, then one tensor for each of `captured_inputs`.
+      manager: cancels the call.
+      stands_for: the concrete function that this one replaces, which errors refer to; it has the same operation names
+        and flat outputs. None if it replaces no other.
+
+    Returns:
+      The outputs in the structure of the (replaced) function.
+
+    Raises:
+      tf.errors.OpError: with the location in the user's code, as in an ordinary call.
+    """
+    # Private: a public call takes neither captures nor a cancellation manager of the caller's choice; it reads the
+    # manager from a global that the threads of all workers share.
+    function = concrete.inference_fn
+    reported = function if stands_for in (None, concrete) else _ReportedAs(function.name, stands_for.inference_fn)
+    ctx = context.context()
+    attributes: list[Any] = []
+    for name_and_value in ctx.function_call_options.as_attrs().items():
+        attributes.extend(name_and_value)
+    with atomic_function.InterpolateRuntimeError(reported):
+        outputs = execute.execute_with_cancellation(
+            function.name.decode("utf-8"),
+            num_outputs=len(function.function_type.flat_outputs),
+            inputs=list(inputs),
+            attrs=tuple(attributes),
+            ctx=ctx,
+            cancellation_manager=manager._manager,
+        )
+    return reported.function_type.pack_output(outputs or None)
+
+
+class _ReportedAs:
+    """A function under its own name whose errors and results are those of the function that it replaces."""
+
+    def __init__(self, name: bytes, other: Any) -> None:
+        self.name = name
+        self.children = other.children
+        self.function_type = other.function_type
+        self._other = other
+
+    @property
+    def graph_debug_info(self) -> Any:
+        """Where its operations were created; slow to compute."""
+        return self._other.graph_debug_info
+
+
+def structure_outputs(concrete: Any, values: Sequence[Any]) -> Any:
+    """Returns flat outputs of a concrete function in the structure that it returns.
+
+    Args:
+      concrete: a `tf.types.experimental.ConcreteFunction`.
+      values: NumPy values, one for each of `concrete.outputs`.
+
+    Returns:
+      The values in its structure, with composite tensors where it returns some.
+    """
+    # Private: only the function's own call does this publicly.
+    if any(isinstance(leaf, CompositeTensor) for leaf in tf.nest.flatten(concrete.structured_outputs)):
+        values = [tf.constant(value, output.dtype) for value, output in zip(values, concrete.outputs, strict=True)]
+    return concrete.function_type.pack_output(values)
+
+
+def captures_of(concrete: Any) -> list[Any]:
+    """Returns the captures of a concrete function: the same list object as long as they do not change."""
+    # Private: `captured_inputs` creates a new list each time, which is too slow for calls of small functions.
+    return concrete._captured_inputs
+
+
+def captured_inputs(concrete: Any, worker_index: Any = 0) -> list[Any]:
+    """Returns what a concrete function captured: one tensor for each input that is no argument.
+
+    Args:
+      concrete: a `tf.types.experimental.ConcreteFunction`.
+      worker_index: returned where the function reads the index of its worker, by
+        `tf.distribute.coordinator.experimental_get_current_worker_index()`: a tensor of type int64, or an int.
+    """
+    # Private: that function captures the index when it is called, from a context of TensorFlow's own coordinator.
+    of_thread = coordinator_context._dispatch_context
+    former = coordinator_context.get_current_dispatch_context()
+    of_thread.current = coordinator_context.DispatchContext(SimpleNamespace(worker_index=worker_index))
+    try:
+        return list(concrete.captured_inputs)
+    finally:
+        of_thread.current = former
+
+
+def untraced_copy(function: Any) -> Any | None:
+    """Returns a copy of a `tf.function` without its traces; None for one of a SavedModel, which cannot be retraced."""
+    # Private: there is no public way to copy a function with its settings, or to see that a SavedModel holds it.
+    return None if isinstance(function, function_deserialization.RestoredFunction) else function._clone(None)
+
+
+def built_function(
+    body: Callable[..., Any], signature: Sequence[tf.TensorSpec], change: Callable[[Any], object]
+) -> Any:
+    """Builds a concrete function from a graph that is changed after tracing.
+
+    Args:
+      body: traced without AutoGraph; takes a symbolic tensor for each of `signature`, and returns a list of tensors.
+      signature: the inputs of the function.
+      change: called with the graph, which has all control dependencies.
+
+    Returns:
+      The function, which `call_concrete` runs.
+    """
+    # Private: a traced function is registered as it is; nothing public lets its graph be changed before.
+    graph = func_graph.func_graph_from_py_func(body.__name__, body, tuple(signature), {})
+    change(graph)
+    kind = function_type_utils.derive_from_graph(graph)
+    # The servers have what it calls as long as the graph exists.
+    graph.registered = [
+        each for function in graph.as_graph_def().library.function for each in _registered(function, kind)
+    ]
+    return concrete_function.ConcreteFunction.from_func_graph(graph, kind, {}, shared_func_graph=False)
+
+
+def _registered(function: Any, kind: Any) -> Iterator[Any]:
+    """Registers a `FunctionDef` with all servers, and yields what keeps it there as long as it exists."""
+    known = context.context()
+    name = function.signature.name
+    is_counted = (known.function_scope_id, name.encode()) in atomic_function.RUNTIME_FUNCTION_REFS
+    if is_counted or not known.has_function(name):
+        # It is not called itself, so its type does not matter.
+        yield atomic_function.AtomicFunction(name, known, kind)
+    if not known.has_function(name):
+        # As when it is traced: what `FunctionRegistration` replaces.
+        registered = pywrap_tf_session.TF_FunctionImportFunctionDef(function.SerializeToString())
+        try:
+            known.add_c_function(registered)
+        finally:
+            pywrap_tf_session.TF_DeleteFunction(registered)
+
+
+def under_another_name(concrete: Any) -> Any:
+    """Returns a concrete function with the same graph that the servers do not know yet."""
+    # Private: publicly, only tracing creates a function, which takes long and may not be repeatable.
+    return concrete_function.ConcreteFunction.from_func_graph(
+        concrete.graph, concrete.function_type, concrete.inference_fn.attributes
+    )
+
+
+def replace_input(operation: tf.Operation, position: int, tensor: tf.Tensor) -> None:
+    """Replaces one input of an operation by another tensor of its graph."""
+    # Private: publicly, operations cannot be changed.
+    operation._update_input(position, tensor)
+
+
+def add_control_input(operation: tf.Operation, before: tf.Operation) -> None:
+    """Has an operation run after another one of its graph."""
+    # Private: publicly, operations cannot be changed.
+    operation._add_control_input(before)
+
+
+# Private: no public attribute says that a function is to be compiled; the runtime reads this one.
+_COMPILED = "_XlaMustCompile"
+
+# Names of those inputs of an operation that are the last arguments of its function. An operation with several functions
+# has such inputs for each, prefixed with the function's attribute.
+_CAPTURED = ("other_arguments", "captured_inputs", "captured_tensors")
+
+# Their first input selects the function, which takes the others.
+_CHOOSING = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
+
+
+def is_compiled(concrete: Any) -> bool:
+    """Returns True if XLA compiles the whole concrete function."""
+    return _must_compile(concrete.function_def)
+
+
+def compiled_calls(concrete: Any, is_remote: Callable[[Any], bool]) -> Iterator[tuple[str, Any]]:
+    """Finds functions inside a concrete function that XLA compiles and that use remote resources.
+
+    Args:
+      concrete: a `tf.types.experimental.ConcreteFunction`.
+      is_remote: returns True for a captured tensor that is a handle of such a resource.
+
+    Yields:
+      The name of the Python function and the captured tensor; also for nested calls, branches and loop bodies.
+    """
+    graph = concrete.graph.as_graph_def()
+    functions = {function.signature.name: function for function in graph.library.function}
+    captures = captured_inputs(concrete)
+    placeholders = concrete.graph.inputs[len(concrete.graph.inputs) - len(captures) :]
+    remote = {
+        placeholder.op.name: captured
+        for placeholder, captured in zip(placeholders, captures, strict=True)
+        if is_remote(captured)
+    }
+    return _calls(graph.node, remote, functions)
+
+
+def _calls(nodes: Sequence[Any], remote: dict[str, Any], functions: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yields those in the nodes of one graph; `remote` has the resources by the names of their placeholders."""
+    for node in nodes:
+        if remote.keys().isdisjoint(node.input):
+            continue
+        for role, name in called_functions(node):
+            function = functions.get(name)
+            if function is None:
+                continue
+            inner = {
+                argument: remote[outer] for argument, outer in passed_inputs(node, role, function) if outer in remote
+            }
+            if inner and _must_compile(function):
+                python_name = re.sub(r"^__(?:inference|forward)_(.*?)_\d+$", r"\1", name)
+                yield python_name, next(iter(inner.values()))
+            yield from _calls(function.node_def, inner, functions)
+
+
+def passed_inputs(node: Any, role: str, function: Any) -> list[tuple[str, str]]:
+    """Returns which inputs an operation passes to a function that it calls.
+
+    Args:
+      node: the `tf.compat.v1.NodeDef` of the operation.
+      role: the attribute that names the function, or lists it.
+      function: the `FunctionDef`.
+
+    Returns:
+      Pairs of the function's argument and the operation's input, by name. The elements that a dataset operation passes
+      are not among its inputs; the list is empty for an operation that calls its function in an unknown way.
+    """
+    given = [name for name in node.input if not name.startswith("^")]
+    arguments = [argument.name for argument in function.signature.input_arg]
+    places = _input_places(node, len(given))
+    names = (f"{role}_other_arguments", f"{role}_other_args", *_CAPTURED)
+    captured = next((places[name] for name in names if name in places), None)
+    taken = given[captured or slice(int(node.op in _CHOOSING), None)]
+    if len(taken) > len(arguments) or (len(taken) < len(arguments) and captured is None):
+        return []
+    return list(zip(arguments[len(arguments) - len(taken) :], taken, strict=True))
+
+
+def _input_places(node: Any, count: int) -> dict[str, slice]:
+    """Returns the positions of each input of the operation's definition; empty if they do not match its inputs."""
+    # Private: only operations of a `tf.Graph` have a public definition, not those in functions.
+    definition = op_def_registry.get(node.op)
+    if definition is None:
+        return {}
+    places: dict[str, slice] = {}
+    start = 0
+    for argument in definition.input_arg:
+        number, types = node.attr.get(argument.number_attr), node.attr.get(argument.type_list_attr)
+        end = start + (number.i if number is not None else len(types.list.type) if types is not None else 1)
+        places[argument.name] = slice(start, end)
+        start = end
+    return places if start == count else {}
+
+
+def _must_compile(function: Any) -> bool:
+    # Reading a missing key would add it, without a value, to the function that is sent to the workers, and they refuse
+    # every function that calls such a function.
+    return _COMPILED in function.attr and bool(function.attr[_COMPILED].b)
+
+
+def called_functions(node: Any) -> list[tuple[str, str]]:
+    """Returns the attributes of an operation that name functions, with these functions."""
+    return [
+        (role, function.name)
+        for role, value in node.attr.items()
+        for function in (value.func, *value.list.func)
+        if function.name
+    ]
+
+
+def called_in(node: Any) -> list[Any]:
+    """Returns the parts of an operation that name functions; a name may be changed there."""
+    values = (value for value in node.attr.values() if value.HasField("func") or value.HasField("list"))
+    return [function for value in values for function in ([value.func] if value.HasField("func") else value.list.func)]
+
+
+def copied(message: Any) -> Any:
+    """Returns a copy of a message."""
+    copy = type(message)()
+    copy.CopyFrom(message)
+    return copy
+
+
+def renamed_by_content(function: Any) -> str:
+    """Gives a `FunctionDef` that was changed a new name, and returns it: equal functions have equal names."""
+    # It says which other functions, with the same arguments, may replace this one.
+    function.attr.pop("api_implements", None)
+    content = hashlib.sha256(function.SerializeToString(deterministic=True)).hexdigest()
+    function.signature.name = f"{function.signature.name}_{content[:16]}"
+    return str(function.signature.name)
+
+
+def is_stateful(node: Any) -> bool:
+    """Returns True if an operation, given as a `NodeDef`, has side effects or reads what may change."""
+    # Private: only operations of a `tf.Graph` have a public definition, not those in functions.
+    definition = op_def_registry.get(node.op)
+    return definition is None or bool(definition.is_stateful)
+
+
+# What TensorFlow calls the gradients of these functions.
+_NAMES = "CustomGradient-"
+# The attribute of a graph with the gradient functions of its operations.
+_FUNCTIONS = "_coordinator_custom_gradients"
+
+
+def _call(reference: Any, *arguments: Any) -> Any:
+    return reference()(*arguments)
+
+
+@contextlib.contextmanager
+def custom_gradients_freed() -> Iterator[None]:
+    """A scope in which the custom gradients of a function's graph are freed with the graph."""
+    # Private: the registry holds all that is registered, and `tf.custom_gradient` has no hook.
+    stock: Any = ops.RegisterGradient
+
+    class RegisterGradient(stock):
+        def __call__(self, function: Any) -> Any:
+            graph = ops.get_default_graph()
+            if not self._op_type.startswith(_NAMES) or not isinstance(graph, func_graph.FuncGraph):
+                return super().__call__(function)
+            setattr(graph, _FUNCTIONS, [*getattr(graph, _FUNCTIONS, ()), function])
+            super().__call__(functools.partial(_call, weakref.ref(function)))
+            weakref.finalize(function, ops.gradient_registry._registry.pop, self._op_type, None).atexit = False
+            return function
+
+    with attribute_replaced(ops, "RegisterGradient", RegisterGradient):
+        yield

@@ -1,0 +1,408 @@
+"""Variables that several replicas of a worker read and change: read once, and changed once, by what all want.
+
+As for `tf.distribute`, the `aggregation` of a variable says what a change in a replica does: that of `SUM` is by the
+sum of what the replicas give, that of `MEAN` by their mean, that of `ONLY_FIRST_REPLICA` by what the first gives.
+
+Values with a part for each replica of a worker: `PerReplica`, and how they are made, taken apart and combined.
+
+All is done on the worker that has the replicas, in the function that uses them.
+
+Several replicas in one function that is being traced, each on its device.
+
+    the function  ----- run ----+-- thread of replica 0 --+-- merge_call --+-- thread of replica 0 --+--> PerReplica
+                                `-- thread of replica 1 --'                `-- thread of replica 1 --'
+
+One thread runs at a time, in the order of the replicas, until it calls `merge_call` or ends: a merge needs the values
+of all replicas. All add operations to the graph of the function. The threads end before `call_for_each_replica` does.
+"""
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.distribute import distribute_utils, mirrored_run, values
+from tensorflow.python.eager import record
+from tensorflow.python.ops import resource_variable_ops
+
+from coordinator.ps_strategy.tensorflow_internals.shared_variable import change_of, value_read_before, with_mixin
+
+# Private: `tf.distribute.DistributedValues` is their public base, which cannot be created.
+PerReplica = values.PerReplica
+PerReplicaSpec = values.PerReplicaSpec
+
+
+def regrouped(parts: Sequence[Any]) -> Any:
+    """Returns values of all replicas, with the same structure, as one structure with `PerReplica` values."""
+    # Private: as above.
+    return distribute_utils.regroup(tuple(parts), always_wrap=True)
+
+
+def parts_of_replicas(value: Any) -> tuple[Any, ...]:
+    """Returns the parts of a `PerReplica` value; any other value is the only one."""
+    return tuple(value.values) if isinstance(value, PerReplica) else (value,)
+
+
+def part_of(replica: int, structure: Any) -> Any:
+    """Returns a structure with the part of one replica in place of `PerReplica` values."""
+    return map_replica_values(
+        lambda value: value.values[replica] if isinstance(value, PerReplica) else value, structure
+    )
+
+
+def map_replica_values(function: Callable[[Any], Any], structure: Any) -> Any:
+    """Applies a function to the leaves of a structure; a `PerReplica` value is one."""
+    return tf.nest.map_structure(function, structure)
+
+
+def reduced(reduce_op: tf.distribute.ReduceOp, value: Any) -> Any:
+    """Combines the parts of a `PerReplica` value.
+
+    Args:
+      reduce_op: `SUM` or `MEAN`.
+      value: a `PerReplica` of dense tensors, or of `tf.IndexedSlices`.
+
+    Returns:
+      A tensor; or `tf.IndexedSlices` that have each index once.
+
+    Raises:
+      ValueError: the sum of a value is wanted that is not `PerReplica`; of 0 it is 0.
+    """
+    if not isinstance(value, tf.distribute.DistributedValues):
+        if reduce_op is tf.distribute.ReduceOp.SUM and not (isinstance(value, int | float) and value == 0):
+            raise ValueError(
+                f"strategy.reduce was to sum {value!r}, which is the same for all replicas of a worker. It sums what "
+                "strategy.run returns; use tf.distribute.ReduceOp.MEAN, or the value itself."
+            )
+        return value
+    parts = parts_of_replicas(value)
+    if isinstance(parts[0], tf.IndexedSlices):
+        return _reduced_rows(reduce_op, parts)
+    found = tf.add_n(list(map(tf.convert_to_tensor, parts)))
+    return found if reduce_op is tf.distribute.ReduceOp.SUM else _divided_by(found, len(parts))
+
+
+def total(parts: Sequence[Any]) -> Any:
+    """Returns the sum of the gradients of all replicas for a variable; None if the first has none."""
+    if len(parts) == 1 or parts[0] is None:
+        return parts[0]
+    return reduced(tf.distribute.ReduceOp.SUM, PerReplica(tuple(parts)))
+
+
+def aggregated(value: Any, aggregation: tf.VariableAggregation) -> Any:
+    """Returns what a variable with an aggregation is changed by if the replicas give a `PerReplica` value."""
+    parts = parts_of_replicas(value)
+    if len(parts) == 1 or aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA:
+        return parts[0]
+    is_sum = aggregation == tf.VariableAggregation.SUM
+    return reduced(tf.distribute.ReduceOp.SUM if is_sum else tf.distribute.ReduceOp.MEAN, value)
+
+
+def common_part(value: Any, name: str) -> Any:
+    """Returns a value that is the same in all replicas, such as a gradient after `all_reduce`.
+
+    Args:
+      value: a `PerReplica`, or a value that is not.
+      name: of the variable that it is to change, for the error.
+
+    Raises:
+      ValueError: it is not known to be the same.
+    """
+    parts = parts_of_replicas(value)
+    if len({id(_origin(part)) for part in parts}) > 1:
+        raise ValueError(
+            f"The variable {name!r}, of which there is one for all replicas, was to be updated with a value that "
+            "differs between the replicas of a worker. Combine it first, with "
+            "tf.distribute.get_replica_context().all_reduce."
+        )
+    return parts[0]
+
+
+def _origin(value: Any) -> Any:
+    """Returns the tensor of which a value is a copy."""
+    value = value.values if isinstance(value, tf.IndexedSlices) else value
+    while tf.is_symbolic_tensor(value) and value.op.type in ("Identity", "IdentityN"):
+        value = value.op.inputs[value.value_index]
+    return value
+
+
+def _divided_by(value: Any, count: int) -> Any:
+    return value / count if value.dtype.is_floating or value.dtype.is_complex else value // count
+
+
+def _reduced_rows(reduce_op: tf.distribute.ReduceOp, parts: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
+    indices, places = tf.unique(tf.concat([part.indices for part in parts], 0))
+    rows = tf.math.unsorted_segment_sum(tf.concat([part.values for part in parts], 0), places, tf.size(indices))
+    if reduce_op is tf.distribute.ReduceOp.MEAN:
+        rows = _divided_by(rows, len(parts))
+    return tf.IndexedSlices(rows, indices, parts[0].dense_shape)
+
+
+def concatenated(value: Any, axis: int) -> Any:
+    """Returns the parts of a `PerReplica` value as one tensor, along an axis; any other value as it is."""
+    parts = parts_of_replicas(value)
+    if len(parts) == 1:
+        return parts[0]
+    join = tf.sparse.concat if isinstance(parts[0], tf.SparseTensor) else None
+    return join(axis, list(parts)) if join else tf.concat(list(parts), axis)
+
+
+def divided(batch: Any, replicas: int) -> Any:
+    """Divides batches by rows, as evenly as their number allows; the first parts have more of them.
+
+    Args:
+      batch: nested dense, ragged or sparse tensors with examples along the first axis; None for what is not there.
+      replicas: the number of parts.
+
+    Raises:
+      ValueError: a tensor is a scalar.
+    """
+
+    def parts(tensor: Any) -> Any:
+        if tensor is None or isinstance(tensor, PerReplica):
+            return tensor
+        if tensor.shape.rank == 0:
+            raise ValueError(
+                f"A batch is divided among the {replicas} devices of a worker, by its first axis; {tensor} has none. "
+                "Batch the dataset, or create it by a function, each of whose elements is for one device."
+            )
+        size = tensor.shape[0]
+        rows = tf.cast(_row_count(tensor), tf.int64) if size is None else size
+        bounds = [(rows * number + replicas - 1) // replicas for number in range(replicas + 1)]
+        return PerReplica(tuple(_rows(tensor, *between) for between in itertools.pairwise(bounds)))
+
+    return tf.nest.map_structure(parts, batch)
+
+
+def first_part_spec(spec: Any) -> Any:
+    """Returns the type of the first replica's part of values of a type, in the same structure."""
+    # Private: a `PerReplicaSpec` has no public attribute.
+    return tf.nest.map_structure(
+        lambda each: each._component_specs[0] if isinstance(each, PerReplicaSpec) else each, spec
+    )
+
+
+def _row_count(tensor: Any) -> Any:
+    if isinstance(tensor, tf.SparseTensor):
+        return tensor.dense_shape[0]
+    return tensor.nrows() if isinstance(tensor, tf.RaggedTensor) else tf.shape(tensor, tf.int64)[0]
+
+
+def _rows(tensor: Any, first: Any, end: Any) -> Any:
+    if not isinstance(tensor, tf.SparseTensor):
+        return tensor[first:end]
+    start = tf.concat([[tf.cast(first, tf.int64)], tf.zeros([tensor.shape.rank - 1], tf.int64)], 0)
+    size = tf.concat([[tf.cast(end - first, tf.int64)], tensor.dense_shape[1:]], 0)
+    return tf.sparse.slice(tensor, start, size)
+
+
+def is_one_of_several() -> bool:
+    """Returns True in a replica of `call_for_each_replica`."""
+    # Private: other replica contexts, which run alone, are of the public class.
+    return isinstance(tf.distribute.get_replica_context(), mirrored_run._MirroredReplicaContext)
+
+
+def call_for_each_replica(
+    strategy: Any, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], devices: Sequence[str]
+) -> Any:
+    """Calls a function once for each replica, in the function that is being traced.
+
+    Args:
+      strategy: has `num_replicas_in_sync` replicas.
+      fn: called in a replica context, with the replica's part of each `PerReplica` among the arguments. If it is a
+        `tf.function`, its operations are added to the graph as those of a Python function.
+      args: its positional arguments.
+      kwargs: its keyword arguments.
+      devices: of the replicas. What uses a resource is placed with that resource instead.
+
+    Returns:
+      What it returned, in the same structure, with `PerReplica` values in place of tensors.
+
+    Raises:
+      RuntimeError: the replicas make different numbers of merge calls, or one in a nested function or branch.
+      Exception: what the function raises.
+    """
+    if isinstance(fn, tf.types.experimental.PolymorphicFunction):
+        status = tf.__internal__.autograph.control_status_ctx()
+        fn = tf.__internal__.autograph.tf_convert(fn.python_function, status)
+
+    @tf.autograph.experimental.do_not_convert
+    def on_its_device(*replica_args: Any, **replica_kwargs: Any) -> Any:
+        # Private: the public attribute is a tensor.
+        number = tf.distribute.get_replica_context()._replica_id_in_sync_group
+        with tf.device(None), tf.compat.v1.device(functools.partial(_placed, devices[number])):
+            # Identities, so that values which are the same in all replicas are `PerReplica` too.
+            return tf.nest.map_structure(_own, fn(*replica_args, **replica_kwargs))
+
+    # Private: `merge_call` with several replicas needs a thread for each, and no public class has one.
+    return mirrored_run.call_for_each_replica(strategy, on_its_device, args, kwargs)
+
+
+def _placed(device: str, operation: Any) -> str:
+    if operation.device or any(tensor.dtype == tf.resource for tensor in operation.inputs):
+        return str(operation.device)
+    return device
+
+
+def _own(value: Any) -> Any:
+    return tf.nest.map_structure(tf.identity, value, expand_composites=True) if tf.is_tensor(value) else value
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """A scope in which a replica reads and changes variables by itself, as if it were another worker."""
+    if not is_one_of_several():
+        yield
+        return
+    with tf.distribute.ReplicaContext(tf.distribute.get_strategy(), replica_id_in_sync_group=0):
+        yield
+
+
+def apply_once(function: Callable[[Any], object], gradient: Any) -> None:
+    """Calls a function that changes a variable by a gradient; once for all replicas, by the sum of their gradients."""
+    if not is_one_of_several():
+        function(gradient)
+        return
+
+    def merged(_: tf.distribute.Strategy, gradients: Any) -> None:
+        function(reduced(tf.distribute.ReduceOp.SUM, gradients))
+
+    tf.distribute.get_replica_context().merge_call(merged, args=(gradient,))
+
+
+def refuse_replica(what: str) -> None:
+    """Raises RuntimeError in one of several replicas, where each of them would do `what`."""
+    if is_one_of_several():
+        raise RuntimeError(
+            f"{what} is used once for all devices of a worker, and was called on each. Call it in the scheduled "
+            "function, around strategy.run or after it, with gradients that strategy.reduce has summed."
+        )
+
+
+_AGGREGATION = tf.VariableAggregation
+_SCATTERS = ("add", "div", "max", "min", "mul", "sub", "update", "nd_add", "nd_max", "nd_min", "nd_sub", "nd_update")
+
+
+def make_replicated(variable: Any, *, is_keras: bool) -> None:
+    """Changes the class of a variable, so that the replicas of a worker share its reads, and aggregate its changes.
+
+    Args:
+      variable: was created with an aggregation. Without one, replicas may not change it, as in TensorFlow. Keras
+        changes its own so, which become the mean of what the replicas assign, as in `BatchNormalization`; integers are
+        changed by one replica after the other, as the state of a seed, of which each replica draws other numbers. But
+        what replicas add to a weight is refused.
+      is_keras: whether it belongs to a Keras variable.
+    """
+    if isinstance(variable, resource_variable_ops.BaseResourceVariable):
+        kind: Any = type(variable)
+        variable.__class__ = with_mixin(_Replicated, kind)
+        variable.is_of_keras = is_keras
+
+
+class _Replicated:
+    """The mixin. In a replica that is not alone, other methods do what they do elsewhere."""
+
+    def assign(self, value: Any, use_locking: Any = None, name: str | None = None, read_value: bool = True) -> Any:
+        """Assigns; arguments and result are those of `tf.Variable.assign`, as below."""
+        return _change(self, "assign", value, super().assign, use_locking, name, read_value)  # type: ignore[misc]
+
+    def assign_add(self, delta: Any, use_locking: Any = None, name: str | None = None, read_value: bool = True) -> Any:
+        """Adds."""
+        return _change(self, "assign_add", delta, super().assign_add, use_locking, name, read_value)  # type: ignore[misc]
+
+    def assign_sub(self, delta: Any, use_locking: Any = None, name: str | None = None, read_value: bool = True) -> Any:
+        """Subtracts."""
+        return _change(self, "assign_sub", delta, super().assign_sub, use_locking, name, read_value)  # type: ignore[misc]
+
+    def _read_variable_op(self, no_copy: bool = False) -> Any:
+        # Private: every way to read a whole value goes through it.
+        before = value_read_before(self) if is_one_of_several() else None
+        if before is None:
+            return super()._read_variable_op(no_copy)  # type: ignore[misc]
+        variable: Any = self
+        resource_variable_ops.variable_accessed(variable)
+        if not record.should_record_backprop([variable.handle]):
+            return before
+        value = tf.identity(before)
+        # The tape of this replica has not seen the read.
+        record.record_operation("ReadVariableOp", [value], [variable.handle], lambda gradient: [gradient])
+        return value
+
+
+@tf.autograph.experimental.do_not_convert
+def _change(variable: Any, method: str, value: Any, alone: Callable[..., Any], *rest: Any) -> Any:
+    if not is_one_of_several():
+        return alone(value, *rest)
+    value = tf.convert_to_tensor(value, variable.dtype)
+    added = _added(variable, value) if method == "assign" else None
+    aggregation = variable.aggregation
+    if aggregation == _AGGREGATION.NONE:
+        is_addition = method != "assign" or added is not None
+        # What is added to a weight is a part of a gradient, of which only the program knows how parts are combined.
+        if not variable.is_of_keras or (variable.trainable and is_addition):
+            raise _not_aggregated(variable, method)
+        if not variable.dtype.is_floating:
+            alone(value, *rest)
+            return variable
+        aggregation = _AGGREGATION.MEAN
+
+    def merged(strategy: tf.distribute.Strategy, values: Any, all_added: Any) -> Any:
+        name, amounts = method, values
+        if method == "assign":
+            if None not in parts_of_replicas(all_added):
+                name, amounts = "assign_add", all_added
+            elif aggregation == _AGGREGATION.SUM and variable.is_of_keras:
+                raise _no_addition(variable)
+        amount = aggregated(amounts, aggregation)
+        return strategy.extended.update(variable, lambda each: getattr(each, name)(amount, read_value=False))
+
+    # An identity, since what is the same tensor in all replicas is not a value of each.
+    tf.distribute.get_replica_context().merge_call(merged, args=(tf.identity(value), added))
+    return variable
+
+
+def _added(variable: Any, value: Any) -> Any | None:
+    """Returns what an assignment adds to a variable; None if it is no addition."""
+    change = change_of(variable, value)
+    return None if change is None else tf.identity(change[1]) if change[0] else tf.negative(change[1])
+
+
+def _no_addition(variable: Any) -> ValueError:
+    return ValueError(
+        f"A replica assigned a value to {variable.name!r} that is not its value plus something, so it cannot be said "
+        "what the sum over the replicas is to be. Write it as variable.assign(variable + change)."
+    )
+
+
+def _not_aggregated(variable: Any, method: str) -> ValueError:
+    return ValueError(
+        f"Several replicas of a worker call {method} of the variable {variable.name!r}, which was created without an "
+        "aggregation. Create it with aggregation=tf.VariableAggregation.SUM, MEAN or ONLY_FIRST_REPLICA, or change it "
+        "outside of strategy.run, by what strategy.reduce returns."
+    )
+
+
+def _scatter_method(name: str) -> Callable[..., Any]:
+    is_sum = name.endswith(("add", "sub"))
+
+    def scatter(self: Any, *args: Any, **kwargs: Any) -> Any:
+        stock = getattr(super(_Replicated, self), name)
+        if not is_one_of_several() or (is_sum and self.aggregation == _AGGREGATION.SUM):
+            return stock(*args, **kwargs)
+        raise ValueError(
+            f"Several replicas of a worker call {name} of the variable {self.name!r}. In a replica only additions to "
+            "rows can be aggregated, of a variable with aggregation=tf.VariableAggregation.SUM; make other changes "
+            "outside of strategy.run."
+        )
+
+    return scatter
+
+
+def _add_scatters(names: Sequence[str]) -> None:
+    for name in names:
+        setattr(_Replicated, name, _scatter_method(name))
+
+
+_add_scatters([*(f"scatter_{name}" for name in _SCATTERS), "batch_scatter_update"])

@@ -1,0 +1,426 @@
+"""Loss curves of real trainings, and of the same trainings in virtual time with the measured times of their steps.
+
+real servers --> losses ------------------------------------.
+     |                                                      +--> a table, pictures, and the difference over the grid
+     '--> times of steps --> simulated cluster --> losses --'
+
+Real runs of all rules with several numbers of workers, and simulations with the same numbers.
+
+The simulator is given the measured times of the parts of the real steps. It has to predict what follows from them: how
+long workers wait, how stale gradients are, and how many are accepted.
+"""
+
+import dataclasses
+import itertools
+import math
+import os
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from coordinator.errors import SettingError
+from coordinator.options import Options, check_integer, check_number
+from coordinator.simulation import picture
+from coordinator.simulation.result import Result, aligned
+from coordinator.simulation.rules import Asynchronous, BoundedDelay, ModelAverage, Rule, StaleSynchronous, Synchronous
+from coordinator.simulation.setting import Setting
+from coordinator.simulation.simulated_cluster import simulate
+from coordinator.testbed.experiment import MOST_WORKERS, Experiment, Trial, worker_count
+from coordinator.testbed.image_data import ImageData
+from coordinator.testbed.measurement import measure, new_progress_bar, new_strategy
+from coordinator.testbed.results import WINDOW, LossCurve, TrialResult, results_of
+from coordinator.testbed.step_times import Run, Sleeps, StepTimes
+from coordinator.updates.update_rule import Staleness
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclasses.dataclass(frozen=True)
+class Figures:
+    """The figures of real runs, by the names that the result of a simulation has.
+
+    Attributes:
+      mean_staleness: of the pushed gradients, in updates.
+      p99_staleness: its 99th percentile.
+      updates_per_second: updates of the model per second.
+      idle_share: the share of the workers' time that they waited for the rule, from 0 to 1.
+    """
+
+    mean_staleness: float
+    p99_staleness: int
+    updates_per_second: float
+    idle_share: float
+
+    @classmethod
+    def of_runs(cls, runs: Sequence[Run], workers: int) -> "Figures":
+        """Returns the figures of several real runs together."""
+        seconds = sum(run.seconds for run in runs)
+        staleness = Staleness(tuple(map(int, np.sum([run.histogram for run in runs], axis=0))))
+        return cls(
+            staleness.mean,
+            staleness.p99,
+            sum(run.updates for run in runs) / seconds,
+            sum(run.waited for run in runs) / (workers * seconds),
+        )
+
+
+# The figures in which a simulation must agree, in words.
+_JUDGED = {"mean_staleness": "mean staleness", "updates_per_second": "updates/s"}
+# The largest relative difference of figures that agree.
+TOLERANCE = 0.1
+# From this share on, waiting is named as a reason.
+_MUCH_IDLE = 0.02
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """One setting, real and simulated.
+
+    Attributes:
+      name: the rule and the number of workers, of which the last is slow.
+      real: the figures of the real runs together.
+      simulated: those of the simulation.
+      repeated: the figures of each real run.
+      times: the times of the real steps, which the simulator was given.
+    """
+
+    name: str
+    real: Figures
+    simulated: Figures | Result
+    repeated: Sequence[Figures]
+    times: StepTimes
+
+    @classmethod
+    def of_runs(cls, name: str, rule: Rule, runs: Sequence[Run]) -> "Comparison":
+        """Simulates a rule with the times of real runs, and compares them."""
+        times = StepTimes.of(runs)
+        workers = len(times.computed)
+        repeated = [Figures.of_runs([run], workers) for run in runs]
+        real = Figures.of_runs(runs, workers)
+        return cls(f"{name}, {workers}", real, simulate(times.setting(rule)), repeated, times)
+
+    def off_by(self, figure: str) -> float:
+        """Returns the relative difference of the simulated figure of a name to the real one."""
+        real, simulated = getattr(self.real, figure), getattr(self.simulated, figure)
+        if real == simulated:
+            return 0.0
+        return (simulated - real) / real if real else math.inf
+
+    @property
+    def agrees(self) -> bool:
+        """True if the differences are within the tolerance."""
+        return all(abs(self.off_by(figure)) <= TOLERANCE for figure in _JUDGED)
+
+    def explanation(self) -> str:
+        """Returns the differences beyond the tolerance, with reasons as far as the runs show them."""
+        parts = []
+        for figure, words in _JUDGED.items():
+            if abs(self.off_by(figure)) <= TOLERANCE:
+                continue
+            values = [getattr(each, figure) for each in self.repeated]
+            is_noise = min(values) <= getattr(self.simulated, figure) <= max(values)
+            why = "the simulated value is " + ("in that range: within noise" if is_noise else "outside that range")
+            difference = f"{words} {self.off_by(figure):+.0%}"
+            parts.append(f"{difference}; the real runs had {min(values):.2f} to {max(values):.2f}, {why}")
+        if self.real.idle_share > _MUCH_IDLE:
+            parts.append("a real worker that waits may begin while the gradient that it waited for is being applied")
+        return f"{self.name}: {'; '.join(parts)}."
+
+
+# The titles of figures, their names, and their formats.
+_COLUMNS = (
+    ("staleness", "mean_staleness", ".2f"),
+    ("p99", "p99_staleness", "g"),
+    ("updates/s", "updates_per_second", ".2f"),
+    ("idle", "idle_share", ".1%"),
+)
+
+
+def table(comparisons: Sequence[Comparison]) -> str:
+    """Returns a table with a row for each comparison."""
+    head = ["rule, workers"]
+    rows = [[comparison.name] for comparison in comparisons]
+    for title, figure, form in _COLUMNS:
+        head += [title, "simulated"]
+        for row, comparison in zip(rows, comparisons, strict=True):
+            row += [f"{getattr(each, figure):{form}}" for each in (comparison.real, comparison.simulated)]
+        if figure in _JUDGED:
+            head.append("off by")
+            for row, comparison in zip(rows, comparisons, strict=True):
+                row.append(f"{comparison.off_by(figure):+.1%}")
+    return aligned(head, rows)
+
+
+def times_table(comparisons: Sequence[Comparison]) -> str:
+    """Returns a table of the mean times that the simulator was given, in milliseconds."""
+    head = ("rule, workers", "compute", "compute (slow worker)", "pull", "push", "dispatch", "overhead share")
+    rows = []
+    for comparison in comparisons:
+        times = comparison.times
+        usual, slow = np.mean(np.concatenate(times.computed[:-1])), np.mean(times.computed[-1])
+        overheads = (times.pull, times.push, float(np.mean(times.dispatch)))
+        shown = [f"{1e3 * each:.1f} ms" for each in (usual, slow, *overheads)]
+        rows.append((comparison.name, *shown, f"{sum(overheads) / (sum(overheads) + usual):.0%}"))
+    return aligned(head, rows)
+
+
+def verdict(comparisons: Sequence[Comparison]) -> str:
+    """Returns how many comparisons agree, and why the others do not, a line each."""
+    agreeing = sum(comparison.agrees for comparison in comparisons)
+    lines = [
+        f"{agreeing} of {len(comparisons)} settings agree within {TOLERANCE:.0%} in mean staleness and in updates/s."
+    ]
+    lines += [comparison.explanation() for comparison in comparisons if not comparison.agrees]
+    return "\n".join(lines)
+
+
+# By their names in tables; of each the rule for a number of workers.
+RULES: Mapping[str, Callable[[int], Rule]] = {
+    "async": lambda _: Asynchronous(),
+    "sync": Synchronous,
+    "SSP": lambda _: StaleSynchronous(get_model_frequency=2, max_lead=2),
+    "bounded delay": lambda _: BoundedDelay(max_delay=3),
+    "model average": lambda _: ModelAverage(),
+}
+_SLEEPS = Sleeps()
+
+
+def confirm(given: Mapping[str, Any]) -> None:
+    """Runs the command.
+
+    Args:
+      given: its options by name; None for options that were not given.
+
+    Raises:
+      SettingError: an option is wrong.
+      LaunchError: tqdm is not installed, or a server did not start.
+      Exception: what `ParameterServerStrategy.join` raises.
+    """
+    confirmation = Confirmation.of(given)
+    print(confirmation, flush=True)
+    load = os.getloadavg()[0]
+    with new_progress_bar(confirmation.runs, "run") as progress:
+        comparisons = confirmation.compare(progress.update)
+
+    print(f"{os.cpu_count()} cpus, load {load:.1f} at the beginning and {os.getloadavg()[0]:.1f} at the end")
+    print(f"\nMean times of real steps, which the simulator was given:\n\n{times_table(comparisons)}")
+    print(f"\nReal, and simulated:\n\n{table(comparisons)}\n\n{verdict(comparisons)}", flush=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Confirmation:
+    """The settings to compare.
+
+    Attributes:
+      workers: the numbers of workers, at least two each.
+      seconds: the duration of each real run.
+      repeats: the number of real runs of each setting, whose total is compared.
+
+    Raises:
+      SettingError: one of them is not allowed.
+    """
+
+    workers: Sequence[int] = (2, 3, 4)
+    seconds: float = 10.0
+    repeats: int = 3
+
+    def __post_init__(self) -> None:
+        if not self.workers or not all(2 <= workers <= MOST_WORKERS for workers in self.workers):
+            raise SettingError("workers", f"must be from 2 to {MOST_WORKERS}, one of them slow; got {self.workers!r}.")
+        check_number("confirm_seconds", self.seconds, 1, 3600, unit="seconds")
+        check_integer("confirm_repeats", self.repeats, 1, 100)
+
+    @property
+    def runs(self) -> int:
+        """The number of real runs."""
+        return self.repeats * len(RULES) * len(self.workers)
+
+    @staticmethod
+    def of(given: Mapping[str, Any]) -> "Confirmation":
+        """Parses the options of the command.
+
+        Args:
+          given: `workers` as text; `confirm_seconds` and `confirm_repeats`; None for options that were not given.
+
+        Raises:
+          SettingError: an option is wrong, or is for experiments only.
+        """
+        for field in dataclasses.fields(Experiment):
+            if field.name != "workers" and given.get(field.name) is not None:
+                raise SettingError(field.name, "is for experiments; --confirm does not take it.")
+        chosen = {name: given[f"confirm_{name}"] for name in ("seconds", "repeats")}
+        chosen = {name: value for name, value in chosen.items() if value is not None}
+        if (text := given.get("workers")) is not None:
+            try:
+                chosen["workers"] = tuple(sorted({int(part) for part in text.split(",")}))
+            except ValueError:
+                raise SettingError("workers", f"must be integers such as 2,3,4; got {text!r}.") from None
+        return Confirmation(**chosen)
+
+    def compare(self, on_run: Callable[[], object]) -> list["Comparison"]:
+        """Makes all real runs and simulations, and returns their comparisons.
+
+        Args:
+          on_run: called after each real run.
+
+        Raises:
+          LaunchError: a server did not start.
+          Exception: what `ParameterServerStrategy.join` raises.
+        """
+        settings = [(name, rule(workers), workers) for name, rule in RULES.items() for workers in self.workers]
+        runs: list[list[Run]] = [[] for _ in settings]
+        # One step per call: with several, only the first would be dispatched.
+        with new_strategy(max(self.workers), Options(steps_per_dispatch=1)) as strategy:
+            from coordinator.testbed.step_times import RealSteps
+
+            steps = [RealSteps(strategy, rule, workers, _SLEEPS) for _, rule, workers in settings]
+            # They take turns, so that other load of the machine affects all of them.
+            for _ in range(self.repeats):
+                for each, of_each in zip(steps, runs, strict=True):
+                    of_each.append(each.run(self.seconds))
+                    on_run()
+        return [Comparison.of_runs(name, rule, each) for (name, rule, _), each in zip(settings, runs, strict=True)]
+
+    def __str__(self) -> str:
+        return (
+            f"{', '.join(RULES)}; {', '.join(map(str, self.workers))} workers, the last one slow; "
+            f"steps sleep {_SLEEPS}; {self.repeats} runs of {self.seconds:g} s"
+        )
+
+
+# The largest difference of loss curves that agree, as a share of the mean loss.
+
+
+@dataclasses.dataclass(frozen=True)
+class LossComparison:
+    """One trial, real and simulated.
+
+    Attributes:
+      real, simulated: the curves of its repetitions, as many and with the same seeds; at least one.
+    """
+
+    real: Sequence[LossCurve]
+    simulated: Sequence[LossCurve]
+
+    @property
+    def trial(self) -> Trial:
+        """What was trained."""
+        return self.real[0].trial
+
+    @property
+    def real_losses(self) -> Any:
+        """The mean of the smoothed losses of the real repetitions, float64 [batches]."""
+        return TrialResult(self.real).smoothed
+
+    @property
+    def simulated_losses(self) -> Any:
+        """The same of the simulated ones."""
+        return TrialResult(self.simulated).smoothed
+
+    @property
+    def difference(self) -> float:
+        """The mean absolute difference of the two."""
+        return float(np.mean(np.abs(self.real_losses - self.simulated_losses)))
+
+    @property
+    def share(self) -> float:
+        """The difference as a share of the mean real loss."""
+        return self.difference / float(np.mean(self.real_losses))
+
+
+def compare(experiment: Experiment, data: ImageData) -> list[LossComparison]:
+    """Runs all trials on real servers, then again in virtual time with the times of the real steps.
+
+    Args:
+      experiment: the grid.
+      data: the images.
+
+    Raises:
+      LaunchError: a server did not start.
+      Exception: what `ParameterServerStrategy.join` raises.
+    """
+    real: list[LossCurve] = []
+    simulated: list[LossCurve] = []
+    measure(dataclasses.replace(experiment, simulated=False), data, real.append)
+
+    from coordinator.testbed.measurement import rule_of
+
+    def setting_of(trial: Trial) -> Setting:
+        runs = [curve.run for curve in real if curve.trial == trial and curve.run is not None]
+        return StepTimes.of(runs).setting(rule_of(trial))
+
+    measure(dataclasses.replace(experiment, simulated=True), data, simulated.append, setting_of)
+    pairs = zip(results_of(real), results_of(simulated), strict=True)
+    return [LossComparison(on_servers.curves, in_virtual_time.curves) for on_servers, in_virtual_time in pairs]
+
+
+def over_grid(comparisons: Sequence[LossComparison]) -> float:
+    """Returns the mean absolute difference of all minibatches of all trials, as a share of their mean real loss."""
+    sums = [(each.difference * len(each.real_losses), float(np.sum(each.real_losses))) for each in comparisons]
+    differences, losses = zip(*sums, strict=True)
+    return sum(differences) / sum(losses)
+
+
+def text(experiment: Experiment, comparisons: Sequence[LossComparison]) -> str:
+    """Returns a table with a row for each trial, the meaning of its columns, and the verdict."""
+    head = ["training", "final loss", "simulated", "staleness", "simulated", "difference"]
+    rows = []
+    for each in comparisons:
+        row = [str(each.trial)]
+        for name, form in (("final_loss", ".3f"), ("mean_staleness", ".1f")):
+            row += [f"{TrialResult(curves).mean(name):{form}}" for curves in (each.real, each.simulated)]
+        rows.append([*row, f"{each.share:.1%}"])
+    found = over_grid(comparisons)
+    verdict = "within" if found <= TOLERANCE else "not within"
+    runs = "" if experiment.repeats == 1 else f", of the means of {experiment.repeats} runs"
+    return "\n".join(
+        [
+            str(dataclasses.replace(experiment, simulated=False)),
+            "",
+            aligned(head, rows),
+            "",
+            f"Difference: the mean absolute difference of the losses, each the mean of {WINDOW} minibatches{runs},",
+            "as a share of the mean real loss.",
+            f"Over the grid the loss curves differ by {found:.1%}: they agree {verdict} {TOLERANCE:.0%}.",
+        ]
+    )
+
+
+def draw(comparisons: Sequence[LossComparison], folder: pathlib.Path) -> list[str]:
+    """Draws a picture for each number of workers into a folder, and returns their names.
+
+    Raises:
+      SettingError: matplotlib is not installed, or a picture cannot be written.
+    """
+    names = []
+    of_workers = sorted(comparisons, key=lambda each: each.trial.workers)
+    for workers, group in itertools.groupby(of_workers, key=lambda each: each.trial.workers):
+        names.append(f"simulated_{worker_count(workers).replace(' ', '_')}.png")
+        picture.save(_draw(list(group), workers), folder / names[-1])
+    return names
+
+
+def _draw(comparisons: Sequence[LossComparison], workers: int) -> "Figure":
+    figure = picture.new_figure(10, 5.6)
+    axes = figure.subplots()
+    colours = itertools.cycle(
+        (picture.BLACK, picture.SKY, picture.GREEN, picture.BLUE, picture.ORANGE, picture.RED, picture.PURPLE)
+    )
+    for each, colour in zip(comparisons, colours, strict=False):
+        batches = np.arange(1, len(each.real_losses) + 1)
+        axes.plot(batches, each.real_losses, color=colour, linewidth=1.6, label=str(each.trial))
+        axes.plot(batches, each.simulated_losses, color=colour, linewidth=1.6, linestyle="--")
+    axes.plot([], [], color="grey", linestyle="--", label="simulated")
+    axes.set(
+        title=f"{worker_count(workers)}: real servers (solid) and virtual time (dashed)",
+        xlabel="processed minibatches",
+        ylabel=f"training loss (nats, mean of {WINDOW} minibatches)",
+        ylim=(0, None),
+        xlim=(0, None),
+    )
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside lower center", ncols=3, frameon=False)
+    return figure

@@ -1,0 +1,406 @@
+"""Compares the measured loss curves with the findings of a paper.
+
+"Asynchronous Deep Learning Test-bed to Analyze Gradient Staleness Effect" finds that more delay makes training less
+stable and slower, that more workers do so too, and that without delay synchronous and asynchronous training are about
+the same.
+"""
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from coordinator.testbed.experiment import ASYNCHRONOUS, AXES, SYNCHRONOUS, Trial, delay_text, worker_count
+from coordinator.testbed.step_times import Run
+
+# The least rise of a spike, in units of the loss; guessing one of ten classes has a loss of 2.3.
+HEIGHT = 0.1
+# The number of minibatches over which the loss is averaged.
+WINDOW = 10
+# The share of the minibatches, at the end, over which the final loss is averaged.
+FINAL_SHARE = 0.1
+
+
+def spikes_of(losses: Iterable[float]) -> list[float]:
+    """Returns the heights of the spikes of a smoothed loss, in order.
+
+    A spike begins when the loss is more than `HEIGHT` above the least that it was since the last spike, and ends when
+    it is more than `HEIGHT` below the spike's top. So a rise in many small steps, or one that never comes down again,
+    is one spike. Its height is that of its top above that least loss. NaN counts as infinitely high.
+    """
+    heights: list[float] = []
+    is_up, low, top = False, math.inf, -math.inf
+    for loss in losses:
+        value = math.inf if math.isnan(loss) else loss
+        if is_up:
+            top = max(top, value)
+            heights[-1] = top - low
+            # An infinite top is never left: the training has diverged.
+            if value < top - HEIGHT:
+                is_up, low = False, value
+        else:
+            low = min(low, value)
+            if value > low + HEIGHT:
+                is_up, top = True, value
+                heights.append(top - low)
+    return heights
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LossCurve:
+    """The losses of a trial.
+
+    Attributes:
+      trial: what was trained.
+      seed: of this run.
+      losses: of each processed minibatch, before its gradient is applied, float64 [batches].
+      times: when each of them was processed, in seconds since the first step began, float64 [batches].
+      mean_staleness: of the gradients that were applied, in updates.
+      seconds: the duration of the trial.
+      accuracy: of the trained network on the held-out images, from 0 to 1.
+      run: the times of the real steps; None if they were simulated.
+    """
+
+    trial: Trial
+    seed: int
+    losses: Any
+    times: Any
+    mean_staleness: float
+    seconds: float
+    accuracy: float
+    run: Run | None = None
+
+    @functools.cached_property
+    def smoothed(self) -> Any:
+        """The mean loss of each minibatch and those right before it, `WINDOW` in all, float64 [batches]."""
+        ends = range(1, len(self.losses) + 1)
+        return np.array([np.mean(self.losses[max(end - WINDOW, 0) : end]) for end in ends])
+
+    @functools.cached_property
+    def spike_heights(self) -> list[float]:
+        """The heights of the spikes of the smoothed loss; see `spikes_of`."""
+        return spikes_of(self.smoothed)
+
+    @property
+    def spikes(self) -> int:
+        """The number of spikes."""
+        return len(self.spike_heights)
+
+    @property
+    def rise(self) -> float:
+        """The heights of all spikes together: how unstable the training was."""
+        return math.fsum(self.spike_heights)
+
+    @property
+    def final_loss(self) -> float:
+        """The mean loss of the last tenth of the minibatches."""
+        return float(np.mean(self.losses[-max(round(FINAL_SHARE * len(self.losses)), 1) :]))
+
+    def __str__(self) -> str:
+        figures = f"{self.spikes} spikes, final loss {self.final_loss:.3f}, accuracy {self.accuracy:.1%}"
+        return f"{self.trial}: {figures}, {self.seconds:.0f} s"
+
+    def batches_to(self, loss: float) -> int | None:
+        """Returns the number of minibatches until the smoothed loss was first below a loss; None if it never was."""
+        below = np.flatnonzero(self.smoothed < loss)
+        return int(below[0]) + 1 if below.size else None
+
+    def seconds_to(self, loss: float) -> float | None:
+        """Returns the time until the smoothed loss was first below a loss, in seconds; None if it never was."""
+        batches = self.batches_to(loss)
+        return None if batches is None else float(self.times[batches - 1])
+
+
+@dataclasses.dataclass(frozen=True)
+class TrialResult:
+    """The runs of one trial.
+
+    Attributes:
+      curves: one for each run, at least one.
+    """
+
+    curves: Sequence[LossCurve]
+
+    @property
+    def trial(self) -> Trial:
+        """What was trained."""
+        return self.curves[0].trial
+
+    @functools.cached_property
+    def smoothed(self) -> Any:
+        """The mean of the smoothed losses, float64 [batches]."""
+        return np.mean([curve.smoothed for curve in self.curves], axis=0)
+
+    @functools.cached_property
+    def times(self) -> Any:
+        """The mean times of the minibatches, in seconds, float64 [batches]."""
+        return np.mean([curve.times for curve in self.curves], axis=0)
+
+    def values(self, name: str) -> list[float]:
+        """Returns a figure of each run, by the name that it has in `LossCurve`."""
+        return [float(getattr(curve, name)) for curve in self.curves]
+
+    def mean(self, name: str) -> float:
+        """Returns the mean of such a figure."""
+        return float(np.mean(self.values(name)))
+
+    def batches_to(self, loss: float) -> float:
+        """Returns the median number of minibatches until the smoothed loss was first below a loss; `inf` for never."""
+        return _median([curve.batches_to(loss) for curve in self.curves])
+
+    def shown(self, name: str, form: str) -> str:
+        """Returns the mean of a figure and the standard deviation of the runs as text, such as "0.270 ±0.004"."""
+        values = self.values(name)
+        # A training that has diverged has an infinite rise.
+        is_spread = len(values) > 1 and np.isfinite(values).all()
+        deviation = f" ±{np.std(values, ddof=1):{form}}" if is_spread else ""
+        return f"{np.mean(values):{form}}{deviation}"
+
+    def shown_until(self, reached: Callable[[LossCurve], float | None], form: str) -> str:
+        """Returns the median of what runs needed, and the least and the most, as text, such as "40 (38 to never)"."""
+        values = [_or_never(reached(curve)) for curve in self.curves]
+        texts = [
+            "never" if math.isinf(value) else f"{value:{form}}" for value in (_median(values), min(values), max(values))
+        ]
+        return f"{texts[0]} ({texts[1]} to {texts[2]})" if len(set(values)) > 1 else texts[0]
+
+
+def results_of(curves: Sequence[LossCurve]) -> list[TrialResult]:
+    """Returns the results of trials from the curves of all runs, those of a trial one after another."""
+    return [TrialResult(list(group)) for _, group in itertools.groupby(curves, lambda curve: curve.trial)]
+
+
+def _or_never(value: float | None) -> float:
+    return math.inf if value is None else value
+
+
+def _median(values: Sequence[float | None]) -> float:
+    """Returns the median, of an even number the lower of the two in the middle: a mean with `inf` would be `inf`."""
+    return sorted(map(_or_never, values))[(len(values) - 1) // 2]
+
+
+@dataclasses.dataclass(frozen=True)
+class Steadiness:
+    """An axis, and what each of its values did to the same trainings.
+
+    Attributes:
+      axis: a name of `AXES`.
+      values: of the axis, in the order of the grid.
+      rises: the mean rise of the loss with each value, in nats.
+      final_losses: the mean final loss with each value.
+      trainings: the number of trainings with each value.
+    """
+
+    axis: str
+    values: tuple[Any, ...]
+    rises: tuple[float, ...]
+    final_losses: tuple[float, ...]
+    trainings: int
+
+    @property
+    def effect(self) -> float:
+        """By how much the rises with different values differ, in nats."""
+        return 0.0 if math.inf == min(self.rises) else max(self.rises) - min(self.rises)
+
+    def __str__(self) -> str:
+        steadiest = self.values[int(np.argmin(self.rises))]
+        values, rises, losses = (
+            ", ".join(texts)
+            for texts in (
+                [_text(value) for value in self.values],
+                [f"{rise:.2f}" for rise in self.rises],
+                [f"{loss:.3f}" for loss in self.final_losses],
+            )
+        )
+        return (
+            f"{self.axis.replace('_', ' ')}: steadiest with {_text(steadiest)}: rise {rises} with {values}; "
+            f"final loss {losses}; means of {self.trainings} trainings each"
+        )
+
+
+def steadiness(results: Sequence[TrialResult]) -> list[Steadiness]:
+    """Compares the values of each axis on which a grid has several; the axis with the largest effect is first.
+
+    Only trainings that were made with all values of an axis count for it.
+    """
+    found = []
+    for axis in AXES:
+        values = tuple(dict.fromkeys(getattr(each.trial.descent, axis) for each in results))
+        if len(values) < 2:
+            continue
+        # By what they have in common: of each value the result.
+        groups: dict[Any, dict[Any, TrialResult]] = {}
+        for each in results:
+            trial = each.trial
+            rest = tuple(getattr(trial.descent, name) for name in AXES if name != axis)
+            groups.setdefault((trial.mode, trial.workers, trial.delay, rest), {})[getattr(trial.descent, axis)] = each
+        whole = [group for group in groups.values() if len(group) == len(values)]
+        if whole:
+            rises, losses = (
+                tuple(float(np.mean([group[value].mean(figure) for group in whole])) for value in values)
+                for figure in ("rise", "final_loss")
+            )
+            found.append(Steadiness(axis, values, rises, losses, len(whole)))
+    return sorted(found, key=lambda each: -each.effect)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else f"{value:g}"
+
+
+# The share of the pairs of a series that must be in order for it to count as rising.
+_IN_ORDER = 0.75
+# The largest differences that count as about the same: a factor of the batches, and a difference of final losses.
+_SIMILAR_FACTOR, _SIMILAR_LOSS = 1.5, 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One part of the grid in which a finding was checked.
+
+    Attributes:
+      agrees: whether the finding holds there.
+      figures: the measured figures, in words.
+    """
+
+    agrees: bool
+    figures: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """A finding of the paper, and whether it holds here.
+
+    Attributes:
+      claim: the finding.
+      cases: where it was checked; empty if the grid has no trials for it.
+    """
+
+    claim: str
+    cases: tuple[Case, ...]
+
+    @property
+    def verdict(self) -> str:
+        """One of `agrees`, `agrees in K of N cases`, `does not agree`, and `cannot be told from this grid`."""
+        agreeing = sum(case.agrees for case in self.cases)
+        if not self.cases:
+            return "cannot be told from this grid"
+        if agreeing == len(self.cases):
+            return "agrees"
+        return f"agrees in {agreeing} of {len(self.cases)} cases" if agreeing else "does not agree"
+
+    def __str__(self) -> str:
+        cases = [f"  {case.figures}{'' if case.agrees else '  <- not so'}" for case in self.cases]
+        return "\n".join([f"{self.claim}: {self.verdict}", *cases])
+
+
+def findings(results: Sequence[TrialResult], target: float) -> list[Finding]:
+    """Checks all findings.
+
+    Args:
+      results: one for each trial.
+      target: the loss that counts as learned.
+    """
+
+    def rise(result: TrialResult) -> float:
+        return result.mean("rise")
+
+    def slowness(result: TrialResult) -> float:
+        return result.batches_to(target)
+
+    claims: dict[str, Callable[[Sequence[TrialResult]], tuple[Case, ...]]] = {
+        "more delay, more instability": lambda of: _rising_cases(of, "delay", "rise", rise),
+        "more delay, slower convergence": lambda of: _rising_cases(of, "delay", "batches", slowness),
+        "more workers, more instability": lambda of: _rising_cases(of, "workers", "rise", rise),
+        "more workers, slower convergence": lambda of: _rising_cases(of, "workers", "batches", slowness),
+        "no delay, synchronous and asynchronous about the same": lambda of: _similarity(of, target),
+    }
+    return [Finding(claim, _with_each_descent(results, cases_of)) for claim, cases_of in claims.items()]
+
+
+def _with_each_descent(
+    results: Sequence[TrialResult], cases_of: Callable[[Sequence[TrialResult]], tuple[Case, ...]]
+) -> tuple[Case, ...]:
+    """Returns the cases of the results with each optimizer, learning rate, weight decay and batch size."""
+    found = []
+    for descent in dict.fromkeys(each.trial.descent for each in results):
+        name = f"{descent.text}; " if descent.text else ""
+        cases = cases_of([each for each in results if each.trial.descent == descent])
+        found += [dataclasses.replace(case, figures=name + case.figures) for case in cases]
+    return tuple(found)
+
+
+def is_rising(values: Sequence[float]) -> bool:
+    """Returns True if numbers rise on the whole: the last is above the first, and three of four pairs are in order.
+
+    A pair of equal numbers counts as half in order.
+    """
+    pairs = [(before, after) for place, after in enumerate(values) for before in values[:place]]
+    in_order = sum(1.0 if before < after else 0.5 * (before == after) for before, after in pairs)
+    return bool(pairs) and values[-1] > values[0] and in_order >= _IN_ORDER * len(pairs)
+
+
+def _rising_cases(
+    results: Sequence[TrialResult], along: str, what: str, value: Callable[[TrialResult], float]
+) -> tuple[Case, ...]:
+    """Checks whether a value of asynchronous trials rises: with the delay for each number of workers, or the reverse.
+
+    Args:
+      results: one for each trial.
+      along: "delay" or "workers".
+      what: "rise" or "batches", the name of the value.
+      value: computes it.
+
+    Returns:
+      A case for each series of more than one trial. Trials without delay are no series along the workers.
+    """
+    group = "workers" if along == "delay" else "delay"
+    found = [each for each in results if each.trial.mode == ASYNCHRONOUS and _place(each.trial, group) > 0]
+    found.sort(key=lambda each: (_place(each.trial, group), _place(each.trial, along)))
+    cases = []
+    for key, series in itertools.groupby(found, lambda each: getattr(each.trial, group)):
+        values = {getattr(each.trial, along): value(each) for each in series}
+        if len(values) > 1:
+            name, unit = (worker_count(key), "s") if along == "delay" else (f"delay {delay_text(key)} s", "workers")
+            shown = _rises(values.values()) if what == "rise" else f"{', '.join(map(_count, values.values()))} {what}"
+            places = ", ".join(map(delay_text, values))
+            cases.append(Case(is_rising(list(values.values())), f"{name}: {shown} with {places} {unit}"))
+    return tuple(cases)
+
+
+def _place(trial: Trial, along: str) -> float:
+    return trial.mean_delay if along == "delay" else trial.workers
+
+
+def _similarity(results: Sequence[TrialResult], target: float) -> tuple[Case, ...]:
+    by_trial = {each.trial: each for each in results}
+    return tuple(
+        _similarity_case(trial.workers, by_trial[trial], by_trial[other], target)
+        for trial in sorted(by_trial, key=lambda trial: trial.workers)
+        if trial.mode == SYNCHRONOUS and (other := Trial(ASYNCHRONOUS, trial.workers, 0.0, trial.descent)) in by_trial
+    )
+
+
+def _similarity_case(workers: int, synchronous: TrialResult, asynchronous: TrialResult, target: float) -> Case:
+    batches = [each.batches_to(target) for each in (synchronous, asynchronous)]
+    losses = [each.mean("final_loss") for each in (synchronous, asynchronous)]
+    known = [count for count in batches if not math.isinf(count)]
+    is_as_quick = len(known) != 1 and max(known, default=1) <= _SIMILAR_FACTOR * min(known, default=1)
+    is_as_good = abs(losses[0] - losses[1]) <= _SIMILAR_LOSS
+    figures = " and ".join(_count(count) for count in batches)
+    return Case(
+        is_as_quick and is_as_good,
+        f"{worker_count(workers)}: {figures} batches, final loss {losses[0]:.3f} and {losses[1]:.3f}",
+    )
+
+
+def _rises(values: Iterable[float]) -> str:
+    return f"rise {', '.join(f'{value:.2f}' for value in values)}"
+
+
+def _count(value: float) -> str:
+    return "never" if math.isinf(value) else f"{value:.4g}"

@@ -1,0 +1,761 @@
+"""The checkpoint of the gradients that are queued on the parameter servers.
+
+It promises that the restored queue is the saved one, in its order and with its delays, on any number of servers. Rows
+are transferred one by one; the client holds all of them at once, in one string.
+
+The layout in columns of the gradients of one server's variables.
+
+    per variable: values | indices | kind | pulled     per optimizer: scalar | scalar ...
+
+Usually all pushes have the same kinds of gradients: `kind` does not exist, and the indices of dense gradients are left
+out. With `has_kinds`, each row has all columns and tells its kinds itself: the step that applies a gradient may have
+been traced before any push, or in another program. `pulled`, the value that a dense gradient was computed on, exists
+only for rules that ask for it.
+
+Pushed gradients that wait on one server until it is decided which of them make an update.
+
+A push is a row: its columns are the gradients of single variables, and what was sent with them. Rows are stored, not
+sums, so that a row of a worker that died before it had sent the rest to the other servers can be left out of the update
+on all of them.
+
+Which pushed gradients make the next updates: decided on the home server, for all servers.
+
+    PushLog          push --accepted--> ready --grads_to_wait of them, on all servers--> applied
+    DelayedPushes    push --> delayed --delay over, at a pull--> ready --one, on all servers--> applied
+
+The ids of all logged pushes are passed to the servers with each update, those of the update first, so that no server
+drops a row that a later update needs.
+"""
+
+import dataclasses
+import io
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from coordinator.ps_strategy.keras.internals.optimizers import without_repeats
+from coordinator.ps_strategy.tensorflow_internals.shared_variable import ServerMutex, client_may_call
+from coordinator.updates import decisions
+from coordinator.updates.model import Model
+from coordinator.updates.rule_state import NO_STEP, RuleState
+
+# The kinds of gradients of a variable in one push.
+_NONE, _DENSE, _SPARSE = range(3)
+
+
+@dataclasses.dataclass(frozen=True)
+class ChosenRows:
+    """The rows of an update.
+
+    Attributes:
+      lists: a TensorList of all rows in the store, for each column.
+      places: the positions of the chosen rows, in the order of the ids; int64.
+      is_chosen: by position, whether a row is chosen; bool.
+    """
+
+    lists: Sequence[Any]
+    places: Any
+    is_chosen: Any
+
+    @property
+    def workers(self) -> Any:
+        """The workers that have pushed them, int64 [n]: the first number of the ids, which are the last list."""
+        return self.stacked(len(self.lists) - 1, tf.int64, tf.TensorShape([None]))[:, 0]
+
+    def first(self, column: int, dtype: tf.DType) -> Any:
+        """Returns a column of the first row, in the shape that it was added with."""
+        return item(self.lists[column], self.places[0], dtype)
+
+    def stacked(self, column: int, dtype: tf.DType, shape: tf.TensorShape) -> Any:
+        """Returns a column whose rows have the same shape, stacked along a new first dimension."""
+        rows = tf.raw_ops.TensorListGather(
+            input_handle=self.lists[column],
+            indices=tf.cast(self.places, tf.int32),
+            element_shape=tf.constant(-1),
+            element_dtype=dtype,
+        )
+        return tf.ensure_shape(rows, tf.TensorShape([None]).concatenate(shape))
+
+    def concatenated(self, column: int, dtype: tf.DType, shape: Sequence[int | None]) -> Any:
+        """Returns a column whose rows differ in their first dimension, concatenated along it.
+
+        Args:
+          column: its number.
+          dtype: its dtype.
+          shape: of a row, without the first dimension.
+        """
+        together, lengths = tf.raw_ops.TensorListConcatV2(
+            input_handle=self.lists[column],
+            element_shape=tf.constant([-1, *(-1 if size is None else size for size in shape)]),
+            leading_dims=tf.constant([], tf.int64),
+            element_dtype=dtype,
+        )
+        return tf.boolean_mask(tf.ensure_shape(together, [None, *shape]), tf.repeat(self.is_chosen, lengths))
+
+
+class GradientColumns:
+    """The columns of one server.
+
+    Args:
+      model: the variables of all servers.
+      device: the server's CPU; it may have no variable of the model.
+      scalars: the dtypes of the scalars that the optimizer needs.
+      is_sparse: by the positions of the variables that have gradients, whether these are `tf.IndexedSlices`; filled
+        when a push is traced, and shared by all servers. None if each push may have other kinds of gradients.
+      has_pulled: whether a dense gradient is stored with the value that it was computed on.
+
+    Attributes:
+      has_kinds: whether each push may have other kinds of gradients.
+      dtypes: of all columns.
+      places: the position of each column among those of a server that has the whole model.
+      width: the number of columns of such a server.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        device: str,
+        scalars: Sequence[tf.DType],
+        is_sparse: dict[int, bool] | None,
+        *,
+        has_pulled: bool = False,
+    ) -> None:
+        self.device = device
+        self.has_kinds = is_sparse is None
+        self.is_sparse = {} if is_sparse is None else is_sparse
+        self._variables = {number: model.variables[number] for number in model.by_device.get(device, ())}
+        per_variable = 2 + self.has_kinds + has_pulled
+        self._pulled = per_variable - 1 if has_pulled else None
+        self._column = {number: per_variable * place for place, number in enumerate(self._variables)}
+        self._scalars = dict(enumerate(scalars, start=per_variable * len(self._variables)))
+        self.dtypes: list[tf.DType] = []
+        for variable in self._variables.values():
+            kind, pulled = [tf.int32] * self.has_kinds, [variable.dtype] * has_pulled
+            self.dtypes += [variable.dtype, tf.int64, *kind, *pulled]
+        self.dtypes += self._scalars.values()
+        of_variables = per_variable * len(model.variables)
+        self.width = of_variables + len(scalars)
+        self.places = [per_variable * number + part for number in self._variables for part in range(per_variable)]
+        self.places += range(of_variables, self.width)
+
+    def row(
+        self, gradients: Mapping[int, Any], scalars: Sequence[Any], pulled: Mapping[int, Any] | None = None
+    ) -> dict[int, Any]:
+        """Returns the columns of a push, from the gradients and pulled values by the positions of their variables."""
+        found: dict[int, Any] = {}
+        for number, column in self._column.items():
+            dtype, gradient = self._variables[number].dtype, gradients.get(number)
+            if self.has_kinds:
+                kind = _NONE if gradient is None else _SPARSE if isinstance(gradient, tf.IndexedSlices) else _DENSE
+                found |= {column: tf.zeros([0], dtype), column + 1: tf.zeros([0], tf.int64)}
+                found[column + 2] = tf.constant(kind)
+            if isinstance(gradient, tf.IndexedSlices):
+                found |= {column: tf.cast(gradient.values, dtype), column + 1: tf.cast(gradient.indices, tf.int64)}
+            elif gradient is not None:
+                found[column] = tf.cast(gradient, dtype)
+                if self._pulled is not None and pulled is not None:
+                    found[column + self._pulled] = pulled[number]
+        return found | dict(zip(self._scalars, scalars, strict=True))
+
+    def used(self) -> list[int]:
+        """Returns the columns that rows have."""
+        if self.has_kinds:
+            return list(range(len(self.dtypes)))
+        found: list[int] = []
+        for number, column in self._column.items():
+            if number in self.is_sparse:
+                pulled = [] if self._pulled is None else [column + self._pulled]
+                found += [column, column + 1] if self.is_sparse[number] else [column, *pulled]
+        return [*found, *self._scalars]
+
+    def scalars(self, rows: ChosenRows) -> list[Any]:
+        """Returns the scalars of the last push among the rows."""
+        return [rows.stacked(column, dtype, tf.TensorShape([]))[-1] for column, dtype in self._scalars.items()]
+
+    def combined(self, rows: ChosenRows, combine: Callable[..., Any]) -> dict[int, Any]:
+        """Returns the gradients of an update by the positions of their variables, computed in float32 if less precise.
+
+        Args:
+          rows: those of the update.
+          combine: makes one of several dense gradients, see `Accumulating.combine`. Sparse ones have a mean.
+        """
+        return {
+            number: self._mean_of_rows(number, rows) if is_sparse else self._combined_of(number, rows, combine)
+            for number, is_sparse in sorted(self.is_sparse.items())
+            if number in self._variables
+        }
+
+    def apply_first(self, rows: ChosenRows, apply: Callable[[int, Any], None]) -> None:
+        """Applies the first gradient of rows that tell their kinds.
+
+        Args:
+          rows: those of an update.
+          apply: called with a variable's position and its gradient, once for each kind while the graph is built; what
+            it builds runs for the kind that the gradient has.
+        """
+        for number, column in self._column.items():
+            kinds = [lambda: False, self._branch(number, rows, apply, is_sparse=False)]
+            if self._variables[number].shape.rank != 0:
+                kinds.append(self._branch(number, rows, apply, is_sparse=True))
+            tf.switch_case(tf.ensure_shape(rows.first(column + 2, tf.int32), []), kinds)
+
+    def _combined_of(self, number: int, rows: ChosenRows, combine: Callable[..., Any]) -> Any:
+        variable, column = self._variables[number], self._column[number]
+        dtype = _precise(variable.dtype)
+        columns = [column, *([] if self._pulled is None else [column + self._pulled])]
+        gradients, *pulled = (tf.cast(rows.stacked(each, variable.dtype, variable.shape), dtype) for each in columns)
+        return tf.cast(combine(variable, gradients, rows.workers, *(pulled or [None])), variable.dtype)
+
+    def _mean_of_rows(self, number: int, rows: ChosenRows) -> Any:
+        variable, column = self._variables[number], self._column[number]
+        dtype = _precise(variable.dtype)
+        count = tf.cast(tf.size(rows.places), dtype)
+        values = tf.cast(rows.concatenated(column, variable.dtype, variable.shape[1:].as_list()), dtype)
+        indices = rows.concatenated(column + 1, tf.int64, [])
+        shape = _shape_of(variable)
+        merged = without_repeats(tf.IndexedSlices(values, indices, shape))
+        return tf.IndexedSlices(tf.cast(merged.values / count, variable.dtype), merged.indices, shape)
+
+    def _branch(
+        self, number: int, rows: ChosenRows, apply: Callable[[int, Any], None], *, is_sparse: bool
+    ) -> Callable[[], bool]:
+        variable, column = self._variables[number], self._column[number]
+
+        def branch() -> bool:
+            values = rows.first(column, variable.dtype)
+            if is_sparse:
+                values = tf.ensure_shape(values, tf.TensorShape([None]).concatenate(variable.shape[1:]))
+                indices = tf.ensure_shape(rows.first(column + 1, tf.int64), [None])
+                apply(number, tf.IndexedSlices(values, indices, _shape_of(variable)))
+            else:
+                apply(number, tf.ensure_shape(values, variable.shape))
+            return True
+
+        return branch
+
+
+def _precise(dtype: tf.DType) -> tf.DType:
+    return tf.float32 if dtype in (tf.float16, tf.bfloat16) else dtype
+
+
+def _shape_of(variable: tf.Variable) -> Any:
+    # Without a read, which would copy a table of which rows have been changed.
+    return tf.raw_ops.VariableShape(input=variable.handle, out_type=tf.int64)
+
+
+def item(rows: Any, place: Any, dtype: tf.DType) -> Any:
+    """Returns an item of a TensorList, in the shape that it was added with."""
+    return tf.raw_ops.TensorListGetItem(
+        input_handle=rows, index=tf.cast(place, tf.int32), element_shape=tf.constant(-1), element_dtype=dtype
+    )
+
+
+def new_vector_list(width: int) -> tf.Variable:
+    """Creates a variable that holds an empty list of int64 vectors of this width. Called in the strategy's scope."""
+    return tf.Variable(lambda: vector_list(tf.zeros([0, width], tf.int64)), dtype=tf.variant, shape=[], trainable=False)
+
+
+def vector_list(vectors: Any) -> Any:
+    """Converts vectors, int64 [n, width], to a TensorList."""
+    return tf.raw_ops.TensorListFromTensor(tensor=vectors, element_shape=tf.constant([vectors.shape[1]]))
+
+
+def vectors_of(rows: Any, width: int) -> Any:
+    """Converts a TensorList to its vectors, int64 [n, width]."""
+    stacked = tf.raw_ops.TensorListStack(
+        input_handle=rows, element_shape=tf.constant([width]), element_dtype=tf.int64, num_elements=-1
+    )
+    return tf.ensure_shape(stacked, [None, width])
+
+
+# The id of a push: worker, connection of that worker, microseconds on that worker's clock.
+PUSH_ID_SIZE = 3
+# In the id of a dropped row.
+_NO_WORKER = -2
+
+
+class GradientStore:
+    """The rows on one server. Created in the strategy's scope. Not in checkpoints.
+
+    Operations under the lock need no other machine; once begun they finish, even if the worker that began them dies.
+
+    A dropped row leaves an empty place. The empty places are removed when they are at least as many as the remaining
+    rows, so that the cost of dropping a row does not depend on their number; until then its tensors stay in memory.
+
+    Args:
+      lock: of that server.
+      beside: a variable on that server.
+      columns: the layout of the rows.
+      update_size: the largest number of rows in an update.
+      use: changes the server's variables by the rows of an update; called under the lock.
+      may_reject: whether a push from a live worker may be rejected.
+
+    Attributes:
+      device: the server's CPU.
+    """
+
+    # The ids of the pushes are the last list. A variable of a partially known shape would be simpler, but TensorFlow's
+    # workers crash on its handle.
+
+    def __init__(
+        self,
+        lock: ServerMutex,
+        beside: tf.Variable,
+        columns: GradientColumns,
+        update_size: int,
+        use: Callable[[ChosenRows], None],
+        *,
+        may_reject: bool,
+    ) -> None:
+        self.device = lock.device
+        self.columns = columns
+        self._lock = lock
+        self._may_reject = may_reject
+        self._update_size = update_size
+        self._use = use
+        self._dtypes = (*columns.dtypes, tf.int64)
+        with tf.distribute.get_strategy().extended.colocate_vars_with(beside):
+            self.lists = tf.Variable(self._empty, dtype=tf.variant, shape=[len(self._dtypes)], trainable=False)
+
+    def add(self, push: Any, row: Mapping[int, Any]) -> Any:
+        """Adds a row.
+
+        Args:
+          push: its id, int64 [3]; on the server, like all arguments.
+          row: tensors, by column; columns that are left out have to be left out of all rows.
+
+        Returns:
+          The operation that adds it.
+        """
+        with self._lock.hold([push, *row.values()]):
+            lists = self._with_row(self.lists.read_value(), {**row, len(self._dtypes) - 1: push})
+            return self.lists.assign(lists, read_value=False)
+
+    @client_may_call(tf.TensorSpec([None, PUSH_ID_SIZE], tf.int64))
+    def use_once(self, ids: Any) -> Any:
+        """Uses the rows of an update and drops them, unless that was done already.
+
+        Args:
+          ids: of the pushes in this update and the next ones, in their order; int64 [n, 3], n > 0.
+
+        Returns:
+          A tensor that is available afterwards.
+        """
+        with tf.device(self.device):
+            ids = tf.identity(ids)
+        with self._lock.hold([ids]):
+            # Used rows are dropped. A late caller, perhaps by some updates, does not find the first one.
+            pushes = vectors_of(tf.unstack(self.lists.read_value(), num=len(self._dtypes))[-1], PUSH_ID_SIZE)
+            is_stored = tf.reduce_any(tf.reduce_all(pushes == ids[0], 1))
+            return tf.cond(is_stored, lambda: self._use_and_drop(ids), lambda: tf.constant(False))
+
+    def drop(self, push: Any) -> Any:
+        """Drops the row of a push that is in no update.
+
+        Args:
+          push: its id, int64 [3].
+
+        Returns:
+          The operation that drops it.
+        """
+        with tf.device(self.device):
+            push = tf.identity(push)
+        with self._lock.hold([push]):
+            lists = tf.unstack(self.lists.read_value(), num=len(self._dtypes))
+            is_other = tf.reduce_any(vectors_of(lists[-1], PUSH_ID_SIZE) != push, 1)
+            return self.lists.assign(self._only(lists, tf.cast(tf.where(is_other)[:, 0], tf.int32)), read_value=False)
+
+    @client_may_call()
+    def clear(self) -> None:
+        """Drops all rows."""
+        with self._lock.hold():
+            self.lists.assign(self._empty(), read_value=False)
+
+    @client_may_call(tf.TensorSpec([PUSH_ID_SIZE], tf.int64))
+    def serialized(self, push: Any) -> Any:
+        """Serializes a row that has all columns.
+
+        Args:
+          push: its id, int64 [3].
+
+        Returns:
+          The columns for `tf.io.parse_tensor`, string [columns]; string [0] if there is no such row.
+        """
+        with tf.device(self.device):
+            push = tf.identity(push)
+        with self._lock.hold([push]):
+            lists = tf.unstack(self.lists.read_value(), num=len(self._dtypes))
+            is_match = tf.reduce_all(vectors_of(lists[-1], PUSH_ID_SIZE) == push, 1)
+
+            def columns() -> Any:
+                place = tf.argmax(tf.cast(is_match, tf.int32))
+                columns = zip(lists[:-1], self._dtypes[:-1], strict=True)
+                return tf.stack([tf.io.serialize_tensor(item(rows, place, dtype)) for rows, dtype in columns])
+
+            return tf.cond(tf.reduce_any(is_match), columns, lambda: tf.zeros([0], tf.string))
+
+    @client_may_call(tf.TensorSpec([PUSH_ID_SIZE], tf.int64), tf.TensorSpec([None], tf.string))
+    def add_serialized(self, push: Any, strings: Any) -> None:
+        """Adds a row as `serialized` returns it."""
+        with tf.device(self.device):
+            push, strings = tf.identity(push), tf.identity(strings)
+            dtypes = enumerate(self.columns.dtypes)
+            self.add(push, {column: tf.io.parse_tensor(strings[column], dtype) for column, dtype in dtypes})
+
+    def _use_and_drop(self, ids: Any) -> Any:
+        lists = tf.unstack(self.lists.read_value(), num=len(self._dtypes))
+        pushes = vectors_of(lists[-1], PUSH_ID_SIZE)
+        is_same = tf.reduce_all(ids[:, None] == pushes, -1)
+        chosen = is_same[: self._update_size]
+        is_chosen = tf.reduce_any(chosen, 0)
+        is_kept = tf.reduce_any(is_same, 0) | ~_is_obsolete(pushes, may_reject=self._may_reject)
+        is_kept &= ~is_chosen & (pushes[:, 0] != _NO_WORKER)
+        kept = tf.cast(tf.where(is_kept)[:, 0], tf.int32)
+        left = tf.cond(
+            2 * tf.size(kept) > tf.size(is_kept),
+            lambda: tf.stack([*lists[:-1], vector_list(tf.where(is_kept[:, None], pushes, _NO_WORKER))]),
+            lambda: self._only(lists, kept),
+        )
+        dropped = self.lists.assign(left, read_value=False)
+        # Dropped first, so that rows whose use fails are not used again: it may have changed some of the variables.
+        with tf.control_dependencies([dropped]):
+            self._use(ChosenRows(lists, tf.argmax(tf.cast(chosen, tf.int32), 1), is_chosen))
+        return tf.constant(True)
+
+    def _only(self, lists: Sequence[Any], kept: Any) -> Any:
+        """Returns the lists with these rows only."""
+        columns = [*self.columns.used(), len(lists) - 1]
+
+        def with_next(number: Any, found: Any) -> tuple[Any, Any]:
+            row = {column: item(lists[column], kept[number], self._dtypes[column]) for column in columns}
+            return number + 1, self._with_row(found, row)
+
+        return tf.while_loop(lambda number, _: number < tf.size(kept), with_next, (0, self._empty()))[1]
+
+    def _with_row(self, lists: Any, row: Mapping[int, Any]) -> Any:
+        return tf.stack(
+            [
+                tf.raw_ops.TensorListPushBack(input_handle=rows, tensor=row[column]) if column in row else rows
+                for column, rows in enumerate(tf.unstack(lists, num=len(self._dtypes)))
+            ]
+        )
+
+    def _empty(self) -> Any:
+        return tf.stack(
+            [
+                tf.raw_ops.EmptyTensorList(element_shape=-1, max_num_elements=-1, element_dtype=dtype)
+                for dtype in self._dtypes
+            ]
+        )
+
+
+def _is_obsolete(pushes: Any, *, may_reject: bool) -> Any:
+    """Returns by row whether the push will never be part of an update, unless it is accepted already.
+
+    A push of an older connection is rejected once its worker has pushed on a newer one. If pushes may be rejected, one
+    that is not accepted when its worker pushes again never will be; if not, it may have been accepted since the caller
+    got the accepted ids.
+    """
+    worker, connection, _ = tf.unstack(pushes, axis=1)
+    is_older = connection > connection[:, None]
+    if may_reject:
+        place = tf.range(tf.size(worker))
+        is_older |= (connection == connection[:, None]) & (place > place[:, None])
+    return tf.reduce_any((worker == worker[:, None]) & is_older, 1)
+
+
+# Of a push: its id, the version that its gradient was computed on, and two more numbers: with `DelayedPushes` when it
+# was pushed and its delay, in microseconds; with `PushLog` the number of its range, and 0.
+ENTRY_SIZE = PUSH_ID_SIZE + 3
+_PULLED_VERSION, _PUSHED_AT, _DELAY = range(PUSH_ID_SIZE, ENTRY_SIZE)
+_RANGE = _PUSHED_AT
+# In seconds: longer delays are cut to some three thousand years, for which an int64 of microseconds has room.
+MAX_DELAY = 1e11
+
+
+class PushLog:
+    """The accepted pushes that are in no finished update, in the order of their arrival. Not in checkpoints.
+
+    Created in the strategy's scope.
+
+    Args:
+      state: counts updates, pushes, rejections and staleness.
+      grads_to_wait: gradients per update.
+      is_accepted: decides about a push, see `Accumulating`; called on the home server, under the state's lock.
+    """
+
+    def __init__(self, state: RuleState, grads_to_wait: int, is_accepted: Callable[[Any, Any], Any]) -> None:
+        self._state = state
+        self._grads_to_wait = grads_to_wait
+        self._is_accepted = is_accepted
+        with tf.distribute.get_strategy().extended.colocate_vars_with(state.version):
+            self._ready = new_vector_list(ENTRY_SIZE)
+
+    def waiting(self) -> Any:
+        """Returns the number of gradients that are in no update yet, an int64 scalar. Called under the state's lock."""
+        return tf.cast(tf.raw_ops.TensorListLength(input_handle=self._ready.read_value()), tf.int64)
+
+    def add(
+        self, push: Any, pulled_version: Any, size: Any, not_finite: Any, number: Any = None
+    ) -> tuple[Any, Any, Any]:
+        """Logs and counts a push that is on all servers.
+
+        Args:
+          push: its id, int64 [3]; on the home server, like all arguments.
+          pulled_version: the version that the gradient was computed on.
+          size: bytes that were sent.
+          not_finite: 1 if it has a value that is not finite, otherwise 0.
+          number: of the range that the gradient was computed on; None if ranges are not recorded.
+
+        Returns:
+          Whether it is accepted, a bool scalar; a push of an abandoned call is not. Whether it is refused because its
+          range is committed, a bool scalar, or None without ranges. And the result of `due`.
+        """
+        state, pulled_versions = self._state, self._state.workers.pulled_version
+        ranges = [] if number is None else [number]
+        with state.lock.hold([push, pulled_version, size, not_finite, *ranges]):
+            worker, _, _ = tf.unstack(push)
+            version, waiting = state.version.read_value(), self.waiting()
+            is_own = self._is_own(push)
+            accepted = is_own & self._is_accepted(worker, pulled_version)
+            is_repeated = None
+            if number is not None:
+                is_repeated = state.committed.is_committed(number)
+                accepted &= ~is_repeated
+                state.committed.commit(number, accepted)
+            in_flight = tf.where(is_own, tf.constant(NO_STEP, tf.int64), pulled_versions.sparse_read(worker))
+            pulled_versions.scatter_nd_update([[worker]], [in_flight])
+            # The waiting gradients are applied before this one.
+            staleness = decisions.staleness(version + waiting // self._grads_to_wait, pulled_version)
+            counted = {"bytes_pushed": size, "not_finite": not_finite, "staleness": staleness}
+            ready = self._append(self._ready, accepted, push, pulled_version, *ranges, **counted)
+            return accepted, is_repeated, self._due(ready, self._grads_to_wait)
+
+    @client_may_call()
+    def waiting_ranges(self) -> Any:
+        """Returns the numbers of the ranges of the pushes that are in no update yet, int64 [n]."""
+        with self._state.lock.hold():
+            return _entries(self._ready)[:, _RANGE]
+
+    @client_may_call(tf.TensorSpec([], tf.int32))
+    def due(self, minimum: Any) -> Any:
+        """Returns the ids, those of the next update first, int64 [n, 3]; n = 0 if fewer than `minimum` are ready."""
+        with self._state.lock.hold():
+            return self._due(_entries(self._ready), minimum)
+
+    @client_may_call(tf.TensorSpec([None, PUSH_ID_SIZE], tf.int64), tf.TensorSpec([], tf.int32))
+    def finish(self, ids: Any, minimum: Any) -> Any:
+        """Counts an update that all servers have made, unless it is counted already.
+
+        Args:
+          ids: those that the servers were given, int64 [n, 3], n > 0.
+          minimum: see `due`.
+
+        Returns:
+          The result of `due` for the next update.
+        """
+        state = self._state
+        with tf.device(state.home):
+            ids = tf.identity(ids)
+        with state.lock.hold([ids]):
+            ready = _entries(self._ready)
+            is_open = tf.reduce_any(tf.reduce_all(ready[:1, :PUSH_ID_SIZE] == ids[:1], 1))
+            # Fewer than `grads_to_wait` in a flush, which leaves those that came since.
+            applied = tf.where(is_open, tf.minimum(tf.shape(ids)[0], self._grads_to_wait), 0)
+            self._count_update(tf.cast(is_open, tf.int64), ready[:applied])
+            ready = ready[applied:]
+            _assign(self._ready, ready)
+            return self._due(ready, minimum)
+
+    def _is_own(self, push: Any) -> Any:
+        """Returns False for an abandoned call on a closed connection, which must not count as the worker's own."""
+        worker, connection, _ = tf.unstack(push)
+        fence = self._state.workers.fence
+        is_own = connection >= fence.sparse_read(worker)
+        fence.scatter_nd_max([[worker]], [connection])
+        return is_own
+
+    def _append(
+        self, log: tf.Variable, accepted: Any, push: Any, pulled_version: Any, *times: Any, **counted: Any
+    ) -> Any:
+        """Appends a push if it is accepted, and counts it; returns all entries."""
+        state, steps = self._state, tf.cast(accepted, tf.int64)
+        zeros = [tf.zeros([], tf.int64)] * (ENTRY_SIZE - PUSH_ID_SIZE - 1 - len(times))
+        entry = tf.concat([push, tf.stack([pulled_version, *times, *zeros])], 0)
+        entries = tf.concat([_entries(log), entry[None][:steps]], 0)
+        _assign(log, entries)
+        state.advance_clock(push[0], steps)
+        state.count(pushes=1, rejected=1 - steps, worker=push[0], steps=steps, **counted)
+        return entries
+
+    def _count_update(self, updates: Any, _: Any) -> None:
+        self._state.version.assign_add(updates, read_value=False)
+        self._state.count(updates=updates)
+
+    def _due(self, ready: Any, minimum: Any, *others: Any) -> Any:
+        entries = tf.concat([ready, *others], 0)
+        shown = tf.where(decisions.is_complete(tf.shape(ready)[0], minimum), tf.shape(entries)[0], 0)
+        return entries[:, :PUSH_ID_SIZE][:shown]
+
+
+class DelayedPushes(PushLog):
+    """A log whose pushes are ready after a delay, and make an update each. A checkpoint saves it as `QueuedGradients`.
+
+    All times are the home server's. Staleness is counted when a gradient is applied.
+
+    Args:
+      state: see `PushLog`.
+      delay: takes a worker's index, an int64 scalar, and the time of its push, a float64 scalar; returns seconds, a
+        float64 scalar.
+    """
+
+    def __init__(self, state: RuleState, delay: Callable[[Any, Any], Any]) -> None:
+        super().__init__(state, 1, lambda _, __: tf.constant(True))
+        self._delay = delay
+        with tf.distribute.get_strategy().extended.colocate_vars_with(state.version):
+            self._delayed = new_vector_list(ENTRY_SIZE)
+
+    def add(self, push: Any, pulled_version: Any, size: Any, not_finite: Any, _: Any = None) -> tuple[Any, Any, Any]:
+        """See `PushLog`; ranges are not recorded, and a push never makes an update due, so the ids are None."""
+        with tf.control_dependencies([push, pulled_version, size]):
+            now = tf.timestamp()
+        delay = self._delay(push[0], now)
+        with self._state.lock.hold([push, pulled_version, size, not_finite, now, delay]):
+            is_own = self._is_own(push)
+            times = _microseconds(now), _microseconds(delay)
+            counted = {"bytes_pushed": size, "not_finite": not_finite}
+            self._append(self._delayed, is_own, push, pulled_version, *times, **counted)
+            return is_own, None, None
+
+    @client_may_call(tf.TensorSpec([], tf.bool))
+    def release(self, everything: Any) -> Any:
+        """Makes the pushes ready whose delay is over.
+
+        Args:
+          everything: True releases all of them; a bool scalar.
+
+        Returns:
+          The result of `due`.
+        """
+        with self._state.lock.hold():
+            now, delayed = _microseconds(tf.timestamp()), _entries(self._delayed)
+            is_over = everything | decisions.is_delay_over(now, delayed[:, _PUSHED_AT], delayed[:, _DELAY])
+            ready = tf.concat([_entries(self._ready), tf.boolean_mask(delayed, is_over)], 0)
+            _assign(self._ready, ready)
+            _assign(self._delayed, tf.boolean_mask(delayed, ~is_over))
+            return self._due(ready, 1)
+
+    @client_may_call()
+    def entries(self) -> Any:
+        """Returns all pushes, the ready ones first, int64 [n, ENTRY_SIZE]."""
+        with self._state.lock.hold():
+            return tf.concat([_entries(self._ready), _entries(self._delayed)], 0)
+
+    @client_may_call(tf.TensorSpec([None, ENTRY_SIZE], tf.int64))
+    def replace(self, entries: Any) -> None:
+        """Replaces all pushes, int64 [n, ENTRY_SIZE]; the next pull finds out which are ready."""
+        with self._state.lock.hold([entries]):
+            _assign(self._ready, entries[:0])
+            _assign(self._delayed, entries)
+
+    def _count_update(self, updates: Any, applied: Any) -> None:
+        # A sum, since there may be none.
+        pulled_version = tf.reduce_sum(applied[:, _PULLED_VERSION])
+        staleness = decisions.staleness(self._state.version.read_value(), pulled_version)
+        self._state.version.assign_add(updates, read_value=False)
+        self._state.count(updates=updates, staleness=staleness, gradients=updates)
+
+    def _due(self, ready: Any, minimum: Any, *others: Any) -> Any:
+        return super()._due(ready, minimum, _entries(self._delayed), *others)
+
+
+def _microseconds(seconds: Any) -> Any:
+    """Converts to int64 microseconds from 0 to MAX_DELAY; NaN becomes MAX_DELAY."""
+    bounded = tf.where(seconds < MAX_DELAY, tf.maximum(seconds, 0), MAX_DELAY)
+    return tf.cast(bounded * 1e6, tf.int64)
+
+
+def _entries(variable: tf.Variable) -> Any:
+    return vectors_of(variable.read_value(), ENTRY_SIZE)
+
+
+def _assign(variable: tf.Variable, entries: Any) -> None:
+    variable.assign(vector_list(entries), read_value=False)
+
+
+# The worker in the ids of restored pushes. A new client numbers its connections from 1 again, so the numbers in a
+# checkpoint cannot be compared with those of the workers' later pushes.
+_RESTORED = -1
+
+
+class QueuedGradients(tf.train.experimental.PythonState):
+    """Saves and restores the queue. Used while no scheduled function runs.
+
+    A gradient that some servers apply while it is being saved is left out.
+
+    Args:
+      pushes: the log of the queued pushes.
+      stores: on all servers; their columns have kinds.
+    """
+
+    def __init__(self, pushes: DelayedPushes, stores: Sequence[GradientStore]) -> None:
+        self._pushes = pushes
+        self._stores = stores
+
+    def serialize(self) -> bytes:
+        """Returns the queue as a string.
+
+        Raises:
+          tf.errors.OpError: a parameter server does not answer.
+        """
+        entries, rows = [], []
+        for entry in self._pushes.entries().numpy():
+            row = [b""] * self._width
+            for store in self._stores:
+                strings = store.serialized(entry[:PUSH_ID_SIZE]).numpy()
+                if not len(strings):
+                    break
+                for place, string in zip(store.columns.places, strings, strict=True):
+                    row[place] = string
+            else:
+                entries.append(entry[PUSH_ID_SIZE:])
+                rows.append(row)
+        buffer = io.BytesIO()
+        np.savez(
+            buffer,
+            entries=np.array(entries, np.int64).reshape(len(rows), ENTRY_SIZE - PUSH_ID_SIZE),
+            sizes=np.array([[len(string) for string in row] for row in rows], np.int64).reshape(-1, self._width),
+            strings=np.frombuffer(b"".join(string for row in rows for string in row), np.uint8),
+        )
+        return buffer.getvalue()
+
+    def deserialize(self, string_value: bytes) -> None:
+        """Replaces the queue.
+
+        Raises:
+          ValueError: the string was saved by a rule for other variables, or with another kind of optimizer.
+          tf.errors.OpError: a parameter server does not answer.
+        """
+        saved = np.load(io.BytesIO(string_value), allow_pickle=False)
+        entries, sizes, strings = saved["entries"], saved["sizes"], saved["strings"].tobytes()
+        if sizes.shape[1] != self._width:
+            raise ValueError(
+                f"The checkpoint has queued gradients of {sizes.shape[1]} columns, and this rule's have {self._width}: "
+                "it was saved by a rule for other variables, or with another kind of optimizer."
+            )
+        ids = np.zeros([len(entries), PUSH_ID_SIZE], np.int64)
+        ids[:, 0], ids[:, -1] = _RESTORED, np.arange(len(entries))
+        for store in self._stores:
+            store.clear()
+        ends = np.cumsum(sizes).reshape(sizes.shape)
+        for push, row_ends, row_sizes in zip(ids, ends, sizes, strict=True):
+            row = [strings[end - size : end] for end, size in zip(row_ends, row_sizes, strict=True)]
+            for store in self._stores:
+                store.add_serialized(push, [row[place] for place in store.columns.places])
+        self._pushes.replace(np.concatenate([ids, entries], 1))
+
+    @property
+    def _width(self) -> int:
+        return self._stores[0].columns.width

@@ -1,0 +1,286 @@
+"""Gradients on their way to the servers: checked on the worker, and flattened to tensors for a transfer.
+
+A gradient that one server's update refuses would still be in the updates of the other servers. So a push checks while
+it is traced whatever is known then. Ids of rows and unknown shapes are checked by the step itself, before anything
+leaves the worker.
+
+What a rule with `transfer_dtype` rounds on its way between a worker and the parameter servers.
+
+    server   float32 variable -- cast --> 16 bits   ==>   16 bits -- cast --> float32   worker
+    server   float32 sum    <-- cast -- 16 bits     <==   16 bits <-- cast -- float32   gradient
+
+A tensor is cast on the device that sends it and cast back where it is needed, so that its message has half the size.
+Only dense float32 tensors with at least one dimension are rounded. Scalars stay exact, among them learning rates and
+counts; so do other dtypes, the rows of embeddings, and `tf.IndexedSlices`.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from coordinator.ps_strategy.keras.internals.optimizers import parts_of, variable_of
+from coordinator.ps_strategy.tensorflow_internals.shared_variable import read_variable
+
+
+def is_rounded(tensor: Any) -> bool:
+    """Returns True if a tensor, a variable or a gradient is one that is rounded."""
+    return not isinstance(tensor, tf.IndexedSlices) and tensor.dtype == tf.float32 and tensor.shape.rank != 0
+
+
+def rounded(tensor: Any, dtype: tf.DType | None) -> Any:
+    """Rounds a tensor, where it is, to the nearest numbers of a dtype; returns it as it is if `is_rounded` is False.
+
+    Args:
+      tensor: a tensor, or `tf.IndexedSlices`.
+      dtype: the dtype of messages; None rounds nothing.
+    """
+    return tf.cast(tensor, dtype) if dtype is not None and is_rounded(tensor) else tensor
+
+
+def restored(gradient: Any, variable: Any) -> Any:
+    """Returns a gradient in the dtype of its variable."""
+    return gradient if gradient.dtype == variable.dtype else tf.cast(gradient, variable.dtype)
+
+
+def read_rounded(variable: Any, dtype: tf.DType | None) -> tuple[Any, list[Any]]:
+    """Reads a variable, without recording it on gradient tapes.
+
+    Args:
+      variable: a `tf.Variable` on a parameter server, or one in parts.
+      dtype: the dtype of messages; None rounds nothing.
+
+    Returns:
+      The value on the worker, in the variable's dtype; and the tensors that are sent for it.
+    """
+    if dtype is None or not is_rounded(variable):
+        value = read_variable(variable)
+        return value, [value]
+    sent = []
+    for part in parts_of(variable):
+        with tf.device(part.device):
+            sent.append(rounded(read_variable(part), dtype))
+    with tf.device(None):
+        values = [tf.cast(each, variable.dtype) for each in sent]
+        return values[0] if len(values) == 1 else tf.concat(values, 0), sent
+
+
+_ADVICE = "Push what the tape gives for this variable, in the order of the rule's variables."
+
+
+def flat(gradients: Mapping[int, Any]) -> list[Any]:
+    """Flattens gradients to tensors: of `tf.IndexedSlices`, the values and the indices."""
+    found: list[Any] = []
+    for gradient in gradients.values():
+        found += [gradient.values, gradient.indices] if isinstance(gradient, tf.IndexedSlices) else [gradient]
+    return found
+
+
+def rebuilt(gradients: Mapping[int, Any], tensors: Sequence[Any]) -> dict[int, Any]:
+    """Returns gradients of the same structure from tensors in the order of `flat`."""
+    rest = iter(tensors)
+    return {
+        number: tf.IndexedSlices(next(rest), next(rest), gradient.dense_shape)
+        if isinstance(gradient, tf.IndexedSlices)
+        else next(rest)
+        for number, gradient in gradients.items()
+    }
+
+
+def check_number(gradients: Any, expected: int) -> None:
+    """Checks that there is a gradient for each variable.
+
+    Raises:
+      TypeError: the gradients are no list or tuple.
+      ValueError: there are too few or too many.
+    """
+    if not isinstance(gradients, list | tuple):
+        raise TypeError(f"push takes a list of {expected} gradients, one for each variable; got {gradients!r}.")
+    if len(gradients) != expected:
+        raise ValueError(f"push takes {expected} gradients, one for each variable; got {len(gradients)}.")
+
+
+def ordered(gradients: Sequence[Any], variables: Sequence[Any], order: Sequence[Any]) -> list[Any]:
+    """Returns the gradients of variables in the order of others; None for those of which there is none.
+
+    Raises:
+      ValueError: a variable is not among the others.
+    """
+    by_variable = {id(variable_of(each)): gradient for each, gradient in zip(variables, gradients, strict=True)}
+    found = [by_variable.pop(id(variable_of(each)), None) for each in order]
+    for variable in map(variable_of, variables):
+        if by_variable.get(id(variable)) is not None:
+            raise ValueError(
+                f"The rule was created without the variable {variable.name!r}, which has a gradient. Create it "
+                "with all variables that are trained."
+            )
+    return found
+
+
+def given_gradients(gradients: Sequence[Any]) -> dict[int, Any]:
+    """Returns the gradients that are not None, by their positions.
+
+    Raises:
+      ValueError: there is none.
+    """
+    given = {number: gradient for number, gradient in enumerate(gradients) if gradient is not None}
+    if not given:
+        raise ValueError("All gradients are None: the loss does not depend on any of the rule's variables.")
+    return given
+
+
+def checked(
+    gradients: Mapping[int, Any],
+    variables: Sequence[Any],
+    checks: Sequence[Any] = (),
+    *,
+    ids: bool,
+    values: bool = False,
+) -> tuple[dict[int, Any], list[Any]]:
+    """Casts gradients to their variables' dtypes, and checks that they fit.
+
+    Args:
+      gradients: by the positions of their variables: tensors, or `tf.IndexedSlices`.
+      variables: `tf.Variable`s.
+      checks: others that the gradients are to depend on.
+      ids: whether ids that are unknown now are checked when the function runs.
+      values: whether values must be finite when the function runs.
+
+    Returns:
+      The gradients, and the checks that remain for the time when the function runs: operations on the worker. The
+      gradients depend on them.
+
+    Raises:
+      TypeError: a dtype is neither the variable's nor a floating-point one that can be cast to it, or ids are not
+        integers.
+      ValueError: a shape does not fit, or an id is out of range.
+    """
+    found, checks = {}, list(checks)
+    for number, gradient in gradients.items():
+        variable = variables[number]
+        if isinstance(gradient, tf.IndexedSlices):
+            found[number], more = _rows(gradient, variable)
+            of_ids = _id_checks(found[number].indices, variable)
+            checks += [*more, *(of_ids if ids else [])]
+        else:
+            found[number], more = _dense(gradient, variable)
+            checks += more
+        if values:
+            checks += value_checks(found[number], variable)
+    if checks:
+        found = {number: after_checks(checks, gradient) for number, gradient in found.items()}
+    return found, checks
+
+
+def value_checks(gradient: Any, variable: Any) -> list[Any]:
+    """Returns operations that fail if a gradient has an infinite value or NaN when the function runs."""
+    values = _values(gradient)
+    needed = f"{_of(variable)} must be finite, since the rule was created with require_finite=True. Nothing was pushed."
+    return [tf.debugging.check_numerics(values, needed)] if values.dtype.is_floating else []
+
+
+def not_finite(gradients: Sequence[Any]) -> Any:
+    """Returns 1 if a gradient has an infinite value or NaN, otherwise 0; an int64 scalar on the worker."""
+    summaries = [
+        # [-1, whether a value is not finite]: one operation that ends at the first such value and stores nothing.
+        tf.raw_ops.DebugNumericSummaryV2(input=values, output_dtype=tf.float32, tensor_debug_mode=2)
+        for values in (_values(gradient) for gradient in gradients if gradient is not None)
+        if values.dtype.is_floating
+    ]
+    return tf.cast(tf.add_n(summaries)[1] > 0, tf.int64) if summaries else tf.constant(0, tf.int64)
+
+
+def after_checks(checks: Sequence[Any], tensor: Any) -> Any:
+    """Returns a copy of a tensor, or of `tf.IndexedSlices`, that depends on the checks."""
+    with tf.control_dependencies(list(checks)):
+        if isinstance(tensor, tf.IndexedSlices):
+            return tf.IndexedSlices(tf.identity(tensor.values), tf.identity(tensor.indices), tensor.dense_shape)
+        return tf.identity(tensor)
+
+
+def _dense(gradient: Any, variable: Any) -> tuple[Any, list[Any]]:
+    gradient = _cast(tf.convert_to_tensor(gradient, dtype_hint=variable.dtype), variable)
+    if not gradient.shape.is_compatible_with(variable.shape):
+        raise ValueError(f"{_of(variable)} must have its shape {variable.shape}, got {gradient.shape}. {_ADVICE}")
+    ensured = _ensured(gradient, variable.shape, variable)
+    return ensured, [] if ensured is gradient else [ensured]
+
+
+def _rows(gradient: Any, variable: Any) -> tuple[Any, list[Any]]:
+    values = _cast(tf.convert_to_tensor(gradient.values, dtype_hint=variable.dtype), variable)
+    ids = tf.convert_to_tensor(gradient.indices)
+    if not ids.dtype.is_integer:
+        raise TypeError(f"{_of(variable)} must have integers as indices, got {ids.dtype.name}.")
+    if variable.shape.rank == 0 or not ids.shape.is_compatible_with([None]):
+        raise ValueError(
+            f"{_of(variable)} of shape {variable.shape} must be rows with one index each, got indices of shape "
+            f"{ids.shape}. Reshape them to one dimension, and the values with them."
+        )
+    expected = tf.TensorShape(ids.shape[:1] if ids.shape.rank else [None]).concatenate(variable.shape[1:])
+    if not values.shape.is_compatible_with(expected):
+        raise ValueError(
+            f"{_of(variable)} must be rows of the variable of shape {variable.shape}, one for each of the indices of "
+            f"shape {ids.shape}, got values of shape {values.shape}. {_ADVICE}"
+        )
+    ensured_values = _ensured(values, expected, variable)
+    ensured_ids = _ensured(ids, tf.TensorShape([ensured_values.shape[0]]), variable)
+    checks = [now for before, now in ((values, ensured_values), (ids, ensured_ids)) if now is not before]
+    if ensured_ids.shape[0] is None:
+        rows, number = tf.shape(ensured_values)[0], tf.size(ensured_ids)
+        needed = f"{_of(variable)} must have a row of values for each of its indices. Their numbers are"
+        checks.append(_assertion(tf.equal(rows, number), needed, rows, "and", number))
+    return tf.IndexedSlices(ensured_values, ensured_ids, gradient.dense_shape), checks
+
+
+def _ensured(tensor: Any, shape: tf.TensorShape, variable: Any) -> Any:
+    """Returns the tensor with this shape, checked when the function runs if the known shape is less specific."""
+    if tensor.shape.is_subtype_of(shape):
+        return tensor
+    # An assertion is not enough: later operations imply the tensor's shape, and TensorFlow's optimizer then removes an
+    # assertion of it as always true.
+    name = re.sub(r"[^A-Za-z0-9_.]", "_", variable.name.partition(":")[0])
+    return tf.ensure_shape(tensor, shape, name=f"gradient_for_{name}")
+
+
+def _id_checks(ids: Any, variable: Any) -> list[Any]:
+    rows = variable.shape.dims and variable.shape[0]
+    if rows is None:
+        return []
+    needed = f"{_of(variable)} has ids of rows that the variable does not have: they must be from 0 to {rows - 1}"
+    known = tf.get_static_value(ids)
+    if known is not None:
+        outside = known[(known < 0) | (known >= rows)]
+        if np.size(outside):
+            raise ValueError(f"{needed}, got {outside.ravel()[0]}.")
+        return []
+    # Without any id, these are the dtype's largest and smallest number.
+    least, greatest = tf.reduce_min(ids), tf.reduce_max(ids)
+    return [
+        _assertion((least >= 0) & (greatest < rows) | (least > greatest), f"{needed}; they are", least, "to", greatest)
+    ]
+
+
+def _values(gradient: Any) -> Any:
+    return tf.convert_to_tensor(gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient)
+
+
+def _cast(gradient: Any, variable: Any) -> Any:
+    if gradient.dtype == variable.dtype:
+        return gradient
+    if gradient.dtype.is_floating and variable.dtype.is_floating:
+        return tf.cast(gradient, variable.dtype)
+    raise TypeError(
+        f"{_of(variable)} must be of its dtype, {variable.dtype.name}, or of a floating-point one that is cast to it, "
+        f"got {gradient.dtype.name}. Cast it before the push, if that is what is meant."
+    )
+
+
+def _assertion(condition: Any, *data: Any) -> Any:
+    return tf.debugging.Assert(condition, list(data), summarize=8)
+
+
+def _of(variable: Any) -> str:
+    # Without quotes, which an assertion would escape.
+    return f"The gradient for variable {variable.name}"

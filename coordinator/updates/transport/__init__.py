@@ -1,1 +1,0 @@
-"""Gradients and variables on their way between workers and parameter servers."""

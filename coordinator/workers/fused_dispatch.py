@@ -1,0 +1,358 @@
+"""Which closures a worker runs in one call: the one that it took, and those with an equal key right behind it.
+
+    waiting   a1 a2 a3 a4 b1 a5 ...      a: closures with equal fusion keys; two workers are live
+    worker 0  [a1 a2]                    its fair share, as far as the size model says that fusing pays
+    worker 1  [a3 a4]
+
+Guarantees:
+- A call never waits for closures that are not there yet.
+- No worker takes more than a fair share of what waits, so that workers stay balanced.
+- No worker builds a call with closures in hand: it makes calls of the sizes that are ready, and asks for others.
+- A closure that was tried before runs alone. So a closure that kills its worker, or raises an error, is distinguished
+  from those that ran in the same call.
+
+Of a closure of many runs a worker makes as many as are worth one call, likewise; the others go on waiting.
+
+How many closures of one function are worth running in one call on one worker: a decision on values alone.
+
+A call of k steps takes a + k * b seconds: a to bring it to the worker and its end back, b for each step. Both are
+learned from the calls of one step and of k. As many steps are wanted as make a small beside k * b, but no more than
+keep the call short.
+
+A call of a new number of steps has to be built (traced, sent to the worker, prepared there), which takes about as long
+for each step as building the function itself. So there are few such numbers, and a larger one is built when it would
+already have saved a good part of its building time; training lasts longer than it has so far. It is built in the
+background (`Builds`), and the worker makes the calls that are ready until then.
+
+Guarantee: with `limit=None`, calls are fused only when measurements say that it pays, and only in numbers that are
+ready on the worker; with a limit, up to that many steps are always fused. A function that failed in a call of several
+steps runs alone afterwards, since all of that call had to be run again.
+"""
+
+import dataclasses
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+from coordinator.options import Options
+from coordinator.queueing.closure import Attempt
+from coordinator.queueing.closure_queue import ClosureQueue
+from coordinator.runtime import FailureKind, Runtime
+
+# The overhead of a call may take this part of its time.
+_OVERHEAD = 0.025
+# A call of several steps is to take no longer, in seconds: all results arrive at its end.
+_MAX_SECONDS = 0.4
+# The maximum number of steps in a call.
+_MAX_STEPS = 256
+# A size is tried after one that is at most this many times smaller.
+_GROWTH = 4
+# A size is built when what it would have saved until now, times this, is its building time.
+_FORESIGHT = 4
+# One call out of this many has another size, so that the averages of both stay current.
+_CALLS_PER_CHECK = 32
+# The weight of the latest call in the average of its size, and how far above the average it may lie and count in full.
+_WEIGHT, _OUTLIER = 0.25, 4.0
+# The maximum number of functions with known costs; the least recently used one is dropped first.
+_FUNCTIONS = 256
+
+
+class FusionSizeModel:
+    """Knows how long the calls of each function took on one worker. For one thread.
+
+    Args:
+      limit: the maximum number of steps in one call; None adapts it to how long they take.
+    """
+
+    def __init__(self, limit: int | None) -> None:
+        self._limit = limit
+        self._costs: OrderedDict[Hashable, _FunctionCost] = OrderedDict()
+
+    def restart(self) -> None:
+        """Notes that the worker is another process now, in which no function was run; the times are kept."""
+        for cost in self._costs.values():
+            cost.has_begun = False
+
+    def steps(self, function: Hashable, available: int, ready: Mapping[int, float] | None = None) -> int:
+        """Returns how many steps the next call is to have, at least one.
+
+        Args:
+          function: what the steps run.
+          available: the number of steps that there are.
+          ready: the numbers above 1 that were built, with the seconds that it took; None for any number.
+        """
+        wanted = self.wanted(function, available)
+        if ready is None or wanted in ready:
+            return wanted
+        return max((each for each in ready if each <= wanted), default=1)
+
+    def wanted(self, function: Hashable, available: int) -> int:
+        """Returns how many steps the next call is to have if any number of steps is ready."""
+        cost = self._costs.get(function)
+        if available < 2 or (cost is not None and cost.runs_alone):
+            return 1
+        if self._limit is not None:
+            return self._limit if self._limit <= available else min(1 << (available.bit_length() - 1), self._limit)
+        return 1 if cost is None else cost.wanted(available)
+
+    def note_ready(self, function: Hashable, ready: Mapping[int, float]) -> None:
+        """Notes how long it took to build what is ready."""
+        cost = self._costs.get(function)
+        if cost is not None and ready:
+            largest = max(ready)
+            cost.building = ready[largest] / largest or cost.building
+
+    def beyond_share(self, function: Hashable) -> int:
+        """Returns how many steps more than its share a worker may make in a call, in the time that another call takes.
+
+        So the last steps of many are not made in ever smaller calls.
+        """
+        cost = self._costs.get(function)
+        return 0 if cost is None or self._limit is not None else cost.steps_per_overhead()
+
+    def record(self, function: Hashable, steps: int, seconds: float) -> None:
+        """Records the duration of a successful call."""
+        self._cost(function).record(steps, seconds)
+
+    def record_error(self, function: Hashable) -> None:
+        """Records that a call of several steps failed by an error of its function."""
+        self._cost(function).runs_alone = True
+
+    def _cost(self, function: Hashable) -> "_FunctionCost":
+        cost = self._costs.setdefault(function, _FunctionCost())
+        self._costs.move_to_end(function)
+        if len(self._costs) > _FUNCTIONS:
+            self._costs.popitem(last=False)
+        return cost
+
+
+@dataclasses.dataclass
+class _FunctionCost:
+    """The measured costs of one function.
+
+    Attributes:
+      runs_alone: whether it is never to run with others.
+      known: the sizes that were run at least once, smallest first.
+      has_begun: whether the function was run in the present process of the worker.
+      average: the moving average of the seconds of a call, by its size, without the first call of the function in a
+        process of the worker, which prepares it.
+      latest: the last size above one that was run; 1 before there was one.
+      calls: the number of calls.
+      building: the seconds that building one more step takes.
+      wasted: the seconds that the size above the largest known one would have saved so far.
+    """
+
+    runs_alone: bool = False
+    known: list[int] = dataclasses.field(default_factory=list)
+    has_begun: bool = False
+    average: dict[int, float] = dataclasses.field(default_factory=dict)
+    latest: int = 1
+    calls: int = 0
+    building: float = 0.0
+    wasted: float = 0.0
+
+    def wanted(self, available: int) -> int:
+        """Returns the size of the next call, whether it has been built or not."""
+        if 1 not in self.average or not self.has_begun:
+            return 1
+        wanted = self._wanted()
+        if self.latest > 1 and self.calls % _CALLS_PER_CHECK == 0:
+            wanted = 1 if wanted > 1 else self.latest
+        following = min(wanted, _GROWTH * self.known[-1])
+        is_worth_it = _FORESIGHT * self.wasted >= following * self.building
+        if self.known[-1] < following <= available and is_worth_it:
+            return following
+        limit = max(1, min(self._max_size(), available))
+        possible = [size for size in self.known if size <= limit]
+        # A known size above the wanted one costs nothing.
+        return next((size for size in possible if size >= wanted), possible[-1])
+
+    def record(self, steps: int, seconds: float) -> None:
+        self.calls += 1
+        if steps > 1:
+            self.latest = steps
+        if steps not in self.known:
+            self.known = sorted([*self.known, steps])
+            self.wasted = 0.0
+        if not self.has_begun:
+            self.has_begun = True
+            # It mostly waits for connections between servers: count half of it.
+            self.building = self.building or seconds / steps / 2
+            return
+        average = self.average.get(steps, seconds)
+        self.average[steps] = average + _WEIGHT * (min(seconds, _OUTLIER * average) - average)
+        following = min(self._wanted(), _GROWTH * steps) if 1 in self.average else steps
+        if steps == self.known[-1] < following:
+            overhead, _ = self._parts()
+            self.wasted += overhead * (1 - steps / following)
+
+    def steps_per_overhead(self) -> int:
+        """Returns how many steps take as long as the overhead of a call, at most as many as a call may have."""
+        overhead, each = self._parts() if 1 in self.average else (0.0, 1.0)
+        return int(min(overhead / each, _MAX_STEPS)) if each else _MAX_STEPS
+
+    def _parts(self) -> tuple[float, float]:
+        """Returns the overhead of a call and the time of each of its steps, in seconds."""
+        one = self.average[1]
+        if self.latest not in self.average or self.latest == 1:
+            return one, 0.0
+        each = min(max(self.average[self.latest] - one, 0.0) / (self.latest - 1), one)
+        return one - each, each
+
+    def _wanted(self) -> int:
+        """Returns the size that would be right if it were known."""
+        if self.latest == 1:
+            return _GROWTH if _GROWTH * self.average[1] <= _MAX_SECONDS else 1
+        if self.latest not in self.average:
+            return self.latest
+        overhead, each = self._parts()
+        # Rounded up, so that the overhead is within its limit, unless the call would be too long.
+        size = 1
+        while size < _MAX_STEPS and size * each * _OVERHEAD < overhead * (1 - _OVERHEAD):
+            size *= 2
+        limit = self._max_size()
+        while size > 1 and size > limit:
+            size //= 2
+        return size
+
+    def _max_size(self) -> float:
+        """Returns the size beyond which a call would take too long."""
+        overhead, each = self._parts()
+        return (_MAX_SECONDS - overhead) / each if each else math.inf
+
+
+# Beyond this number of closures in a call the client is the bottleneck. Does not apply to runs of one closure.
+_MAX_CLOSURES = 64
+
+
+class FusedDispatch:
+    """Gathers and runs the closures of one worker's calls. For the worker's thread only.
+
+    Args:
+      worker: the worker's index.
+      runtime: runs calls.
+      queue: has the closures that wait.
+      options: `steps_per_dispatch`, `max_attempts`, `transient_retries`.
+      live_workers: returns how many workers share what waits.
+    """
+
+    def __init__(
+        self, worker: int, runtime: Runtime, queue: ClosureQueue, options: Options, live_workers: Callable[[], int]
+    ) -> None:
+        self._worker = worker
+        self._runtime = runtime
+        self._queue = queue
+        self._limit = options.steps_per_dispatch
+        self._live_workers = live_workers
+        # The loss of a fused call counts as a failed attempt of each of its closures. It must not bring one to its
+        # limit, so calls are fused only if the limits allow a second attempt.
+        self._is_allowed = self._limit != 1 and options.max_attempts > 1 and options.transient_retries > 0
+        self._model = FusionSizeModel(self._limit)
+        # The function of the latest call, if its duration is to be recorded.
+        self._function: Hashable | None = None
+        # How many closures, or runs of one closure, the call has that was gathered last.
+        self._count = 1
+
+    def reset(self) -> None:
+        """Notes that the worker is another process now."""
+        self._model.restart()
+
+    def gather(self, attempt: Attempt) -> list[Attempt]:
+        """Returns the attempts to run in one call, `attempt` the first of them."""
+        self._count = 1
+        most = self._most(attempt)
+        if attempt.closure.whole is not None:
+            self._gather_runs(attempt, most)
+            return [attempt]
+        most = min(most, self._limit or _MAX_CLOSURES)
+        if most < 2:
+            return [attempt]
+        function, ready = self._function, self._ready(attempt)
+        waiting = 1 + self._queue.workers.waiting_with(attempt.closure)
+        share = min(_share(waiting, self._live_workers()), most)
+        limit = self._model.steps(function, share, ready)
+        wanted = self._model.wanted(function, share)
+        if ready is not None and wanted > limit:
+            like = self._queue.workers.work_like(attempt.closure)
+            if like is not None:
+                self._runtime.prepare(self._worker, attempt.work, like, wanted)
+        if limit == 1:
+            return [attempt]
+        # The queue's lock is held while the model is asked.
+        attempts = self._queue.take_batch(
+            attempt, limit, lambda available: self._model.steps(function, available, ready)
+        )
+        self._count = len(attempts)
+        return attempts
+
+    def _gather_runs(self, attempt: Attempt, most: int) -> None:
+        """Decides how many runs of a closure of many are made in the call, and leaves the others to all workers."""
+        function, workers = self._function, self._live_workers()
+        if function is None:
+            self._count = self._queue.runs.begin(attempt, lambda _: 1)
+            return
+        ready = self._ready(attempt)
+
+        def possible(available: int) -> int:
+            share = available if attempt.closure.target is not None else _share(available, workers)
+            return min(share + self._model.beyond_share(function), available, most)
+
+        wanted = self._model.wanted(function, possible(self._queue.runs.available(attempt)))
+        if ready is not None and wanted > 1 and wanted not in ready:
+            self._runtime.prepare(self._worker, attempt.work, attempt.work, wanted)
+        self._count = self._queue.runs.begin(
+            attempt, lambda available: self._model.steps(function, possible(available), ready)
+        )
+
+    def _ready(self, attempt: Attempt) -> Mapping[int, float] | None:
+        """Returns the sizes that are ready, None for all: a size that the user has set is built when it is needed."""
+        if self._limit is not None:
+            return None
+        ready = self._runtime.ready(self._worker, attempt.work)
+        if ready is not None:
+            self._model.note_ready(self._function, ready)
+        return ready
+
+    def run(self, attempts: Sequence[Attempt]) -> Sequence[Any]:
+        """Runs the attempts that were gathered last; returns their results. Raises what the runtime raises."""
+        first, count = attempts[0], self._count
+        start = self._record_start(first, count)
+        results = self._run_gathered(attempts, count)
+        if self._function is not None:
+            self._model.record(self._function, count, time.monotonic() - start)
+        return results
+
+    def _run_gathered(self, attempts: Sequence[Attempt], count: int) -> Sequence[Any]:
+        first = attempts[0]
+        if first.closure.whole is not None:
+            return (self._runtime.run_steps(self._worker, first.work, count, first.cancellation),)
+        if count == 1:
+            return (self._runtime.run(self._worker, first.work, first.cancellation),)
+        works = [attempt.work for attempt in attempts]
+        return self._runtime.run_fused(self._worker, works, first.call_cancellation)
+
+    def _most(self, attempt: Attempt) -> int:
+        """Returns how many runs of a closure's function may be in one call; keeps the function if several may."""
+        key = attempt.closure.fusion_key
+        most = 1 if key is None or not self._is_allowed else self._runtime.most_fused(self._worker, attempt.work)
+        self._function = key.function if key is not None and most > 1 else None
+        return most
+
+    def _record_start(self, first: Attempt, count: int) -> float:
+        """Records that a call of `count` runs starts; returns when, in seconds of the `time.monotonic` clock."""
+        closure = first.closure
+        waited = first.started - closure.waiting_since
+        self._queue.events.record("closures_started", f"worker {self._worker}", closure.name, count, waited)
+        return time.monotonic()
+
+    def record_failure(self, kind: FailureKind) -> None:
+        """Records that the latest call, of several closures, failed."""
+        if self._function is not None and kind in (FailureKind.USER, FailureKind.INPUT, FailureKind.END_OF_DATA):
+            self._model.record_error(self._function)
+
+
+def _share(waiting: int, workers: int) -> int:
+    """Returns the fair share of one of the workers of what waits."""
+    return -(-waiting // max(workers, 1))

@@ -1,0 +1,217 @@
+"""Tests of which closures run in one call, and that each has its own future and result."""
+
+import dataclasses
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from coordinator.future import Future
+from coordinator.runtime import FusionKey
+from coordinator.testing.fake_runtime import FakeRuntime, Gate
+from coordinator.workers.fused_dispatch import FusionSizeModel
+from tests.deadline import LIMIT, wait_until
+from tests.fake_cluster import OPTIONS, index_of, running_scheduler
+from tests.workers.fusible_steps import FOUR, SAME_KEY, behind_a_gate, recorder, results, schedule
+
+
+@pytest.fixture
+def runtime() -> FakeRuntime:
+    return FakeRuntime(1)
+
+
+def test_adjacent_closures_run_in_one_call_in_order_each_with_its_own_result(runtime: FakeRuntime) -> None:
+    order: list[int] = []
+    with running_scheduler(runtime, FOUR) as scheduler:
+        gate = behind_a_gate(scheduler, runtime)
+        futures = schedule(scheduler, [recorder(order, number) for number in range(10)])
+        gate.open()
+        assert results(futures) == order == list(range(10))
+        scheduler.join(LIMIT)
+        assert runtime.fused_calls == [(0, 4), (0, 4), (0, 2)]
+        assert scheduler.cluster.statistics().finished == 11
+        assert scheduler.cluster.statistics().workers[0].finished == 11
+
+
+def test_a_closure_does_not_wait_for_others_like_it(runtime: FakeRuntime) -> None:
+    with running_scheduler(runtime, FOUR) as scheduler:
+        assert results(schedule(scheduler, [lambda _: 1])) == [1]
+    assert runtime.fused_calls == []
+
+
+def test_all_closures_of_a_call_are_running(runtime: FakeRuntime) -> None:
+    with running_scheduler(runtime, FOUR) as scheduler:
+        gate, inner = behind_a_gate(scheduler, runtime), Gate(runtime)
+        futures = schedule(scheduler, [inner] * 5)
+        gate.open()
+        inner.wait_arrived()
+        assert [future.running() for future in futures] == [True] * 4 + [False]
+        assert (scheduler.cluster.statistics().running, scheduler.cluster.statistics().waiting) == (4, 1)
+        inner.open()
+        scheduler.join(LIMIT)
+
+
+@pytest.mark.parametrize(("most", "sizes"), [(1, []), (2, [2, 2, 2]), (3, [3, 3]), (100, [4, 2])])
+def test_the_maximal_number_of_fused_steps_is_an_option(runtime: FakeRuntime, most: int, sizes: list[int]) -> None:
+    options = dataclasses.replace(OPTIONS, steps_per_dispatch=most)
+    with running_scheduler(runtime, options) as scheduler:
+        gate = behind_a_gate(scheduler, runtime)
+        futures = schedule(scheduler, [lambda _: None] * 6)
+        gate.open()
+        results(futures)
+    assert [size for _, size in runtime.fused_calls] == sizes
+
+
+def test_short_steps_are_fused_by_default(runtime: FakeRuntime) -> None:
+    with running_scheduler(runtime) as scheduler:
+        while not runtime.fused_calls:
+            gate = behind_a_gate(scheduler, runtime)
+            futures = schedule(scheduler, [lambda _: None] * 64)
+            gate.open()
+            results(futures)
+
+
+def test_many_runs_may_be_in_a_larger_call_than_closures(runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FusionSizeModel, "steps", lambda model, function, available, ready: available)
+    with running_scheduler(runtime) as scheduler:
+        gate = behind_a_gate(scheduler, runtime)
+        futures = schedule(scheduler, [index_of] * 200)
+        gate.open()
+        results(futures)
+        sizes = [size for _, size in runtime.fused_calls]
+        assert scheduler.schedule(index_of, "step", fusion_key=SAME_KEY, steps=200).result(LIMIT) == [0] * 200
+    assert sizes == [64, 64, 64, 8]
+    assert runtime.fused_calls[-1] == (0, 200)
+
+
+def test_a_worker_asks_for_a_larger_call_and_makes_it_once_it_is_ready(runtime: FakeRuntime) -> None:
+    runtime.prepared = {}
+    with running_scheduler(runtime) as scheduler:
+
+        def run_many(**settings: Any) -> None:
+            gate = behind_a_gate(scheduler, runtime)
+            if settings:
+                futures = [scheduler.schedule(index_of, "step", fusion_key=SAME_KEY, **settings)]
+            else:
+                futures = schedule(scheduler, [index_of] * 64)
+            gate.open()
+            results(futures)
+
+        while not runtime.requested:
+            run_many()
+        assert set(runtime.requested) == {(0, 4)}
+        assert not runtime.fused_calls
+        runtime.prepared = {0: {4}}
+        run_many()
+        assert set(runtime.fused_calls) == {(0, 4)}
+        # Of many runs of one closure too.
+        runtime.fused_calls.clear()
+        run_many(steps=64)
+        assert set(runtime.fused_calls) == {(0, 4)}
+        # The next size is asked for when it would pay.
+        while set(runtime.requested) == {(0, 4)}:
+            run_many()
+        assert (0, 16) in runtime.requested
+
+
+def test_nothing_is_asked_for_if_the_size_is_set(runtime: FakeRuntime) -> None:
+    runtime.prepared = {}
+    with running_scheduler(runtime, FOUR) as scheduler:
+        gate = behind_a_gate(scheduler, runtime)
+        futures = schedule(scheduler, [index_of] * 8)
+        gate.open()
+        results(futures)
+    assert runtime.fused_calls == [(0, 4), (0, 4)]
+    assert runtime.requested == []
+
+
+def test_no_worker_takes_more_than_its_share_of_the_waiting_closures() -> None:
+    runtime = FakeRuntime(2)
+    with running_scheduler(runtime, dataclasses.replace(OPTIONS, steps_per_dispatch=64)) as scheduler:
+        gates = [behind_a_gate(scheduler, runtime, worker) for worker in (0, 1)]
+        inner = Gate(runtime)
+        futures = schedule(scheduler, [inner] * 10)
+        gates[0].open()
+        inner.wait_arrived()
+        assert scheduler.cluster.statistics().waiting == 6
+        gates[1].open()
+        inner.open()
+        assert len(results(futures)) == 10
+    assert runtime.fused_calls[0] == (0, 4)
+
+
+def test_a_lost_worker_has_no_share() -> None:
+    runtime = FakeRuntime(2)
+    with running_scheduler(runtime, dataclasses.replace(OPTIONS, steps_per_dispatch=64)) as scheduler:
+        runtime.kill(1)
+        wait_until(lambda: scheduler.cluster.statistics().workers[1].state == "lost")
+        gate = behind_a_gate(scheduler, runtime)
+        futures = schedule(scheduler, [lambda _: None] * 8)
+        gate.open()
+        results(futures)
+    assert runtime.fused_calls == [(0, 8)]
+
+
+def test_closures_of_different_kinds_run_in_separate_calls_in_order(runtime: FakeRuntime) -> None:
+    order: list[int] = []
+    keys = [FusionKey("a", ()), FusionKey("a", ()), FusionKey("b", ()), FusionKey("b", 1), None, None]
+    with running_scheduler(runtime, FOUR) as scheduler:
+        gate = behind_a_gate(scheduler, runtime)
+        futures = [
+            scheduler.schedule(recorder(order, number), "step", fusion_key=key) for number, key in enumerate(keys)
+        ]
+        gate.open()
+        results(futures)
+    assert order == list(range(6))
+    assert runtime.fused_calls == [(0, 2)]
+
+
+@pytest.mark.parametrize("settings", [{"worker": 0}, {"timeout": LIMIT}], ids=["for one worker", "with a time limit"])
+def test_closures_with_special_options_are_not_fused(runtime: FakeRuntime, settings: dict[str, Any]) -> None:
+    with running_scheduler(runtime, FOUR) as scheduler:
+        gate = behind_a_gate(scheduler, runtime)
+        futures = schedule(scheduler, [lambda _: 1] * 4, **settings)
+        gate.open()
+        assert results(futures) == [1] * 4
+    assert runtime.fused_calls == []
+
+
+@pytest.mark.parametrize("limits", [{"max_attempts": 1}, {"transient_retries": 0}])
+def test_nothing_is_fused_if_a_closure_may_not_be_repeated(runtime: FakeRuntime, limits: dict[str, int]) -> None:
+    with running_scheduler(runtime, dataclasses.replace(FOUR, **limits)) as scheduler:
+        gate = behind_a_gate(scheduler, runtime)
+        futures = schedule(scheduler, [lambda _: 1] * 4)
+        gate.open()
+        results(futures)
+    assert runtime.fused_calls == []
+
+
+def test_a_full_queue_has_room_for_as_many_as_were_taken(runtime: FakeRuntime) -> None:
+    options = dataclasses.replace(FOUR, max_queued_closures=4)
+    with running_scheduler(runtime, options) as scheduler:
+        gate = behind_a_gate(scheduler, runtime)
+        futures = schedule(scheduler, [lambda _: 1] * 4)
+        more: list[Future] = []
+        blocked = [threading.Thread(target=lambda: more.extend(schedule(scheduler, [lambda _: 2]))) for _ in range(4)]
+        for thread in blocked:
+            thread.start()
+        gate.open()
+        for thread in blocked:
+            thread.join(LIMIT)
+        assert results(futures) == [1] * 4
+        assert results(more) == [2] * 4
+
+
+def test_a_call_keeps_nothing_of_its_closures_alive_when_it_is_over(runtime: FakeRuntime) -> None:
+    with running_scheduler(runtime, FOUR) as scheduler:
+        gate = behind_a_gate(scheduler, runtime)
+        steps: list[Callable[[int], object]] = [lambda _, number=number: [number] for number in range(4)]  # type: ignore[misc]
+        ended = [weakref.ref(step) for step in steps]
+        futures = [scheduler.schedule(step, "step", fusion_key=SAME_KEY) for step in steps]
+        del steps
+        gate.open()
+        scheduler.join(LIMIT)
+        results(futures)
+        assert [step() for step in ended] == [None] * 4
