@@ -1,80 +1,225 @@
-"""The targets of a BUILD file, parsed as Python: calls with literal arguments."""
+"""The file BUILD, written from the sources: a library for each folder of the package, a test for each folder of tests.
+
+python -m tests.repository.build_file    writes BUILD
+
+A target depends on what its files import. What no import says stands in the tables of this file: the sizes of tests,
+the files that tests read, and the targets that everybody may use.
+"""
 
 import ast
-import dataclasses
+import functools
+import importlib.metadata
+import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+
+import grimp
 
 from tests import ROOT
 
+_HEAD = """\
+# The layers of the package, one library each. Written by `python -m tests.repository.build_file`, which finds what a
+# target depends on in the imports of its files. Packages that must be installed are named as in a pip hub "pypi".
 
-@dataclasses.dataclass(frozen=True)
-class Target:
-    """One target.
+load("@rules_python//python:defs.bzl", "py_library", "py_test")
 
-    Attributes:
-      rule: the called function, such as `py_library`.
-      name: the name of the target.
-      attributes: the other arguments, with globs replaced by the matching files.
-    """
+package(default_visibility = ["//visibility:private"])
 
-    rule: str
-    name: str
-    attributes: dict[str, Any]
+licenses(["notice"])
 
-    @property
-    def files(self) -> set[str]:
-        """The source files, relative to the root."""
-        return set(self.attributes.get("srcs", ()))
+exports_files(["LICENSE"])
+"""
+_PUBLIC = {"coordinator", "simulation", "testing"}
+# Folders whose tests need no server; the tests of modules at the root of the package belong to them.
+_CORE_TESTS = ("dashboard", "events", "queueing", "workers")
+_MEDIUM = {"core", "heartbeat", "simulation"}
+# Patterns of files that are no Python.
+_READ_BY_TESTS = {
+    "benchmarks": ["benchmarks/RESULTS.md"],
+    "core": ["docs/events.md"],
+    "embeddings": ["docs/**"],
+    "examples": ["examples/**"],
+    "repository": ["*", ".ci/**", "coordinator/**", "docs/**", "examples/**", "tests/**"],
+    "simulation": ["docs/**"],
+    "testbed": ["docs/**"],
+}
 
-    @property
-    def inner_deps(self) -> set[str]:
-        """The names of the targets in this file that it depends on."""
-        return {label.removeprefix(":") for label in self.attributes.get("deps", ()) if label.startswith(":")}
-
-    @property
-    def distributions(self) -> set[str]:
-        """The names of the installed distributions that it depends on."""
-        prefix = "@pypi//"
-        return {label.removeprefix(prefix) for label in self.attributes.get("deps", ()) if label.startswith(prefix)}
+_distributions_of_import = functools.cache(importlib.metadata.packages_distributions)
 
 
-class BuildFile:
-    """A BUILD file.
+def import_graph() -> grimp.ImportGraph:
+    """Returns every import in the sources, also imports inside functions and of names that are loaded lazily."""
+    packages = ("coordinator", "tests", "benchmarks", "examples")
+    graph = grimp.build_graph(*packages, include_external_packages=True, cache_dir=None)
+    for stub in (ROOT / "coordinator").glob("**/__init__.pyi"):
+        package = ".".join(stub.parent.relative_to(ROOT).parts)
+        for node in ast.parse(stub.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ImportFrom):
+                graph.add_import(importer=package, imported=f"{package}.{node.module or node.names[0].name}")
+    return graph
 
-    Args:
-      path: the file; its globs are taken relative to its folder.
-    """
 
-    def __init__(self, path: Path = ROOT / "BUILD"):
-        self._folder = path.parent
-        self.targets: dict[str, Target] = {}
-        for statement in ast.parse(path.read_text(encoding="utf-8"), filename=str(path)).body:
-            if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-                self._add(statement.value)
+def distributions_of(graph: grimp.ImportGraph, module: str) -> set[str]:
+    """Returns the names of the installed distributions that a module imports."""
+    imported = {name for name in graph.find_modules_directly_imported_by(module) if graph.is_module_squashed(name)}
+    return {_distributions_of_import()[name][0] for name in imported - sys.stdlib_module_names}
 
-    def of_rule(self, rule: str) -> list[Target]:
-        """Returns the targets of one rule, in the order of the file."""
-        return [target for target in self.targets.values() if target.rule == rule]
 
-    def _add(self, call: ast.Call) -> None:
-        attributes = {keyword.arg: self._value(keyword.value) for keyword in call.keywords if keyword.arg}
-        if name := attributes.pop("name", None):
-            assert name not in self.targets, f"BUILD has two targets called {name}."
-            self.targets[name] = Target(ast.unparse(call.func), name, attributes)
+def build_file() -> str:
+    """Returns the content of BUILD."""
+    graph = import_graph()
+    targets = [_head_of_package(graph)]
+    targets += [_library(graph, name) for name in ("core", "compat", *_folders("coordinator"))]
+    targets += [_test_support(graph), _benchmarks(graph), _core_test(graph)]
+    targets += [_test(graph, name) for name in _folders("tests") if name not in _CORE_TESTS]
+    return "\n".join([_HEAD, *targets])
 
-    def _value(self, node: ast.expr) -> Any:
-        if isinstance(node, ast.BinOp):
-            return self._value(node.left) + self._value(node.right)
-        if isinstance(node, ast.Call):
-            return self._matches(node)
-        return ast.literal_eval(node)
 
-    def _matches(self, call: ast.Call) -> list[str]:
-        assert ast.unparse(call.func) == "glob", f"BUILD calls {ast.unparse(call.func)}, which is not understood here."
-        excluded = {name for keyword in call.keywords for name in self._expand(ast.literal_eval(keyword.value))}
-        return sorted(self._expand(ast.literal_eval(call.args[0])) - excluded)
+def _folders(parent: str) -> list[str]:
+    return sorted(path.parent.name for path in (ROOT / parent).glob("*/__init__.py"))
 
-    def _expand(self, patterns: list[str]) -> set[str]:
-        paths = {path for pattern in patterns for path in self._folder.glob(pattern) if path.is_file()}
-        return {str(path.relative_to(self._folder)) for path in paths}
+
+def _target_of(module: str) -> str | None:
+    """Returns the library that has a module; None if the module is in no library that others may depend on."""
+    package, _, rest = module.partition(".")
+    if package == "coordinator":
+        if rest in ("", "__main__", "compat"):
+            return rest.strip("_").replace("main", "") or "coordinator"
+        folder = rest.partition(".")[0]
+        return folder if (ROOT / "coordinator" / folder).is_dir() else "core"
+    if package == "tests":
+        return None if rest.rpartition(".")[2].startswith("test_") else "test_support"
+    return package if package == "benchmarks" else None
+
+
+def _deps(graph: grimp.ImportGraph, name: str, modules: Iterable[str]) -> list[str]:
+    imported = {target for module in modules for target in graph.find_modules_directly_imported_by(module)}
+    libraries = {_target_of(module) for module in imported if module in graph.modules} - {None, name}
+    hub = {name.replace("-", "_").lower() for module in modules for name in distributions_of(graph, module)}
+    return sorted(f":{library}" for library in libraries) + sorted(f"@pypi//{package}" for package in hub)
+
+
+def _modules(graph: grimp.ImportGraph, target: str) -> set[str]:
+    inner = {module for module in graph.modules if not graph.is_module_squashed(module)}
+    return {module for module in inner if _target_of(module) == target}
+
+
+def _shown(rule: str, comment: str, **attributes: str | Sequence[str]) -> str:
+    lines = [f"# {comment}", f"{rule}("]
+    for key, value in attributes.items():
+        if value:
+            lines.append(f"    {key} = {value if isinstance(value, str) else _list(value)},")
+    return "\n".join([*lines, ")", ""])
+
+
+def _list(items: Sequence[str], indent: str = "    ") -> str:
+    """Returns a list as buildifier formats it: on one line if it has one item."""
+    if len(items) == 1:
+        return f'["{items[0]}"]'
+    return "\n".join(["[", *(f'{indent}    "{item}",' for item in items), f"{indent}]"])
+
+
+def _glob(patterns: Sequence[str], exclude: Sequence[str] = ()) -> str:
+    if not exclude:
+        return f"glob({_list(patterns)})"
+    inner = " " * 8
+    return f"glob(\n{inner}{_list(patterns, inner)},\n{inner}exclude = {_list(exclude, inner)},\n    )"
+
+
+def _summary(path: Path) -> str:
+    return str(ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))).partition("\n")[0]
+
+
+def _head_of_package(graph: grimp.ImportGraph) -> str:
+    return _shown(
+        "py_library",
+        "What users import: the public names, each loaded when it is first used, and `python -m coordinator`.",
+        name='"coordinator"',
+        srcs=["coordinator/__init__.py", "coordinator/__main__.py"],
+        data=["coordinator/__init__.pyi", "coordinator/py.typed"],
+        visibility=["//visibility:public"],
+        deps=_deps(graph, "coordinator", {"coordinator", "coordinator.__main__"}),
+    )
+
+
+def _library(graph: grimp.ImportGraph, name: str) -> str:
+    folder = ROOT / "coordinator" / name
+    srcs, data = _glob([f"coordinator/{name}/**/*.py"]), ""
+    if name == "core":
+        excluded = ["coordinator/__init__.py", "coordinator/__main__.py", "coordinator/compat.py"]
+        srcs = _glob(["coordinator/*.py"], exclude=excluded)
+        comment = "Errors, options, futures, statistics, and what a runtime must do. No TensorFlow."
+    elif name == "compat":
+        srcs, comment = '["coordinator/compat.py"]', _summary(ROOT / "coordinator/compat.py")
+    else:
+        comment = _summary(folder / "__init__.py")
+        if (folder / "__init__.pyi").exists():
+            data = _list([f"coordinator/{name}/__init__.pyi"])
+        if (folder / "page").exists():
+            data = _glob([f"coordinator/{name}/page/*"])
+    visibility = ["//visibility:public"] if name in _PUBLIC else []
+    deps = _deps(graph, name, _modules(graph, name))
+    return _shown("py_library", comment, name=_quoted(name), srcs=srcs, data=data, visibility=visibility, deps=deps)
+
+
+def _test_support(graph: grimp.ImportGraph) -> str:
+    return _shown(
+        "py_library",
+        "All modules of the tests that hold no tests: fixtures, the runner of programs, what folders share.",
+        name='"test_support"',
+        testonly="True",
+        srcs=_glob(["tests/**/*.py"], exclude=["tests/**/test_*.py"]),
+        data=["pyproject.toml"],
+        deps=sorted([*_deps(graph, "test_support", _modules(graph, "test_support")), "@pypi//pytest_timeout"]),
+    )
+
+
+def _benchmarks(graph: grimp.ImportGraph) -> str:
+    return _shown(
+        "py_library",
+        "Programs that measure. They are no layer: users of the library never import them.",
+        name='"benchmarks"',
+        testonly="True",
+        srcs=_glob(["benchmarks/**/*.py"]),
+        deps=_deps(graph, "benchmarks", _modules(graph, "benchmarks")),
+    )
+
+
+def _core_test(graph: grimp.ImportGraph) -> str:
+    modules = {name for name in graph.find_children("tests") if name.rpartition(".")[2].startswith("test_")}
+    for folder in _CORE_TESTS:
+        modules |= graph.find_descendants(f"tests.{folder}")
+    patterns = ["tests/test_*.py", *(f"tests/{folder}/**/test_*.py" for folder in _CORE_TESTS)]
+    return _test_target(graph, "core", "The core against the fake runtime.", patterns, "tests", modules)
+
+
+def _test(graph: grimp.ImportGraph, name: str) -> str:
+    patterns, folder = [f"tests/{name}/**/test_*.py"], f"tests/{name}"
+    comment = f"What `{folder}` tests on a machine."
+    return _test_target(graph, name, comment, patterns, folder, graph.find_descendants(f"tests.{name}"))
+
+
+def _test_target(
+    graph: grimp.ImportGraph, name: str, comment: str, patterns: list[str], folder: str, modules: set[str]
+) -> str:
+    modules = {module for module in modules if _target_of(module) is None}
+    deps = _deps(graph, name + "_test", modules)
+    return _shown(
+        "py_test",
+        comment,
+        name=_quoted(f"{name}_test"),
+        size=_quoted("medium" if name in _MEDIUM else "large"),
+        srcs=f'{_glob(patterns)} + ["tests/pytest_main.py"]',
+        args=[folder],
+        data=_glob(_READ_BY_TESTS[name]) if name in _READ_BY_TESTS else "",
+        main='"tests/pytest_main.py"',
+        deps=sorted({*deps, ":test_support"}),
+    )
+
+
+def _quoted(text: str) -> str:
+    return f'"{text}"'
+
+
+if __name__ == "__main__":
+    (ROOT / "BUILD").write_text(build_file(), encoding="utf-8")

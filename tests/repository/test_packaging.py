@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import grimp
 import pytest
 
 import coordinator
@@ -16,7 +15,7 @@ from tests import ROOT
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the files that setup.py would install in `lib`, and the metadata in `coordinator_tf.egg-info`."""
+    """A folder with the files that an installation has in `lib`, and the metadata in `coordinator_tf.egg-info`."""
     folder = tmp_path_factory.mktemp("built")
     commands = ["egg_info", f"--egg-base={folder}", "build", f"--build-base={folder}", f"--build-lib={folder / 'lib'}"]
     setup = [sys.executable, "-W", "ignore", "setup.py", "-q", *commands]
@@ -37,14 +36,6 @@ def requirements(built: Path) -> dict[str, set[str]]:
         else:
             found[extra].add(re.split(r"[^\w.-]", line, maxsplit=1)[0])
     return found
-
-
-@pytest.fixture(scope="module")
-def imported(graph: grimp.ImportGraph, distributions: Callable[[str], dict[str, str]]) -> Callable[[str], set[str]]:
-    """Returns the distributions that a folder imports."""
-    return lambda folder: {
-        name for module in {folder, *graph.find_descendants(folder)} for name in distributions(module)
-    }
 
 
 def test_every_source_file_is_installed(built: Path) -> None:
