@@ -11,7 +11,9 @@ import coordinator
 from tests.pages import snippets
 from tests.program_runner import COORDINATOR
 
-SHARDED, ROWWISE, GROWING, SAVED, KERAS, ALONE, EXPORTED, SERVED = snippets("docs/embeddings.md")
+[SHARDED], [ROWWISE] = snippets("docs/embeddings.md"), snippets("docs/sparse_updates.md")
+GROWING, SAVED, KERAS, ALONE = snippets("docs/tables.md")
+EXPORTED, SERVED = snippets("docs/serving.md")
 IDS, LABELS = np.arange(32).reshape(8, 4), np.ones([8, 1], np.float32)
 IMPORTS = ROWWISE.partition("\n\nstrategy = ")[0]
 RESOLVER = "resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()"

@@ -46,6 +46,9 @@ FRAGMENTED = [
 ELSEWHERE = {
     "README.md": "tests/repository/test_readme.py",
     "docs/embeddings.md": "tests/embeddings/test_page.py",
+    "docs/serving.md": "tests/embeddings/test_page.py",
+    "docs/sparse_updates.md": "tests/embeddings/test_page.py",
+    "docs/tables.md": "tests/embeddings/test_page.py",
     "docs/keras/exactness.md": "tests/repository/test_keras_docs.py",
     "docs/keras/fit.md": "tests/repository/test_keras_docs.py",
     "docs/keras/models.md": "tests/repository/test_keras_docs.py",
