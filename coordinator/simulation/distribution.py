@@ -1,8 +1,8 @@
 """Distributions of times, in seconds, never negative, and their form as text, such as "lognormal(50ms,0.4)".
 
 NumPy's generator draws the times, in blocks: one at a time would cost more than the event that it is for. `scipy.stats`
-would replace only the formulas for four means. Importing it takes 0.5 s, and a whole `coordinator simulate` takes 0.2 s.
-For the same seed it draws other times, and the figures in docs/simulation.md depend on the times.
+would replace only the formulas for four means. Importing it takes 0.5 s, and a whole `coordinator simulate` takes 0.2
+s. For the same seed it draws other times, and the figures in docs/simulation.md depend on the times.
 
 Quantities are written as people write them: "50ms", "100MB", "10Gbit", "5%". A delay is written as
 

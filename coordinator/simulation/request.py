@@ -1,9 +1,9 @@
 """The options of `coordinator simulate`, as settings: from texts, and from the trace of a real training.
 
-Each call in a trace says how long its steps took. The counters of a trace say how busy the hosts and processes were that
-all workers share. The busiest of them is simulated as the only parameter server: with more workers, steps wait for it,
-and the rate is at most what it can serve. Its times are exponential, as in the network by which `scale_advice` tells
-waiting from work. The rest of a step is computation of its worker.
+Each call in a trace says how long its steps took. The counters of a trace say how busy the hosts and processes were
+that all workers share. The busiest of them is simulated as the only parameter server: with more workers, steps wait for
+it, and the rate is at most what it can serve. Its times are exponential, as in the network by which `scale_advice`
+tells waiting from work. The rest of a step is computation of its worker.
 """
 
 import dataclasses

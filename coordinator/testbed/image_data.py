@@ -1,9 +1,9 @@
 """Small images with labels, some of them held out: scikit-learn's digits, or CIFAR-10 from a folder.
 
-CIFAR-10 is read in its published formats (https://www.cs.toronto.edu/~kriz/cifar.html). Binary files, `data_batch_1.bin` to `data_batch_5.bin`, are records of a label and 3072 pixels, one byte each. Those of
-the python format, `data_batch_1` to `data_batch_5`, are pickles. Loading a pickle can call any function; here it may
-call only those that create NumPy arrays, which is all that these files need. A file that asks for another function is
-refused.
+CIFAR-10 is read in its published formats (https://www.cs.toronto.edu/~kriz/cifar.html). Binary files,
+`data_batch_1.bin` to `data_batch_5.bin`, are records of a label and 3072 pixels, one byte each. Those of the python
+format, `data_batch_1` to `data_batch_5`, are pickles. Loading a pickle can call any function; here it may call only
+those that create NumPy arrays, which is all that these files need. A file that asks for another function is refused.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
 """What a trial trains: a network on images in a file, the update rule of its gradients, and the step of its workers.
 
-A training can be reset. Trials that differ only in their delay, or asynchronous ones in the number of workers, share the rule's variables and
-the functions of a step, which take seconds to create.
+A training can be reset. Trials that differ only in their delay, or asynchronous ones in the number of workers, share
+the rule's variables and the functions of a step, which take seconds to create.
 """
 
 import dataclasses
