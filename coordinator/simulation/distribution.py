@@ -1,17 +1,15 @@
 """Distributions of times, in seconds, never negative, and their form as text, such as "lognormal(50ms,0.4)".
 
 NumPy's generator draws the times, in blocks: one at a time would cost more than the event that it is for. `scipy.stats`
-would replace only the formulas for four means. Importing it takes 0.5 s, where a whole `coordinator simulate` takes
-0.2 s, and for the same seed it draws other times, on which the figures in docs/simulation.md depend.
+would replace only the formulas for four means. Importing it takes 0.5 s, and a whole `coordinator simulate` takes 0.2
+s. For the same seed it draws other times, and the figures in docs/simulation.md depend on the times.
 
-Times, sizes, rates and shares as people write them: "50ms", "100MB", "10Gbit", "5%".
+Quantities are written as people write them: "50ms", "100MB", "10Gbit", "5%". A delay is written as
 
-A text of another form raises a `SettingError` with the option that it was given for, and what is allowed.
+    "lognormal(0.1s,1.0)"         a delay for each push
+    "0s/lognormal(0.1s,1.0)"      worker 0 has no delay, all others have the second
 
-Delays of gradients that are drawn from distributions, for the rule `Delayed`, and their form as text.
-
-"lognormal(0.1s,1.0)"         a delay for each push
-"0s/lognormal(0.1s,1.0)"      worker 0 has no delay, all others have the second
+A text of another form raises a `SettingError` that names the option and what is allowed.
 """
 
 import dataclasses

@@ -1,11 +1,9 @@
-"""The options of `coordinator simulate`: texts that are parsed into settings.
+"""The options of `coordinator simulate`, as settings: from texts, and from the trace of a real training.
 
-Settings of a simulation from the trace of a real training.
-
-Each call in the trace says how long its steps took, and its counters how busy were the hosts and processes that all
-workers share. The busiest of these is simulated as the only parameter server: with more workers, steps wait for it, and
-the rate is at most what it can serve. Its times are exponential, as those of the network by which `scale_advice` tells
-waiting from work. Computation of the worker is the rest: what a step takes of itself, and of all else that is shared.
+Each call in a trace says how long its steps took. The counters of a trace say how busy the hosts and processes were
+that all workers share. The busiest of them is simulated as the only parameter server: with more workers, steps wait for
+it, and the rate is at most what it can serve. Its times are exponential, as in the network by which `scale_advice`
+tells waiting from work. The rest of a step is computation of its worker.
 """
 
 import dataclasses
@@ -26,10 +24,9 @@ from coordinator.errors import SettingError
 from coordinator.events.trace import BUSY
 from coordinator.paths import local_path
 from coordinator.simulation.distribution import (
-    Distribution,
+    Empirical,
     Exponential,
     RandomDelay,
-    Samples,
     parse_bytes,
     parse_delay,
     parse_number,
@@ -47,24 +44,6 @@ _WORKER = re.compile(r"worker (\d+)")
 _STRANGE = (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
 # A pull and a push.
 _MESSAGES = 2
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Measured(Distribution):
-    """Times that were measured, drawn at random.
-
-    Attributes:
-      times: in seconds, at least one.
-    """
-
-    times: Samples
-
-    @property
-    def mean(self) -> float:
-        return float(self.times.mean())
-
-    def sample(self, generator: np.random.Generator, count: int) -> Samples:
-        return generator.choice(self.times, count)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,8 +104,8 @@ def _calibration(path: str | os.PathLike[str], events: Sequence[Mapping[str, Any
     settings = {
         "workers": len(calls),
         "ps": 1,
-        "compute": Measured(times * (compute / times.mean())),
-        "dispatch": Measured(np.array(gaps)),
+        "compute": Empirical(tuple((times * (compute / times.mean())).tolist())),
+        "dispatch": Empirical(tuple(gaps)),
         "service": Exponential(load.busiest.share / rate / _MESSAGES),
     }
     return Calibration(load, settings)

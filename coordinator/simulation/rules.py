@@ -1,17 +1,14 @@
-"""The update rules in virtual time.
+"""The update rules in virtual time: settings that users choose, and a run of each rule, which decides.
 
-Each class has the name, the settings and the checks of a rule of `coordinator.updates` (see its settings class), and
-follows the same decisions.
-
-What an update rule is in virtual time: settings that users choose, and a run of the rule, which decides.
+Each class has the name, the settings and the checks of a rule of `coordinator.updates`.
 
     ask    may_begin? -- no --> add_waiting ... next_ready
               | yes
     pull   begin          what the worker computes on, and what is sent to it
     push   push           what the gradient does to the model, and what is sent with it
 
-The engine asks these questions; each rule overrides the answers in which it differs. Decisions are made by
-`coordinator.updates.decisions`, the functions that the cluster's own graphs run.
+The engine asks these questions; each rule overrides the answers in which it differs. Rules decide by the functions of
+`coordinator.updates.decisions`, which the graphs of a cluster run, too.
 """
 
 import bisect

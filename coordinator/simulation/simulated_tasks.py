@@ -1,4 +1,4 @@
-"""A worker in virtual time: its state, when it is absent, and the timeline of what it did."""
+"""The tasks in virtual time: workers with their absences and timelines, and the queues of the parameter servers."""
 
 import dataclasses
 import enum

@@ -1,13 +1,12 @@
-"""Loss curves of real trainings, and of the same trainings in virtual time with the measured times of their steps.
+"""The simulator compared with real servers, with the same rules and the same times.
 
-real servers --> losses ------------------------------------.
-     |                                                      +--> a table, pictures, and the difference over the grid
-     '--> times of steps --> simulated cluster --> losses --'
-
-Real runs of all rules with several numbers of workers, and simulations with the same numbers.
+    sleeps --> real steps --+--> what the rule counted --> real figures -----------.
+                            |                                                      +--> a table, and reasons
+                            '--> what each part took ----> simulated figures ------'
 
 The simulator is given the measured times of the parts of the real steps. It has to predict what follows from them: how
-long workers wait, how stale gradients are, and how many are accepted.
+long workers wait, how stale gradients are, and how many gradients are accepted. A second comparison does the same with
+the loss curves of real trainings.
 """
 
 import dataclasses
@@ -32,7 +31,6 @@ from coordinator.testbed.image_data import ImageData
 from coordinator.testbed.measurement import measure, new_progress_bar, new_strategy
 from coordinator.testbed.results import WINDOW, LossCurve, TrialResult, results_of
 from coordinator.testbed.step_times import Run, Sleeps, StepTimes
-from coordinator.updates.update_rule import Staleness
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -57,6 +55,8 @@ class Figures:
     @classmethod
     def of_runs(cls, runs: Sequence[Run], workers: int) -> "Figures":
         """Returns the figures of several real runs together."""
+        from coordinator.updates.update_rule import Staleness
+
         seconds = sum(run.seconds for run in runs)
         staleness = Staleness(tuple(map(int, np.sum([run.histogram for run in runs], axis=0))))
         return cls(
@@ -274,7 +274,7 @@ class Confirmation:
         runs: list[list[Run]] = [[] for _ in settings]
         # One step per call: with several, only the first would be dispatched.
         with new_strategy(max(self.workers), Options(steps_per_dispatch=1)) as strategy:
-            from coordinator.testbed.step_times import RealSteps
+            from coordinator.testbed.real_steps import RealSteps
 
             steps = [RealSteps(strategy, rule, workers, _SLEEPS) for _, rule, workers in settings]
             # They take turns, so that other load of the machine affects all of them.
@@ -289,9 +289,6 @@ class Confirmation:
             f"{', '.join(RULES)}; {', '.join(map(str, self.workers))} workers, the last one slow; "
             f"steps sleep {_SLEEPS}; {self.repeats} runs of {self.seconds:g} s"
         )
-
-
-# The largest difference of loss curves that agree, as a share of the mean loss.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -346,7 +343,7 @@ def compare(experiment: Experiment, data: ImageData) -> list[LossComparison]:
     simulated: list[LossCurve] = []
     measure(dataclasses.replace(experiment, simulated=False), data, real.append)
 
-    from coordinator.testbed.measurement import rule_of
+    from coordinator.testbed.runner import rule_of
 
     def setting_of(trial: Trial) -> Setting:
         runs = [curve.run for curve in real if curve.trial == trial and curve.run is not None]

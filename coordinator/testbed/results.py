@@ -1,4 +1,4 @@
-"""Compares the measured loss curves with the findings of a paper.
+"""The results of trials: loss curves, means over several runs, and the findings of a paper compared with them.
 
 "Asynchronous Deep Learning Test-bed to Analyze Gradient Staleness Effect" finds that more delay makes training less
 stable and slower, that more workers do so too, and that without delay synchronous and asynchronous training are about

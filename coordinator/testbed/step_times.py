@@ -2,37 +2,20 @@
 
 asked          pulled                    computed           finished        asked (the next step)
   | latency x 2  |  sleep                    | latency x 2, update |  dispatch  |
-
-Steps of a rule on real workers that sleep instead of computing, and record the times of their parts.
-
-What is counted in a run happened while all of its workers had steps to run.
 """
 
-import concurrent.futures
 import dataclasses
 import functools
 import math
 import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
-from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
-from coordinator.ps_strategy.per_worker.resource import get_current_worker_index
 from coordinator.simulation.distribution import Empirical
 from coordinator.simulation.rules import Rule
 from coordinator.simulation.setting import Setting
-from coordinator.testbed.training import RuleCounts
-from coordinator.updates.rule_state import pause
-from coordinator.updates.rules.asynchronous import Asynchronous
-from coordinator.updates.rules.bounded_delay import BoundedDelay
-from coordinator.updates.rules.model_average import ModelAverage
-from coordinator.updates.rules.stale_synchronous import StaleSynchronous
-from coordinator.updates.rules.synchronous import Synchronous
-from coordinator.updates.update_rule import UpdateRule
 
 # The size of the table: large enough that draws from it resemble the distribution.
 _SIZE = 64
@@ -166,101 +149,3 @@ class StepTimes:
             dispatch=Empirical(self.dispatch),
             pushes=_PUSHES,
         )
-
-
-# Steps that each worker finishes before the counts begin.
-_SETTLING = 2
-# Steps per worker beyond those that fit into the time of a run.
-_MORE = 50
-# In seconds, for waits of a few seconds.
-_DEADLINE = 300.0
-_VARIABLE_SHAPE = [16]
-_KINDS: dict[str, Callable[..., UpdateRule]] = {
-    kind.__name__: kind for kind in (Asynchronous, Synchronous, StaleSynchronous, BoundedDelay, ModelAverage)
-}
-
-
-class RealSteps:
-    """A rule with a small model, and its step. The constructor has all workers run the step once.
-
-    Args:
-      strategy: has at least that number of workers.
-      rule: the rule, as it is simulated; that of the cluster has the same name and settings.
-      workers: the number of workers that take part; the last one is slow.
-      sleeps: how long their steps sleep.
-    """
-
-    def __init__(self, strategy: ParameterServerStrategy, rule: Rule, workers: int, sleeps: Sleeps) -> None:
-        self._strategy = strategy
-        self._workers = workers
-        self._sleeps = sleeps
-        with strategy.scope():
-            variable = tf.Variable(tf.zeros(_VARIABLE_SHAPE))
-            kind = _KINDS[type(rule).__name__]
-            self._rule = kind(_descend, [variable], learning_rate=1e-6, **dataclasses.asdict(rule))
-        self._step = _new_step(self._rule, variable, sleeps, slow_worker=workers - 1)
-        for worker in range(workers):
-            strategy.schedule(self._step, worker=worker)
-        strategy.join(_DEADLINE)
-
-    def run(self, seconds: float) -> Run:
-        """Runs steps on all workers for a time, in seconds.
-
-        Raises:
-          RuntimeError: a worker was quicker than its sleeps.
-          Exception: what `ParameterServerStrategy.join` raises.
-        """
-        most = _SETTLING + _MORE + math.ceil(2 * seconds / self._sleeps.mean)
-        scheduled = [
-            [self._strategy.schedule(self._step, worker=worker) for worker in range(self._workers)] for _ in range(most)
-        ]
-        counted = [future for futures in scheduled[_SETTLING:] for future in futures]
-        try:
-            for futures in scheduled[:_SETTLING]:
-                for future in futures:
-                    future.result(_DEADLINE)
-            before, since, began = RuleCounts.of(self._rule), time.time(), time.monotonic()
-            concurrent.futures.wait(counted, timeout=seconds, return_when=concurrent.futures.FIRST_EXCEPTION)
-            after, until, seconds = RuleCounts.of(self._rule), time.time(), time.monotonic() - began
-        finally:
-            for future in reversed(counted):
-                if not future.running():
-                    future.cancel()
-        self._strategy.join(_DEADLINE)
-        if any(not future.cancelled() for future in scheduled[-1]):
-            raise RuntimeError(
-                f"A worker has run out of steps within {seconds:g} s: {self._rule}, {self._workers} workers."
-            )
-        found = after - before
-        recorded = [_recorded(futures, since, until) for futures in zip(*scheduled, strict=True)]
-        return Run(seconds, found.updates, found.histogram, found.waited, recorded)
-
-
-def _descend(variable: Any, gradient: Any, rate: Any) -> None:
-    variable.assign_sub(rate * gradient)
-
-
-def _recorded(futures: Sequence[Any], since: float, until: float) -> Any:
-    """Returns the times of a worker's steps that finished between two wall times; float64 [steps, RECORDED]."""
-    results = [future.result() for future in futures if not future.cancelled()]
-    steps = np.array(results, np.float64).reshape(-1, RECORDED)
-    return steps[(steps[:, FINISHED] > since) & (steps[:, FINISHED] <= until)]
-
-
-def _new_step(rule: UpdateRule, variable: Any, sleeps: Sleeps, slow_worker: int) -> Any:
-    def step() -> Any:
-        asked = tf.timestamp()
-        with tf.control_dependencies([asked]), rule.pull() as version:
-            with tf.control_dependencies([version]):
-                pulled = tf.timestamp()
-            gradient = tf.ones_like(variable.read_value())
-            with tf.control_dependencies([pulled, gradient]):
-                slept = pause(sleeps.draw(get_current_worker_index(), slow_worker))
-            with tf.control_dependencies([slept]):
-                computed = tf.timestamp()
-            with tf.control_dependencies([computed]):
-                accepted = rule.push([tf.identity(gradient)], version)
-        with tf.control_dependencies([accepted]):
-            return tf.stack([asked, pulled, computed, tf.timestamp()])
-
-    return tf.function(step, autograph=False)

@@ -1,10 +1,11 @@
-"""A network, the update rule of its gradients, and the step of its workers; it can be reset.
+"""What a trial trains: a network on images in a file, the update rule of its gradients, and the step of its workers.
 
-Trials that differ only in their delay, or asynchronous ones in the number of workers, share the rule's variables and
-the functions of a step, which take seconds to create.
+A training can be reset. Trials that differ only in their delay, or asynchronous ones in the number of workers, share
+the rule's variables and the functions of a step, which take seconds to create.
 """
 
 import dataclasses
+import pathlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -77,6 +78,40 @@ class HeldOut:
         self._network.set_weights(weights)
         logits = self._network.predict(self._images, batch_size=1000, verbose=0)
         return float(np.mean(np.argmax(logits, axis=1) == self._labels))
+
+
+class RecordFile:
+    """A file of images and labels, which the workers of this machine read, so that no graph contains them.
+
+    Each record is a label, then an image, byte by byte.
+
+    Args:
+      data: the images, an attribute too.
+      path: of the file.
+    """
+
+    def __init__(self, data: ImageData, path: pathlib.Path) -> None:
+        self.data, self._path = data, path
+        np.concatenate([data.labels[:, None], data.images.reshape(len(data.images), -1)], axis=1).tofile(path)
+
+    def minibatches(self, batch_size: int, worker: int, workers: int, seed: int) -> tf.data.Dataset:
+        """Returns a worker's part of the images, repeated without end and shuffled for each repetition.
+
+        Returns:
+          Pairs of images, float32 [batch_size, height, width, channels] from 0 to 1, and labels, int32 [batch_size].
+        """
+        # The order depends on this seed, too.
+        tf.random.set_seed(seed)
+        data = self.data
+
+        def decoded(records: Any) -> Any:
+            values = tf.reshape(tf.io.decode_raw(records, tf.uint8), [batch_size, -1])
+            images = tf.reshape(tf.cast(values[:, 1:], tf.float32) / data.highest, [batch_size, *data.shape])
+            return images, tf.cast(values[:, 0], tf.int32)
+
+        records = tf.data.FixedLengthRecordDataset(str(self._path), 1 + int(np.prod(data.shape)))
+        part = records.shard(workers, worker).cache().shuffle(len(data.images), seed=seed)
+        return part.repeat().batch(batch_size, drop_remainder=True).map(decoded).prefetch(2)
 
 
 @dataclasses.dataclass(frozen=True)

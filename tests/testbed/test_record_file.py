@@ -2,7 +2,8 @@ from pathlib import Path
 
 import numpy as np
 
-from coordinator.testbed.image_data import ImageData, RecordFile
+from coordinator.testbed.image_data import ImageData
+from coordinator.testbed.training import RecordFile
 
 IMAGES = np.arange(12, dtype=np.uint8).repeat(2 * 3).reshape(12, 2, 3, 1)
 DATA = ImageData(IMAGES, np.arange(12, dtype=np.uint8), 11, IMAGES, IMAGES[:, 0, 0, 0])

@@ -8,9 +8,9 @@ import pytest
 import tensorflow as tf
 
 from coordinator.testbed.experiment import ASYNCHRONOUS, SEQUENTIAL, SYNCHRONOUS, Descent, Experiment, Trial
-from coordinator.testbed.image_data import ImageData, RecordFile
-from coordinator.testbed.measurement import SimulatedRunner
-from coordinator.testbed.training import new_loss, new_network
+from coordinator.testbed.image_data import ImageData
+from coordinator.testbed.runner import SimulatedRunner
+from coordinator.testbed.training import RecordFile, new_loss, new_network
 
 BATCHES, STEP, RATE = 24, 0.1, 0.05
 EXPERIMENT = Experiment(batch_size=8, batches=BATCHES, step_time=STEP, learning_rate=RATE, seed=3)

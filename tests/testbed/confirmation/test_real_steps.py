@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from coordinator.simulation.rules import BoundedDelay
-from coordinator.testbed.step_times import ASKED, COMPUTED, FINISHED, PULLED, RealSteps, Sleeps
+from coordinator.testbed.real_steps import RealSteps
+from coordinator.testbed.step_times import ASKED, COMPUTED, FINISHED, PULLED, Sleeps
 
 MAX_DELAY = 3
 BOUNDED_DELAY = BoundedDelay(MAX_DELAY)
