@@ -9,23 +9,14 @@ from coordinator.errors import LaunchError
 
 
 class Address(NamedTuple):
-    """The parts of a server's address.
-
-    Attributes:
-      host: as sockets take it: an IPv6 address without its brackets.
-      port: from 1 to 65535.
-    """
+    """A server's host, as sockets take it (an IPv6 address without its brackets), and its port, from 1 to 65535."""
 
     host: str
     port: int
 
 
 def parse_address(text: object) -> Address:
-    """Splits `host:port`.
-
-    Raises:
-      ValueError: the text is not of that form.
-    """
+    """Splits `host:port`; raises ValueError if the text is not of that form."""
     host, _, port = text.rpartition(":") if isinstance(text, str) else ("", "", "")
     host = host.strip("[]")
     is_text = not any("\ud800" <= character <= "\udfff" for character in host)
@@ -63,20 +54,12 @@ class PageAddress(NamedTuple):
 
 
 def parse_page_address(text: object, name: str) -> PageAddress:
-    """Splits `host:port` or `host:port/token`.
-
-    Args:
-      text: the address.
-      name: of the setting, for the message.
-
-    Raises:
-      ValueError: the text is not of that form.
-    """
+    """Splits `host:port` or `host:port/token`; raises ValueError, with the name of the setting, for anything else."""
     form = r"(\[[^]/]+\]|[^:/\s]+):(\d{1,5})(?:/([\w.~-]+)/?)?"
-    found = re.fullmatch(form, text, re.ASCII) if isinstance(text, str) else None
-    if found is None or int(found[2]) > 65_535:
+    match = re.fullmatch(form, text, re.ASCII) if isinstance(text, str) else None
+    if match is None or int(match[2]) > 65_535:
         raise ValueError(f"{name} must be 'host:port', such as '127.0.0.1:0', or 'host:port/token', got {text!r}.")
-    return PageAddress(found[1].strip("[]"), int(found[2]), found[3] or "")
+    return PageAddress(match[1].strip("[]"), int(match[2]), match[3] or "")
 
 
 def check_port_is_free(task: str, address: str) -> None:

@@ -16,7 +16,7 @@ _Value = TypeVar("_Value")
 
 
 class _Owned:
-    """An attribute of a key. Copies and pickles of the key, which have all attributes, have an empty one."""
+    """An attribute of a key. Copies and pickles of the key have an empty one."""
 
     __slots__ = ("owner", "value")
 

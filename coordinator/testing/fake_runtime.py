@@ -177,7 +177,7 @@ class FakeRuntime:
         self._change(lambda: setattr(self, "_lost_parameter_server", None))
 
     def bind_thread(self, worker: int) -> None:
-        """Records the worker of the calling thread; `run` refuses other threads."""
+        """Records the thread of a worker; `run` refuses other threads."""
         self._threads[worker] = threading.current_thread()
 
     def run(self, worker: int, work: Callable[[int], Any], cancellation: Cancellation) -> Any:

@@ -21,7 +21,7 @@ from coordinator.runtime import Runtime, Servers
 from coordinator.statistics import ClusterStatistics
 from coordinator.workers.background_threads import BuildThread, IdleWatch, LinkWatch, StragglerWatch
 from coordinator.workers.recovery_loop import RecoveryLoop
-from coordinator.workers.worker import Worker, WorkerState
+from coordinator.workers.worker import Worker
 
 _logger = logging.getLogger("coordinator")
 
@@ -30,17 +30,10 @@ class Cluster:
     """The servers of a strategy and their statistics; adds, moves and removes them while training runs.
 
     Users call `workers`, `statistics`, `schedule`, `add_worker`, `move_worker`, `remove_worker` and
-    `move_parameter_server`. The other methods are for the library.
-
-    Args:
-      runtime: runs calls.
-      servers: know the cluster's tasks.
-      queue: has the closures, and counts what the workers do.
-      recovery: recovers parameter servers.
-      options: limits and times.
+    `move_parameter_server`. The other methods, and the constructor, are for the library.
 
     Attributes:
-      threads: those on which nothing may wait for closures: the workers', and the one in `stop`.
+      threads: the threads on which nothing may wait for closures: the workers', and the one in `stop`.
       links: finds broken links between servers.
       queue: of the closures.
     """
@@ -65,12 +58,12 @@ class Cluster:
         self._lock = threading.Lock()
         # Each returns a callback, or None when its object is gone.
         self._idle_callbacks: list[Callable[[], Any]] = []
-        # The indices of workers that are being removed.
+        # The workers that are being removed.
         self._leaving: set[int] = set()
         self._schedule: Callable[[], Callable[..., Future] | None] = lambda: None
         self._set_workers({index: self._new_worker(index) for index in servers.worker_addresses})
         for index, address in servers.worker_addresses.items():
-            queue.workers.admit(index)
+            queue.admit(index)
             queue.events.record("worker_joined", f"worker {index}", detail=address)
 
     @property
@@ -117,7 +110,7 @@ class Cluster:
             if index in taken:
                 raise ValueError(f"There is a worker {index} already; there are {sorted(taken)}.")
             self._servers.add_worker(index, address)
-            self.queue.workers.admit(index)
+            self.queue.admit(index)
             self.queue.events.record("worker_joined", f"worker {index}", detail=address)
             worker = self._new_worker(index)
             self._set_workers({**self._workers, index: worker})
@@ -140,7 +133,7 @@ class Cluster:
         worker = self._withdraw(index)
         try:
             if not worker.wait_stopped(self._options.close_timeout if timeout is None else timeout):
-                self.queue.workers.cancel_attempts(index)
+                self.queue.cancel_attempts(index)
                 if not worker.wait_stopped(self._options.close_timeout):
                     _logger.warning("%s runs a call that cannot be cancelled; its thread is left behind.", worker)
         finally:
@@ -241,7 +234,7 @@ class Cluster:
         """Fails the closures that only this worker may run, if it was removed, perhaps while they were being queued."""
         if index in self._workers:
             return
-        for closure in self.queue.workers.waiting_for(index):
+        for closure in self.queue.waiting_for(index):
             message = f"{closure} may run only on worker {index}, which was removed. Schedule it on another worker."
             self.queue.fail_waiting(closure, WorkerLost(f"worker {index}", message), ErrorScope.JOIN)
 
@@ -258,10 +251,10 @@ class Cluster:
                 "future, and would wait for itself. Set an event in the callback, and call it on another thread."
             )
 
-    # The callbacks of `coordinator.workers.worker.WorkerEvents`; `schedule` above is one too.
+    # The methods that follow are called on a worker's thread.
 
     def attempt_started(self, attempt: Attempt) -> None:
-        """Tracks the timeout of an attempt."""
+        """Tracks an attempt of a closure that has a timeout."""
         self._stragglers.track(attempt)
 
     def became_idle(self, worker: int) -> None:
@@ -273,20 +266,16 @@ class Cluster:
             except Exception:
                 _logger.exception("A callback for idle workers raised an error for worker %d.", worker)
 
-    def live_workers(self) -> int:
-        """Returns how many workers are live."""
-        return sum(worker.state is WorkerState.LIVE for worker in self._workers.values())
-
     @uninterrupted
     def _withdraw(self, index: int) -> Worker:
         """Takes a worker from the cluster; it stops after what it runs, and what waits for it alone fails."""
         with self._lock:
             self.refuse_unknown(index, " to remove")
             worker = self._workers[index]
-            self._set_workers({other: each for other, each in self._workers.items() if other != index})
+            self._set_workers({other: kept for other, kept in self._workers.items() if other != index})
             self._leaving.add(index)
             is_last = not self._workers
-        self.queue.workers.dismiss(index)
+        self.queue.dismiss(index)
         worker.stop()
         if is_last:
             _logger.warning("%s is removed; no worker is left, and functions wait until one is added.", worker.device)

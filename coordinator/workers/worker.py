@@ -21,7 +21,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from coordinator.errors import ClosureQuarantined, InvalidTransitionError, WorkerLost
 from coordinator.events.event_stream import Kind
@@ -31,9 +31,14 @@ from coordinator.queueing.closure import Attempt, ErrorScope
 from coordinator.queueing.closure_queue import ClosureQueue
 from coordinator.runtime import Failure, FailureKind, Runtime, Servers
 from coordinator.statistics import WorkerStatistics
-from coordinator.workers.background_threads import LinkWatch, QueueThread
+from coordinator.workers.background_threads import QueueThread
 from coordinator.workers.fused_dispatch import FusedDispatch
 from coordinator.workers.recovery_loop import RecoveryLoop
+
+if TYPE_CHECKING:
+    from coordinator.workers.cluster import Cluster
+
+_logger = logging.getLogger("coordinator")
 
 # Kinds of failures whose errors are TensorFlow's about its servers.
 _OF_SERVERS = (
@@ -55,8 +60,8 @@ def may_retry(
     """Decides whether a closure is run again.
 
     Args:
-      failure: the attempt's failure.
-      failures_of_kind: how many attempts of the closure failed in this way, this one included.
+      failure: of the latest attempt.
+      failures_of_kind: how many attempts of the closure failed in this way, the latest included.
       options: the limits.
       may_recover: whether lost parameter servers are being recovered.
       may_go_elsewhere: asked when a closure was lost with its worker as often as it may be: returns whether that was
@@ -91,12 +96,9 @@ def error_scope(kind: FailureKind, options: Options) -> ErrorScope:
 
 
 def final_error(failure: Failure, attempt: Attempt, task: str) -> BaseException:
-    """Returns the exception that a closure ends with: the failure's, with notes that say which, where and when.
+    """Returns the exception that a closure ends with: of its last attempt, with notes that say which, where and when.
 
-    Args:
-      failure: the failure of the last attempt.
-      attempt: the last attempt.
-      task: the name of the worker that made it.
+    The task is the name of the worker that made the attempt.
     """
     error, closure = failure.error, attempt.closure
     if failure.kind is FailureKind.WORKER_LOST:
@@ -112,14 +114,12 @@ def final_error(failure: Failure, attempt: Attempt, task: str) -> BaseException:
 
 
 def summary(failure: Failure) -> str:
-    """Returns why an attempt failed: the first line of a function's error; of TensorFlow's about servers its class."""
+    """Returns why an attempt failed: the first line of its error, or the class of an error about servers."""
     name = type(failure.error).__name__
     if failure.kind in _OF_SERVERS:
         return f"{failure.kind.value} ({name})"
     return f"{name}: {str(failure.error).partition(chr(10))[0]}"
 
-
-_logger = logging.getLogger("coordinator")
 
 # A connection may be broken although its server answers: a server that dropped an earlier connection late has been seen
 # to drop parts of the present one with it, so that no result reaches the client any more.
@@ -141,40 +141,11 @@ _ALLOWED = {
 }
 
 
-class WorkerEvents(Protocol):
-    """What a worker reports to the cluster, on the worker's thread, and asks of it."""
-
-    def attempt_started(self, attempt: Attempt) -> None:
-        """Called when an attempt starts."""
-
-    def became_idle(self, worker: int) -> None:
-        """Called when a worker has no scheduled closure any more: none waits, its closure failed, or it was lost."""
-
-    def fail_orphaned(self, index: int) -> None:
-        """Fails the closures that only this worker may run, if it was removed."""
-
-    def live_workers(self) -> int:
-        """Returns how many workers share the closures that wait."""
-
-    @property
-    def links(self) -> LinkWatch:
-        """Finds broken links between servers."""
-
-    def schedule(self, fn: Any, args: Any, kwargs: Any, **limits: Any) -> Future:
-        """Queues a call of a function."""
-
-
 class Worker(QueueThread):
     """A task that runs closures one call at a time, and the client's thread for it.
 
-    Args:
-      index: its task index.
-      runtime: runs its closures.
-      servers: know whether it answers.
-      queue: has the closures.
-      recovery: begins when a closure fails because a parameter server was lost.
-      options: limits and times.
-      events: the cluster to which it belongs.
+    The library creates it: `recovery` begins when a closure fails because a parameter server was lost; methods of the
+    `cluster` to which it belongs are called on the worker's thread.
 
     Attributes:
       index: its task index.
@@ -190,7 +161,7 @@ class Worker(QueueThread):
         queue: ClosureQueue,
         recovery: RecoveryLoop,
         options: Options,
-        events: WorkerEvents,
+        cluster: "Cluster",
     ) -> None:
         super().__init__(f"coordinator-worker-{index}", self._serve, queue)
         self.index = index
@@ -200,8 +171,8 @@ class Worker(QueueThread):
         self._servers = servers
         self._recovery = recovery
         self._options = options
-        self._events = events
-        self._dispatch = FusedDispatch(index, runtime, queue, options, events.live_workers)
+        self._cluster = cluster
+        self._dispatch = FusedDispatch(index, runtime, queue, options)
         self._state = WorkerState.LIVE
         self._state_lock = threading.Lock()
         self._losses = self._reconnections = self._transient_failures_in_a_row = 0
@@ -224,7 +195,7 @@ class Worker(QueueThread):
 
     def schedule(self, fn: Any, args: Any = None, kwargs: Any = None, **limits: Any) -> Future:
         """Queues one call of `fn` for this worker alone; the same as `strategy.schedule(..., worker=worker.index)`."""
-        return self._events.schedule(fn, args, kwargs, worker=self.index, **limits)
+        return self._cluster.schedule(fn, args, kwargs, worker=self.index, **limits)
 
     def stop(self) -> None:
         """Asks the thread to end; the queue must be stopped too."""
@@ -233,7 +204,7 @@ class Worker(QueueThread):
 
     def statistics(self) -> WorkerStatistics:
         """Returns a snapshot of what it has done so far."""
-        counts = self._queue.workers.counts(self.index)
+        counts = self._queue.worker_counts(self.index)
         return WorkerStatistics(
             index=self.index,
             device=self.device,
@@ -257,43 +228,43 @@ class Worker(QueueThread):
             self._wait_returned(self._lost_at)
         elif not servers.is_reachable(index):
             self._wait_reconnected(is_new=True)
-        while not (self.stopping.is_set() or self._queue.is_stopped):
-            if self._events.links.separation:
+        links, heartbeat_interval = self._cluster.links, self._options.heartbeat_interval
+        while not self.stopping.is_set():
+            if links.separation:
                 self._wait_linked()
             # Once it has reported that it is idle, it sleeps until there is a closure or its server seems lost.
-            attempt = self._queue.take(index, self._options.heartbeat_interval if self._is_active else None)
+            attempt = self._queue.take(index, heartbeat_interval if self._queue.is_active(index) else None)
             if attempt is not None:
                 self._run_attempt(attempt)
             elif not (self.stopping.is_set() or servers.seems_reachable(index) or servers.is_reachable(index)):
                 self._reconnect_lost()
             else:
                 self._report_idle()
+                if self._queue.is_stopped:
+                    break
             # Keeps nothing of the closure alive (its arguments may hold iterators) while waiting for the next one.
             del attempt
         if not self._queue.is_stopped:
-            # It was removed: idle for those who wait for it, and what it has requeued since then is for no other.
+            # The worker was removed. Report it idle, and fail the closures pinned to it.
             self._report_idle()
-            self._events.fail_orphaned(self.index)
-
-    @property
-    def _is_active(self) -> bool:
-        return self._queue.quiet.is_active(self.index)
+            self._cluster.fail_orphaned(self.index)
 
     def _record_failure(self, error: BaseException) -> None:
         """Records an unexpected error of the thread; what the worker ran is run again, like after a transient error."""
         super()._record_failure(error)
-        for attempt in self._queue.workers.attempts_on(self.index):
+        for attempt in self._queue.attempts(self.index):
             self._settle_failed_attempt(attempt, Failure(FailureKind.TRANSIENT, error), may_recover=False)
         self._report_idle()
 
     def _report_idle(self) -> None:
-        if self._is_active:
-            self._events.became_idle(self.index)
-            self._queue.quiet.report_idle(self.index)
+        if self._queue.is_active(self.index):
+            self._cluster.became_idle(self.index)
+            self._queue.report_idle(self.index)
 
     def _run_attempt(self, attempt: Attempt) -> None:
         """Runs an attempt that has started, alone or in one call with others, and settles them."""
-        self._events.attempt_started(attempt)
+        if attempt.closure.timeout is not None:
+            self._cluster.attempt_started(attempt)
         if attempt.number > 1 and not self._servers.is_reachable(self.index):
             # Otherwise workers that die at the same time would each count as a failure of the same closure.
             self._queue.requeue(attempt, FailureKind.WORKER_LOST.value)
@@ -336,16 +307,16 @@ class Worker(QueueThread):
             self._report_idle()
 
     def _blamed_on_links(self, failure: Failure) -> Failure:
-        """Returns a transient failure as one of a broken link, if there is one; the worker is given up if it is its."""
-        why = self._events.links.find_broken([self.index]).get(self.index)
+        """Returns a transient failure as a lost link if a link is broken; gives the worker up if it is the worker's."""
+        why = self._cluster.links.find_broken([self.index]).get(self.index)
         if why is not None:
             self._servers.give_up(self.index, why)
-        is_link = why is not None or self._events.links.separation
+        is_link = why is not None or self._cluster.links.separation
         return dataclasses.replace(failure, kind=FailureKind.LINK_LOST) if is_link else failure
 
     def _wait_linked(self) -> None:
         """Waits until the parameter servers reach each other."""
-        while self._events.links.separation and not self.stopping.is_set():
+        while self._cluster.links.separation and not self.stopping.is_set():
             self._report_idle()
             self.stopping.wait(self._options.reconnect_interval)
 
@@ -356,14 +327,12 @@ class Worker(QueueThread):
             # The frames of its traceback would keep the data alive until the garbage collector runs.
             error = final_error(failure, attempt, self.device).with_traceback(None)
             scope = error_scope(failure.kind, self._options)
-            self._queue.workers.end_input(attempt, dataclasses.replace(failure, error=error), scope)
+            self._queue.end_input(attempt, dataclasses.replace(failure, error=error), scope)
             return
         closure = attempt.closure
         count = closure.record_failure(self.index, failure.kind)
 
-        def may_go_elsewhere() -> bool:
-            return self._queue.workers.await_another(closure)
-
+        may_go_elsewhere = functools.partial(self._queue.await_another, closure)
         if closure.runs and may_retry(
             failure, count, self._options, may_recover=may_recover, may_go_elsewhere=may_go_elsewhere
         ):
@@ -379,7 +348,7 @@ class Worker(QueueThread):
     def _settle_failed_call(self, attempts: Sequence[Attempt], failure: Failure, may_recover: bool) -> None:
         """Requeues closures that ran in one call, each to run alone, since it is not known which of them failed.
 
-        An error that no further attempt can avoid is reported by the first of them, and cancels the others.
+        The first of them reports an error that no further attempt can avoid, which cancels the others.
         """
         self._dispatch.record_failure(failure.kind)
         is_final = failure.kind is FailureKind.PARAMETER_SERVER_LOST and not may_recover
@@ -407,7 +376,7 @@ class Worker(QueueThread):
         lost_at = self._lost_at = time.monotonic()
         if not self._change(WorkerState.LOST, losses=not is_new):
             return
-        self._queue.workers.set_away(self.index, is_away=True)
+        self._queue.set_away(self.index, is_away=True)
         if not is_new:
             self._report_loss(reason or self._servers.describe_loss(self.index))
         self._servers.disconnect(self.index)
@@ -427,7 +396,7 @@ class Worker(QueueThread):
                 _logger.warning(text, self.device, now - lost_at, self._servers.describe_loss(self.index))
             self.stopping.wait(self._options.reconnect_interval)
         if not self.stopping.is_set() and self._change(WorkerState.LIVE):
-            self._queue.workers.set_away(self.index, is_away=False)
+            self._queue.set_away(self.index, is_away=False)
             text = "%s connected after %.1f s." if is_new else "%s reconnected after %.1f s."
             _logger.warning(text, self.device, time.monotonic() - lost_at)
 
@@ -435,13 +404,13 @@ class Worker(QueueThread):
         self.loss = cause
         self._record("worker_lost", detail=cause)
         text = "%s was lost; its work goes to other workers until it returns. (%s)"
-        if not self._events.live_workers():
+        if not self._queue.live_workers:
             text = "%s was lost; no worker is left, and functions wait until one returns. Start one again. (%s)"
         _logger.warning(text, self.device, cause)
 
     def _cancel_preparations(self) -> None:
-        """Cancels what was to be prepared on the worker, for which other workers would wait with their own."""
-        for closure in self._queue.workers.waiting_for(self.index):
+        """Cancels preparations for the worker: other workers would wait with theirs."""
+        for closure in self._queue.waiting_for(self.index):
             if not closure.runs:
                 self._queue.cancel(closure)
 
@@ -450,7 +419,7 @@ class Worker(QueueThread):
         limit = self._options.affinity_timeout
         if lost_for < limit:
             return
-        for closure in self._queue.workers.waiting_for(self.index):
+        for closure in self._queue.waiting_for(self.index):
             if time.monotonic() - closure.waiting_since >= limit:
                 message = (
                     f"{closure} may run on {self.device} alone, which has been lost for {lost_for:.0f} s. Start that "
@@ -461,13 +430,13 @@ class Worker(QueueThread):
             f"Data is left on {self.device} alone, which has been lost for {lost_for:.0f} s. Start that worker again, "
             "remove it with strategy.cluster.remove_worker, or raise Options.affinity_timeout."
         )
-        self._queue.workers.give_up(self.index, functools.partial(WorkerLost, self.device, message))
+        self._queue.give_up(self.index, functools.partial(WorkerLost, self.device, message))
 
     def _reconnect(self) -> bool:
         start = time.monotonic()
         connected = self._servers.reconnect(self.index)
         if connected:
-            self._queue.workers.renew_inputs(self.index)
+            self._queue.renew_inputs(self.index)
             self._reconnections += 1
             self._record("worker_returned", seconds=time.monotonic() - self._lost_at)
             self._reconnecting_seconds += time.monotonic() - start
