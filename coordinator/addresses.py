@@ -31,12 +31,9 @@ def in_address(host: str) -> str:
 
 
 class PageAddress(NamedTuple):
-    """Where a page is served.
+    """Where a page is served: a name or IP address of this machine, as sockets take it, and a port (0: any free one).
 
-    Attributes:
-      host: a name or an IP address of this machine, as sockets take it.
-      port: from 0, for any free one, to 65535.
-      token: is part of the page's address; empty for a random one.
+    The token is part of the page's address; empty for a random one.
     """
 
     host: str
@@ -63,13 +60,9 @@ def parse_page_address(text: object, name: str) -> PageAddress:
 
 
 def check_port_is_free(task: str, address: str) -> None:
-    """Checks that a server on this machine can listen on the port of its address.
+    """Checks that a server on this machine, `task` in the message, can listen on the port of its `host:port`.
 
     TensorFlow would share the port with another server, or say "Could not start gRPC server" without naming it.
-
-    Args:
-      task: the server's name, for the message.
-      address: its `host:port`.
 
     Raises:
       LaunchError: the port is in use, or needs rights that this process does not have.

@@ -146,7 +146,7 @@ class CheckpointsTakenOver(CoordinatorError, RuntimeError):
 
 
 class StrategyClosedError(CoordinatorError, RuntimeError):
-    """The strategy was closed, and schedules nothing any more."""
+    """The strategy was closed, and no longer schedules anything."""
 
 
 class InvalidTransitionError(CoordinatorError, RuntimeError):

@@ -131,7 +131,7 @@ class Future(concurrent.futures.Future[Any]):
         return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Waits for the closure's error, None if it has a result. Arguments and errors are those of `result`."""
+        """Waits for the closure's error, None if it has a result. It has the arguments and errors of `result`."""
         return self._exception if self._state is FINISHED else super().exception(timeout)
 
     @property

@@ -115,7 +115,7 @@ class Options:
         every task is alive) before the failure is its result. 0 also disables fused calls, since a transient failure
         of a call counts for every closure in it.
       max_attempts: a closure whose worker was lost this often while it ran is quarantined: its future and `join` raise
-        `ClosureQuarantined`. It is tried on another worker first if it was lost on one worker alone. 1 also disables
+        `ClosureQuarantined`. It is tried on another worker first if it was lost on one worker only. 1 also disables
         fused calls, since the loss of a call counts for every closure in it.
       stop_on_error: whether the first error of a scheduled function cancels all other functions and is raised by the
         next `schedule` or `join`, as in the RFC; otherwise only its own future raises it.
@@ -150,8 +150,8 @@ class Options:
         `tf.distribute.InputContext`: then endless data begin again with the new shares, and other data with the next
         `iter()`. Without it a worker that joins has its own share, and the others keep theirs; see
         docs/elastic.md.
-      checkpoint_memory: in bytes, what saving or restoring a checkpoint may need of a parameter server beside what its
-        variables take. Larger variables are saved and restored in blocks, so that updates go on meanwhile. See
+      checkpoint_memory: in bytes, what saving or restoring a checkpoint may need of a parameter server in addition to
+        its variables. Larger variables are saved and restored in blocks, while updates go on. See
         docs/guarantees.md.
       version_mismatch: what to do about a server that runs another version of TensorFlow than this program: "error"
         refuses it, "warn" logs a warning and accepts it.

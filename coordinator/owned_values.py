@@ -43,7 +43,7 @@ class OwnedValues(MutableMapping[Any, _Value], Generic[_Value]):
         self._keys: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         weakref.finalize(self, _drop_all, self._keys, self._name).atexit = False
 
-    # Attributes of the object itself: a bound method would give those of its function, and Keras and TensorFlow track
+    # Attributes of the object itself: a bound method would give its function's, and Keras and TensorFlow track
     # what is set.
 
     def __getitem__(self, key: Any) -> _Value:

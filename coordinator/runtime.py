@@ -38,13 +38,9 @@ from coordinator.future import Future
 
 
 class Preparation(NamedTuple):
-    """What is to be prepared on a worker.
+    """What a worker prepares by running some work, named for messages.
 
-    Attributes:
-      worker: the worker's index.
-      work: prepares it; what the runtime runs.
-      name: for messages.
-      on_end: called once it has been prepared, or never will be: the work failed, or the worker is lost.
+    `on_end` is called once it has been prepared, or never will be: the work failed, or the worker is lost.
     """
 
     worker: int
@@ -58,8 +54,8 @@ class Builds:
 
     Attributes:
       workers: the number of workers, set by the cluster.
-      schedule: queues the work of a preparation on its worker, as an internal closure; returns None if it cannot run
-        any more. Set by the scheduler.
+      schedule: queues the work of a preparation on its worker, as an internal closure; returns None if it can no longer
+        run. Set by the scheduler.
     """
 
     def __init__(self) -> None:
@@ -127,7 +123,7 @@ class FailureKind(enum.Enum):
 
 
 class FiniteInput:
-    """Data that closures take, of which each worker has a part that may end: an iterator with a copy on each worker.
+    """Data that closures take: an iterator with a copy on each worker. A worker's part may end.
 
     A closure that takes it runs only on workers whose part has not ended.
 
@@ -277,7 +273,7 @@ class Servers(Protocol):
         """Asks the parameter servers whether they reach each other; returns words on it if they do not, or ""."""
 
     def give_up(self, worker: int, why: str) -> None:
-        """Counts a worker as lost because a link of it is broken: what it runs fails with kind LINK_LOST.
+        """Counts a worker as lost because one of its links is broken: what it runs fails with kind LINK_LOST.
 
         `reconnect` connects to it once the link is whole.
         """

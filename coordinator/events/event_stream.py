@@ -72,11 +72,7 @@ class Event:
 
 
 class EventStream:
-    """A ring of the latest events, numbered from 0 on. All methods may be called on any thread.
-
-    Args:
-      capacity: how many events it keeps.
-    """
+    """A ring of the latest events, numbered from 0 on, as many as its capacity. Any thread may call all methods."""
 
     def __init__(self, capacity: int = 65_536) -> None:
         # Tuples: one costs a fifth of an `Event`, and most are never read.
@@ -114,11 +110,8 @@ class EventStream:
 class Listener:
     """A thread that calls a function with the events from now on, in order, until it is closed.
 
-    Args:
-      events: the stream.
-      callback: called with the events since the call before, at least one, and with how many were dropped before them.
-      name: of the thread.
-      finish: called at the end, on the thread.
+    The callback gets the events since the call before, at least one, and how many were dropped before them. `finish` is
+    called at the end, on the thread.
     """
 
     def __init__(

@@ -74,15 +74,9 @@ class TraceFile:
         details: Mapping[str, Any] = MappingProxyType({}),
         flow: tuple[int, str] | None = None,
     ) -> None:
-        """Writes what took some time on a track.
+        """Writes what took some time on a track; viewers show the details when it is selected.
 
-        Args:
-          track: the name of the track.
-          name: what it was.
-          start: when it began.
-          seconds: how long it took.
-          details: shown when it is selected.
-          flow: the number of an arrow that begins here ("out"), ends here ("in") or passes through ("in out").
+        The flow is the number of an arrow that begins here ("out"), ends here ("in") or passes through ("in out").
         """
         event = self._event("X", name, start, self.track(track))
         event["dur"] = round(1e6 * seconds, 3)

@@ -322,7 +322,7 @@ class Heartbeat:
             before = self.state(address)
             if (before.liveness, before.incarnation) == (state.liveness, state.incarnation):
                 return
-            is_silent, was_silent = (each.liveness is Liveness.SILENT for each in (state, before))
+            is_silent, was_silent = state.liveness is Liveness.SILENT, before.liveness is Liveness.SILENT
             last_silence = math.inf if is_silent else state.since if was_silent else before.last_silence
             self._states[address] = dataclasses.replace(state, last_silence=last_silence)
         if is_silent:
@@ -341,10 +341,10 @@ class Heartbeat:
         with self._lock:
             watched = dict(self._watched)
         owners = self._lookup.owners(watched)
-        found = {each.identity: each for each in self._connections.find(owners)} if owners else {}
+        open_now = {connection.identity: connection for connection in self._connections.find(owners)} if owners else {}
         self.process.update(
             watched,
-            {identity: watched[owners[each.peer]] for identity, each in found.items()},
-            lambda identity: self._connections.duplicate(found[identity]),
+            {identity: watched[owners[connection.peer]] for identity, connection in open_now.items()},
+            lambda identity: self._connections.duplicate(open_now[identity]),
         )
         self._lookup.renew()

@@ -39,7 +39,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from typing import Any
 
 from coordinator.heartbeat.open_connections import Endpoint, OpenConnections, peer_of, shut_down
@@ -206,7 +206,9 @@ class HeartbeatProcess:
             asyncio.get_running_loop().add_reader(self._link, self._wakeup.set)
             while os.getppid() == self._client:
                 silent_peers = {peer for server in self._servers.values() if server.is_silent for peer in server.peers}
-                self._shut_down_connections(silent_peers)
+                if silent_peers:
+                    # Also the connections that the client could not pass on.
+                    self._client_connections.shut_down_to(silent_peers)
                 try:
                     await asyncio.wait_for(self._wakeup.wait(), _SILENT_INTERVAL if silent_peers else self._interval)
                 except TimeoutError:
@@ -217,13 +219,6 @@ class HeartbeatProcess:
             asyncio.get_running_loop().remove_reader(self._link)
             for number in list(self._servers):
                 self._forget(number)
-
-    def _shut_down_connections(self, peers: Set[Endpoint]) -> None:
-        """Shuts down the connections that the client could not pass on."""
-        for connection in self._client_connections.find(peers) if peers else ():
-            if (duplicate := self._client_connections.duplicate(connection)) is not None:
-                with duplicate:
-                    shut_down(duplicate)
 
     def _read(self) -> bool:
         """Reads and carries out one message. Returns False if the client has left."""

@@ -1,6 +1,6 @@
 """Where a TensorFlow server of this process can be reached: at one address of the machine, or at all of them.
 
-TensorFlow listens at every address of the machine, whatever host its own address names, and has no authentication:
+TensorFlow listens at every address of the machine, even if its own address names one host, and has no authentication:
 each client that reaches it can run functions in its process, and read and write its files. Another host would be an
 argument of `bind`, far inside of TensorFlow. So its listening socket is replaced after it has started, by one that is
 bound to one address: under the same file descriptor, which is how TensorFlow knows it, and with the same entries in the
@@ -104,17 +104,14 @@ def own_address(address: str) -> str:
 
 
 def listen_only_at(address: str, port: int, besides: Collection[int] = ()) -> None:
-    """Makes this process listen on a port at one address of the machine only.
+    """Makes this process, which listens on a port, listen there at one IP address of the machine only.
 
-    Args:
-      address: an IP address of this machine.
-      port: of the server, which listens already.
-      besides: descriptors of sockets at this port that stay as they are.
+    Sockets at this port whose descriptors are `besides` stay.
 
     Raises:
       OSError: the kernel is not Linux, or does not say what waits for a socket, or nothing listens there. Nothing was
         changed.
-      LaunchError: another process has taken the port meanwhile, so that nothing of this one listens there any more.
+      LaunchError: another process has taken the port during the change, so this process no longer listens there.
     """
     if sys.platform != "linux":
         raise OSError(f"it is not known how to replace a listening socket on {sys.platform}")
@@ -150,11 +147,7 @@ def listen_only_at(address: str, port: int, besides: Collection[int] = ()) -> No
 
 @contextlib.contextmanager
 def reached_only_at(address: str, port: int) -> Iterator[None]:
-    """A scope in which a TensorFlow server is started that others never reach; after it, it listens at one address.
-
-    Args:
-      address: an IP address of this machine.
-      port: of the server.
+    """A scope to start a TensorFlow server that others never reach; then it listens at one IP address of the machine.
 
     Raises:
       OSError, LaunchError: as `listen_only_at`, on leaving.
@@ -269,7 +262,7 @@ def _watches(descriptor: int) -> list[_Watch]:
 def described_watches(descriptor: int) -> Iterator[_Watch]:
     """Yields the entries of a descriptor in the epoll instances of this process, as far as the kernel tells."""
     for name in os.listdir("/proc/self/fd"):
-        # It may be closed meanwhile.
+        # It may have been closed.
         with contextlib.suppress(OSError):
             if os.readlink(f"/proc/self/fd/{name}") == _EPOLL:
                 with open(f"/proc/self/fdinfo/{name}", encoding="ascii") as described:
@@ -291,7 +284,7 @@ def _delete(descriptor: int, watch: _Watch) -> bool:
 
 
 def _without_network() -> socket.socket:
-    """Returns a socket that listens, and that no other machine can reach."""
+    """Returns a listening socket that no other machine can reach."""
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     # Linux gives it a name that is free.
     listening.bind("")

@@ -88,12 +88,9 @@ class EndpointLookup:
 
 @dataclasses.dataclass(frozen=True)
 class OpenConnection:
-    """One connection.
+    """One connection, with the file descriptor that it had in its process when it was found, and the other end.
 
-    Attributes:
-      identity: a number that no other open socket of this machine has; duplicates have the same.
-      descriptor: the file descriptor that it had in its process when it was found.
-      peer: the other end.
+    Its identity is a number that no other open socket of this machine has; duplicates have the same.
     """
 
     identity: int
@@ -129,7 +126,7 @@ class OpenConnections:
         return [connection for connection in connections if connection.peer in peers]
 
     def duplicate(self, connection: OpenConnection) -> socket.socket | None:
-        """Returns another handle to a connection, which the caller closes; None if it was closed meanwhile."""
+        """Returns another handle to a connection, which the caller closes; None if it has been closed."""
         return self._duplicate(connection.identity, connection.descriptor)
 
     def sockets(self) -> Iterator[tuple[int, socket.socket]]:
@@ -144,7 +141,11 @@ class OpenConnections:
         Calls to the server fail, as if it had been killed. A host name is resolved, which may take as long as the
         network needs.
         """
-        connections = self.find(EndpointLookup().owners([address]))
+        return self.shut_down_to(EndpointLookup().owners([address]))
+
+    def shut_down_to(self, peers: Collection[Endpoint]) -> int:
+        """Shuts down all connections to any of some endpoints, and returns how many there were."""
+        connections = self.find(peers)
         for connection in connections:
             if (duplicate := self.duplicate(connection)) is not None:
                 with duplicate:

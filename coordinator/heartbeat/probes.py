@@ -125,11 +125,9 @@ ChannelOptions = tuple[tuple[str, int], ...]
 def channel_options(longest_backoff: int, *, detect_dead_host: bool) -> ChannelOptions:
     """Returns the options of a channel to a server that may be restarted at any time.
 
-    Args:
-      longest_backoff: the longest pause between two attempts to connect, in milliseconds; gRPC's own default is two
-        minutes.
-      detect_dead_host: whether a connection is given up, and the request reported as refused, when the host has
-        acknowledged nothing for five seconds.
+    Two attempts to connect are at most `longest_backoff` milliseconds apart; gRPC's own default is two minutes. With
+    `detect_dead_host` a connection is given up, and the request reported as refused, when the host has acknowledged
+    nothing for five seconds.
     """
     options: ChannelOptions = (
         ("grpc.initial_reconnect_backoff_ms", 100),
@@ -157,7 +155,7 @@ _MESSAGES: dict[str, dict[str, tuple[int, int | str, bool]]] = {
     "ContextRequest": {"context_id": (1, _FIXED64, False), "context_view_id": (2, _FIXED64, False)},
     # What CleanupAll takes.
     "ContainersRequest": {"container": (1, _STRING, True)},
-    # A map, as it is on the wire.
+    # A map, in its form on the wire.
     "TaskDef": {"key": (1, _INT32, False), "value": (2, _STRING, False)},
     "JobDef": {"name": (1, _STRING, False), "tasks": (2, "TaskDef", True)},
     "ClusterDef": {"job": (1, "JobDef", True)},

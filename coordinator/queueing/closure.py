@@ -190,13 +190,7 @@ def shared_cancellations(call: Cancellation, count: int) -> Sequence[Cancellatio
 
 
 class _CallMember:
-    """Cancels one attempt of a fused call.
-
-    Args:
-      call: cancels the call.
-      lock: guards `active`.
-      active: the members of the call that are not cancelled.
-    """
+    """Cancels one attempt of a fused call. The lock guards `active`: the members that are not cancelled."""
 
     def __init__(self, call: Cancellation, lock: threading.Lock, active: set["_CallMember"]) -> None:
         self._call = call
@@ -261,7 +255,7 @@ class Closure:
       inputs: what it takes of data that may end; set before it is queued.
       attempts: how many attempts were started.
       failures: the worker and kind of each attempt that has failed.
-      needs_another: whether it waits even for a worker that is away now, rather than run on those of `lost_on`.
+      needs_another: whether it waits even for a worker that is away now, rather than run on one of `lost_on`.
       live: the attempts that run now.
       waiting_since: when it last began to wait for a worker, in seconds of the `time.monotonic` clock.
       is_queued: whether it is in one of the queue's deques, or blocked. Set by the queue's state.
@@ -354,10 +348,9 @@ class Closure:
         self.state = _TRANSITIONS.get((self.state, outcome)) or self._refuse(outcome.value)
 
     def report(self, value: Any) -> None:
-        """Sets the future. Must be called without a lock: futures have callbacks.
+        """Sets the future to a result or an error, by the state; an error of None: its user cancelled it.
 
-        Args:
-          value: the result or the error, by the state; None if its user cancelled it.
+        Must be called without a lock: futures have callbacks.
         """
         try:
             if self.state is DONE:
@@ -443,8 +436,7 @@ class RunsClosure(Closure):
     def leave_share(self, workers: int) -> "RunsClosure | None":
         """Keeps one worker's share of the runs that no worker has taken, as the closure is about to start.
 
-        Returns:
-          A new closure of the other runs; None if there are none.
+        Returns a new closure of the other runs, if there are any.
         """
         if self.whole.rest is not self:
             return None
@@ -459,14 +451,9 @@ class RunsClosure(Closure):
         return self.runs if rest is None or self.first >= 0 or self.timeout is not None else self.runs + rest.runs
 
     def begin(self, attempt: Attempt, count: int) -> "RunsClosure | None":
-        """Keeps the first runs, at most as many as are `available`, and numbers them, as their call begins.
+        """Keeps the first runs, at most as many as are `available`, and numbers them, as an attempt begins them.
 
-        Args:
-          attempt: makes these runs.
-          count: how many.
-
-        Returns:
-          The closure of the other runs, which has become larger or smaller unless it is new; None if there is none.
+        Returns the closure of the other runs, if there are any; it has become larger or smaller unless it is new.
         """
         whole = self.whole
         if self.first >= 0:
@@ -527,9 +514,9 @@ class Effects:
     """What follows from a change of the queue's state, to be carried out without its lock.
 
     Attributes:
-      outcomes: the closures that were decided, in the order in which their futures are to be set, each with its result,
+      outcomes: the closures that were decided, in the order in which their futures will be set, each with its result,
         or its error, or None if its user cancelled it.
-      cancelled: the attempts to be cancelled.
+      cancelled: the attempts to cancel.
       ended: the attempt that has ended without a result, if one has.
       is_requeued: whether its closure waits again.
       reason: why.
@@ -542,12 +529,7 @@ class Effects:
     reason: str = ""
 
     def record(self, events: EventStream, call: Sequence[Attempt]) -> None:
-        """Records what was decided, and the end of a call.
-
-        Args:
-          events: where.
-          call: the attempts of the call that has ended with it, if one has.
-        """
+        """Records what was decided, and the end of the call of these attempts, if one has ended with it."""
         attempt, others = call[0] if call else self.ended, self.outcomes
         if attempt is not None:
             closure = attempt.closure

@@ -38,7 +38,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from coordinator.errors import StrategyClosedError
+from coordinator.errors import StrategyClosedError, WorkerLost
 from coordinator.events.event_stream import EventStream
 from coordinator.queueing.closure import (
     CANCELLED,
@@ -275,6 +275,14 @@ class ClosureQueue:
             effects = self._state.end(closure, FAILED, error, scope)
         self._carry_out(effects)
 
+    def fail_orphaned(self, worker: int) -> None:
+        """Fails the closures that only this worker may run, if it was dismissed, perhaps as they were queued."""
+        if worker not in self._state.dismissed:
+            return
+        for closure in self.waiting_for(worker):
+            message = f"{closure} may run only on worker {worker}, which was removed. Schedule it on another worker."
+            self.fail_waiting(closure, WorkerLost(f"worker {worker}", message), ErrorScope.JOIN)
+
     def fail_all(self, error: BaseException, *, if_idle: bool) -> None:
         """Makes `error` the pending one, since no closure can run; `if_idle` even if there is no closure now."""
         with self._lock:
@@ -330,7 +338,7 @@ class ClosureQueue:
             return self._state.statistics()
 
     def steps(self) -> int:
-        """Returns how many runs of scheduled closures have finished: without those of the library itself."""
+        """Returns how many runs of scheduled closures have finished; the library's own do not count."""
         return self._state.steps
 
     # What a worker's thread calls.
@@ -401,12 +409,10 @@ class ClosureQueue:
         return None
 
     def take_batch(self, attempt: Attempt, limit: int, choose: Callable[[int], int]) -> list[Attempt]:
-        """Takes closures from the front that may run in one call with a started attempt, without waiting.
+        """Takes closures from the front that may run in one call with a just started attempt, without waiting.
 
-        Args:
-          attempt: was started just now.
-          limit: the maximum number of attempts, this one included.
-          choose: takes the number of attempts that are possible, returns how many to take. Called with the lock held.
+        `choose` takes the number of attempts that are possible, at most `limit`, and returns how many to take. It is
+        called with the lock held.
 
         Returns:
           The attempts in order, `attempt` first. Each can be cancelled; their call is once all of them are.
@@ -436,14 +442,10 @@ class ClosureQueue:
             return attempt.closure.available()
 
     def begin_runs(self, attempt: Attempt, choose: Callable[[int], int]) -> int:
-        """Begins the call of a started attempt; the runs of its share that the call does not make wait for others.
+        """Begins the call of a just started attempt, and returns how many runs it makes; other runs of its share wait.
 
-        Args:
-          attempt: was started just now.
-          choose: takes the number of runs that are possible, returns how many to make. Called with the lock held.
-
-        Returns:
-          The number of runs to make.
+        `choose` takes the number of runs that are possible, and returns how many to make. It is called with the lock
+        held.
         """
         closure, state = attempt.closure, self._state
         assert isinstance(closure, RunsClosure)
@@ -483,10 +485,8 @@ class ClosureQueue:
     def end_input(self, attempt: Attempt, failure: Failure, scope: ErrorScope) -> None:
         """Records that an input has ended on an attempt's worker; its closure waits for a worker that has data left.
 
-        Args:
-          attempt: the attempt.
-          failure: names the input, and has the error with which closures end once it has ended on all workers.
-          scope: what that error affects.
+        The failure names the input, and has the error, of this scope, with which closures end once the input has ended
+        on all workers.
         """
         state, ended = self._state, failure.ended
         assert ended is not None
@@ -580,8 +580,7 @@ class ClosureQueue:
     def requeue_overdue(self) -> float | None:
         """Puts each closure that exceeded its timeout at the front, to be tried beside its latest attempt.
 
-        Returns:
-          When the next one will exceed its timeout, on the `time.monotonic` clock; None if none can.
+        Returns when the next one will exceed its timeout, on the `time.monotonic` clock; None if none can.
         """
         state, now = self._state, time.monotonic()
         deadlines = []

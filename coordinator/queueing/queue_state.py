@@ -1,4 +1,4 @@
-"""What a closure queue knows: which closures wait, what runs, what was decided, and which error is to be raised.
+"""What a closure queue knows: which closures wait, what runs, what was decided, and which error will be raised.
 
 Plain data structures without a thread or a call to other code: events come in as method calls, and what follows from
 them comes out as attempts to run, as workers that wake up, and as `Effects`. `ClosureQueue` guards them with its lock
@@ -156,15 +156,12 @@ class WaitingClosures:
         return bool(self._internal.get(worker))
 
     def pop_next(self, worker: int, beside: Closure | None = None, *, is_quiet: bool = False) -> Closure | None:
-        """Removes the next closure for a worker: internal ones, then its own, then those for all workers.
+        """Removes and returns the next closure for a worker: internal ones, then its own, then those for all workers.
 
         Args:
           worker: the worker's index.
           beside: only from the deque in which this closure, for all workers, has waited; None for any.
           is_quiet: whether only internal ones may start.
-
-        Returns:
-          The closure; None if there is none.
         """
         if beside is not None:
             queue = self.queue_with(beside)
@@ -265,11 +262,11 @@ class WaitingClosures:
     def starved(self, worker: int | None) -> list[tuple[Closure, Starved]]:
         """Returns the closures that no worker can run; of the closures for one worker, only those for `worker`."""
         for_worker = () if worker is None else self._queues.get(worker, ())
-        found = [(closure, self.inputs.why_starved(closure)) for closure in for_worker]
+        starved = [(closure, self.inputs.why_starved(closure)) for closure in for_worker]
         for queue in self.apart.values():
-            if (reason := self.inputs.why_starved(queue[0])) is not None:
-                found += [(closure, reason) for closure in queue]
-        return [(closure, reason) for closure, reason in found if reason is not None and closure.is_queued]
+            reason = self.inputs.why_starved(queue[0])
+            starved += [(closure, reason) for closure in queue]
+        return [(closure, reason) for closure, reason in starved if reason is not None and closure.is_queued]
 
     def has_other(self, apart: Apart, *, is_present: bool) -> bool:
         """Returns whether a worker that is not in `lost_on` can run closures now, or without `is_present` later."""
@@ -491,13 +488,7 @@ class QueueState:
         self.wake()
 
     def start_next(self, worker: int, cancellation: Cancellation, beside: Closure | None = None) -> Attempt | None:
-        """Starts the next closure that a worker may start; returns None if there is none.
-
-        Args:
-          worker: the worker's index.
-          cancellation: of the attempt.
-          beside: only a closure from the deque in which this one, for all workers, has waited; None for any.
-        """
+        """Starts the next closure that a worker may start (`beside`: see `pop_next`); None if there is none."""
         if self.paused or self.stopped or worker in self.dismissed:
             return None
         is_quiet = bool(self.quiet) and not self.waking.get(worker)
@@ -571,13 +562,10 @@ class QueueState:
     def end(
         self, closure: Closure, outcome: ClosureState, value: Any, scope: ErrorScope = ErrorScope.FUTURE
     ) -> Effects:
-        """Decides a closure that has no outcome.
+        """Decides a closure that has no outcome: DONE, FAILED or CANCELLED.
 
-        Args:
-          closure: the closure.
-          outcome: DONE, FAILED or CANCELLED.
-          value: its result or error, or None if its user cancelled it.
-          scope: what else the error affects; nothing if the closure is internal.
+        The value is its result or error, or None if its user cancelled it. The scope says what else the error affects;
+        it affects nothing else if the closure is internal.
         """
         effects = Effects(cancelled=closure.live)
         self._decide(closure, outcome, value, effects)
@@ -601,12 +589,9 @@ class QueueState:
         return self._cancel_all(f"another closure failed ({type(error).__name__})", internal=False)
 
     def fail_starved(self, worker: int | None, new_error: Callable[[], BaseException], error: BaseException) -> Effects:
-        """Fails the closures that no worker can run.
+        """Fails the closures that no worker can run, and whose errors `new_error` creates, with an error that it made.
 
-        Args:
-          worker: of the closures for one worker, only those for this one; None for none of them.
-          new_error: only the closures whose errors it creates.
-          error: has been created by it.
+        Of the closures for one worker, only those for `worker` fail; for None none of them.
         """
         effects = Effects()
         for closure, starved in self.waiting.starved(worker):
@@ -619,12 +604,12 @@ class QueueState:
         return effects
 
     def stop(self) -> Effects:
-        """Cancels everything; nothing starts any more."""
+        """Cancels everything; nothing starts from now on."""
         self.stopped = True
         return self._cancel_all("the strategy was closed", internal=True)
 
     def cancel_all(self) -> Effects:
-        """Cancels all scheduled closures as their user does, and forgets the errors that were to be raised."""
+        """Cancels all scheduled closures as their user does, and forgets the errors that would have been raised."""
         self.error = self.late_error = None
         self.ends.clear()
         effects = self._cancel_all(None, internal=False)
@@ -682,12 +667,7 @@ class QueueState:
                 self._decide(other, CANCELLED, value, effects)
 
     def _cancel_all(self, reason: str | None, *, internal: bool) -> Effects:
-        """Cancels what waits and what runs.
-
-        Args:
-          reason: for the error of the futures; None if the user cancelled.
-          internal: also internal closures.
-        """
+        """Cancels what waits and what runs. The reason is for the error of the futures; None if the user cancelled."""
         effects = Effects(cancelled=[run for run in self.running if internal or not run.closure.is_internal])
         for closure in list(self.waiting):
             if (closure.is_internal and not internal) or closure.has_ended:

@@ -1,4 +1,4 @@
-"""What the waits of the queue need: deadlines, words on what is awaited, and changes that Ctrl-C does not cut in two.
+"""Makes changes of the queue atomic for Ctrl-C; and what its waits need: conditions, deadlines, descriptions.
 
 Python raises `KeyboardInterrupt` between any two operations of the main thread. Half a change would stay: a closure
 that is counted and never runs, a worker that is never woken. The workers' threads are not interrupted.
@@ -21,7 +21,7 @@ _Result = TypeVar("_Result")
 def uninterrupted(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
     """Decorates a function that must not wait: in the main thread, Ctrl-C takes effect when it has returned.
 
-    A second Ctrl-C takes effect at once, in case that a callback of a user does not return.
+    A second Ctrl-C takes effect immediately, in case a callback of a user does not return.
     """
 
     @functools.wraps(function)

@@ -70,7 +70,7 @@ class StragglerWatch(QueueThread):
                 self._changed.notify()
 
     def _watch(self) -> None:
-        # After an error the deadline is not known any more.
+        # After an error the deadline is unknown.
         self._wake_at(time.monotonic())
         while not self.stopping.is_set():
             with self._changed:

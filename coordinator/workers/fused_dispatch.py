@@ -17,9 +17,9 @@ Guarantees:
 - With `limit=None`, calls are fused only when measurements say that it pays, and only in numbers that are ready on the
   worker; with a limit, up to that many steps are always fused.
 
-The size of a call is a decision on values alone. A call of k steps takes a + k * b seconds: a to bring it to the worker
-and its end back, b for each step. Both are learned from the calls of one step and of k. As many steps are wanted as
-make a small beside k * b, but no more than keep the call short.
+The size of a call is a pure decision on measured values. A call of k steps takes a + k * b seconds: a to bring it to
+the worker and its end back, b for each step. Both are learned from the calls of one step and of k. As many steps are
+wanted as make a small compared with k * b, but no more than keep the call short.
 
 A call of a new number of steps has to be built (traced, sent to the worker, prepared there), which takes about as long
 for each step as building the function itself. So there are few such numbers, and a larger one is built when it would

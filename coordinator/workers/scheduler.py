@@ -30,9 +30,8 @@ from coordinator.queueing.closure import Closure, ErrorScope, RunsClosure, RunsF
 from coordinator.queueing.closure_queue import ClosureQueue
 from coordinator.runtime import FiniteInput, FusionKey, Preparation, Runtime, Servers
 from coordinator.workers.background_threads import QueueThread
-from coordinator.workers.cluster import Cluster
+from coordinator.workers.cluster import Cluster, WorkerState
 from coordinator.workers.recovery_loop import RecoveryLoop
-from coordinator.workers.worker import WorkerState
 
 _logger = logging.getLogger("coordinator")
 
@@ -241,7 +240,7 @@ class Scheduler:
         else:
             self.queue.put(closure, self._options.schedule_timeout)
         if worker is not None:
-            self.cluster.fail_orphaned(worker)
+            self.queue.fail_orphaned(worker)
         return future
 
     def schedule_internal(self, worker: int, work: Any, name: str, *, is_counted: bool = True) -> Future:
@@ -255,7 +254,7 @@ class Scheduler:
         closure = new_closure(work, name, number, future, target=worker, is_internal=True)
         future.on_cancel = types.MethodType(self._cancel, closure)
         self.queue.put(closure)
-        self.cluster.fail_orphaned(worker)
+        self.queue.fail_orphaned(worker)
         return future
 
     def join(self, timeout: float | None = None) -> None:
@@ -342,7 +341,7 @@ class Scheduler:
             for other in needed:
                 other.add_done_callback(lambda done: self._unblock(closure, done))
         except BaseException:
-            # Ctrl-C: its followers would wait for ever, or it would for a result that is there.
+            # Ctrl-C: its followers would wait without end, or it would for a result that is there.
             future.cancel()
             raise
 
@@ -352,7 +351,7 @@ class Scheduler:
         if not failed:
             self.queue.unblock(closure)
             if closure.target is not None:
-                self.cluster.fail_orphaned(closure.target)
+                self.queue.fail_orphaned(closure.target)
             return
         error = ClosureInputError(f"{closure} was not run, because its argument has no value: {done!r}.")
         error.__cause__ = None if done.cancelled() else done.exception()

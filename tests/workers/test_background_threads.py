@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from coordinator.testing.fake_runtime import FakeRuntime, Gate
-from coordinator.workers.worker import WorkerState
+from coordinator.workers.cluster import WorkerState
 from tests.deadline import LIMIT, wait_until
 from tests.fake_cluster import OPTIONS, index_of, running_scheduler
 

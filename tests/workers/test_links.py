@@ -10,8 +10,8 @@ import pytest
 
 from coordinator.options import Options
 from coordinator.testing.fake_runtime import FakeRuntime, Gate, TransientError
+from coordinator.workers.cluster import WorkerState
 from coordinator.workers.scheduler import Scheduler
-from coordinator.workers.worker import WorkerState
 from tests.deadline import LIMIT, wait_until
 from tests.fake_cluster import OPTIONS, running_scheduler
 
