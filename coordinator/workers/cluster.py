@@ -295,9 +295,10 @@ class Worker(QueueThread):
     def _wait_reconnected(self, reason: str | None = None, *, is_new: bool = False) -> None:
         """Waits until the worker is connected or stopped. The reason of its loss is asked for if it is None."""
         lost_at = self._lost_at = time.monotonic()
+        # First: who sees that the worker is lost finds that it has no share of what waits.
+        self._queue.set_away(self.index, is_away=True)
         if not self._change(WorkerState.LOST, losses=not is_new):
             return
-        self._queue.set_away(self.index, is_away=True)
         if not is_new:
             self._report_loss(reason or self._servers.describe_loss(self.index))
         self._servers.disconnect(self.index)
@@ -316,8 +317,10 @@ class Worker(QueueThread):
                 reported_at = now
                 _logger.warning(text, self.device, now - lost_at, self._servers.describe_loss(self.index))
             self.stopping.wait(self._options.reconnect_interval)
-        if not self.stopping.is_set() and self._change(WorkerState.LIVE):
-            self._queue.set_away(self.index, is_away=False)
+        if self.stopping.is_set():
+            return
+        self._queue.set_away(self.index, is_away=False)
+        if self._change(WorkerState.LIVE):
             text = "%s connected after %.1f s." if is_new else "%s reconnected after %.1f s."
             _logger.warning(text, self.device, time.monotonic() - lost_at)
 
