@@ -126,7 +126,8 @@ class WatchedServer:
             while True:
                 begun = time.monotonic()
                 state = await self._probe_once(probe)
-                if state is not None and not self._is_known(state):
+                known = self._state.liveness, self._state.incarnation
+                if state is not None and (state.liveness, state.incarnation) != known:
                     if state.liveness is not Liveness.ANSWERING:
                         state = dataclasses.replace(state, obstacle=await find_obstacle(self._address))
                     self._set_state(state)
@@ -161,9 +162,6 @@ class WatchedServer:
         if status is None:
             return ServerState(Liveness.GONE, None, time.monotonic())
         return ServerState(Liveness.ANSWERING, status.incarnation, time.monotonic())
-
-    def _is_known(self, state: ServerState) -> bool:
-        return (state.liveness, state.incarnation) == (self._state.liveness, self._state.incarnation)
 
     def _set_state(self, state: ServerState) -> None:
         self._state = state

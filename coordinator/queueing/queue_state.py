@@ -145,15 +145,15 @@ class WaitingClosures:
     def __iter__(self) -> Iterator[Closure]:
         return (closure for closure in itertools.chain(*self._all_queues(), self._blocked) if closure.is_queued)
 
-    def has_next(self, worker: int) -> bool:
-        """Returns whether there is a closure that this worker may run."""
-        if self.for_all or self._queues.get(worker) or self._internal.get(worker):
+    def has_next(self, worker: int, *, is_quiet: bool = False) -> bool:
+        """Returns whether there is a closure that this worker may run; if it is quiet, an internal one."""
+        if self._internal.get(worker):
+            return True
+        if is_quiet:
+            return False
+        if self.for_all or self._queues.get(worker):
             return True
         return any(self._may_run(apart, worker) for apart in self.apart)
-
-    def has_internal(self, worker: int) -> bool:
-        """Returns whether there is an internal closure for this worker."""
-        return bool(self._internal.get(worker))
 
     def pop_next(self, worker: int, beside: Closure | None = None, *, is_quiet: bool = False) -> Closure | None:
         """Removes and returns the next closure for a worker: internal ones, then its own, then those for all workers.
@@ -464,7 +464,7 @@ class QueueState:
         if self.paused or not self.idle:
             return
         if worker is not None:
-            if worker in self.idle and (waiting.has_internal(worker) if self.quiet else waiting.has_next(worker)):
+            if worker in self.idle and waiting.has_next(worker, is_quiet=bool(self.quiet)):
                 woken = (worker,)
         elif not self.quiet:
             able: Iterable[int] = self.idle

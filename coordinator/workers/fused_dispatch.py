@@ -93,7 +93,7 @@ class FusionSizeModel:
             return 1
         if self._limit is not None:
             return self._limit if self._limit <= available else min(1 << (available.bit_length() - 1), self._limit)
-        return 1 if cost is None else cost.wanted(available)
+        return 1 if cost is None else cost.next_size(available)
 
     def note_ready(self, function: Hashable, ready: Mapping[int, float]) -> None:
         """Notes how long it took to build what is ready."""
@@ -153,11 +153,11 @@ class _FunctionCost:
     building: float = 0.0
     wasted: float = 0.0
 
-    def wanted(self, available: int) -> int:
+    def next_size(self, available: int) -> int:
         """Returns the size of the next call, whether it has been built or not."""
         if 1 not in self.average or not self.has_begun:
             return 1
-        wanted = self._wanted()
+        wanted = self._best_size()
         if self.latest > 1 and self.calls % _CALLS_PER_CHECK == 0:
             wanted = 1 if wanted > 1 else self.latest
         following = min(wanted, _GROWTH * self.known[-1])
@@ -184,7 +184,7 @@ class _FunctionCost:
         average = self.average.get(steps, seconds)
         self.average[steps] = average + _WEIGHT * (min(seconds, _OUTLIER * average) - average)
         if steps == self.known[-1] and 1 in self.average:
-            following = min(self._wanted(), _GROWTH * steps)
+            following = min(self._best_size(), _GROWTH * steps)
             if following > steps:
                 overhead, _ = self._parts()
                 self.wasted += overhead * (1 - steps / following)
@@ -202,7 +202,7 @@ class _FunctionCost:
         step = min(max(self.average[self.latest] - one, 0.0) / (self.latest - 1), one)
         return one - step, step
 
-    def _wanted(self) -> int:
+    def _best_size(self) -> int:
         """Returns the size that would be right if it were known."""
         if self.latest == 1:
             return _GROWTH if _GROWTH * self.average[1] <= _MAX_SECONDS else 1
