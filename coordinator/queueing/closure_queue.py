@@ -124,7 +124,7 @@ class ClosureQueue:
             with self._lock:
                 if closure.inputs:
                     self._yield_to_workers(closure)
-                is_starved = closure.inputs and state.waiting.inputs.why_starved(closure)
+                is_starved = closure.inputs and state.waiting.why_starved(closure)
                 if state.waiting.count >= self.capacity or state.error is not None or state.stopped or is_starved:
                     starved = self._wait_to_put(closure, deadline_after(timeout))
                 if starved is None:
@@ -147,7 +147,7 @@ class ClosureQueue:
             if not closure.has_ended:
                 self._state.unblock(closure)
                 self._state.wake(closure.target)
-            is_starved = closure.inputs and self._state.waiting.inputs.why_starved(closure)
+            is_starved = closure.inputs and self._state.waiting.why_starved(closure)
         if is_starved:
             self._fail_starved(closure.target)
 
@@ -398,7 +398,7 @@ class ClosureQueue:
     @property
     def live_workers(self) -> int:
         """How many workers share what waits."""
-        return len(self._state.waiting.inputs.workers) - len(self._state.waiting.away)
+        return len(self._state.waiting.workers) - len(self._state.waiting.away)
 
     def work_like(self, closure: Closure) -> Any:
         """Returns the work of the next closure, if it has the fusion key of a running one that was for all workers."""
@@ -492,7 +492,7 @@ class ClosureQueue:
         assert ended is not None
         with self._lock:
             state.waiting.end_input(ended, attempt.worker, scope)
-            starved = state.waiting.inputs.why_starved(attempt.closure)
+            starved = state.waiting.why_starved(attempt.closure)
             if starved is None or starved.new_error is not ended.new_error:
                 effects = state.requeue(attempt, FailureKind.END_OF_DATA.value)
             else:
@@ -522,13 +522,13 @@ class ClosureQueue:
             self._state.dismissed.discard(worker)
             self._state.waiting.away.discard(worker)
             self._state.worker_counts.pop(worker, None)
-            self._state.waiting.inputs.renew(worker)
+            self._state.waiting.renew(worker)
 
     def dismiss(self, worker: int) -> None:
         """Gives a worker no closure from now on."""
         with self._lock:
             self._state.dismissed.add(worker)
-            self._state.waiting.inputs.workers.discard(worker)
+            self._state.waiting.workers.discard(worker)
             self._state.waiting.away.discard(worker)
             self._state.interrupt(worker)
             # It may have been the last one that closures waited for which were lost on the others.
@@ -542,7 +542,7 @@ class ClosureQueue:
         with self._lock:
             if not is_away:
                 waiting.away.discard(worker)
-            elif worker in waiting.inputs.workers:
+            elif worker in waiting.workers:
                 waiting.away.add(worker)
             self._state.wake()
 
@@ -560,7 +560,7 @@ class ClosureQueue:
         with self._lock:
             # A worker that was removed would be waited for as long as it has data left: without end.
             if worker not in self._state.dismissed:
-                self._state.waiting.inputs.renew(worker)
+                self._state.waiting.renew(worker)
 
     def renew_input(self, renewed: FiniteInput) -> None:
         """Records that the parts of an input have data again: they are at earlier positions."""
@@ -574,7 +574,7 @@ class ClosureQueue:
     def give_up(self, worker: int, new_error: Callable[[], BaseException]) -> None:
         """Stops waiting for a lost worker: fails the closures for which only such workers have data left."""
         with self._lock:
-            self._state.waiting.inputs.given_up[worker] = new_error
+            self._state.waiting.given_up[worker] = new_error
         self._fail_starved(None)
 
     def requeue_overdue(self) -> float | None:
@@ -716,7 +716,7 @@ class ClosureQueue:
         and schedule many closures in vain.
         """
         waiting = self._state.waiting
-        many = _AHEAD_PER_WORKER * len(waiting.inputs.workers)
+        many = _AHEAD_PER_WORKER * len(waiting.workers)
         if waiting.count > many and any(needed.is_finite is not False for needed in closure.inputs):
             self._has_room.wait(_MOMENT)
             # Another thread may have waited for room longer.
@@ -733,7 +733,7 @@ class ClosureQueue:
             return None
 
         def why_starved() -> Starved | None:
-            return state.waiting.inputs.why_starved(closure) if closure.inputs else None
+            return state.waiting.why_starved(closure) if closure.inputs else None
 
         if not self._may_put() and why_starved() is None:
             self._refuse_in_quiet(f"schedule would wait for room in the full queue for {closure}")

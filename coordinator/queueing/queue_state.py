@@ -52,53 +52,6 @@ class Starved(NamedTuple):
     scope: ErrorScope
 
 
-class EndedInputs:
-    """Knows on which workers inputs have ended, and which closures no worker can run therefore.
-
-    A worker's part of an input begins again when the worker is reconnected. So a closure waits for a lost worker whose
-    part has not ended, but not for one whose part has ended.
-
-    Attributes:
-      workers: the present workers.
-      given_up: the lost workers that no closure waits for, each with what creates the error that says so.
-    """
-
-    def __init__(self) -> None:
-        self.workers: set[int] = set()
-        self.given_up: dict[int, Callable[[], BaseException]] = {}
-        self._reconnections: Counter[int] = Counter()
-        self._scope = ErrorScope.END_OF_DATA
-
-    def renew(self, worker: int) -> None:
-        """Records that a worker is new or was reconnected, so that its parts of all inputs begin again."""
-        self.workers.add(worker)
-        self.given_up.pop(worker, None)
-        self._reconnections[worker] += 1
-
-    def end(self, ended: FiniteInput, worker: int, scope: ErrorScope) -> None:
-        """Records that a worker's part of an input has ended; closures that no worker can run fail with this scope."""
-        ended.ended[worker] = self._reconnections[worker]
-        self._scope = scope
-
-    def has_data(self, inputs: tuple[FiniteInput, ...], worker: int) -> bool:
-        """Returns whether none of these inputs has ended on a worker."""
-        reconnections = self._reconnections[worker]
-        return all(needed.ended.get(worker) != reconnections for needed in inputs)
-
-    def why_starved(self, closure: Closure) -> Starved | None:
-        """Returns why no worker can run a closure; None if one can, or may when it returns."""
-        for ended in closure.inputs:
-            if ended.ended:
-                break
-        else:
-            return None
-        workers = self.workers if closure.target is None else {closure.target}
-        awaited = [worker for worker in workers if self.has_data(closure.inputs, worker)]
-        if (closure.target is not None and awaited) or any(worker not in self.given_up for worker in awaited):
-            return None
-        return Starved(self.given_up[awaited[0]] if awaited else ended.new_error, self._scope)
-
-
 class Apart(NamedTuple):
     """What decides which workers may run a closure that not every worker may run: three attributes of the closure.
 
@@ -121,18 +74,26 @@ class WaitingClosures:
     a closure that waits costs 8 bytes here, and cancelling one costs the same wherever it is. Invariant: the first
     closure of a deque is queued, so a deque is empty if and only if nothing in it waits.
 
+    A worker's part of an input begins again when the worker is reconnected. So a closure waits for a lost worker whose
+    part of its input has not ended, but not for one whose part has ended.
+
     Attributes:
       count: how many runs of scheduled closures wait; internal closures are not counted.
       for_all: the closures that any worker may run, and stale entries.
-      inputs: knows which inputs have ended on which workers.
+      workers: the present workers.
       away: the present workers that are lost now.
+      given_up: the lost workers that no closure waits for, each with what creates the error that says so.
       apart: closures that not every worker may run, by what decides which workers may; none of these deques is empty.
     """
 
     def __init__(self) -> None:
         self.count = 0
-        self.inputs = EndedInputs()
+        self.workers: set[int] = set()
         self.away: set[int] = set()
+        self.given_up: dict[int, Callable[[], BaseException]] = {}
+        self._reconnections: Counter[int] = Counter()
+        # Of the errors with which closures end once no worker can run them.
+        self._scope = ErrorScope.END_OF_DATA
         # By the index of the only worker that may run them; None for the closures for all workers.
         self._queues: defaultdict[int | None, deque[Closure]] = defaultdict(deque)
         self.for_all = self._queues[None]
@@ -249,31 +210,56 @@ class WaitingClosures:
             self.count += closure.runs - closure.counted
             closure.counted = closure.runs
 
+    def renew(self, worker: int) -> None:
+        """Records that a worker is new or was reconnected, so that its parts of all inputs begin again."""
+        self.workers.add(worker)
+        self.given_up.pop(worker, None)
+        self._reconnections[worker] += 1
+
     def end_input(self, ended: FiniteInput, worker: int, scope: ErrorScope) -> None:
-        """Records that a worker's part of an input has ended; see `EndedInputs.end`."""
+        """Records that a worker's part of an input has ended; closures that no worker can run fail with this scope."""
         is_first = not ended.ended
-        self.inputs.end(ended, worker, scope)
+        ended.ended[worker] = self._reconnections[worker]
+        self._scope = scope
         if is_first:
             waiting = [closure for closure in self.for_all if closure.is_queued]
             self.for_all.clear()
             for closure in waiting:
                 self._queue_of(closure).append(closure)
 
+    def _has_data(self, inputs: tuple[FiniteInput, ...], worker: int) -> bool:
+        """Returns whether none of these inputs has ended on a worker."""
+        reconnections = self._reconnections[worker]
+        return all(needed.ended.get(worker) != reconnections for needed in inputs)
+
+    def why_starved(self, closure: Closure) -> Starved | None:
+        """Returns why no worker can run a closure; None if one can, or may when it returns."""
+        for ended in closure.inputs:
+            if ended.ended:
+                break
+        else:
+            return None
+        workers = self.workers if closure.target is None else {closure.target}
+        awaited = [worker for worker in workers if self._has_data(closure.inputs, worker)]
+        if (closure.target is not None and awaited) or any(worker not in self.given_up for worker in awaited):
+            return None
+        return Starved(self.given_up[awaited[0]] if awaited else ended.new_error, self._scope)
+
     def starved(self, worker: int | None) -> list[tuple[Closure, Starved]]:
         """Returns the closures that no worker can run; of the closures for one worker, only those for `worker`."""
         for_worker = () if worker is None else self._queues.get(worker, ())
-        starved = [(closure, self.inputs.why_starved(closure)) for closure in for_worker]
+        starved = [(closure, self.why_starved(closure)) for closure in for_worker]
         for queue in self.apart.values():
-            reason = self.inputs.why_starved(queue[0])
+            reason = self.why_starved(queue[0])
             starved += [(closure, reason) for closure in queue]
         return [(closure, reason) for closure, reason in starved if reason is not None and closure.is_queued]
 
     def has_other(self, apart: Apart, *, is_present: bool) -> bool:
         """Returns whether a worker that is not in `lost_on` can run closures now, or without `is_present` later."""
-        others = self.inputs.workers - apart.lost_on
+        others = self.workers - apart.lost_on
         if is_present:
             others -= self.away
-        return any(self.inputs.has_data(apart.inputs, worker) for worker in others)
+        return any(self._has_data(apart.inputs, worker) for worker in others)
 
     def _queues_for_all(self, worker: int) -> list[deque[Closure]]:
         """Returns the non-empty shared deques whose closures this worker may run."""
@@ -300,7 +286,7 @@ class WaitingClosures:
 
     def _may_run(self, apart: Apart, worker: int) -> bool:
         """Returns whether a worker may run closures that wait apart."""
-        if not self.inputs.has_data(apart.inputs, worker):
+        if not self._has_data(apart.inputs, worker):
             return False
         return worker not in apart.lost_on or not self.has_other(apart, is_present=not apart.needs_another)
 
@@ -495,7 +481,7 @@ class QueueState:
         closure = self.waiting.pop_next(worker, beside, is_quiet=is_quiet)
         if closure is None:
             return None
-        if isinstance(closure, RunsClosure) and (rest := closure.leave_share(len(self.waiting.inputs.workers))):
+        if isinstance(closure, RunsClosure) and (rest := closure.leave_share(len(self.waiting.workers))):
             self.add_rest(rest)
         attempt = closure.start(worker, cancellation)
         self.running[attempt] = None
