@@ -157,7 +157,7 @@ class _FunctionCost:
         """Returns the size of the next call, whether it has been built or not."""
         if 1 not in self.average or not self.has_begun:
             return 1
-        wanted = self._best_size()
+        wanted, _ = self._best()
         if self.latest > 1 and self.calls % _CALLS_PER_CHECK == 0:
             wanted = 1 if wanted > 1 else self.latest
         following = min(wanted, _GROWTH * self.known[-1])
@@ -184,9 +184,9 @@ class _FunctionCost:
         average = self.average.get(steps, seconds)
         self.average[steps] = average + _WEIGHT * (min(seconds, _OUTLIER * average) - average)
         if steps == self.known[-1] and 1 in self.average:
-            following = min(self._best_size(), _GROWTH * steps)
+            best, overhead = self._best()
+            following = min(best, _GROWTH * steps)
             if following > steps:
-                overhead, _ = self._parts()
                 self.wasted += overhead * (1 - steps / following)
 
     def steps_per_overhead(self) -> int:
@@ -202,13 +202,13 @@ class _FunctionCost:
         step = min(max(self.average[self.latest] - one, 0.0) / (self.latest - 1), one)
         return one - step, step
 
-    def _best_size(self) -> int:
-        """Returns the size that would be right if it were known."""
+    def _best(self) -> tuple[int, float]:
+        """Returns the size that would be right if it were known, and the overhead of a call, in seconds."""
         if self.latest == 1:
-            return _GROWTH if _GROWTH * self.average[1] <= _MAX_SECONDS else 1
-        if self.latest not in self.average:
-            return self.latest
+            return (_GROWTH if _GROWTH * self.average[1] <= _MAX_SECONDS else 1), self.average[1]
         overhead, step = self._parts()
+        if self.latest not in self.average:
+            return self.latest, overhead
         # Rounded up, so that the overhead is within its limit, unless the call would be too long.
         size = 1
         while size < _MAX_STEPS and size * step * _OVERHEAD < overhead * (1 - _OVERHEAD):
@@ -216,7 +216,7 @@ class _FunctionCost:
         limit = self._max_size()
         while size > 1 and size > limit:
             size //= 2
-        return size
+        return size, overhead
 
     def _max_size(self) -> float:
         """Returns the size beyond which a call would take too long."""
