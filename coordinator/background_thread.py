@@ -55,7 +55,7 @@ class BackgroundThread:
 
     Args:
       name: of the thread; begins with `coordinator`.
-      run: the work. It looks at `stopping`, and ends soon after `stop`. It is called again if it raises.
+      run: the work. It looks at `stopping`, and ends soon after `stop`. Called again if it raises.
       on_failure: called on the thread with each unexpected error, before the pause.
       finish: called on the thread once, when the work has ended.
 

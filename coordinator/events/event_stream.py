@@ -97,8 +97,7 @@ class EventStream:
     def since(self, number: int) -> tuple[list[Event], int, int]:
         """Returns the events from a number on, the number to continue with, and how many were dropped in between.
 
-        Args:
-          number: what an earlier call returned, 0 for all that are kept, or `recorded` for no earlier event.
+        The number is what an earlier call returned, 0 for all that are kept, or `recorded` for no earlier event.
         """
         with self._lock:
             end = self._recorded

@@ -41,7 +41,7 @@ from coordinator.runtime import FailureKind, Runtime
 
 # The overhead of a call may take this part of its time.
 _OVERHEAD = 0.025
-# A call of several steps is to take no longer, in seconds: all results arrive at its end.
+# The longest time of a call of several steps, in seconds: all results arrive at its end.
 _MAX_SECONDS = 0.4
 # The maximum number of steps in a call.
 _MAX_STEPS = 256
@@ -74,12 +74,9 @@ class FusionSizeModel:
             cost.has_begun = False
 
     def steps(self, function: Hashable, available: int, ready: Mapping[int, float] | None = None) -> int:
-        """Returns how many steps the next call is to have, at least one.
+        """Returns how many of the available steps of a function the next call has, at least one.
 
-        Args:
-          function: what the steps run.
-          available: the number of steps that there are.
-          ready: the numbers above 1 that were built, with the seconds that it took; None for any number.
+        `ready` has the numbers above 1 that were built, with the seconds that it took; None for any number.
         """
         wanted = self.wanted(function, available)
         if ready is None or wanted in ready:
@@ -87,7 +84,7 @@ class FusionSizeModel:
         return max((size for size in ready if size <= wanted), default=1)
 
     def wanted(self, function: Hashable, available: int) -> int:
-        """Returns how many steps the next call is to have if any number of steps is ready."""
+        """Returns how many steps the next call has if any number of steps is ready."""
         cost = self._costs.get(function)
         if available < 2 or (cost is not None and cost.runs_alone):
             return 1
@@ -231,11 +228,7 @@ _MAX_CLOSURES = 64
 class FusedDispatch:
     """Gathers and runs the closures of one worker's calls. For the worker's thread only.
 
-    Args:
-      worker: the worker's index.
-      runtime: runs calls.
-      queue: has the closures that wait.
-      options: `steps_per_dispatch`, `max_attempts`, `transient_retries`.
+    Its options are `steps_per_dispatch`, `max_attempts` and `transient_retries`.
     """
 
     def __init__(self, worker: int, runtime: Runtime, queue: ClosureQueue, options: Options) -> None:

@@ -43,15 +43,10 @@ WorkerAddresses = Mapping[int, str] | Collection[str]
 def change_between(
     present: Mapping[int, str], lost: Collection[int], wanted: WorkerAddresses
 ) -> tuple[dict[int, str], list[int], list[str]]:
-    """Compares the present workers with the wanted ones.
+    """Compares the present workers (addresses by index), some of which are lost, with the wanted ones.
 
     Without indices, a lost worker whose address is no longer wanted is taken to have moved to a new address, if there
     is one.
-
-    Args:
-      present: the address of each worker, by index.
-      lost: the indices of the workers that do not answer.
-      wanted: the addresses at which workers are wanted.
 
     Returns:
       The new address of each worker that moved, by index; the indices of the workers to remove; the addresses of new
