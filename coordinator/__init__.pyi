@@ -38,6 +38,6 @@ from .statistics import ClusterStatistics as ClusterStatistics
 from .statistics import ParameterServerStatistics as ParameterServerStatistics
 from .statistics import WorkerStatistics as WorkerStatistics
 from .workers.cluster import Cluster as Cluster
-from .workers.worker import Worker as Worker
+from .workers.cluster import Worker as Worker
 
 __version__: str

@@ -9,23 +9,14 @@ from coordinator.errors import LaunchError
 
 
 class Address(NamedTuple):
-    """The parts of a server's address.
-
-    Attributes:
-      host: as sockets take it: an IPv6 address without its brackets.
-      port: from 1 to 65535.
-    """
+    """A server's host, as sockets take it (an IPv6 address without its brackets), and its port, from 1 to 65535."""
 
     host: str
     port: int
 
 
 def parse_address(text: object) -> Address:
-    """Splits `host:port`.
-
-    Raises:
-      ValueError: the text is not of that form.
-    """
+    """Splits `host:port`; raises ValueError if the text is not of that form."""
     host, _, port = text.rpartition(":") if isinstance(text, str) else ("", "", "")
     host = host.strip("[]")
     is_text = not any("\ud800" <= character <= "\udfff" for character in host)
@@ -40,12 +31,9 @@ def in_address(host: str) -> str:
 
 
 class PageAddress(NamedTuple):
-    """Where a page is served.
+    """Where a page is served: a name or IP address of this machine, as sockets take it, and a port (0: any free one).
 
-    Attributes:
-      host: a name or an IP address of this machine, as sockets take it.
-      port: from 0, for any free one, to 65535.
-      token: is part of the page's address; empty for a random one.
+    The token is part of the page's address; empty for a random one.
     """
 
     host: str
@@ -63,30 +51,18 @@ class PageAddress(NamedTuple):
 
 
 def parse_page_address(text: object, name: str) -> PageAddress:
-    """Splits `host:port` or `host:port/token`.
-
-    Args:
-      text: the address.
-      name: of the setting, for the message.
-
-    Raises:
-      ValueError: the text is not of that form.
-    """
+    """Splits `host:port` or `host:port/token`; raises ValueError, with the name of the setting, for anything else."""
     form = r"(\[[^]/]+\]|[^:/\s]+):(\d{1,5})(?:/([\w.~-]+)/?)?"
-    found = re.fullmatch(form, text, re.ASCII) if isinstance(text, str) else None
-    if found is None or int(found[2]) > 65_535:
+    match = re.fullmatch(form, text, re.ASCII) if isinstance(text, str) else None
+    if match is None or int(match[2]) > 65_535:
         raise ValueError(f"{name} must be 'host:port', such as '127.0.0.1:0', or 'host:port/token', got {text!r}.")
-    return PageAddress(found[1].strip("[]"), int(found[2]), found[3] or "")
+    return PageAddress(match[1].strip("[]"), int(match[2]), match[3] or "")
 
 
 def check_port_is_free(task: str, address: str) -> None:
-    """Checks that a server on this machine can listen on the port of its address.
+    """Checks that a server on this machine, `task` in the message, can listen on the port of its `host:port`.
 
     TensorFlow would share the port with another server, or say "Could not start gRPC server" without naming it.
-
-    Args:
-      task: the server's name, for the message.
-      address: its `host:port`.
 
     Raises:
       LaunchError: the port is in use, or needs rights that this process does not have.

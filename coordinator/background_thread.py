@@ -10,10 +10,9 @@ its traceback, tells the thread's owner, and runs the work again after a pause. 
 such errors too: user code that a thread of the library calls may raise them. Work that is done once (`start_once`) is
 not run again: its owner is told, and stops waiting for it.
 
-What a process that was forked from the client leaves alone: the strategy, its servers and its markers.
-
-A child that ends in order, such as by `sys.exit`, leaves the `with` blocks of its parent and runs the finalizers that
-it has inherited. The threads and connections of the parent do not exist there.
+A process that was forked from the client has neither its threads nor its connections. When such a child ends in order,
+as by `sys.exit`, it leaves the `with` blocks of its parent and runs the finalizers that it has inherited: `only_here`
+and `refuse_forked` keep it from the strategy, its servers and its markers.
 """
 
 import logging
@@ -35,12 +34,7 @@ def only_here(call: Callable[[], object]) -> Callable[[], None]:
 
 
 def refuse_forked(owner: int, what: str) -> None:
-    """Raises RuntimeError if this process was forked from the one that made something.
-
-    Args:
-      owner: the id of the process that made it.
-      what: for the message.
-    """
+    """Raises RuntimeError if this process was forked from the process `owner`, which made `what`."""
     if os.getpid() != owner:
         raise RuntimeError(
             f"{what} belongs to process {owner}, from which this process ({os.getpid()}) was forked without its "
@@ -61,7 +55,7 @@ class BackgroundThread:
 
     Args:
       name: of the thread; begins with `coordinator`.
-      run: the work. It looks at `stopping`, and ends soon after `stop`. It is called again if it raises.
+      run: the work. It looks at `stopping`, and ends soon after `stop`. Called again if it raises.
       on_failure: called on the thread with each unexpected error, before the pause.
       finish: called on the thread once, when the work has ended.
 
@@ -111,7 +105,7 @@ class BackgroundThread:
                 is_over = True
             except BaseException as error:  # noqa: BLE001 - logged, reported, and the work goes on
                 pause = _FIRST_PAUSE if time.monotonic() - began > _LONGEST_PAUSE else pause
-                self._report(error, pause)
+                _report(self.thread.name, error, f"goes on after {pause:g} s", self._on_failure)
                 is_over = self.stopping.wait(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
         try:
@@ -119,23 +113,13 @@ class BackgroundThread:
         except BaseException:
             _logger.exception("The thread %s could not release what it used.", self.thread.name)
 
-    def _report(self, error: BaseException, pause: float) -> None:
-        _report(self.thread.name, error, f"goes on after {pause:g} s", self._on_failure)
-
 
 def start_once(
     name: str, work: Callable[[], object], on_failure: Callable[[BaseException], object] | None = None
 ) -> threading.Thread:
-    """Starts a daemon thread that does some work once, and ends.
+    """Starts and returns a daemon thread, whose name begins with `coordinator`, that does some work once, and ends.
 
-    Args:
-      name: of the thread; begins with `coordinator`.
-      work: what the thread does.
-      on_failure: called on the thread if the work raises, after the error was logged; what waits for the work is to
-        be told here.
-
-    Returns:
-      The thread.
+    If the work raises, the error is logged and `on_failure` is called on the thread: it tells what waits for the work.
     """
 
     def run() -> None:

@@ -30,11 +30,11 @@ import dataclasses
 class Rollback:
     """A recovery of lost parameter servers, which set all variables back to a checkpoint.
 
-    Steps are counted by the `step` that `ParameterServerStrategy.restore_from` was given, or else are functions that
-    have finished. They are None where they are not known: if `restore_from` was given a function that restores.
+    Steps come from `ParameterServerStrategy.restore_from(step=)`. Without it they count finished functions. They are
+    None if unknown: `restore_from` was given a function that restores.
 
     Attributes:
-      parameter_servers: the names of the lost ones, such as `/job:ps/task:0`.
+      parameter_servers: the names of the lost servers, such as `/job:ps/task:0`.
       checkpoint: the path of the restored checkpoint; None if there was none, and all variables were initialized again.
       step_before: the step at which the servers were lost; an estimate, since functions that ran then are not counted.
       step_after: the step from which training continues.
@@ -112,7 +112,7 @@ class ClosureInputError(ClosureError):
 
     @property
     def original_exception(self) -> BaseException | None:
-        """What went wrong with the input: the error's cause, under the name that TensorFlow's error has for it."""
+        """The exception that creating the input raised. Same as `__cause__`; named as in TensorFlow."""
         return self.__cause__
 
 
@@ -146,7 +146,7 @@ class CheckpointsTakenOver(CoordinatorError, RuntimeError):
 
 
 class StrategyClosedError(CoordinatorError, RuntimeError):
-    """The strategy was closed, and schedules nothing any more."""
+    """The strategy was closed, and no longer schedules anything."""
 
 
 class InvalidTransitionError(CoordinatorError, RuntimeError):

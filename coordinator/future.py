@@ -1,9 +1,8 @@
 """The future of one scheduled closure.
 
-A million futures may wait in a queue, and almost none of them is waited on before it is done. So what threads wait on,
-a condition with its lock and a list, is created when a thread first needs it, and a future that is done returns its
-outcome without it, and passes it to callbacks. Nothing else differs from `concurrent.futures`, whose functions find
-what they expect.
+A million futures may wait in a queue, but few futures are waited on before they are done. The condition and its lock
+are therefore created on first use; a future that is done returns its outcome, and passes it to callbacks, without them.
+Nothing else differs from `concurrent.futures`, whose functions find what they expect.
 """
 
 import abc
@@ -47,17 +46,14 @@ class Future(concurrent.futures.Future[Any]):
 
     Attributes:
       is_started: whether a worker runs the closure now; set by the queue.
-      worker: the index of the worker from which the outcome is; before there is one, of the worker that began to run
-        the closure last; None if none has. Set by the queue.
+      worker: index of the worker that produced the outcome. Until then, of the last worker that started the closure;
+        None if none has. Set by the queue.
       attempts: how many attempts to run it have begun. Set by the queue.
     """
 
     # Of all futures; held for a few assignments when a condition is created, and when a future without one gets its
     # outcome. An outcome must not appear while another thread looks at the state with the condition held.
     _conditions_lock: ClassVar = threading.Lock()
-    # For the queue: a closure with this future is one run, and no part of a `RunsFuture`.
-    runs: ClassVar = 1
-    whole: ClassVar = None
 
     __slots__ = (
         "_done_callbacks",
@@ -76,7 +72,7 @@ class Future(concurrent.futures.Future[Any]):
     )
 
     def __init__(self, name: str, number: int, on_cancel: Callable[[], bool] | None = None, origin: Any = None) -> None:
-        # Not the base class's: that would make the condition.
+        # We do not call super().__init__: it would create the condition.
         self._state = PENDING
         self._result = None
         self._exception = None
@@ -135,7 +131,7 @@ class Future(concurrent.futures.Future[Any]):
         return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Waits for the closure's error, None if it has a result. Arguments and errors are those of `result`."""
+        """Waits for the closure's error, None if it has a result. It has the arguments and errors of `result`."""
         return self._exception if self._state is FINISHED else super().exception(timeout)
 
     @property
@@ -158,22 +154,24 @@ class Future(concurrent.futures.Future[Any]):
 
     # The methods that follow are for the queue. The future stays pending to its base class while a worker runs the
     # closure, since it can be cancelled until the outcome is decided, and the queue decides that under its own lock.
+    # `on_cancel` refers to the closure, and the closure to the future. The cycle is broken as the outcome is set, so a
+    # result is freed as soon as its future is dropped, not when the garbage collector runs next.
 
     def set_result(self, result: Any) -> None:
         """Sets the closure's result."""
-        self._forget_closure()
+        self.on_cancel = None
         if not self._end_unwatched(FINISHED, result=result):
             super().set_result(result)
 
     def set_exception(self, exception: BaseException | None) -> None:
         """Sets the error with which the closure ended."""
-        self._forget_closure()
+        self.on_cancel = None
         if not self._end_unwatched(FINISHED, exception=exception):
             super().set_exception(exception)
 
     def set_cancelled(self) -> None:
         """Records that the user cancelled the closure."""
-        self._forget_closure()
+        self.on_cancel = None
         if not self._end_unwatched(CANCELLED_AND_NOTIFIED):
             super().cancel()
             self.set_running_or_notify_cancel()
@@ -195,13 +193,6 @@ class Future(concurrent.futures.Future[Any]):
         concurrent.futures.wait([self])
         return None if self.cancelled() or self.exception() is not None else self.result()
 
-    def _forget_closure(self) -> None:
-        """Breaks the reference cycle between this future and its closure.
-
-        So a result is freed as soon as its future is dropped, not when the garbage collector runs next.
-        """
-        self.on_cancel = None
-
     def add_done_callback(self, fn: Callable[[concurrent.futures.Future[Any]], object]) -> None:
         """Calls `fn` with this future once it is done. An exception of `fn` is logged and not raised."""
         callback = functools.partial(_call_back, fn)
@@ -221,14 +212,6 @@ class Future(concurrent.futures.Future[Any]):
             error = self.exception()
             outcome = "done" if error is None else f"raised {type(error).__name__}"
         return f"<Future of closure {self._number} ({self._name}): {outcome}>"
-
-
-class UncountedFuture(Future):
-    """The future of a closure that no count has: what the library does for itself when it likes."""
-
-    runs: ClassVar = 0
-
-    __slots__ = ()
 
 
 def _call_back(fn: Callable[[concurrent.futures.Future[Any]], object], future: concurrent.futures.Future[Any]) -> None:

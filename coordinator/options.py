@@ -1,12 +1,9 @@
-"""Options of a strategy, checked when they are created.
+"""Options of a strategy, checked when they are created, and the checks, which other settings share.
 
-Checks of settings that are integers, numbers or dtypes.
+An error names the setting, what it must be, and what it was.
 
-The error names the setting, what it must be, and what it was.
-
-Settings that `coordinator run` gives to the program it starts, through the environment.
-
-They apply where the program's own `Options` do not set the same, so that no program has to be changed to be watched.
+`coordinator run` gives settings to the program it starts through the environment. They apply where the program's own
+`Options` do not set the same, so that no program has to be changed to be watched.
 """
 
 import dataclasses
@@ -34,14 +31,9 @@ def is_integer(value: Any, minimum: int | None = None, maximum: int | None = Non
 
 
 def check_integer(name: str, value: Any, minimum: int, maximum: int | None = None, *, note: str = "") -> None:
-    """Checks that a setting is an integer within bounds, both included.
+    """Checks that the value of a setting is an integer within bounds, both included.
 
-    Args:
-      name: of the setting.
-      value: what it was set to.
-      minimum: the lower bound.
-      maximum: the upper bound; none by default.
-      note: added to the message after the bounds, such as ", or inf" where the caller allows that too.
+    The note is added to the message after the bounds, such as ", or inf" where the caller allows that too.
 
     Raises:
       SettingError: it is out of bounds, or not an int (then it is a `TypeError` as well).
@@ -62,7 +54,7 @@ def check_number(
     unit: str = "",
     note: str = "",
 ) -> None:
-    """Checks that a setting is a number within bounds; NaN never is.
+    """Checks that the value of a setting is a number within bounds; NaN never is.
 
     Args:
       name: of the setting.
@@ -102,11 +94,11 @@ def check_transfer_dtype(name: str, value: Any) -> None:
       SettingError: it is another dtype, or none (then it is a `TypeError` as well).
     """
     # By its name, since this is imported without TensorFlow.
-    found = None if value is None or isinstance(value, str) else getattr(value, "name", None)
-    if value is None or found in ("bfloat16", "float32"):
+    dtype = None if value is None or isinstance(value, str) else getattr(value, "name", None)
+    if value is None or dtype in ("bfloat16", "float32"):
         return
-    reason = " (its numbers end at 65,504, and smaller ones than 6e-8 become 0)" if found == "float16" else ""
-    error = SettingTypeError if found is None else SettingError
+    reason = " (its numbers end at 65,504, and smaller ones than 6e-8 become 0)" if dtype == "float16" else ""
+    error = SettingTypeError if dtype is None else SettingError
     raise error(name, f"must be tf.bfloat16, tf.float32 or None, got {value!r}{reason}.")
 
 
@@ -123,7 +115,7 @@ class Options:
         every task is alive) before the failure is its result. 0 also disables fused calls, since a transient failure
         of a call counts for every closure in it.
       max_attempts: a closure whose worker was lost this often while it ran is quarantined: its future and `join` raise
-        `ClosureQuarantined`. It is tried on another worker first if it was lost on one worker alone. 1 also disables
+        `ClosureQuarantined`. It is tried on another worker first if it was lost on one worker only. 1 also disables
         fused calls, since the loss of a call counts for every closure in it.
       stop_on_error: whether the first error of a scheduled function cancels all other functions and is raised by the
         next `schedule` or `join`, as in the RFC; otherwise only its own future raises it.
@@ -158,8 +150,8 @@ class Options:
         `tf.distribute.InputContext`: then endless data begin again with the new shares, and other data with the next
         `iter()`. Without it a worker that joins has its own share, and the others keep theirs; see
         docs/elastic.md.
-      checkpoint_memory: in bytes, what saving or restoring a checkpoint may need of a parameter server beside what its
-        variables take. Larger variables are saved and restored in blocks, so that updates go on meanwhile. See
+      checkpoint_memory: in bytes, what saving or restoring a checkpoint may need of a parameter server in addition to
+        its variables. Larger variables are saved and restored in blocks, while updates go on. See
         docs/guarantees.md.
       version_mismatch: what to do about a server that runs another version of TensorFlow than this program: "error"
         refuses it, "warn" logs a warning and accepts it.
@@ -238,20 +230,15 @@ def _check_local_path(name: str, value: Any) -> None:
     local_path(value, name)
 
 
-# `host:port/token`, for the chief alone.
+# For the chief only: `host:port/token`, and the path of a file.
 DASHBOARD = "COORDINATOR_DASHBOARD"
-# The path of a file, for the chief alone.
 TRACE = "COORDINATOR_TRACE"
 # How often the program was started again.
 RESTART_COUNT = "COORDINATOR_RESTART_COUNT"
 
 
 def with_program_settings(options: Options | None, environment: Mapping[str, str]) -> Options:
-    """Returns options, with those of the environment where they have none.
-
-    Args:
-      options: of the program; None for the defaults.
-      environment: of the process.
+    """Returns a program's options (None for the defaults), with the environment's settings where they have none.
 
     Raises:
       TypeError: `options` is something else.
@@ -263,13 +250,9 @@ def with_program_settings(options: Options | None, environment: Mapping[str, str
     if options.dashboard is None and (dashboard := environment.get(DASHBOARD)):
         options = dataclasses.replace(options, dashboard=dashboard)
     if options.trace is None and (trace := environment.get(TRACE)):
-        options = dataclasses.replace(options, trace=_path_of_start(trace, environment.get(RESTART_COUNT, "0")))
+        # A program that was started again does not overwrite the trace of an earlier start.
+        if (restarts := environment.get(RESTART_COUNT, "0")) != "0":
+            stem, suffix = os.path.splitext(trace)
+            trace = f"{stem}.{restarts}{suffix}"
+        options = dataclasses.replace(options, trace=trace)
     return options
-
-
-def _path_of_start(path: str, restarts: str) -> str:
-    """Returns the path of a trace: a program that was started again does not overwrite that of its start before."""
-    if restarts == "0":
-        return path
-    stem, suffix = os.path.splitext(path)
-    return f"{stem}.{restarts}{suffix}"

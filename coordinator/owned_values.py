@@ -16,7 +16,7 @@ _Value = TypeVar("_Value")
 
 
 class _Owned:
-    """An attribute of a key. Copies and pickles of the key, which have all attributes, have an empty one."""
+    """An attribute of a key. Copies and pickles of the key have an empty one."""
 
     __slots__ = ("owner", "value")
 
@@ -43,7 +43,7 @@ class OwnedValues(MutableMapping[Any, _Value], Generic[_Value]):
         self._keys: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         weakref.finalize(self, _drop_all, self._keys, self._name).atexit = False
 
-    # Attributes of the object itself: a bound method would give those of its function, and Keras and TensorFlow track
+    # Attributes of the object itself: a bound method would give its function's, and Keras and TensorFlow track
     # what is set.
 
     def __getitem__(self, key: Any) -> _Value:

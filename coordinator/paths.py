@@ -1,6 +1,6 @@
 """The paths that users give: of the local file system, or URLs such as `gs://bucket/run`, which TensorFlow reads.
 
-Code that loads no TensorFlow, and files that are changed in place, know local paths alone, and refuse a URL in words.
+Code that loads no TensorFlow, and files that are changed in place, know only local paths, and refuse a URL in words.
 Otherwise a URL would be a folder named `gs:` in the working directory.
 """
 
@@ -33,11 +33,7 @@ def path_text(path: str | os.PathLike[str]) -> str:
 
 
 def local_path(path: str | os.PathLike[str], purpose: str) -> str:
-    """Returns a path of the local file system as a str.
-
-    Args:
-      path: given by a user.
-      purpose: what is there, for the message.
+    """Returns a user's path of the local file system as a str; `purpose` says in the error what is there.
 
     Raises:
       ValueError: it is a URL, or what `pathlib` makes of one.

@@ -4,14 +4,13 @@ The core (queue, workers, scheduler) knows nothing of TensorFlow: it passes work
 or an error, which the runtime classifies as one of a few kinds. `coordinator.ps_strategy` implements both protocols
 over TensorFlow servers, `coordinator.testing.FakeRuntime` in memory with faults on request.
 
-Guarantees that implementations give: `run` blocks its caller only, and returns when its server is lost, frozen ones
-included; no other method that a worker calls raises; `reconnect` is safe from several threads. Workers are numbered by
-their task index.
+Guarantees that implementations give: `run` blocks its caller only, and returns when its server is lost, also a frozen
+one; no other method that a worker calls raises; `reconnect` is safe from several threads. Workers are numbered by their
+task index.
 
-Building of functions in the background, and preparing of them on workers, so that no closure waits for either.
-
-A call of several steps has to be traced and registered on the client, and prepared on each worker that runs it, which
-takes from tenths of a second to many seconds. No worker does so with closures in hand:
+`Builds` has functions built in the background and prepared on workers, so that no closure waits for either. A call of
+several steps has to be traced and registered on the client, and prepared on each worker that runs it, which takes from
+tenths of a second to many seconds. No worker does so with closures in hand:
 
     a worker's thread      4 steps would pay --request--> builder's thread: traces and registers them, once for all
     the same, without      prepares them on the worker <------------------------'
@@ -21,8 +20,8 @@ takes from tenths of a second to many seconds. No worker does so with closures i
     worker 1   1 1 1 1 1 1  1  1  1  1 [4 prepared] 4
 
 Guarantees: nothing waits for a build; at most a quarter of the workers, but at least one, prepare something at a time,
-so that the others go on. What a worker prepares is an internal closure: `join` does not wait for it, and it ends as one
-does when the worker is lost or the strategy is closed.
+so that the others go on. What a worker prepares is an internal closure: `join` does not wait for it, and it ends when
+the worker is lost or the strategy is closed.
 """
 
 import dataclasses
@@ -39,13 +38,9 @@ from coordinator.future import Future
 
 
 class Preparation(NamedTuple):
-    """What is to be prepared on a worker.
+    """What a worker prepares by running some work, named for messages.
 
-    Attributes:
-      worker: the worker's index.
-      work: prepares it; what the runtime runs.
-      name: for messages.
-      on_end: called once it has been prepared, or will not be: the work failed, or the worker is lost.
+    `on_end` is called once it has been prepared, or never will be: the work failed, or the worker is lost.
     """
 
     worker: int
@@ -59,8 +54,8 @@ class Builds:
 
     Attributes:
       workers: the number of workers, set by the cluster.
-      schedule: queues the work of a preparation on its worker, as an internal closure; returns None if it cannot run
-        any more. Set by the scheduler.
+      schedule: queues the work of a preparation on its worker, as an internal closure; returns None if it can no longer
+        run. Set by the scheduler.
     """
 
     def __init__(self) -> None:
@@ -128,7 +123,7 @@ class FailureKind(enum.Enum):
 
 
 class FiniteInput:
-    """Data that closures take, of which each worker has a part that may end: an iterator with a copy on each worker.
+    """Data that closures take: an iterator with a copy on each worker. A worker's part may end.
 
     A closure that takes it runs only on workers whose part has not ended.
 
@@ -194,13 +189,10 @@ class Runtime(Protocol):
         """Prepares the calling thread to run work on `worker`; called once at the thread's start."""
 
     def run(self, worker: int, work: Any, cancellation: Cancellation) -> Any:
-        """Runs `work` on `worker`.
+        """Runs `work` on `worker`; raises what went wrong.
 
         Returns:
           Its result: values on the client, or a `ValueElsewhere` if the call leaves its result on the worker.
-
-        Raises:
-          BaseException: whatever went wrong.
         """
 
     def most_fused(self, worker: int, work: Any) -> int:
@@ -216,21 +208,17 @@ class Runtime(Protocol):
     def prepare(self, worker: int, work: Any, like: Any, count: int) -> None:
         """Has a call of `count` works built and prepared, in the background; `ready` then has the number.
 
-        Args:
-          worker: on which it is to run.
-          work: the first of them.
-          like: another one of the same fusion key, or the same again.
-          count: how many.
+        `work` is the first of them; `like` is another work of the same fusion key, or the same again.
         """
 
     def run_fused(self, worker: int, works: Sequence[Any], cancellation: Cancellation) -> Sequence[Any]:
-        """Runs works of one fusion key in one call, each after the one before has ended; returns their results.
+        """Runs works of one fusion key in one call, one after the other; returns their results.
 
-        Raises whatever went wrong with any of them.
+        Raises what went wrong with any of them.
         """
 
     def run_steps(self, worker: int, work: Any, count: int, cancellation: Cancellation) -> Any:
-        """Runs `work` `count` times in one call, each after the one before has ended; returns the stacked results."""
+        """Runs `work` `count` times in one call, one run after the other; returns the stacked results."""
 
     def classify(self, worker: int, error: BaseException) -> Failure:
         """Classifies an error that `run` raised on `worker`, by which tasks answer now."""
@@ -282,10 +270,10 @@ class Servers(Protocol):
         """
 
     def separation(self) -> str:
-        """Asks the parameter servers whether they reach each other; returns words on it if they do not, or nothing."""
+        """Asks the parameter servers whether they reach each other; returns words on it if they do not, or ""."""
 
     def give_up(self, worker: int, why: str) -> None:
-        """Counts a worker as lost because a link of it is broken: what it runs fails with kind LINK_LOST.
+        """Counts a worker as lost because one of its links is broken: what it runs fails with kind LINK_LOST.
 
         `reconnect` connects to it once the link is whole.
         """

@@ -67,12 +67,12 @@ class ClusterStatistics:
     Attributes:
       waiting: closures that no worker runs, requeued ones included.
       running: closures that a worker runs now.
-      finished: closures with a result, those of the library included, such as one that creates a dataset on a worker.
+      finished: closures with a result. The library's own count too, such as one that creates a dataset on a worker.
       failed: closures with an error.
       cancelled: closures that were cancelled.
       retried: attempts after which a closure was requeued.
       workers: the statistics of each worker, in the order of the indices.
-      parameter_servers: those of each parameter server, likewise.
+      parameter_servers: the statistics of each parameter server, in the order of the indices.
     """
 
     waiting: int

@@ -72,14 +72,10 @@ class Event:
 
 
 class EventStream:
-    """A ring of the latest events, numbered from 0 on. All methods may be called on any thread.
-
-    Args:
-      capacity: how many events it keeps.
-    """
+    """A ring of the latest events, numbered from 0 on, as many as its capacity. Any thread may call all methods."""
 
     def __init__(self, capacity: int = 65_536) -> None:
-        # Tuples, which cost a fifth of an `Event`, and most of which are never read.
+        # Tuples: one costs a fifth of an `Event`, and most are never read.
         self._ring: deque[tuple[float, Kind, str, str, int, float, str]] = deque(maxlen=capacity)
         self._recorded = 0
         # A leaf: nothing is called while it is held.
@@ -101,24 +97,20 @@ class EventStream:
     def since(self, number: int) -> tuple[list[Event], int, int]:
         """Returns the events from a number on, the number to continue with, and how many were dropped in between.
 
-        Args:
-          number: what an earlier call returned, 0 for all that are kept, or `recorded` for none of those up to now.
+        The number is what an earlier call returned, 0 for all that are kept, or `recorded` for no earlier event.
         """
         with self._lock:
             end = self._recorded
             first = end - len(self._ring)
-            found = list(itertools.islice(reversed(self._ring), max(0, end - max(number, first))))
-        return [Event(*fields) for fields in reversed(found)], end, max(0, first - number)
+            latest = list(itertools.islice(reversed(self._ring), max(0, end - max(number, first))))
+        return [Event(*fields) for fields in reversed(latest)], end, max(0, first - number)
 
 
 class Listener:
     """A thread that calls a function with the events from now on, in order, until it is closed.
 
-    Args:
-      events: the stream.
-      callback: called with the events since the call before, at least one, and with how many were dropped before them.
-      name: of the thread.
-      finish: called at the end, on the thread.
+    The callback gets the events since the call before, at least one, and how many were dropped before them. `finish` is
+    called at the end, on the thread.
     """
 
     def __init__(
@@ -146,10 +138,10 @@ class Listener:
         is_last = False
         while not is_last:
             is_last = self._thread.stopping.wait(_INTERVAL)
-            found, self._next, dropped = self._events.since(self._next)
+            events, self._next, dropped = self._events.since(self._next)
             try:
-                if found:
-                    self._callback(found, dropped)
+                if events:
+                    self._callback(events, dropped)
             except BaseException:
                 _logger.exception("A callback for events raised an error; it is called again for those that follow.")
 
@@ -167,7 +159,7 @@ _FREQUENT = ("closures_started", "closures_finished")
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as a JSON object with `time`, `level` and `message`; that of an event also with its fields."""
+    """Formats a record as a JSON object with `time`, `level` and `message`, and with the fields of an event."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Returns one line."""

@@ -1,16 +1,14 @@
-"""A trace of a training: what each task did when, from its events.
+"""Consumers of a strategy's events: user callbacks and trace files, which show what each task did when.
 
     worker 0             closures_started ---- the function ---- closures_finished
                           ^                                       |
     client      schedule -'                                       '-> finished
 
-Promises: it is written by a separate thread, while training runs, and can be opened at any time.
+The files are in the trace format of Chrome, which the Perfetto UI shows: a JSON object with an event in each line, in
+microseconds since the beginning of the trace.
 
-Files in the trace format of Chrome, which the Perfetto UI shows: tracks with slices, instants, flows and counters.
-
-The file is a JSON object with an event in each line, in microseconds since the beginning of the trace.
-
-Promise: it is complete after each `flush`, as viewers demand, so that it can be opened after the program was killed.
+Promises: a trace is written by a separate thread, while training runs. It is complete after each `flush`, as viewers
+demand, so that it can be opened at any time, also after the program was killed.
 
 Source: "Trace Event Format" (Google, 2016).
 """
@@ -35,7 +33,9 @@ _END = b"\n]}\n"
 
 
 class TraceFile:
-    """A trace that is being written. All times are in seconds since its beginning.
+    """A trace file that is being written: tracks with slices, instants, flows and counters.
+
+    All times are in seconds since the beginning of the trace.
 
     Args:
       path: of the file, which is overwritten.
@@ -59,7 +59,7 @@ class TraceFile:
         if name not in self._tracks:
             job, _, index = name.partition(" ")
             place = _PLACES.get(job, 30_000) + (int(index) if index.isdigit() else 0)
-            # The viewer takes a thread that has the number of its process for the main one.
+            # Viewers treat a thread whose id equals its pid as the main thread, so ids start at 10.
             self._tracks[name] = track = 10 + len(self._tracks)
             self._write(self._metadata("thread_name", {"name": name}, track))
             self._write(self._metadata("thread_sort_index", {"sort_index": place}, track))
@@ -74,15 +74,9 @@ class TraceFile:
         details: Mapping[str, Any] = MappingProxyType({}),
         flow: tuple[int, str] | None = None,
     ) -> None:
-        """Writes what took some time on a track.
+        """Writes what took some time on a track; viewers show the details when it is selected.
 
-        Args:
-          track: the name of the track.
-          name: what it was.
-          start: when it began.
-          seconds: how long it took.
-          details: shown when it is selected.
-          flow: the number of an arrow that begins here ("out"), ends here ("in") or passes through ("in out").
+        The flow is the number of an arrow that begins here ("out"), ends here ("in") or passes through ("in out").
         """
         event = self._event("X", name, start, self.track(track))
         event["dur"] = round(1e6 * seconds, 3)
@@ -96,7 +90,7 @@ class TraceFile:
         self._write(self._event("i", name, at, self.track(track)) | {"s": "t", "args": {**details}})
 
     def counter(self, name: str, at: float, values: Mapping[str, float]) -> None:
-        """Writes values from a moment on; each is a line in the track of this name. JSON has only finite ones."""
+        """Writes values from a moment on; each is a line in the track of this name. JSON has only finite values."""
         finite = {line: value for line, value in values.items() if math.isfinite(value)}
         self._write(self._event("C", name, at, 0) | {"args": finite})
 
@@ -143,7 +137,7 @@ class Trace:
     Args:
       events: the stream of the strategy.
       path: of the file, which is overwritten.
-      tasks: those that have a track from the beginning.
+      tasks: the tasks that have a track from the beginning.
       sample: returns how many closures wait, and how many run.
       busy: returns the load of what all workers share, from 0 to 1, by name; empty for none. May take seconds.
       close_timeout: how long `close` waits for the file, in seconds.
@@ -189,23 +183,23 @@ class Trace:
 
     # What follows runs on the thread.
 
-    def _write_all(self, found: list[Event], dropped: int) -> None:
+    def _write_all(self, events: list[Event], dropped: int) -> None:
         if self._error is not None:
             return
         try:
             if dropped:
-                self._file.instant(_CLIENT, f"{dropped} events are missing", found[0].time - self._began)
-            for event in found:
+                self._file.instant(_CLIENT, f"{dropped} events are missing", events[0].time - self._began)
+            for event in events:
                 self._write(event)
-            self._write_counters(found)
+            self._write_counters(events)
             self._file.flush()
         except OSError as error:
             self._error = error
             _logger.warning("The trace %s ends here, since it cannot be written: %s", self._path, error)
 
-    def _write_counters(self, found: list[Event]) -> None:
+    def _write_counters(self, events: list[Event]) -> None:
         now = time.time()
-        finished = sum(event.count for event in found if event.kind == "closures_finished")
+        finished = sum(event.count for event in events if event.kind == "closures_finished")
         waiting, running = self._sample()
         rate = finished / max(now - self._sampled_at, 1e-6)
         self._file.counter("closures", now - self._began, {"waiting": waiting, "running": running})
@@ -232,7 +226,7 @@ class Trace:
             self._file.slice("checkpoints", name, at - event.seconds, event.seconds, _details(event))
         elif event.kind == "value_reported":
             value = float(event.detail)
-            # JSON has no others.
+            # JSON has no other values.
             if math.isfinite(value):
                 self._file.counter(event.name, at, {event.name: value})
         else:
@@ -273,12 +267,7 @@ def _details(event: Event) -> dict[str, Any]:
 
 
 class Listeners:
-    """The callbacks and traces of one strategy.
-
-    Args:
-      events: the stream of the strategy.
-      close_timeout: how long to wait for callbacks that run, in seconds.
-    """
+    """The callbacks and traces of one strategy; `close` waits `close_timeout` seconds for callbacks that run."""
 
     def __init__(self, events: EventStream, close_timeout: float) -> None:
         self._events = events
@@ -291,15 +280,15 @@ class Listeners:
         if not callable(callback):
             raise TypeError(f"on_event takes a function that is called with each Event, got {callback!r}.")
 
-        def call(found: list[Event], dropped: int) -> None:
+        def call(events: list[Event], dropped: int) -> None:
             if dropped:
                 text = "%d events were dropped before the callback %r for events could take them: it is too slow."
                 _logger.warning(text, dropped, callback)
-            for event in found:
+            for event in events:
                 try:
                     callback(event)
                 except BaseException:
-                    # `SystemExit` too: it would be for the thread, which others need.
+                    # `SystemExit` too: it would end the thread, which others need.
                     _logger.exception("The callback %r for events raised an error; training continues.", callback)
 
         self._refuse_closed("on_event")

@@ -1,17 +1,17 @@
-"""Watches the servers, and ends the calls to those that fall silent.
+"""Watches the servers, and ends the calls to servers that fall silent.
 
-A call to a server that is frozen, or whose host is gone, would never return: the connection looks alive. Here the
-connection is shut down, so that the call fails as if the server had been killed.
+A call to a server that is frozen, or whose host is gone, would never return: the connection looks alive. The heartbeat
+shuts the connection down, so that the call fails as if the server had been killed.
 
     client                                                 heartbeat process
     user's and workers' threads -- state
     coordinator-heartbeat -- watch, forget, connections --> probes every server; shuts down the
-                          <------- changes of state ------- connections to those that are silent
+                          <------- changes of state ------- connections to silent servers
 
-The client's thread finds connections and passes duplicates of them to the process, which acts on them alone, since all
-threads of the client may be blocked by the call that has to be ended.
+The client's thread finds connections and passes duplicates of them to the process, which acts without the client, since
+all threads of the client may be blocked by the call that has to be ended.
 
-Only calls of this process are ended. A worker's call to a frozen parameter server lasts, and with it the client's call
+Only calls of this process are ended. A worker's call to a frozen parameter server lasts, and so does the client's call
 to that worker, until the connection to the worker is shut down too (`OpenConnections.shut_down`).
 
 Promises: no method waits for a server, or for another thread that does; when the process dies, it is restarted;
@@ -54,14 +54,8 @@ class HeartbeatClient:
     """One run of `coordinator.heartbeat.heartbeat_process`. One thread at a time may use it.
 
     The process ends by itself when this one does. It is in a separate session, so that a terminal's Ctrl-C does not
-    reach it, and has the same module search path as this process.
-
-    Args:
-      interval: from one probe of a server to the next, in seconds.
-      timeout: a server is silent when a probe has been unanswered for this long, in seconds.
-
-    Raises:
-      OSError: the process cannot be started.
+    reach it, and has the same module search path as this process. Arguments are as for `Heartbeat`; OSError is raised
+    if the process cannot be started.
     """
 
     def __init__(self, interval: float, timeout: float) -> None:
@@ -100,15 +94,19 @@ class HeartbeatClient:
         """Sends what changed since the last time, without waiting.
 
         Args:
-          watched: the addresses to be watched, with a number for each, which is never used for another one.
+          watched: the addresses to watch, with a number for each, which no other address ever has.
           connections: the number of the address that each open connection leads to, by the connection's identity.
-          duplicate: returns a duplicate of a connection, given its identity; None if it was closed meanwhile.
+          duplicate: returns a duplicate of a connection, by its identity; None if it has been closed.
 
         Returns:
           True if all was sent. If not, the process has not read earlier messages yet, or has ended: call it again.
         """
-        forgotten = {each: number for each, number in self._watched.items() if watched.get(each) != number}
-        closed = {each: (each, number) for each, number in self.passed.items() if connections.get(each) != number}
+        forgotten = {address: number for address, number in self._watched.items() if watched.get(address) != number}
+        closed = {
+            identity: (identity, number)
+            for identity, number in self.passed.items()
+            if connections.get(identity) != number
+        }
         try:
             for address in self._send_batches("forget", forgotten):
                 del self._watched[address]
@@ -140,11 +138,7 @@ class HeartbeatClient:
             messages.append(json.loads(text))
 
     def end(self, timeout: float) -> int:
-        """Ends the process, and returns its exit code.
-
-        Args:
-          timeout: how long it may take to end by itself, in seconds; then it is killed.
-        """
+        """Ends the process, which is killed if it has not ended after `timeout` seconds; returns its exit code."""
         self._link.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._process.wait(timeout)
@@ -184,7 +178,7 @@ def _allow_tracing(process: int) -> None:
 
 _logger = logging.getLogger("coordinator")
 
-# A connection that gRPC opens to a silent server blocks calls until it is passed on, so they are looked for more often.
+# A connection that gRPC opens to a silent server blocks calls until it is passed on: so the client looks more often.
 _SILENT_INTERVAL = 0.1
 # A process that fails is restarted after longer and longer pauses, in seconds.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 60.0
@@ -193,7 +187,7 @@ _UNKNOWN = ServerState(Liveness.UNKNOWN)
 
 
 class Heartbeat:
-    """Reports which servers answer, and shuts down the connections to those that neither answer nor refuse.
+    """Reports which servers answer, and shuts down the connections to servers that neither answer nor refuse.
 
     Every method may be called on any thread.
 
@@ -205,8 +199,8 @@ class Heartbeat:
     def __init__(self, interval: float = 1.0, timeout: float = 5.0) -> None:
         self._interval = interval
         self._timeout = timeout
-        # Guards the following; they are read without it. A number is never used again, so that a late message about an
-        # address that was forgotten is not taken for one about the same address, watched again.
+        # Guards what follows, which is read without it. A number is never used again: a late message about an address
+        # that was forgotten cannot be mistaken for one about the same address, watched again.
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         self._watched: dict[str, int] = {}
@@ -214,7 +208,7 @@ class Heartbeat:
         self._wakeup, self._wakeup_end = socket.socketpair()
         self._wakeup.setblocking(False)
         self._wakeup_end.setblocking(False)
-        # From here on, used by the thread alone.
+        # From here on, used only by the thread.
         self.process: HeartbeatClient | None = None
         self._connections = OpenConnections()
         self._lookup = EndpointLookup()
@@ -224,10 +218,7 @@ class Heartbeat:
         self._thread.start()
 
     def watch(self, address: str) -> None:
-        """Begins to watch a server, if it is not watched yet, and looks for connections to it at once.
-
-        Args:
-          address: its `host:port`.
+        """Begins to watch a server at `host:port`, if it is not watched yet, and soon looks for connections to it.
 
         Raises:
           ValueError: the address is not valid.
@@ -331,7 +322,7 @@ class Heartbeat:
             before = self.state(address)
             if (before.liveness, before.incarnation) == (state.liveness, state.incarnation):
                 return
-            is_silent, was_silent = (each.liveness is Liveness.SILENT for each in (state, before))
+            is_silent, was_silent = state.liveness is Liveness.SILENT, before.liveness is Liveness.SILENT
             last_silence = math.inf if is_silent else state.since if was_silent else before.last_silence
             self._states[address] = dataclasses.replace(state, last_silence=last_silence)
         if is_silent:
@@ -350,10 +341,10 @@ class Heartbeat:
         with self._lock:
             watched = dict(self._watched)
         owners = self._lookup.owners(watched)
-        found = {each.identity: each for each in self._connections.find(owners)} if owners else {}
+        open_now = {connection.identity: connection for connection in self._connections.find(owners)} if owners else {}
         self.process.update(
             watched,
-            {identity: watched[owners[each.peer]] for identity, each in found.items()},
-            lambda identity: self._connections.duplicate(found[identity]),
+            {identity: watched[owners[connection.peer]] for identity, connection in open_now.items()},
+            lambda identity: self._connections.duplicate(open_now[identity]),
         )
         self._lookup.renew()

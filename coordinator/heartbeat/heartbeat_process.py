@@ -1,9 +1,9 @@
-"""The process beside a client that probes its servers, and shuts down its connections to those that fall silent.
+"""The process of a client that probes its servers, and shuts down its connections to servers that fall silent.
 
     python -m coordinator.heartbeat.heartbeat_process --client ID --link DESCRIPTOR --interval SECONDS --timeout SECONDS
 
-It is a separate process because all threads of the client may be blocked, with Python's global lock held, by the very
-call that has to be ended. The link is a socket that preserves message boundaries. The client sends any of
+It is a separate process because the call that has to be ended may block all threads of the client, with Python's
+global lock held. The link is a socket that preserves message boundaries. The client sends any of
 
     {"forget": [number, ...]}
     {"watch": [[number, address], ...]}
@@ -16,15 +16,12 @@ While a server is silent, the client opens new connections to it, and may be blo
 the system lets one process duplicate descriptors of another (`OpenConnections`), these are fetched; where it does not,
 such a call lasts until gRPC gives up connecting, after 20 seconds.
 
-Promises: it ends when the client's end of the link is closed, or the client is gone, but on no signal that a terminal
-or a service manager sends to all processes of a job.
+Promises:
 
-One server that a heartbeat watches: it is probed again and again; while it is silent, connections are shut down.
-
-It runs on an asyncio loop. Promises:
-
+- it ends when the client's end of the link is closed, or the client is gone, but on no signal that a terminal or a
+  service manager sends to all processes of a job;
 - no probe of one server ever waits for another server's, and an unexpected error ends no other server's probes;
-- the connections that are held for it are shut down when it falls silent, and new ones as long as it stays silent;
+- the connections to a server are shut down when it falls silent, and new ones as long as it stays silent;
 - a pause of this process, which makes probes late, is not taken for a server's silence.
 """
 
@@ -42,7 +39,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from typing import Any
 
 from coordinator.heartbeat.open_connections import Endpoint, OpenConnections, peer_of, shut_down
@@ -81,16 +78,16 @@ class ServerState:
 
 # After an unexpected error, in seconds.
 _PAUSE = 5.0
-# A probe that ends later than this after its deadline, in seconds, shows a pause of this process, not of the server.
+# A probe that ends this many seconds after its deadline shows a pause of this process, not of the server.
 _LONGEST_DELAY = 1.0
 
 
 class WatchedServer:
-    """Probes a server, and holds duplicates of the client's connections to it.
+    """Probes a server on an asyncio loop, and holds duplicates of the client's connections to it.
 
     Args:
       address: `host:port`.
-      interval: from the start of a probe to that of the next, in seconds.
+      interval: from the start of one probe to the start of the next, in seconds.
       timeout: the server is silent when a probe has been unanswered for this long, in seconds.
       report: called with each change; before connections are shut down because of it.
 
@@ -129,7 +126,8 @@ class WatchedServer:
             while True:
                 begun = time.monotonic()
                 state = await self._probe_once(probe)
-                if state is not None and not self._is_known(state):
+                known = self._state.liveness, self._state.incarnation
+                if state is not None and (state.liveness, state.incarnation) != known:
                     if state.liveness is not Liveness.ANSWERING:
                         state = dataclasses.replace(state, obstacle=await find_obstacle(self._address))
                     self._set_state(state)
@@ -165,9 +163,6 @@ class WatchedServer:
             return ServerState(Liveness.GONE, None, time.monotonic())
         return ServerState(Liveness.ANSWERING, status.incarnation, time.monotonic())
 
-    def _is_known(self, state: ServerState) -> bool:
-        return (state.liveness, state.incarnation) == (self._state.liveness, self._state.incarnation)
-
     def _set_state(self, state: ServerState) -> None:
         self._state = state
         self._report(state)
@@ -187,11 +182,7 @@ _SILENT_INTERVAL = 0.1
 class HeartbeatProcess:
     """Carries out the client's messages until the link is closed.
 
-    Args:
-      link: our end; non-blocking.
-      client: the client's process id.
-      interval: from one probe of a server to the next, in seconds.
-      timeout: a server is silent when a probe has been unanswered for this long, in seconds.
+    The link is non-blocking; `client` is the client's process id. See `WatchedServer` for `interval` and `timeout`.
     """
 
     def __init__(self, link: socket.socket, client: int, interval: float, timeout: float) -> None:
@@ -212,8 +203,10 @@ class HeartbeatProcess:
         async with asyncio.TaskGroup() as self._watches:
             asyncio.get_running_loop().add_reader(self._link, self._wakeup.set)
             while os.getppid() == self._client:
-                silent_peers = {peer for each in self._servers.values() if each.is_silent for peer in each.peers}
-                self._shut_down_connections(silent_peers)
+                silent_peers = {peer for server in self._servers.values() if server.is_silent for peer in server.peers}
+                if silent_peers:
+                    # Also the connections that the client could not pass on.
+                    self._client_connections.shut_down_to(silent_peers)
                 try:
                     await asyncio.wait_for(self._wakeup.wait(), _SILENT_INTERVAL if silent_peers else self._interval)
                 except TimeoutError:
@@ -224,13 +217,6 @@ class HeartbeatProcess:
             asyncio.get_running_loop().remove_reader(self._link)
             for number in list(self._servers):
                 self._forget(number)
-
-    def _shut_down_connections(self, peers: Set[Endpoint]) -> None:
-        """Shuts down the connections that the client could not pass on."""
-        for found in self._client_connections.find(peers) if peers else ():
-            if (connection := self._client_connections.duplicate(found)) is not None:
-                with connection:
-                    shut_down(connection)
 
     def _read(self) -> bool:
         """Reads and carries out one message. Returns False if the client has left."""

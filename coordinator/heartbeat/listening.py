@@ -1,6 +1,6 @@
 """Where a TensorFlow server of this process can be reached: at one address of the machine, or at all of them.
 
-TensorFlow listens at every address of the machine, whatever host its own address names, and has no authentication:
+TensorFlow listens at every address of the machine, even if its own address names one host, and has no authentication:
 each client that reaches it can run functions in its process, and read and write its files. Another host would be an
 argument of `bind`, far inside of TensorFlow. So its listening socket is replaced after it has started, by one that is
 bound to one address: under the same file descriptor, which is how TensorFlow knows it, and with the same entries in the
@@ -15,7 +15,7 @@ is nothing to accept from it. Connections that TensorFlow has accepted from else
 Until then, from before TensorFlow listens, a socket at each other address of the machine takes the connections that
 come there, since the kernel prefers it to one for all addresses. Nothing is accepted from it.
 
-It needs no rights, as a packet filter of the socket (SO_ATTACH_FILTER) does on some kernels, such as a Linux 6.18.
+Needs no privileges. (A socket filter, SO_ATTACH_FILTER, needs them on some kernels, e.g. Linux 6.18.)
 """
 
 import contextlib
@@ -54,31 +54,21 @@ _BIND_TIMEOUT, _BIND_INTERVAL = 5.0, 0.005
 
 
 class _EpollEvent(ctypes.Structure):
-    """`struct epoll_event`; packed on x86-64 alone."""
+    """`struct epoll_event`; packed only on x86-64."""
 
     _pack_ = 1 if os.uname().machine == "x86_64" else 8
     _fields_ = (("events", ctypes.c_uint32), ("data", ctypes.c_uint64))
 
 
 class _Watch(NamedTuple):
-    """An entry of a descriptor in an epoll instance.
-
-    Attributes:
-      epoll: the descriptor of the instance.
-      events: which events it waits for.
-      data: what belongs to them, which only the owner of the instance understands.
-    """
+    """An entry of a descriptor in an epoll instance: the instance's descriptor, the events, and its owner's data."""
 
     epoll: int
     events: int
     data: int
 
     def change(self, operation: int, descriptor: int) -> None:
-        """Adds or deletes the entry of a descriptor.
-
-        Raises:
-          OSError: the kernel refuses it.
-        """
+        """Adds or deletes the entry of a descriptor. Raises OSError if the kernel refuses."""
         event = _EpollEvent(self.events, self.data)
         if ctypes.CDLL(None, use_errno=True).epoll_ctl(self.epoll, operation, descriptor, ctypes.byref(event)) != 0:
             number = ctypes.get_errno()
@@ -86,14 +76,9 @@ class _Watch(NamedTuple):
 
 
 def loopback_of(host: str) -> str | None:
-    """Returns the IP address at which a server should listen whose own address names a host of this machine alone.
+    """Returns the IP address at which a server should listen whose host is `localhost` or a loopback address, or None.
 
-    Args:
-      host: a name or an IP address.
-
-    Returns:
-      None if it is neither `localhost` nor a loopback address. A name may stand for the loopback interface on this
-      machine and for another one elsewhere.
+    Any other name may stand for the loopback interface on this machine and for another one elsewhere.
     """
     if host == "localhost":
         return "127.0.0.1"
@@ -119,23 +104,23 @@ def own_address(address: str) -> str:
 
 
 def listen_only_at(address: str, port: int, besides: Collection[int] = ()) -> None:
-    """Makes this process listen on a port at one address of the machine only.
+    """Makes this process, which listens on a port, listen there at one IP address of the machine only.
 
-    Args:
-      address: an IP address of this machine.
-      port: of the server, which listens already.
-      besides: descriptors of sockets at this port that stay as they are.
+    Sockets at this port whose descriptors are `besides` stay.
 
     Raises:
       OSError: the kernel is not Linux, or does not say what waits for a socket, or nothing listens there. Nothing was
         changed.
-      LaunchError: another process has taken the port meanwhile, so that nothing of this one listens there any more.
+      LaunchError: another process has taken the port during the change, so this process no longer listens there.
     """
     if sys.platform != "linux":
         raise OSError(f"it is not known how to replace a listening socket on {sys.platform}")
     with contextlib.ExitStack() as opened:
-        found = [(descriptor, opened.enter_context(each)) for descriptor, each in _sockets_at(port)]
-        former = {descriptor: each for descriptor, each in found if _is_listening(each) and descriptor not in besides}
+        former = {}
+        for descriptor, duplicate in _sockets_at(port):
+            opened.enter_context(duplicate)
+            if _is_listening(duplicate) and descriptor not in besides:
+                former[descriptor] = duplicate
         if not former:
             raise OSError(f"no socket of this process listens on port {port}")
         first = next(iter(former))
@@ -143,7 +128,7 @@ def listen_only_at(address: str, port: int, besides: Collection[int] = ()) -> No
         watches = [(descriptor, watch) for descriptor in former for watch in _watches(descriptor)]
         between = {descriptor: opened.enter_context(_without_network()) for descriptor in former}
         # From here on the server is not as it was; what the system may refuse has been made before.
-        deleted = [each for each in watches if _delete(*each)]
+        deleted = [watch for watch in watches if _delete(*watch)]
         for descriptor, without_network in between.items():
             _replace(descriptor, without_network)
     replacement = _bound(address, port)
@@ -153,20 +138,16 @@ def listen_only_at(address: str, port: int, besides: Collection[int] = ()) -> No
     for descriptor, watch in deleted:
         watch.change(_EPOLL_ADD, descriptor)
     wanted = ipaddress.ip_address(address)
-    for _, each in _sockets_at(port):
-        with each:
-            own = Endpoint.of(each.getsockname()[0], port).ip
-            if not _is_listening(each) and own != wanted and not (own.is_loopback and wanted.is_loopback):
-                shut_down(each)
+    for _, duplicate in _sockets_at(port):
+        with duplicate:
+            own = Endpoint.of(duplicate.getsockname()[0], port).ip
+            if not _is_listening(duplicate) and own != wanted and not (own.is_loopback and wanted.is_loopback):
+                shut_down(duplicate)
 
 
 @contextlib.contextmanager
 def reached_only_at(address: str, port: int) -> Iterator[None]:
-    """A scope in which a TensorFlow server is started that others never reach; after it, it listens at one address.
-
-    Args:
-      address: an IP address of this machine.
-      port: of the server.
+    """A scope to start a TensorFlow server that others never reach; then it listens at one IP address of the machine.
 
     Raises:
       OSError, LaunchError: as `listen_only_at`, on leaving.
@@ -174,10 +155,10 @@ def reached_only_at(address: str, port: int) -> Iterator[None]:
     with contextlib.ExitStack() as opened:
         decoys = []
         if sys.platform == "linux":
-            for each in _other_addresses(address):
-                # It has gone, or another program listens there.
+            for other in _other_addresses(address):
+                # The address has gone, or another program listens there.
                 with contextlib.suppress(OSError):
-                    decoys.append(opened.enter_context(_decoy(each, port)).fileno())
+                    decoys.append(opened.enter_context(_decoy(other, port)).fileno())
         if decoys and _can_share(port):
             opened.enter_context(_shared_ports())
         else:
@@ -191,17 +172,17 @@ def _other_addresses(address: str) -> list[str]:
     """Returns the addresses of this machine but one; for a loopback address, those at which others reach it."""
     own = ipaddress.ip_address(address)
     try:
-        found = [each.address for entries in psutil.net_if_addrs().values() for each in entries]
+        addresses = [entry.address for entries in psutil.net_if_addrs().values() for entry in entries]
     except OSError:
         # Some sandboxes do not tell.
         return []
     others = []
-    for each in found:
-        # It may be one of a network card.
+    for text in addresses:
+        # It may be the address of a network card.
         with contextlib.suppress(ValueError):
-            other = ipaddress.ip_address(each)
+            other = ipaddress.ip_address(text)
             if other != own and not (other.is_loopback and own.is_loopback):
-                others.append(each)
+                others.append(text)
     return others
 
 
@@ -238,15 +219,15 @@ def _can_share(port: int) -> bool:
 @contextlib.contextmanager
 def _shared_ports() -> Iterator[None]:
     """A scope in which TensorFlow listens on ports on which other sockets of this user listen."""
-    found = os.environ.get(_REUSE_PORT)
+    before = os.environ.get(_REUSE_PORT)
     os.environ[_REUSE_PORT] = "true"
     try:
         yield
     finally:
-        if found is None:
+        if before is None:
             del os.environ[_REUSE_PORT]
         else:
-            os.environ[_REUSE_PORT] = found
+            os.environ[_REUSE_PORT] = before
 
 
 def _family(address: str) -> socket.AddressFamily:
@@ -268,24 +249,20 @@ def _is_listening(duplicate: socket.socket) -> bool:
 
 
 def _watches(descriptor: int) -> list[_Watch]:
-    """Returns the entries of a descriptor in the epoll instances of this process.
-
-    Raises:
-      OSError: the kernel does not tell.
-    """
+    """Returns the entries of a descriptor in the epoll instances of this process; raises OSError if it is not told."""
     with select.epoll() as trial:
         trial.register(descriptor, 0)
-        found = list(described_watches(descriptor))
+        watches = list(described_watches(descriptor))
         # Some sandboxes leave such entries out: then a socket that was replaced would never be waited for again.
-        if not any(each.epoll == trial.fileno() for each in found):
+        if not any(watch.epoll == trial.fileno() for watch in watches):
             raise OSError("/proc/self/fdinfo does not say what is waited for")
-        return [each for each in found if each.epoll != trial.fileno()]
+        return [watch for watch in watches if watch.epoll != trial.fileno()]
 
 
 def described_watches(descriptor: int) -> Iterator[_Watch]:
     """Yields the entries of a descriptor in the epoll instances of this process, as far as the kernel tells."""
     for name in os.listdir("/proc/self/fd"):
-        # It may be closed meanwhile.
+        # It may have been closed.
         with contextlib.suppress(OSError):
             if os.readlink(f"/proc/self/fd/{name}") == _EPOLL:
                 with open(f"/proc/self/fdinfo/{name}", encoding="ascii") as described:
@@ -296,7 +273,7 @@ def described_watches(descriptor: int) -> Iterator[_Watch]:
 
 
 def _delete(descriptor: int, watch: _Watch) -> bool:
-    """Deletes an entry; returns False if there is none any more, as with an epoll instance that has two descriptors."""
+    """Deletes an entry; returns False if it is gone, as with an epoll instance that has two descriptors."""
     try:
         watch.change(_EPOLL_DELETE, descriptor)
     except OSError as error:
@@ -307,7 +284,7 @@ def _delete(descriptor: int, watch: _Watch) -> bool:
 
 
 def _without_network() -> socket.socket:
-    """Returns a socket that listens, and that no other machine can reach."""
+    """Returns a listening socket that no other machine can reach."""
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     # Linux gives it a name that is free.
     listening.bind("")
@@ -316,11 +293,7 @@ def _without_network() -> socket.socket:
 
 
 def _bound(address: str, port: int) -> socket.socket:
-    """Returns a socket that listens at an address.
-
-    Raises:
-      LaunchError: the port is in use, and stays so for a while.
-    """
+    """Returns a socket that listens at an address. Raises LaunchError if the port stays in use for a while."""
     deadline = time.monotonic() + _BIND_TIMEOUT
     while True:
         try:

@@ -1,11 +1,11 @@
-"""The TCP connections of a process to given servers, whichever code opened them: also those inside a C++ library.
+"""The TCP connections of a process to some servers, whichever code opened them, a C++ library too.
 
 They are found among the process's file descriptors, by their peers. Promises:
 
 - nothing is closed or disturbed that belongs to others: each descriptor is inspected through a duplicate, which is
   recognized by the identity of its socket;
 - connections that are still being established are found;
-- nothing fails because a connection was closed meanwhile.
+- nothing fails because a connection is closed during the search.
 
 Descriptors are listed here, since `psutil.Process.net_connections` reads the whole table of the machine's connections
 and does not say which socket a descriptor is. With 40 connections in the process one search takes 0.5 ms here and 16 ms
@@ -60,11 +60,7 @@ class EndpointLookup:
         self.valid_until: dict[str, float] = {}
 
     def owners(self, addresses: Collection[str]) -> dict[Endpoint, str]:
-        """Returns the endpoints of some addresses, each with its address.
-
-        Args:
-          addresses: `host:port` each. All others are dropped from the cache.
-        """
+        """Returns the endpoints of some `host:port`, each with its address. All others are dropped from the cache."""
         for address in self._endpoints.keys() - set(addresses):
             del self._endpoints[address], self.valid_until[address]
         for address in addresses:
@@ -80,24 +76,21 @@ class EndpointLookup:
 
     def _look_up(self, address: str) -> None:
         host, port = parse_address(address)
-        found = self._endpoints.get(address, frozenset())
-        # A name that cannot be resolved for the moment keeps its last result. `ValueError`: it is no host
-        # name at all, since a label of it is empty or too long.
+        endpoints = self._endpoints.get(address, frozenset())
+        # A name that does not resolve now keeps its last result. `ValueError`: it is no host name at all, since a label
+        # of it is empty or too long.
         with contextlib.suppress(OSError, ValueError):
             infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            found = frozenset(Endpoint.of(str(endpoint[0]), port) for *_, endpoint in infos)
-        self._endpoints[address] = found
-        self.valid_until[address] = time.monotonic() + (KNOWN_LIFETIME if found else _UNKNOWN_LIFETIME)
+            endpoints = frozenset(Endpoint.of(str(endpoint[0]), port) for *_, endpoint in infos)
+        self._endpoints[address] = endpoints
+        self.valid_until[address] = time.monotonic() + (KNOWN_LIFETIME if endpoints else _UNKNOWN_LIFETIME)
 
 
 @dataclasses.dataclass(frozen=True)
 class OpenConnection:
-    """One connection.
+    """One connection, with the file descriptor that it had in its process when it was found, and the other end.
 
-    Attributes:
-      identity: a number that no other open socket of this machine has; duplicates have the same.
-      descriptor: the file descriptor that it had in its process when it was found.
-      peer: the other end.
+    Its identity is a number that no other open socket of this machine has; duplicates have the same.
     """
 
     identity: int
@@ -121,19 +114,19 @@ class OpenConnections:
 
     def find(self, peers: Collection[Endpoint]) -> list[OpenConnection]:
         """Returns the connections to any of some endpoints, also those that are still being established."""
-        found = []
+        connections = []
         for identity, descriptor in self._sockets():
             peer = self._peers.get(identity)
             if peer is None and (duplicate := self._duplicate(identity, descriptor)) is not None:
                 with duplicate:
                     peer = peer_of(duplicate)
             if peer is not None:
-                found.append(OpenConnection(identity, descriptor, peer))
-        self._peers = {each.identity: each.peer for each in found}
-        return [each for each in found if each.peer in peers]
+                connections.append(OpenConnection(identity, descriptor, peer))
+        self._peers = {connection.identity: connection.peer for connection in connections}
+        return [connection for connection in connections if connection.peer in peers]
 
     def duplicate(self, connection: OpenConnection) -> socket.socket | None:
-        """Returns another handle to a connection, which the caller closes; None if it was closed meanwhile."""
+        """Returns another handle to a connection, which the caller closes; None if it has been closed."""
         return self._duplicate(connection.identity, connection.descriptor)
 
     def sockets(self) -> Iterator[tuple[int, socket.socket]]:
@@ -143,20 +136,21 @@ class OpenConnections:
                 yield descriptor, duplicate
 
     def shut_down(self, address: str) -> int:
-        """Shuts down all connections to a server: calls to it fail, as if it had been killed.
+        """Shuts down all connections to a server at `host:port`, and returns how many there were.
 
-        Args:
-          address: its `host:port`. A host name is resolved, which may take as long as the network needs.
-
-        Returns:
-          The number of connections.
+        Calls to the server fail, as if it had been killed. A host name is resolved, which may take as long as the
+        network needs.
         """
-        found = self.find(EndpointLookup().owners([address]))
-        for each in found:
-            if (connection := self.duplicate(each)) is not None:
-                with connection:
-                    shut_down(connection)
-        return len(found)
+        return self.shut_down_to(EndpointLookup().owners([address]))
+
+    def shut_down_to(self, peers: Collection[Endpoint]) -> int:
+        """Shuts down all connections to any of some endpoints, and returns how many there were."""
+        connections = self.find(peers)
+        for connection in connections:
+            if (duplicate := self.duplicate(connection)) is not None:
+                with duplicate:
+                    shut_down(duplicate)
+        return len(connections)
 
     def _sockets(self) -> Iterator[tuple[int, int]]:
         """Yields the identity and the descriptor of each socket."""
@@ -208,11 +202,11 @@ def _awaited_peer(connection: socket.socket) -> Endpoint | None:
     if sys.platform != "linux" or connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _SYN_SENT:
         return None
     identity = os.fstat(connection.fileno()).st_ino
-    for found in psutil.Process().net_connections("tcp"):
+    for listed in psutil.Process().net_connections("tcp"):
         # psutil names one of the descriptors of each socket.
         with contextlib.suppress(OSError):
-            if found.raddr and os.fstat(found.fd).st_ino == identity:
-                return Endpoint.of(found.raddr.ip, found.raddr.port)
+            if listed.raddr and os.fstat(listed.fd).st_ino == identity:
+                return Endpoint.of(listed.raddr.ip, listed.raddr.port)
     return None
 
 

@@ -1,4 +1,16 @@
-"""Asks servers whether they reach other servers, for the faults of a network that no client sees.
+"""Asks servers for their status, why they do not answer, and whether they reach each other; without TensorFlow.
+
+A probe (`TaskProbe`, on an asyncio loop `AsyncTaskProbe`) is one empty `GetStatus` request over a separate channel of
+gRPC. It promises to
+
+- return within its deadline, even when the server is frozen or its host is gone;
+- hold no Python lock while it waits, so that no other thread is ever blocked by it;
+- notice a server that was restarted on the same port, within about a second, by its new incarnation.
+
+`find_obstacles` makes a plain connection to a server that does not answer. It waits for a limited time, except for the
+resolution of host names, which it lets end.
+
+`ServerLinks` finds the faults of a network that no client sees:
 
     client --"do you reach B?"--> server A --status--> server B
            <------- yes ---------          <---------
@@ -11,30 +23,14 @@ on other threads than those that run functions. So the question neither waits fo
 thread that this function needs: with two processors a second function on A would take the last one. It costs about 8 ms
 of both servers together.
 
-Promises: a question that A cannot answer is not asked again before it has been answered, since it occupies a thread of
-A until then; what A has made for an answer is freed; no method waits longer than `timeout`; an answer is valid for a
-moment, so that many threads may ask.
+`ServerLinks` promises: a question that A cannot answer is not asked again before it has been answered, since it
+occupies a thread of A until then; what A has made for an answer is freed; no method waits longer than `timeout`; an
+answer is valid for a moment, so that many threads may ask.
 
-Why a server does not answer, as far as a plain connection to its address shows.
-
-It promises to wait for a limited time, except that `find_obstacles` waits for the resolution of host names to end.
-
-Channels and messages of the requests that this library itself makes to TensorFlow's servers, without TensorFlow.
-
-The messages are described by the few fields that are used here. They are part of TensorFlow's wire format
+The messages of these requests are described by the few fields that are used. They are part of TensorFlow's wire format
 (`worker.proto`, `device_attributes.proto`, `eager_service.proto`, `master.proto`, `config.proto`, `cluster.proto`),
 which does not change between releases; TensorFlow comes without Python classes for some of them. They are registered
 in a separate pool, since TensorFlow registers messages of the same names in the default one.
-
-Asks a server of the cluster for its status: whether it answers, as which incarnation, and its devices.
-
-A probe is one empty `GetStatus` request over a separate gRPC channel. It promises to
-
-- return within its deadline, even when the server is frozen or its host is gone;
-- hold no Python lock while it waits, so that no other thread is ever blocked by it;
-- notice a server that was restarted on the same port, within about a second, by its new incarnation.
-
-`AsyncTaskProbe` does the same on an asyncio loop, for a process that probes many servers at once.
 """
 
 import asyncio
@@ -70,14 +66,7 @@ class Obstacle(enum.Enum):
 
 
 def find_obstacles(addresses: Collection[str]) -> dict[str, Obstacle]:
-    """Connects to servers that do not answer, all at once.
-
-    Args:
-      addresses: `host:port` of each.
-
-    Returns:
-      The obstacle of each.
-    """
+    """Connects to servers (`host:port`) that do not answer, all at once; returns the obstacle of each."""
 
     async def find_all() -> list[Obstacle]:
         return await asyncio.gather(*map(find_obstacle, addresses))
@@ -113,12 +102,10 @@ async def find_obstacle(address: str) -> Obstacle:
 async def _endpoints(host: str, port: int) -> Sequence[Any]:
     """Returns what `socket.getaddrinfo` does.
 
-    Raises:
-      OSError: the name does not resolve, or not in time.
-      ValueError: it is no host name: a label is empty or too long.
+    Raises OSError if the name does not resolve in time, and ValueError if it is no host name (an empty or long label).
     """
     try:
-        # An IP address needs no thread. Those of the event loop are few, and names that hang may occupy them all.
+        # An IP address needs no thread. The event loop has few resolver threads; hanging names can block them all.
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     except OSError:
         resolution = asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -138,11 +125,9 @@ ChannelOptions = tuple[tuple[str, int], ...]
 def channel_options(longest_backoff: int, *, detect_dead_host: bool) -> ChannelOptions:
     """Returns the options of a channel to a server that may be restarted at any time.
 
-    Args:
-      longest_backoff: the longest pause between two attempts to connect, in milliseconds; gRPC's own default is two
-        minutes.
-      detect_dead_host: whether a connection is given up, and the request reported as refused, when the host has
-        acknowledged nothing for five seconds.
+    Two attempts to connect are at most `longest_backoff` milliseconds apart; gRPC's own default is two minutes. With
+    `detect_dead_host` a connection is given up, and the request reported as refused, when the host has acknowledged
+    nothing for five seconds.
     """
     options: ChannelOptions = (
         ("grpc.initial_reconnect_backoff_ms", 100),
@@ -170,7 +155,7 @@ _MESSAGES: dict[str, dict[str, tuple[int, int | str, bool]]] = {
     "ContextRequest": {"context_id": (1, _FIXED64, False), "context_view_id": (2, _FIXED64, False)},
     # What CleanupAll takes.
     "ContainersRequest": {"container": (1, _STRING, True)},
-    # A map, as it is on the wire.
+    # A map, in its form on the wire.
     "TaskDef": {"key": (1, _INT32, False), "value": (2, _STRING, False)},
     "JobDef": {"name": (1, _STRING, False), "tasks": (2, "TaskDef", True)},
     "ClusterDef": {"job": (1, "JobDef", True)},
@@ -222,11 +207,7 @@ class TaskStatus:
 
 
 class TaskProbe:
-    """Asks the server at one address for its status; every method may be called from any thread.
-
-    Args:
-      address: `host:port` of a TensorFlow server.
-    """
+    """Asks the server at one `host:port` for its status; every method may be called from any thread."""
 
     def __init__(self, address: str):
         self._channel = grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
@@ -235,11 +216,7 @@ class TaskProbe:
     def status(self, timeout: float) -> TaskStatus | None:
         """Returns the server's status, or None if it gave none: refused, gone, frozen, or not a TensorFlow server.
 
-        Args:
-          timeout: how long to wait for the answer, in seconds.
-
-        Raises:
-          ValueError: the probe is closed.
+        It waits for the answer at most `timeout` seconds. Raises ValueError if the probe is closed.
         """
         return self.begin_status(timeout)()
 
@@ -260,12 +237,9 @@ class TaskProbe:
 
 
 class AsyncTaskProbe:
-    """Asks the server at one address on an asyncio loop, and distinguishes silence from a refusal.
+    """Asks the server at one `host:port` on an asyncio loop, and distinguishes silence from a refusal.
 
-    It is an asynchronous context manager, to be created, used and left on the loop.
-
-    Args:
-      address: `host:port` of a TensorFlow server.
+    It is an asynchronous context manager: create, use and leave it on the loop.
     """
 
     def __init__(self, address: str):
@@ -276,11 +250,8 @@ class AsyncTaskProbe:
     async def status(self, timeout: float) -> TaskStatus | None:
         """Returns the server's status, or None if no TensorFlow server runs there.
 
-        Args:
-          timeout: how long to wait for the answer, in seconds.
-
-        Raises:
-          TimeoutError: no answer and no refusal: the server is frozen, or its host is gone.
+        Raises TimeoutError after `timeout` seconds without an answer or a refusal: the server is frozen, or its host is
+        gone.
         """
         try:
             async with asyncio.timeout(timeout):
@@ -323,7 +294,7 @@ def _decode(reply: bytes) -> TaskStatus | None:
 
 # Other names than the servers have themselves, which TensorFlow refuses here.
 _HERE, _THERE = "coordinator_here", "coordinator_there"
-# What a server that reaches another one may not say. Any other error means that it does not answer such questions.
+# The answers of a server that does not reach another one. Any other error: it does not answer such questions.
 _UNREACHED = frozenset(
     {
         grpc.StatusCode.UNAVAILABLE,
@@ -339,12 +310,7 @@ _FRESH = 1.0
 
 
 class Link(NamedTuple):
-    """A connection between two servers.
-
-    Attributes:
-      source: `host:port` of the server that calls.
-      target: `host:port` of the server that is called.
-    """
+    """A connection between two servers: `host:port` of the server that calls, and of the server that is called."""
 
     source: str
     target: str
@@ -369,20 +335,16 @@ class ServerLinks:
         self._freeing: set[Any] = set()
 
     def broken(self, links: Collection[Link]) -> dict[Link, str]:
-        """Asks about links, all at once.
+        """Asks about links whose sources answer the client, all at once; returns the broken ones, each with words.
 
-        Args:
-          links: their sources answer the client.
-
-        Returns:
-          The links that are broken, each with words. One whose source does not answer such questions is not among them.
+        A link whose source does not answer such questions is not among them.
         """
         questions = {link: question for link in links if (question := self._ask(link)) is not None}
-        # One that was asked before, and has been waited for then, is not waited for again.
+        # A question that was asked and waited for before is not waited for again.
         deadline = max((asked_at + self._timeout for _, asked_at in questions.values()), default=0.0)
         concurrent.futures.wait([_done(call) for call, _ in questions.values()], max(0.0, deadline - time.monotonic()))
-        found = {link: self._words(link, *question) for link, question in questions.items()}
-        return {link: words for link, words in found.items() if words}
+        described = {link: self._words(link, *question) for link, question in questions.items()}
+        return {link: words for link, words in described.items() if words}
 
     def close(self) -> None:
         """Closes the connections."""

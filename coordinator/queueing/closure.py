@@ -13,22 +13,14 @@ decides the outcome. It is requeued when its last live attempt ends without an o
 
 Guarantee: the state changes only along these arrows; anything else raises `InvalidTransitionError` with the history.
 
-The result of many runs of one function, before all of them have ended.
-
-    RunsFuture    0 1 2 | 3 4 5 6 | 7 8     steps = 9, completed = 3
-    RunsPart      done    running   waits   each in place of the future of a closure
-
-The runs are divided while they run: a worker takes those of one call from those that wait. So all workers end at about
-the same time, and only the runs of a call that failed are retried.
-
-How many runs of one closure are divided into parts: closures of consecutive runs with one `RunsFuture`.
+A function that runs many times has one `RunsFuture` and several closures, its parts, of consecutive runs each. The runs
+are divided while they run, so that all workers end at about the same time and only the runs of a failed call are made
+again:
 
     waits              8 runs
     a worker starts    4 runs | 4 runs             a share of them
-    its call begins    0 1 | 6 runs                as many as it is to make; they have numbers now
-    the call is lost   0 1 | 2 3 | 4 runs          these two wait again, to run one by one; 2 3 run elsewhere
-
-Functions of closures; after `prepare` they are called with the queue's lock held.
+    its call begins    0 1 | 6 runs                as many as the call makes; they have numbers now
+    the call is lost   0 1 | 2 3 | 4 runs          0 1 wait again, to run one by one; 2 3 run elsewhere
 """
 
 import dataclasses
@@ -37,12 +29,58 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from coordinator.errors import ClosureCancelledError, InvalidTransitionError
 from coordinator.events.event_stream import EventStream, Kind
 from coordinator.future import Future
 from coordinator.runtime import Cancellation, FailureKind, FiniteInput, FusionKey
+
+
+class ErrorScope(enum.Enum):
+    """What a closure's error affects."""
+
+    ALL_CLOSURES = "cancels all other closures, and join raises it"
+    JOIN = "leaves the other closures as they are, and join raises it"
+    END_OF_DATA = "leaves the other closures as they are, and join raises it if there is no other error"
+    FUTURE = "is raised by the closure's future only"
+
+
+class ClosureState(enum.Enum):
+    """Where a closure is between `schedule` and its result."""
+
+    BLOCKED = "blocked"
+    WAITING = "waiting"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    # `Enum.__hash__` is a Python function; the tables below are read several times for each closure.
+    __hash__ = object.__hash__
+
+
+# For the same reason: to read a member from its class takes ten times as long.
+BLOCKED, WAITING, RUNNING = ClosureState.BLOCKED, ClosureState.WAITING, ClosureState.RUNNING
+DONE, FAILED, CANCELLED = ClosureState.DONE, ClosureState.FAILED, ClosureState.CANCELLED
+
+# (state, event) -> state. An outcome is an event too.
+_TRANSITIONS: dict[tuple[ClosureState, str | ClosureState], ClosureState] = {
+    (BLOCKED, "unblock"): WAITING,
+    (BLOCKED, FAILED): FAILED,
+    (BLOCKED, CANCELLED): CANCELLED,
+    (WAITING, "start"): RUNNING,
+    (WAITING, FAILED): FAILED,
+    (WAITING, CANCELLED): CANCELLED,
+    # A further attempt beside a slow one.
+    (RUNNING, "start"): RUNNING,
+    (RUNNING, "requeue"): WAITING,
+    (RUNNING, DONE): DONE,
+    (RUNNING, FAILED): FAILED,
+    (RUNNING, CANCELLED): CANCELLED,
+}
+
+ENDS = frozenset({DONE, FAILED, CANCELLED})
 
 
 class RunsFuture(Future):
@@ -61,9 +99,9 @@ class RunsFuture(Future):
     Attributes:
       steps: as given.
       fusion_key: of runs that were not tried before; None if each is a separate call. Set by the queue.
-      parts: the closures whose runs have not ended, in order of creation.
-      rest: the one of them whose runs no worker has taken; None if there is none.
-      begun: how many runs have begun, those that are made again counted once. The queue's lock guards these three.
+      parts: the closures whose runs have not ended, in order of creation. The queue's lock guards it and what follows.
+      rest: the part whose runs no worker has taken; None if there is none.
+      begun: how many runs have begun; runs that are made again are counted once.
     """
 
     __slots__ = (
@@ -82,8 +120,8 @@ class RunsFuture(Future):
         super().__init__(name, number, origin=origin)
         self.steps = steps
         self.fusion_key: FusionKey | None = None
-        self.parts: dict[Any, None] = {}
-        self.rest: Any = None
+        self.parts: dict[RunsClosure, None] = {}
+        self.rest: RunsClosure | None = None
         self.begun = 0
         self._concatenated = concatenated
         # A leaf lock; guards what follows.
@@ -103,7 +141,7 @@ class RunsFuture(Future):
             self._is_discarded = True
             self._results.clear()
 
-    # The methods that follow are for the parts.
+    # The methods that follow are for the closures.
 
     def add(self, first: int, count: int, result: Any) -> None:
         """Adds the stacked results of `count` runs; `first` is the number of the first of them, from 0 on."""
@@ -119,9 +157,9 @@ class RunsFuture(Future):
         if self._is_discarded:
             self.set_result(None)
             return
-        self._results.sort(key=lambda each: each[0])
+        self._results.sort(key=lambda numbered: numbered[0])
         try:
-            result = self._concatenated([each for _, each in self._results])
+            result = self._concatenated([result for _, result in self._results])
         except Exception as error:  # noqa: BLE001 - raised by result()
             self.set_exception(error)
         else:
@@ -141,111 +179,6 @@ class RunsFuture(Future):
             self.set_exception(error)
 
 
-class RunsPart:
-    """Consecutive runs of a `RunsFuture` that one closure makes; takes the place of the closure's future.
-
-    Args:
-      whole: the future.
-      runs: how many there are.
-      first: the number of the first run, from 0 on; -1 until they begin.
-
-    Attributes:
-      whole, first, runs: as given; the queue changes the last two, under its lock.
-    """
-
-    __slots__ = ("_is_done", "first", "runs", "whole")
-
-    def __init__(self, whole: RunsFuture, runs: int, first: int = -1) -> None:
-        self.whole = whole
-        self.runs = runs
-        self.first = first
-        self._is_done = False
-
-    # The same as of a `Future`.
-
-    @property
-    def is_started(self) -> bool:
-        """Whether a worker has begun any of the runs."""
-        return self.whole.is_started
-
-    @is_started.setter
-    def is_started(self, value: bool) -> None:
-        self.whole.is_started |= value
-
-    @property
-    def worker(self) -> int | None:
-        """The index of the worker that began runs, or ended some, last."""
-        return self.whole.worker
-
-    @worker.setter
-    def worker(self, value: int) -> None:
-        self.whole.worker = value
-
-    @property
-    def attempts(self) -> int:
-        """How many attempts there were of the runs that were attempted most often."""
-        return self.whole.attempts
-
-    @attempts.setter
-    def attempts(self, value: int) -> None:
-        self.whole.attempts = max(self.whole.attempts, value)
-
-    def done(self) -> bool:
-        """Returns whether its outcome was set."""
-        return self._is_done
-
-    def set_result(self, result: Any) -> None:
-        """Sets the stacked results of its runs."""
-        self.whole.add(self.first, self.runs, result)
-        self._is_done = True
-
-    def set_exception(self, exception: BaseException) -> None:
-        """Sets the error with which one of its runs, or of those of another part, has ended."""
-        self.whole.end(exception)
-        self._is_done = True
-
-    def set_cancelled(self) -> None:
-        """Records that the user cancelled the runs."""
-        self.whole.end(None)
-        self._is_done = True
-
-
-class ErrorScope(enum.Enum):
-    """What a closure's error affects."""
-
-    ALL_CLOSURES = "cancels all other closures, and join raises it"
-    JOIN = "leaves the other closures alone, and join raises it"
-    END_OF_DATA = "leaves the other closures alone, and join raises it if there is no other error"
-    FUTURE = "is raised by the closure's future only"
-
-
-class ClosureState(enum.Enum):
-    """Where a closure is between `schedule` and its result."""
-
-    BLOCKED = "blocked"
-    WAITING = "waiting"
-    RUNNING = "running"
-    DONE = "done"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-
-_ENDS = frozenset({ClosureState.DONE, ClosureState.FAILED, ClosureState.CANCELLED})
-
-# Shared by all closures that were never lost.
-_NOWHERE: frozenset[int] = frozenset()
-
-_ALLOWED = {
-    ClosureState.BLOCKED: {ClosureState.WAITING, ClosureState.FAILED, ClosureState.CANCELLED},
-    ClosureState.WAITING: {ClosureState.RUNNING, ClosureState.FAILED, ClosureState.CANCELLED},
-    # RUNNING again: a further attempt beside a slow one.
-    ClosureState.RUNNING: {ClosureState.RUNNING, ClosureState.WAITING, *_ENDS},
-    ClosureState.DONE: set[ClosureState](),
-    ClosureState.FAILED: set[ClosureState](),
-    ClosureState.CANCELLED: set[ClosureState](),
-}
-
-
 def shared_cancellations(call: Cancellation, count: int) -> Sequence[Cancellation]:
     """Returns one cancellation for each of `count` attempts in a call, which is cancelled once all of them are."""
     # A leaf lock: nothing is called while it is held.
@@ -257,13 +190,7 @@ def shared_cancellations(call: Cancellation, count: int) -> Sequence[Cancellatio
 
 
 class _CallMember:
-    """Implements `coordinator.runtime.Cancellation` for one attempt of a fused call.
-
-    Args:
-      call: cancels the call.
-      lock: guards `active`.
-      active: those of the call that are not cancelled.
-    """
+    """Cancels one attempt of a fused call. The lock guards `active`: the members that are not cancelled."""
 
     def __init__(self, call: Cancellation, lock: threading.Lock, active: set["_CallMember"]) -> None:
         self._call = call
@@ -283,7 +210,7 @@ class Attempt:
     """One run of a closure on a worker.
 
     Attributes:
-      work: its work, referenced here too because a closure drops its own once it has an outcome.
+      work: the closure's work, referenced here too because a closure drops its own once it has an outcome.
       worker: the worker's index.
       number: 1 for the closure's first attempt.
       cancellation: cancels this attempt only.
@@ -306,26 +233,29 @@ class Attempt:
 
 
 class Closure:
-    """A function call for a worker, or several in a row of the same function and arguments, and its future.
+    """A function call for a worker, and its future. Millions may wait: each slot costs 8 bytes.
 
     Args:
       work: what the runtime runs; opaque to the core.
       name: the function's name, for messages.
       number: the place in the order of scheduling.
-      future: reports the outcome; if the closure is a part of many runs, to their common future.
+      future: reports the outcome.
       target: the index of the only worker that may run it, or None for any.
       timeout: an attempt that takes longer, in seconds, is started on another worker too; None for no limit.
       is_internal: whether the library scheduled it for itself: neither `join` nor another closure's error affects it.
       blockers: how many results it waits for before it may run.
 
     Attributes:
+      runs: how many runs it makes. Guarded by the queue's lock.
+      whole: the future of the runs of which it makes a part; None if it makes one run.
+      state: where it is now.
+      is_reported: whether its future has been told.
       fusion_key: closures with equal keys may run in one call; None if it runs alone, as it does unless this is set
         before it is queued. Dropped when it is requeued, so that a closure that was tried before runs alone.
       inputs: what it takes of data that may end; set before it is queued.
       attempts: how many attempts were started.
       failures: the worker and kind of each attempt that has failed.
-      lost_on: the workers that were lost while they ran it. They run it again only if no other worker can.
-      needs_another: whether it waits even for a worker that is away now, rather than run on those of `lost_on`.
+      needs_another: whether it waits even for a worker that is away now, rather than run on one of `lost_on`.
       live: the attempts that run now.
       waiting_since: when it last began to wait for a worker, in seconds of the `time.monotonic` clock.
       is_queued: whether it is in one of the queue's deques, or blocked. Set by the queue's state.
@@ -334,34 +264,20 @@ class Closure:
     """
 
     __slots__ = (
-        "_state",
-        "attempts",
-        "blockers",
-        "counted",
-        "counts",
-        "failures",
-        "fusion_key",
-        "future",
-        "inputs",
-        "is_internal",
-        "is_queued",
-        "live",
-        "lost_on",
-        "name",
-        "needs_another",
-        "number",
-        "target",
-        "timeout",
-        "waiting_since",
-        "work",
+        *("attempts", "blockers", "counted", "counts", "failures", "fusion_key", "future", "inputs", "is_internal"),
+        *("is_queued", "is_reported", "live", "name", "needs_another", "number", "state", "target", "timeout"),
+        *("waiting_since", "work"),
     )
+
+    runs: int = 1
+    whole: RunsFuture | None = None
 
     def __init__(
         self,
         work: Any,
         name: str,
         number: int,
-        future: Future | RunsPart,
+        future: Future,
         *,
         target: int | None = None,
         timeout: float | None = None,
@@ -378,50 +294,40 @@ class Closure:
         self.blockers = blockers
         self.inputs: tuple[FiniteInput, ...] = ()
         self.fusion_key: FusionKey | None = None
-        self.is_queued = self.counts = False
+        self.is_queued = self.counts = self.is_reported = self.needs_another = False
         self.attempts = self.counted = 0
         self.live: tuple[Attempt, ...] = ()
         self.waiting_since = time.monotonic()
-        self._state = ClosureState.BLOCKED if blockers else ClosureState.WAITING
+        self.state = BLOCKED if blockers else WAITING
         self.failures: tuple[tuple[int, FailureKind], ...] = ()
-        self.lost_on: frozenset[int] = _NOWHERE
-        self.needs_another = False
-
-    @property
-    def state(self) -> ClosureState:
-        """Where the closure is now."""
-        return self._state
-
-    @property
-    def runs(self) -> int:
-        """How many runs it is to make."""
-        return self.future.runs
-
-    @property
-    def whole(self) -> RunsFuture | None:
-        """The future of the many runs of which it is a part, if it is one."""
-        return self.future.whole
 
     @property
     def has_ended(self) -> bool:
         """Whether its outcome is decided."""
-        return self._state in _ENDS
+        return self.state in ENDS
+
+    @property
+    def lost_on(self) -> frozenset[int]:
+        """The workers that were lost while they ran it. They run it again only if no other worker can."""
+        return frozenset(worker for worker, kind in self.failures if kind is FailureKind.WORKER_LOST)
 
     def unblock(self) -> None:
         """Records that one of the results that it waits for exists; after the last of them it may run."""
-        self.blockers -= 1
-        if not self.blockers:
-            self._change(ClosureState.WAITING)
+        if self.blockers <= 1:
+            self.state = _TRANSITIONS.get((self.state, "unblock")) or self._refuse("unblock")
             self.waiting_since = time.monotonic()
+        self.blockers -= 1
 
     def start(self, worker: int, cancellation: Cancellation) -> Attempt:
         """Starts an attempt: the first, or one more beside a slow one."""
-        self._change(ClosureState.RUNNING)
+        self.state = _TRANSITIONS.get((self.state, "start")) or self._refuse("start")
         self.attempts += 1
         attempt = Attempt(self, worker, cancellation)
         self.live += (attempt,)
         future = self.future
-        future.is_started, future.worker, future.attempts = True, worker, self.attempts
+        future.is_started, future.worker = True, worker
+        # Another part of the same runs may have been tried more often.
+        future.attempts = max(future.attempts, self.attempts)
         return attempt
 
     def end_attempt(self, attempt: Attempt) -> None:
@@ -430,37 +336,36 @@ class Closure:
 
     def requeue(self) -> None:
         """Makes it wait again, since its last attempt ended without an outcome."""
-        self._change(ClosureState.WAITING)
+        self.state = _TRANSITIONS.get((self.state, "requeue")) or self._refuse("requeue")
         self.waiting_since = time.monotonic()
         self.fusion_key = None
-        self.future.is_started = False
+        # Other runs of the same future may be running.
+        if self.whole is None:
+            self.future.is_started = False
 
-    def end(self, state: ClosureState) -> None:
-        """Decides its outcome; `report` and `release_work` must follow."""
-        self._change(state)
+    def end(self, outcome: ClosureState) -> None:
+        """Decides its outcome: DONE, FAILED or CANCELLED. `report` must follow, and then the work is dropped."""
+        self.state = _TRANSITIONS.get((self.state, outcome)) or self._refuse(outcome.value)
 
     def report(self, value: Any) -> None:
-        """Sets the future. Must be called without a lock: futures have callbacks.
+        """Sets the future to a result or an error, by the state; an error of None: its user cancelled it.
 
-        Args:
-          value: the result or the error, by the state; None if its user cancelled it.
+        Must be called without a lock: futures have callbacks.
         """
-        if self._state is ClosureState.DONE:
-            self.future.set_result(value)
-        elif value is None:
-            self.future.set_cancelled()
-        else:
-            self.future.set_exception(value)
-
-    def release_work(self) -> None:
-        """Drops the work. Must be called without a lock: arguments may have destructors that users wrote."""
-        self.work = None
+        try:
+            if self.state is DONE:
+                self.future.set_result(value)
+            elif value is None:
+                self.future.set_cancelled()
+            else:
+                self.future.set_exception(value)
+        finally:
+            # Also after an error of a callback: the future is set.
+            self.is_reported = True
 
     def record_failure(self, worker: int, kind: FailureKind) -> int:
         """Records a failed attempt; returns how many attempts failed in this way so far."""
         self.failures += ((worker, kind),)
-        if kind is FailureKind.WORKER_LOST:
-            self.lost_on |= {worker}
         return sum(past is kind for _, past in self.failures)
 
     def cancelled_error(self, reason: str) -> ClosureCancelledError:
@@ -473,33 +378,145 @@ class Closure:
             return "no attempt has failed"
         return "; ".join(f"attempt {i} on worker {w}: {k.value}" for i, (w, k) in enumerate(self.failures, 1))
 
-    def _change(self, state: ClosureState) -> None:
-        if state not in _ALLOWED[self._state]:
-            raise InvalidTransitionError(
-                f"{self} cannot go from {self._state.value} to {state.value} ({self.history()}). "
-                "This is a defect of coordinator; please report it with this message."
-            )
-        self._state = state
+    def _refuse(self, event: str) -> NoReturn:
+        raise InvalidTransitionError(
+            f"{self} cannot go from {self.state.value} by the event '{event}' ({self.history()}). "
+            "This is a defect of coordinator; please report it with this message."
+        )
 
     def __repr__(self) -> str:
         return f"closure {self.number} ({self.name})"
 
 
-_KINDS: dict[str, Kind] = {
-    ClosureState.DONE.value: "closures_finished",
-    ClosureState.FAILED.value: "closures_failed",
-    ClosureState.CANCELLED.value: "closures_cancelled",
+class UncountedClosure(Closure):
+    """A closure that no count has: what the library does for itself when it likes."""
+
+    __slots__ = ()
+
+    runs = 0
+
+
+class RunsClosure(Closure):
+    """Consecutive runs of a `RunsFuture`, which one worker makes. Its methods are called with the queue's lock held.
+
+    Args: as of `Closure`; the future is a `RunsFuture`.
+
+    Attributes:
+      first: the number of the first run, from 0 on; -1 until the runs begin.
+    """
+
+    __slots__ = ("first", "runs", "whole")
+
+    whole: RunsFuture
+
+    def __init__(self, work: Any, name: str, number: int, future: RunsFuture, **settings: Any) -> None:
+        super().__init__(work, name, number, future, **settings)
+        self.whole = future
+        self.runs = future.steps
+        self.first = -1
+
+    def prepare(self, fusion_key: FusionKey | None) -> None:
+        """Prepares the closure of all runs, before it is queued. The key is None if each run is a separate call."""
+        self.whole.parts[self] = None
+        self.whole.rest = self
+        if fusion_key is not None and self.timeout is None:
+            # Differs from the key of single runs, which are not gathered with these.
+            self.fusion_key = self.whole.fusion_key = FusionKey(fusion_key.function, object())
+
+    def report(self, value: Any) -> None:
+        """See `Closure.report`; sets the future once all runs have ended, or one of them without a result."""
+        try:
+            if self.state is DONE:
+                self.whole.add(self.first, self.runs, value)
+            else:
+                self.whole.end(value)
+        finally:
+            self.is_reported = True
+
+    def leave_share(self, workers: int) -> "RunsClosure | None":
+        """Keeps one worker's share of the runs that no worker has taken, as the closure is about to start.
+
+        Returns a new closure of the other runs, if there are any.
+        """
+        if self.whole.rest is not self:
+            return None
+        self.whole.rest = None
+        if self.target is not None:
+            return None
+        return self._split(1 if self.timeout is not None else -(-self.runs // max(workers, 1)))
+
+    def available(self) -> int:
+        """Returns how many runs it may make once it has started: its own, and those that no worker has taken."""
+        rest = self.whole.rest
+        return self.runs if rest is None or self.first >= 0 or self.timeout is not None else self.runs + rest.runs
+
+    def begin(self, attempt: Attempt, count: int) -> "RunsClosure | None":
+        """Keeps the first runs, at most as many as are `available`, and numbers them, as an attempt begins them.
+
+        Returns the closure of the other runs, if there are any; it has become larger or smaller unless it is new.
+        """
+        whole = self.whole
+        if self.first >= 0:
+            # An earlier attempt has numbered them.
+            others = self._split(count)
+            if others is not None:
+                # They were in the same attempts before this one.
+                others.attempts, others.failures = attempt.number - 1, self.failures
+                others.needs_another = self.needs_another
+            return others
+        self.first = whole.begun
+        whole.begun += count
+        rest = whole.rest
+        if rest is None or self.runs == count:
+            return self._split(count)
+        rest.runs += self.runs - count
+        self.runs = count
+        if not rest.runs:
+            whole.rest = None
+            del whole.parts[rest]
+        return rest
+
+    def take_siblings(self) -> Sequence["RunsClosure"]:
+        """Returns the other parts, which end with this one, as it has ended; none if it is done."""
+        parts = self.whole.parts
+        parts.pop(self, None)
+        if self.state is DONE:
+            return ()
+        siblings = tuple(parts)
+        parts.clear()
+        return siblings
+
+    def _split(self, at: int) -> "RunsClosure | None":
+        """Keeps the first `at` runs; returns a new closure of the others, if there are any."""
+        if at >= self.runs:
+            return None
+        whole = self.whole
+        others = RunsClosure(self.work, self.name, self.number, whole, target=self.target, timeout=self.timeout)
+        others.inputs, others.fusion_key = self.inputs, self.fusion_key
+        others.runs, self.runs = self.runs - at, at
+        whole.parts[others] = None
+        if self.first >= 0:
+            others.first = self.first + at
+        else:
+            whole.rest = others
+        return others
+
+
+_KINDS: dict[ClosureState, Kind] = {
+    DONE: "closures_finished",
+    FAILED: "closures_failed",
+    CANCELLED: "closures_cancelled",
 }
 
 
 @dataclasses.dataclass(slots=True)
 class Effects:
-    """What is to be done.
+    """What follows from a change of the queue's state, to be carried out without its lock.
 
     Attributes:
-      outcomes: the closures that were decided, in the order in which their futures are to be set, each with its result,
+      outcomes: the closures that were decided, in the order in which their futures will be set, each with its result,
         or its error, or None if its user cancelled it.
-      cancelled: the attempts to be cancelled.
+      cancelled: the attempts to cancel.
       ended: the attempt that has ended without a result, if one has.
       is_requeued: whether its closure waits again.
       reason: why.
@@ -512,141 +529,30 @@ class Effects:
     reason: str = ""
 
     def record(self, events: EventStream, call: Sequence[Attempt]) -> None:
-        """Records what was decided, and the end of a call.
-
-        Args:
-          events: where.
-          call: the attempts of the call that has ended with it, if one has.
-        """
+        """Records what was decided, and the end of the call of these attempts, if one has ended with it."""
         attempt, others = call[0] if call else self.ended, self.outcomes
         if attempt is not None:
-            count = attempt.closure.runs
+            closure = attempt.closure
+            count = closure.runs
+            kind: Kind
             if self.is_requeued:
-                kind: Kind = "closures_retried"
-            elif others and others[0][0].state is ClosureState.DONE:
-                kind, count, others = "closures_finished", sum(each.runs for each, _ in others), []
-            elif others and others[0][0] is attempt.closure:
-                kind, self.reason = _KINDS[others[0][0].state.value], type(others[0][1]).__name__
+                kind = "closures_retried"
+            elif others and others[0][0].state is DONE:
+                kind, count = "closures_finished", 0
+                for decided, _ in others:
+                    count += decided.runs
+                others = []
+            elif others and others[0][0] is closure:
+                kind, self.reason = _KINDS[closure.state], type(others[0][1]).__name__
                 others = others[1:]
             else:
                 # What it ran was decided before.
                 kind, count = "closures_cancelled", 0
             seconds = time.monotonic() - attempt.started
-            events.record(kind, f"worker {attempt.worker}", attempt.closure.name, count, seconds, self.reason)
+            events.record(kind, f"worker {attempt.worker}", closure.name, count, seconds, self.reason)
         if others:
             counts: Counter[tuple[Kind, str]] = Counter()
-            for each, _ in others:
-                counts[_KINDS[each.state.value], each.name] += each.runs
+            for decided, _ in others:
+                counts[_KINDS[decided.state], decided.name] += decided.runs
             for (kind, name), count in counts.items():
                 events.record(kind, name=name, count=count)
-
-
-def prepare(closure: Closure, fusion_key: FusionKey | None) -> None:
-    """Prepares a closure for many runs, before it is queued.
-
-    Args:
-      closure: the closure.
-      fusion_key: of its work; None if each run is a separate call.
-    """
-    whole = closure.whole
-    assert whole is not None
-    whole.parts[closure] = None
-    whole.rest = closure
-    if fusion_key is not None and closure.timeout is None:
-        # Another one than that of single runs, which are not gathered with these.
-        closure.fusion_key = whole.fusion_key = FusionKey(fusion_key.function, object())
-
-
-def split_runs(closure: Closure, workers: int) -> Closure | None:
-    """Leaves a closure that a worker is about to start a share of its runs, as large as that of any other worker.
-
-    Args:
-      closure: waited.
-      workers: how many workers there are.
-
-    Returns:
-      A new closure of the other runs; None if there are none.
-    """
-    whole = closure.whole
-    if whole is None or whole.rest is not closure:
-        return None
-    whole.rest = None
-    if closure.target is not None:
-        return None
-    return _split(closure, 1 if closure.timeout is not None else -(-closure.runs // max(workers, 1)))
-
-
-def available(attempt: Attempt) -> int:
-    """Returns how many runs an attempt may make: those of its closure, and those that no worker has taken."""
-    closure, whole = attempt.closure, attempt.closure.whole
-    if whole is None or whole.rest is None or _is_numbered(closure) or closure.timeout is not None:
-        return closure.runs
-    return closure.runs + int(whole.rest.runs)
-
-
-def number(attempt: Attempt, count: int) -> Closure | None:
-    """Gives the first runs of a closure, at most as many as are `available`, their numbers, as their call begins.
-
-    Args:
-      attempt: makes these runs.
-      count: how many.
-
-    Returns:
-      The closure of the runs that are left, which has become larger or smaller unless it is a new one; None if there
-      is none, or the numbers were given to an earlier attempt.
-    """
-    closure, part = attempt.closure, attempt.closure.future
-    assert isinstance(part, RunsPart)
-    if _is_numbered(closure):
-        others = _split(closure, count)
-        if others is not None:
-            # They were in the same attempts before this one.
-            others.attempts, others.failures = attempt.number - 1, closure.failures
-            others.lost_on, others.needs_another = closure.lost_on, closure.needs_another
-        return others
-    part.first = part.whole.begun
-    part.whole.begun += count
-    rest: Closure | None = part.whole.rest
-    if rest is None or part.runs == count:
-        return _split(closure, count)
-    assert isinstance(rest.future, RunsPart)
-    rest.future.runs += part.runs - count
-    part.runs = count
-    if not rest.runs:
-        part.whole.rest = None
-        del part.whole.parts[rest]
-    return rest
-
-
-def _is_numbered(closure: Closure) -> bool:
-    return isinstance(closure.future, RunsPart) and closure.future.first >= 0
-
-
-def _split(closure: Closure, at: int) -> Closure | None:
-    """Leaves a closure its first `at` runs; returns a new one of the others, if there are any."""
-    part = closure.future
-    assert isinstance(part, RunsPart)
-    if at >= part.runs:
-        return None
-    is_numbered = _is_numbered(closure)
-    others = RunsPart(part.whole, part.runs - at, part.first + at if is_numbered else -1)
-    part.runs = at
-    rest = Closure(closure.work, closure.name, closure.number, others, target=closure.target, timeout=closure.timeout)
-    rest.inputs, rest.fusion_key = closure.inputs, closure.fusion_key
-    part.whole.parts[rest] = None
-    if not is_numbered:
-        part.whole.rest = rest
-    return rest
-
-
-def take_siblings(closure: Closure) -> Sequence[Closure]:
-    """Returns the other parts of the same runs, which end with a closure that has just ended; none if it is done."""
-    if closure.whole is None:
-        return ()
-    parts = closure.whole.parts
-    parts.pop(closure, None)
-    if closure.state is ClosureState.DONE:
-        return ()
-    siblings = tuple(parts)
-    parts.clear()
-    return siblings

@@ -10,13 +10,14 @@ closures, which the library schedules for itself, are ignored by `wait_settled` 
 Guarantees:
 - First in, first out; a requeued closure goes to the front, and never waits for room.
 - An outcome is decided once, and `wait_settled` returns only after all futures are set.
-- The pending error is raised once, by whichever waiting call comes first, after everything has settled.
+- The pending error is raised once, by the first waiting call, after everything has settled.
 - A closure whose input has ended on a worker runs where it has not, and fails once that is nowhere.
 - A worker that finds no closure sleeps until there is one that it may run; a closure wakes one worker.
+- Each wait has a deadline or is reported in the log when nothing progresses, and ends when the queue is stopped.
 - One lock. While it is held, only code of the core and of the standard library runs: no TensorFlow, no runtime, no user
   code (futures' callbacks, destructors of arguments).
 
-Periods in which no scheduled closure runs, so that what the client reads and saves meanwhile is of one moment.
+In a quiet period no scheduled closure runs, so that what the client reads and saves then is of one moment.
 
     begin: no scheduled closure starts --> each worker ends what it runs, and reports that it is idle --> the block
     end:   closures start again, unless another period goes on
@@ -37,48 +38,205 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from coordinator.errors import StrategyClosedError
+from coordinator.errors import StrategyClosedError, WorkerLost
 from coordinator.events.event_stream import EventStream
 from coordinator.queueing.closure import (
+    CANCELLED,
+    FAILED,
     Attempt,
     Closure,
-    ClosureState,
     Effects,
     ErrorScope,
+    RunsClosure,
     RunsFuture,
-    available,
-    number,
     shared_cancellations,
 )
-from coordinator.queueing.queue_state import Apart, QueueState
-from coordinator.queueing.waits import InterruptibleWaits, QueueWaits, deadline_after, uninterrupted
+from coordinator.queueing.queue_state import Apart, QueueState, Starved
+from coordinator.queueing.waits import CountedCondition, deadline_after, description, uninterrupted
 from coordinator.runtime import Cancellation, Failure, FailureKind, FiniteInput
 from coordinator.statistics import ClusterStatistics, WorkerCounts
 
 _logger = logging.getLogger("coordinator")
 
+# A loop over finite data schedules at full speed until this number of closures wait for each worker: two fused calls.
+_AHEAD_PER_WORKER = 128
+# In seconds.
+_MOMENT = 0.01
+# No number of reconnections.
+_NEVER = -1
 
-class QuietPeriods:
-    """The quiet periods of a closure queue. All methods may be called from any thread.
+
+class ClosureQueue:
+    """A queue of closures with back-pressure, retries, one pending error, cancellation and quiet periods.
+
+    Any thread may call any method, except that only one thread may call `take` for a worker.
 
     Args:
-      lock: the queue's lock.
-      state: the queue's state.
-      waits: wait for the queue.
+      capacity: `put` blocks while this many closures wait.
+      new_cancellation: creates the cancellation of an attempt; called without the lock.
+      report_stall: called without the lock, with a report when a thread that waits sees no progress for
+        `stall_interval`.
+      stall_interval: in seconds.
+
+    Attributes:
+      events: what happens to closures is recorded there.
     """
 
     def __init__(
         self,
-        lock: threading.Lock,
-        state: QueueState,
-        waits: QueueWaits,
+        capacity: int,
+        new_cancellation: Callable[[], Cancellation],
+        report_stall: Callable[[str], None],
+        stall_interval: float,
     ) -> None:
-        self._lock = lock
-        self._state = state
-        self._waits = waits
+        self.capacity = capacity
+        self.events = EventStream()
+        self._new_cancellation = new_cancellation
+        # Of workers whose last `take` returned nothing: creating one may be expensive for the runtime.
+        self._unused_cancellations: dict[int, Cancellation] = {}
+        self._report_stall = report_stall
+        self._stall_interval = stall_interval
+        self._state = QueueState()
+        self._lock = threading.Lock()
+        self._has_room = CountedCondition(self._lock)
+        self._settled = CountedCondition(self._lock)
+        self._attempt_ended = CountedCondition(self._lock)
+
+    # What the user's threads and the scheduler call.
+
+    def put(self, closure: Closure, timeout: float | None = None) -> None:
+        """Adds a closure, waiting for room if the queue is full. An internal closure never waits.
+
+        If it raises, the closure's future is cancelled.
+
+        Args:
+          closure: a new closure.
+          timeout: in seconds; None for none.
+
+        Raises:
+          TimeoutError: there was no room in time.
+          StrategyClosedError: the queue was stopped.
+          BaseException: the pending error of an earlier closure, or the end of the closure's input on all workers.
+        """
+        state = self._state
+        starved = None
+        try:
+            with self._lock:
+                if closure.inputs:
+                    self._yield_to_workers(closure)
+                is_starved = closure.inputs and state.waiting.why_starved(closure)
+                if state.waiting.count >= self.capacity or state.error is not None or state.stopped or is_starved:
+                    starved = self._wait_to_put(closure, deadline_after(timeout))
+                if starved is None:
+                    state.add(closure)
+                    if state.idle:
+                        state.wake(closure.target)
+                else:
+                    state.ends.pop(closure.inputs, None)
+            if starved is not None:
+                raise starved.new_error()
+        except BaseException:
+            # After Ctrl-C too, which may have come before a worker was woken for it.
+            self.cancel(closure, closure.cancelled_error("it could not be scheduled: see what schedule raised"))
+            raise
+
+    @uninterrupted
+    def unblock(self, closure: Closure) -> None:
+        """Records that one of the results that a closure waits for exists."""
+        with self._lock:
+            if not closure.has_ended:
+                self._state.unblock(closure)
+                self._state.wake(closure.target)
+            is_starved = closure.inputs and self._state.waiting.why_starved(closure)
+        if is_starved:
+            self._fail_starved(closure.target)
+
+    @uninterrupted
+    def cancel(self, closure: Closure, error: BaseException | None = None) -> bool:
+        """Cancels a closure: its future raises `error`, or is cancelled. Returns False if its outcome is decided."""
+        with self._lock:
+            if closure.has_ended:
+                return False
+            effects = self._state.end(closure, CANCELLED, error)
+        self._carry_out(effects)
+        return True
+
+    def cancel_runs(self, whole: RunsFuture) -> bool:
+        """Cancels all runs that have not ended; returns False if there are none."""
+        while True:
+            with self._lock:
+                part = next(iter(whole.parts), None)
+            if part is None:
+                return False
+            if self.cancel(part):
+                return True
+
+    def cancel_all(self, timeout: float) -> list[Attempt]:
+        """Cancels all scheduled closures, forgets pending errors, and waits at most `timeout` seconds for what runs.
+
+        Returns:
+          The attempts that still run, which nothing waits for from now on.
+        """
+        cancelled = self._cancel_scheduled()
+        with self._lock:
+            # A schedule that waits to raise an error has none to raise now.
+            self._notify_all()
+            self._attempt_ended.wait_for(lambda: self._state.running.keys().isdisjoint(cancelled), timeout)
+            abandoned = self._state.abandon(cancelled)
+            self._notify_settled()
+            return abandoned
+
+    def wait_settled(self, timeout: float | None = None, unless: Callable[[], bool] = lambda: False) -> None:
+        """Waits until no closure waits or runs.
+
+        Args:
+          timeout: in seconds; None for none.
+          unless: ends the wait when it returns True, after `wake_waits`. A thread of the library waits so in place of
+            the user's thread, which runs a function of TensorFlow.
+
+        Raises:
+          TimeoutError: not in time; the message names what still runs.
+          RuntimeError: the thread has begun a quiet period.
+          BaseException: the pending error, once; not if `unless()` is true.
+        """
+        with self._lock:
+            self._refuse_in_quiet("join was called")
+            self._until(
+                self._settled,
+                lambda: self._state.unsettled == 0 or unless(),
+                "join waits for closures",
+                deadline_after(timeout),
+            )
+            if not unless():
+                self._raise_pending_error()
+
+    def wait_for_room(self, timeout: float | None, unless: Callable[[], bool]) -> None:
+        """Waits until `put` would not wait; see `wait_settled` for `unless`. Raises TimeoutError."""
+        deadline = deadline_after(timeout)
+        with self._lock:
+            self._until_room(unless, "", deadline)
+            self._until_error_settled("schedule waits to raise an earlier error", deadline, unless)
+            # If it was given up, another thread may use the room.
+            self._has_room.notify()
+
+    @property
+    def is_free(self) -> bool:
+        """Whether `put` would not wait now, and `wait_settled` would not raise."""
+        return self._state.error is None and self._state.waiting.count < self.capacity
+
+    def wake_waits(self) -> None:
+        """Has each wait look at its condition."""
+        with self._lock:
+            self._notify_all()
+
+    def is_settled(self) -> bool:
+        """Returns whether no closure waits or runs. Raises the pending error, once, when what ran has ended."""
+        with self._lock:
+            self._raise_when_settled("done waits to raise an error", None)
+            return self._state.unsettled == 0
 
     @contextlib.contextmanager
-    def period(self, timeout: float | None) -> Iterator[None]:
+    def quiet(self, timeout: float | None) -> Iterator[None]:
         """A scope in which no scheduled closure runs.
 
         Args:
@@ -89,14 +247,14 @@ class QuietPeriods:
           StrategyClosedError: the queue was stopped.
         """
         deadline = deadline_after(timeout)
-        period = object()
+        state, period = self._state, object()
         try:
-            self._begin(period)
+            self._begin_quiet(period)
             with self._lock:
-                self._waits.wait_quiet(deadline)
-                if self._state.stopped:
-                    raise StrategyClosedError("A quiet period cannot begin: the strategy is closed.")
-                abandoned = [*self._state.abandoned]
+                awaited = "strategy.quiet() waits for functions that run"
+                self._until(self._attempt_ended, lambda: state.stopped or state.is_quiet, awaited, deadline)
+                self.refuse_stopped("A quiet period cannot begin")
+                abandoned = [*state.abandoned]
             for attempt in abandoned:
                 _logger.warning(
                     "strategy.quiet() does not wait for the call of %s on worker %d, which was cancelled and does not "
@@ -106,138 +264,257 @@ class QuietPeriods:
                 )
             yield
         finally:
-            self._end(period)
+            self._end_quiet(period)
+
+    @uninterrupted
+    def fail_waiting(self, closure: Closure, error: BaseException, scope: ErrorScope) -> None:
+        """Ends a closure that waits and can never run. Does nothing if it does not wait."""
+        with self._lock:
+            if closure.has_ended or closure.live:
+                return
+            effects = self._state.end(closure, FAILED, error, scope)
+        self._carry_out(effects)
+
+    def fail_orphaned(self, worker: int) -> None:
+        """Fails the closures that only this worker may run, if it was dismissed, perhaps as they were queued."""
+        if worker not in self._state.dismissed:
+            return
+        for closure in self.waiting_for(worker):
+            message = f"{closure} may run only on worker {worker}, which was removed. Schedule it on another worker."
+            self.fail_waiting(closure, WorkerLost(f"worker {worker}", message), ErrorScope.JOIN)
+
+    def fail_all(self, error: BaseException, *, if_idle: bool) -> None:
+        """Makes `error` the pending one, since no closure can run; `if_idle` even if there is no closure now."""
+        with self._lock:
+            effects = self._state.fail_all(error) if if_idle or self._state.unsettled else Effects()
+        self._carry_out(effects)
+
+    def pause(self, reason: str) -> None:
+        """Starts no closure until `resume`, and cancels what runs, which is then requeued."""
+        with self._lock:
+            self._state.paused = reason
+            effects = Effects(cancelled=list(self._state.running))
+        self._carry_out(effects)
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether `pause` was called, and `resume` was not yet."""
+        return bool(self._state.paused)
+
+    def wait_idle(self, timeout: float) -> bool:
+        """Waits at most `timeout` seconds until no attempt runs; returns whether none does."""
+        with self._lock:
+            return self._attempt_ended.wait_for(lambda: not self._state.running, timeout)
+
+    def resume(self) -> None:
+        """Undoes `pause`."""
+        with self._lock:
+            self._state.paused = ""
+            self._state.wake_all()
+
+    @uninterrupted
+    def stop(self) -> None:
+        """Cancels everything, and makes every `take` return. May be called again."""
+        with self._lock:
+            effects = self._state.stop()
+            for worker in list(self._state.idle):
+                self._state.interrupt(worker)
+            self._notify_all()
+        self._carry_out(effects)
+
+    def refuse_stopped(self, what: str) -> None:
+        """Raises StrategyClosedError if the queue was stopped; `what` says what is refused."""
+        if self._state.stopped:
+            raise StrategyClosedError(f"{what}: the strategy is closed.")
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether `stop` was called."""
+        return self._state.stopped
+
+    def statistics(self) -> ClusterStatistics:
+        """Returns the counts of all closures, without the workers'."""
+        with self._lock:
+            return self._state.statistics()
+
+    def steps(self) -> int:
+        """Returns how many runs of scheduled closures have finished; the library's own do not count."""
+        return self._state.steps
+
+    # What a worker's thread calls.
+
+    def take(self, worker: int, timeout: float | None = None) -> Attempt | None:
+        """Waits for the next closure that `worker` may run, and starts an attempt.
+
+        Args:
+          worker: the worker's index.
+          timeout: in seconds; None for none.
+
+        Returns:
+          The attempt; None if none came in time, the worker was interrupted or dismissed, the queue is stopped, or a
+          quiet period waits for the worker to report that it is idle.
+        """
+        cancellation = self._unused_cancellations.pop(worker, None) or self._new_cancellation()
+        state, idle, is_late = self._state, None, False
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            with self._lock:
+                is_interrupted = False
+                if idle is not None:
+                    state.idle.pop(worker, None)
+                    is_interrupted = idle.is_interrupted
+                attempt = None if is_interrupted else state.start_next(worker, cancellation)
+                if attempt is not None and self._has_room.waiters:
+                    self._has_room.notify(attempt.closure.runs)
+                if idle is not None:
+                    state.waking.pop(worker, None)
+                    state.wake()
+                    if state.quiet:
+                        self._notify_settled()
+                is_over = is_late or is_interrupted or (state.quiet and worker in state.active)
+                if attempt is not None or is_over or state.stopped or worker in state.dismissed:
+                    break
+                # Also if another worker has taken what it was woken for.
+                idle = state.wait(worker)
+            is_late = not idle.wait(None if deadline is None else deadline - time.monotonic())
+        if attempt is None:
+            self._unused_cancellations[worker] = cancellation
+        return attempt
+
+    def share_with(self, closure: Closure) -> int:
+        """Returns a worker's fair share of the closures that wait where a running one did, and of this one.
+
+        Some of them may have been cancelled. The closure is for all workers.
+        """
+        waiting = self._state.waiting
+        if not (waiting.for_all or waiting.apart):
+            return 1
+        return self.share(1 + len(waiting.queue_with(closure)))
+
+    def share(self, waiting: int) -> int:
+        """Returns how many of the closures, or runs, that wait one worker may take."""
+        return -(-waiting // max(self.live_workers, 1))
+
+    @property
+    def live_workers(self) -> int:
+        """How many workers share what waits."""
+        return len(self._state.waiting.workers) - len(self._state.waiting.away)
+
+    def work_like(self, closure: Closure) -> Any:
+        """Returns the work of the next closure, if it has the fusion key of a running one that was for all workers."""
+        with self._lock:
+            for other in self._state.waiting.queue_with(closure):
+                if other.is_queued:
+                    return other.work if other.fusion_key == closure.fusion_key else None
+        return None
+
+    def take_batch(self, attempt: Attempt, limit: int, choose: Callable[[int], int]) -> list[Attempt]:
+        """Takes closures from the front that may run in one call with a just started attempt, without waiting.
+
+        `choose` takes the number of attempts that are possible, at most `limit`, and returns how many to take. It is
+        called with the lock held.
+
+        Returns:
+          The attempts in order, `attempt` first. Each can be cancelled; their call is once all of them are.
+        """
+        state, closure = self._state, attempt.closure
+        with self._lock:
+            is_wanted = not (closure.has_ended or state.is_unwanted(closure) or state.is_over_for(attempt.worker))
+            if not is_wanted or state.is_paused_or_quiet or closure.fusion_key is None:
+                return [attempt]
+            count = choose(1 + state.waiting.matching_ahead(closure, attempt.worker, limit - 1))
+            if count == 1:
+                return [attempt]
+            self._has_room.notify(count - 1)
+            attempt.cancellation, *others = shared_cancellations(attempt.call_cancellation, count)
+            attempts = [attempt]
+            for cancellation in others:
+                other = state.start_next(attempt.worker, cancellation, beside=closure)
+                assert other is not None
+                other.call_cancellation = attempt.call_cancellation
+                attempts.append(other)
+            return attempts
+
+    def available_runs(self, attempt: Attempt) -> int:
+        """Returns how many runs a started attempt may make in its call; it may change at any time."""
+        assert isinstance(attempt.closure, RunsClosure)
+        with self._lock:
+            return attempt.closure.available()
+
+    def begin_runs(self, attempt: Attempt, choose: Callable[[int], int]) -> int:
+        """Begins the call of a just started attempt, and returns how many runs it makes; other runs of its share wait.
+
+        `choose` takes the number of runs that are possible, and returns how many to make. It is called with the lock
+        held.
+        """
+        closure, state = attempt.closure, self._state
+        assert isinstance(closure, RunsClosure)
+        with self._lock:
+            if not closure.has_ended and not state.is_unwanted(closure):
+                is_alone = state.is_paused_or_quiet or state.is_over_for(attempt.worker)
+                count = 1 if is_alone else choose(closure.available())
+                self._leave_others(closure, attempt, count)
+                return count
+        # What cancels it may not have reached it yet.
+        self.cancel(closure, state.unwanted_error(closure))
+        return 1
+
+    def requeue(self, attempt: Attempt, reason: str = "") -> None:
+        """Ends an attempt without an outcome; its closure waits at the front, unless it is no longer wanted."""
+        with self._lock:
+            effects = self._state.requeue(attempt, reason)
+            self._state.wake(attempt.closure.target)
+            is_over = self._state.is_over_for(attempt.worker)
+        self._carry_out(effects)
+        if is_over:
+            # Perhaps only the worker that was removed had data left.
+            self._fail_starved(attempt.worker)
+
+    def finish(self, attempts: Sequence[Attempt], results: Sequence[object]) -> None:
+        """Records the results of a call; each decides its closure unless another attempt was earlier."""
+        with self._lock:
+            effects = self._state.finish(attempts, results)
+        self._carry_out(effects, attempts)
+
+    def fail(self, attempt: Attempt, error: BaseException, scope: ErrorScope) -> None:
+        """Records an attempt's error, after which it is not retried; decides its closure in the same way."""
+        with self._lock:
+            effects = self._state.decide(attempt, FAILED, error, scope)
+        self._carry_out(effects, [attempt])
+
+    def end_input(self, attempt: Attempt, failure: Failure, scope: ErrorScope) -> None:
+        """Records that an input has ended on an attempt's worker; its closure waits for a worker that has data left.
+
+        The failure names the input, and has the error, of this scope, with which closures end once the input has ended
+        on all workers.
+        """
+        state, ended = self._state, failure.ended
+        assert ended is not None
+        with self._lock:
+            state.waiting.end_input(ended, attempt.worker, scope)
+            starved = state.waiting.why_starved(attempt.closure)
+            if starved is None or starved.new_error is not ended.new_error:
+                effects = state.requeue(attempt, FailureKind.END_OF_DATA.value)
+            else:
+                state.end_attempt(attempt)
+                effects = state.decide(attempt, FAILED, failure.error, scope)
+                effects.ended = attempt
+                effects.outcomes += state.fail_starved(attempt.worker, ended.new_error, failure.error).outcomes
+            state.wake()
+        self._carry_out(effects)
+        self._fail_starved(attempt.worker)
 
     def is_active(self, worker: int) -> bool:
         """Returns whether a worker has had a scheduled closure since it last reported that it is idle."""
         return worker in self._state.active
 
     def report_idle(self, worker: int) -> None:
-        """Records that a worker has reported, to all who want to know, that it is idle."""
+        """Marks a worker as idle and wakes the waiters."""
         with self._lock:
             self._state.active.discard(worker)
-            self._waits.notify_settled()
+            self._notify_settled()
 
-    @uninterrupted
-    def _begin(self, period: object) -> None:
-        with self._lock:
-            self._state.quiet[period] = threading.current_thread()
-            for worker in self._state.active:
-                self._state.interrupt(worker)
-
-    @uninterrupted
-    def _end(self, period: object) -> None:
-        with self._lock:
-            self._state.quiet.pop(period, None)
-            if not self._state.quiet:
-                self._state.wake_all()
-
-
-class QueueRuns:
-    """The parts of many runs in a closure queue. All methods may be called from any thread.
-
-    Args:
-      lock: the queue's lock.
-      state: the queue's state.
-      has_room: notified when fewer closures wait.
-      hand_out: wakes idle workers for a closure; called with the lock held.
-      cancel: cancels a closure, with an error unless its user does; called without the lock.
-    """
-
-    def __init__(
-        self,
-        lock: threading.Lock,
-        state: QueueState,
-        has_room: threading.Condition,
-        hand_out: Callable[[int | None], None],
-        cancel: Callable[[Closure, BaseException | None], bool],
-    ) -> None:
-        self._lock = lock
-        self._state = state
-        self._has_room = has_room
-        self._hand_out = hand_out
-        self._cancel = cancel
-
-    def available(self, attempt: Attempt) -> int:
-        """Returns how many runs a started attempt may make in its call; it may change at any time."""
-        with self._lock:
-            return available(attempt)
-
-    def begin(self, attempt: Attempt, choose: Callable[[int], int]) -> int:
-        """Begins the call of a started attempt; the runs of its share that it is not to make wait for other workers.
-
-        Args:
-          attempt: was started just now.
-          choose: takes the number of runs that are possible, returns how many to make. Called with the lock held.
-
-        Returns:
-          The number of runs to make.
-        """
-        closure, state = attempt.closure, self._state
-        with self._lock:
-            if not closure.has_ended and not state.is_unwanted(closure):
-                is_alone = state.is_paused_or_quiet or state.is_over_for(attempt.worker)
-                count = 1 if is_alone else choose(available(attempt))
-                self._leave_others(attempt, count)
-                return count
-        # What cancels it may be on its way still.
-        self._cancel(closure, state.unwanted_error(closure))
-        return 1
-
-    def cancel(self, whole: RunsFuture) -> bool:
-        """Cancels all runs that have not ended; returns False if there are none."""
-        while True:
-            with self._lock:
-                part = next(iter(whole.parts), None)
-            if part is None:
-                return False
-            if self._cancel(part, None):
-                return True
-
-    def _leave_others(self, attempt: Attempt, count: int) -> None:
-        """Leaves an attempt this many runs; the others wait, fewer than before if it takes more than its share."""
-        closure, state = attempt.closure, self._state
-        more = count - closure.runs
-        rest = number(attempt, count)
-        # It waits again if it is overdue.
-        state.waiting.recount(closure)
-        if rest is not None and rest.counts:
-            state.waiting.recount(rest)
-            if not rest.runs:
-                state.waiting.remove(rest)
-                state.unsettled -= 1
-        elif rest is not None:
-            state.add_rest(rest)
-        if more > 0:
-            self._has_room.notify(more)
-        self._hand_out(closure.target)
-
-
-# No number of reconnections.
-_NEVER = -1
-
-
-class QueueWorkers:
-    """The workers that take closures from a queue. All methods may be called from any thread.
-
-    Args:
-      lock: the queue's lock.
-      state: the queue's state.
-      unused_cancellations: of workers whose last `take` returned nothing.
-      carry_out: carries out effects; called without the lock.
-    """
-
-    def __init__(
-        self,
-        lock: threading.Lock,
-        state: QueueState,
-        unused_cancellations: dict[int, Cancellation],
-        carry_out: Callable[[Effects], None],
-    ) -> None:
-        self._lock = lock
-        self._state = state
-        self._unused_cancellations = unused_cancellations
-        self._carry_out = carry_out
+    # What those call that watch the workers.
 
     def admit(self, worker: int) -> None:
         """Gives a new worker closures, and counts from 0 for it."""
@@ -245,23 +522,28 @@ class QueueWorkers:
             self._state.dismissed.discard(worker)
             self._state.waiting.away.discard(worker)
             self._state.worker_counts.pop(worker, None)
-            self._state.waiting.inputs.renew(worker)
+            self._state.waiting.renew(worker)
 
     def dismiss(self, worker: int) -> None:
-        """Gives a worker no closure any more."""
+        """Gives a worker no closure from now on."""
         with self._lock:
             self._state.dismissed.add(worker)
-            self._state.waiting.inputs.workers.discard(worker)
+            self._state.waiting.workers.discard(worker)
+            self._state.waiting.away.discard(worker)
             self._state.interrupt(worker)
             # It may have been the last one that closures waited for which were lost on the others.
             self._state.wake()
         self._unused_cancellations.pop(worker, None)
-        self.fail_starved(worker)
+        self._fail_starved(worker)
 
     def set_away(self, worker: int, *, is_away: bool) -> None:
         """Records that a worker was lost, or has returned. What avoids other workers may then run there, or here."""
+        waiting = self._state.waiting
         with self._lock:
-            (self._state.waiting.away.add if is_away else self._state.waiting.away.discard)(worker)
+            if not is_away:
+                waiting.away.discard(worker)
+            elif worker in waiting.workers:
+                waiting.away.add(worker)
             self._state.wake()
 
     def await_another(self, closure: Closure) -> bool:
@@ -276,58 +558,29 @@ class QueueWorkers:
     def renew_inputs(self, worker: int) -> None:
         """Records that a worker was reconnected, so that its parts of all inputs begin again."""
         with self._lock:
-            # One that was removed meanwhile would be waited for as long as it has data left: for ever.
+            # A worker that was removed would be waited for as long as it has data left: without end.
             if worker not in self._state.dismissed:
-                self._state.waiting.inputs.renew(worker)
+                self._state.waiting.renew(worker)
 
     def renew_input(self, renewed: FiniteInput) -> None:
-        """Records that the parts of an input have not ended any more: they are at earlier positions."""
+        """Records that the parts of an input have data again: they are at earlier positions."""
         with self._lock:
             # Not emptied: closures that wait for it stay where they are.
             renewed.ended = dict.fromkeys(renewed.ended, _NEVER)
-            for inputs in [each for each in self._state.ends if renewed in each]:
+            for inputs in [inputs for inputs in self._state.ends if renewed in inputs]:
                 del self._state.ends[inputs]
             self._state.wake()
 
     def give_up(self, worker: int, new_error: Callable[[], BaseException]) -> None:
         """Stops waiting for a lost worker: fails the closures for which only such workers have data left."""
         with self._lock:
-            self._state.waiting.inputs.given_up[worker] = new_error
-        self.fail_starved(None)
-
-    def end_input(self, attempt: Attempt, failure: Failure, scope: ErrorScope) -> None:
-        """Records that an input has ended on an attempt's worker; its closure waits for a worker that has data left.
-
-        Args:
-          attempt: the attempt.
-          failure: names the input, and has the error with which closures end once it has ended on all workers.
-          scope: what that error affects.
-        """
-        with self._lock:
-            effects = self._end_input(attempt, failure, scope)
-            self._state.wake()
-        self._carry_out(effects)
-        self.fail_starved(attempt.worker)
-
-    @uninterrupted
-    def fail_starved(self, worker: int | None) -> None:
-        """Fails the closures that no worker can run; of those for one worker, only those for `worker`."""
-        while True:
-            with self._lock:
-                starved = self._state.waiting.starved(worker)
-            if not starved:
-                return
-            _, reason = starved[0]
-            error = reason.new_error()
-            with self._lock:
-                effects = self._fail_starved(worker, reason.new_error, error)
-            self._carry_out(effects)
+            self._state.waiting.given_up[worker] = new_error
+        self._fail_starved(None)
 
     def requeue_overdue(self) -> float | None:
         """Puts each closure that exceeded its timeout at the front, to be tried beside its latest attempt.
 
-        Returns:
-          When the next one will exceed its timeout, on the `time.monotonic` clock; None if none can.
+        Returns when the next one will exceed its timeout, on the `time.monotonic` clock; None if none can.
         """
         state, now = self._state, time.monotonic()
         deadlines = []
@@ -349,361 +602,31 @@ class QueueWorkers:
         with self._lock:
             self._state.interrupt(worker)
 
-    def attempts_on(self, worker: int) -> list[Attempt]:
-        """Returns what a worker runs."""
-        return [attempt for attempt in self.attempts() if attempt.worker == worker]
-
-    def attempts(self) -> list[Attempt]:
-        """Returns what runs."""
+    def attempts(self, worker: int | None = None) -> list[Attempt]:
+        """Returns what runs, on one worker or for None on all."""
         with self._lock:
-            return list(self._state.running)
+            return [attempt for attempt in self._state.running if worker is None or attempt.worker == worker]
 
     def cancel_attempts(self, worker: int) -> None:
         """Cancels what a worker runs, which is then requeued."""
-        self._carry_out(Effects(cancelled=self.attempts_on(worker)))
+        self._carry_out(Effects(cancelled=self.attempts(worker)))
 
     def waiting_for(self, worker: int) -> list[Closure]:
         """Returns the closures that only this worker may run."""
         with self._lock:
             return self._state.waiting.waiting_for(worker)
 
-    def waiting_with(self, closure: Closure) -> int:
-        """Returns how many closures wait where a running one for all workers did; some may have been cancelled."""
-        return len(self._state.waiting.queue_with(closure))
-
-    def work_like(self, closure: Closure) -> Any:
-        """Returns the work of the next closure, if it has the fusion key of a running one that was for all workers."""
-        with self._lock:
-            others = (each for each in self._state.waiting.queue_with(closure) if each.is_queued)
-            found = next(others, None)
-            return found.work if found is not None and found.fusion_key == closure.fusion_key else None
-
-    def idle(self) -> list[int]:
+    def idle_workers(self) -> list[int]:
         """Returns the workers that wait in `take`, longest first."""
         with self._lock:
             return list(self._state.idle)
 
-    def counts(self, worker: int) -> WorkerCounts:
+    def worker_counts(self, worker: int) -> WorkerCounts:
         """Returns what the attempts on a worker came to."""
         with self._lock:
             return dataclasses.replace(self._state.worker_counts[worker])
 
-    def _end_input(self, attempt: Attempt, failure: Failure, scope: ErrorScope) -> Effects:
-        """Ends an attempt, without an outcome unless no worker has data left."""
-        state, ended = self._state, failure.ended
-        assert ended is not None
-        state.waiting.end_input(ended, attempt.worker, scope)
-        starved = state.waiting.inputs.why_starved(attempt.closure)
-        if starved is None or starved.new_error is not ended.new_error:
-            return state.requeue(attempt, FailureKind.END_OF_DATA.value)
-        state.end_attempt(attempt)
-        effects = state.decide(attempt, ClosureState.FAILED, failure.error, scope)
-        effects.ended = attempt
-        effects.outcomes += self._fail_starved(attempt.worker, ended.new_error, failure.error).outcomes
-        return effects
-
-    def _fail_starved(
-        self, worker: int | None, new_error: Callable[[], BaseException], error: BaseException
-    ) -> Effects:
-        """Ends the closures that no worker can run.
-
-        Args:
-          worker: of those for one worker, only those for this one.
-          new_error: only those whose errors it creates.
-          error: has been created by it.
-        """
-        state, effects = self._state, Effects()
-        for closure, starved in state.waiting.starved(worker):
-            if starved.new_error is not new_error or closure.has_ended:
-                continue
-            if closure.live:
-                state.waiting.remove(closure)
-            else:
-                effects.outcomes += state.end(closure, ClosureState.FAILED, error, starved.scope).outcomes
-        return effects
-
-
-class ClosureQueue:
-    """A queue of closures with back-pressure, retries, one pending error and cancellation.
-
-    Args:
-      capacity: `put` blocks while this many closures wait.
-      new_cancellation: creates the cancellation of an attempt; called without the lock.
-      report_stall: called with a report when a thread that waits sees no progress for `stall_interval`.
-      stall_interval: in seconds.
-
-    Attributes:
-      workers: the workers that take closures from it.
-      quiet, interruptible: the periods in which no scheduled closure runs; waits that may be given up.
-      runs: closures with `steps`, divided into parts.
-      events: what happens to closures is recorded there.
-    """
-
-    def __init__(
-        self,
-        capacity: int,
-        new_cancellation: Callable[[], Cancellation],
-        report_stall: Callable[[str], None],
-        stall_interval: float,
-    ) -> None:
-        self.capacity = capacity
-        self.events = EventStream()
-        self._new_cancellation = new_cancellation
-        # Of workers whose last `take` returned nothing: creating one may be expensive for the runtime.
-        self._unused_cancellations: dict[int, Cancellation] = {}
-        self._lock = threading.Lock()
-        self._state = QueueState()
-        self._waits = QueueWaits(self._lock, self._state, report_stall, stall_interval)
-        self.workers = QueueWorkers(self._lock, self._state, self._unused_cancellations, self._carry_out)
-        self.quiet = QuietPeriods(self._lock, self._state, self._waits)
-        self.interruptible = InterruptibleWaits(self._lock, self._state, self._waits, capacity)
-        self.runs = QueueRuns(self._lock, self._state, self._waits.has_room, self._state.wake, self.cancel)
-
-    def put(self, closure: Closure, timeout: float | None = None) -> None:
-        """Adds a closure, waiting for room if the queue is full. An internal closure never waits.
-
-        If it raises, the closure's future is cancelled.
-
-        Args:
-          closure: a new closure.
-          timeout: in seconds; None for none.
-
-        Raises:
-          TimeoutError: there was no room in time.
-          StrategyClosedError: the queue was stopped.
-          BaseException: the pending error of an earlier closure, or the end of the closure's input on all workers.
-        """
-        state = self._state
-        starved = None
-        try:
-            with self._lock:
-                if closure.inputs:
-                    self._waits.yield_to_workers(closure)
-                is_starved = closure.inputs and state.waiting.inputs.why_starved(closure)
-                if state.waiting.count >= self.capacity or state.error is not None or state.stopped or is_starved:
-                    deadline = deadline_after(timeout)
-                    starved = self._waits.wait_for_room(closure, self.capacity, deadline)
-                if starved is None:
-                    state.add(closure)
-                    if state.idle:
-                        state.wake(closure.target)
-                else:
-                    state.ends.pop(closure.inputs, None)
-            if starved is not None:
-                raise starved.new_error()
-        except BaseException:
-            # After Ctrl-C too, which may have come before a worker was woken for it.
-            self.cancel(closure, closure.cancelled_error("it could not be scheduled: see what schedule raised"))
-            raise
-
-    @uninterrupted
-    def unblock(self, closure: Closure) -> None:
-        """Records that one of the results that a closure waits for exists."""
-        with self._lock:
-            if not closure.has_ended:
-                self._state.unblock(closure)
-                self._state.wake(closure.target)
-            is_starved = closure.inputs and self._state.waiting.inputs.why_starved(closure)
-        if is_starved:
-            self.workers.fail_starved(closure.target)
-
-    def take(self, worker: int, timeout: float | None = None) -> Attempt | None:
-        """Waits for the next closure that `worker` may run, and starts an attempt.
-
-        Args:
-          worker: the worker's index. Only one thread may call this for a worker.
-          timeout: in seconds; None for none.
-
-        Returns:
-          The attempt; None if none came in time, the worker was interrupted or dismissed, the queue is stopped, or a
-          quiet period waits for the worker to report that it is idle.
-        """
-        cancellation = self._unused_cancellations.pop(worker, None) or self._new_cancellation()
-        state, idle, is_late = self._state, None, False
-        deadline = deadline_after(timeout)
-        while True:
-            with self._lock:
-                if idle is not None:
-                    state.idle.pop(worker, None)
-                is_interrupted = idle is not None and idle.is_interrupted
-                attempt = None if is_interrupted else state.start_next(worker, cancellation)
-                if attempt is not None:
-                    self._waits.has_room.notify(attempt.closure.future.runs)
-                if idle is not None:
-                    state.waking.pop(worker, None)
-                    state.wake()
-                    if state.quiet:
-                        self._waits.notify_settled()
-                is_over = is_late or is_interrupted or (state.quiet and worker in state.active)
-                if attempt is not None or is_over or state.is_over_for(worker):
-                    break
-                # Also if another worker has taken what it was woken for.
-                idle = state.wait(worker)
-            is_late = not idle.wait(None if deadline is None else deadline - time.monotonic())
-        if attempt is None:
-            self._unused_cancellations[worker] = cancellation
-        return attempt
-
-    def take_batch(self, attempt: Attempt, limit: int, choose: Callable[[int], int]) -> list[Attempt]:
-        """Takes closures from the front that may run in one call with a started attempt, without waiting.
-
-        Args:
-          attempt: was started just now.
-          limit: the maximum number of attempts, this one included.
-          choose: takes the number of attempts that are possible, returns how many to take. Called with the lock held.
-
-        Returns:
-          The attempts in order, `attempt` first. Each can be cancelled; their call is once all of them are.
-        """
-        state, closure = self._state, attempt.closure
-        with self._lock:
-            is_wanted = not (closure.has_ended or state.is_unwanted(closure) or state.is_over_for(attempt.worker))
-            if not is_wanted or state.is_paused_or_quiet or closure.fusion_key is None:
-                return [attempt]
-            count = choose(1 + state.waiting.matching_ahead(closure, attempt.worker, limit - 1))
-            if count == 1:
-                return [attempt]
-            self._waits.has_room.notify(count - 1)
-            attempt.cancellation, *others = shared_cancellations(attempt.call_cancellation, count)
-            attempts = [attempt]
-            for cancellation in others:
-                other = state.start_next(attempt.worker, cancellation, beside=closure)
-                assert other is not None
-                other.call_cancellation = attempt.call_cancellation
-                attempts.append(other)
-            return attempts
-
-    def requeue(self, attempt: Attempt, reason: str = "") -> None:
-        """Ends an attempt without an outcome; its closure waits at the front, unless it is not wanted any more."""
-        with self._lock:
-            effects = self._state.requeue(attempt, reason)
-            self._state.wake(attempt.closure.target)
-            is_over = self._state.is_over_for(attempt.worker)
-        self._carry_out(effects)
-        if is_over:
-            # Perhaps only the worker that was removed had data left.
-            self.workers.fail_starved(attempt.worker)
-
-    def finish(self, attempts: Sequence[Attempt], results: Sequence[object]) -> None:
-        """Records the results of a call; each decides its closure unless another attempt was earlier."""
-        with self._lock:
-            effects = self._state.finish(attempts, results)
-        self._carry_out(effects, attempts)
-
-    def fail(self, attempt: Attempt, error: BaseException, scope: ErrorScope) -> None:
-        """Records an attempt's error, which is not to be retried, in the same way."""
-        with self._lock:
-            effects = self._state.decide(attempt, ClosureState.FAILED, error, scope)
-        self._carry_out(effects, [attempt])
-
-    @uninterrupted
-    def fail_waiting(self, closure: Closure, error: BaseException, scope: ErrorScope) -> None:
-        """Ends a closure that waits and can never run. Does nothing if it does not wait any more."""
-        with self._lock:
-            if closure.has_ended or closure.live:
-                return
-            effects = self._state.end(closure, ClosureState.FAILED, error, scope)
-        self._carry_out(effects)
-
-    def fail_all(self, error: BaseException, *, if_idle: bool) -> None:
-        """Makes `error` the pending one, since no closure can run; `if_idle` even if there is no closure now."""
-        with self._lock:
-            effects = self._state.fail_all(error) if if_idle or not self._state.is_settled else Effects()
-        self._carry_out(effects)
-
-    @uninterrupted
-    def cancel(self, closure: Closure, error: BaseException | None = None) -> bool:
-        """Cancels a closure: its future raises `error`, or is cancelled. Returns False if its outcome is decided."""
-        with self._lock:
-            if closure.has_ended:
-                return False
-            effects = self._state.end(closure, ClosureState.CANCELLED, error)
-        self._carry_out(effects)
-        return True
-
-    def cancel_all(self, timeout: float) -> list[Attempt]:
-        """Cancels all scheduled closures, forgets pending errors, and waits at most `timeout` seconds for what runs.
-
-        Returns:
-          The attempts that still run, which nothing waits for any more.
-        """
-        cancelled = self._cancel_scheduled()
-        with self._lock:
-            # A schedule that waits to raise an error has none to raise any more.
-            self._waits.notify_all()
-            self._waits.wait_ended(cancelled, timeout)
-            abandoned = self._state.abandon(cancelled)
-            self._waits.notify_settled()
-            return abandoned
-
-    def wait_settled(self, timeout: float | None = None) -> None:
-        """Waits until no closure waits or runs.
-
-        Raises:
-          TimeoutError: not in time; the message names what still runs.
-          RuntimeError: the thread has begun a quiet period.
-          BaseException: the pending error, once.
-        """
-        with self._lock:
-            self._waits.wait_settled(deadline_after(timeout))
-
-    def is_settled(self) -> bool:
-        """Returns whether no closure waits or runs. Raises the pending error, once, when what ran has ended."""
-        with self._lock:
-            self._waits.raise_when_settled("done waits to raise an error", None)
-            return self._state.is_settled
-
-    def pause(self, reason: str) -> None:
-        """Starts no closure until `resume`, and cancels what runs, which is then requeued."""
-        with self._lock:
-            self._state.paused = reason
-            effects = Effects(cancelled=list(self._state.running))
-        self._carry_out(effects)
-
-    @property
-    def is_paused(self) -> bool:
-        """Whether `pause` was called, and `resume` was not yet."""
-        return bool(self._state.paused)
-
-    def wait_idle(self, timeout: float) -> bool:
-        """Waits at most `timeout` seconds until no attempt runs; returns whether none does."""
-        with self._lock:
-            return self._waits.wait_none_running(timeout)
-
-    def resume(self) -> None:
-        """Undoes `pause`."""
-        with self._lock:
-            self._state.paused = ""
-            self._state.wake_all()
-
-    @uninterrupted
-    def stop(self) -> None:
-        """Cancels everything, and makes every `take` return. May be called again."""
-        with self._lock:
-            effects = self._state.stop()
-            for worker in list(self._state.idle):
-                self._state.interrupt(worker)
-            self._waits.notify_all()
-        self._carry_out(effects)
-
-    def refuse_stopped(self, what: str) -> None:
-        """Raises StrategyClosedError if the queue was stopped; `what` says what is refused."""
-        if self._state.stopped:
-            raise StrategyClosedError(f"{what}: the strategy is closed.")
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether `stop` was called."""
-        return self._state.stopped
-
-    def statistics(self) -> ClusterStatistics:
-        """Returns the counts of all closures, without the workers'."""
-        with self._lock:
-            return self._state.statistics()
-
-    def steps(self) -> int:
-        """Returns how many runs of scheduled closures have finished: without those of the library itself."""
-        return self._state.steps
+    # Changes that Ctrl-C does not cut in two.
 
     @uninterrupted
     def _cancel_scheduled(self) -> Sequence[Attempt]:
@@ -712,11 +635,40 @@ class ClosureQueue:
         self._carry_out(effects)
         return effects.cancelled
 
+    @uninterrupted
+    def _begin_quiet(self, period: object) -> None:
+        with self._lock:
+            self._state.quiet[period] = threading.current_thread()
+            for worker in self._state.active:
+                self._state.interrupt(worker)
+
+    @uninterrupted
+    def _end_quiet(self, period: object) -> None:
+        with self._lock:
+            self._state.quiet.pop(period, None)
+            if not self._state.quiet:
+                self._state.wake_all()
+
+    @uninterrupted
+    def _fail_starved(self, worker: int | None) -> None:
+        """Fails the closures that no worker can run; of the closures for one worker, only those for `worker`."""
+        while True:
+            with self._lock:
+                starved = self._state.waiting.starved(worker)
+            if not starved:
+                return
+            _, reason = starved[0]
+            error = reason.new_error()
+            with self._lock:
+                effects = self._state.fail_starved(worker, reason.new_error, error)
+            self._carry_out(effects)
+
     def _carry_out(self, effects: Effects, ended: Sequence[Attempt] = ()) -> None:
         """Sets futures and cancels attempts; only then are their closures settled, and the attempts `ended` over."""
+        state, outcomes = self._state, effects.outcomes
         effects.record(self.events, ended)
         raised = None
-        for closure, value in effects.outcomes:
+        for closure, value in outcomes:
             try:
                 closure.report(value)
             except BaseException as error:  # noqa: BLE001 - of a callback; the other futures are set all the same
@@ -726,13 +678,138 @@ class ClosureQueue:
                 attempt.cancellation.cancel()
         with self._lock:
             for attempt in ended:
-                self._state.end_attempt(attempt)
-            for closure, _ in effects.outcomes:
-                self._state.uncount(closure)
-            if len(effects.outcomes) > len(ended):
-                self._waits.has_room.notify_all()
-            self._waits.notify_settled()
-        for closure, _ in effects.outcomes:
-            closure.release_work()
+                state.end_attempt(attempt)
+            for closure, _ in outcomes:
+                if closure.counts:
+                    state.uncount(closure)
+            self._notify_settled(has_room=len(outcomes) > len(ended))
+        for closure, _ in outcomes:
+            # Without the lock: arguments may have destructors that users wrote.
+            closure.work = None
         if raised is not None:
             raise raised
+
+    # The following methods are called with the lock held, and release it to wait.
+
+    def _leave_others(self, closure: RunsClosure, attempt: Attempt, count: int) -> None:
+        """Leaves an attempt this many runs; the others wait, fewer than before if it takes more than its share."""
+        state = self._state
+        more = count - closure.runs
+        rest = closure.begin(attempt, count)
+        # It waits again if it is overdue.
+        state.waiting.recount(closure)
+        if rest is not None and rest.counts:
+            state.waiting.recount(rest)
+            if not rest.runs:
+                state.waiting.remove(rest)
+                state.unsettled -= 1
+        elif rest is not None:
+            state.add_rest(rest)
+        if more > 0:
+            self._has_room.notify(more)
+        state.wake(closure.target)
+
+    def _yield_to_workers(self, closure: Closure) -> None:
+        """Waits a moment, or until a worker takes closures, if the closure's data may be finite and many closures wait.
+
+        A loop that schedules until the data ends would otherwise hold the interpreter, which the workers' threads need,
+        and schedule many closures in vain.
+        """
+        waiting = self._state.waiting
+        many = _AHEAD_PER_WORKER * len(waiting.workers)
+        if waiting.count > many and any(needed.is_finite is not False for needed in closure.inputs):
+            self._has_room.wait(_MOMENT)
+            # Another thread may have waited for room longer.
+            self._has_room.notify()
+
+    def _wait_to_put(self, closure: Closure, deadline: float | None) -> Starved | None:
+        """Waits until there is room for a closure, unless it is internal. Raises what `put` says.
+
+        Returns:
+          Why no worker can run the closure, if none can.
+        """
+        state = self._state
+        if closure.is_internal and not state.stopped:
+            return None
+
+        def why_starved() -> Starved | None:
+            return state.waiting.why_starved(closure) if closure.inputs else None
+
+        if not self._may_put() and why_starved() is None:
+            self._refuse_in_quiet(f"schedule would wait for room in the full queue for {closure}")
+        while True:
+            self._until_room(lambda: why_starved() is not None, f" for {closure}", deadline)
+            self.refuse_stopped(f"{closure} cannot be scheduled")
+            if state.error is None:
+                return why_starved()
+            self._raise_when_settled("schedule waits to raise an earlier error", deadline)
+
+    def _may_put(self) -> bool:
+        """Returns whether `schedule` need not wait for room: there is some, or it would raise an error."""
+        state = self._state
+        return state.stopped or state.error is not None or state.waiting.count < self.capacity
+
+    def _until_room(self, unless: Callable[[], bool], purpose: str, deadline: float | None) -> None:
+        awaited = f"schedule waits for room{purpose} in the full queue"
+        self._until(self._has_room, lambda: self._may_put() or unless(), awaited, deadline)
+
+    def _raise_when_settled(self, awaited: str, deadline: float | None) -> None:
+        """If an error is pending, waits until what ran has ended, and raises the error unless another thread did."""
+        self._until_error_settled(awaited, deadline)
+        if self._state.unsettled == 0:
+            self._raise_pending_error()
+
+    def _until_error_settled(
+        self, awaited: str, deadline: float | None, unless: Callable[[], bool] = lambda: False
+    ) -> None:
+        """If an error is pending, waits until what ran has ended; gives up if `unless()`."""
+        state = self._state
+        self._until(self._settled, lambda: state.error is None or state.unsettled == 0 or unless(), awaited, deadline)
+
+    def _raise_pending_error(self) -> None:
+        error = self._state.take_error()
+        if error is not None:
+            raise error
+
+    def _refuse_in_quiet(self, what: str) -> None:
+        """Raises RuntimeError on a thread that has begun a quiet period; `what` would wait for its end."""
+        if threading.current_thread() in self._state.quiet.values():
+            raise RuntimeError(
+                f"{what} inside `with strategy.quiet():`, where no scheduled function runs; it would wait for ever. "
+                "Call it after the block."
+            )
+
+    def _notify_settled(self, *, has_room: bool = False) -> None:
+        """Notifies the threads that wait for what has become true."""
+        if has_room:
+            self._has_room.notify_all()
+        if self._state.unsettled == 0 and self._settled.waiters:
+            self._settled.notify_all()
+        if self._attempt_ended.waiters:
+            self._attempt_ended.notify_all()
+
+    def _notify_all(self) -> None:
+        for condition in (self._has_room, self._settled, self._attempt_ended):
+            condition.notify_all()
+
+    def _until(
+        self, condition: threading.Condition, is_true: Callable[[], bool], awaited: str, deadline: float | None
+    ) -> None:
+        """Waits until `is_true()`; raises TimeoutError at `deadline`, on the `time.monotonic` clock."""
+        start = time.monotonic()
+        progress = self._state.progress
+        while not is_true():
+            now = time.monotonic()
+            if deadline is not None and now >= deadline:
+                raise TimeoutError(f"Timed out after {now - start:.1f} s: {awaited}; {description(self._state)}.")
+            interval = self._stall_interval if deadline is None else min(self._stall_interval, deadline - now)
+            was_notified = condition.wait(interval)
+            if not was_notified and interval == self._stall_interval and progress == self._state.progress:
+                waited = time.monotonic() - start
+                report = f"No progress for {waited:.0f} s: {awaited}; {description(self._state)}."
+                condition.release()
+                try:
+                    self._report_stall(report)
+                finally:
+                    condition.acquire()
+            progress = self._state.progress

@@ -1,23 +1,11 @@
-"""What a closure queue knows: which closures wait, what runs, what was decided, and which error is to be raised.
+"""What a closure queue knows: which closures wait, what runs, what was decided, and which error will be raised.
 
-A plain data structure without a thread or a call to other code: events come in as method calls, and what follows from
-them comes out as attempts to run, as workers that wake up, and as `Effects`. `ClosureQueue` guards it and carries out
-the effects.
+Plain data structures without a thread or a call to other code: events come in as method calls, and what follows from
+them comes out as attempts to run, as workers that wake up, and as `Effects`. `ClosureQueue` guards them with its lock
+and carries out the effects.
 
-    take ---> idle ---wake, interrupt---> waking ---> takes a closure, or none
-                \\----------- timed out ----------------/
-
-Guarantees: a closure wakes one worker, however many are idle; of closures for all workers, each wakes one, but only a
-few workers are waking up at a time. The others are woken as these have woken up.
-
-Which inputs of closures have ended on which workers, and which closures no worker can run therefore.
-
-A worker's part of an input begins again when the worker is reconnected. So a lost worker whose part has not ended is
-waited for, but not one whose part has ended.
-
-A plain data structure, guarded by the queue's lock.
-
-The closures that wait, in deques: one for all workers, one for each worker, and those that some workers may run.
+The closures that wait are in deques: one for all workers, one for each worker, and one for each set of workers that may
+run a closure which not every worker may run:
 
     for all workers    a1 b1 a2 b2 a3        the input of a1, a2, a3 ends on worker 0; worker 1 is lost while it runs b1
                            |
@@ -25,11 +13,13 @@ The closures that wait, in deques: one for all workers, one for each worker, and
     apart              a1 a2 a3              any worker but 0
                        b1                    any worker but 1, as long as there is another one
 
-Those that wait for arguments are kept besides. A closure that stops waiting in the middle of a deque stays there with
-`is_queued` cleared, and is skipped later; so each closure that waits costs 8 bytes here, and cancelling one costs the
-same wherever it is. Invariant: the first closure of a deque is queued, so nothing waits in a deque only if it is empty.
+An idle worker sleeps until there is a closure that it may run:
 
-Plain data structures, guarded by the queue's lock: these, and `IdleWorker`, a worker that waits for a closure.
+    take ---> idle ---wake, interrupt---> waking ---> takes a closure, or none
+                \\----------- timed out ----------------/
+
+Guarantees: a closure wakes one worker, however many are idle; only a few workers are waking up at a time for closures
+that all may run. The others are woken as these have woken up.
 """
 
 import itertools
@@ -39,7 +29,18 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from coordinator.queueing.closure import Attempt, Closure, ClosureState, Effects, ErrorScope, split_runs, take_siblings
+from coordinator.queueing.closure import (
+    CANCELLED,
+    DONE,
+    ENDS,
+    FAILED,
+    Attempt,
+    Closure,
+    ClosureState,
+    Effects,
+    ErrorScope,
+    RunsClosure,
+)
 from coordinator.runtime import Cancellation, FiniteInput
 from coordinator.statistics import ClusterStatistics, WorkerCounts
 
@@ -51,62 +52,10 @@ class Starved(NamedTuple):
     scope: ErrorScope
 
 
-class EndedInputs:
-    """Knows on which workers inputs have ended.
-
-    Attributes:
-      workers: the present workers.
-      given_up: the workers that are not waited for any more, each with what creates the error that says so.
-    """
-
-    def __init__(self) -> None:
-        self.workers: set[int] = set()
-        self.given_up: dict[int, Callable[[], BaseException]] = {}
-        self._reconnections: Counter[int] = Counter()
-        self._scope = ErrorScope.END_OF_DATA
-
-    def renew(self, worker: int) -> None:
-        """Records that a worker is new or was reconnected, so that its parts of all inputs begin again."""
-        self.workers.add(worker)
-        self.given_up.pop(worker, None)
-        self._reconnections[worker] += 1
-
-    def end(self, ended: FiniteInput, worker: int, scope: ErrorScope) -> None:
-        """Records that a worker's part of an input has ended.
-
-        Args:
-          ended: the input.
-          worker: the worker's index.
-          scope: what the error affects with which closures end once no worker can run them.
-        """
-        ended.ended[worker] = self._reconnections[worker]
-        self._scope = scope
-
-    def has_data(self, inputs: tuple[FiniteInput, ...], worker: int) -> bool:
-        """Returns whether none of these inputs has ended on a worker."""
-        reconnections = self._reconnections[worker]
-        return all(each.ended.get(worker) != reconnections for each in inputs)
-
-    def why_starved(self, closure: Closure) -> Starved | None:
-        """Returns why no worker can run a closure; None if one can, or may when it returns."""
-        for ended in closure.inputs:
-            if ended.ended:
-                break
-        else:
-            return None
-        workers = self.workers if closure.target is None else {closure.target}
-        awaited = [worker for worker in workers if self.has_data(closure.inputs, worker)]
-        if (closure.target is not None and awaited) or any(worker not in self.given_up for worker in awaited):
-            return None
-        return Starved(self.given_up[awaited[0]] if awaited else ended.new_error, self._scope)
-
-
 class Apart(NamedTuple):
-    """What decides which workers may run a closure that not every worker may run.
+    """What decides which workers may run a closure that not every worker may run: three attributes of the closure.
 
-    Attributes:
-      inputs: one of its inputs has ended on a worker, which may not run it.
-      lost_on, needs_another: of the closure.
+    A worker on which one of the inputs has ended may not run it.
     """
 
     inputs: tuple[FiniteInput, ...]
@@ -121,19 +70,31 @@ _MIN_STALE = 1000
 class WaitingClosures:
     """The closures that wait for a worker or for arguments.
 
+    A closure that stops waiting in the middle of a deque stays there with `is_queued` cleared, and is skipped later: so
+    a closure that waits costs 8 bytes here, and cancelling one costs the same wherever it is. Invariant: the first
+    closure of a deque is queued, so a deque is empty if and only if nothing in it waits.
+
+    A worker's part of an input begins again when the worker is reconnected. So a closure waits for a lost worker whose
+    part of its input has not ended, but not for one whose part has ended.
+
     Attributes:
-      count: how many runs of scheduled closures wait; those of internal ones are not counted.
-      for_all: the closures that any worker may run; stale entries are skipped.
-      inputs: knows which inputs have ended on which workers.
-      away: the workers that are lost now.
+      count: how many runs of scheduled closures wait; internal closures are not counted.
+      for_all: the closures that any worker may run, and stale entries.
+      workers: the present workers.
+      away: the present workers that are lost now.
+      given_up: the lost workers that no closure waits for, each with what creates the error that says so.
       apart: closures that not every worker may run, by what decides which workers may; none of these deques is empty.
     """
 
     def __init__(self) -> None:
         self.count = 0
-        self.inputs = EndedInputs()
+        self.workers: set[int] = set()
         self.away: set[int] = set()
-        # By the index of the only worker that may run them; those for all workers under None.
+        self.given_up: dict[int, Callable[[], BaseException]] = {}
+        self._reconnections: Counter[int] = Counter()
+        # Of the errors with which closures end once no worker can run them.
+        self._scope = ErrorScope.END_OF_DATA
+        # By the index of the only worker that may run them; None for the closures for all workers.
         self._queues: defaultdict[int | None, deque[Closure]] = defaultdict(deque)
         self.for_all = self._queues[None]
         # By the index of their worker.
@@ -143,28 +104,25 @@ class WaitingClosures:
         self._stale = 0
 
     def __iter__(self) -> Iterator[Closure]:
-        return (each for each in itertools.chain(*self._all_queues(), self._blocked) if each.is_queued)
+        return (closure for closure in itertools.chain(*self._all_queues(), self._blocked) if closure.is_queued)
 
-    def has_next(self, worker: int) -> bool:
-        """Returns whether there is a closure that this worker may run."""
-        if self.for_all or self._queues.get(worker) or self._internal.get(worker):
+    def has_next(self, worker: int, *, is_quiet: bool = False) -> bool:
+        """Returns whether there is a closure that this worker may run; if it is quiet, an internal one."""
+        if self._internal.get(worker):
+            return True
+        if is_quiet:
+            return False
+        if self.for_all or self._queues.get(worker):
             return True
         return any(self._may_run(apart, worker) for apart in self.apart)
 
-    def has_internal(self, worker: int) -> bool:
-        """Returns whether there is an internal closure for this worker."""
-        return bool(self._internal.get(worker))
-
     def pop_next(self, worker: int, beside: Closure | None = None, *, is_quiet: bool = False) -> Closure | None:
-        """Removes the next closure for a worker: internal ones, then its own, then those for all workers.
+        """Removes and returns the next closure for a worker: internal ones, then its own, then those for all workers.
 
         Args:
           worker: the worker's index.
-          beside: only those among which this closure, for all workers, has waited; None for all.
+          beside: only from the deque in which this closure, for all workers, has waited; None for any.
           is_quiet: whether only internal ones may start.
-
-        Returns:
-          The closure; None if there is none.
         """
         if beside is not None:
             queue = self.queue_with(beside)
@@ -173,12 +131,13 @@ class WaitingClosures:
         else:
             queue = self._internal.get(worker) or self._queues.get(worker) or self.for_all
             if self.apart and queue is self.for_all:
-                queue = min(self._queues_for_all(worker), key=lambda each: each[0].number, default=queue)
+                queue = min(self._queues_for_all(worker), key=lambda shared: shared[0].number, default=queue)
         if not queue:
             return None
         closure = queue.popleft()
         closure.is_queued = False
-        self._recount(closure, 0)
+        self.count -= closure.counted
+        closure.counted = 0
         if self.apart or (queue and not queue[0].is_queued):
             self._remove_stale(queue)
         return closure
@@ -189,28 +148,31 @@ class WaitingClosures:
         return [closure for closure in itertools.chain(*queues) if closure.is_queued]
 
     def matching_ahead(self, closure: Closure, worker: int, limit: int) -> int:
-        """Returns how many closures are next for a worker and have the fusion key of one that it runs.
+        """Returns how many of the next closures for a worker, at most `limit`, can join the call of one that it runs.
 
-        Args:
-          closure: what it runs, which was for all workers.
-          worker: the worker's index.
-          limit: the maximum.
+        They have its fusion key, and it was for all workers.
         """
         queue, key = self.queue_with(closure), closure.fusion_key
-        others = [each[0].number for each in self._queues_for_all(worker) if each is not queue]
+        others = [shared[0].number for shared in self._queues_for_all(worker) if shared is not queue]
         end = min(others, default=sys.maxsize)
-        waiting = itertools.islice((each for each in queue if each.is_queued), limit)
-        return sum(1 for _ in itertools.takewhile(lambda each: each.fusion_key == key and each.number < end, waiting))
+        count = 0
+        for other in queue:
+            if not other.is_queued:
+                continue
+            if count == limit or other.fusion_key != key or other.number >= end:
+                break
+            count += 1
+        return count
 
     def queue_with(self, closure: Closure) -> deque[Closure]:
-        """Returns the closures among which one for all workers waits, or would; to be changed by this class alone."""
+        """Returns the deque in which a closure for all workers waits, or would. Only this class changes it."""
         apart = _apart(closure)
         return self.for_all if apart is None else self.apart.get(apart) or deque()
 
     def add(self, closure: Closure, at_front: bool = False) -> None:
         """Adds a closure."""
         queue = None if closure.blockers else self._queue_of(closure)
-        runs = 0 if closure.is_internal else closure.future.runs
+        runs = 0 if closure.is_internal else closure.runs
         # Nothing is called between these lines, so Ctrl-C does not come between them.
         closure.is_queued = True
         closure.counted = runs
@@ -227,7 +189,8 @@ class WaitingClosures:
         if not closure.is_queued:
             return
         closure.is_queued = False
-        self._recount(closure, 0)
+        self.count -= closure.counted
+        closure.counted = 0
         if closure.blockers:
             del self._blocked[closure]
             return
@@ -243,36 +206,65 @@ class WaitingClosures:
     def recount(self, closure: Closure) -> None:
         """Counts the runs of a closure that has become larger or smaller, if it waits."""
         if closure.is_queued:
-            self._recount(closure, closure.future.runs)
+            # What was counted is subtracted, not the runs that the closure has by now.
+            self.count += closure.runs - closure.counted
+            closure.counted = closure.runs
 
-    def _recount(self, closure: Closure, runs: int) -> None:
-        # What was counted is subtracted, not the runs that the closure has by now.
-        self.count += runs - closure.counted
-        closure.counted = runs
+    def renew(self, worker: int) -> None:
+        """Records that a worker is new or was reconnected, so that its parts of all inputs begin again."""
+        self.workers.add(worker)
+        self.given_up.pop(worker, None)
+        self._reconnections[worker] += 1
 
     def end_input(self, ended: FiniteInput, worker: int, scope: ErrorScope) -> None:
-        """Records that a worker's part of an input has ended; see `EndedInputs.end`."""
+        """Records that a worker's part of an input has ended; closures that no worker can run fail with this scope."""
         is_first = not ended.ended
-        self.inputs.end(ended, worker, scope)
+        ended.ended[worker] = self._reconnections[worker]
+        self._scope = scope
         if is_first:
             waiting = [closure for closure in self.for_all if closure.is_queued]
             self.for_all.clear()
             for closure in waiting:
                 self._queue_of(closure).append(closure)
 
+    def _has_data(self, inputs: tuple[FiniteInput, ...], worker: int) -> bool:
+        """Returns whether none of these inputs has ended on a worker."""
+        reconnections = self._reconnections[worker]
+        return all(needed.ended.get(worker) != reconnections for needed in inputs)
+
+    def why_starved(self, closure: Closure) -> Starved | None:
+        """Returns why no worker can run a closure; None if one can, or may when it returns."""
+        for ended in closure.inputs:
+            if ended.ended:
+                break
+        else:
+            return None
+        workers = self.workers if closure.target is None else {closure.target}
+        awaited = [worker for worker in workers if self._has_data(closure.inputs, worker)]
+        if (closure.target is not None and awaited) or any(worker not in self.given_up for worker in awaited):
+            return None
+        return Starved(self.given_up[awaited[0]] if awaited else ended.new_error, self._scope)
+
     def starved(self, worker: int | None) -> list[tuple[Closure, Starved]]:
-        """Returns the closures that no worker can run; of those for one worker, only those for `worker`."""
+        """Returns the closures that no worker can run; of the closures for one worker, only those for `worker`."""
         for_worker = () if worker is None else self._queues.get(worker, ())
-        found = [(closure, self.inputs.why_starved(closure)) for closure in for_worker]
+        starved = [(closure, self.why_starved(closure)) for closure in for_worker]
         for queue in self.apart.values():
-            if (reason := self.inputs.why_starved(queue[0])) is not None:
-                found += [(closure, reason) for closure in queue]
-        return [(closure, reason) for closure, reason in found if reason is not None and closure.is_queued]
+            reason = self.why_starved(queue[0])
+            starved += [(closure, reason) for closure in queue]
+        return [(closure, reason) for closure, reason in starved if reason is not None and closure.is_queued]
+
+    def has_other(self, apart: Apart, *, is_present: bool) -> bool:
+        """Returns whether a worker that is not in `lost_on` can run closures now, or without `is_present` later."""
+        others = self.workers - apart.lost_on
+        if is_present:
+            others -= self.away
+        return any(self._has_data(apart.inputs, worker) for worker in others)
 
     def _queues_for_all(self, worker: int) -> list[deque[Closure]]:
-        """Returns the deques that are not empty, for no single worker, and of which this one may run the closures."""
-        apart = [each for apart, each in self.apart.items() if self._may_run(apart, worker)]
-        return [*apart, self.for_all] if self.for_all else apart
+        """Returns the non-empty shared deques whose closures this worker may run."""
+        queues = [queue for apart, queue in self.apart.items() if self._may_run(apart, worker)]
+        return [*queues, self.for_all] if self.for_all else queues
 
     def _queue_of(self, closure: Closure) -> deque[Closure]:
         if closure.is_internal:
@@ -286,50 +278,37 @@ class WaitingClosures:
         return (*self._internal.values(), *self._queues.values(), *self.apart.values())
 
     def _remove_stale(self, queue: deque[Closure]) -> None:
-        """Removes closures that do not wait any more from the front of a deque."""
+        """Removes closures that no longer wait from the front of a deque."""
         while queue and not queue[0].is_queued:
             queue.popleft()
         if not queue and self.apart:
-            self.apart = {apart: each for apart, each in self.apart.items() if each}
+            self.apart = {apart: waiting for apart, waiting in self.apart.items() if waiting}
 
     def _may_run(self, apart: Apart, worker: int) -> bool:
         """Returns whether a worker may run closures that wait apart."""
-        if not self.inputs.has_data(apart.inputs, worker):
+        if not self._has_data(apart.inputs, worker):
             return False
         return worker not in apart.lost_on or not self.has_other(apart, is_present=not apart.needs_another)
 
-    def has_other(self, apart: Apart, *, is_present: bool) -> bool:
-        """Returns whether another worker than those of `lost_on` can run closures, now or when it returns.
-
-        Args:
-          apart: of these closures.
-          is_present: whether a worker that is away does not count.
-        """
-        others = self.inputs.workers - apart.lost_on
-        return any(
-            self.inputs.has_data(apart.inputs, worker) for worker in (others - self.away if is_present else others)
-        )
-
 
 def _apart(closure: Closure) -> Apart | None:
-    """Returns why a closure for all workers waits apart from those that every worker may run; None if it does not."""
-    if closure.lost_on:
-        return Apart(closure.inputs, closure.lost_on, closure.needs_another)
-    for each in closure.inputs:
-        if each.ended:
-            return Apart(closure.inputs, closure.lost_on, closure.needs_another)
-    return None
+    """Returns why not every worker may run a closure that is for all workers; None if every worker may."""
+    lost_on = closure.lost_on if closure.failures else frozenset()
+    if not lost_on:
+        for needed in closure.inputs:
+            if needed.ended:
+                break
+        else:
+            return None
+    return Apart(closure.inputs, lost_on, closure.needs_another)
 
 
 class IdleWorker:
-    """One wait of one worker for a closure.
-
-    Args:
-      index: the worker's index.
+    """One wait of one worker, by its index, for a closure.
 
     Attributes:
       wakeup: a lock that is released to wake the worker.
-      is_interrupted: whether it is to take no closure then.
+      is_interrupted: whether the worker takes no closure when it is woken.
     """
 
     __slots__ = ("index", "is_interrupted", "wakeup")
@@ -363,11 +342,11 @@ class QueueState:
       unsettled: how many scheduled closures have no outcome yet, or were cancelled and still run.
       error: the pending error, which cancelled all other closures.
       late_error: an error that is raised once everything is settled.
-      ends: errors that are raised likewise if there is no other one: that data has ended, by the inputs of closures.
+      ends: errors that data has ended, by the inputs of closures; raised in the same way if there is no other error.
       paused: why no closure may start; empty if closures may.
       quiet: the periods in which no scheduled closure may start, each with the thread that began it.
       active: the workers that have had a scheduled closure since they last reported that they are idle.
-      dismissed: the workers that may start no closure any more.
+      dismissed: the workers that may start no closure.
       stopped: whether no worker may.
       retried: how many attempts were requeued.
       steps: how many runs of scheduled closures have finished.
@@ -395,11 +374,6 @@ class QueueState:
         self._ended: Counter[ClosureState] = Counter()
 
     @property
-    def is_settled(self) -> bool:
-        """Whether every scheduled closure has its outcome."""
-        return self.unsettled == 0
-
-    @property
     def progress(self) -> tuple[int, ...]:
         """A value that changes whenever a closure makes progress."""
         return (*self._ended.values(), self.retried)
@@ -413,7 +387,7 @@ class QueueState:
     def is_quiet(self) -> bool:
         """Whether no scheduled closure runs or has woken a worker, and all workers have reported that they are idle.
 
-        Abandoned attempts do not count, which may never end, nor do their workers, which can start nothing.
+        Abandoned attempts, which may never end, do not count; nor do their workers, which can start nothing.
         """
         return not (self.active - {attempt.worker for attempt in self.abandoned} or any(self.waking.values())) and all(
             attempt.closure.is_internal or attempt in self.abandoned for attempt in self.running
@@ -439,6 +413,12 @@ class QueueState:
         if not closure.is_internal:
             closure.counts = True
             self.unsettled += 1
+
+    def add_rest(self, rest: Closure) -> None:
+        """Adds the closure of the remaining runs after a worker has taken its part."""
+        rest.counts = True
+        self.unsettled += 1
+        self.waiting.add(rest, at_front=True)
 
     def unblock(self, closure: Closure) -> None:
         """Records that one of the results that a closure waits for exists."""
@@ -467,16 +447,16 @@ class QueueState:
         """Wakes idle workers that may start a closure: this one, or for None the longest idle, a few at a time."""
         waiting = self.waiting
         woken: Sequence[int] = ()
-        if self.paused:
+        if self.paused or not self.idle:
             return
         if worker is not None:
-            if worker in self.idle and (waiting.has_internal(worker) if self.quiet else waiting.has_next(worker)):
+            if worker in self.idle and waiting.has_next(worker, is_quiet=bool(self.quiet)):
                 woken = (worker,)
         elif not self.quiet:
             able: Iterable[int] = self.idle
             count = len(waiting.for_all)
             if waiting.apart:
-                able = (each for each in self.idle if waiting.has_next(each))
+                able = (index for index in self.idle if waiting.has_next(index))
                 count += sum(map(len, waiting.apart.values()))
             woken = tuple(itertools.islice(able, max(0, min(count, _MAX_WAKING) - len(self.waking))))
         for index in woken:
@@ -494,20 +474,14 @@ class QueueState:
         self.wake()
 
     def start_next(self, worker: int, cancellation: Cancellation, beside: Closure | None = None) -> Attempt | None:
-        """Starts the next closure that a worker may start; returns None if there is none.
-
-        Args:
-          worker: the worker's index.
-          cancellation: of the attempt.
-          beside: starts one of those among which this closure, for all workers, has waited; None for any.
-        """
+        """Starts the next closure that a worker may start (`beside`: see `pop_next`); None if there is none."""
         if self.paused or self.stopped or worker in self.dismissed:
             return None
         is_quiet = bool(self.quiet) and not self.waking.get(worker)
         closure = self.waiting.pop_next(worker, beside, is_quiet=is_quiet)
         if closure is None:
             return None
-        if closure.future.whole is not None and (rest := split_runs(closure, len(self.waiting.inputs.workers))):
+        if isinstance(closure, RunsClosure) and (rest := closure.leave_share(len(self.waiting.workers))):
             self.add_rest(rest)
         attempt = closure.start(worker, cancellation)
         self.running[attempt] = None
@@ -517,19 +491,21 @@ class QueueState:
 
     def end_attempt(self, attempt: Attempt) -> None:
         """Records that an attempt ended."""
+        closure = attempt.closure
         del self.running[attempt]
         self.abandoned.discard(attempt)
-        attempt.closure.end_attempt(attempt)
-        self.uncount(attempt.closure)
+        closure.end_attempt(attempt)
+        if closure.counts:
+            self.uncount(closure)
 
     def requeue(self, attempt: Attempt, reason: str = "") -> Effects:
-        """Ends an attempt without an outcome, and puts its closure at the front unless it is not wanted any more."""
+        """Ends an attempt without an outcome, and puts its closure at the front unless it is no longer wanted."""
         closure = attempt.closure
         self.end_attempt(attempt)
         if closure.has_ended or closure.live:
             return Effects(ended=attempt)
         if self.is_unwanted(closure):
-            effects = self.end(closure, ClosureState.CANCELLED, self.unwanted_error(closure))
+            effects = self.end(closure, CANCELLED, self.unwanted_error(closure))
             effects.ended = attempt
             return effects
         closure.requeue()
@@ -540,54 +516,55 @@ class QueueState:
         return Effects(ended=attempt, is_requeued=True, reason=reason)
 
     def finish(self, attempts: Sequence[Attempt], results: Sequence[Any]) -> Effects:
-        """Decides the closures of a call by their results; see `decide`."""
-        outcomes, cancelled = [], []
+        """Decides the closures of a call by their results, except those that were decided already."""
+        effects = Effects()
+        cancelled: list[Attempt] = []
         for attempt, result in zip(attempts, results, strict=True):
-            effects = self.decide(attempt, ClosureState.DONE, result)
-            outcomes += effects.outcomes
-            cancelled += [other for other in effects.cancelled if other is not attempt]
-        return Effects(outcomes, cancelled)
+            closure = attempt.closure
+            if closure.state not in ENDS:
+                closure.future.worker = attempt.worker
+                self.worker_counts[attempt.worker].finished += closure.runs
+                if len(closure.live) > 1:
+                    cancelled += [other for other in closure.live if other is not attempt]
+                self._decide(closure, DONE, result, effects)
+        effects.cancelled = cancelled
+        return effects
 
     def decide(
-        self, attempt: Attempt, state: ClosureState, value: Any, scope: ErrorScope = ErrorScope.FUTURE
+        self, attempt: Attempt, outcome: ClosureState, value: Any, scope: ErrorScope = ErrorScope.FUTURE
     ) -> Effects:
         """Decides a closure by an attempt's result or error (see `end`), unless it was decided already."""
-        if attempt.closure.has_ended:
+        closure = attempt.closure
+        if closure.has_ended:
             return Effects()
-        attempt.closure.future.worker = attempt.worker
+        closure.future.worker = attempt.worker
         counts = self.worker_counts[attempt.worker]
-        if state is ClosureState.DONE:
-            counts.finished += attempt.closure.runs
+        if outcome is DONE:
+            counts.finished += closure.runs
         else:
-            counts.failed += attempt.closure.runs
-        return self.end(attempt.closure, state, value, scope)
+            counts.failed += closure.runs
+        return self.end(closure, outcome, value, scope)
 
-    def end(self, closure: Closure, state: ClosureState, value: Any, scope: ErrorScope = ErrorScope.FUTURE) -> Effects:
-        """Decides a closure that has no outcome.
+    def end(
+        self, closure: Closure, outcome: ClosureState, value: Any, scope: ErrorScope = ErrorScope.FUTURE
+    ) -> Effects:
+        """Decides a closure that has no outcome: DONE, FAILED or CANCELLED.
 
-        Args:
-          closure: the closure.
-          state: DONE, FAILED or CANCELLED.
-          value: its result or error, or None if its user cancelled it.
-          scope: what the error affects besides; nothing if the closure is internal.
+        The value is its result or error, or None if its user cancelled it. The scope says what else the error affects;
+        it affects nothing else if the closure is internal.
         """
-        effects = Effects([(closure, value)], closure.live)
-        self._end(closure, state)
-        for other in take_siblings(closure):
-            effects.outcomes.append((other, value))
-            effects.cancelled = (*effects.cancelled, *other.live)
-            self._end(other, ClosureState.CANCELLED)
+        effects = Effects(cancelled=closure.live)
+        self._decide(closure, outcome, value, effects)
         if closure.is_internal or scope is ErrorScope.FUTURE:
             return effects
         if scope is ErrorScope.JOIN:
             self.late_error = self.late_error or value
-            return effects
-        if scope is ErrorScope.END_OF_DATA:
+        elif scope is ErrorScope.END_OF_DATA:
             self.ends[closure.inputs] = value
-            return effects
-        others = self.fail_all(value)
-        effects.outcomes += others.outcomes
-        effects.cancelled = (*effects.cancelled, *others.cancelled)
+        else:
+            others = self.fail_all(value)
+            effects.outcomes += others.outcomes
+            effects.cancelled = (*effects.cancelled, *others.cancelled)
         return effects
 
     def fail_all(self, error: BaseException) -> Effects:
@@ -597,19 +574,34 @@ class QueueState:
         self.error = error
         return self._cancel_all(f"another closure failed ({type(error).__name__})", internal=False)
 
+    def fail_starved(self, worker: int | None, new_error: Callable[[], BaseException], error: BaseException) -> Effects:
+        """Fails the closures that no worker can run, and whose errors `new_error` creates, with an error that it made.
+
+        Of the closures for one worker, only those for `worker` fail; for None none of them.
+        """
+        effects = Effects()
+        for closure, starved in self.waiting.starved(worker):
+            if starved.new_error is not new_error or closure.has_ended:
+                continue
+            if closure.live:
+                self.waiting.remove(closure)
+            else:
+                effects.outcomes += self.end(closure, FAILED, error, starved.scope).outcomes
+        return effects
+
     def stop(self) -> Effects:
-        """Cancels everything; nothing starts any more."""
+        """Cancels everything; nothing starts from now on."""
         self.stopped = True
         return self._cancel_all("the strategy was closed", internal=True)
 
     def cancel_all(self) -> Effects:
-        """Cancels all scheduled closures as their user does, and forgets the errors that were to be raised."""
+        """Cancels all scheduled closures as their user does, and forgets the errors that would have been raised."""
         self.error = self.late_error = None
         self.ends.clear()
         effects = self._cancel_all(None, internal=False)
         for closure in {attempt.closure: None for attempt in effects.cancelled}:
             if not closure.has_ended:
-                effects.outcomes += self.end(closure, ClosureState.CANCELLED, None).outcomes
+                effects.outcomes += self.end(closure, CANCELLED, None).outcomes
         return effects
 
     def abandon(self, attempts: Iterable[Attempt]) -> list[Attempt]:
@@ -623,8 +615,7 @@ class QueueState:
 
     def uncount(self, closure: Closure) -> None:
         """Stops counting a closure as unsettled, once its future is set; a cancelled one once it does not run."""
-        is_over = closure.has_ended and closure.future.done()
-        if closure.counts and is_over and not (closure.state is ClosureState.CANCELLED and closure.live):
+        if closure.counts and closure.is_reported and not (closure.state is CANCELLED and closure.live):
             closure.counts = False
             self.unsettled -= 1
 
@@ -637,35 +628,32 @@ class QueueState:
 
     def statistics(self) -> ClusterStatistics:
         """Returns the counts, without the workers'."""
+        running = {attempt.closure for attempt in self.running}
         return ClusterStatistics(
             waiting=self.waiting.count,
-            running=sum(each.runs for each in {attempt.closure for attempt in self.running} if each.counts),
-            finished=self._ended[ClosureState.DONE],
-            failed=self._ended[ClosureState.FAILED],
-            cancelled=self._ended[ClosureState.CANCELLED],
+            running=sum(closure.runs for closure in running if closure.counts),
+            finished=self._ended[DONE],
+            failed=self._ended[FAILED],
+            cancelled=self._ended[CANCELLED],
             retried=self.retried,
         )
 
-    def add_rest(self, rest: Closure) -> None:
-        """Adds the closure of the remaining runs after a worker has taken its part."""
-        rest.counts = True
-        self.unsettled += 1
-        self.waiting.add(rest, at_front=True)
-
-    def _end(self, closure: Closure, state: ClosureState) -> None:
-        self.waiting.remove(closure)
-        closure.end(state)
-        self._ended[state] += closure.runs
-        if state is ClosureState.DONE and not closure.is_internal:
+    def _decide(self, closure: Closure, outcome: ClosureState, value: Any, effects: Effects) -> None:
+        """Ends a closure, and the other parts of the same runs unless it is done; adds them to the effects."""
+        if closure.is_queued:
+            self.waiting.remove(closure)
+        closure.end(outcome)
+        effects.outcomes.append((closure, value))
+        self._ended[outcome] += closure.runs
+        if outcome is DONE and not closure.is_internal:
             self.steps += closure.runs
+        if isinstance(closure, RunsClosure):
+            for other in closure.take_siblings():
+                effects.cancelled = (*effects.cancelled, *other.live)
+                self._decide(other, CANCELLED, value, effects)
 
     def _cancel_all(self, reason: str | None, *, internal: bool) -> Effects:
-        """Cancels what waits and what runs.
-
-        Args:
-          reason: for the error of the futures; None if the user cancelled.
-          internal: also internal closures.
-        """
+        """Cancels what waits and what runs. The reason is for the error of the futures; None if the user cancelled."""
         effects = Effects(cancelled=[run for run in self.running if internal or not run.closure.is_internal])
         for closure in list(self.waiting):
             if (closure.is_internal and not internal) or closure.has_ended:
@@ -674,5 +662,5 @@ class QueueState:
                 self.waiting.remove(closure)
             else:
                 error = None if reason is None else closure.cancelled_error(reason)
-                effects.outcomes += self.end(closure, ClosureState.CANCELLED, error).outcomes
+                effects.outcomes += self.end(closure, CANCELLED, error).outcomes
         return effects

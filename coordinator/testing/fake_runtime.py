@@ -145,7 +145,7 @@ class FakeRuntime:
         return f"/job:worker/replica:0/task:{worker}"
 
     def add_worker(self, worker: int, address: str) -> None:
-        """Adds a worker, which answers at once."""
+        """Adds a worker, which answers immediately."""
 
         def add() -> None:
             if address in self._addresses.values():
@@ -177,7 +177,7 @@ class FakeRuntime:
         self._change(lambda: setattr(self, "_lost_parameter_server", None))
 
     def bind_thread(self, worker: int) -> None:
-        """Records the worker of the calling thread; `run` refuses other threads."""
+        """Records the thread of a worker; `run` refuses other threads."""
         self._threads[worker] = threading.current_thread()
 
     def run(self, worker: int, work: Callable[[int], Any], cancellation: Cancellation) -> Any:
@@ -211,7 +211,7 @@ class FakeRuntime:
     def run_fused(
         self, worker: int, works: Sequence[Callable[[int], Any]], cancellation: Cancellation
     ) -> Sequence[Any]:
-        """Runs one after the other, as one call: an error of one of them is that of the call."""
+        """Runs one after the other, as one call: the call raises the error of any of them."""
         self.fused_calls.append((worker, len(works)))
         return [self.run(worker, work, cancellation) for work in works]
 
@@ -253,7 +253,7 @@ class FakeRuntime:
         return f"{self._addresses.get(worker)} does not answer"
 
     def broken_links(self, workers: Collection[int]) -> Mapping[int, str]:
-        """Returns the workers of which `cut` was called."""
+        """Returns the workers whose links `cut` has broken."""
         return {worker: "it does not reach the parameter server" for worker in workers if worker in self._cut}
 
     def separation(self) -> str:

@@ -16,13 +16,7 @@ _logger = logging.getLogger("coordinator")
 
 
 class QueueThread(BackgroundThread):
-    """A background thread of one strategy, whose unexpected errors are events `thread_failed`.
-
-    Args:
-      name: of the thread.
-      run: see `BackgroundThread`.
-      queue: in whose events the errors are recorded.
-    """
+    """A background thread of one strategy; its unexpected errors are events `thread_failed` of the queue."""
 
     def __init__(self, name: str, run: Callable[[], object], queue: ClosureQueue) -> None:
         super().__init__(name, run, self._record_failure)
@@ -36,10 +30,7 @@ class QueueThread(BackgroundThread):
 class IdleWatch(QueueThread):
     """Wakes the idle workers whose servers seem to be lost, so that no other idle worker has to wake up to look.
 
-    Args:
-      servers: know by heartbeat which servers answer.
-      queue: knows which workers are idle.
-      interval: between two looks, in seconds.
+    It looks every `interval` seconds.
     """
 
     def __init__(self, servers: Servers, queue: ClosureQueue, interval: float) -> None:
@@ -49,17 +40,13 @@ class IdleWatch(QueueThread):
 
     def _watch(self) -> None:
         while not self.stopping.wait(self._interval):
-            for worker in self._queue.workers.idle():
+            for worker in self._queue.idle_workers():
                 if not self._servers.seems_reachable(worker):
-                    self._queue.workers.interrupt(worker)
+                    self._queue.interrupt(worker)
 
 
 class StragglerWatch(QueueThread):
-    """Has closures that exceed their timeout tried on another worker as well. Sleeps until the earliest deadline.
-
-    Args:
-      queue: has the closures that run.
-    """
+    """Has closures that exceed their timeout tried on another worker as well. Sleeps until the earliest deadline."""
 
     def __init__(self, queue: ClosureQueue) -> None:
         super().__init__("coordinator-stragglers", self._watch, queue)
@@ -67,9 +54,9 @@ class StragglerWatch(QueueThread):
         self._deadline = math.inf
 
     def track(self, attempt: Attempt) -> None:
-        """Tracks an attempt that has started, if its closure has a timeout."""
-        if attempt.closure.timeout is not None:
-            self._wake_at(attempt.started + attempt.closure.timeout)
+        """Tracks an attempt that has started, of a closure that has a timeout."""
+        assert attempt.closure.timeout is not None
+        self._wake_at(attempt.started + attempt.closure.timeout)
 
     def stop(self) -> None:
         """Asks the thread to end."""
@@ -83,25 +70,20 @@ class StragglerWatch(QueueThread):
                 self._changed.notify()
 
     def _watch(self) -> None:
-        # After an error the deadline is not known any more.
+        # After an error the deadline is unknown.
         self._wake_at(time.monotonic())
         while not self.stopping.is_set():
             with self._changed:
                 while (remaining := self._deadline - time.monotonic()) > 0:
                     self._changed.wait(min(remaining, threading.TIMEOUT_MAX))
                 self._deadline = math.inf
-            following = self._queue.workers.requeue_overdue()
+            following = self._queue.requeue_overdue()
             if following is not None:
                 self._wake_at(following)
 
 
 class BuildThread(QueueThread):
-    """Builds what workers have requested, one after the other.
-
-    Args:
-      builds: has the requests.
-      queue: of the cluster.
-    """
+    """Builds what workers have requested, one after the other."""
 
     def __init__(self, builds: Builds, queue: ClosureQueue) -> None:
         super().__init__("coordinator-build", self._build, queue)
@@ -115,7 +97,7 @@ class BuildThread(QueueThread):
     def _build(self) -> None:
         while (build := self._builds.next()) is not None and not self.stopping.is_set():
             build()
-            # What it refers to is not kept until the next request.
+            # Keeps nothing alive until the next request.
             del build
 
 
@@ -126,11 +108,8 @@ class LinkWatch(QueueThread):
     worker can do better: what runs for long is cancelled, and nothing is run until they do, so that checkpoints can be
     saved.
 
-    Args:
-      servers: ask each other.
-      queue: has what runs.
-      options: workers are asked whose calls are older than a fifth of `heartbeat_timeout`, at most once in that time,
-        and more and more seldom.
+    A worker is asked if its call is older than a fifth of `Options.heartbeat_timeout`, at most once in that time, and
+    more and more seldom.
 
     Attributes:
       separation: how parameter servers do not reach each other, in words; empty if they do, or were not asked.
@@ -163,11 +142,11 @@ class LinkWatch(QueueThread):
 
     def _watch(self) -> None:
         timeout = self._options.heartbeat_timeout
-        # When each worker was last asked, and about a call that had begun when.
+        # For each worker, when it was last asked, and when the call had begun that it was asked about.
         asked: dict[int, tuple[float, float]] = {}
         while not self.stopping.wait(self._options.heartbeat_interval):
             now = time.monotonic()
-            begun = {attempt.worker: attempt.started for attempt in self._queue.workers.attempts()}
+            begun = {attempt.worker: attempt.started for attempt in self._queue.attempts()}
             workers = set()
             for worker, started in begun.items():
                 asked_at, asked_about = asked.get(worker, (-math.inf, started))
@@ -182,4 +161,4 @@ class LinkWatch(QueueThread):
                 self._servers.give_up(worker, why)
             if self.separation:
                 for worker in workers - broken.keys():
-                    self._queue.workers.cancel_attempts(worker)
+                    self._queue.cancel_attempts(worker)

@@ -4,36 +4,34 @@
     worker 0  [a1 a2]                    its fair share, as far as the size model says that fusing pays
     worker 1  [a3 a4]
 
+A closure with many runs is split in the same way: the worker takes as many runs as pay in one call. The rest stay
+queued.
+
 Guarantees:
 - A call never waits for closures that are not there yet.
 - No worker takes more than a fair share of what waits, so that workers stay balanced.
 - No worker builds a call with closures in hand: it makes calls of the sizes that are ready, and asks for others.
 - A closure that was tried before runs alone. So a closure that kills its worker, or raises an error, is distinguished
-  from those that ran in the same call.
+  from the others in the same call. A function that failed in a call of several steps runs alone afterwards, since all
+  of that call had to be run again.
+- With `limit=None`, calls are fused only when measurements say that it pays, and only in numbers that are ready on the
+  worker; with a limit, up to that many steps are always fused.
 
-Of a closure of many runs a worker makes as many as are worth one call, likewise; the others go on waiting.
-
-How many closures of one function are worth running in one call on one worker: a decision on values alone.
-
-A call of k steps takes a + k * b seconds: a to bring it to the worker and its end back, b for each step. Both are
-learned from the calls of one step and of k. As many steps are wanted as make a small beside k * b, but no more than
-keep the call short.
+The size of a call is a pure decision on measured values. A call of k steps takes a + k * b seconds: a to bring it to
+the worker and its end back, b for each step. Both are learned from the calls of one step and of k. As many steps are
+wanted as make a small compared with k * b, but no more than keep the call short.
 
 A call of a new number of steps has to be built (traced, sent to the worker, prepared there), which takes about as long
 for each step as building the function itself. So there are few such numbers, and a larger one is built when it would
 already have saved a good part of its building time; training lasts longer than it has so far. It is built in the
 background (`Builds`), and the worker makes the calls that are ready until then.
-
-Guarantee: with `limit=None`, calls are fused only when measurements say that it pays, and only in numbers that are
-ready on the worker; with a limit, up to that many steps are always fused. A function that failed in a call of several
-steps runs alone afterwards, since all of that call had to be run again.
 """
 
 import dataclasses
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from coordinator.options import Options
@@ -43,7 +41,7 @@ from coordinator.runtime import FailureKind, Runtime
 
 # The overhead of a call may take this part of its time.
 _OVERHEAD = 0.025
-# A call of several steps is to take no longer, in seconds: all results arrive at its end.
+# The longest time of a call of several steps, in seconds: all results arrive at its end.
 _MAX_SECONDS = 0.4
 # The maximum number of steps in a call.
 _MAX_STEPS = 256
@@ -76,26 +74,23 @@ class FusionSizeModel:
             cost.has_begun = False
 
     def steps(self, function: Hashable, available: int, ready: Mapping[int, float] | None = None) -> int:
-        """Returns how many steps the next call is to have, at least one.
+        """Returns how many of the available steps of a function the next call has, at least one.
 
-        Args:
-          function: what the steps run.
-          available: the number of steps that there are.
-          ready: the numbers above 1 that were built, with the seconds that it took; None for any number.
+        `ready` has the numbers above 1 that were built, with the seconds that it took; None for any number.
         """
         wanted = self.wanted(function, available)
         if ready is None or wanted in ready:
             return wanted
-        return max((each for each in ready if each <= wanted), default=1)
+        return max((size for size in ready if size <= wanted), default=1)
 
     def wanted(self, function: Hashable, available: int) -> int:
-        """Returns how many steps the next call is to have if any number of steps is ready."""
+        """Returns how many steps the next call has if any number of steps is ready."""
         cost = self._costs.get(function)
         if available < 2 or (cost is not None and cost.runs_alone):
             return 1
         if self._limit is not None:
             return self._limit if self._limit <= available else min(1 << (available.bit_length() - 1), self._limit)
-        return 1 if cost is None else cost.wanted(available)
+        return 1 if cost is None else cost.next_size(available)
 
     def note_ready(self, function: Hashable, ready: Mapping[int, float]) -> None:
         """Notes how long it took to build what is ready."""
@@ -114,15 +109,17 @@ class FusionSizeModel:
 
     def record(self, function: Hashable, steps: int, seconds: float) -> None:
         """Records the duration of a successful call."""
-        self._cost(function).record(steps, seconds)
+        cost = self._costs.get(function) or self._new_cost(function)
+        self._costs.move_to_end(function)
+        cost.record(steps, seconds)
 
     def record_error(self, function: Hashable) -> None:
         """Records that a call of several steps failed by an error of its function."""
-        self._cost(function).runs_alone = True
+        cost = self._costs.get(function) or self._new_cost(function)
+        cost.runs_alone = True
 
-    def _cost(self, function: Hashable) -> "_FunctionCost":
-        cost = self._costs.setdefault(function, _FunctionCost())
-        self._costs.move_to_end(function)
+    def _new_cost(self, function: Hashable) -> "_FunctionCost":
+        cost = self._costs[function] = _FunctionCost()
         if len(self._costs) > _FUNCTIONS:
             self._costs.popitem(last=False)
         return cost
@@ -133,7 +130,7 @@ class _FunctionCost:
     """The measured costs of one function.
 
     Attributes:
-      runs_alone: whether it is never to run with others.
+      runs_alone: whether it never runs with others.
       known: the sizes that were run at least once, smallest first.
       has_begun: whether the function was run in the present process of the worker.
       average: the moving average of the seconds of a call, by its size, without the first call of the function in a
@@ -153,11 +150,11 @@ class _FunctionCost:
     building: float = 0.0
     wasted: float = 0.0
 
-    def wanted(self, available: int) -> int:
+    def next_size(self, available: int) -> int:
         """Returns the size of the next call, whether it has been built or not."""
         if 1 not in self.average or not self.has_begun:
             return 1
-        wanted = self._wanted()
+        wanted, _ = self._best()
         if self.latest > 1 and self.calls % _CALLS_PER_CHECK == 0:
             wanted = 1 if wanted > 1 else self.latest
         following = min(wanted, _GROWTH * self.known[-1])
@@ -183,44 +180,45 @@ class _FunctionCost:
             return
         average = self.average.get(steps, seconds)
         self.average[steps] = average + _WEIGHT * (min(seconds, _OUTLIER * average) - average)
-        following = min(self._wanted(), _GROWTH * steps) if 1 in self.average else steps
-        if steps == self.known[-1] < following:
-            overhead, _ = self._parts()
-            self.wasted += overhead * (1 - steps / following)
+        if steps == self.known[-1] and 1 in self.average:
+            best, overhead = self._best()
+            following = min(best, _GROWTH * steps)
+            if following > steps:
+                self.wasted += overhead * (1 - steps / following)
 
     def steps_per_overhead(self) -> int:
         """Returns how many steps take as long as the overhead of a call, at most as many as a call may have."""
-        overhead, each = self._parts() if 1 in self.average else (0.0, 1.0)
-        return int(min(overhead / each, _MAX_STEPS)) if each else _MAX_STEPS
+        overhead, step = self._parts() if 1 in self.average else (0.0, 1.0)
+        return int(min(overhead / step, _MAX_STEPS)) if step else _MAX_STEPS
 
     def _parts(self) -> tuple[float, float]:
         """Returns the overhead of a call and the time of each of its steps, in seconds."""
         one = self.average[1]
         if self.latest not in self.average or self.latest == 1:
             return one, 0.0
-        each = min(max(self.average[self.latest] - one, 0.0) / (self.latest - 1), one)
-        return one - each, each
+        step = min(max(self.average[self.latest] - one, 0.0) / (self.latest - 1), one)
+        return one - step, step
 
-    def _wanted(self) -> int:
-        """Returns the size that would be right if it were known."""
+    def _best(self) -> tuple[int, float]:
+        """Returns the size that would be right if it were known, and the overhead of a call, in seconds."""
         if self.latest == 1:
-            return _GROWTH if _GROWTH * self.average[1] <= _MAX_SECONDS else 1
+            return (_GROWTH if _GROWTH * self.average[1] <= _MAX_SECONDS else 1), self.average[1]
+        overhead, step = self._parts()
         if self.latest not in self.average:
-            return self.latest
-        overhead, each = self._parts()
+            return self.latest, overhead
         # Rounded up, so that the overhead is within its limit, unless the call would be too long.
         size = 1
-        while size < _MAX_STEPS and size * each * _OVERHEAD < overhead * (1 - _OVERHEAD):
+        while size < _MAX_STEPS and size * step * _OVERHEAD < overhead * (1 - _OVERHEAD):
             size *= 2
         limit = self._max_size()
         while size > 1 and size > limit:
             size //= 2
-        return size
+        return size, overhead
 
     def _max_size(self) -> float:
         """Returns the size beyond which a call would take too long."""
-        overhead, each = self._parts()
-        return (_MAX_SECONDS - overhead) / each if each else math.inf
+        overhead, step = self._parts()
+        return (_MAX_SECONDS - overhead) / step if step else math.inf
 
 
 # Beyond this number of closures in a call the client is the bottleneck. Does not apply to runs of one closure.
@@ -230,52 +228,52 @@ _MAX_CLOSURES = 64
 class FusedDispatch:
     """Gathers and runs the closures of one worker's calls. For the worker's thread only.
 
-    Args:
-      worker: the worker's index.
-      runtime: runs calls.
-      queue: has the closures that wait.
-      options: `steps_per_dispatch`, `max_attempts`, `transient_retries`.
-      live_workers: returns how many workers share what waits.
+    Its options are `steps_per_dispatch`, `max_attempts` and `transient_retries`.
     """
 
-    def __init__(
-        self, worker: int, runtime: Runtime, queue: ClosureQueue, options: Options, live_workers: Callable[[], int]
-    ) -> None:
+    def __init__(self, worker: int, runtime: Runtime, queue: ClosureQueue, options: Options) -> None:
         self._worker = worker
+        self._task = f"worker {worker}"
         self._runtime = runtime
         self._queue = queue
         self._limit = options.steps_per_dispatch
-        self._live_workers = live_workers
         # The loss of a fused call counts as a failed attempt of each of its closures. It must not bring one to its
         # limit, so calls are fused only if the limits allow a second attempt.
         self._is_allowed = self._limit != 1 and options.max_attempts > 1 and options.transient_retries > 0
         self._model = FusionSizeModel(self._limit)
-        # The function of the latest call, if its duration is to be recorded.
+        # The function of the latest call, if its duration is recorded.
         self._function: Hashable | None = None
-        # How many closures, or runs of one closure, the call has that was gathered last.
+        # Size of the last gathered call, in closures or in runs of one closure.
         self._count = 1
 
     def reset(self) -> None:
-        """Notes that the worker is another process now."""
+        """Notes that the worker is a new process, in which no function was run."""
         self._model.restart()
 
     def gather(self, attempt: Attempt) -> list[Attempt]:
         """Returns the attempts to run in one call, `attempt` the first of them."""
         self._count = 1
-        most = self._most(attempt)
-        if attempt.closure.whole is not None:
-            self._gather_runs(attempt, most)
+        closure = attempt.closure
+        key = closure.fusion_key if self._is_allowed else None
+        self._function = None if key is None else key.function
+        if closure.whole is not None:
+            self._gather_runs(attempt)
             return [attempt]
-        most = min(most, self._limit or _MAX_CLOSURES)
+        if key is None:
+            return [attempt]
+        share = self._queue.share_with(closure)
+        if share < 2:
+            return [attempt]
+        most = min(self._runtime.most_fused(self._worker, attempt.work), self._limit or _MAX_CLOSURES)
         if most < 2:
+            self._function = None
             return [attempt]
+        share = min(share, most)
         function, ready = self._function, self._ready(attempt)
-        waiting = 1 + self._queue.workers.waiting_with(attempt.closure)
-        share = min(_share(waiting, self._live_workers()), most)
         limit = self._model.steps(function, share, ready)
         wanted = self._model.wanted(function, share)
         if ready is not None and wanted > limit:
-            like = self._queue.workers.work_like(attempt.closure)
+            like = self._queue.work_like(closure)
             if like is not None:
                 self._runtime.prepare(self._worker, attempt.work, like, wanted)
         if limit == 1:
@@ -287,22 +285,24 @@ class FusedDispatch:
         self._count = len(attempts)
         return attempts
 
-    def _gather_runs(self, attempt: Attempt, most: int) -> None:
+    def _gather_runs(self, attempt: Attempt) -> None:
         """Decides how many runs of a closure of many are made in the call, and leaves the others to all workers."""
-        function, workers = self._function, self._live_workers()
-        if function is None:
-            self._count = self._queue.runs.begin(attempt, lambda _: 1)
+        function = self._function
+        most = 1 if function is None else self._runtime.most_fused(self._worker, attempt.work)
+        if most < 2:
+            self._function = None
+            self._count = self._queue.begin_runs(attempt, lambda _: 1)
             return
         ready = self._ready(attempt)
 
         def possible(available: int) -> int:
-            share = available if attempt.closure.target is not None else _share(available, workers)
+            share = available if attempt.closure.target is not None else self._queue.share(available)
             return min(share + self._model.beyond_share(function), available, most)
 
-        wanted = self._model.wanted(function, possible(self._queue.runs.available(attempt)))
+        wanted = self._model.wanted(function, possible(self._queue.available_runs(attempt)))
         if ready is not None and wanted > 1 and wanted not in ready:
             self._runtime.prepare(self._worker, attempt.work, attempt.work, wanted)
-        self._count = self._queue.runs.begin(
+        self._count = self._queue.begin_runs(
             attempt, lambda available: self._model.steps(function, possible(available), ready)
         )
 
@@ -318,41 +318,23 @@ class FusedDispatch:
     def run(self, attempts: Sequence[Attempt]) -> Sequence[Any]:
         """Runs the attempts that were gathered last; returns their results. Raises what the runtime raises."""
         first, count = attempts[0], self._count
-        start = self._record_start(first, count)
-        results = self._run_gathered(attempts, count)
+        closure, work = first.closure, first.work
+        waited = first.started - closure.waiting_since
+        self._queue.events.record("closures_started", self._task, closure.name, count, waited)
+        start = time.monotonic()
+        results: Sequence[Any]
+        if closure.whole is not None:
+            results = (self._runtime.run_steps(self._worker, work, count, first.cancellation),)
+        elif count == 1:
+            results = (self._runtime.run(self._worker, work, first.cancellation),)
+        else:
+            works = [attempt.work for attempt in attempts]
+            results = self._runtime.run_fused(self._worker, works, first.call_cancellation)
         if self._function is not None:
             self._model.record(self._function, count, time.monotonic() - start)
         return results
-
-    def _run_gathered(self, attempts: Sequence[Attempt], count: int) -> Sequence[Any]:
-        first = attempts[0]
-        if first.closure.whole is not None:
-            return (self._runtime.run_steps(self._worker, first.work, count, first.cancellation),)
-        if count == 1:
-            return (self._runtime.run(self._worker, first.work, first.cancellation),)
-        works = [attempt.work for attempt in attempts]
-        return self._runtime.run_fused(self._worker, works, first.call_cancellation)
-
-    def _most(self, attempt: Attempt) -> int:
-        """Returns how many runs of a closure's function may be in one call; keeps the function if several may."""
-        key = attempt.closure.fusion_key
-        most = 1 if key is None or not self._is_allowed else self._runtime.most_fused(self._worker, attempt.work)
-        self._function = key.function if key is not None and most > 1 else None
-        return most
-
-    def _record_start(self, first: Attempt, count: int) -> float:
-        """Records that a call of `count` runs starts; returns when, in seconds of the `time.monotonic` clock."""
-        closure = first.closure
-        waited = first.started - closure.waiting_since
-        self._queue.events.record("closures_started", f"worker {self._worker}", closure.name, count, waited)
-        return time.monotonic()
 
     def record_failure(self, kind: FailureKind) -> None:
         """Records that the latest call, of several closures, failed."""
         if self._function is not None and kind in (FailureKind.USER, FailureKind.INPUT, FailureKind.END_OF_DATA):
             self._model.record_error(self._function)
-
-
-def _share(waiting: int, workers: int) -> int:
-    """Returns the fair share of one of the workers of what waits."""
-    return -(-waiting // max(workers, 1))

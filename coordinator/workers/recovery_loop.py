@@ -6,9 +6,8 @@
                   |--> too long --> resume, and the error is raised by `schedule` or `join`
                   \\--> impossible --> the same, but no closure starts: what is scheduled begins another attempt
 
-Guarantees: without a way to recover, a lost parameter server is an error at once; with one, no closure is lost, and the
-user's program notices only the time that it takes. No closure uses variables that are restored in part. There is one
-thread, and it ends with `stop`.
+Guarantees: without a way to recover, a lost parameter server is an error immediately; with one, no closure is lost, and
+the user's program notices only the time that it takes. No closure uses variables that are restored in part.
 """
 
 import contextlib
@@ -30,13 +29,7 @@ _logger = logging.getLogger("coordinator")
 
 
 class RecoveryLoop(QueueThread):
-    """Watches the parameter servers, and has them recovered.
-
-    Args:
-      servers: know which parameter servers are lost.
-      queue: is paused meanwhile.
-      options: limits and times.
-    """
+    """Watches the parameter servers, and has them recovered while the queue is paused."""
 
     def __init__(self, servers: Servers, queue: ClosureQueue, options: Options) -> None:
         super().__init__("coordinator-recovery", self._watch, queue)
@@ -76,12 +69,12 @@ class RecoveryLoop(QueueThread):
         """Sets how lost parameter servers are recovered.
 
         Args:
-          recover: tries once to restore all parameter servers; returns what was rolled back, or whether nothing had to
-            be: False if one of them does not answer yet. Raises what makes recovery impossible. Called on the thread of
-            this class, while no closure runs.
-          meanwhile: returns a scope for all attempts of a recovery, of which a failed one may leave half of the state.
-          missing: returns the error that names a parameter server that is lost, or whose variables are; None for those
-            that are lost.
+          recover: tries once to restore all parameter servers; returns what was rolled back, or True if nothing had to
+            be, or False if one of them does not answer yet. Raises what makes recovery impossible. Called on the thread
+            of this class, while no closure runs.
+          meanwhile: returns a scope for all attempts of a recovery; a failed attempt may leave half of the state.
+          missing: returns the error that names a parameter server that is lost or whose variables are lost; None to
+            look for lost servers only.
         """
         self._recover, self._meanwhile = recover, meanwhile
         self._missing = missing or self._servers.lost_parameter_server
@@ -103,13 +96,10 @@ class RecoveryLoop(QueueThread):
             self.begin(missing)
 
     def begin(self, error: BaseException) -> bool:
-        """Begins the recovery of a lost parameter server: the thread of this class pauses the closures until its end.
-
-        Args:
-          error: names the lost parameter server.
+        """Begins the recovery of the parameter server that the error names; the queue is paused until its end.
 
         Returns:
-          Whether it will be recovered, so that what failed because of it is worth another attempt.
+          Whether the server will be recovered, so that what failed because of it is worth another attempt.
         """
         self._record_loss(error)
         if self._recover is None or self.stopping.is_set():
@@ -121,13 +111,9 @@ class RecoveryLoop(QueueThread):
         return True
 
     def wait_recovered(self, timeout: float | None = None) -> bool:
-        """Waits for the end of a recovery that runs or is about to begin.
+        """Waits for the end of a recovery that runs or is about to begin; returns whether all servers are reachable.
 
-        Args:
-          timeout: in seconds; None for `Options.parameter_server_timeout`.
-
-        Returns:
-          Whether every parameter server is reachable.
+        The timeout is in seconds; None for `Options.parameter_server_timeout`.
         """
         deadline = time.monotonic() + (self._options.parameter_server_timeout if timeout is None else timeout)
         failures = self._failures
@@ -141,7 +127,7 @@ class RecoveryLoop(QueueThread):
             is_back = self._missing() is None
             if is_back or self._recover is None or self._failures > failures:
                 return is_back
-            # One was lost once more, when the recovery had just ended.
+            # A server was lost again just after the recovery had ended.
 
     def _watch(self) -> None:
         if self._queue.is_paused:
@@ -171,7 +157,7 @@ class RecoveryLoop(QueueThread):
 
     def _recover_and_resume(self) -> None:
         lost_at, loss = time.monotonic(), self._loss
-        # This thread alone pauses and resumes, so that neither can overtake the other.
+        # Only this thread pauses and resumes, so that neither can overtake the other.
         self._queue.pause(str(loss))
         text = "%s was lost; no function runs until it answers again and the variables are restored, at most %g s."
         lost = loss.task if isinstance(loss, ParameterServerLost) else "A parameter server"

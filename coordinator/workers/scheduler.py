@@ -6,7 +6,7 @@
                    join     finish, fail, requeue
 
 Guarantees: what `schedule` accepts is run at least once or its future says why not; after `join` every future is done;
-workers may come and go meanwhile; `close` ends its threads, or logs those whose call cannot be cancelled.
+workers may come and go while closures run; `close` ends its threads, or logs which call cannot be cancelled.
 """
 
 import contextlib
@@ -24,39 +24,33 @@ from coordinator.background_thread import refuse_forked
 from coordinator.errors import ClosureInputError, StrategyClosedError
 from coordinator.events.event_stream import log_event
 from coordinator.events.trace import Listeners, Trace
-from coordinator.future import Future, UncountedFuture
+from coordinator.future import Future
 from coordinator.options import Options, check_integer
-from coordinator.queueing.closure import Closure, ErrorScope, RunsFuture, RunsPart, prepare
+from coordinator.queueing.closure import Closure, ErrorScope, RunsClosure, RunsFuture, UncountedClosure
 from coordinator.queueing.closure_queue import ClosureQueue
 from coordinator.runtime import FiniteInput, FusionKey, Preparation, Runtime, Servers
 from coordinator.workers.background_threads import QueueThread
-from coordinator.workers.cluster import Cluster
+from coordinator.workers.cluster import Cluster, WorkerState
 from coordinator.workers.recovery_loop import RecoveryLoop
-from coordinator.workers.worker import WorkerState
 
 _logger = logging.getLogger("coordinator")
 
 
-# The addresses at which workers are wanted: by index, where each worker keeps its own.
+# The addresses at which workers are wanted, by index where each worker keeps its own.
 WorkerAddresses = Mapping[int, str] | Collection[str]
 
 
 def change_between(
     present: Mapping[int, str], lost: Collection[int], wanted: WorkerAddresses
 ) -> tuple[dict[int, str], list[int], list[str]]:
-    """Compares the workers that there are with those that are wanted.
+    """Compares the present workers (addresses by index), some of which are lost, with the wanted ones.
 
-    Without indices, a lost worker whose address is not wanted any more is taken to have moved to a new address, if
-    there is one.
-
-    Args:
-      present: the address of each worker, by index.
-      lost: the indices of those that do not answer.
-      wanted: the addresses at which workers are wanted.
+    Without indices, a lost worker whose address is no longer wanted is taken to have moved to a new address, if there
+    is one.
 
     Returns:
-      The new address of each worker that moved, by index; the indices of workers that are to be removed; and the
-      addresses of new workers.
+      The new address of each worker that moved, by index; the indices of the workers to remove; the addresses of new
+      workers.
     """
     if isinstance(wanted, Mapping):
         changed = {index: address for index, address in wanted.items() if present.get(index, address) != address}
@@ -72,15 +66,9 @@ def change_between(
 class MembershipWatch(QueueThread):
     """Asks for the workers' addresses at intervals, and changes the workers while training runs.
 
-    Addresses that cannot be read or applied change nothing, and are reported once.
-
-    Args:
-      cluster: has the workers.
-      servers: know the workers' addresses.
-      addresses: returns the addresses at which workers are wanted, at once or when they change; called on the thread of
-        this class.
-      interval: from its return to the next call, in seconds.
-      interrupt: ends a call of `addresses` that waits; called by `stop`.
+    Addresses that cannot be read or applied change nothing, and are reported once. `addresses` is called on the thread
+    of this class, and may wait until they change; the next call comes `interval` seconds after its return. `stop` calls
+    `interrupt`, which ends a call that waits.
     """
 
     def __init__(
@@ -141,7 +129,7 @@ class Scheduler:
       runtime: runs calls.
       servers: know the cluster's tasks.
       options: limits and times.
-      concatenated: joins the results of consecutive `Runtime.run_steps`, which are lists unless it is given.
+      concatenated: joins the results of consecutive `Runtime.run_steps`; by default they are lists.
 
     Attributes:
       queue: has the closures, and in `events` what happens.
@@ -218,8 +206,6 @@ class Scheduler:
         Raises:
           ValueError: there is no such worker, or `steps` or `timeout` is not positive.
         """
-        if steps is not None:
-            check_integer("steps", steps, 1)
         if timeout is not None and not timeout > 0:
             raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}.")
         if threading.current_thread() in self.cluster.threads or os.getpid() != self._process:
@@ -228,47 +214,42 @@ class Scheduler:
             self.cluster.refuse_unknown(worker)
         needed = tuple(dict.fromkeys(after)) if after else ()
         number = next(self._numbers)
-        runs = None if steps is None else RunsFuture(name, number, steps, self._concatenated, origin)
-        future = runs or Future(name, number, origin=origin)
-        closure = Closure(
-            work,
-            name,
-            number,
-            RunsPart(runs, runs.steps) if runs else future,
-            target=worker,
-            timeout=self._options.closure_timeout if timeout is None else timeout,
-            blockers=len(needed),
-        )
+        timeout = self._options.closure_timeout if timeout is None else timeout
+        future: Future
+        if steps is None:
+            future = Future(name, number, origin=origin)
+            closure = Closure(work, name, number, future, target=worker, timeout=timeout, blockers=len(needed))
+            if worker is None and timeout is None:
+                closure.fusion_key = fusion_key
+            # A bound method weighs half of a `functools.partial`, and each closure that waits has one.
+            future.on_cancel = types.MethodType(self._cancel, closure)
+        else:
+            check_integer("steps", steps, 1)
+            future = runs = RunsFuture(name, number, steps, self._concatenated, origin)
+            closure = RunsClosure(work, name, number, runs, target=worker, timeout=timeout, blockers=len(needed))
+            closure.prepare(fusion_key)
+            future.on_cancel = types.MethodType(self.queue.cancel_runs, runs)
         closure.inputs = inputs
-        if runs:
-            prepare(closure, fusion_key)
-        elif worker is None and closure.timeout is None:
-            closure.fusion_key = fusion_key
-        # A bound method weighs half of a `functools.partial`, and each closure that waits has one.
-        future.on_cancel = types.MethodType(self.queue.runs.cancel if runs else self._cancel, runs or closure)
         if followers or needed:
             self._put_among_others(closure, future, followers, needed)
         else:
             self.queue.put(closure, self._options.schedule_timeout)
         if worker is not None:
-            self.cluster.fail_orphaned(worker)
+            self.queue.fail_orphaned(worker)
         return future
 
     def schedule_internal(self, worker: int, work: Any, name: str, *, is_counted: bool = True) -> Future:
         """Queues the library's own `work` for one worker, before all else; `join` and `done` ignore it.
 
-        Args:
-          worker: the worker's index.
-          work: what the runtime runs.
-          name: for messages.
-          is_counted: whether the statistics count it. What they do not count is not tried again.
+        If it is not counted, no statistics have it, and it is not tried again.
         """
         number = next(self._numbers)
-        future = Future(name, number) if is_counted else UncountedFuture(name, number)
-        closure = Closure(work, name, number, future, target=worker, is_internal=True)
+        future = Future(name, number)
+        new_closure = Closure if is_counted else UncountedClosure
+        closure = new_closure(work, name, number, future, target=worker, is_internal=True)
         future.on_cancel = types.MethodType(self._cancel, closure)
         self.queue.put(closure)
-        self.cluster.fail_orphaned(worker)
+        self.queue.fail_orphaned(worker)
         return future
 
     def join(self, timeout: float | None = None) -> None:
@@ -282,8 +263,8 @@ class Scheduler:
         self.queue.wait_settled(timeout)
 
     def wait_for_room(self, unless: Callable[[], bool]) -> None:
-        """Waits until `schedule` would not wait, or until `unless()`; see `InterruptibleWaits.wait_for_room`."""
-        self.queue.interruptible.wait_for_room(self._options.schedule_timeout, unless)
+        """Waits until `schedule` would not wait, or until `unless()`; see `ClosureQueue.wait_for_room`."""
+        self.queue.wait_for_room(self._options.schedule_timeout, unless)
 
     def done(self) -> bool:
         """Returns whether no scheduled closure is pending. Raises the error of an earlier closure, once."""
@@ -291,15 +272,10 @@ class Scheduler:
         return self.queue.is_settled()
 
     def quiet(self, timeout: float | None = None, *, verb: str = "quiet") -> contextlib.AbstractContextManager[None]:
-        """Returns a scope in which no scheduled closure runs; see `QuietPeriods.period` for what it raises.
-
-        Args:
-          timeout: in seconds; None for none.
-          verb: what the user called, for messages.
-        """
+        """Returns a scope in which no scheduled closure runs; see `ClosureQueue.quiet`. The user called `verb`."""
         self._refuse_caller(verb)
         self.queue.refuse_stopped("A quiet period cannot begin")
-        return self.queue.quiet.period(timeout)
+        return self.queue.quiet(timeout)
 
     def cancel_all(self) -> None:
         """Cancels every scheduled closure and waits until none runs; see `ParameterServerStrategy.cancel_all`."""
@@ -315,13 +291,7 @@ class Scheduler:
     def follow(
         self, addresses: Callable[[], WorkerAddresses], interval: float, interrupt: Callable[[], object] | None = None
     ) -> None:
-        """Adds, removes and moves workers as a description of the cluster changes.
-
-        Args:
-          addresses: returns the addresses at which workers are wanted; see `MembershipWatch`.
-          interval: between two calls of it, in seconds.
-          interrupt: ends a call of it that waits; called at the end.
-        """
+        """Adds, removes and moves workers as a description of the cluster changes; see `MembershipWatch`."""
         self.cluster.add_watch(MembershipWatch(self.cluster, self.servers, addresses, interval, interrupt))
 
     def trace(self, path: str | os.PathLike[str], busy: Callable[[], Mapping[str, float]] = dict) -> Trace:
@@ -366,7 +336,7 @@ class Scheduler:
             for other in needed:
                 other.add_done_callback(lambda done: self._unblock(closure, done))
         except BaseException:
-            # Ctrl-C: its followers would wait for ever, or it would for a result that is there.
+            # Ctrl-C: its followers would wait without end, or it would for a result that is there.
             future.cancel()
             raise
 
@@ -376,7 +346,7 @@ class Scheduler:
         if not failed:
             self.queue.unblock(closure)
             if closure.target is not None:
-                self.cluster.fail_orphaned(closure.target)
+                self.queue.fail_orphaned(closure.target)
             return
         error = ClosureInputError(f"{closure} was not run, because its argument has no value: {done!r}.")
         error.__cause__ = None if done.cancelled() else done.exception()
@@ -388,10 +358,10 @@ class Scheduler:
             for worker in self.cluster.workers
             if worker.away_seconds
         ]
-        found = f" Lost: {', '.join(lost)}." if lost else ""
+        causes = f" Lost: {', '.join(lost)}." if lost else ""
         if separation := self.cluster.links.separation:
-            found += f" {separation}."
-        _logger.warning("%s%s Cluster: %s", text, found, self.cluster.statistics())
+            causes += f" {separation}."
+        _logger.warning("%s%s Cluster: %s", text, causes, self.cluster.statistics())
 
 
 def _schedule_preparation(scheduler: "weakref.ref[Scheduler]", preparation: Preparation) -> Future | None:

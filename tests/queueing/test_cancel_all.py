@@ -92,10 +92,10 @@ def test_a_scheduled_closure_is_cancelled_wherever_it_is(
     for ended, value in effects.outcomes:
         ended.report(value)
         state.uncount(ended)
-    assert state.is_settled is (live == 0 or not is_cancelled)
+    assert (state.unsettled == 0) is (live == 0 or not is_cancelled)
     for attempt in closure.live:
         assert state.requeue(attempt).outcomes == []
-    assert state.is_settled
+    assert state.unsettled == 0
     assert state.statistics().cancelled == int(is_cancelled)
 
 
@@ -145,14 +145,14 @@ def test_a_quiet_period_does_not_wait_for_an_abandoned_attempt_and_names_it(capl
     put_new(queue)
     attempt = take(queue)
     assert queue.cancel_all(timeout=0.001) == [attempt]
-    with queue.quiet.period(LIMIT):
+    with queue.quiet(LIMIT):
         assert f"does not wait for the call of {attempt.closure} on worker {attempt.worker}" in caplog.text
     caplog.clear()
     queue.requeue(attempt)
-    with pytest.raises(TimeoutError), queue.quiet.period(0.001):
+    with pytest.raises(TimeoutError), queue.quiet(0.001):
         """The worker has not reported yet that it is idle."""
-    queue.quiet.report_idle(attempt.worker)
-    with queue.quiet.period(LIMIT):
+    queue.report_idle(attempt.worker)
+    with queue.quiet(LIMIT):
         assert not caplog.text
 
 

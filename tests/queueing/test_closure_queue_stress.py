@@ -60,10 +60,10 @@ class Stress:
             lambda: self._queue.pause("of a test"),
             self._queue.resume,
             self._queue.resume,
-            lambda: self._queue.workers.interrupt(chance.randrange(WORKERS)),
-            lambda: self._queue.workers.dismiss(chance.randrange(WORKERS)),
-            lambda: self._queue.workers.admit(chance.randrange(WORKERS)),
-            lambda: [self._queue.workers.interrupt(worker) for worker in self._queue.workers.idle()],
+            lambda: self._queue.interrupt(chance.randrange(WORKERS)),
+            lambda: self._queue.dismiss(chance.randrange(WORKERS)),
+            lambda: self._queue.admit(chance.randrange(WORKERS)),
+            lambda: [self._queue.interrupt(worker) for worker in self._queue.idle_workers()],
         ]
         while not self._are_users_done.wait(0.0001):
             chance.choice(disturbances)()
@@ -72,7 +72,7 @@ class Stress:
         """Ends the disturbances, after which everything must be run."""
         self._are_users_done.set()
         for worker in range(WORKERS):
-            self._queue.workers.admit(worker)
+            self._queue.admit(worker)
         self._queue.resume()
 
 
@@ -100,4 +100,4 @@ def test_every_closure_is_run_once_and_no_wake_up_is_lost(repeat: int) -> None:
             worker.result(LIMIT)
     assert stress.finished == dict.fromkeys(range(USERS * CLOSURES_OF_EACH), 1)
     assert all(closure.future.result(0) in range(WORKERS) for closure in closures)
-    assert queue.workers.idle() == []
+    assert queue.idle_workers() == []

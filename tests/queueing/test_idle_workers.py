@@ -48,7 +48,7 @@ def asleep(
     with ThreadPoolExecutor(workers) as pool:
         for worker in range(workers):
             pool.submit(lambda index: got.put((index, queue.take(index, timeout))), worker)
-            wait_until(lambda: len(queue.workers.idle()) == worker + 1)  # noqa: B023 - called at once
+            wait_until(lambda: len(queue.idle_workers()) == worker + 1)  # noqa: B023 - called at once
         try:
             yield got
         finally:
@@ -70,7 +70,7 @@ def test_a_closure_wakes_only_the_worker_that_has_been_idle_for_longest(
             closure = put_new(queue, number)
             assert closure_taken(got) == (number, closure)
         assert woken == dict.fromkeys(range(5), 1)
-        assert queue.workers.idle() == list(range(5, WORKERS))
+        assert queue.idle_workers() == list(range(5, WORKERS))
 
 
 @pytest.mark.parametrize("internal", [False, True])
@@ -108,7 +108,7 @@ def overrun(queue: ClosureQueue) -> Closure:
     queue.take(WORKERS + 1, LIMIT)
     closure.target = None
     # Once: the attempt that follows exceeds this limit at once, too.
-    queue.workers.requeue_overdue()
+    queue.requeue_overdue()
     return closure
 
 
@@ -141,7 +141,7 @@ def test_no_worker_is_woken_while_paused_and_one_for_each_closure_afterwards(
         ordinary = [put_new(queue, number) for number in range(10)]
         own = new_closure(queue, 99, target=20)
         queue.put(own)
-        assert queue.workers.idle() == list(range(WORKERS))
+        assert queue.idle_workers() == list(range(WORKERS))
         queue.resume()
         taken = dict(closure_taken(got) for _ in range(11))
         assert taken.pop(20) is own
@@ -154,12 +154,12 @@ def test_an_interrupted_or_removed_worker_wakes_alone_without_a_closure(
     queue: ClosureQueue, woken: Counter[int]
 ) -> None:
     with asleep(queue) as got:
-        queue.workers.interrupt(3)
+        queue.interrupt(3)
         assert got.get(timeout=LIMIT) == (3, None)
-        queue.workers.dismiss(4)
+        queue.dismiss(4)
         assert got.get(timeout=LIMIT) == (4, None)
-        queue.workers.interrupt(3)
-        queue.workers.dismiss(3)
+        queue.interrupt(3)
+        queue.dismiss(3)
         assert woken == {3: 1, 4: 1}
         assert queue.take(4, LIMIT) is None
 
@@ -167,7 +167,7 @@ def test_an_interrupted_or_removed_worker_wakes_alone_without_a_closure(
 def test_a_worker_that_has_waited_long_enough_is_not_handed_anything_later(queue: ClosureQueue) -> None:
     for timeout in (-1, 0, 0.001):
         assert queue.take(0, timeout) is None
-    assert queue.workers.idle() == []
+    assert queue.idle_workers() == []
     closure = put_new(queue)
     attempt = queue.take(1, LIMIT)
     assert attempt is not None
@@ -266,12 +266,12 @@ def test_a_worker_whose_closure_another_has_taken_waits_on(
     monkeypatch.setattr(IdleWorker, "wait", wake_late)
     with asleep(queue, workers=1) as got:
         closure = put_new(queue, 1)
-        assert queue.workers.idle() == []
+        assert queue.idle_workers() == []
         attempt = queue.take(1, LIMIT)
         assert attempt is not None
         assert attempt.closure is closure
         may_wake.set()
-        wait_until(lambda: queue.workers.idle() == [0])
+        wait_until(lambda: queue.idle_workers() == [0])
         assert got.empty()
         following = put_new(queue, 2)
         assert closure_taken(got) == (0, following)

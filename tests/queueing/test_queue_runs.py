@@ -346,3 +346,20 @@ def test_a_full_queue_takes_many_runs_when_there_is_room_for_one(runtime: FakeRu
 def test_a_wrong_number_of_steps_is_refused(runtime: FakeRuntime, steps: Any) -> None:
     with running_scheduler(runtime) as scheduler, pytest.raises((ValueError, TypeError), match="steps"):
         scheduler.schedule(index_of, "step", steps=steps)
+
+
+def test_ctrl_c_in_a_callback_of_cancelled_runs_lets_join_return(runtime: FakeRuntime) -> None:
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    gate = Gate(runtime)
+    with running_scheduler(runtime) as scheduler:
+        scheduler.schedule(gate, "gate")
+        gate.wait_arrived()
+        future = schedule(scheduler, index_of, 4)
+        future.add_done_callback(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            future.cancel()
+        gate.open()
+        scheduler.join(LIMIT)
+        assert future.cancelled()

@@ -1,16 +1,14 @@
 """Tests of how many runs of one closure are divided into the calls of workers."""
 
-import threading
-from unittest import mock
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from coordinator.errors import ClosureCancelledError
-from coordinator.queueing.closure import Closure, RunsFuture, RunsPart, prepare
-from coordinator.queueing.closure_queue import ClosureQueue, QueueRuns
-from coordinator.queueing.queue_state import QueueState
+from coordinator.queueing.closure import RunsClosure, RunsFuture
+from coordinator.queueing.closure_queue import ClosureQueue
 from coordinator.runtime import FailureKind
-from coordinator.testing.fake_runtime import FakeCancellation, FakeRuntime
+from coordinator.testing.fake_runtime import FakeRuntime
 from coordinator.workers.fused_dispatch import FusionSizeModel
 from tests.deadline import LIMIT
 from tests.fake_cluster import check_events, index_of, running_scheduler
@@ -25,16 +23,16 @@ class UserError(Exception):
 def put_runs(queue: ClosureQueue, steps: int) -> RunsFuture:
     """Puts many runs in the queue of two workers."""
     for worker in (0, 1):
-        queue.workers.admit(worker)
+        queue.admit(worker)
     runs, closure = new_runs(steps)
     queue.put(closure, LIMIT)
     return runs
 
 
-def new_runs(steps: int) -> tuple[RunsFuture, Closure]:
+def new_runs(steps: int) -> tuple[RunsFuture, RunsClosure]:
     runs = RunsFuture("step", 0, steps, lambda results: results)
-    closure = Closure(None, "step", 0, RunsPart(runs, steps))
-    prepare(closure, SAME_KEY)
+    closure = RunsClosure(None, "step", 0, runs)
+    closure.prepare(SAME_KEY)
     return runs, closure
 
 
@@ -64,19 +62,21 @@ def test_a_worker_takes_the_last_runs_alone_if_that_is_as_fast(monkeypatch: pyte
 
 
 def test_there_is_more_room_when_a_worker_takes_more_than_its_share() -> None:
-    lock, state, room = threading.Lock(), QueueState(), mock.Mock()
-    for worker in (0, 1):
-        state.waiting.inputs.renew(worker)
-    runs, closure = new_runs(10)
-    state.add(closure)
-    attempt = state.start_next(0, FakeCancellation(threading.Condition()))
-    assert (closure.runs, state.waiting.count) == (5, 5)
-    queue_runs = QueueRuns(lock, state, room, lambda target: None, lambda closure, error: False)
-    assert queue_runs.available(attempt) == 10
-    assert queue_runs.begin(attempt, lambda available: available) == 10
-    assert (closure.runs, state.waiting.count, state.unsettled, list(runs.parts)) == (10, 0, 1, [closure])
-    room.notify.assert_called_once_with(5)
-    assert state.start_next(1, FakeCancellation(threading.Condition())) is None
+    stalls = Stalls()
+    queue = new_queue(stalls, capacity=1)
+    runs = put_runs(queue, 10)
+    attempt = take(queue)
+    assert (attempt.closure.runs, queue.statistics().waiting) == (5, 5)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(queue.wait_for_room, LIMIT, lambda: False)
+        stalls.wait_for("schedule waits for room")
+        assert queue.available_runs(attempt) == 10
+        assert queue.begin_runs(attempt, lambda available: available) == 10
+        waiting.result(LIMIT)
+    assert (attempt.closure.runs, queue.statistics().waiting, list(runs.parts)) == (10, 0, [attempt.closure])
+    assert queue.take(1, timeout=0) is None
+    queue.finish([attempt], [["all"]])
+    queue.wait_settled(timeout=0)
 
 
 def test_runs_that_have_not_begun_when_another_closure_fails_are_cancelled() -> None:
@@ -86,7 +86,7 @@ def test_runs_that_have_not_begun_when_another_closure_fails_are_cancelled() -> 
     other, attempt = take(queue), take(queue, 1)
     assert other.closure is first
     fail(queue, other, UserError())
-    assert queue.runs.begin(attempt, lambda available: 2) == 1
+    assert queue.begin_runs(attempt, lambda available: 2) == 1
     assert isinstance(runs.exception(LIMIT), ClosureCancelledError)
     queue.finish([attempt], ["not used"])
     with pytest.raises(UserError):
@@ -99,16 +99,16 @@ def test_runs_of_a_lost_call_keep_their_numbers_when_they_are_divided() -> None:
     queue = new_queue(Stalls())
     runs = put_runs(queue, 4)
     lost = take(queue)
-    assert queue.runs.begin(lost, lambda available: available) == 4
+    assert queue.begin_runs(lost, lambda available: available) == 4
     lost.closure.record_failure(0, FailureKind.WORKER_LOST)
     queue.requeue(lost)
     first = take(queue, 1)
-    assert queue.runs.begin(first, lambda _: 1) == 1
+    assert queue.begin_runs(first, lambda _: 1) == 1
     second = take(queue, 1)
-    assert queue.runs.begin(second, lambda _: 2) == 2
-    queue.workers.set_away(1, is_away=True)
+    assert queue.begin_runs(second, lambda _: 2) == 2
+    queue.set_away(1, is_away=True)
     last = take(queue)
-    assert queue.runs.begin(last, lambda available: available) == 1
+    assert queue.begin_runs(last, lambda available: available) == 1
     for attempt, result in ((last, "3"), (second, "1 2"), (first, "0")):
         assert (attempt.number, attempt.closure.fusion_key) == (2, None)
         assert attempt.closure.failures == ((0, FailureKind.WORKER_LOST),)

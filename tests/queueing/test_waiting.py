@@ -2,62 +2,59 @@
 
 import re
 import threading
-import time
 from collections.abc import Callable
 
 import pytest
 
 from coordinator.errors import StrategyClosedError
 from coordinator.future import Future
+from coordinator.queueing import closure_queue
 from coordinator.queueing.closure import Closure, ErrorScope
 from coordinator.queueing.closure_queue import ClosureQueue
 from coordinator.queueing.queue_state import QueueState
-from coordinator.queueing.waits import QueueWaits
 from coordinator.testing import FakeRuntime
 
 TIMEOUT = 30.0
 
 
-@pytest.fixture
-def lock() -> threading.Lock:
-    return threading.Lock()
+def new_queue(
+    stall_interval: float, report_stall: Callable[[str], None] = pytest.fail, capacity: int = 100
+) -> ClosureQueue:
+    return ClosureQueue(capacity, FakeRuntime().new_cancellation, report_stall, stall_interval)
 
 
-@pytest.fixture
-def state() -> QueueState:
-    """One closure waits."""
-    state = QueueState()
-    state.add(new_closure())
-    return state
+def test_a_wait_ends_at_once_when_its_condition_holds() -> None:
+    new_queue(60).wait_settled(timeout=0)
 
 
-def test_a_wait_ends_at_once_when_its_condition_holds(lock: threading.Lock) -> None:
-    with lock:
-        QueueWaits(lock, QueueState(), pytest.fail, 60).wait_settled(None)
-
-
-def test_a_wait_that_times_out_says_what_it_waited_for_and_what_runs(lock: threading.Lock, state: QueueState) -> None:
-    waits = QueueWaits(lock, state, pytest.fail, 60)
+def test_a_wait_that_times_out_says_what_it_waited_for_and_what_runs() -> None:
+    queue = new_queue(60)
+    queue.put(new_closure())
     expected = r"Timed out after .* s: join waits for closures; 1 closures wait, running: nothing\."
-    with lock, pytest.raises(TimeoutError, match=expected):
-        waits.wait_settled(time.monotonic() + 0.01)
+    with pytest.raises(TimeoutError, match=expected):
+        queue.wait_settled(timeout=0.01)
 
 
-def test_a_stalled_wait_is_reported_without_holding_the_lock(lock: threading.Lock, state: QueueState) -> None:
+def test_a_stalled_wait_is_reported_without_holding_the_lock() -> None:
     reports: list[str] = []
+    closure = new_closure()
 
     def report(text: str) -> None:
-        with lock:  # would wait for ever if the lock were held
-            reports.append(text)
-            state.unsettled = 0 if len(reports) > 1 else 1
+        reports.append(text)
+        # Each would wait for ever if the lock were held.
+        assert queue.statistics().waiting == 1
+        if len(reports) > 1:
+            queue.cancel(closure)
 
-    with lock:
-        QueueWaits(lock, state, report, 0.01).wait_settled(None)
+    queue = new_queue(0.01, report)
+    queue.put(closure)
+    queue.wait_settled()
     expected = r"No progress for \d+ s: join waits for closures; 1 closures wait"
+    assert len(reports) == 2
     assert all(re.match(expected, text) for text in reports)
 
 
-def test_a_wait_with_progress_is_not_reported(lock: threading.Lock) -> None:
+def test_a_wait_with_progress_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     class Progressing(QueueState):
         """Makes progress whenever its progress is read, and settles in the end."""
 
@@ -71,8 +68,8 @@ def test_a_wait_with_progress_is_not_reported(lock: threading.Lock) -> None:
 
     state = Progressing()
     state.unsettled = 1
-    with lock:
-        QueueWaits(lock, state, pytest.fail, 0.01).wait_settled(None)
+    monkeypatch.setattr(closure_queue, "QueueState", lambda: state)
+    new_queue(0.01).wait_settled()
     assert state.reads > 8
 
 
@@ -82,7 +79,7 @@ def test_a_wait_with_progress_is_not_reported(lock: threading.Lock) -> None:
 @pytest.fixture
 def queue() -> ClosureQueue:
     """One closure waits, and there is no room for another."""
-    queue = ClosureQueue(1, FakeRuntime().new_cancellation, pytest.fail, 60)
+    queue = new_queue(60, capacity=1)
     queue.put(new_closure())
     return queue
 
@@ -108,23 +105,23 @@ def waiting(wait: Callable[[], object]) -> tuple[threading.Thread, list[BaseExce
 @pytest.mark.parametrize("name", ["wait_for_room", "wait_settled"])
 def test_a_wait_is_given_up_when_it_is_woken_and_its_condition_holds(queue: ClosureQueue, name: str) -> None:
     given_up = threading.Event()
-    thread, errors = waiting(lambda: getattr(queue.interruptible, name)(None, given_up.is_set))
+    thread, errors = waiting(lambda: getattr(queue, name)(None, given_up.is_set))
     given_up.set()
-    queue.interruptible.wake()
+    queue.wake_waits()
     thread.join(TIMEOUT)
     assert not thread.is_alive()
     assert not errors
-    assert not queue.interruptible.is_free
+    assert not queue.is_free
 
 
 def test_room_ends_the_wait_for_it_and_the_deadline_does(queue: ClosureQueue) -> None:
     with pytest.raises(TimeoutError, match="schedule waits for room in the full queue"):
-        queue.interruptible.wait_for_room(0.01, lambda: False)
-    thread, errors = waiting(lambda: queue.interruptible.wait_for_room(TIMEOUT, lambda: False))
+        queue.wait_for_room(0.01, lambda: False)
+    thread, errors = waiting(lambda: queue.wait_for_room(TIMEOUT, lambda: False))
     assert queue.take(0, TIMEOUT) is not None
     thread.join(TIMEOUT)
     assert not errors
-    assert queue.interruptible.is_free
+    assert queue.is_free
     queue.put(new_closure())
 
 
@@ -132,16 +129,16 @@ def test_the_pending_error_is_raised_unless_the_wait_was_given_up(queue: Closure
     attempt = queue.take(0, TIMEOUT)
     assert attempt is not None
     queue.fail(attempt, ValueError("mine"), ErrorScope.ALL_CLOSURES)
-    assert not queue.interruptible.is_free
-    queue.interruptible.wait_for_room(TIMEOUT, lambda: False)
-    queue.interruptible.wait_settled(TIMEOUT, lambda: True)
+    assert not queue.is_free
+    queue.wait_for_room(TIMEOUT, lambda: False)
+    queue.wait_settled(TIMEOUT, lambda: True)
     with pytest.raises(ValueError, match="mine"):
-        queue.interruptible.wait_settled(TIMEOUT, lambda: False)
-    assert queue.interruptible.is_free
+        queue.wait_settled(TIMEOUT, lambda: False)
+    assert queue.is_free
 
 
 def test_a_wait_ends_when_the_queue_is_stopped(queue: ClosureQueue) -> None:
-    thread, errors = waiting(lambda: queue.interruptible.wait_for_room(None, lambda: False))
+    thread, errors = waiting(lambda: queue.wait_for_room(None, lambda: False))
     queue.stop()
     thread.join(TIMEOUT)
     assert not errors

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from coordinator.testing.fake_runtime import FakeRuntime, Gate
-from coordinator.workers.worker import WorkerState
+from coordinator.workers.cluster import WorkerState
 from tests.deadline import LIMIT, wait_until
 from tests.fake_cluster import OPTIONS, index_of, running_scheduler
 
@@ -35,7 +35,7 @@ def test_idle_workers_do_not_wake_up_periodically() -> None:
         scheduler.join(LIMIT)
         # Each reports after a while that it is idle, and then sleeps until it is woken.
         wait_until(lambda: len([name for name in list(runtime.checks) if name.startswith("coordinator-worker-")]) == 8)
-        wait_until(lambda: len(scheduler.queue.workers.idle()) == 8)
+        wait_until(lambda: len(scheduler.queue.idle_workers()) == 8)
         runtime.checks.clear()
         wait_until(lambda: runtime.checks["coordinator-idle-workers"] >= 5 * 8)
         assert set(runtime.checks) == {"coordinator-idle-workers"}
@@ -44,7 +44,7 @@ def test_idle_workers_do_not_wake_up_periodically() -> None:
 def test_the_loss_of_an_idle_worker_wakes_that_worker_alone() -> None:
     runtime = CountingRuntime(4)
     with running_scheduler(runtime, QUICK) as scheduler:
-        wait_until(lambda: len(scheduler.queue.workers.idle()) == 4)
+        wait_until(lambda: len(scheduler.queue.idle_workers()) == 4)
         runtime.kill(2)
         wait_until(lambda: scheduler.cluster.workers[2].state is WorkerState.LOST)
         assert {name for name in runtime.checks if "-worker-" in name} == {"coordinator-worker-2"}
@@ -57,7 +57,7 @@ def test_a_worker_that_is_lost_while_nothing_may_be_run_is_noticed_too() -> None
     with running_scheduler(runtime, QUICK) as scheduler:
         scheduler.queue.pause("a parameter server is lost")
         waiting = scheduler.schedule(index_of, "step")
-        wait_until(lambda: len(scheduler.queue.workers.idle()) == 2)
+        wait_until(lambda: len(scheduler.queue.idle_workers()) == 2)
         runtime.kill(0)
         wait_until(lambda: scheduler.cluster.workers[0].state is WorkerState.LOST)
         scheduler.queue.resume()
@@ -69,13 +69,13 @@ def test_the_watch_for_stragglers_sleeps_until_the_earliest_deadline(monkeypatch
     gate = Gate(runtime)
     checked_at: list[float] = []
     with running_scheduler(runtime, QUICK) as scheduler:
-        requeue_overdue = scheduler.queue.workers.requeue_overdue
+        requeue_overdue = scheduler.queue.requeue_overdue
 
         def counted() -> float | None:
             checked_at.append(time.monotonic())
             return requeue_overdue()
 
-        monkeypatch.setattr(scheduler.queue.workers, "requeue_overdue", counted)
+        monkeypatch.setattr(scheduler.queue, "requeue_overdue", counted)
         scheduler.schedule(index_of, "short", timeout=0.001).result(LIMIT)
         futures = [scheduler.schedule(gate, "long", timeout=LIMIT * 100) for _ in range(2)]
         gate.wait_arrived(2)

@@ -13,8 +13,8 @@ from coordinator.errors import ParameterServerLost, StrategyClosedError
 from coordinator.future import Future
 from coordinator.runtime import FusionKey
 from coordinator.testing.fake_runtime import FakeRuntime, Gate, TransientError
+from coordinator.workers.cluster import WorkerState
 from coordinator.workers.scheduler import Scheduler
-from coordinator.workers.worker import WorkerState
 from tests.deadline import LIMIT, wait_until
 from tests.fake_cluster import OPTIONS, index_of, running_scheduler
 

@@ -28,7 +28,7 @@ WORKERS = 2
 CAPACITY = 8
 PACKAGE = str(ROOT / "coordinator")
 Prepare = Callable[[Scheduler, Gate], Any]
-WAITING = ("coordinator/queueing/waits.py", "coordinator/future.py")
+WAITING = ("coordinator/queueing/closure_queue.py", "coordinator/future.py")
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +63,7 @@ def is_interrupted_at(number: int, call: Callable[[], object]) -> bool:
 
 
 def schedule_for_idle_workers(scheduler: Scheduler, gate: Gate) -> object:
-    wait_until(lambda: len(scheduler.queue.workers.idle()) == WORKERS)
+    wait_until(lambda: len(scheduler.queue.idle_workers()) == WORKERS)
     return lambda: scheduler.schedule(gate, "step")
 
 
@@ -131,7 +131,7 @@ def test_ctrl_c_may_come_at_any_moment_of_a_call(prepare: Prepare) -> None:
             statistics = scheduler.cluster.statistics()
             assert (statistics.waiting, statistics.running) == (0, 0)
         # Each worker is still woken when there is something for it.
-        wait_until(lambda: len(scheduler.queue.workers.idle()) == WORKERS)
+        wait_until(lambda: len(scheduler.queue.idle_workers()) == WORKERS)
 
 
 def test_ctrl_c_in_schedule_with_an_argument_leaves_nothing_that_never_runs() -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from coordinator.options import Options
 from coordinator.testing.fake_runtime import FakeRuntime, Gate, TransientError
+from coordinator.workers.cluster import WorkerState
 from coordinator.workers.scheduler import Scheduler
-from coordinator.workers.worker import WorkerState
 from tests.deadline import LIMIT, wait_until
 from tests.fake_cluster import OPTIONS, running_scheduler
 
@@ -143,7 +143,7 @@ def test_workers_are_asked_about_old_calls_alone_and_more_and_more_seldom() -> N
         gate = Gate(runtime)
         scheduler.schedule(gate, "step", worker=1)
         gate.wait_arrived()
-        [attempt] = scheduler.queue.workers.attempts()
+        [attempt] = scheduler.queue.attempts()
         wait_until(lambda: len(asked) >= 4)
         gate.open()
         workers, times = zip(*asked[:4], strict=True)

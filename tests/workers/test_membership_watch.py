@@ -7,8 +7,8 @@ import pytest
 
 from coordinator.errors import ClosureCancelledError, StrategyClosedError, WorkerLost
 from coordinator.testing.fake_runtime import FakeRuntime, Gate
+from coordinator.workers.cluster import WorkerState
 from coordinator.workers.scheduler import WorkerAddresses, change_between
-from coordinator.workers.worker import WorkerState
 from tests.deadline import LIMIT, wait_until
 from tests.fake_cluster import index_of, running_scheduler
 

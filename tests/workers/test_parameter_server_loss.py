@@ -6,8 +6,8 @@ import pytest
 
 from coordinator.errors import ClosureCancelledError, ParameterServerLost
 from coordinator.testing.fake_runtime import FakeRuntime, Gate
+from coordinator.workers.cluster import WorkerState
 from coordinator.workers.scheduler import Scheduler
-from coordinator.workers.worker import WorkerState
 from tests.deadline import LIMIT, wait_until
 from tests.fake_cluster import index_of, running_scheduler
 

@@ -8,7 +8,7 @@ import pytest
 
 from coordinator.errors import WorkerLost
 from coordinator.testing.fake_runtime import EndOfDataError, FakeRuntime, Gate
-from coordinator.workers.worker import WorkerState
+from coordinator.workers.cluster import WorkerState
 from tests.deadline import LIMIT, wait_until
 from tests.fake_cluster import OPTIONS, running_scheduler
 from tests.workers.finite_data import FiniteData

@@ -10,7 +10,7 @@ from coordinator.options import Options
 from coordinator.queueing.closure import Attempt, Closure, ErrorScope
 from coordinator.runtime import Failure, FailureKind
 from coordinator.testing.fake_runtime import FakeCancellation
-from coordinator.workers.worker import error_scope, final_error, may_retry
+from coordinator.workers.retry_rule import error_scope, final_error, may_retry
 
 OPTIONS = Options(max_attempts=3, transient_retries=2)
 RETRY, FAIL = True, False

@@ -134,7 +134,7 @@ def test_without_a_time_limit_no_closure_is_checked(monkeypatch: pytest.MonkeyPa
     gate = Gate(runtime)
     checks: list[float] = []
     with running_scheduler(runtime) as scheduler:
-        monkeypatch.setattr(scheduler.queue.workers, "requeue_overdue", lambda: checks.append(1))
+        monkeypatch.setattr(scheduler.queue, "requeue_overdue", lambda: checks.append(1))
         scheduler.schedule(gate, "step")
         gate.wait_arrived()
         gate.open()

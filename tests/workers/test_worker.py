@@ -17,7 +17,7 @@ from coordinator.errors import (
 )
 from coordinator.runtime import Failure, FusionKey, Preparation
 from coordinator.testing.fake_runtime import FakeRuntime, Gate, TransientError
-from coordinator.workers.worker import WorkerState
+from coordinator.workers.cluster import WorkerState
 from tests.deadline import LIMIT, wait_until
 from tests.fake_cluster import OPTIONS, index_of, running_scheduler, unhealthy
 

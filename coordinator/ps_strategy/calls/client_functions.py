@@ -445,8 +445,8 @@ class ClientFunctions:
         self._tracer = tracer
         self._scope = scope
         self._schedule = weakref.WeakMethod(schedule)
-        self._waits = scheduler.queue.interruptible
-        self._calls = ClientCalls(self._waits.wake)
+        self._waits = scheduler.queue
+        self._calls = ClientCalls(self._waits.wake_waits)
         self.device = self._calls.device
         self.futures = Futures()
         self._types: list[Any] = []

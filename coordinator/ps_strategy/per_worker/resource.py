@@ -239,7 +239,7 @@ class WorkerCopies:
 
     def renew_input(self, renewed: FiniteInput) -> None:
         """Lets functions that take an input run on all workers again."""
-        self._scheduler.queue.workers.renew_input(renewed)
+        self._scheduler.queue.renew_input(renewed)
 
 
 def create_per_worker_resource(create: Callable[[], Any], handles: PerWorkerHandles) -> Any:

@@ -40,7 +40,7 @@ from coordinator.updates.model import PulledModel, bytes_of, pull, transfer
 from coordinator.updates.rule_state import zeros
 from coordinator.updates.rules.asynchronous import Asynchronous
 from coordinator.updates.settings import ModelAverageSettings
-from coordinator.workers.worker import WorkerState
+from coordinator.workers.cluster import WorkerState
 
 # Seconds between two checks whether an awaited worker was lost.
 CHECK_INTERVAL = 0.1
