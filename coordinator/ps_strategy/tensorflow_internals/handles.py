@@ -1,4 +1,7 @@
-"""Handles of variables and tables: what functions capture, and what a recovery replaces."""
+"""Handles of variables and tables: what functions capture, and what a recovery replaces.
+
+A mutable table on a parameter server has a name there, by which datasets on other servers find it (`TableResource`).
+"""
 
 import contextlib
 import copy
@@ -20,6 +23,10 @@ from coordinator.ps_strategy.tensorflow_internals.process import attribute_repla
 
 # Attributes of a checkpoint: its asynchronous checkpointer, once it was needed, and the method that creates it.
 _ASYNCHRONOUS, _MAKES_ASYNCHRONOUS = "_async_checkpointer_impl", "_async_checkpointer"
+# The classes of mutable tables in `tf.lookup.experimental`, which are also the kinds of `resource_creator_scope`.
+KINDS = ("MutableHashTable", "DenseHashTable")
+# An argument of their constructors.
+_ANONYMOUS = "experimental_is_anonymous"
 
 
 def resource_creator_scope(kind: str, creator: Callable[..., Any]) -> Any:
@@ -120,9 +127,9 @@ def copy_handle_data(source: Any, target: Any) -> None:
     handle_data_util.copy_handle_data(source, target)
 
 
-def variable_of(handle: Any) -> tf.TensorSpec | None:
-    """Returns the shape and type of the variable of a symbolic handle; None if they are not known."""
-    # Private: only a `tf.Variable` tells them publicly.
+def variable_spec(handle: Any) -> tf.TensorSpec | None:
+    """Returns the shape and type of the variable of a handle; None if they are not known completely."""
+    # Private: only a `tf.Variable` tells them publicly. An operation on the handle would run on its server.
     known = resource_variable_ops.get_eager_safe_handle_data(handle) if handle.dtype == tf.resource else None
     if known is None or not known.is_set or len(known.shape_and_type) != 1:
         return None
@@ -130,13 +137,19 @@ def variable_of(handle: Any) -> tf.TensorSpec | None:
     return spec if spec.shape.is_fully_defined() else None
 
 
+def handle_without_value(shape: Any, dtype: tf.DType, name: str, device: str) -> tf.Tensor:
+    """Returns the handle of a new variable on a device, which takes no memory until it has a value."""
+    # Private: publicly, a resource is created only together with a variable and its value.
+    with tf.init_scope(), tf.device(None), tf.device(device):
+        return resource_variable_ops._variable_handle_from_shape_and_dtype(
+            shape, dtype, shared_name=None, name=name, graph_mode=False
+        )
+
+
 def new_handle(variable: Any) -> tf.Tensor:
     """Returns the handle of a new resource without a value, on the variable's server and of its type."""
-    # Private: publicly, a resource is created only together with a variable and its value.
-    with tf.device(variable.device):
-        handle = resource_variable_ops._variable_handle_from_shape_and_dtype(
-            variable.shape, variable.dtype, shared_name=None, name=variable.name, graph_mode=False
-        )
+    handle = handle_without_value(variable.shape, variable.dtype, variable.name, variable.device)
+    # Private: as above.
     handle._handle_data = variable.handle._handle_data
     return handle
 
@@ -156,14 +169,13 @@ class TracedFunctions:
     @contextlib.contextmanager
     def recorded(self) -> Iterator["TracedFunctions"]:
         """A scope in which each graph and concrete function of this process is recorded."""
-        # Private: TensorFlow has no list of its functions. To search Python's objects for them would find none that
-        # `gc.freeze` has hidden, and take seconds in a large program.
-        with contextlib.ExitStack() as patches:
-            for kind, made in (
-                (func_graph.FuncGraph, self._graphs),
-                (concrete_function.ConcreteFunction, self._functions),
-            ):
-                patches.enter_context(attribute_replaced(kind, "__init__", _recording(kind.__init__, made)))
+        # Private: TensorFlow has no list of its functions. A search of Python's objects would not find those that
+        # `gc.freeze` has hidden, and would take seconds in a large program.
+        graph, function = func_graph.FuncGraph, concrete_function.ConcreteFunction
+        with (
+            attribute_replaced(graph, "__init__", _recording(graph.__init__, self._graphs)),
+            attribute_replaced(function, "__init__", _recording(function.__init__, self._functions)),
+        ):
             yield self
 
     def graphs(self) -> list[Any]:
@@ -187,19 +199,15 @@ def _recording(construct: Callable[..., None], made: "weakref.WeakValueDictionar
 
 
 def replace_handles(renewed: Iterable[tuple[Any, tf.Tensor]], traced: TracedFunctions) -> None:
-    """Replaces the handles of variables and tables, also in every function that captured one.
+    """Replaces the handles of variables and tables, also in every function of `traced` that captured one.
 
-    No function that uses them may be running.
-
-    Args:
-      renewed: variables and tables, each with its new handle.
-      traced: has every function that may have captured one.
+    No function that uses them may be running. `renewed` has each variable or table with its new handle.
     """
     replacements: dict[int, tuple[Any, tf.Tensor]] = {}
     for owner, handle in renewed:
         former = _handle_of(owner)
         _set_handle(owner, handle)
-        # Keeps the former handle alive, so that no other tensor gets its id.
+        # The former handle is kept alive, so that no other tensor gets its id.
         replacements[id(former)] = former, handle
     for graph in traced.graphs():
         _replace_captures(graph.function_captures, replacements)
@@ -212,9 +220,9 @@ def replace_handles(renewed: Iterable[tuple[Any, tf.Tensor]], traced: TracedFunc
 
 
 def forget_handles(owners: Iterable[Any]) -> None:
-    """Gives variables and tables handles of nothing, in this process, with which each operation raises an error.
+    """Gives variables and tables handles in this process, of no resource, with which each operation raises an error.
 
-    After TensorFlow was reset, an operation with a former handle, of a resource on a server, would end the process.
+    After TensorFlow was reset, an operation with the former handle, of a resource on a server, would end the process.
     """
     with tf.device("/device:CPU:0"):
         for owner in owners:
@@ -249,12 +257,6 @@ def _replace_captures(captures: Any, replacements: Mapping[int, tuple[Any, tf.Te
     captures.capture_types  # noqa: B018
 
 
-# The classes in `tf.lookup.experimental`, which are also the kinds of `resource_creator_scope`.
-KINDS = ("MutableHashTable", "DenseHashTable")
-
-_ANONYMOUS = "experimental_is_anonymous"
-
-
 def is_created_by_keras() -> bool:
     """Returns True if Keras is creating the present table or variable for itself.
 
@@ -272,14 +274,10 @@ def _package(frame: Any) -> str:
 
 
 class TableResource:
-    """What a server holds of a table. It has a name there, by which datasets on other servers find it.
+    """The resource of a table of one of the `KINDS` on a server, which has a name there.
 
-    The name belongs to this client: no other client of the server finds it, and what the server holds of the table is
-    freed with all else of this client.
-
-    Args:
-      table: a table of one of the `KINDS`.
-      device: the full name of a device of the server.
+    Datasets on other servers find it by the name. No other client of the server finds it, and the server frees it with
+    all other resources of this client. `device` is the full name of a device of the server.
     """
 
     def __init__(self, table: Any, device: str) -> None:
@@ -294,15 +292,15 @@ class TableResource:
             return self._creator._create_resource()
 
     def free(self) -> None:
-        """Frees the resource, if there is one. Its handles become useless."""
+        """Frees the resource, if there is one; its handles become useless."""
         tf.raw_ops.DestroyResourceOp(resource=self.handle())
 
 
 class _RemoteDenseHashTable(tf.lookup.experimental.DenseHashTable):
-    """Accepts what it has exported.
+    """Accepts its own exported content.
 
-    Scalar keys are exported as vectors of one element, which an import into a table on a server refuses: it checks the
-    shapes, if they are known.
+    Scalar keys are exported as vectors of one element. An import into a table on a server refuses them: it checks the
+    shapes if they are known.
     """
 
     def _restore_from_tensors(self, restored_tensors: Mapping[str, Any]) -> Any:
@@ -321,7 +319,7 @@ class _RemoteDenseHashTable(tf.lookup.experimental.DenseHashTable):
 
 
 class _OnAnyDevice:
-    """What a mutable table does, where TensorFlow's own methods place it on the device of the table on the client."""
+    """Methods of a mutable table, without TensorFlow's placement on the device of the table on the client."""
 
     resource_handle: tf.Tensor
     key_dtype: tf.DType
@@ -365,21 +363,14 @@ _ON_ANY_DEVICE = {
 
 
 def let_run_anywhere(table: Any) -> None:
-    """Has a function that uses a mutable table of the client run where it is called, with the table of that place."""
+    """Has a function that uses a mutable table of the client run where it is called, with the table that is there."""
     table.__class__ = _ON_ANY_DEVICE.get(type(table), type(table))
 
 
 def create_mutable_table(
     next_creator: Callable[..., Any], device: str, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Any, TableResource]:
-    """Creates a table whose resource is on a device, and whose other tensors are on the client.
-
-    Args:
-      next_creator: creates it on the current device.
-      device: the full name of a device.
-      args: the positional arguments of its constructor.
-      kwargs: its keyword arguments.
-    """
+    """Creates a table by `next_creator(*args, **kwargs)`; its resource is on a device, its tensors on the client."""
     # A resource without a name is freed as soon as another one takes its place.
     with tf.device(None), tf.device("/device:CPU:0"):
         table = next_creator(*args, **{**kwargs, _ANONYMOUS: True})
@@ -394,13 +385,13 @@ def create_mutable_table(
 
 
 def table_content(table: Any) -> dict[str, np.ndarray]:
-    """Returns the content of a table, as arrays on the client: what a checkpoint holds of it."""
+    """Returns the content of a table that a checkpoint would hold, as arrays on the client."""
     # Private: `export` of a `DenseHashTable` returns free buckets too, which `insert` refuses.
     return {name: tensor.numpy() for name, tensor in table._serialize_to_tensors().items()}
 
 
 def set_table_content(table: Any, content: Mapping[str, np.ndarray]) -> None:
-    """Replaces all content of a table by what `table_content` returned for it."""
+    """Replaces all content of a table by content that `table_content` returned."""
     # Private: as above.
     table._restore_from_tensors({name: tf.convert_to_tensor(array) for name, array in content.items()})
 
