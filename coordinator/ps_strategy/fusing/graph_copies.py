@@ -116,15 +116,11 @@ def _is_on_worker(operation: Any) -> bool:
 
 
 class GraphCopies:
-    """Adds copies of a function to the graph of another one with the same inputs.
+    """Adds `count` copies of a concrete function to the graph of another one with the same inputs.
 
     Operations that draw random numbers from a seed get another seed in each copy, and for each `count`; otherwise all
     copies would draw the same numbers. If they are in a loop, a branch or a called function, each copy has functions of
     its own.
-
-    Args:
-      concrete: a `tf.types.experimental.ConcreteFunction`.
-      count: number of copies.
 
     Attributes:
       hoists: whether the copies read variables once that the function reads in loops, branches or calls.
@@ -157,26 +153,18 @@ class GraphCopies:
             copy_handle_data(original, placeholder)
 
     def add(self, inputs: Sequence[Any], name: str) -> list[Any]:
-        """Adds a copy.
+        """Adds a copy, and returns its flat outputs.
 
         Args:
           inputs: a symbolic tensor for each input of the function, captures included.
-          name: a unique scope for the names of its operations; empty for the names that they have in the function.
-
-        Returns:
-          Its flat outputs.
+          name: a unique scope for the names of its operations; empty for their names in the function.
         """
         self._copies += 1
         self._seeds.set(self._definition, self._copies * _BETWEEN_SEEDS)
         passed = dict(zip(self._inputs, inputs, strict=True))
-        computed = iter(
-            tf.graph_util.import_graph_def(
-                self._definition,
-                {name: tensor for name, tensor in passed.items() if name in self._used},
-                [output for output in self._outputs if output not in passed],
-                name,
-            )
-        )
+        used = {name: tensor for name, tensor in passed.items() if name in self._used}
+        wanted = [output for output in self._outputs if output not in passed]
+        computed = iter(tf.graph_util.import_graph_def(self._definition, used, wanted, name))
         # The graph has the functions that it calls now.
         self._definition.ClearField("library")
         outputs = [passed[output] if output in passed else next(computed) for output in self._outputs]
@@ -253,17 +241,13 @@ def _without_inputs(definition: Any, inputs: set[str], devices: Mapping[str, str
     """Returns a graph without the placeholders of its inputs, and without references to them."""
     kept = [node for node in definition.node if node.name not in inputs]
     for node in kept:
-        needed = [name for name in node.input if not (name.startswith("^") and name[1:] in inputs)]
-        del node.input[:]
-        node.input.extend(needed)
+        node.input[:] = [name for name in node.input if not (name.startswith("^") and name[1:] in inputs)]
         together = [group.decode().removeprefix("loc:@") for group in node.attr["_class"].list.s]
         node.device = node.device or next((devices[name] for name in together if name in devices), "")
         del node.attr["_class"]
         if elsewhere := [f"loc:@{name}".encode() for name in together if name not in inputs]:
             node.attr["_class"].list.s.extend(elsewhere)
-    without = type(definition)(versions=definition.versions, library=definition.library)
-    without.node.extend(kept)
-    return without
+    return type(definition)(versions=definition.versions, library=definition.library, node=kept)
 
 
 class _Seeds:
@@ -286,12 +270,8 @@ class _Seeds:
         del definition.library.function[:]
         definition.library.function.extend(others)
         self._nodes = [(node, seed) for node in definition.node if (seed := _seed_of(node))]
-        self._calls = [
-            (function, function.name)
-            for node in definition.node
-            for function in called_in(node)
-            if function.name in drawing
-        ]
+        calls = (function for node in definition.node for function in called_in(node))
+        self._calls = [(function, function.name) for function in calls if function.name in drawing]
 
     def set(self, definition: Any, offset: int) -> None:
         """Adds a number to each seed; functions with other seeds are added to the library, under other names."""

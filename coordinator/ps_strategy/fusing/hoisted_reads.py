@@ -4,9 +4,9 @@
                       body: ReadVariableOp, a message                              body: the value
                             in each iteration
 
-Several reads of one variable at one place become one read. A read is hoisted if nothing outside of the loop, branch or
-function decides when it is made: it has no control dependencies, nothing in there changes the variable or looks up rows
-of it, and it is no `read_value()`, which reads where it is called. A read stays
+Several reads of one variable at one place become one read. A read is hoisted if its time depends only on its loop,
+branch or function: it has no control dependencies, nothing in there changes the variable or looks up rows of it, and it
+is no `read_value()`, which reads where it is called. A read stays
 
 - in the condition of a loop, and in its body if the end of the loop depends on an integer, a bool or a scalar that it
   reads: the loop may wait for another worker to change it;
@@ -41,18 +41,15 @@ _Variables = Mapping[str, tf.TensorSpec]
 
 
 class _Call(NamedTuple):
-    """How operations of a type call functions.
+    """How operations of a type call functions."""
 
-    Attributes:
-      types: the attribute with the types of the arguments.
-      first: the number of inputs before the first argument.
-      functions: the attributes that name one each; `Case` has a list of them.
-      stateless: the same operation for functions without side effects.
-    """
-
+    # The attribute with the types of the arguments.
     types: str
+    # The number of inputs before the first argument.
     first: int
+    # The attributes that name one function each; `Case` has a list of functions.
     functions: tuple[str, ...]
+    # The same operation for functions without side effects.
     stateless: str
 
 
@@ -82,13 +79,9 @@ def reads_of(function: Any, number: int) -> list[Any]:
 
 
 def may_hoist(operation: str, functions: Sequence[Any], number: int, variable: tf.TensorSpec) -> bool:
-    """Returns True if an operation may take the value of a variable in place of the variable's handle.
+    """Returns True if an operation of a type may take a variable's value in place of its handle.
 
-    Args:
-      operation: its type.
-      functions: those that it calls.
-      number: the place of the handle among their arguments.
-      variable: the shape and type of the variable.
+    The handle is the argument with this `number` of the functions that the operation calls.
     """
     for function in functions:
         argument = function.signature.input_arg[number].name
@@ -278,11 +271,9 @@ class _Body:
         return is_returned or any(user.op != "VariableShape" for user in users)
 
     def _order_changes(self, reads: Mapping[str, str], node: Any) -> None:
-        """Has operations that change variables wait for the reads of these, not for the loop: a message less.
+        """Has operations that change variables wait for the reads of these, not for `node`: a message less.
 
-        Args:
-          reads: the names of the reads, by the handles.
-          node: the loop, branch or call, which has no other effects than these reads.
+        `reads` has the names of the reads by the handles; `node` is a loop, branch or call without other effects.
         """
         waited = f"^{node.name}"
         for user in self._nodes:

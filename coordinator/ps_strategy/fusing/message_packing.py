@@ -57,20 +57,16 @@ _ConstantHere = Callable[[tuple[int, ...]], Any]
 
 @dataclasses.dataclass
 class _Sent:
-    """A tensor that is sent to a device.
-
-    Attributes:
-      tensor: itself.
-      awaited: the operations on which it depends and which may wait for other workers; a bit for each.
-      section: the number of the part of the graph that uses it first.
-      stage: the last stage at which it delays no user.
-      users: the operations that use it on the device, and the positions of these inputs.
-    """
+    """A tensor that is sent to a device."""
 
     tensor: Any
+    # The operations on which it depends and which may wait for other workers; a bit for each.
     awaited: int
+    # The number of the part of the graph that uses it first.
     section: float = math.inf
+    # The last stage at which it delays no user.
     stage: float = math.inf
+    # The operations that use it on the device, and the positions of these inputs.
     users: list[tuple[tf.Operation, int]] = dataclasses.field(default_factory=list)
 
 
@@ -113,9 +109,7 @@ def _messages(
     for (_, source, target), transfer in _sent(graph, devices, sections).items():
         ways.setdefault((source, target, transfer.stage, transfer.awaited), []).append(transfer)
     for (source, target, _, _), transfers in ways.items():
-        for together in _neighbours(transfers):
-            if len(together) > 1:
-                yield source, target, together
+        yield from ((source, target, together) for together in _neighbours(transfers) if len(together) > 1)
 
 
 def _sent(

@@ -117,12 +117,9 @@ def may_be_fused(concrete: Any) -> bool:
 
 
 class RepeatedFunction:
-    """`count` calls of a function, one after the other.
+    """`count` calls, at least 2, of a concrete function, one after the other.
 
-    Args:
-      concrete: a `tf.types.experimental.ConcreteFunction`.
-      count: number of calls, at least 2.
-      is_shared: for each input without captures, True if all calls are given the same tensor.
+    `is_shared` says, for each input without captures, whether all calls take the same tensor.
     """
 
     def __init__(self, concrete: Any, count: int, is_shared: Sequence[bool]) -> None:
@@ -252,11 +249,8 @@ class StackedInputs(NamedTuple):
         """Stacks the arguments of each step, and binds them once; returns None if each step must be bound.
 
         TensorFlow takes some 50 microseconds to bind the arguments of one step, mostly to make a tensor of each array.
-        So only the first step's arguments are bound, and arrays that differ from step to step become one tensor.
-
-        Args:
-          steps: for each step, its flattened arguments; a shared argument is the same object in all steps.
-          bind: takes flattened arguments, returns the inputs for them.
+        So only the first step's arguments are bound, and arrays that differ from step to step become one tensor. The
+        arguments are flattened, also those of `bind`; a shared argument is the same object in all steps.
         """
         first = list(steps[0])
         # By the identity of the tensor that is bound as the first step's argument, and so found among the inputs.

@@ -65,7 +65,6 @@ def elements_per_call(concrete: Any) -> float:
 
 
 def _taken(handle: str, nodes: Sequence[Any], functions: Mapping[str, Any]) -> float:
-    """Returns how many elements the nodes of one graph take from an iterator, which has a name there."""
     return sum(_taken_by(node, handle, functions) for node in nodes if handle in node.input)
 
 
@@ -95,11 +94,8 @@ class _Position(NamedTuple):
 class IteratorPositions:
     """The positions of the iterators that one per-worker iterator has on the workers.
 
-    The entry of a worker is used by its thread only, except that positions are restored while nothing runs.
-
-    Args:
-      workers: returns the number of shares into which the data is divided.
-      element_spec: the type of the elements.
+    The entry of a worker is used by its thread only, except that positions are restored while nothing runs. `workers`
+    returns the number of shares into which the data is divided.
     """
 
     def __init__(self, workers: Callable[[], int], element_spec: Any) -> None:
@@ -108,7 +104,7 @@ class IteratorPositions:
         self._sizes: dict[int, float] = {}
         self._taken: dict[int, float] = {}
         self._saved: dict[int, _Position] = {}
-        # Of the iterators that exist: a position in another share means nothing.
+        # The shares of the iterators that exist: a position in another share means nothing.
         self._shares: dict[int, Hashable] = {}
 
     def iterator_of(self, dataset: tf.data.Dataset, context: WorkerContext, share: Hashable = None) -> Any:
@@ -212,14 +208,7 @@ def _handle_of(iterator: Any) -> Any:
 
 
 class _PerWorkerElements(PerWorkerResource, tf.types.experimental.SupportsTracingProtocol):
-    """What datasets and iterators have in common: the type of their elements.
-
-    Args:
-      name: used in messages.
-      element_spec: the `tf.TypeSpec` of an element, nested as elements are.
-      build: creates the worker's copy; called on the worker's thread, in its device scope.
-      share_of: see `PerWorkerResource`.
-    """
+    """The base of datasets and iterators. `element_spec` has the `tf.TypeSpec`s of an element, nested as it is."""
 
     # The type of the worker's copy: what a function is traced with.
     _spec_class: type[Any]
@@ -251,9 +240,7 @@ class _PerWorkerElements(PerWorkerResource, tf.types.experimental.SupportsTracin
 class EndOfDataError(tf.errors.OutOfRangeError):
     """An iterator has no element left on a worker. Raised to users when it has none on any worker that may be asked.
 
-    Args:
-      name: the iterator's name.
-      ended: the iterator as the core knows it, if it has ended on one worker at least.
+    `ended` is the iterator as the core knows it, if it has ended on one worker at least.
     """
 
     def __init__(self, name: str, ended: FiniteInput | None = None) -> None:
@@ -285,12 +272,9 @@ class PerWorkerIterator(_PerWorkerElements, tf.train.experimental.PythonState):
     the last reference to this object.
 
     Args:
-      name: used in messages.
-      element_spec: the `tf.TypeSpec` of an element, nested as elements are.
       build: creates the worker's dataset; called on the worker's thread, in its device scope.
-      workers: returns the number of shares into which the data is divided.
-      copies: runs work on the workers.
       share_of: see `PerWorkerResource`; only an endless iterator begins again when its share changes.
+      name, element_spec, workers, copies: as for `PerWorkerDataset`.
 
     Attributes:
       input: the iterator as the core knows it.
@@ -308,7 +292,7 @@ class PerWorkerIterator(_PerWorkerElements, tf.train.experimental.PythonState):
         build: Callable[[WorkerContext], tf.data.Dataset],
         workers: Callable[[], int],
         copies: WorkerCopies,
-        share_of: ShareOf | None = None,
+        share_of: ShareOf | None,
     ) -> None:
         # Local variables, because `build_iterator` must not keep this object alive.
         positions = IteratorPositions(workers, element_spec)
@@ -471,15 +455,11 @@ def tracing_type(value: Any) -> Any:
 
 @contextlib.contextmanager
 def iterators_in_use(iterators: Sequence[PerWorkerIterator], context: WorkerContext) -> Iterator[None]:
-    """A scope for one call on a worker, which resets iterators that an earlier call left interrupted.
+    """A scope for one call on a worker, which resets iterators among its arguments that an earlier call interrupted.
 
     A call that is cancelled while it waits for an element may leave its iterator cancelled, or ended too early. Nothing
     is inspected unless the call fails. If it fails because data has ended, an iterator that may have ended is asked for
     one more element, which is lost if there is one.
-
-    Args:
-      iterators: those among the call's arguments.
-      context: the worker.
 
     Raises:
       tf.errors.AbortedError: an iterator was ended by an earlier call; it starts again with the next call.
@@ -495,35 +475,26 @@ def iterators_in_use(iterators: Sequence[PerWorkerIterator], context: WorkerCont
         if not is_end or len(endless) == len(iterators):
             for iterator in iterators:
                 iterator.failed[worker] = context.connection_number
-        if is_end:
-            interrupted = [iterator for iterator in suspects if iterator in endless]
-        else:
-            # A call that this client cancels raises `ClosureCancelledError` instead.
-            interrupted = suspects if isinstance(error, tf.errors.CancelledError) else []
-        if interrupted:
+        # A call that this client cancels raises `ClosureCancelledError` instead of `CancelledError`.
+        is_cancelled = isinstance(error, tf.errors.CancelledError)
+        if interrupted := [iterator for iterator in suspects if (iterator in endless if is_end else is_cancelled)]:
             message = _restart(interrupted, context)
             if is_end:
                 # Tried again, as the cancelled call is; it is not the end of the data.
                 raise tf.errors.AbortedError(None, None, message) from error
             raise
         if is_end:
-            _forget_failures(suspects, context)
-            for iterator in iterators:
-                if iterator not in endless:
-                    _raise_if_ended(iterator, context, error)
+            for iterator in suspects:
+                iterator.failed.pop(worker, None)
+            if suspects:
+                _logger.warning(
+                    "%s has ended, and an earlier call that used it was cancelled, which may have ended it too early. "
+                    "Make a new iterator if some of its data is missing.",
+                    _names(suspects, context),
+                )
+            for iterator in itertools.filterfalse(endless.__contains__, iterators):
+                _raise_if_ended(iterator, context, error)
         raise
-
-
-def _forget_failures(suspects: Sequence[PerWorkerIterator], context: WorkerContext) -> None:
-    """Takes the end of data for regular, and warns that it may have come too early."""
-    for iterator in suspects:
-        iterator.failed.pop(context.index, None)
-    if suspects:
-        _logger.warning(
-            "%s has ended, and an earlier call that used it was cancelled, which may have ended it too early. Make "
-            "a new iterator if some of its data is missing.",
-            _names(suspects, context),
-        )
 
 
 @tf.function

@@ -104,46 +104,40 @@ def one_for_each_replica(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dat
     may_be_empty = all(
         isinstance(leaf, tf.TensorSpec) and bool(leaf.shape.rank) and leaf.shape[0] is None for leaf in leaves
     )
-    # Optionals, which are scalars whatever is in them, and share it: elements need not have one shape to be batched.
-    wrapped = dataset.map(lambda *parts: _wrapped(parts[0] if len(parts) == 1 else parts))
-    groups = wrapped.batch(replicas, drop_remainder=not may_be_empty)
+
+    # Optionals are scalars that share their content: elements need not have one shape to be batched.
+    def wrapped(*parts: Any) -> tf.Tensor:
+        optional = tf.experimental.Optional.from_value(_element(parts))
+        [variant] = tf.nest.flatten(optional, expand_composites=True)
+        return variant
+
+    def value(variant: tf.Tensor) -> Any:
+        return tf.nest.pack_sequence_as(tf.OptionalSpec(spec), [variant], expand_composites=True).get_value()
+
+    def no_rows() -> Any:
+        return tf.nest.map_structure(lambda leaf: tf.zeros([size or 0 for size in leaf.shape], leaf.dtype), spec)
 
     def unwrapped(group: Any) -> Any:
         if not may_be_empty:
-            return regrouped([_value(group[number], spec) for number in range(replicas)])
+            return regrouped([value(group[number]) for number in range(replicas)])
         count = tf.shape(group)[0]
         return regrouped(
-            [
-                tf.cond(
-                    number < count,
-                    lambda number=number: _value(group[number], spec),
-                    lambda: tf.nest.map_structure(_empty, spec),
-                )
-                for number in range(replicas)
-            ]
+            [tf.cond(number < count, lambda number=number: value(group[number]), no_rows) for number in range(replicas)]
         )
 
-    return groups.map(unwrapped)
+    return dataset.map(wrapped).batch(replicas, drop_remainder=not may_be_empty).map(unwrapped)
 
 
 def divided_among_replicas(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
     """Returns a dataset of the same batches, divided into `PerReplica` values; ValueError if they are no batches."""
     if replicas == 1:
         return dataset
-    return dataset.map(lambda *parts: divided(parts[0] if len(parts) == 1 else parts, replicas))
+    return dataset.map(lambda *parts: divided(_element(parts), replicas))
 
 
-def _wrapped(element: Any) -> tf.Tensor:
-    [variant] = tf.nest.flatten(tf.experimental.Optional.from_value(element), expand_composites=True)
-    return variant
-
-
-def _value(variant: tf.Tensor, spec: Any) -> Any:
-    return tf.nest.pack_sequence_as(tf.OptionalSpec(spec), [variant], expand_composites=True).get_value()
-
-
-def _empty(spec: tf.TensorSpec) -> tf.Tensor:
-    return tf.zeros([size or 0 for size in spec.shape], spec.dtype)
+def _element(parts: tuple[Any, ...]) -> Any:
+    """Returns the element that a dataset passes to a function as these arguments."""
+    return parts[0] if len(parts) == 1 else parts
 
 
 def warn_of_random_order(name: str, concrete: Any) -> None:
@@ -259,16 +253,12 @@ class DatasetDistribution:
                 f"got {dataset_fn!r}."
             )
         _check(options)
-        name = getattr(dataset_fn, "__name__", "dataset function")
-        shares = self._shares
+        name, shares, caches = getattr(dataset_fn, "__name__", "dataset function"), self._shares, CacheFiles()
+        # The share of the first worker to come, if there is none at the moment.
+        present = [shares.of(worker) for worker in shares.workers or [0]]
         traces = _TracedShares(
-            name,
-            lambda context: self._trace(_checked(dataset_fn, context, options)),
-            # The share of the first worker to come, if there is none at the moment.
-            [shares.of(worker) for worker in shares.workers or [0]],
-            self._replicas,
+            name, lambda context: self._trace(_checked(dataset_fn, context, options)), present, self._replicas
         )
-        caches = CacheFiles()
 
         def build(context: WorkerContext) -> tf.data.Dataset:
             traced = traces.of(shares.of(context.index))
@@ -327,11 +317,7 @@ class DatasetDistribution:
 class _TracedShares:
     """A dataset function, traced for each share of the data, as far as it reads which one it has.
 
-    Args:
-      name: the function's, for messages.
-      trace: traces the function with an input context.
-      shares: those that are needed now.
-      replicas: how many a worker has.
+    `trace` traces the function with an input context; `shares` are those that are needed now.
 
     Attributes:
       element_spec: the common type of the elements.
@@ -364,11 +350,7 @@ class _TracedShares:
         )
 
     def of(self, share: InputShare) -> Any:
-        """Returns the function traced for a share; traces it if that has not been done.
-
-        Raises:
-          ValueError: the elements are of a type that functions were not traced for.
-        """
+        """Returns the function traced for a share; ValueError if its elements are of another type than before."""
         part = self.part_read(share)
         if part not in self._traces:
             assert self._trace is not None
@@ -402,7 +384,7 @@ class _InputContext(tf.distribute.InputContext):
     def owner(self) -> Any:
         """Returns, in the function, a name for the worker and its share, which is part of the names of its files.
 
-        It has the number of workers too: a program that divides data by it must not read a file for another number.
+        It has the number of workers, too: a program that divides data by it must not read a file for another number.
         """
         pipelines = super().num_input_pipelines
         shares = f"share-{super().input_pipeline_id}-of-{pipelines}" if self.has_read_pipeline_id else f"of-{pipelines}"
@@ -424,9 +406,15 @@ def _checked(
 ) -> Callable[[], tuple[tf.data.Dataset, tf.Tensor]]:
     """Returns a function to trace, which makes the dataset and returns it with the files in which it is cached."""
 
+    def refuse_variable(next_creator: Callable[..., Any], **kwargs: Any) -> NoReturn:
+        raise ValueError(
+            f"A dataset function must not create variables, but made one named {kwargs.get('name')!r}. Create it "
+            "outside, in the strategy's scope."
+        )
+
     def make_dataset() -> tuple[tf.data.Dataset, tf.Tensor]:
         caches = TracedCaches(context.owner)
-        with tf.variable_creator_scope(_refuse_variable), caches_replaced(caches.own_file):
+        with tf.variable_creator_scope(refuse_variable), caches_replaced(caches.own_file):
             dataset = dataset_fn(context)
         if not isinstance(dataset, tf.data.Dataset):
             raise TypeError(
@@ -502,10 +490,3 @@ def _without_autotuning_in_graph(dataset: tf.data.Dataset) -> tf.data.Dataset:
 def _buffered(dataset: tf.data.Dataset, options: tf.distribute.InputOptions | None) -> tf.data.Dataset:
     size = options.experimental_per_replica_buffer_size if options is not None else 0
     return dataset.prefetch(size) if size else dataset
-
-
-def _refuse_variable(next_creator: Callable[..., Any], **kwargs: Any) -> NoReturn:
-    raise ValueError(
-        f"A dataset function must not create variables, but made one named {kwargs.get('name')!r}. Create it outside, "
-        "in the strategy's scope."
-    )

@@ -371,10 +371,12 @@ def worker_number(name: str, handles: PerWorkerHandles, of: Callable[[WorkerCont
     return read
 
 
+# Reads a variable on every worker.
+_ReadOnAll = Callable[[PerWorkerResource], list[Any]]
+
+
 def create_per_worker_variable(
-    create: Callable[[], tf.Variable],
-    handles: PerWorkerHandles,
-    read_on_all: Callable[[PerWorkerResource], list[Any]],
+    create: Callable[[], tf.Variable], handles: PerWorkerHandles, read_on_all: _ReadOnAll
 ) -> tf.Variable:
     """Creates a variable on the client that represents one on each worker (`per_worker_variable=True`).
 
@@ -388,9 +390,7 @@ def create_per_worker_variable(
 
 
 def create_state_of_sequences(
-    create: Callable[[], tf.Variable],
-    handles: PerWorkerHandles,
-    read_on_all: Callable[[PerWorkerResource], list[Any]],
+    create: Callable[[], tf.Variable], handles: PerWorkerHandles, read_on_all: _ReadOnAll
 ) -> tf.Variable:
     """Creates a per-worker variable for the state that a batch leaves to the next batch of the same sequences.
 
@@ -432,7 +432,7 @@ def _with_copies(
     create: Callable[[], tf.Variable],
     build: Callable[[WorkerContext], tf.Variable],
     handles: PerWorkerHandles,
-    read_on_all: Callable[[PerWorkerResource], list[Any]],
+    read_on_all: _ReadOnAll,
 ) -> tuple[Any, tuple[PerWorkerResource, PerWorkerResource]]:
     """Returns a variable on the client, and what makes its copies and their handles."""
     with tf.device("/device:CPU:0"):

@@ -106,8 +106,6 @@ def _handle_of(owner: Any) -> tf.Tensor:
 
 
 class _TolerantDeleter(resource_variable_ops.EagerResourceDeleter):
-    """Frees a resource, if its server still has it."""
-
     __slots__ = ()
 
     def __del__(self) -> None:
@@ -171,10 +169,9 @@ class TracedFunctions:
         """A scope in which each graph and concrete function of this process is recorded."""
         # Private: TensorFlow has no list of its functions. A search of Python's objects would not find those that
         # `gc.freeze` has hidden, and would take seconds in a large program.
-        graph, function = func_graph.FuncGraph, concrete_function.ConcreteFunction
         with (
-            attribute_replaced(graph, "__init__", _recording(graph.__init__, self._graphs)),
-            attribute_replaced(function, "__init__", _recording(function.__init__, self._functions)),
+            _recorded_in(self._graphs, func_graph.FuncGraph),
+            _recorded_in(self._functions, concrete_function.ConcreteFunction),
         ):
             yield self
 
@@ -187,15 +184,16 @@ class TracedFunctions:
         return [function for reference in self._functions.valuerefs() if (function := reference()) is not None]
 
 
-def _recording(construct: Callable[..., None], made: "weakref.WeakValueDictionary[int, Any]") -> Callable[..., None]:
-    """Returns a constructor that adds what it constructs to `made`."""
+def _recorded_in(made: "weakref.WeakValueDictionary[int, Any]", kind: Any) -> contextlib.AbstractContextManager[None]:
+    """A scope in which each new object of a class is added to `made`."""
+    construct = kind.__init__
 
     @functools.wraps(construct)
     def construct_and_record(self: Any, *args: Any, **kwargs: Any) -> None:
         construct(self, *args, **kwargs)
         made[id(self)] = self
 
-    return construct_and_record
+    return attribute_replaced(kind, "__init__", construct_and_record)
 
 
 def replace_handles(renewed: Iterable[tuple[Any, tf.Tensor]], traced: TracedFunctions) -> None:
@@ -203,20 +201,18 @@ def replace_handles(renewed: Iterable[tuple[Any, tf.Tensor]], traced: TracedFunc
 
     No function that uses them may be running. `renewed` has each variable or table with its new handle.
     """
+    # By the identity of the former handle, which is kept alive, so that no other tensor gets its identity.
     replacements: dict[int, tuple[Any, tf.Tensor]] = {}
     for owner, handle in renewed:
         former = _handle_of(owner)
         _set_handle(owner, handle)
-        # The former handle is kept alive, so that no other tensor gets its id.
         replacements[id(former)] = former, handle
     for graph in traced.graphs():
         _replace_captures(graph.function_captures, replacements)
     for function in traced.functions():
         captures = captures_of(function)
         if any(id(capture) in replacements for capture in captures):
-            function.set_external_captures(
-                [replacements[id(capture)][1] if id(capture) in replacements else capture for capture in captures]
-            )
+            function.set_external_captures([replacements.get(id(capture), (None, capture))[1] for capture in captures])
 
 
 def forget_handles(owners: Iterable[Any]) -> None:
@@ -348,17 +344,9 @@ class _OnAnyDevice:
         return exported.keys, exported.values
 
 
-class _HashTableOnAnyDevice(_OnAnyDevice, tf.lookup.experimental.MutableHashTable):
-    pass
-
-
-class _DenseTableOnAnyDevice(_OnAnyDevice, tf.lookup.experimental.DenseHashTable):
-    pass
-
-
 _ON_ANY_DEVICE = {
-    tf.lookup.experimental.MutableHashTable: _HashTableOnAnyDevice,
-    tf.lookup.experimental.DenseHashTable: _DenseTableOnAnyDevice,
+    kind: type(f"{kind.__name__}OnAnyDevice", (_OnAnyDevice, kind), {"__module__": __name__})
+    for kind in (tf.lookup.experimental.MutableHashTable, tf.lookup.experimental.DenseHashTable)
 }
 
 

@@ -84,10 +84,8 @@ def quiet_logs() -> Iterator[None]:
     # If another build of TensorFlow lacks the functions, its logs are not silent, and everything else works.
     with contextlib.suppress(AttributeError, OSError):
         level = minimum_level()
-    is_default = "TF_CPP_MIN_LOG_LEVEL" not in os.environ and not logging.getLogger("coordinator").isEnabledFor(
-        logging.DEBUG
-    )
-    is_changed = level < _FATAL and is_default
+    is_debugged = logging.getLogger("coordinator").isEnabledFor(logging.DEBUG)
+    is_changed = level < _FATAL and "TF_CPP_MIN_LOG_LEVEL" not in os.environ and not is_debugged
     try:
         if is_changed:
             set_minimum_level(_FATAL)
@@ -216,15 +214,11 @@ def set_server_def(server_def: Any) -> None:
 
 
 def update_server_def(server_def: Any, client_timeout: float) -> None:
-    """Connects to tasks that were added or restarted, and disconnects from those that are no longer in the server def.
+    """Connects to tasks that were added or restarted, and disconnects from those that are no longer in the `ServerDef`.
 
-    Args:
-      server_def: the `tf.train.ServerDef` of all tasks.
-      client_timeout: in seconds; a task that is connected now frees what this client created there when it has not
-        heard from the client for this long. TensorFlow sends nothing to such tasks by itself; see `ClientLease`.
-
-    Raises:
-      tf.errors.OpError: a task does not answer.
+    A task that is connected now frees what this client created there when it has not heard from the client for
+    `client_timeout` seconds. TensorFlow sends nothing to such tasks by itself; see `ClientLease`. Raises
+    `tf.errors.OpError` if a task does not answer.
     """
     # Private: every public way to change the cluster makes all variables unreadable.
     context.context().update_server_def(server_def, keep_alive_secs=min(math.ceil(client_timeout), _MOST_SECONDS))

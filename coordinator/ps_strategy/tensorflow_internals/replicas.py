@@ -12,7 +12,6 @@ A `PerReplica` value has a part for each replica. A variable is read once for al
 """
 
 import contextlib
-import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -34,7 +33,7 @@ _SCATTERS = ("add", "div", "max", "min", "mul", "sub", "update", "nd_add", "nd_m
 
 
 def regrouped(parts: Sequence[Any]) -> Any:
-    """Returns values of all replicas, with the same structure, as one structure with `PerReplica` values."""
+    """Returns the values of all replicas, with the same structure, as one structure with `PerReplica` values."""
     # Private: as above.
     return distribute_utils.regroup(tuple(parts), always_wrap=True)
 
@@ -73,10 +72,18 @@ def reduced(reduce_op: tf.distribute.ReduceOp, value: Any) -> Any:
             )
         return value
     parts = parts_of_replicas(value)
-    if isinstance(parts[0], tf.IndexedSlices):
-        return _reduced_rows(reduce_op, parts)
-    summed = tf.add_n(list(map(tf.convert_to_tensor, parts)))
-    return summed if reduce_op is _SUM else _divided_by(summed, len(parts))
+
+    def of_sum(summed: Any) -> Any:
+        if reduce_op is _SUM:
+            return summed
+        is_exact = summed.dtype.is_floating or summed.dtype.is_complex
+        return summed / len(parts) if is_exact else summed // len(parts)
+
+    if not isinstance(parts[0], tf.IndexedSlices):
+        return of_sum(tf.add_n(list(map(tf.convert_to_tensor, parts))))
+    indices, places = tf.unique(tf.concat([part.indices for part in parts], 0))
+    rows = tf.math.unsorted_segment_sum(tf.concat([part.values for part in parts], 0), places, tf.size(indices))
+    return tf.IndexedSlices(of_sum(rows), indices, parts[0].dense_shape)
 
 
 def total(parts: Sequence[Any]) -> Any:
@@ -110,18 +117,6 @@ def _origin(value: Any) -> Any:
     return value
 
 
-def _divided_by(value: Any, count: int) -> Any:
-    return value / count if value.dtype.is_floating or value.dtype.is_complex else value // count
-
-
-def _reduced_rows(reduce_op: tf.distribute.ReduceOp, parts: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
-    indices, places = tf.unique(tf.concat([part.indices for part in parts], 0))
-    rows = tf.math.unsorted_segment_sum(tf.concat([part.values for part in parts], 0), places, tf.size(indices))
-    if reduce_op is _MEAN:
-        rows = _divided_by(rows, len(parts))
-    return tf.IndexedSlices(rows, indices, parts[0].dense_shape)
-
-
 def concatenated(value: Any, axis: int) -> Any:
     """Returns the parts of a `PerReplica` value as one tensor, along an axis; any other value unchanged."""
     parts = list(parts_of_replicas(value))
@@ -147,8 +142,7 @@ def divided(batch: Any, replicas: int) -> Any:
                 f"A batch is divided among the {replicas} devices of a worker, by its first axis; {tensor} has none. "
                 "Batch the dataset, or create it by a function, each of whose elements is for one device."
             )
-        size = tensor.shape[0]
-        rows = tf.cast(_row_count(tensor), tf.int64) if size is None else size
+        rows = tf.cast(_row_count(tensor), tf.int64) if tensor.shape[0] is None else tensor.shape[0]
         bounds = [(rows * number + replicas - 1) // replicas for number in range(replicas + 1)]
         return PerReplica(tuple(_rows(tensor, *between) for between in itertools.pairwise(bounds)))
 
@@ -207,26 +201,24 @@ def call_for_each_replica(
         status = tf.__internal__.autograph.control_status_ctx()
         fn = tf.__internal__.autograph.tf_convert(fn.python_function, status)
 
+    def own(value: Any) -> Any:
+        return tf.nest.map_structure(tf.identity, value, expand_composites=True) if tf.is_tensor(value) else value
+
     @tf.autograph.experimental.do_not_convert
     def on_its_device(*replica_args: Any, **replica_kwargs: Any) -> Any:
         # Private: the public attribute is a tensor.
-        number = tf.distribute.get_replica_context()._replica_id_in_sync_group
-        with tf.device(None), tf.compat.v1.device(functools.partial(_placed, devices[number])):
+        device = devices[tf.distribute.get_replica_context()._replica_id_in_sync_group]
+
+        def placed(operation: Any) -> str:
+            is_placed = operation.device or any(tensor.dtype == tf.resource for tensor in operation.inputs)
+            return str(operation.device) if is_placed else device
+
+        with tf.device(None), tf.compat.v1.device(placed):
             # Identities, so that values which are the same in all replicas are `PerReplica`, too.
-            return tf.nest.map_structure(_own, fn(*replica_args, **replica_kwargs))
+            return tf.nest.map_structure(own, fn(*replica_args, **replica_kwargs))
 
     # Private: `merge_call` with several replicas needs a thread for each, and no public class has one.
     return mirrored_run.call_for_each_replica(strategy, on_its_device, args, kwargs)
-
-
-def _placed(device: str, operation: Any) -> str:
-    if operation.device or any(tensor.dtype == tf.resource for tensor in operation.inputs):
-        return str(operation.device)
-    return device
-
-
-def _own(value: Any) -> Any:
-    return tf.nest.map_structure(tf.identity, value, expand_composites=True) if tf.is_tensor(value) else value
 
 
 @contextlib.contextmanager
@@ -315,7 +307,11 @@ def _change(variable: Any, method: str, value: Any, alone: Callable[..., Any], *
         is_addition = method != "assign" or added is not None
         # An addition to a weight is a part of a gradient, and only the program knows how such parts are combined.
         if not variable.is_of_keras or (variable.trainable and is_addition):
-            raise _not_aggregated(variable, method)
+            raise ValueError(
+                f"Several replicas of a worker call {method} of the variable {variable.name!r}, which was created "
+                "without an aggregation. Create it with aggregation=tf.VariableAggregation.SUM, MEAN or "
+                "ONLY_FIRST_REPLICA, or change it outside of strategy.run, by what strategy.reduce returns."
+            )
         if not variable.dtype.is_floating:
             alone(value, *rest)
             return variable
@@ -327,7 +323,11 @@ def _change(variable: Any, method: str, value: Any, alone: Callable[..., Any], *
             if None not in parts_of_replicas(all_added):
                 name, amounts = "assign_add", all_added
             elif aggregation == _AGGREGATION.SUM and variable.is_of_keras:
-                raise _no_addition(variable)
+                raise ValueError(
+                    f"A replica assigned a value to {variable.name!r} that is not its value plus something, so it "
+                    "cannot be said what the sum over the replicas is to be. Write it as variable.assign(variable + "
+                    "change)."
+                )
         if aggregation == _AGGREGATION.ONLY_FIRST_REPLICA or len(parts_of_replicas(amounts)) == 1:
             amount = parts_of_replicas(amounts)[0]
         else:
@@ -343,21 +343,6 @@ def _added(variable: Any, value: Any) -> Any | None:
     """Returns what an assignment adds to a variable; None if it is no addition."""
     change = change_of(variable, value)
     return None if change is None else tf.identity(change[1]) if change[0] else tf.negative(change[1])
-
-
-def _no_addition(variable: Any) -> ValueError:
-    return ValueError(
-        f"A replica assigned a value to {variable.name!r} that is not its value plus something, so it cannot be said "
-        "what the sum over the replicas is to be. Write it as variable.assign(variable + change)."
-    )
-
-
-def _not_aggregated(variable: Any, method: str) -> ValueError:
-    return ValueError(
-        f"Several replicas of a worker call {method} of the variable {variable.name!r}, which was created without an "
-        "aggregation. Create it with aggregation=tf.VariableAggregation.SUM, MEAN or ONLY_FIRST_REPLICA, or change it "
-        "outside of strategy.run, by what strategy.reduce returns."
-    )
 
 
 def _scatter_method(name: str) -> Callable[..., Any]:

@@ -63,15 +63,11 @@ def _call_of(method: Callable[..., Any], reference: Callable[[], Any], *argument
 
 
 class ServerMutex:
-    """A mutex under which operations of one graph at a time run.
+    """A mutex under which operations of one graph at a time run, on the CPU of a server, `device`.
 
-    It is a TensorFlow mutex resource, looked up by name at each use, so that it exists on a restarted server too. A
+    It is a TensorFlow mutex resource, looked up by name at each use, so that it exists on a restarted server, too. A
     cancelled call, such as one of a dead worker, releases it. Operations under the mutex should be on its own server:
-    otherwise a server that hangs blocks everyone.
-
-    Args:
-      name: shared by all users of the mutex. A new client may reuse the names of a client that died.
-      device: the server's CPU.
+    otherwise a server that hangs blocks everyone. A new client may reuse the names of a client that died.
     """
 
     def __init__(self, name: str, device: str) -> None:
@@ -99,11 +95,9 @@ class ServerMutex:
 def reads_replaced(variables: Sequence[Any], readers: Sequence[Any]) -> Iterator[None]:
     """A scope in which reads of variables are answered by their readers; the variables still have the gradients.
 
-    Args:
-      variables: `tf.Variable`s.
-      readers: one for each. `reader.copy(may_make=)` returns a tensor with the variable's value, or None to read the
-        variable itself; `may_make` says that the whole value is needed rather than some rows, so that a new copy pays
-        off. `reader.note_rows(rows)` records rows that were read from the variable itself.
+    Each variable has a reader. `reader.copy(may_make=)` returns a tensor with the variable's value, or None to read the
+    variable itself; `may_make` says that the whole value is needed rather than some rows, so that a new copy pays off.
+    `reader.note_rows(rows)` records rows that were read from the variable itself.
 
     Raises:
       ValueError: the reads of one of them are replaced already.
@@ -175,14 +169,13 @@ def read_variable(variable: Any) -> tf.Tensor:
     return resource_variable_ops.gen_resource_variable_ops.read_variable_op(variable.handle, variable.dtype)
 
 
-def graph_around(graph: Any) -> Any | None:
+def graph_around(graph: Any, part: Any = control_flow_v2_func_graphs.ControlFlowFuncGraph) -> Any | None:
     """Returns the graph around a branch or a loop body; None for any other graph, including a separate function.
 
     A function that captures tensors of the graph around it cannot be called elsewhere.
     """
-    # Private: no public attribute gives it, or distinguishes a branch from a function.
-    is_part = isinstance(graph, control_flow_v2_func_graphs.ControlFlowFuncGraph)
-    return graph.outer_graph if is_part else None
+    # Private: no public attribute gives it, or distinguishes a branch from a loop or a function.
+    return graph.outer_graph if isinstance(graph, part) else None
 
 
 def is_within(graph: Any) -> bool:
@@ -249,8 +242,7 @@ def _captured(graph: Any, handle: Any) -> Any | None:
 
 def _around_branch(graph: Any) -> Any | None:
     """Returns the graph around a branch; None for any other graph, since the body of a loop runs more than once."""
-    # Private: no public attribute gives it, or distinguishes a branch from a loop or a function.
-    return graph.outer_graph if isinstance(graph, control_flow_v2_func_graphs.CondBranchFuncGraph) else None
+    return graph_around(graph, control_flow_v2_func_graphs.CondBranchFuncGraph)
 
 
 def _changes(handle: Any) -> set[str]:
@@ -268,9 +260,8 @@ def _is_changed_after(handle: Any, read: Any) -> bool:
 def change_of(variable: Any, value: Any) -> tuple[bool, Any] | None:
     """Recognizes an assignment that adds to a variable or subtracts from it.
 
-    Returns:
-      True for an addition or False for a subtraction, and the amount; None if the value is not the present value of the
-      variable plus or minus something.
+    Returns True for an addition or False for a subtraction, and the amount; None if the value is not the present value
+    of the variable plus or minus something.
     """
     graph = tf.compat.v1.get_default_graph()
     if not (isinstance(value, tf.Tensor) and tf.is_symbolic_tensor(value) and value.graph is graph):
@@ -374,7 +365,7 @@ class ExclusiveScatter:
 
 
 @functools.cache
-def with_mixin(mixin: type, kind: Any) -> Any:
+def with_mixin(mixin: Any, kind: Any) -> Any:
     """Returns the class of variables that is a subclass of a mixin and of another class of variables."""
     return type(f"{mixin.__name__.strip('_')}{kind.__name__}", (mixin, kind), {"__module__": __name__})
 
