@@ -8,8 +8,8 @@ A worker prepares a function (places, optimizes and divides its graph) when it f
 tenths of a second to many seconds. With the gate closed, the worker prepares the function before a closure needs it,
 and the function changes nothing:
 
-    go, x, captures        go: a scalar on the worker. If it is False, the gate fails;
-      |                    what has effects, and what takes elements of datasets, runs after the gate.
+    go, x, captures        go: a scalar on the worker. If it is False, the gate fails. Operations
+      |                    that have effects, or take elements of datasets, run after the gate.
     gate ──► IteratorGetNext ──► AssignAdd
 """
 
@@ -148,7 +148,7 @@ class GraphCopies:
         self._copies = count * (count - 1) // 2
 
     def note_inputs(self, placeholders: Sequence[Any]) -> None:
-        """Copies what TensorFlow knows of the function's inputs to the symbolic tensors in their place."""
+        """Gives the symbolic tensors in place of the function's inputs what TensorFlow knows of these inputs."""
         for placeholder, original in zip(placeholders, self._concrete.inputs, strict=True):
             copy_handle_data(original, placeholder)
 

@@ -36,7 +36,7 @@ from coordinator.ps_strategy.tensorflow_internals.functions import (
 # `tf.Variable.read_value` reads in its own name scope.
 _READ_VALUE = re.compile(r"(^|/)Read(_\d+)?/ReadVariableOp(_\d+)?$")
 _NAME = "coordinator_read_{}"
-# What is known of the variables of handles, by the names of the handles.
+# The shapes and types of variables, as far as they are known, by the names of their handles.
 _Variables = Mapping[str, tf.TensorSpec]
 
 
@@ -156,7 +156,7 @@ class _Functions:
     def hoisted(self, name: str, variables: Sequence[tf.TensorSpec | None]) -> Any:
         """Returns a function with the reads hoisted out of the functions that it calls; None if the graph lacks it.
 
-        `variables` has what is known of each argument that is the handle of a variable, and None for other arguments.
+        `variables` has the shape and type for each argument that is the handle of a known variable, else None.
         """
         if name not in self._functions:
             return None
@@ -199,7 +199,7 @@ class _Body:
         self._reads: dict[tuple[str, frozenset[str]], str] = {}
 
     def hoist(self) -> None:
-        """Hoists all reads out of what the operations call."""
+        """Hoists all reads out of the functions that the operations call."""
         self._join_reads()
         for node in list(self._nodes):
             if node.op in _CALLS and not is_on_server(node):

@@ -46,7 +46,7 @@ _UNKNOWN = ("Iterator", "Identity", "Switch", "Merge")
 
 # The format of saved positions.
 _VERSION = 1
-# TensorFlow's number for: what a pipeline keeps outside of the iterator, such as a lookup table, is not saved.
+# TensorFlow's number for: state of a pipeline outside of the iterator, such as a lookup table, is not saved.
 _WITHOUT_EXTERNAL_STATE = 1
 
 _HANDLE = tf.TensorSpec([], tf.resource)
@@ -210,7 +210,7 @@ def _handle_of(iterator: Any) -> Any:
 class _PerWorkerElements(PerWorkerResource, tf.types.experimental.SupportsTracingProtocol):
     """The base of datasets and iterators. `element_spec` has the `tf.TypeSpec`s of an element, nested as it is."""
 
-    # The type of the worker's copy: what a function is traced with.
+    # The type of the worker's copy, with which a function is traced.
     _spec_class: type[Any]
 
     def __init__(
@@ -292,7 +292,7 @@ class PerWorkerIterator(_PerWorkerElements, tf.train.experimental.PythonState):
         build: Callable[[WorkerContext], tf.data.Dataset],
         workers: Callable[[], int],
         copies: WorkerCopies,
-        share_of: ShareOf | None,
+        share_of: ShareOf | None = None,
     ) -> None:
         # Local variables, because `build_iterator` must not keep this object alive.
         positions = IteratorPositions(workers, element_spec)
@@ -389,7 +389,7 @@ class PerWorkerDataset(_PerWorkerElements):
         self._workers = workers
         self._copies = copies
         self._is_numbered = is_numbered
-        # What the iterators are made of: each worker's dataset, and how many iterators were made of it.
+        # The dataset of each worker for its iterators, and how many iterators were made of it.
         self._iterated = PerWorkerResource(f"iterator of {name}", lambda context: [build(context), 0], share_of)
         self._numbers = itertools.count()
 
@@ -414,7 +414,7 @@ class PerWorkerDataset(_PerWorkerElements):
     def _dataset_for(self, number: int, context: WorkerContext) -> tf.data.Dataset:
         """Returns the worker's dataset, whose next iterator is the one with this number, from 0 on.
 
-        Guarantee: a worker's iterator is the one of its number, whatever was lost or made again before.
+        Guarantee: it is the iterator of this number also if the worker was lost, or iterators were made again.
         """
         iterated = self._iterated.value_on(context)
         dataset, made = iterated
@@ -439,7 +439,7 @@ class PerWorkerDataset(_PerWorkerElements):
 def _make_unread(dataset: tf.data.Dataset, count: Any) -> None:
     """Makes iterators of a dataset that are never read.
 
-    They are iterators inside of one, each of which costs a worker 0.1 ms; one that is made by itself costs 70 ms.
+    They are iterators inside of another one: each costs a worker 0.1 ms. An iterator made by itself costs 70 ms.
     """
     # Choosing from datasets makes an iterator of each, and here chooses nothing.
     nothing = tf.data.Dataset.range(0)
@@ -526,7 +526,7 @@ def _raise_if_ended(iterator: PerWorkerIterator, context: WorkerContext, cause: 
 
 
 def _restart(iterators: Sequence[PerWorkerIterator], context: WorkerContext) -> str:
-    """Has interrupted iterators made again on the worker; returns what was logged."""
+    """Has interrupted iterators made again on the worker; returns the message in the log."""
     for iterator in iterators:
         iterator.failed.pop(context.index, None)
         iterator.recreate_on(context)

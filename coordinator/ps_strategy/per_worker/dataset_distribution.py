@@ -144,7 +144,7 @@ def warn_of_random_order(name: str, concrete: Any) -> None:
     """Logs a warning if a traced dataset function, called `name`, takes shards of data in a random order.
 
     Each worker then divides another order: some elements are read twice and others by no worker, without an error.
-    `Dataset.list_files` shuffles unless it is told otherwise. The graph decides what is random: a shuffle without a
+    `Dataset.list_files` shuffles unless it is told otherwise. The graph tells what is random: a shuffle without a
     seed has the seeds 0 and 0 there, unless `tf.random.set_seed` was called.
     """
     graph = concrete.graph.as_graph_def()
@@ -330,7 +330,7 @@ class _TracedShares:
         self._name = name
         self._replicas = replicas
         self._context = _InputContext(shares[0], replicas)
-        # What it reads is known when it has been traced once.
+        # A trace shows what it reads.
         first = trace(self._context)
         warn_of_random_order(name, first.concrete)
         self._traces = {self.part_read(shares[0]): first}
@@ -339,11 +339,11 @@ class _TracedShares:
                 self._traces[part] = trace(_InputContext(share, replicas))
         self.element_spec = _common_element_spec(name, [_element_spec(traced) for traced in self._traces.values()])
         self.reads_share = self._context.has_read_pipelines or self._context.has_read_pipeline_id
-        # A function that reads no share is not traced again, and need not be kept, nor what it refers to.
+        # A function that reads no share is not traced again, and need not be kept, nor the objects to which it refers.
         self._trace = trace if self.reads_share else None
 
     def part_read(self, share: InputShare) -> tuple[int | None, int | None]:
-        """Returns what the function reads of a share, with None for what it does not read."""
+        """Returns the parts of a share, with None for those that the function does not read."""
         return (
             share.pipelines if self._context.has_read_pipelines else None,
             share.number if self._context.has_read_pipeline_id else None,
@@ -375,7 +375,7 @@ class _PipelineId(int):
 
 
 class _InputContext(tf.distribute.InputContext):
-    """Records what the dataset function has read of its share, which makes the workers' datasets differ."""
+    """Records which parts of its share the dataset function has read, which make the workers' datasets differ."""
 
     def __init__(self, share: InputShare, replicas: int) -> None:
         super().__init__(share.pipelines, share.number, replicas)

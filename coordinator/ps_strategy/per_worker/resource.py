@@ -56,10 +56,10 @@ class WorkerContext:
     Attributes:
       index: the worker's task index.
       device: the full name of its CPU.
-      calling_device: that of the device on which functions are called: its first GPU, or else its CPU.
+      calling_device: the full name of the device on which functions are called: its first GPU, or else its CPU.
       connection_number: the number of the connection, which changes whenever the worker has lost its state.
       cancellation: cancels the calls of this piece of work.
-      builds: what is built in the background.
+      builds: the functions that are built in the background.
       constants: scalars on the worker, by their values; dropped with the connection.
     """
 
@@ -83,7 +83,7 @@ class WorkerContext:
         """The same worker, for functions whose results must be on its CPU.
 
         A dataset that a function called on a GPU returns, and each iterator of it, belongs to that GPU, which cannot
-        run what the dataset consists of.
+        run the operations of the dataset.
         """
         return dataclasses.replace(self, calling_device=self.device)
 
@@ -190,7 +190,7 @@ class PerWorkerHandles:
         self.handles_of_copies[owner] = handles_of_copies
 
     def resource_for(self, tensor: Any) -> PerWorkerResource | None:
-        """Returns what is passed instead of a captured tensor, if that depends on the worker; otherwise None."""
+        """Returns the resource whose copy is passed instead of a captured tensor, or None to pass the tensor itself."""
         if tensor is self.worker_index:
             return self._worker_indices
         owner = owner_of_handle(tensor)
@@ -357,7 +357,7 @@ def worker_number(name: str, handles: PerWorkerHandles, of: Callable[[WorkerCont
         with tf.device("/device:CPU:0"):
             return tf.Variable(-1, dtype=tf.int64, trainable=False, name=name.replace(" ", "_"))
 
-    # AutoGraph converts what a user's function calls, and would warn of what it cannot convert.
+    # AutoGraph converts all functions that a user's function calls, and would warn of those that it cannot convert.
     @tf.autograph.experimental.do_not_convert
     def read() -> tf.Tensor:
         if name not in created:

@@ -27,10 +27,12 @@ from tensorflow.python.training.saving.saveable_object_util import TrackableSave
 
 from coordinator.ps_strategy.tensorflow_internals.process import attribute_replaced
 
-# The attribute of a specification of what is saved that has the variable which is saved.
+# The attribute of a specification of a saved value that has the variable.
 VARIABLE = "_coordinator_variable"
 # The same for an object that writes itself.
 _WRITER = "_coordinator_writer"
+# Attributes of a checkpoint: its asynchronous checkpointer, once it was needed, and the method that creates it.
+_ASYNCHRONOUS, _MAKES_ASYNCHRONOUS = "_async_checkpointer_impl", "_async_checkpointer"
 # How checkpoints name the pieces of a tensor: see `EncodeTensorNameSlice` of TensorFlow.
 _PIECE = rb"\x00%s\x00\x01[\s\S]{1,90}?\(DT_\w+\) \[([\d,]*)\]\n"
 
@@ -134,7 +136,7 @@ class SelfSaving(base.Trackable):  # Private: the public base, `tf.Module`, trac
         def refuse() -> None:
             raise RuntimeError(f"{self!r} is saved and restored by its strategy, and that is closed, or in a function.")
 
-        # Private: how a checkpoint learns that there is something to be saved.
+        # Private: so a checkpoint learns that there is something to save.
         spec = tensor_callable.Callable(refuse, tf.string, "/device:CPU:0")
         setattr(spec, _WRITER, self)
         return {self.ATTRIBUTE: spec}
@@ -227,7 +229,7 @@ def savers_replaced(large: LargeVariables, written: Callable[[str], object] = la
 
     `written` is called with the path of each checkpoint that was written.
     """
-    # Private: a checkpoint has no public hook for how values are written; options would have to be given to each call.
+    # Private: a checkpoint has no public hook for the way in which values are written; options are given to each call.
     saver = functional_saver.MultiDeviceSaver
     save, restore = saver.save, saver.restore
 
@@ -270,11 +272,10 @@ def _save_with(large: LargeVariables, saver: Any, save: Callable[..., Any], file
         if _has_content(others):
             written.append(f"{temporary}-rest")
             save(others, tf.constant(written[-1]), options)
-        saved = [
-            writer.write_to_checkpoint(name, f"{temporary}-{number}")
-            for number, (_, name, writer) in enumerate(themselves)
-        ]
-        written.extend(prefix for parts in saved for prefix in parts.prefixes)
+        saved = []
+        for number, (_, name, writer) in enumerate(themselves):
+            saved.append(writer.write_to_checkpoint(name, f"{temporary}-{number}"))
+            written.extend(saved[-1].prefixes)
         written.extend(large.write([variable for _, variable in taken], temporary, device))
     for parts in saved:
         parts.finish()
@@ -332,11 +333,10 @@ def _tensors_of(saver: Any) -> list[Any]:
 
 def _self_saving(saver: Any) -> list[tuple[Any, str, SelfSaving]]:
     """Returns the saver's entries for objects that write themselves, with their names and the objects."""
-    specs = [(tensor, tensor._tensor_save_spec) for tensor in _tensors_of(saver)]
     return [
         (tensor, tf.compat.as_str(spec.name), getattr(spec, _WRITER))
-        for tensor, spec in specs
-        if hasattr(spec, _WRITER)
+        for tensor in _tensors_of(saver)
+        if hasattr(spec := tensor._tensor_save_spec, _WRITER)
     ]
 
 
@@ -350,11 +350,8 @@ def _io_device(options: Any) -> str | None:
 
 def _take(saver: Any, choose: Any) -> list[tuple[Any, SavedVariable]]:
     """Returns the saver's entries for the variables that `choose` chooses, with the variables."""
-    entries = [
-        (tensor, _saved_variable(tensor, variable))
-        for tensor in _tensors_of(saver)
-        if (variable := _variable_of(tensor)) is not None
-    ]
+    owned = [(tensor, _variable_of(tensor)) for tensor in _tensors_of(saver)]
+    entries = [(tensor, _saved_variable(tensor, variable)) for tensor, variable in owned if variable is not None]
     chosen = {id(saved) for saved in choose([saved for _, saved in entries])}
     # The slices of a variable are restored together, or not at all.
     keys = {tensor.checkpoint_key for tensor, saved in entries if id(saved) in chosen}
@@ -384,11 +381,11 @@ def _without(saver: Any, taken: Any) -> Any:
     """Returns a saver of all entries but these, each the first item of a tuple."""
     left_out = {id(entry[0]) for entry in taken}
     others = copy.copy(saver)
-    by_task = {
-        task: [tensor for tensor in tensors if id(tensor) not in left_out]
+    others._shardable_tensors_by_task = {
+        task: kept
         for task, tensors in saver._shardable_tensors_by_task.items()
+        if (kept := [tensor for tensor in tensors if id(tensor) not in left_out])
     }
-    others._shardable_tensors_by_task = {task: tensors for task, tensors in by_task.items() if tensors}
     # With one task, nothing is traced.
     others._num_unique_tasks = len(others._shardable_tensors_by_task)
     return others
@@ -418,3 +415,32 @@ class StoredPieces:
         """Returns the number of elements of the largest piece of a tensor; None if it is not stored in pieces."""
         shapes = re.findall(_PIECE % re.escape(name.encode()), self._listing)
         return max((math.prod(map(int, filter(None, shape.split(b",")))) for shape in shapes), default=None)
+
+
+def forget_last_saved_step(manager: Any) -> None:
+    """Makes a `tf.train.CheckpointManager` with a `checkpoint_interval` save at the next step."""
+    # Private: it remembers the step of its last attempt, which may lie ahead once a checkpoint was restored.
+    manager._last_checkpoint_step = None
+
+
+def saves_asynchronously(checkpoint: Any) -> bool:
+    """Returns True if a `tf.train.Checkpoint` was saved or restored with `enable_async`, which then stays on."""
+    # Private: no public attribute says so.
+    return getattr(checkpoint, _ASYNCHRONOUS, None) is not None
+
+
+@contextlib.contextmanager
+def asynchronous_saves_refused(checkpoint: Any, error: Callable[[], Exception]) -> Iterator[None]:
+    """A scope in which a `tf.train.Checkpoint` raises `error()` when it is saved or restored with `enable_async`."""
+
+    def refuse() -> None:
+        # It is set before this is called, and would make the next restore without options an asynchronous one.
+        checkpoint._checkpoint_options = None
+        raise error()
+
+    # Private: all ways to save call this method. Set in `vars` to bypass the checkpoint's tracking of attributes.
+    vars(checkpoint)[_MAKES_ASYNCHRONOUS] = refuse
+    try:
+        yield
+    finally:
+        vars(checkpoint).pop(_MAKES_ASYNCHRONOUS, None)

@@ -1,4 +1,4 @@
-"""What TensorFlow must do for functions on the client that call Python: values of each call, order, errors, loops.
+"""Changes of TensorFlow for functions on the client that call Python: values of each call, order, errors, loops.
 
 A *barrier* is an operation that takes the values of its call (`call_time_values`), or contains one that does: a loop, a
 branch, a call of another function. All operations with effects that were created before a barrier run before it, and

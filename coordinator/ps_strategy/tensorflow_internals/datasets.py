@@ -131,7 +131,7 @@ def caches_replaced(file_of: Callable[[Any], Any]) -> Iterator[None]:
     # The file is an argument of an operation, which cannot be changed in functions that the dataset calls.
     stock, thread = tf.data.Dataset.cache, threading.get_ident()
 
-    # AutoGraph converts what a user's function calls.
+    # AutoGraph converts all functions that a user's function calls.
     @functools.wraps(stock)
     @tf.autograph.experimental.do_not_convert
     def cache(self: Any, filename: Any = "", name: str | None = None) -> Any:

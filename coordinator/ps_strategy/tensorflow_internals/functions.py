@@ -58,10 +58,9 @@ class CancellationManager:
 def with_defaults(
     function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Returns the arguments of a call, with those that were left out.
+    """Returns the arguments of a call, with those that were left out; TypeError if they do not match the signature.
 
-    They are the defaults of a `tf.function`, or the Python values that a concrete function was traced with. Raises
-    TypeError if the arguments do not match the function's signature.
+    They are the defaults of a `tf.function`, or the Python values that a concrete function was traced with.
     """
     # Private: nothing public returns them, and a concrete function does not know the defaults.
     signature = function.function_type
@@ -82,10 +81,7 @@ def named_arguments(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any
 
 
 def flat_inputs(concrete: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """Returns the tensors that a concrete function takes for these arguments, without its captures.
-
-    Raises TypeError if the arguments do not match the function's signature.
-    """
+    """Returns a concrete function's tensors for these arguments, without captures; TypeError if they do not match."""
     # Private: the public call flattens the arguments and adds the function's own captures in one step.
     bound = function_type_utils.canonicalize_function_inputs(tuple(args), dict(kwargs), concrete.function_type)
     return list(concrete.function_type.unpack_inputs(bound))
@@ -154,7 +150,7 @@ def captures_of(concrete: Any) -> list[Any]:
 
 
 def captured_inputs(concrete: Any, worker_index: Any = 0) -> list[Any]:
-    """Returns what a concrete function captured: one tensor for each input that is no argument.
+    """Returns the captures of a concrete function: one tensor for each input that is no argument.
 
     `worker_index`, an int64 tensor or an int, is passed where the function reads the index of its worker by
     `tf.distribute.coordinator.experimental_get_current_worker_index()`.
@@ -170,7 +166,7 @@ def captured_inputs(concrete: Any, worker_index: Any = 0) -> list[Any]:
 
 
 def untraced_copy(function: Any) -> Any | None:
-    """Returns a copy of a `tf.function` without its traces; None for one of a SavedModel, which cannot be retraced."""
+    """Returns a copy of a `tf.function` without its traces; None for a SavedModel's, which cannot be retraced."""
     # Private: there is no public way to copy a function with its settings, or to see that a SavedModel holds it.
     return None if isinstance(function, function_deserialization.RestoredFunction) else function._clone(None)
 
@@ -190,9 +186,8 @@ def built_function(
     change(graph)
     kind = function_type_utils.derive_from_graph(graph)
     # The servers have the functions that it calls as long as the graph exists.
-    graph.registered = [
-        each for function in graph.as_graph_def().library.function for each in _registered(function, kind)
-    ]
+    library = graph.as_graph_def().library.function
+    graph.registered = [kept for function in library for kept in _registered(function, kind)]
     return concrete_function.ConcreteFunction.from_func_graph(graph, kind, {}, shared_func_graph=False)
 
 
@@ -241,20 +236,15 @@ def is_compiled(concrete: Any) -> bool:
 def compiled_calls(concrete: Any, is_remote: Callable[[Any], bool]) -> Iterator[tuple[str, Any]]:
     """Finds functions inside a concrete function that XLA compiles and that use remote resources.
 
-    `is_remote` returns True for a captured tensor that is a handle of such a resource.
-
-    Yields:
-      The name of the Python function and the captured tensor; also for nested calls, branches and loop bodies.
+    `is_remote` returns True for a captured tensor that is a handle of such a resource. Yields the name of the Python
+    function and the captured tensor; also for nested calls, branches and loop bodies.
     """
     graph = concrete.graph.as_graph_def()
     functions = {function.signature.name: function for function in graph.library.function}
     captures = captured_inputs(concrete)
     placeholders = concrete.graph.inputs[len(concrete.graph.inputs) - len(captures) :]
-    remote = {
-        placeholder.op.name: captured
-        for placeholder, captured in zip(placeholders, captures, strict=True)
-        if is_remote(captured)
-    }
+    handles = zip(placeholders, captures, strict=True)
+    remote = {placeholder.op.name: captured for placeholder, captured in handles if is_remote(captured)}
     return _calls(graph.node, remote, functions)
 
 
@@ -264,12 +254,10 @@ def _calls(nodes: Sequence[Any], remote: dict[str, Any], functions: dict[str, An
         if remote.keys().isdisjoint(node.input):
             continue
         for role, name in called_functions(node):
-            function = functions.get(name)
-            if function is None:
+            if (function := functions.get(name)) is None:
                 continue
-            inner = {
-                argument: remote[outer] for argument, outer in passed_inputs(node, role, function) if outer in remote
-            }
+            passed = passed_inputs(node, role, function)
+            inner = {argument: remote[outer] for argument, outer in passed if outer in remote}
             if inner and _must_compile(function):
                 python_name = re.sub(r"^__(?:inference|forward)_(.*?)_\d+$", r"\1", name)
                 yield python_name, next(iter(inner.values()))
@@ -277,16 +265,10 @@ def _calls(nodes: Sequence[Any], remote: dict[str, Any], functions: dict[str, An
 
 
 def passed_inputs(node: Any, role: str, function: Any) -> list[tuple[str, str]]:
-    """Returns which inputs an operation passes to a function that it calls.
+    """Returns which inputs an operation passes to a function that its attribute `role` names, or lists.
 
-    Args:
-      node: the operation.
-      role: the attribute that names the function, or lists it.
-      function: the function.
-
-    Returns:
-      Pairs of the function's argument and the operation's input, by name. The elements that a dataset operation passes
-      are not among its inputs; the list is empty for an operation that calls its function in an unknown way.
+    Returns pairs of the function's argument and the operation's input, by name. The elements that a dataset operation
+    passes are not among its inputs; the list is empty for an operation that calls its function in an unknown way.
     """
     inputs = [name for name in node.input if not name.startswith("^")]
     arguments = [argument.name for argument in function.signature.input_arg]

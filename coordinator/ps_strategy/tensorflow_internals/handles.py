@@ -1,4 +1,4 @@
-"""Handles of variables and tables: what functions capture, and what a recovery replaces.
+"""Handles of variables and tables: functions capture them, and a recovery replaces them.
 
 A mutable table on a parameter server has a name there, by which datasets on other servers find it (`TableResource`).
 """
@@ -21,8 +21,6 @@ from tensorflow.python.trackable import resource as trackable_resource
 from coordinator.ps_strategy.tensorflow_internals.functions import captures_of
 from coordinator.ps_strategy.tensorflow_internals.process import attribute_replaced
 
-# Attributes of a checkpoint: its asynchronous checkpointer, once it was needed, and the method that creates it.
-_ASYNCHRONOUS, _MAKES_ASYNCHRONOUS = "_async_checkpointer_impl", "_async_checkpointer"
 # The classes of mutable tables in `tf.lookup.experimental`, which are also the kinds of `resource_creator_scope`.
 KINDS = ("MutableHashTable", "DenseHashTable")
 # An argument of their constructors.
@@ -51,35 +49,6 @@ def restored_functions(table: Any) -> tuple[Any, Any]:
     # Private: SavedModel stores them under these names.
     create, initialize = table._create_resource, table._initialize
     return create.concrete_functions[0], initialize.concrete_functions[0]
-
-
-def forget_last_saved_step(manager: Any) -> None:
-    """Makes a `tf.train.CheckpointManager` with a `checkpoint_interval` save at the next step."""
-    # Private: it remembers the step of its last attempt, which may lie ahead once a checkpoint was restored.
-    manager._last_checkpoint_step = None
-
-
-def saves_asynchronously(checkpoint: Any) -> bool:
-    """Returns True if a `tf.train.Checkpoint` was saved or restored with `enable_async`, which then stays on."""
-    # Private: no public attribute says so.
-    return getattr(checkpoint, _ASYNCHRONOUS, None) is not None
-
-
-@contextlib.contextmanager
-def asynchronous_saves_refused(checkpoint: Any, error: Callable[[], Exception]) -> Iterator[None]:
-    """A scope in which a `tf.train.Checkpoint` raises `error()` when it is saved or restored with `enable_async`."""
-
-    def refuse() -> None:
-        # It is set before this is called, and would make the next restore without options an asynchronous one.
-        checkpoint._checkpoint_options = None
-        raise error()
-
-    # Private: all ways to save call this method. Set in `vars` to bypass the checkpoint's tracking of attributes.
-    vars(checkpoint)[_MAKES_ASYNCHRONOUS] = refuse
-    try:
-        yield
-    finally:
-        vars(checkpoint).pop(_MAKES_ASYNCHRONOUS, None)
 
 
 def is_on_parameter_server(tensor: Any) -> bool:
@@ -241,7 +210,7 @@ def _set_handle(owner: Any, handle: Any) -> None:
 
 
 def _replace_captures(captures: Any, replacements: Mapping[int, tuple[Any, tf.Tensor]]) -> None:
-    """Replaces captures of a graph and keeps their order, which is that of the function's inputs."""
+    """Replaces captures of a graph and keeps their order, the order of the function's inputs."""
     captured = dict(captures.by_val_external)
     if not any(id(external) in replacements for external in captured.values()):
         return
@@ -326,7 +295,7 @@ class _OnAnyDevice:
         return tf.raw_ops.LookupTableSizeV2(table_handle=self.resource_handle, name=name)
 
     def lookup(self, keys: Any, dynamic_default_values: Any = None, name: str | None = None) -> tf.Tensor:
-        # Private: what is found for unknown keys has no public name.
+        # Private: the value for unknown keys has no public name.
         default = self._default_value if dynamic_default_values is None else dynamic_default_values
         keys = tf.convert_to_tensor(keys, self.key_dtype)
         return tf.raw_ops.LookupTableFindV2(
@@ -363,7 +332,7 @@ def create_mutable_table(
     with tf.device(None), tf.device("/device:CPU:0"):
         table = next_creator(*args, **{**kwargs, _ANONYMOUS: True})
     if not kwargs.get(_ANONYMOUS):
-        # Private: what the constructor does otherwise.
+        # Private: otherwise, the constructor does this.
         table._is_anonymous, table._shared_name = False, f"table_{ops.uid()}"
     if type(table) is tf.lookup.experimental.DenseHashTable:
         table.__class__ = _RemoteDenseHashTable

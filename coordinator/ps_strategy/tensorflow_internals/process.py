@@ -61,8 +61,8 @@ _ENVIRONMENT = {
     "TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE": "False",
     # Otherwise saving a checkpoint waits for the executors of all workers, dead ones included.
     "TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY": "True",
-    # A server that dies during a call, or while it is added to the cluster, must make that fail at once; otherwise
-    # everything waits for it.
+    # A server that dies during a call, or while it is added to the cluster, must make that fail without a delay;
+    # otherwise everything waits for the server.
     "GRPC_FAIL_FAST": "true",
 }
 # An empty one says that there is none. Otherwise `http_proxy`, which many sites set, is asked for the servers.
@@ -71,11 +71,11 @@ _PROXY = "grpc_proxy"
 
 @contextlib.contextmanager
 def quiet_logs() -> Iterator[None]:
-    """A scope in which TensorFlow logs neither what the library reports itself, nor what no user can act on.
+    """A scope in which TensorFlow logs neither events that the library reports, nor advice that no user can follow.
 
     The library reports each event in one line of its logger `coordinator`. TensorFlow's C++ code writes pages about the
     same events to standard error, past Python's logging: each call to a server that is gone, with gRPC's details. So it
-    is silent in the scope, except for what it writes before it ends the process (`FATAL`), unless the user has set
+    is silent in the scope, except for its last words before it ends the process (`FATAL`), unless the user has set
     `TF_CPP_MIN_LOG_LEVEL`, or the logger `coordinator` to the level DEBUG.
     """
     logger = tf.get_logger()
@@ -208,7 +208,7 @@ def set_server_def(server_def: Any) -> None:
 
     Variables that this process created before are lost: the name of their device changes.
     """
-    # Private: the public call adds all tasks at once and waits for dead ones.
+    # Private: the public call adds all tasks together and waits for dead ones.
     context.context().set_server_def(server_def)
     context.ensure_initialized()
 

@@ -6,7 +6,7 @@
 One thread runs at a time, in the order of the replicas, until it calls `merge_call` or ends: a merge needs the values
 of all replicas. All add operations to the graph of the function. The threads end before `call_for_each_replica` does.
 
-A `PerReplica` value has a part for each replica. A variable is read once for all replicas, and changed once. As for
+All is done on the worker that has the replicas. A `PerReplica` value has a part for each. A variable is read once for all replicas, and changed once. As for
 `tf.distribute`, its `aggregation` says by what: `SUM` by the sum of the replicas' values, `MEAN` by their mean,
 `ONLY_FIRST_REPLICA` by the value of the first replica.
 """
@@ -173,7 +173,7 @@ def _rows(tensor: Any, first: Any, end: Any) -> Any:
 
 def is_one_of_several() -> bool:
     """Returns True in a replica of `call_for_each_replica`."""
-    # Private: other replica contexts, which run alone, are of the public class.
+    # Private: replica contexts of a single replica are of the public class.
     return isinstance(tf.distribute.get_replica_context(), mirrored_run._MirroredReplicaContext)
 
 
@@ -270,7 +270,7 @@ class _Replicated:
     """The mixin. Outside of replicas, and in a replica that is `alone`, its methods are the variable's own."""
 
     def assign(self, value: Any, use_locking: Any = None, name: str | None = None, read_value: bool = True) -> Any:
-        """Assigns; arguments and result are those of `tf.Variable.assign`, as below."""
+        """Assigns; arguments and result are the same as for `tf.Variable.assign`, as below."""
         return _change(self, "assign", value, super().assign, use_locking, name, read_value)  # type: ignore[misc]
 
     def assign_add(self, delta: Any, use_locking: Any = None, name: str | None = None, read_value: bool = True) -> Any:

@@ -421,7 +421,7 @@ class _Shared(ExclusiveScatter):
     """Makes an assignment of its own value plus something an atomic addition, and reads its value only when needed."""
 
     def assign(self, value: Any, use_locking: Any = None, name: str | None = None, read_value: bool = True) -> Any:
-        """Assigns, adds or subtracts; arguments and result are those of `tf.Variable.assign`."""
+        """Assigns, adds or subtracts; arguments and result are the same as for `tf.Variable.assign`."""
         variable: Any = self
         change = change_of(variable, value)
         if change is None:
@@ -437,7 +437,7 @@ class _Shared(ExclusiveScatter):
         return super().value() if before is None else before  # type: ignore[misc]  # of the other base
 
     def _serialize_to_tensors(self) -> Any:
-        # Private: what a checkpoint saves. It does not refer to the variable otherwise.
+        # Private: a checkpoint saves the result. It does not refer to the variable otherwise.
         tensors = super()._serialize_to_tensors()  # type: ignore[misc]  # of the other base
         for tensor in tensors.values():
             setattr(tensor, VARIABLE, self)

@@ -139,12 +139,11 @@ def _connected(variable: Any, gradient: str, value: Any, *inputs: Any) -> Any:
     with record.stop_recording():
         if not tf.executing_eagerly():
             value = _connected_in_graph(variable, gradient, value, inputs)
-
-    def backward(change: Any) -> list[Any]:
-        return [_GRADIENTS[gradient](variable.handle, change, *inputs)]
-
+    backward = _GRADIENTS[gradient]
     # Private: TensorFlow's own reads tell tapes in this way, too.
-    record.record_operation(gradient, [value], [variable.handle], backward)
+    record.record_operation(
+        gradient, [value], [variable.handle], lambda change: [backward(variable.handle, change, *inputs)]
+    )
     return value
 
 
@@ -157,22 +156,16 @@ def _connected_in_graph(variable: Any, gradient: str, value: Any, inputs: Any) -
     """
     graph: Any = tf.compat.v1.get_default_graph()
     arguments = [value, variable.handle, *inputs]
+    with tf.init_scope():
+        signature = [tf.TensorSpec(None, argument.dtype) for argument in arguments]
+        function: Any = tf.function(lambda first, *others: tf.identity(first), signature, autograph=False)
+        first = function.get_concrete_function()
+    first.add_to_graph(graph)
     with graph.gradient_override_map({"PartitionedCall": gradient}), tf.device("/device:CPU:0"):
-        # A control dependency would be one of the value, and of all that is computed from it.
-        first = _first(graph, [argument.dtype for argument in arguments])
+        # A control dependency would also delay the value, and all that is computed from it.
         connected = tf.raw_ops.PartitionedCall(args=arguments, Tout=[value.dtype], f=first)[0]
     connected.set_shape(value.shape)
     return connected
-
-
-def _first(graph: Any, dtypes: list[tf.DType]) -> Any:
-    """Returns a function of arguments of these types that returns the first one, added to the graph."""
-    with tf.init_scope():
-        signature = [tf.TensorSpec(None, dtype) for dtype in dtypes]
-        function: Any = tf.function(lambda *arguments: tf.identity(arguments[0]), signature, autograph=False)
-        concrete = function.get_concrete_function()
-    concrete.add_to_graph(graph)
-    return concrete
 
 
 def _spec(handle: Any) -> tf.TensorSpec:
@@ -310,7 +303,7 @@ class TableVariable(resource_variable_ops.BaseResourceVariable):
         return bool(record.should_record_backprop([self.handle]))
 
     def _serialize_to_tensors(self) -> dict[str, Any]:
-        # Private: what a checkpoint saves of a variable; nothing here, since the table saves the rows.
+        # Private: a checkpoint saves nothing of this variable, since the table saves the rows.
         return {}
 
     def _restore_from_tensors(self, restored_tensors: Any) -> None:
