@@ -6,9 +6,9 @@
 One thread runs at a time, in the order of the replicas, until it calls `merge_call` or ends: a merge needs the values
 of all replicas. All add operations to the graph of the function. The threads end before `call_for_each_replica` does.
 
-All is done on the worker that has the replicas. A `PerReplica` value has a part for each. A variable is read once for all replicas, and changed once. As for
-`tf.distribute`, its `aggregation` says by what: `SUM` by the sum of the replicas' values, `MEAN` by their mean,
-`ONLY_FIRST_REPLICA` by the value of the first replica.
+All is done on the worker that has the replicas. A `PerReplica` value has a part for each replica. A variable is read
+once for all replicas, and changed once. As for `tf.distribute`, its `aggregation` says by what: `SUM` by the sum of the
+replicas' values, `MEAN` by their mean, `ONLY_FIRST_REPLICA` by the value of the first replica.
 """
 
 import contextlib
