@@ -22,6 +22,7 @@ without one get a batch of no rows, as with other strategies; if no shape allows
 `drop_remainder`. The log tells of a function that takes shards of data in a random order (`warn_of_random_order`).
 """
 
+import dataclasses
 import logging
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
@@ -53,12 +54,7 @@ _CALLS = ("PartitionedCall", "StatefulPartitionedCall", "If", "StatelessIf", "Ca
 
 
 class InputShare(NamedTuple):
-    """A share of the data.
-
-    Attributes:
-      pipelines: into how many shares the data is divided, `num_input_pipelines`.
-      number: from 0 on, `input_pipeline_id`.
-    """
+    """A share of the data: `number` from 0 on (`input_pipeline_id`), of `pipelines` shares (`num_input_pipelines`)."""
 
     pipelines: int
     number: int
@@ -84,6 +80,10 @@ class InputShares:
     def workers(self) -> Sequence[int]:
         """The indices of the workers among which the data is divided, in their order."""
         return self._workers()
+
+    def count(self) -> int:
+        """Returns the number of shares into which the data is divided."""
+        return len(self._workers())
 
     def of(self, worker: int) -> InputShare:
         """Returns the share of a worker. One that is not among them gets its own share, as if it were the last."""
@@ -221,23 +221,21 @@ def _draws_value(node: Any) -> bool:
     return [node.attr[name].i for name in ("seed", "seed2") if name in node.attr] == [0, 0]
 
 
+@dataclasses.dataclass(eq=False)
 class DatasetDistribution:
     """Distributes datasets over the workers.
 
-    Args:
+    Attributes:
       shares: the share of the data that each worker reads.
       trace: traces a function without arguments; returns the `calls.TracedFunction`.
       copies: runs work on the workers.
       replicas: how many a worker has.
     """
 
-    def __init__(
-        self, shares: InputShares, trace: Callable[[Callable[[], Any]], Any], copies: WorkerCopies, replicas: int = 1
-    ) -> None:
-        self._replicas = replicas
-        self._shares = shares
-        self._trace = trace
-        self._copies = copies
+    shares: InputShares
+    trace: Callable[[Callable[[], Any]], Any]
+    copies: WorkerCopies
+    replicas: int = 1
 
     def from_function(self, dataset_fn: DatasetFunction, options: tf.distribute.InputOptions | None = None) -> Any:
         """Creates each worker's dataset with `dataset_fn(input_context)`; see `ParameterServerStrategy`.
@@ -245,19 +243,19 @@ class DatasetDistribution:
         In a function that is being traced, such as another dataset function, it returns the dataset itself.
         """
         if not tf.executing_eagerly():
-            context = tf.distribute.InputContext(num_replicas_in_sync=self._replicas)
-            return one_for_each_replica(_without_autotuning_in_graph(dataset_fn(context)), self._replicas)
+            context = tf.distribute.InputContext(num_replicas_in_sync=self.replicas)
+            return one_for_each_replica(_without_autotuning_in_graph(dataset_fn(context)), self.replicas)
         if not callable(dataset_fn):
             raise TypeError(
                 "A dataset function takes a tf.distribute.InputContext and returns a tf.data.Dataset; "
                 f"got {dataset_fn!r}."
             )
         _check(options)
-        name, shares, caches = getattr(dataset_fn, "__name__", "dataset function"), self._shares, CacheFiles()
+        name, shares, caches = getattr(dataset_fn, "__name__", "dataset function"), self.shares, CacheFiles()
         # The share of the first worker to come, if there is none at the moment.
         present = [shares.of(worker) for worker in shares.workers or [0]]
         traces = _TracedShares(
-            name, lambda context: self._trace(_checked(dataset_fn, context, options)), present, self._replicas
+            name, lambda context: self.trace(_checked(dataset_fn, context, options)), present, self.replicas
         )
 
         def build(context: WorkerContext) -> tf.data.Dataset:
@@ -278,10 +276,8 @@ class DatasetDistribution:
             operations = traces.of(shares.of(context.index)).concrete.graph.get_operations()
             return any(map(_changes_with_iterators, operations))
 
-        changes = shares.may_change and traces.reads_share
-        return PerWorkerDataset(
-            name, traces.element_spec, build, self._count, self._copies, share_of if changes else None, is_numbered
-        )
+        changing = share_of if shares.may_change and traces.reads_share else None
+        return PerWorkerDataset(name, traces.element_spec, build, shares.count, self.copies, changing, is_numbered)
 
     def from_dataset(self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions | None = None) -> Any:
         """Sends `dataset` as a graph to every worker, which reads all of it; see `ParameterServerStrategy`.
@@ -289,14 +285,14 @@ class DatasetDistribution:
         In a function that is being traced, such as a dataset function, it returns the dataset itself.
         """
         if not tf.executing_eagerly():
-            return divided_among_replicas(_without_autotuning_in_graph(dataset), self._replicas)
+            return divided_among_replicas(_without_autotuning_in_graph(dataset), self.replicas)
         if not isinstance(dataset, tf.data.Dataset):
             raise TypeError(
                 f"experimental_distribute_dataset takes a tf.data.Dataset, got {dataset!r}. A function that makes one "
                 "goes to experimental_distribute_datasets_from_function."
             )
         _check(options)
-        dataset = without_autotuning(divided_among_replicas(dataset, self._replicas))
+        dataset = without_autotuning(divided_among_replicas(dataset, self.replicas))
         graph, caches = CachesInGraph(_graph_of(dataset)), CacheFiles()
         element_spec = dataset.element_spec
 
@@ -308,10 +304,7 @@ class DatasetDistribution:
             return caches.note(copy, files, context)
 
         name = type(dataset).__name__.strip("_")
-        return PerWorkerDataset(name, element_spec, build, self._count, self._copies)
-
-    def _count(self) -> int:
-        return len(self._shares.workers)
+        return PerWorkerDataset(name, element_spec, build, self.shares.count, self.copies)
 
 
 class _TracedShares:
