@@ -36,7 +36,7 @@ from coordinator.options import Options
 from coordinator.ps_strategy.calls.client_functions import ClientFunctions
 from coordinator.ps_strategy.calls.function_tracer import FunctionTracer
 from coordinator.ps_strategy.calls.tensorflow_runtime import TensorFlowRuntime
-from coordinator.ps_strategy.fusing.repeated_function import concatenated
+from coordinator.ps_strategy.fusing.repeated_function import concatenated_runs
 from coordinator.ps_strategy.keras.fit_extension import check_backend, keras_extended
 from coordinator.ps_strategy.membership.cluster_definition import ClusterDefinition, PolledClusterResolver
 from coordinator.ps_strategy.membership.membership import Membership, ParameterServer
@@ -323,7 +323,7 @@ class StrategyParts:
         exit_stack.enter_context(profiles_reported(_warn_of_profile))
         exit_stack.enter_context(errors_explained())
         exit_stack.enter_context(custom_gradients_freed())
-        scheduler = Scheduler(TensorFlowRuntime(membership), membership, options, concatenated)
+        scheduler = Scheduler(TensorFlowRuntime(membership), membership, options, concatenated_runs)
         exit_stack.callback(scheduler.close)
         unscheduled.pop_all()
         if isinstance(cluster_resolver, PolledClusterResolver):

@@ -53,7 +53,7 @@ def has_copies_on_workers(strategy: coordinator.ParameterServerStrategy, handle:
     """Returns True if a resource has a copy on the CPU of each worker."""
     copies = per_worker_handles(strategy).resource_for(handle).copies
     workers = strategy.cluster.workers
-    return all(copies[worker.index][1].device == f"{worker.device}/device:CPU:0" for worker in workers)
+    return all(copies[worker.index].value.device == f"{worker.device}/device:CPU:0" for worker in workers)
 
 
 def unhealthy(strategy: coordinator.ParameterServerStrategy) -> tuple[str, ...]:

@@ -1,17 +1,16 @@
-"""Copies of a traced function's graph in the graph of another function, whose messages between servers are packed.
+"""Functions that are built of copies of a traced function's graph, with packed messages and a gate.
 
 Copies rather than calls: a call starts when all of the previous one has ended, on all servers, which takes messages
 between the servers. Copies are ordered like the iterations of a loop in one function: only operations that use the same
 variable, dataset or other resource run one after the other.
 
-Functions with a gate: with a closed one a worker prepares the function, and the function changes nothing.
-
-    go, x, captures        go: a scalar on the worker. If it is False, the gate fails;
-      |                    what has effects, and what takes elements of datasets, runs after the gate.
-    gate ──► IteratorGetNext ──► AssignAdd
-
 A worker prepares a function (places, optimizes and divides its graph) when it first runs the function, which takes from
-tenths of a second to many seconds. With the gate closed it does so before a closure needs the function.
+tenths of a second to many seconds. With the gate closed, the worker prepares the function before a closure needs it,
+and the function changes nothing:
+
+    go, x, captures        go: a scalar on the worker. If it is False, the gate fails. Operations
+      |                    that have effects, or take elements of datasets, run after the gate.
+    gate ──► IteratorGetNext ──► AssignAdd
 """
 
 import graphlib
@@ -21,7 +20,7 @@ from typing import Any
 import tensorflow as tf
 
 from coordinator.ps_strategy.fusing import hoisted_reads
-from coordinator.ps_strategy.fusing.message_packing import pack_transfers
+from coordinator.ps_strategy.fusing.message_packing import needed_by, pack_transfers
 from coordinator.ps_strategy.tensorflow_internals.datasets import functions_of, has_effects, takes_elements
 from coordinator.ps_strategy.tensorflow_internals.functions import (
     add_control_input,
@@ -33,27 +32,32 @@ from coordinator.ps_strategy.tensorflow_internals.functions import (
     is_stateful,
     renamed_by_content,
 )
-from coordinator.ps_strategy.tensorflow_internals.handles import copy_handle_data, is_on_parameter_server, variable_of
+from coordinator.ps_strategy.tensorflow_internals.handles import copy_handle_data, is_on_parameter_server, variable_spec
 
-# What the gate says if it is closed, for the servers' logs.
+# The gate's message if it is closed, for the servers' logs.
 _CLOSED = "coordinator: this call prepares a function and does nothing else; this is no error"
 _GATE = "coordinator_gate"
+# Building a function with packed messages takes about as long as tracing it, and each worker has to load one more
+# function. It is worth it for functions that are called often.
+_CALLS_BEFORE_PACKING = 16
+# A loop that reads variables in each iteration is slow from the first call, but a function that is called once is not
+# worth building again.
+_CALLS_BEFORE_HOISTING = 2
+# Names of inputs, chosen so that no operation of the function has one of them.
+_INPUT_NAME = "coordinator_input_{}"
+# Seeds this far apart give independent numbers.
+_BETWEEN_SEEDS = 0x9E3779B1
+_SEEDS = 2**31
 
 
 def gated_function(
     body: Callable[..., Any], signature: Sequence[tf.TensorSpec], change: Callable[[Any], object]
 ) -> Any:
-    """Builds a concrete function whose last input opens its gate; see `built_function`.
+    """Builds a concrete function as `built_function` does, with one more input at the end, which opens its gate."""
 
-    Args:
-      body: takes a symbolic tensor for each of `signature`, and returns a list of tensors.
-      signature: the inputs of the function, without the one that is added.
-      change: called with the graph.
-    """
-
-    def gated_body(*given: Any) -> Any:
-        *inputs, go = given
-        # Its messages say why a call fails on a worker whose functions run on a GPU, too.
+    def gated_body(*arguments: Any) -> Any:
+        *inputs, go = arguments
+        # On the CPU, so that its message also says why a call fails on a worker whose functions run on a GPU.
         with tf.device("/device:CPU:0"):
             tf.raw_ops.Assert(condition=go, data=[_CLOSED], summarize=1, name=_GATE)
         return body(*inputs)
@@ -67,22 +71,19 @@ def gated_function(
 
 
 def _gate_effects(graph: Any) -> None:
-    """Has the operations run after the gate that change something or take elements, unless they do already."""
+    """Has the operations that change something or take elements run after the gate, unless they do already."""
     operations = {operation.name: operation for operation in graph.get_operations()}
     gate = operations[_GATE]
-    needed = {
-        name: [tensor.op.name for tensor in each.inputs] + [other.name for other in each.control_inputs]
-        for name, each in operations.items()
-    }
+    needed = {name: needed_by(operation) for name, operation in operations.items()}
     after = {_GATE}
     # Not the graph's own order, in which an operation may depend on a later one by a control dependency.
     for name in graphlib.TopologicalSorter(needed).static_order():
         operation = operations[name]
         is_after = not after.isdisjoint(needed[name])
-        # Of a call TensorFlow may begin operations before it has all arguments, but not before control edges.
+        # TensorFlow may begin operations inside of a call before it has all arguments, but not before control edges.
         is_gated = operation is not gate and (has_effects(operation) or takes_elements(operation))
         if is_gated and (not is_after or functions_of(operation)):
-            # A control edge to another server is a message. What comes from the worker anyway waits for the gate there.
+            # A control edge to another server is a message. A tensor that the worker sends anyway can wait there.
             add_control_input(_source_on_worker(operation) or operation, gate)
             is_after = True
         if is_after:
@@ -90,7 +91,7 @@ def _gate_effects(graph: Any) -> None:
 
 
 def _source_on_worker(operation: Any) -> Any:
-    """Returns an operation on the worker whose output one on a parameter server waits for; None if there is none."""
+    """Returns an operation on the worker for whose output an operation on a parameter server waits, or None."""
     if _is_on_worker(operation):
         return None
     seen, waiting = {operation.name}, [operation]
@@ -114,29 +115,12 @@ def _is_on_worker(operation: Any) -> bool:
     return is_by_itself and tf.DeviceSpec.from_string(operation.device).job in (None, "worker")
 
 
-# Building a function with packed messages takes about as long as tracing it, and each worker has to load one more
-# function. It is worth it for functions that are called often.
-_CALLS_BEFORE_PACKING = 16
-# A loop that asks for variables in each iteration is slow at once, but what is called once is not worth building again.
-_CALLS_BEFORE_HOISTING = 2
-# Names of inputs, chosen so that no operation of the function has one of them.
-_INPUT_NAME = "coordinator_input_{}"
-
-# Seeds this far apart give independent numbers.
-_BETWEEN_SEEDS = 0x9E3779B1
-_SEEDS = 2**31
-
-
 class GraphCopies:
-    """Adds copies of a function to the graph of another one with the same inputs.
+    """Adds `count` copies of a concrete function to the graph of another one with the same inputs.
 
     Operations that draw random numbers from a seed get another seed in each copy, and for each `count`; otherwise all
     copies would draw the same numbers. If they are in a loop, a branch or a called function, each copy has functions of
     its own.
-
-    Args:
-      concrete: a `tf.types.experimental.ConcreteFunction`.
-      count: number of copies.
 
     Attributes:
       hoists: whether the copies read variables once that the function reads in loops, branches or calls.
@@ -149,9 +133,8 @@ class GraphCopies:
         self._outputs = [tensor.name for tensor in concrete.outputs]
         self._shapes = [tensor.shape for tensor in concrete.outputs]
         definition = concrete.graph.as_graph_def()
-        variables = {tensor.op.name: variable_of(tensor) for tensor in concrete.inputs}
-        known = {name: each for name, each in variables.items() if each is not None}
-        self.hoists = hoisted_reads.hoist(definition, known) > 0
+        variables = {tensor.op.name: spec for tensor in concrete.inputs if (spec := variable_spec(tensor)) is not None}
+        self.hoists = hoisted_reads.hoist(definition, variables) > 0
         self._definition = _without_inputs(definition, {tensor.op.name for tensor in concrete.inputs}, self._servers)
         # Outputs wait for all changes of variables in the function; here the caller waits for these at the end.
         outputs = {tensor.op.name for tensor in concrete.outputs}
@@ -164,44 +147,35 @@ class GraphCopies:
         # Counts the copies of all smaller counts too, so that no two copies have the same number.
         self._copies = count * (count - 1) // 2
 
-    def note_inputs(self, given: Sequence[Any]) -> None:
-        """Copies what TensorFlow knows of the function's inputs to the symbolic tensors that are given instead."""
-        for placeholder, original in zip(given, self._concrete.inputs, strict=True):
+    def note_inputs(self, placeholders: Sequence[Any]) -> None:
+        """Gives the symbolic tensors in place of the function's inputs what TensorFlow knows of these inputs."""
+        for placeholder, original in zip(placeholders, self._concrete.inputs, strict=True):
             copy_handle_data(original, placeholder)
 
     def add(self, inputs: Sequence[Any], name: str) -> list[Any]:
-        """Adds a copy.
+        """Adds a copy, and returns its flat outputs.
 
         Args:
           inputs: a symbolic tensor for each input of the function, captures included.
-          name: a unique scope for the names of its operations; empty for the names that they have in the function.
-
-        Returns:
-          Its flat outputs.
+          name: a unique scope for the names of its operations; empty for their names in the function.
         """
         self._copies += 1
         self._seeds.set(self._definition, self._copies * _BETWEEN_SEEDS)
-        given = dict(zip(self._inputs, inputs, strict=True))
-        found = tf.graph_util.import_graph_def(
-            self._definition,
-            {name: tensor for name, tensor in given.items() if name in self._used},
-            [output for output in self._outputs if output not in given],
-            name,
-        )
+        passed = dict(zip(self._inputs, inputs, strict=True))
+        used = {name: tensor for name, tensor in passed.items() if name in self._used}
+        wanted = [output for output in self._outputs if output not in passed]
+        computed = iter(tf.graph_util.import_graph_def(self._definition, used, wanted, name))
         # The graph has the functions that it calls now.
         self._definition.ClearField("library")
-        rest = iter(found)
-        outputs = [given[output] if output in given else next(rest) for output in self._outputs]
+        outputs = [passed[output] if output in passed else next(computed) for output in self._outputs]
         for output, shape in zip(outputs, self._shapes, strict=True):
             output.set_shape(shape)
         return outputs
 
     def pack_transfers(self, graph: Any, names: Sequence[str] = ()) -> int:
-        """Packs the messages of the copies; see `message_packing.pack_transfers`.
+        """Packs the messages of the copies in a graph that begins with the function's inputs.
 
-        Args:
-          graph: the graph that the copies were added to, with the function's inputs.
-          names: the names of the copies, in order, if there are several.
+        `names` are the names of the copies, in order, if there are several; see `message_packing.pack_transfers`.
         """
         devices = {
             placeholder.op.name: self._servers[original.op.name]
@@ -215,11 +189,7 @@ class Packing:
     """Decides when a function is worth building again: if it is called often, or reads variables in loops.
 
     The function is replaced by a copy with packed messages, which has the same effects and results, but draws other
-    random numbers. Thread-safe.
-
-    Args:
-      concrete: a `tf.types.experimental.ConcreteFunction`.
-      may_be_copied: False to always call the function itself.
+    random numbers. If `may_be_copied` is False, the function itself is always called. Thread-safe.
     """
 
     def __init__(self, concrete: Any, *, may_be_copied: bool) -> None:
@@ -231,7 +201,7 @@ class Packing:
         self._calls = 0
 
     def count_call(self) -> bool:
-        """Counts a call; returns whether the function is to be replaced by now."""
+        """Counts a call; returns whether the function should be replaced by now."""
         self._calls += 1
         return self._is_worth_it and self._calls >= self._calls_before
 
@@ -244,9 +214,9 @@ def packed_function(concrete: Any) -> Any:
     copies = GraphCopies(concrete, 1)
     messages = []
 
-    def packed_body(*given: Any) -> list[Any]:
-        copies.note_inputs(given)
-        return copies.add(given, "")
+    def packed_body(*inputs: Any) -> list[Any]:
+        copies.note_inputs(inputs)
+        return copies.add(inputs, "")
 
     signature = [
         tf.TensorSpec(tensor.shape, tensor.dtype, _INPUT_NAME.format(number))
@@ -268,48 +238,40 @@ def servers_of_resources(concrete: Any) -> dict[str, str]:
 
 
 def _without_inputs(definition: Any, inputs: set[str], devices: Mapping[str, str]) -> Any:
-    """Removes the placeholders of inputs, which are given from the start, and all references to them."""
+    """Returns a graph without the placeholders of its inputs, and without references to them."""
     kept = [node for node in definition.node if node.name not in inputs]
     for node in kept:
-        needed = [name for name in node.input if not (name.startswith("^") and name[1:] in inputs)]
-        del node.input[:]
-        node.input.extend(needed)
+        node.input[:] = [name for name in node.input if not (name.startswith("^") and name[1:] in inputs)]
         together = [group.decode().removeprefix("loc:@") for group in node.attr["_class"].list.s]
         node.device = node.device or next((devices[name] for name in together if name in devices), "")
         del node.attr["_class"]
         if elsewhere := [f"loc:@{name}".encode() for name in together if name not in inputs]:
             node.attr["_class"].list.s.extend(elsewhere)
-    rest = type(definition)(versions=definition.versions, library=definition.library)
-    rest.node.extend(kept)
-    return rest
+    return type(definition)(versions=definition.versions, library=definition.library, node=kept)
 
 
 class _Seeds:
-    """Sets the seeds of the operations of a graph, and of the functions in its library.
+    """Sets the seeds of the operations of a `GraphDef`, and of the functions in its library.
 
-    Args:
-      definition: the `GraphDef`. Its functions that draw random numbers from a seed, or call one that does, are removed
-        from its library; `set` adds them.
+    Functions that draw random numbers from a seed, or call one that does, leave the library; `set` adds them again.
     """
 
     def __init__(self, definition: Any) -> None:
         functions = {function.signature.name: function for function in definition.library.function}
-        drawing = {name for name, each in functions.items() if any(map(_seed_of, each.node_def))}
-        callers = {name: {called for node in each.node_def for _, called in called_functions(node)}
-                   for name, each in functions.items()}  # fmt: skip
+        drawing = {name for name, function in functions.items() if any(map(_seed_of, function.node_def))}
+        callers = {
+            name: {called for node in function.node_def for _, called in called_functions(node)}
+            for name, function in functions.items()
+        }
         while more := {name for name, called in callers.items() if called & drawing} - drawing:
             drawing |= more
         self._functions = {name: copied(functions[name]) for name in drawing}
-        rest = [copied(function) for name, function in functions.items() if name not in drawing]
+        others = [copied(function) for name, function in functions.items() if name not in drawing]
         del definition.library.function[:]
-        definition.library.function.extend(rest)
-        self._nodes = [(node, found) for node in definition.node if (found := _seed_of(node))]
-        self._calls = [
-            (function, function.name)
-            for node in definition.node
-            for function in called_in(node)
-            if function.name in drawing
-        ]
+        definition.library.function.extend(others)
+        self._nodes = [(node, seed) for node in definition.node if (seed := _seed_of(node))]
+        calls = (function for node in definition.node for function in called_in(node))
+        self._calls = [(function, function.name) for function in calls if function.name in drawing]
 
     def set(self, definition: Any, offset: int) -> None:
         """Adds a number to each seed; functions with other seeds are added to the library, under other names."""
@@ -324,8 +286,8 @@ class _Seeds:
         if name not in names:
             function = copied(self._functions[name])
             for node in function.node_def:
-                if found := _seed_of(node):
-                    node.attr[found[0]].i = (found[1] + offset) % _SEEDS
+                if seed := _seed_of(node):
+                    node.attr[seed[0]].i = (seed[1] + offset) % _SEEDS
                 for called in called_in(node):
                     if called.name in self._functions:
                         called.name = self._named(called.name, offset, names, library)
@@ -335,10 +297,10 @@ class _Seeds:
 
 
 def _seed_of(node: Any) -> tuple[str, int] | None:
-    """Returns the attribute that is to differ in each copy, and its value; None if the node draws from no seed.
+    """Returns the attribute that must differ in each copy, and its value; None if the node draws from no seed.
 
-    An operation whose seeds are all 0 draws another seed each time that a worker prepares it. One without a state draws
-    the same numbers in each call.
+    An operation whose seeds are all 0 draws another seed each time that a worker prepares it. An operation without a
+    state draws the same numbers in each call.
     """
     seeds = [name for name in ("seed2", "seed", "file_random_seed") if name in node.attr]
     is_drawing = any(node.attr[name].i for name in seeds) and is_stateful(node)

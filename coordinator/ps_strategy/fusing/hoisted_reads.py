@@ -4,27 +4,24 @@
                       body: ReadVariableOp, a message                              body: the value
                             in each iteration
 
-Reads of one variable at one place are one read. What is hoisted is a read that only the loop, branch or function
-itself decides when to make: without control dependencies, of a variable that nothing in there changes or looks up rows
-of, and not by `read_value()`, which reads where it is called. A read stays
+Several reads of one variable at one place become one read. A read is hoisted if its time depends only on its loop,
+branch or function: it has no control dependencies, nothing in there changes the variable or looks up rows of it, and it
+is no `read_value()`, which reads where it is called. A read stays
 
 - in the condition of a loop, and in its body if the end of the loop depends on an integer, a bool or a scalar that it
   reads: the loop may wait for another worker to change it;
 - in a branch if the value is large, since the branch may not be taken.
 
 Promises:
-- A read sees each change that the function made before, and none that it makes after, as where it was.
+- A hoisted read sees the same changes of the function as before: all that come before it, and none that come after it.
 - Gradients do not change: they are part of the graph already.
 
-Decides which reads of variables a loop, a branch or a called function may leave to the operation that runs it.
-
-All are functions of the operations, given as `NodeDef`s, and of the functions that they call, given as `FunctionDef`s.
+Operations are `NodeDef`s here, and the functions that they call `FunctionDef`s.
 """
 
-import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -38,6 +35,30 @@ from coordinator.ps_strategy.tensorflow_internals.functions import (
 
 # `tf.Variable.read_value` reads in its own name scope.
 _READ_VALUE = re.compile(r"(^|/)Read(_\d+)?/ReadVariableOp(_\d+)?$")
+_NAME = "coordinator_read_{}"
+# The shapes and types of variables, as far as they are known, by the names of their handles.
+_Variables = Mapping[str, tf.TensorSpec]
+
+
+class _Call(NamedTuple):
+    """How operations of a type call functions."""
+
+    # The attribute with the types of the arguments.
+    types: str
+    # The number of inputs before the first argument.
+    first: int
+    # The attributes that name one function each; `Case` has a list of functions.
+    functions: tuple[str, ...]
+    # The same operation for functions without side effects.
+    stateless: str
+
+
+_CALLS = {
+    "While": _Call("T", 0, ("cond", "body"), "StatelessWhile"),
+    "If": _Call("Tin", 1, ("then_branch", "else_branch"), "StatelessIf"),
+    "Case": _Call("Tin", 1, (), "StatelessCase"),
+    "StatefulPartitionedCall": _Call("Tin", 0, ("f",), "PartitionedCall"),
+}
 
 
 def is_on_server(node: Any) -> bool:
@@ -58,13 +79,9 @@ def reads_of(function: Any, number: int) -> list[Any]:
 
 
 def may_hoist(operation: str, functions: Sequence[Any], number: int, variable: tf.TensorSpec) -> bool:
-    """Returns True if an operation may be given the value of a variable in place of the handle that it is given now.
+    """Returns True if an operation of a type may take a variable's value in place of its handle.
 
-    Args:
-      operation: its type.
-      functions: those that it calls.
-      number: that of the handle among their arguments.
-      variable: the shape and type of the variable.
+    The handle is the argument with this `number` of the functions that the operation calls.
     """
     for function in functions:
         argument = function.signature.input_arg[number].name
@@ -76,23 +93,20 @@ def may_hoist(operation: str, functions: Sequence[Any], number: int, variable: t
         if returned != ([function.signature.output_arg[number].name] if is_body else []):
             return False
     if operation == "While":
-        return not reads_of(functions[0], number) and not (_may_be_polled(variable) and number in _deciding(*functions))
+        may_be_polled = variable.shape.rank == 0 or not variable.dtype.is_floating
+        return not reads_of(functions[0], number) and not (may_be_polled and number in _deciding(*functions))
     is_small = variable.shape.num_elements() * variable.dtype.size <= MAX_PACKED_BYTES
     return operation not in ("If", "Case") or is_small
 
 
-def _may_be_polled(variable: tf.TensorSpec) -> bool:
-    return variable.shape.rank == 0 or not variable.dtype.is_floating
-
-
 def _deciding(condition: Any, body: Any) -> set[int]:
-    """Returns the numbers of the arguments on which it depends when a loop ends."""
-    found: set[int] = set()
+    """Returns the numbers of the arguments on which the end of a loop depends."""
+    deciding: set[int] = set()
     new = _needed(condition, condition.ret.values())
     while new:
-        found |= new
-        new = _needed(body, [body.ret[body.signature.output_arg[number].name] for number in new]) - found
-    return found
+        deciding |= new
+        new = _needed(body, [body.ret[body.signature.output_arg[number].name] for number in new]) - deciding
+    return deciding
 
 
 def _needed(function: Any, outputs: Iterable[str]) -> set[int]:
@@ -103,58 +117,22 @@ def _needed(function: Any, outputs: Iterable[str]) -> set[int]:
         name = waiting.pop().partition(":")[0]
         if name not in seen:
             seen.add(name)
-            waiting += [each for each in getattr(nodes.get(name), "input", ()) if not each.startswith("^")]
+            waiting += [source for source in getattr(nodes.get(name), "input", ()) if not source.startswith("^")]
     return {number for number, argument in enumerate(function.signature.input_arg) if argument.name in seen}
 
 
-_NAME = "coordinator_read_{}"
-
-
-@dataclasses.dataclass(frozen=True)
-class _Call:
-    """How operations of a type call functions.
-
-    Attributes:
-      types: the attribute with the types of the arguments.
-      first: the number of inputs before the first argument.
-      functions: the attributes that name one each; `Case` has a list of them.
-      stateless: the same operation for functions without side effects.
-    """
-
-    types: str
-    first: int
-    functions: tuple[str, ...]
-    stateless: str
-
-
-_CALLS = {
-    "While": _Call("T", 0, ("cond", "body"), "StatelessWhile"),
-    "If": _Call("Tin", 1, ("then_branch", "else_branch"), "StatelessIf"),
-    "Case": _Call("Tin", 1, (), "StatelessCase"),
-    "StatefulPartitionedCall": _Call("Tin", 0, ("f",), "PartitionedCall"),
-}
-
-# What is known of the variables of handles, by the names of the handles.
-_Variables = Mapping[str, tf.TensorSpec]
-
-
 def has_loops(concrete: Any) -> bool:
-    """Returns True if a concrete function has a loop, in itself or in what it calls, that is given a resource."""
+    """Returns True if a concrete function, or one that it calls, has a loop that takes a resource."""
     graph = concrete.graph.as_graph_def()
     nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
     return any(node.op == "While" and tf.resource.as_datatype_enum in node.attr["T"].list.type for node in nodes)
 
 
 def hoist(definition: Any, variables: _Variables) -> int:
-    """Hoists the reads of a graph.
+    """Hoists the reads of a `GraphDef`, which is changed. Returns how many handles are replaced by values.
 
-    Args:
-      definition: a `GraphDef`, which is changed.
-      variables: the shapes and types of the variables whose handles are inputs of the graph, by the names of these
-        inputs. Other variables are read as before.
-
-    Returns:
-      How many handles are replaced by values.
+    `variables` has the shapes and types of the variables whose handles are inputs of the graph, by the names of these
+    inputs. Other variables are read as before.
     """
     functions = _Functions(definition)
     _Body(functions, definition.node, variables).hoist()
@@ -171,55 +149,46 @@ class _Functions:
     """
 
     def __init__(self, definition: Any) -> None:
-        self._functions = {each.signature.name: copied(each) for each in definition.library.function}
+        self._functions = {function.signature.name: copied(function) for function in definition.library.function}
         self._hoisted: dict[tuple[str, tuple[tf.TensorSpec | None, ...]], Any] = {}
         self.replaced = 0
 
     def hoisted(self, name: str, variables: Sequence[tf.TensorSpec | None]) -> Any:
-        """Returns a function whose own reads are hoisted out of what it calls; None if it is not in the graph.
+        """Returns a function with the reads hoisted out of the functions that it calls; None if the graph lacks it.
 
-        Args:
-          name: of the function.
-          variables: what is known of each argument that is the handle of a variable; None for the other ones.
+        `variables` has the shape and type for each argument that is the handle of a known variable, else None.
         """
         if name not in self._functions:
             return None
         key = name, tuple(variables)
         if key not in self._hoisted:
             function = self._hoisted[key] = copied(self._functions[name])
-            arguments = [each.name for each in function.signature.input_arg]
-            known = {argument: spec for argument, spec in zip(arguments, variables, strict=True) if spec is not None}
+            arguments = zip(function.signature.input_arg, variables, strict=True)
+            known = {argument.name: spec for argument, spec in arguments if spec is not None}
             _Body(self, function.node_def, known, function).hoist()
         return self._hoisted[key]
 
     def add(self, function: Any) -> str:
-        """Adds a function that replaces the one of its name, and returns its new name: that of equal ones is equal."""
+        """Adds a function that replaces the one of its name. Returns its new name; equal functions have equal names."""
         name = str(function.signature.name)
         if function == self._functions[name]:
             return name
         return str(self._functions.setdefault(renamed_by_content(function), function).signature.name)
 
     def called(self, nodes: Iterable[Any]) -> list[Any]:
-        """Returns the functions that these operations call, and those that the functions call."""
-        found: dict[str, Any] = {}
+        """Returns the functions that these operations call, directly or through other functions."""
+        called: dict[str, Any] = {}
         waiting = list(nodes)
         while waiting:
             for _, name in called_functions(waiting.pop()):
-                if name in self._functions and name not in found:
-                    found[name] = self._functions[name]
-                    waiting += found[name].node_def
-        return list(found.values())
+                if name in self._functions and name not in called:
+                    called[name] = self._functions[name]
+                    waiting += called[name].node_def
+        return list(called.values())
 
 
 class _Body:
-    """The operations of a graph or a function.
-
-    Args:
-      functions: those of the graph.
-      nodes: the `NodeDef`s, which are changed.
-      variables: see `hoist`.
-      function: the `FunctionDef`; None for the graph itself.
-    """
+    """The operations of a graph or a function, which are changed. `function` is None for the graph itself."""
 
     def __init__(self, functions: _Functions, nodes: Any, variables: _Variables, function: Any = None) -> None:
         self._functions = functions
@@ -230,14 +199,14 @@ class _Body:
         self._reads: dict[tuple[str, frozenset[str]], str] = {}
 
     def hoist(self) -> None:
-        """Hoists all reads out of what the operations call."""
+        """Hoists all reads out of the functions that the operations call."""
         self._join_reads()
         for node in list(self._nodes):
             if node.op in _CALLS and not is_on_server(node):
                 self._hoist_out_of(node, _CALLS[node.op])
 
     def _join_reads(self) -> None:
-        """Has what uses a read use the first one of the same variable at the same place."""
+        """Has the users of a read use the first read of the same variable at the same place."""
         first: dict[str, str] = {}
         for node in filter(is_hoistable, self._nodes):
             handle = node.input[0]
@@ -262,11 +231,11 @@ class _Body:
     def _hoist_out_of(self, node: Any, call: _Call) -> None:
         inputs = list(node.input[call.first : call.first + len(node.attr[call.types].list.type)])
         known = [self._variables.get(name) for name in inputs]
-        called = [node.attr[role].func for role in call.functions] or list(node.attr["branches"].list.func)
-        functions = [self._functions.hoisted(each.name, known) for each in called]
+        references = [node.attr[role].func for role in call.functions] or list(node.attr["branches"].list.func)
+        functions = [self._functions.hoisted(reference.name, known) for reference in references]
         if None in functions:
             return
-        # A handle may be passed twice, to be read and to be changed.
+        # A handle may be passed twice, once to be read and once to be changed.
         kept = {
             name
             for number, (name, spec) in enumerate(zip(inputs, known, strict=True))
@@ -278,8 +247,8 @@ class _Body:
             if spec is not None and name not in kept and any(reads_of(function, number) for function in functions)
         }
         functions = [_with_values(function, hoisted) for function in functions]
-        for each, function in zip(called, functions, strict=True):
-            each.name = self._functions.add(function)
+        for reference, function in zip(references, functions, strict=True):
+            reference.name = self._functions.add(function)
         reads = {inputs[number]: self._pass_value(node, call, number, spec) for number, spec in hoisted.items()}
         if hoisted and not any(function.signature.is_stateful for function in functions):
             # Operations with side effects run one after the other.
@@ -293,7 +262,7 @@ class _Body:
         output = node.name if number == 0 else f"{node.name}:{number}"
         if self._function is not None:
             output = f"{node.name}:output:{number}"
-        users = [each for each in self._nodes if output in each.input]
+        users = [user for user in self._nodes if output in user.input]
         for user in users:
             # The gradient of a loop takes the shape of a variable from it.
             if user.op == "VariableShape":
@@ -302,11 +271,9 @@ class _Body:
         return is_returned or any(user.op != "VariableShape" for user in users)
 
     def _order_changes(self, reads: Mapping[str, str], node: Any) -> None:
-        """Has what changes variables, and waited for a loop that reads them, wait for the reads: a message less.
+        """Has operations that change variables wait for the reads of these, not for `node`: a message less.
 
-        Args:
-          reads: the names of the reads, by the handles.
-          node: of the loop, branch or call, which has no other effects than these reads.
+        `reads` has the names of the reads by the handles; `node` is a loop, branch or call without other effects.
         """
         waited = f"^{node.name}"
         for user in self._nodes:
@@ -317,21 +284,23 @@ class _Body:
 
     def _pass_value(self, node: Any, call: _Call, number: int, variable: tf.TensorSpec) -> str:
         """Passes the value of a variable in place of its handle, and returns the name of the read."""
-        handle, dtype = node.input[call.first + number], variable.dtype.as_datatype_enum
+        place = call.first + number
+        handle, dtype = node.input[place], variable.dtype.as_datatype_enum
         after = [name for name in node.input if name.startswith("^")]
-        if (handle, frozenset(after)) not in self._reads:
+        key = handle, frozenset(after)
+        if key not in self._reads:
             read = self._nodes.add(name=_NAME.format(len(self._nodes)), op="ReadVariableOp", input=[handle, *after])
             read.attr["dtype"].type = dtype
-            self._reads[handle, frozenset(after)] = read.name
-        node.input[call.first + number] = self._value_of(self._reads[handle, frozenset(after)])
+            self._reads[key] = read.name
+        node.input[place] = self._value_of(self._reads[key])
         node.attr[call.types].list.type[number] = dtype
         if node.op == "While":
             node.attr["output_shapes"].list.shape[number].CopyFrom(variable.shape.as_proto())
         if "_read_only_resource_inputs" in node.attr:
             read_only = node.attr["_read_only_resource_inputs"].list.i
-            read_only[:] = [each for each in read_only if each != call.first + number]
+            read_only[:] = [other for other in read_only if other != place]
         self._functions.replaced += 1
-        return self._reads[handle, frozenset(after)]
+        return self._reads[key]
 
     def _value_of(self, read: str) -> str:
         return read if self._function is None else f"{read}:value:0"
@@ -348,12 +317,7 @@ def _take_value(node: Any, value: str, dtype: int) -> None:
 
 
 def _with_values(function: Any, variables: Mapping[int, tf.TensorSpec]) -> Any:
-    """Returns a copy of a function that is given the values of variables.
-
-    Args:
-      function: the `FunctionDef`.
-      variables: by the numbers of the arguments that are their handles now.
-    """
+    """Returns a copy of a function that takes the values of variables; they are numbered as the arguments."""
     function = copied(function)
     renamed = {}
     for number, variable in variables.items():

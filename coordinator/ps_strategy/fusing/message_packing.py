@@ -7,10 +7,10 @@ r"""Rewrites a graph so that tensors which can go from one device to another at 
                                                           use a     use b
 
 The *stage* of an operation is the number of device changes on the longest path to it. A tensor is sent at the last
-stage that delays none of its users: the rows that the next step looks up go with the gradients of this one, since they
+stage that delays none of its users: the rows that the next step looks up go with the gradients of this step, since they
 are read after the update. Tensors that leave a device for one other device at one stage are packed, bitcast to words or
 bytes if their dtypes differ. Tensors that depend on an action of another worker are packed only with tensors that
-depend on the same.
+depend on the same action.
 
 Promises:
 - What the function computes does not change, nor its effects on variables, nor their order.
@@ -29,7 +29,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from coordinator.ps_strategy.tensorflow_internals.functions import replace_input
+from coordinator.ps_strategy.tensorflow_internals.functions import called_functions, replace_input
 
 # Larger tensors have a message each: copying one would cost more than the message.
 MAX_PACKED_BYTES = 2**20
@@ -51,47 +51,42 @@ _WAITING = re.compile("Queue|Barrier|TakeGradient|Stage|Unstage|^While$")
 
 # Returns a vector of integers on a device: `_constant`, or the same with a cache.
 _Constant = Callable[..., Any]
+# The same on a certain device.
+_ConstantHere = Callable[[tuple[int, ...]], Any]
 
 
 @dataclasses.dataclass
 class _Sent:
-    """A tensor that is sent to a device.
-
-    Attributes:
-      tensor: itself.
-      awaited: the operations on which it depends and which may wait for other workers; a bit for each.
-      section: the number of the part of the graph that uses it first.
-      stage: the last one at which it delays no user.
-      users: the operations that use it on the device, and the positions of these inputs.
-    """
+    """A tensor that is sent to a device."""
 
     tensor: Any
+    # The operations on which it depends and which may wait for other workers; a bit for each.
     awaited: int
+    # The number of the part of the graph that uses it first.
     section: float = math.inf
+    # The last stage at which it delays no user.
     stage: float = math.inf
+    # The operations that use it on the device, and the positions of these inputs.
     users: list[tuple[tf.Operation, int]] = dataclasses.field(default_factory=list)
 
 
 def pack_transfers(graph: tf.Graph, devices: Mapping[str, str], sections: Sequence[str] = ()) -> int:
-    """Packs the transfers of a graph.
+    """Packs the transfers of a graph; returns the number of messages of several tensors.
 
     Args:
-      graph: of a function that is being built, with all of its control dependencies.
+      graph: the graph of a function that is being built, with all of its control dependencies.
       devices: the devices of the resources that are its inputs, by the names of their placeholders.
       sections: the name scopes of consecutive parts. Only tensors of the same or neighbouring parts are packed
-        together: if nothing else orders the parts, all tensors would have to be in memory at once.
-
-    Returns:
-      The number of messages of several tensors.
+        together: if nothing else orders the parts, all tensors would have to be in memory at the same time.
     """
     numbers = {name: number for number, name in enumerate(sections)}
     constant = functools.cache(_constant)
     with graph.as_default(), tf.control_dependencies(None):
         messages = list(_messages(graph, devices, numbers))
         for source, target, sent in messages:
-            arrived = pack([each.tensor for each in sent], source or None, target or None, constant)
-            for each, tensor in zip(sent, arrived, strict=True):
-                for user, position in each.users:
+            arrived = pack([transfer.tensor for transfer in sent], source or None, target or None, constant)
+            for transfer, tensor in zip(sent, arrived, strict=True):
+                for user, position in transfer.users:
                     replace_input(user, position, tensor)
     return len(messages)
 
@@ -111,12 +106,10 @@ def _messages(
 ) -> Iterator[tuple[str, str, list[_Sent]]]:
     """Yields the source, the target and the tensors of each message of several tensors."""
     ways: dict[tuple[str, str, float, int], list[_Sent]] = {}
-    for (_, source, target), each in _sent(graph, devices, sections).items():
-        ways.setdefault((source, target, each.stage, each.awaited), []).append(each)
-    for (source, target, _, _), there in ways.items():
-        for together in _neighbours(there):
-            if len(together) > 1:
-                yield source, target, together
+    for (_, source, target), transfer in _sent(graph, devices, sections).items():
+        ways.setdefault((source, target, transfer.stage, transfer.awaited), []).append(transfer)
+    for (source, target, _, _), transfers in ways.items():
+        yield from ((source, target, together) for together in _neighbours(transfers) if len(together) > 1)
 
 
 def _sent(
@@ -133,33 +126,33 @@ def _sent(
             if source == target or maker.type in _PLACED_WITH_USER:
                 continue
             if is_worth_packing(tensor):
-                each = sent.setdefault((tensor.name, source, target), _Sent(tensor, awaited[maker.name]))
-                each.section = min(each.section, sections.get(operation.name.partition("/")[0], 0))
-                each.stage = min(each.stage, stages[operation.name] - 1)
-                each.users.append((operation, position))
+                transfer = sent.setdefault((tensor.name, source, target), _Sent(tensor, awaited[maker.name]))
+                transfer.section = min(transfer.section, sections.get(operation.name.partition("/")[0], 0))
+                transfer.stage = min(transfer.stage, stages[operation.name] - 1)
+                transfer.users.append((operation, position))
     return sent
 
 
 def _neighbours(sent: Sequence[_Sent]) -> Iterator[list[_Sent]]:
     """Groups tensors of one section and the next."""
     together: list[_Sent] = []
-    for each in sorted(sent, key=lambda each: each.section):
-        if together and each.section > together[0].section + 1:
+    for transfer in sorted(sent, key=operator.attrgetter("section")):
+        if together and transfer.section > together[0].section + 1:
             yield together
             together = []
-        together.append(each)
+        together.append(transfer)
     yield together
 
 
 def _places_stages_and_awaited(
     graph: tf.Graph, devices: Mapping[str, str]
 ) -> tuple[dict[str, str], dict[str, float], dict[str, int]]:
-    """Returns each operation's device, as far as it is known, its stage, and the awaited operations; see `_Sent`."""
+    """Returns the device of each operation, if it is known, its stage, and its awaited operations; see `_Sent`."""
     places: dict[str, str] = {}
     stages: dict[str, float] = {}
     awaited: dict[str, int] = {}
     operations = {operation.name: operation for operation in graph.get_operations()}
-    needed = {name: _needed(operation) for name, operation in operations.items()}
+    needed = {name: needed_by(operation) for name, operation in operations.items()}
     waiting = _waiting(graph)
 
     def is_moved(needed_name: str, name: str) -> bool:
@@ -192,15 +185,13 @@ def _waiting(graph: tf.Graph) -> dict[str, int]:
         return any(map(may_wait, inner.get(name, ())))
 
     def may_wait(node: Any) -> bool:
-        if _WAITING.search(node.op):
-            return True
-        called = (each for value in node.attr.values() for each in (value.func, *value.list.func))
-        return any(may_wait_in(each.name) for each in called if each.name)
+        return bool(_WAITING.search(node.op)) or any(may_wait_in(name) for _, name in called_functions(node))
 
     return {node.name: 1 << number for number, node in enumerate(filter(may_wait, definition.node))}
 
 
-def _needed(operation: tf.Operation) -> list[str]:
+def needed_by(operation: tf.Operation) -> list[str]:
+    """Returns the names of the operations that an operation of a graph waits for."""
     return [tensor.op.name for tensor in operation.inputs] + [other.name for other in operation.control_inputs]
 
 
@@ -223,25 +214,22 @@ def _server(device: str) -> str:
 def pack(
     tensors: Sequence[Any], source: str | None, target: str | None, constant: _Constant | None = None
 ) -> list[Any]:
-    """Transfers tensors that are worth packing from one device to another, in one message.
+    """Transfers tensors that are worth packing from one device to another, in one message; returns them there.
 
     Args:
       tensors: any number.
       source: the device that they are on; None is the worker.
       target: where they are used; None is the worker.
       constant: creates vectors of integers on a device; None creates one at each use.
-
-    Returns:
-      The tensors on the target.
     """
     constant = constant or _constant
     if len(tensors) < 2:
         with tf.device(target):
             return [tf.identity(tensor) for tensor in tensors]
     known = [tensor for tensor in tensors if tensor.shape.is_fully_defined()]
-    # Those whose first dimension is unknown.
+    # The tensors whose first dimension is unknown.
     opens = [tensor for tensor in tensors if not tensor.shape.is_fully_defined()]
-    # The size of one is that of the rest of the message; the sizes of several are in a header.
+    # A single one takes the rest of the message; the sizes of several are in a header.
     has_header = len(opens) > 1
     unit = _unit({tensor.dtype for tensor in tensors} | ({tf.int32} if has_header else set()))
     sizes: Any = [tensor.shape.num_elements() * tensor.dtype.size // unit.size for tensor in known]
@@ -279,10 +267,6 @@ def _unit(dtypes: set[tf.DType]) -> tf.DType:
     return tf.uint8 if any(dtype.size % tf.int32.size for dtype in dtypes) else tf.int32
 
 
-# Returns a vector of integers on a certain device.
-_ConstantHere = Callable[[tuple[int, ...]], Any]
-
-
 def _flat(tensor: Any, unit: tf.DType, constant: _ConstantHere) -> Any:
     """Returns a tensor as a vector of units."""
     if tensor.dtype.size > unit.size:
@@ -307,10 +291,9 @@ def _like(part: Any, dtype: tf.DType, shape: tf.TensorShape, constant: _Constant
 def _kept_shape(rank: int) -> tuple[int, ...]:
     """Returns a shape for the side of a Bitcast on which the elements are larger.
 
-    Of two Bitcast operations that follow each other TensorFlow's arithmetic optimizer makes one: of
-    uint8 -> int64 -> int32 a uint8 -> int32, which fails when it runs. A Reshape keeps them apart, unless it is removed
-    because it changes nothing. So the ranks differ: that of the tensor, one more where it arrives, two more where it is
-    sent.
+    TensorFlow's arithmetic optimizer makes one Bitcast of two that follow each other: of uint8 -> int64 -> int32 a
+    uint8 -> int32, which fails when it runs. A Reshape keeps them apart, unless it is removed because it changes
+    nothing. So the ranks differ: the tensor has its own, one more where it arrives, and two more where it is sent.
     """
     return (-1,) + (1,) * (rank - 1)
 

@@ -7,12 +7,7 @@ r"""Several calls of one traced function as a single call, which costs one round
     outputs            joined by type, one transfer each
 
 The steps have the effects of separate calls, in order wherever they use the same variable, dataset or other resource.
-Each has its own inputs and results.
-
-The inputs of a fused call: for each input of the function, one value that all steps share, or those of all steps.
-
-TensorFlow takes some 50 microseconds to bind the arguments of one step, mostly to make a tensor of each array. So only
-those of the first step are bound, and arrays that differ from step to step become one tensor.
+Each step has its own inputs and results.
 """
 
 import functools
@@ -26,6 +21,18 @@ from coordinator.ps_strategy.fusing.graph_copies import GraphCopies, gated_funct
 from coordinator.ps_strategy.fusing.message_packing import PACKED_TYPES
 from coordinator.ps_strategy.membership.cluster_definition import CLIENT_JOB
 from coordinator.queueing.closure import RunsFuture
+
+_FUSING_DISABLED = "coordinator_fusing_disabled"
+# Types for which TensorFlow has kernels that stack, join and split. It can send more types than these.
+_STACKED = frozenset(
+    {
+        *PACKED_TYPES,
+        *(tf.bool, tf.complex64, tf.complex128, tf.string),
+        *(tf.dtypes.experimental.float8_e5m2, tf.dtypes.experimental.float8_e4m3fn),
+    }
+)
+# The kinds of NumPy's types whose arrays TensorFlow copies unchanged.
+_NUMBERS = "biufc"
 
 
 def stackable(call: Any) -> Any:
@@ -59,17 +66,16 @@ def spec_of(future: Any) -> Any:
 def stacked(values: Any) -> Any:
     """Returns the values of an output in several runs as an array, an array of arrays if their shapes differ.
 
-    Args:
-      values: an array already, or a sequence of NumPy values, or of bytes.
+    `values` is an array already, or a sequence of NumPy values, or of bytes.
     """
     if isinstance(values, np.ndarray):
         return values
     if len({np.shape(value) for value in values}) == 1 and not isinstance(values[0], bytes):
         return np.stack(values)
-    found = np.empty(len(values), object)
+    arrays = np.empty(len(values), object)
     for place, value in enumerate(values):
-        found[place] = value
-    return found
+        arrays[place] = value
+    return arrays
 
 
 def own_memory(value: Any) -> Any:
@@ -77,59 +83,43 @@ def own_memory(value: Any) -> Any:
     return value.copy() if isinstance(value, np.ndarray) else value
 
 
-def concatenated(results: Sequence[Any]) -> Any:
-    """Returns stacked results of consecutive runs as one, in their structure.
+def concatenated_runs(results: Sequence[Any]) -> Any:
+    """Returns stacked results of consecutive runs as one result, in their structure.
 
     Raises:
       ValueError: the shapes of an output differ from run to run.
     """
-    return tf.nest.map_structure(_concatenated, *results)
 
+    def concatenated(*parts: Any) -> Any:
+        if parts[0] is None:
+            return None
+        shapes = {np.shape(value) for part in parts for value in (part if part.dtype == object else part[:1])}
+        if len(shapes) > 1:
+            raise ValueError(
+                "The runs of a function that was scheduled with steps= returned values of the shapes "
+                f"{sorted(shapes)}, which cannot be stacked. Return values of one shape, or use strategy.map."
+            )
+        return np.concatenate(parts)
 
-def _concatenated(*parts: Any) -> Any:
-    if parts[0] is None:
-        return None
-    shapes = {np.shape(value) for part in parts for value in (part if part.dtype == object else part[:1])}
-    if len(shapes) > 1:
-        raise ValueError(
-            f"The runs of a function that was scheduled with steps= returned values of the shapes {sorted(shapes)}, "
-            "which cannot be stacked. Return values of one shape, or use strategy.map."
-        )
-    return np.concatenate(parts)
-
-
-_NAME = "coordinator_fusing_disabled"
+    return tf.nest.map_structure(concatenated, *results)
 
 
 def disable_fusing() -> None:
     """Disables fusing for the function that is being traced, and for every function that calls it."""
-    tf.no_op(name=_NAME)
+    tf.no_op(name=_FUSING_DISABLED)
 
 
 def may_be_fused(concrete: Any) -> bool:
     """Returns True if neither a concrete function nor one that it calls has disabled fusing."""
     graph = concrete.graph.as_graph_def()
     inner = (node for function in graph.library.function for node in function.node_def)
-    return not any(_NAME in node.name for nodes in (graph.node, inner) for node in nodes)
-
-
-# Types for which TensorFlow has kernels that stack, join and split. It can send more types than these.
-_STACKED = frozenset(
-    {
-        *PACKED_TYPES,
-        *(tf.bool, tf.complex64, tf.complex128, tf.string),
-        *(tf.dtypes.experimental.float8_e5m2, tf.dtypes.experimental.float8_e4m3fn),
-    }
-)
+    return not any(_FUSING_DISABLED in node.name for nodes in (graph.node, inner) for node in nodes)
 
 
 class RepeatedFunction:
-    """`count` calls of a function, one after the other.
+    """`count` calls, at least 2, of a concrete function, one after the other.
 
-    Args:
-      concrete: a `tf.types.experimental.ConcreteFunction`.
-      count: number of calls, at least 2.
-      is_shared: for each input without captures, True if all calls are given the same tensor.
+    `is_shared` says, for each input without captures, whether all calls take the same tensor.
     """
 
     def __init__(self, concrete: Any, count: int, is_shared: Sequence[bool]) -> None:
@@ -156,8 +146,8 @@ class RepeatedFunction:
           run: calls a concrete function with its inputs and captures, and returns its flat outputs.
 
         Returns:
-          For each flat output of the function its values in all steps: an array with the steps along its first axis,
-          or a list of NumPy values if TensorFlow does not know their shape.
+          The values of each flat output in all steps: an array with the steps along its first axis, or a list of NumPy
+          values if TensorFlow does not know their shape.
         """
         fetched = [tensor.numpy() for tensor in run(self.concrete, [*inputs, *captures, go])]
         columns: list[Sequence[Any]] = [()] * len(self._shapes)
@@ -169,18 +159,14 @@ class RepeatedFunction:
                 end = start + shape.num_elements()
                 columns[position] = by_step[:, start:end].reshape(self._count, *shape)
                 start = end
-        rest = fetched[len(self._joined) :]
+        fetched_singly = fetched[len(self._joined) :]
         for number, position in enumerate(self._single):
-            columns[position] = rest[number :: len(self._single)]
+            columns[position] = fetched_singly[number :: len(self._single)]
         return columns
 
 
 def _build(
-    concrete: Any,
-    count: int,
-    is_shared: Sequence[bool],
-    joined: Sequence[Sequence[int]],
-    single: Sequence[int],
+    concrete: Any, count: int, is_shared: Sequence[bool], joined: Sequence[Sequence[int]], single: Sequence[int]
 ) -> Any:
     """Builds the function of all steps. A function, because a closure over `self` would keep it alive."""
     signature = [
@@ -190,21 +176,21 @@ def _build(
     steps = GraphCopies(concrete, count)
     names = [f"step_{step}" for step in range(count)]
 
-    def repeat(*given: Any) -> list[Any]:
-        steps.note_inputs(given)
-        inputs = [
+    def repeat(*inputs: Any) -> list[Any]:
+        steps.note_inputs(inputs)
+        columns = [
             [value] * count if is_one else tf.unstack(value, count)
-            for value, is_one in zip(given, is_shared, strict=True)
+            for value, is_one in zip(inputs, is_shared, strict=True)
         ]
-        outputs = [steps.add([each[step] for each in inputs], name) for step, name in enumerate(names)]
-        vectors = [_join([found[position] for found in outputs for position in each]) for each in joined]
-        return vectors + [found[position] for found in outputs for position in single]
+        outputs = [steps.add([column[step] for column in columns], name) for step, name in enumerate(names)]
+        vectors = [_join([of_step[place] for of_step in outputs for place in places]) for places in joined]
+        return vectors + [of_step[place] for of_step in outputs for place in single]
 
     return gated_function(repeat, signature, lambda graph: steps.pack_transfers(graph, names))
 
 
 def _by_transfer(outputs: Sequence[Any]) -> tuple[list[list[int]], list[int]]:
-    """Returns the positions of outputs that are joined, by type, and of those that are transferred one by one."""
+    """Returns the positions of the outputs that are joined, by type, and of the outputs that are sent one by one."""
     joined: dict[tf.DType, list[int]] = {}
     single = []
     for position, output in enumerate(outputs):
@@ -235,17 +221,13 @@ def is_on_client(device: str) -> bool:
     return bool(tf.DeviceSpec.from_string(device).job == CLIENT_JOB)
 
 
-# The kinds of NumPy's types whose arrays TensorFlow copies as they are.
-_NUMBERS = "biufc"
-
-
 class StackedInputs(NamedTuple):
-    """The inputs of a fused call, without captures.
+    """The inputs of a fused call, without captures: of each input one value that all steps share, or a value per step.
 
     Attributes:
       length: the number of steps.
       values: a tensor for each input, with the values of all steps along a new first axis if they differ.
-      is_shared: for each input, whether they do not.
+      is_shared: for each input, whether all steps share one value.
     """
 
     length: int
@@ -254,7 +236,7 @@ class StackedInputs(NamedTuple):
 
     @classmethod
     def of_steps(cls, steps: Sequence[Sequence[Any]]) -> "StackedInputs":
-        """Stacks the inputs of each step; what they share is the same object."""
+        """Stacks the inputs of each step; a shared input is the same object in all steps."""
         columns = list(zip(*steps, strict=True))
         is_shared = tuple(all(value is values[0] for value in values) for values in columns)
         values = [values[0] if is_one else tf.stack(values) for values, is_one in zip(columns, is_shared, strict=True)]
@@ -264,17 +246,14 @@ class StackedInputs(NamedTuple):
     def of_arguments(
         cls, steps: Sequence[Sequence[Any]], bind: Callable[[Sequence[Any]], Sequence[Any]]
     ) -> "StackedInputs | None":
-        """Stacks the arguments of each step, and binds them once.
+        """Stacks the arguments of each step, and binds them once; returns None if each step must be bound.
 
-        Args:
-          steps: for each step, its flattened arguments; what they share is the same object.
-          bind: takes flattened arguments, returns the inputs for them.
-
-        Returns:
-          The inputs; None if each step must be bound.
+        TensorFlow takes some 50 microseconds to bind the arguments of one step, mostly to make a tensor of each array.
+        So only the first step's arguments are bound, and arrays that differ from step to step become one tensor. The
+        arguments are flattened, also those of `bind`; a shared argument is the same object in all steps.
         """
         first = list(steps[0])
-        # By the identity of what is bound in the place of the first step's argument, and so found among the inputs.
+        # By the identity of the tensor that is bound as the first step's argument, and so found among the inputs.
         stacked: dict[int, Any] = {}
         for place, values in enumerate(zip(*steps, strict=True)):
             if all(value is values[0] for value in values):
@@ -288,27 +267,25 @@ class StackedInputs(NamedTuple):
         except TypeError:
             # The function may take another type, to which TensorFlow converts an array and no tensor.
             return None
-        is_shared = tuple(id(each) not in stacked for each in inputs)
+        is_shared = tuple(id(value) not in stacked for value in inputs)
         if is_shared.count(False) != len(stacked):
             return None
-        return cls(len(steps), [stacked.get(id(each), each) for each in inputs], is_shared)
+        return cls(len(steps), [stacked.get(id(value), value) for value in inputs], is_shared)
 
     def of_step(self, step: int) -> list[Any]:
         """Returns the inputs of one step."""
         return [value if is_one else value[step] for value, is_one in zip(self.values, self.is_shared, strict=True)]
 
     def stacked_as(self, is_shared: tuple[bool, ...]) -> "StackedInputs | None":
-        """Returns the same inputs of which more are stacked; None if one would have to be shared that differs."""
+        """Returns the same inputs with more of them stacked; None if inputs that differ would have to be shared."""
         if is_shared == self.is_shared:
             return self
-        changed = [
-            number for number, pair in enumerate(zip(self.is_shared, is_shared, strict=True)) if pair[0] != pair[1]
-        ]
-        if not all(self.is_shared[number] for number in changed):
-            return None
         values = list(self.values)
-        for number in changed:
-            values[number] = tf.stack([values[number]] * self.length)
+        for number, (is_one, shall_be_one) in enumerate(zip(self.is_shared, is_shared, strict=True)):
+            if shall_be_one and not is_one:
+                return None
+            if is_one and not shall_be_one:
+                values[number] = tf.stack([values[number]] * self.length)
         return StackedInputs(self.length, values, is_shared)
 
 

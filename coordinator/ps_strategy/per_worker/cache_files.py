@@ -2,8 +2,8 @@
 
 TensorFlow locks a file while an iterator writes there, so that two workers cannot use one file. A worker that dies
 leaves the lock, and no later iterator can use the file. An iterator that is deleted before it has written all deletes
-every file of that name, also what another iterator has written. So each dataset that is made on a worker caches in a
-file of its own, unless there is a complete one:
+every file of that name, also those that another iterator has written. So each dataset that is made on a worker is
+cached in a file of its own, unless there is a complete one:
 
     file.of-2.worker-1.1712345678901234.index, .data-*    complete: later iterators and programs read it on worker 1
     file.of-2.worker-1.1712345678901234_*                 being written, or left by a worker that died
@@ -23,17 +23,17 @@ import tensorflow as tf
 
 from coordinator.ps_strategy.per_worker.resource import WorkerContext
 
-# The attribute of a dataset that has the names of the files which it caches in.
+# The attribute of a dataset that has the names of the files in which it is cached.
 _NAMES = "_coordinator_cache_files"
-# What a complete file is known by: it is written last.
+# The end of a complete file's name: this part is written last.
 _COMPLETE = ".index"
 
 
 def own_file(file: Any, owner: Any) -> Any:
-    """Returns the name of the file that a new dataset caches in, where this runs: a complete one, or else a new one.
+    """Returns the name of the file in which a new dataset is cached, where this runs: a complete one, or a new one.
 
     Args:
-      file: what the program calls the file, a string scalar.
+      file: the program's name for the file, a string scalar.
       owner: names the worker, and its share of the data, a string scalar.
     """
     begin = tf.strings.join([file, ".", owner, "."])
@@ -47,11 +47,7 @@ def own_file(file: Any, owner: Any) -> Any:
 
 
 class TracedCaches:
-    """The files that the datasets of one dataset function cache in; made while the function is traced.
-
-    Args:
-      owner: returns a string scalar in the function, see `own_file`.
-    """
+    """The files of the datasets of one dataset function; made while the function is traced. `owner`: see `own_file`."""
 
     def __init__(self, owner: Callable[[], Any]) -> None:
         self._owner = owner
@@ -59,7 +55,7 @@ class TracedCaches:
         self._names: list[Any] = []
 
     def own_file(self, file: Any) -> Any:
-        """Returns the name of the file in whose place the program gave `file`."""
+        """Returns the name of the file that is used in place of the program's `file`."""
         name = own_file(file, self._owner())
         # In a function that the dataset calls for each element, a file is chosen at each call.
         if tf.compat.v1.get_default_graph() is self._graph:
@@ -67,23 +63,19 @@ class TracedCaches:
         return name
 
     def names(self) -> Any:
-        """Returns the names of all, a string vector, for the function to return."""
+        """Returns the names of all files, a string vector, for the function to return."""
         return tf.stack(self._names) if self._names else tf.zeros([0], tf.string)
 
 
 class CachesInGraph:
-    """A dataset as a serialized graph, each copy of which caches in files of its own.
-
-    Args:
-      graph: as `tf.raw_ops.DatasetToGraphV2` returns it.
-    """
+    """A dataset as a graph that `tf.raw_ops.DatasetToGraphV2` serialized; each copy is cached in files of its own."""
 
     def __init__(self, graph: bytes) -> None:
         self._graph = graph
         self._files = {_value(node) for node in _file_nodes(tf.compat.v1.GraphDef.FromString(graph))}
 
     def copy_on(self, context: WorkerContext) -> tuple[bytes, Sequence[bytes]]:
-        """Returns the graph for a worker, and the names of the files; to be called in the worker's device scope."""
+        """Returns the graph for a worker, and the names of the files. Call it in the worker's device scope."""
         if not self._files:
             return self._graph, ()
         chosen = {file: own_file(tf.constant(file), f"worker-{context.index}").numpy() for file in self._files}
@@ -94,16 +86,16 @@ class CachesInGraph:
 
 
 class CacheFiles:
-    """The files that the copies of one dataset on the workers cache in."""
+    """The files in which the copies of one dataset on the workers are cached."""
 
     def __init__(self) -> None:
-        # By worker: the connection on which its latest copy was made, and the files of that.
+        # By worker: the connection on which its latest copy was made, and the copy's files.
         self._latest: dict[int, tuple[int, Sequence[bytes]]] = {}
 
     def note(self, dataset: Any, names: Sequence[bytes], context: WorkerContext) -> Any:
-        """Returns a dataset that was made on a worker, of which `is_cache_begun` tells from now on.
+        """Returns a dataset that was made on a worker, known to `is_cache_begun` from now on.
 
-        What the worker's former process left of files that it had begun is deleted, if they can be reached from here.
+        Files that the worker's former process had begun are deleted, if they can be reached from here.
         """
         if not len(names):
             return dataset
@@ -116,9 +108,9 @@ class CacheFiles:
 
 
 def is_cache_begun(dataset: Any) -> bool:
-    """Returns whether a file that a dataset caches in is not complete; to be called in the device scope of its worker.
+    """Returns whether a file in which a dataset is cached is not complete. Call it in the device scope of its worker.
 
-    Then a new iterator would find it locked, and none can continue at a position that another iterator had.
+    A new iterator would find such a file locked, and none can continue at a position that another iterator had.
     """
     patterns = [_escaped(name) + _COMPLETE for name in getattr(dataset, _NAMES, ())]
     return bool(patterns) and len(tf.io.matching_files(patterns)) < len(patterns)
@@ -133,9 +125,9 @@ def _remove_begun(names: Sequence[bytes]) -> None:
     with contextlib.suppress(OSError, tf.errors.OpError):
         for name in names:
             directory, file = os.path.split(name.decode())
-            for each in tf.io.gfile.listdir(directory or "."):
-                if each.startswith(f"{file}_"):
-                    tf.io.gfile.remove(os.path.join(directory, each))
+            for begun in tf.io.gfile.listdir(directory or "."):
+                if begun.startswith(f"{file}_"):
+                    tf.io.gfile.remove(os.path.join(directory, begun))
 
 
 def _file_nodes(graph: Any) -> Iterator[Any]:

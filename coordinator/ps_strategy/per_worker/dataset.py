@@ -1,13 +1,11 @@
-"""Datasets and iterators with a copy on each worker.
-
-Where the iterators of the workers are: how many elements they have left, and positions that are saved and restored.
+"""Datasets and iterators with a copy on each worker, and the positions of the iterators, which checkpoints save.
 
     save      serialize --> each worker that is not lost: SerializeIterator --> the string in the checkpoint
     restore   the string in the checkpoint --> deserialize: kept here --> a new iterator on each worker begins there
 
 Guarantees:
-- A position is that between two calls on its worker. So positions that are saved while no scheduled function runs are
-  those of the model.
+- A position lies between two calls on its worker. So positions that are saved while no scheduled function runs match
+  the model.
 - An iterator that is created again, because its worker was lost, begins at the last saved or restored position; at the
   beginning if its data was being cached in a file, which the log says.
 - A string is restored as a whole or not at all: a `ValueError` says what differs.
@@ -28,7 +26,7 @@ import tensorflow as tf
 from coordinator.data.source import without_autotuning
 from coordinator.errors import ClosureCancelledError
 from coordinator.ps_strategy.per_worker.cache_files import is_cache_begun
-from coordinator.ps_strategy.per_worker.resource import PerWorkerResource, WorkerContext, WorkerCopies
+from coordinator.ps_strategy.per_worker.resource import PerWorkerResource, ShareOf, WorkerContext, WorkerCopies
 from coordinator.ps_strategy.tensorflow_internals.functions import (
     call_concrete,
     called_functions,
@@ -38,21 +36,26 @@ from coordinator.ps_strategy.tensorflow_internals.functions import (
 )
 from coordinator.runtime import FiniteInput
 
+_logger = logging.getLogger("coordinator")
+
 _TAKING = frozenset({"IteratorGetNext", "IteratorGetNextSync", "IteratorGetNextAsOptional"})
 # Operations that call their function once.
 _CALLING = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 # In the names of other operations that use an iterator, or return it.
 _UNKNOWN = ("Iterator", "Identity", "Switch", "Merge")
 
+# The format of saved positions.
+_VERSION = 1
+# TensorFlow's number for: state of a pipeline outside of the iterator, such as a lookup table, is not saved.
+_WITHOUT_EXTERNAL_STATE = 1
+
+_HANDLE = tf.TensorSpec([], tf.resource)
+
 
 def elements_per_call(concrete: Any) -> float:
-    """Returns how many elements a call takes at most from each iterator among its arguments.
+    """Returns how many elements a call of a concrete function takes at most from each iterator among its arguments.
 
-    Args:
-      concrete: a `tf.types.experimental.ConcreteFunction`.
-
-    Returns:
-      The number; infinite if it is not known, because elements are taken in a loop or a branch.
+    The number is infinite if it is not known, because elements are taken in a loop or a branch.
     """
     graph = concrete.graph.as_graph_def()
     functions = {function.signature.name: function for function in graph.library.function}
@@ -62,7 +65,6 @@ def elements_per_call(concrete: Any) -> float:
 
 
 def _taken(handle: str, nodes: Sequence[Any], functions: Mapping[str, Any]) -> float:
-    """Returns how many elements the nodes of one graph take from an iterator, by its name there."""
     return sum(_taken_by(node, handle, functions) for node in nodes if handle in node.input)
 
 
@@ -77,21 +79,12 @@ def _taken_by(node: Any, handle: str, functions: Mapping[str, Any]) -> float:
     return count
 
 
-_logger = logging.getLogger("coordinator")
-
-_VERSION = 1
-# TensorFlow's number for: what a pipeline keeps outside of the iterator, such as a lookup table, is not saved.
-_WITHOUT_EXTERNAL_STATE = 1
-
-_HANDLE = tf.TensorSpec([], tf.resource)
-
-
 class _Position(NamedTuple):
     """The position of one worker's iterator.
 
     Attributes:
       taken: how many elements were taken before, at most; infinite if that is not known.
-      state: what TensorFlow serializes of the iterator.
+      state: the iterator as TensorFlow serializes it.
     """
 
     taken: float
@@ -101,11 +94,8 @@ class _Position(NamedTuple):
 class IteratorPositions:
     """The positions of the iterators that one per-worker iterator has on the workers.
 
-    The entry of a worker is used by its thread alone, except that positions are restored while nothing runs.
-
-    Args:
-      workers: returns the number of shares into which the data is divided.
-      element_spec: the type of the elements.
+    The entry of a worker is used by its thread only, except that positions are restored while nothing runs. `workers`
+    returns the number of shares into which the data is divided.
     """
 
     def __init__(self, workers: Callable[[], int], element_spec: Any) -> None:
@@ -114,7 +104,7 @@ class IteratorPositions:
         self._sizes: dict[int, float] = {}
         self._taken: dict[int, float] = {}
         self._saved: dict[int, _Position] = {}
-        # Of the iterators that exist: a position in another share means nothing.
+        # The shares of the iterators that exist: a position in another share means nothing.
         self._shares: dict[int, Hashable] = {}
 
     def iterator_of(self, dataset: tf.data.Dataset, context: WorkerContext, share: Hashable = None) -> Any:
@@ -148,7 +138,7 @@ class IteratorPositions:
         return self._sizes.get(worker) == math.inf
 
     def left_on(self, worker: int) -> float:
-        """Returns how many elements a worker's iterator, which is not endless, has left at least."""
+        """Returns how many elements a worker's iterator, which must not be endless, has left at least."""
         return max(self._sizes.get(worker, 0) - self._taken.get(worker, 0), 0)
 
     def count_on(self, worker: int, taken: float) -> None:
@@ -217,46 +207,17 @@ def _handle_of(iterator: Any) -> Any:
     return handle
 
 
-# Of the index of a worker: what its dataset depends on beside the worker, such as its share of the data.
-ShareOf = Callable[[int], Hashable]
-
-
 class _PerWorkerElements(PerWorkerResource, tf.types.experimental.SupportsTracingProtocol):
-    """What datasets and iterators have in common: the type of their elements, and that shares of the data may change.
+    """The base of datasets and iterators. `element_spec` has the `tf.TypeSpec`s of an element, nested as it is."""
 
-    Args:
-      name: used in messages.
-      element_spec: the `tf.TypeSpec` of an element, nested as elements are.
-      build: creates the worker's copy; called on the worker's thread, in its device scope.
-      share_of: when it changes for a worker, its copy is created again at its next use, if `_may_begin_again`.
-    """
-
-    # The type of the worker's copy: what a function is traced with.
+    # The type of the worker's copy, with which a function is traced.
     _spec_class: type[Any]
 
-    def __init__(self, name: str, element_spec: Any, build: Callable[[WorkerContext], Any], share_of: ShareOf) -> None:
-        # Local, because `build_share` must not keep this object alive. Each entry is used by its worker's thread alone.
-        shares: dict[int, Hashable] = {}
-
-        def build_share(context: WorkerContext) -> Any:
-            # Before the copy is built: if the share changes meanwhile, it is built once more.
-            shares[context.index] = share_of(context.index)
-            return build(context)
-
-        super().__init__(name, build_share)
+    def __init__(
+        self, name: str, element_spec: Any, build: Callable[[WorkerContext], Any], share_of: ShareOf | None
+    ) -> None:
+        super().__init__(name, build, share_of)
         self.element_spec = element_spec
-        self._shares = shares
-        self._share_of = share_of
-
-    def value_on(self, context: WorkerContext) -> Any:
-        """See `PerWorkerResource`; the copy is that of the worker's present share."""
-        worker = context.index
-        if worker in self._shares and self._shares[worker] != self._share_of(worker) and self._may_begin_again(worker):
-            self.recreate_on(context)
-        return super().value_on(context)
-
-    def _may_begin_again(self, worker: int) -> bool:
-        return True
 
     @property
     def _type_spec(self) -> Any:
@@ -279,9 +240,7 @@ class _PerWorkerElements(PerWorkerResource, tf.types.experimental.SupportsTracin
 class EndOfDataError(tf.errors.OutOfRangeError):
     """An iterator has no element left on a worker. Raised to users when it has none on any worker that may be asked.
 
-    Args:
-      name: the iterator's name.
-      ended: the iterator as the core knows it, if it has ended on one worker at least.
+    `ended` is the iterator as the core knows it, if it has ended on one worker at least.
     """
 
     def __init__(self, name: str, ended: FiniteInput | None = None) -> None:
@@ -313,18 +272,15 @@ class PerWorkerIterator(_PerWorkerElements, tf.train.experimental.PythonState):
     the last reference to this object.
 
     Args:
-      name: used in messages.
-      element_spec: the `tf.TypeSpec` of an element, nested as elements are.
       build: creates the worker's dataset; called on the worker's thread, in its device scope.
-      workers: returns the number of shares into which the data is divided.
-      copies: runs work on the workers.
-      share_of: see above; an endless iterator begins again when its share changes.
+      share_of: see `PerWorkerResource`; only an endless iterator begins again when its share changes.
+      name, element_spec, workers, copies: as for `PerWorkerDataset`.
 
     Attributes:
       input: the iterator as the core knows it.
       positions: where the workers' iterators are.
-      failed: the connection on which a call with a worker's iterator failed, if it may have interrupted the iterator.
-        Each is used by its worker's thread alone.
+      failed: by worker, the connection on which a call with its iterator failed, if that may have interrupted the
+        iterator. Each entry is used by its worker's thread only.
     """
 
     _spec_class = tf.data.IteratorSpec
@@ -336,14 +292,14 @@ class PerWorkerIterator(_PerWorkerElements, tf.train.experimental.PythonState):
         build: Callable[[WorkerContext], tf.data.Dataset],
         workers: Callable[[], int],
         copies: WorkerCopies,
-        share_of: ShareOf = lambda worker: None,
+        share_of: ShareOf | None = None,
     ) -> None:
         # Local variables, because `build_iterator` must not keep this object alive.
         positions = IteratorPositions(workers, element_spec)
         finite_input = FiniteInput(functools.partial(EndOfDataError, f"iterator of {name}"))
 
         def build_iterator(context: WorkerContext) -> Any:
-            share = share_of(context.index)
+            share = None if share_of is None else share_of(context.index)
             iterator = positions.iterator_of(build(context), context, share)
             finite_input.is_finite = finite_input.is_finite or not positions.is_endless_on(context.index)
             return iterator
@@ -357,14 +313,17 @@ class PerWorkerIterator(_PerWorkerElements, tf.train.experimental.PythonState):
     def serialize(self) -> str:
         """Returns the positions of all workers' iterators; TensorFlow calls it to save a checkpoint.
 
-        A lost worker is not waited for: what is returned is where its iterator will start again.
+        A lost worker is not waited for: its position is where its iterator will start again.
 
         Raises:
           ValueError: the dataset has no position that can be saved.
           RuntimeError: in a callback of a future that a worker's thread runs.
         """
         try:
-            self._copies.run_on_live(self._save_on, f"save the position of the {self.name}")
+            self._copies.run_on_live(
+                lambda context: self.positions.save_on(self.value_on(context), context),
+                f"save the position of the {self.name}",
+            )
         except tf.errors.UnimplementedError as error:
             raise ValueError(
                 f"The position of the {self.name} cannot be saved in a checkpoint: generators and TensorFlow's data "
@@ -387,9 +346,6 @@ class PerWorkerIterator(_PerWorkerElements, tf.train.experimental.PythonState):
     def _may_begin_again(self, worker: int) -> bool:
         return self.positions.is_endless_on(worker)
 
-    def _save_on(self, context: WorkerContext) -> None:
-        self.positions.save_on(self.value_on(context), context)
-
     def get_next(self) -> NoReturn:
         """Raises RuntimeError; see `__next__`."""
         self.__next__()
@@ -404,61 +360,6 @@ class PerWorkerIterator(_PerWorkerElements, tf.train.experimental.PythonState):
         )
 
 
-class _IteratedDataset:
-    """The dataset of each worker from which its iterators are made, which tells them apart by their order.
-
-    Guarantee: a worker's iterator is the one of its number, whatever was lost or made again before.
-
-    Args:
-      name: used in messages.
-      build: creates the worker's dataset; called on the worker's thread, in its device scope.
-      share_of: see `_PerWorkerElements`.
-      is_numbered: of a worker: whether an iterator of its dataset depends on how many were made before.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        build: Callable[[WorkerContext], tf.data.Dataset],
-        share_of: ShareOf,
-        is_numbered: Callable[[WorkerContext], bool],
-    ) -> None:
-        # Each with its share, and the number of the iterators that were made of it.
-        self._datasets = PerWorkerResource(
-            f"iterator of {name}", lambda context: [share_of(context.index), build(context), 0]
-        )
-        self._share_of = share_of
-        self._is_numbered = is_numbered
-
-    def dataset_for(self, number: int, context: WorkerContext) -> tf.data.Dataset:
-        """Returns the worker's dataset, whose next iterator is that of a number from 0 on."""
-        share, dataset, made = self._datasets.value_on(context)
-        # What an iterator has begun to cache in a file, another iterator of the same dataset cannot write.
-        if made > number or share != self._share_of(context.index) or (made and is_cache_begun(dataset)):
-            self._datasets.recreate_on(context)
-        entry = self._datasets.value_on(context)
-        _, dataset, made = entry
-        if made < number and self._is_numbered(context):
-            concrete = _make_unread.get_concrete_function(dataset, tf.TensorSpec([], tf.int64))
-            inputs = flat_inputs(concrete, (dataset, tf.constant(number - made, tf.int64)), {})
-            call_concrete(concrete, [*inputs, *concrete.captured_inputs], context.cancellation)
-        entry[2] = number + 1
-        return dataset
-
-
-@tf.function(autograph=False)
-def _make_unread(dataset: tf.data.Dataset, count: Any) -> None:
-    """Makes iterators of a dataset that are never read.
-
-    They are iterators inside of one, each of which costs a worker 0.1 ms; one that is made by itself costs 70 ms.
-    """
-    # Choosing from datasets makes an iterator of each, and here chooses nothing.
-    nothing = tf.data.Dataset.range(0)
-    unread = tf.data.Dataset.choose_from_datasets([dataset, dataset.take(0)], nothing, stop_on_empty_dataset=False)
-    all_unread = tf.data.Dataset.range(count).flat_map(lambda _: unread)
-    iter(without_autotuning(all_unread, tf.data.Options())).get_next_as_optional()
-
-
 class PerWorkerDataset(_PerWorkerElements):
     """One dataset per worker. `iter` of it returns a `PerWorkerIterator`; it may itself be an argument of a function.
 
@@ -468,8 +369,8 @@ class PerWorkerDataset(_PerWorkerElements):
       build: creates the worker's dataset; called on the worker's thread, in its device scope.
       workers: returns the number of shares into which the data is divided.
       copies: runs work on the workers.
-      share_of: see above.
-      is_numbered: see `_IteratedDataset`.
+      share_of: see `PerWorkerResource`.
+      is_numbered: returns whether an iterator of a worker's dataset depends on how many were made before.
     """
 
     _spec_class = tf.data.DatasetSpec
@@ -481,14 +382,16 @@ class PerWorkerDataset(_PerWorkerElements):
         build: Callable[[WorkerContext], tf.data.Dataset],
         workers: Callable[[], int],
         copies: WorkerCopies,
-        share_of: ShareOf = lambda worker: None,
+        share_of: ShareOf | None = None,
         is_numbered: Callable[[WorkerContext], bool] = lambda context: True,
     ) -> None:
         super().__init__(name, element_spec, build, share_of)
         self._workers = workers
         self._copies = copies
-        self._iterated = _IteratedDataset(name, build, share_of, is_numbered)
-        self._iterators = itertools.count()
+        self._is_numbered = is_numbered
+        # The dataset of each worker for its iterators, and how many iterators were made of it.
+        self._iterated = PerWorkerResource(f"iterator of {name}", lambda context: [build(context), 0], share_of)
+        self._numbers = itertools.count()
 
     def __iter__(self) -> PerWorkerIterator:
         """Returns a new iterator per worker, at the beginning of the data.
@@ -503,14 +406,46 @@ class PerWorkerDataset(_PerWorkerElements):
             raise RuntimeError(
                 "Make the iterator outside of the function, and pass it: strategy.schedule(step, args=(iterator,))."
             )
-        build = functools.partial(self._iterated.dataset_for, next(self._iterators))
+        build = functools.partial(self._dataset_for, next(self._numbers))
         iterator = PerWorkerIterator(self.name, self.element_spec, build, self._workers, self._copies, self._share_of)
         self._copies.create(iterator)
         return iterator
 
+    def _dataset_for(self, number: int, context: WorkerContext) -> tf.data.Dataset:
+        """Returns the worker's dataset, whose next iterator is the one with this number, from 0 on.
+
+        Guarantee: it is the iterator of this number also if the worker was lost, or iterators were made again.
+        """
+        iterated = self._iterated.value_on(context)
+        dataset, made = iterated
+        # What an iterator has begun to cache in a file, another iterator of the same dataset cannot write.
+        if made > number or (made and is_cache_begun(dataset)):
+            self._iterated.recreate_on(context)
+            iterated = self._iterated.value_on(context)
+            dataset, made = iterated
+        if made < number and self._is_numbered(context):
+            concrete = _make_unread.get_concrete_function(dataset, tf.TensorSpec([], tf.int64))
+            inputs = flat_inputs(concrete, (dataset, tf.constant(number - made, tf.int64)), {})
+            call_concrete(concrete, [*inputs, *concrete.captured_inputs], context.cancellation)
+        iterated[1] = number + 1
+        return dataset
+
     def build(self) -> "PerWorkerDataset":
         """Returns itself, which may be an argument of a function; TensorFlow's must be built for that."""
         return self
+
+
+@tf.function(autograph=False)
+def _make_unread(dataset: tf.data.Dataset, count: Any) -> None:
+    """Makes iterators of a dataset that are never read.
+
+    They are iterators inside of another one: each costs a worker 0.1 ms. An iterator made by itself costs 70 ms.
+    """
+    # Choosing from datasets makes an iterator of each, and here chooses nothing.
+    nothing = tf.data.Dataset.range(0)
+    unread = tf.data.Dataset.choose_from_datasets([dataset, dataset.take(0)], nothing, stop_on_empty_dataset=False)
+    all_unread = tf.data.Dataset.range(count).flat_map(lambda _: unread)
+    iter(without_autotuning(all_unread, tf.data.Options())).get_next_as_optional()
 
 
 def tracing_type(value: Any) -> Any:
@@ -520,15 +455,11 @@ def tracing_type(value: Any) -> Any:
 
 @contextlib.contextmanager
 def iterators_in_use(iterators: Sequence[PerWorkerIterator], context: WorkerContext) -> Iterator[None]:
-    """A scope for one call on a worker, which resets iterators that an earlier call left interrupted.
+    """A scope for one call on a worker, which resets iterators among its arguments that an earlier call interrupted.
 
     A call that is cancelled while it waits for an element may leave its iterator cancelled, or ended too early. Nothing
     is inspected unless the call fails. If it fails because data has ended, an iterator that may have ended is asked for
     one more element, which is lost if there is one.
-
-    Args:
-      iterators: those among the call's arguments.
-      context: the worker.
 
     Raises:
       tf.errors.AbortedError: an iterator was ended by an earlier call; it starts again with the next call.
@@ -537,29 +468,32 @@ def iterators_in_use(iterators: Sequence[PerWorkerIterator], context: WorkerCont
     try:
         yield
     except (ClosureCancelledError, tf.errors.OpError) as error:
-        suspects = [each for each in iterators if each.failed.get(context.index) == context.connection_number]
-        may_have_ended = not all(each.positions.is_endless_on(context.index) for each in iterators)
+        is_end, worker = isinstance(error, tf.errors.OutOfRangeError), context.index
+        endless = [iterator for iterator in iterators if iterator.positions.is_endless_on(worker)]
+        suspects = [iterator for iterator in iterators if iterator.failed.get(worker) == context.connection_number]
         # The regular end of data interrupts nothing.
-        if not (isinstance(error, tf.errors.OutOfRangeError) and may_have_ended):
-            for each in iterators:
-                each.failed[context.index] = context.connection_number
-        if interrupted := [each for each in suspects if _is_interrupted(each, error, context)]:
+        if not is_end or len(endless) == len(iterators):
+            for iterator in iterators:
+                iterator.failed[worker] = context.connection_number
+        # A call that this client cancels raises `ClosureCancelledError` instead of `CancelledError`.
+        is_cancelled = isinstance(error, tf.errors.CancelledError)
+        if interrupted := [iterator for iterator in suspects if (iterator in endless if is_end else is_cancelled)]:
             message = _restart(interrupted, context)
-            if isinstance(error, tf.errors.OutOfRangeError):
+            if is_end:
                 # Tried again, as the cancelled call is; it is not the end of the data.
                 raise tf.errors.AbortedError(None, None, message) from error
             raise
-        if suspects and isinstance(error, tf.errors.OutOfRangeError):
-            for each in suspects:
-                each.failed.pop(context.index, None)
-            _logger.warning(
-                "%s has ended, and an earlier call that used it was cancelled, which may have ended it too early. Make "
-                "a new iterator if some of its data is missing.",
-                _names(suspects, context),
-            )
-        if isinstance(error, tf.errors.OutOfRangeError):
-            for each in itertools.filterfalse(lambda each: each.positions.is_endless_on(context.index), iterators):
-                _raise_if_ended(each, context, error)
+        if is_end:
+            for iterator in suspects:
+                iterator.failed.pop(worker, None)
+            if suspects:
+                _logger.warning(
+                    "%s has ended, and an earlier call that used it was cancelled, which may have ended it too early. "
+                    "Make a new iterator if some of its data is missing.",
+                    _names(suspects, context),
+                )
+            for iterator in itertools.filterfalse(endless.__contains__, iterators):
+                _raise_if_ended(iterator, context, error)
         raise
 
 
@@ -591,19 +525,12 @@ def _raise_if_ended(iterator: PerWorkerIterator, context: WorkerContext, cause: 
         raise EndOfDataError(iterator.name, iterator.input) from cause.with_traceback(None)
 
 
-def _is_interrupted(iterator: PerWorkerIterator, error: Exception, context: WorkerContext) -> bool:
-    if isinstance(error, tf.errors.OutOfRangeError):
-        return iterator.positions.is_endless_on(context.index)
-    # A call that this client cancels raises `ClosureCancelledError` instead.
-    return isinstance(error, tf.errors.CancelledError)
-
-
 def _restart(iterators: Sequence[PerWorkerIterator], context: WorkerContext) -> str:
-    """Makes interrupted iterators again on the worker; returns what was logged."""
-    for each in iterators:
-        each.failed.pop(context.index, None)
-        each.recreate_on(context)
-    is_saved = all(each.positions.has_saved(context.index) for each in iterators)
+    """Has interrupted iterators made again on the worker; returns the message in the log."""
+    for iterator in iterators:
+        iterator.failed.pop(context.index, None)
+        iterator.recreate_on(context)
+    is_saved = all(iterator.positions.has_saved(context.index) for iterator in iterators)
     start = "its last saved position" if is_saved else "the beginning"
     message = f"{_names(iterators, context)} starts from {start}: a call that waited for an element was cancelled."
     _logger.warning("%s", message)
@@ -611,4 +538,4 @@ def _restart(iterators: Sequence[PerWorkerIterator], context: WorkerContext) -> 
 
 
 def _names(iterators: Sequence[PerWorkerIterator], context: WorkerContext) -> str:
-    return f"{', '.join(each.name for each in iterators)} on {context.device}"
+    return f"{', '.join(iterator.name for iterator in iterators)} on {context.device}"

@@ -5,13 +5,13 @@ The function is traced on the client and run on each worker. One trace serves al
 `coordinator.get_current_worker_index()` returns the same number as a tensor, with one trace. For a share that comes
 with a change of the workers, the function is traced once more, on the thread of the worker that needs it.
 
-Which share of the data each worker reads: what a `tf.distribute.InputContext` tells a dataset function.
+A `tf.distribute.InputContext` tells the function which share of the data it has:
 
-the workers of the beginning    share 0 of 2, share 1 of 2
-one is added as worker 2        that one: share 2 of 3; the others keep theirs
-  with `reshard_inputs`         share 0 of 3, share 1 of 3, share 2 of 3
+    the workers of the beginning    share 0 of 2, share 1 of 2
+    one is added as worker 2        the new worker: share 2 of 3; the others keep their shares
+      with `reshard_inputs`         share 0 of 3, share 1 of 3, share 2 of 3
 
-Datasets whose elements have a part for each replica of a worker.
+If workers have several replicas, an element has a part for each replica:
 
     of a dataset function    batch 0   batch 1   batch 2   batch 3        one batch for each replica
                              `-- element 0 --'   `-- element 1 --'
@@ -19,15 +19,10 @@ Datasets whose elements have a part for each replica of a worker.
 
 Promises: the parts are in the order of the dataset. Where the batches of a function run out within an element, replicas
 without one get a batch of no rows, as with other strategies; if no shape allows that, the element is left out, as by
-`drop_remainder`.
-
-Whether a dataset function takes every n-th element of data whose order is random, and so another one on each worker.
-
-Then some elements are read twice and others by no worker, without an error. `Dataset.list_files` shuffles unless it is
-told otherwise. What is random is decided by the graph: a shuffle without a seed has the seeds 0 and 0 there, unless
-`tf.random.set_seed` was called.
+`drop_remainder`. The log tells of a function that takes shards of data in a random order (`warn_of_random_order`).
 """
 
+import dataclasses
 import logging
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
@@ -44,14 +39,22 @@ from coordinator.ps_strategy.tensorflow_internals.datasets import caches_replace
 from coordinator.ps_strategy.tensorflow_internals.functions import called_functions, passed_inputs
 from coordinator.ps_strategy.tensorflow_internals.replicas import PerReplicaSpec, divided, regrouped
 
+_logger = logging.getLogger("coordinator")
+
+DatasetFunction = Callable[[tf.distribute.InputContext], tf.data.Dataset]
+
+# The places of the two seeds among the inputs of operations, by the beginning of their names.
+_SEED_INPUTS = {"ShuffleDataset": 2, "ShuffleAndRepeatDataset": 2, "RandomDataset": 0}
+# What these draw for an element changes its value, not the order.
+_MAPS = ("Map", "ParallelMap")
+# Datasets whose iterators take the next numbers of a random generator: the places of its two seeds among their inputs.
+_RESHUFFLED = {"ShuffleDatasetV3": (2, 3), "ShuffleAndRepeatDatasetV2": (2, 3), "RandomDatasetV2": (0, 1)}
+# Calls of functions, in which there may be such datasets.
+_CALLS = ("PartitionedCall", "StatefulPartitionedCall", "If", "StatelessIf", "Case", "StatelessCase", "While")
+
 
 class InputShare(NamedTuple):
-    """A share of the data.
-
-    Attributes:
-      pipelines: into how many shares the data is divided, `num_input_pipelines`.
-      number: from 0 on, `input_pipeline_id`.
-    """
+    """A share of the data: `number` from 0 on (`input_pipeline_id`), of `pipelines` shares (`num_input_pipelines`)."""
 
     pipelines: int
     number: int
@@ -62,17 +65,25 @@ class InputShares:
 
     Args:
       workers: the indices of the workers of the beginning.
-      present: returns those of the present workers, among which the data is divided; None to keep the shares.
+      present: returns the indices of the present workers, among which the data is divided; None to keep the shares.
+
+    Attributes:
+      may_change: whether the share of a worker may change.
     """
 
     def __init__(self, workers: Sequence[int], present: Callable[[], Sequence[int]] | None = None) -> None:
         beginning = tuple(sorted(workers))
+        self.may_change = present is not None
         self._workers = present or (lambda: beginning)
 
     @property
     def workers(self) -> Sequence[int]:
         """The indices of the workers among which the data is divided, in their order."""
         return self._workers()
+
+    def count(self) -> int:
+        """Returns the number of shares into which the data is divided."""
+        return len(self._workers())
 
     def of(self, worker: int) -> InputShare:
         """Returns the share of a worker. One that is not among them gets its own share, as if it were the last."""
@@ -84,77 +95,58 @@ class InputShares:
 
 
 def one_for_each_replica(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
-    """Returns a dataset of which each element consists of consecutive elements, as `PerReplica` values."""
+    """Returns a dataset whose elements consist of `replicas` consecutive elements, as `PerReplica` values."""
     spec = dataset.element_spec
-    if replicas == 1 or any(isinstance(each, PerReplicaSpec) for each in tf.nest.flatten(spec)):
+    leaves = tf.nest.flatten(spec)
+    if replicas == 1 or any(isinstance(leaf, PerReplicaSpec) for leaf in leaves):
         return dataset
-    may_be_empty = _may_be_empty(spec)
-    # Optionals, which are scalars whatever is in them, and share it: elements need not have one shape to be batched.
-    wrapped = dataset.map(lambda *parts: _wrapped(parts[0] if len(parts) == 1 else parts))
-    groups = wrapped.batch(replicas, drop_remainder=not may_be_empty)
+    # Whether every batch may have no rows.
+    may_be_empty = all(
+        isinstance(leaf, tf.TensorSpec) and bool(leaf.shape.rank) and leaf.shape[0] is None for leaf in leaves
+    )
+
+    # Optionals are scalars that share their content: elements need not have one shape to be batched.
+    def wrapped(*parts: Any) -> tf.Tensor:
+        optional = tf.experimental.Optional.from_value(_element(parts))
+        [variant] = tf.nest.flatten(optional, expand_composites=True)
+        return variant
+
+    def value(variant: tf.Tensor) -> Any:
+        return tf.nest.pack_sequence_as(tf.OptionalSpec(spec), [variant], expand_composites=True).get_value()
+
+    def no_rows() -> Any:
+        return tf.nest.map_structure(lambda leaf: tf.zeros([size or 0 for size in leaf.shape], leaf.dtype), spec)
 
     def unwrapped(group: Any) -> Any:
         if not may_be_empty:
-            return regrouped([_value(group[number], spec) for number in range(replicas)])
+            return regrouped([value(group[number]) for number in range(replicas)])
         count = tf.shape(group)[0]
         return regrouped(
-            [
-                tf.cond(
-                    number < count,
-                    lambda number=number: _value(group[number], spec),
-                    lambda: tf.nest.map_structure(_empty, spec),
-                )
-                for number in range(replicas)
-            ]
+            [tf.cond(number < count, lambda number=number: value(group[number]), no_rows) for number in range(replicas)]
         )
 
-    return groups.map(unwrapped)
+    return dataset.map(wrapped).batch(replicas, drop_remainder=not may_be_empty).map(unwrapped)
 
 
 def divided_among_replicas(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
-    """Returns a dataset of the same batches, each divided into `PerReplica` values.
-
-    Raises:
-      ValueError: the elements are no batches.
-    """
+    """Returns a dataset of the same batches, divided into `PerReplica` values; ValueError if they are no batches."""
     if replicas == 1:
         return dataset
-    return dataset.map(lambda *parts: divided(parts[0] if len(parts) == 1 else parts, replicas))
+    return dataset.map(lambda *parts: divided(_element(parts), replicas))
 
 
-def _wrapped(element: Any) -> tf.Tensor:
-    [variant] = tf.nest.flatten(tf.experimental.Optional.from_value(element), expand_composites=True)
-    return variant
-
-
-def _value(variant: tf.Tensor, spec: Any) -> Any:
-    return tf.nest.pack_sequence_as(tf.OptionalSpec(spec), [variant], expand_composites=True).get_value()
-
-
-def _may_be_empty(spec: Any) -> bool:
-    """Returns True if every batch may have no rows."""
-    specs = tf.nest.flatten(spec)
-    return all(isinstance(each, tf.TensorSpec) and _has_free_rows(each.shape) for each in specs)
-
-
-def _has_free_rows(shape: tf.TensorShape) -> bool:
-    return bool(shape.rank) and shape[0] is None
-
-
-def _empty(spec: tf.TensorSpec) -> tf.Tensor:
-    return tf.zeros([size or 0 for size in spec.shape], spec.dtype)
-
-
-_logger = logging.getLogger("coordinator")
-
-# The places of the two seeds among the inputs of operations, by the beginning of their names.
-_SEED_INPUTS = {"ShuffleDataset": 2, "ShuffleAndRepeatDataset": 2, "RandomDataset": 0}
-# What these draw for an element changes its value, not the order.
-_MAPS = ("Map", "ParallelMap")
+def _element(parts: tuple[Any, ...]) -> Any:
+    """Returns the element that a dataset passes to a function as these arguments."""
+    return parts[0] if len(parts) == 1 else parts
 
 
 def warn_of_random_order(name: str, concrete: Any) -> None:
-    """Logs a warning if a traced dataset function, called `name`, takes shards of data in a random order."""
+    """Logs a warning if a traced dataset function, called `name`, takes shards of data in a random order.
+
+    Each worker then divides another order: some elements are read twice and others by no worker, without an error.
+    `Dataset.list_files` shuffles unless it is told otherwise. The graph tells what is random: a shuffle without a
+    seed has the seeds 0 and 0 there, unless `tf.random.set_seed` was called.
+    """
     graph = concrete.graph.as_graph_def()
     functions = {function.signature.name: function for function in graph.library.function}
     if _Nodes(graph.node, functions).have_random_shard():
@@ -168,13 +160,7 @@ def warn_of_random_order(name: str, concrete: Any) -> None:
 
 
 class _Nodes:
-    """The operations of one graph.
-
-    Args:
-      nodes: each a `tf.compat.v1.NodeDef`.
-      functions: each a `FunctionDef`, by name.
-      random: the names of arguments that are datasets in a random order.
-    """
+    """The operations of one graph. `random` has the names of arguments that are datasets in a random order."""
 
     def __init__(self, nodes: Sequence[Any], functions: Mapping[str, Any], random: Collection[str] = ()) -> None:
         self._nodes = {node.name: node for node in nodes}
@@ -197,7 +183,7 @@ class _Nodes:
                 yield _Nodes(function.node_def, self._functions, random)
 
     def _is_random(self, tensor: str) -> bool:
-        """Returns whether something random has an effect on the order of a dataset, given by the name of its tensor."""
+        """Returns whether something random affects the order of a dataset, given by the name of its tensor."""
         wanted, seen = [tensor], set()
         while wanted:
             name = wanted.pop().partition(":")[0]
@@ -206,21 +192,21 @@ class _Nodes:
                 return True
             if node is not None and name not in seen:
                 seen.add(name)
-                wanted += [each for each in node.input if not each.startswith("^")]
+                wanted += [source for source in node.input if not source.startswith("^")]
         return False
 
     def _draws_order(self, node: Any) -> bool:
         """Returns whether an operation has a random effect on the order of a dataset."""
         for begin, place in _SEED_INPUTS.items():
             if node.op.startswith(begin):
-                return [self._constant(each) for each in node.input[place : place + 2]] == [0, 0]
+                return [self._constant(seed) for seed in node.input[place : place + 2]] == [0, 0]
         if _draws_value(node) or ("deterministic" in node.attr and node.attr["deterministic"].s == b"false"):
             return True
         is_map = node.op.startswith(_MAPS)
         return any(inner.draw_order(except_values=is_map) for inner in self._called_by(node))
 
     def draw_order(self, *, except_values: bool) -> bool:
-        """Returns whether any operation has such an effect, but for those that draw the value of an element."""
+        """Returns whether any operation does so; `except_values` leaves out those that draw the values of elements."""
         return any(
             self._draws_order(node) for node in self._nodes.values() if not (except_values and _draws_value(node))
         )
@@ -235,30 +221,21 @@ def _draws_value(node: Any) -> bool:
     return [node.attr[name].i for name in ("seed", "seed2") if name in node.attr] == [0, 0]
 
 
-DatasetFunction = Callable[[tf.distribute.InputContext], tf.data.Dataset]
-
-
+@dataclasses.dataclass(eq=False)
 class DatasetDistribution:
     """Distributes datasets over the workers.
 
-    Args:
+    Attributes:
       shares: the share of the data that each worker reads.
       trace: traces a function without arguments; returns the `calls.TracedFunction`.
       copies: runs work on the workers.
-      replicas: how many a worker has. With several, elements have a part for each; see `replica_elements`.
+      replicas: how many a worker has.
     """
 
-    def __init__(
-        self,
-        shares: InputShares,
-        trace: Callable[[Callable[[], Any]], Any],
-        copies: WorkerCopies,
-        replicas: int = 1,
-    ) -> None:
-        self._replicas = replicas
-        self._shares = shares
-        self._trace = trace
-        self._copies = copies
+    shares: InputShares
+    trace: Callable[[Callable[[], Any]], Any]
+    copies: WorkerCopies
+    replicas: int = 1
 
     def from_function(self, dataset_fn: DatasetFunction, options: tf.distribute.InputOptions | None = None) -> Any:
         """Creates each worker's dataset with `dataset_fn(input_context)`; see `ParameterServerStrategy`.
@@ -266,24 +243,20 @@ class DatasetDistribution:
         In a function that is being traced, such as another dataset function, it returns the dataset itself.
         """
         if not tf.executing_eagerly():
-            context = tf.distribute.InputContext(num_replicas_in_sync=self._replicas)
-            return one_for_each_replica(_without_autotuning_in_graph(dataset_fn(context)), self._replicas)
+            context = tf.distribute.InputContext(num_replicas_in_sync=self.replicas)
+            return one_for_each_replica(_without_autotuning_in_graph(dataset_fn(context)), self.replicas)
         if not callable(dataset_fn):
             raise TypeError(
                 "A dataset function takes a tf.distribute.InputContext and returns a tf.data.Dataset; "
                 f"got {dataset_fn!r}."
             )
         _check(options)
-        name = getattr(dataset_fn, "__name__", "dataset function")
-        shares = self._shares
+        name, shares, caches = getattr(dataset_fn, "__name__", "dataset function"), self.shares, CacheFiles()
+        # The share of the first worker to come, if there is none at the moment.
+        present = [shares.of(worker) for worker in shares.workers or [0]]
         traces = _TracedShares(
-            name,
-            lambda context: self._trace(_checked(dataset_fn, context, options)),
-            # Of the first worker to come, if there is none at the moment.
-            [shares.of(worker) for worker in shares.workers or [0]],
-            self._replicas,
+            name, lambda context: self.trace(_checked(dataset_fn, context, options)), present, self.replicas
         )
-        caches = CacheFiles()
 
         def build(context: WorkerContext) -> tf.data.Dataset:
             traced = traces.of(shares.of(context.index))
@@ -303,7 +276,8 @@ class DatasetDistribution:
             operations = traces.of(shares.of(context.index)).concrete.graph.get_operations()
             return any(map(_changes_with_iterators, operations))
 
-        return PerWorkerDataset(name, traces.element_spec, build, self._count, self._copies, share_of, is_numbered)
+        changing = share_of if shares.may_change and traces.reads_share else None
+        return PerWorkerDataset(name, traces.element_spec, build, shares.count, self.copies, changing, is_numbered)
 
     def from_dataset(self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions | None = None) -> Any:
         """Sends `dataset` as a graph to every worker, which reads all of it; see `ParameterServerStrategy`.
@@ -311,14 +285,14 @@ class DatasetDistribution:
         In a function that is being traced, such as a dataset function, it returns the dataset itself.
         """
         if not tf.executing_eagerly():
-            return divided_among_replicas(_without_autotuning_in_graph(dataset), self._replicas)
+            return divided_among_replicas(_without_autotuning_in_graph(dataset), self.replicas)
         if not isinstance(dataset, tf.data.Dataset):
             raise TypeError(
                 f"experimental_distribute_dataset takes a tf.data.Dataset, got {dataset!r}. A function that makes one "
                 "goes to experimental_distribute_datasets_from_function."
             )
         _check(options)
-        dataset = without_autotuning(divided_among_replicas(dataset, self._replicas))
+        dataset = without_autotuning(divided_among_replicas(dataset, self.replicas))
         graph, caches = CachesInGraph(_graph_of(dataset)), CacheFiles()
         element_spec = dataset.element_spec
 
@@ -330,36 +304,26 @@ class DatasetDistribution:
             return caches.note(copy, files, context)
 
         name = type(dataset).__name__.strip("_")
-        return PerWorkerDataset(name, element_spec, build, self._count, self._copies)
-
-    def _count(self) -> int:
-        return len(self._shares.workers)
+        return PerWorkerDataset(name, element_spec, build, self.shares.count, self.copies)
 
 
 class _TracedShares:
     """A dataset function, traced for each share of the data, as far as it reads which one it has.
 
-    Args:
-      name: of the function, for messages.
-      trace: traces it with an input context.
-      shares: those that are needed now.
-      replicas: how many a worker has.
+    `trace` traces the function with an input context; `shares` are those that are needed now.
 
     Attributes:
       element_spec: the common type of the elements.
+      reads_share: whether the function reads something of its share.
     """
 
     def __init__(
-        self,
-        name: str,
-        trace: Callable[["_InputContext"], Any],
-        shares: Sequence[InputShare],
-        replicas: int,
+        self, name: str, trace: Callable[["_InputContext"], Any], shares: Sequence[InputShare], replicas: int
     ) -> None:
         self._name = name
         self._replicas = replicas
         self._context = _InputContext(shares[0], replicas)
-        # What it reads is known when it has been traced once.
+        # A trace shows what it reads.
         first = trace(self._context)
         warn_of_random_order(name, first.concrete)
         self._traces = {self.part_read(shares[0]): first}
@@ -367,22 +331,19 @@ class _TracedShares:
             if (part := self.part_read(share)) not in self._traces:
                 self._traces[part] = trace(_InputContext(share, replicas))
         self.element_spec = _common_element_spec(name, [_element_spec(traced) for traced in self._traces.values()])
-        # A function that reads no share is not traced again, and need not be kept, nor what it refers to.
-        self._trace = trace if any(part is not None for part in self.part_read(shares[0])) else None
+        self.reads_share = self._context.has_read_pipelines or self._context.has_read_pipeline_id
+        # A function that reads no share is not traced again, and need not be kept, nor the objects to which it refers.
+        self._trace = trace if self.reads_share else None
 
     def part_read(self, share: InputShare) -> tuple[int | None, int | None]:
-        """Returns what the function reads of a share, with None for what it does not read."""
+        """Returns the parts of a share, with None for those that the function does not read."""
         return (
             share.pipelines if self._context.has_read_pipelines else None,
             share.number if self._context.has_read_pipeline_id else None,
         )
 
     def of(self, share: InputShare) -> Any:
-        """Returns the function traced for a share; traces it if that has not been done.
-
-        Raises:
-          ValueError: the elements are of a type that functions were not traced for.
-        """
+        """Returns the function traced for a share; ValueError if its elements are of another type than before."""
         part = self.part_read(share)
         if part not in self._traces:
             assert self._trace is not None
@@ -407,7 +368,7 @@ class _PipelineId(int):
 
 
 class _InputContext(tf.distribute.InputContext):
-    """Records whether the dataset function has read which share it has, which makes the workers' datasets differ."""
+    """Records which parts of its share the dataset function has read, which make the workers' datasets differ."""
 
     def __init__(self, share: InputShare, replicas: int) -> None:
         super().__init__(share.pipelines, share.number, replicas)
@@ -416,7 +377,7 @@ class _InputContext(tf.distribute.InputContext):
     def owner(self) -> Any:
         """Returns, in the function, a name for the worker and its share, which is part of the names of its files.
 
-        It has the number of workers too: a program that divides data by it must not read a file for another number.
+        It has the number of workers, too: a program that divides data by it must not read a file for another number.
         """
         pipelines = super().num_input_pipelines
         shares = f"share-{super().input_pipeline_id}-of-{pipelines}" if self.has_read_pipeline_id else f"of-{pipelines}"
@@ -436,11 +397,17 @@ class _InputContext(tf.distribute.InputContext):
 def _checked(
     dataset_fn: DatasetFunction, context: "_InputContext", options: tf.distribute.InputOptions | None
 ) -> Callable[[], tuple[tf.data.Dataset, tf.Tensor]]:
-    """Returns a function, to be traced, that makes the dataset and returns it with the files in which it is cached."""
+    """Returns a function to trace, which makes the dataset and returns it with the files in which it is cached."""
+
+    def refuse_variable(next_creator: Callable[..., Any], **kwargs: Any) -> NoReturn:
+        raise ValueError(
+            f"A dataset function must not create variables, but made one named {kwargs.get('name')!r}. Create it "
+            "outside, in the strategy's scope."
+        )
 
     def make_dataset() -> tuple[tf.data.Dataset, tf.Tensor]:
         caches = TracedCaches(context.owner)
-        with tf.variable_creator_scope(_refuse_variable), caches_replaced(caches.own_file):
+        with tf.variable_creator_scope(refuse_variable), caches_replaced(caches.own_file):
             dataset = dataset_fn(context)
         if not isinstance(dataset, tf.data.Dataset):
             raise TypeError(
@@ -473,12 +440,6 @@ def _common_element_spec(name: str, specs: Sequence[Any]) -> Any:
 
 def _element_spec(traced: Any) -> Any:
     return traced.concrete.structured_outputs[0].element_spec
-
-
-# Datasets whose iterators take the next numbers of a random generator: the places of its two seeds among their inputs.
-_RESHUFFLED = {"ShuffleDatasetV3": (2, 3), "ShuffleAndRepeatDatasetV2": (2, 3), "RandomDatasetV2": (0, 1)}
-# Calls of functions, in which there may be such datasets.
-_CALLS = ("PartitionedCall", "StatefulPartitionedCall", "If", "StatelessIf", "Case", "StatelessCase", "While")
 
 
 def _changes_with_iterators(operation: tf.Operation) -> bool:
@@ -515,17 +476,10 @@ def _check(options: tf.distribute.InputOptions | None) -> None:
 
 
 def _without_autotuning_in_graph(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns a dataset of a function that is being traced, whose iterators are deleted at once."""
+    """Returns a dataset of a function that is being traced, whose iterators are deleted without a delay."""
     return without_autotuning(dataset, options_in_graph(dataset))
 
 
 def _buffered(dataset: tf.data.Dataset, options: tf.distribute.InputOptions | None) -> tf.data.Dataset:
     size = options.experimental_per_replica_buffer_size if options is not None else 0
     return dataset.prefetch(size) if size else dataset
-
-
-def _refuse_variable(next_creator: Callable[..., Any], **kwargs: Any) -> NoReturn:
-    raise ValueError(
-        f"A dataset function must not create variables, but made one named {kwargs.get('name')!r}. Create it outside, "
-        "in the strategy's scope."
-    )

@@ -1,18 +1,12 @@
-"""A resource with one copy per worker: an iterator, a dataset, a table, a variable.
+"""A resource with one copy per worker: an iterator, a dataset, a table, a variable, or what a user's function creates.
 
 A copy is created on its worker's thread when the worker first needs it, and created again after the worker was
 restarted. So the loss of a worker while it creates a copy is handled like any other loss, and a resource that cannot be
 created fails only the closures that use it.
 
-Any resource that a function of the user's creates: queues, tables that change, variables, random generators.
-
-It also exists once on the client, which represents the copies: what a scheduled function captures of it is replaced by
-the worker's own, as for tables and variables (`PerWorkerHandles`).
-
-Variables and lookup tables with a copy on each worker.
-
-Each also exists on the client, as an ordinary object that can be used, saved and exported. In a function that runs on a
-worker, its handle is replaced by that of the worker's copy (`PerWorkerHandles`), so that reads and look-ups are local.
+Tables, variables and what users create also exist on the client, as ordinary objects that can be used, saved and
+exported. A function captures the handle of the client's object. On a worker it is given the handle of the worker's copy
+(`PerWorkerHandles`), so that reads and look-ups are local.
 """
 
 import concurrent.futures
@@ -22,9 +16,9 @@ import functools
 import logging
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -46,8 +40,13 @@ from coordinator.workers.scheduler import Scheduler
 
 _logger = logging.getLogger("coordinator")
 
-# In seconds, between two looks at whether a worker was lost.
+# Seconds between two looks at whether a worker was lost.
 _POLL_INTERVAL = 0.5
+# The longest wait for the first operation of this process, in seconds. No server takes part in it.
+_LONGEST_CREATION = 60.0
+
+# From the index of a worker: what its copy depends on besides the worker, such as its share of the data.
+ShareOf = Callable[[int], Hashable]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,10 +56,10 @@ class WorkerContext:
     Attributes:
       index: the worker's task index.
       device: the full name of its CPU.
-      calling_device: that of the device on which functions are called: its first GPU, or else its CPU.
+      calling_device: the full name of the device on which functions are called: its first GPU, or else its CPU.
       connection_number: the number of the connection, which changes whenever the worker has lost its state.
       cancellation: cancels the calls of this piece of work.
-      builds: what is built in the background.
+      builds: the functions that are built in the background.
       constants: scalars on the worker, by their values; dropped with the connection.
     """
 
@@ -84,9 +83,20 @@ class WorkerContext:
         """The same worker, for functions whose results must be on its CPU.
 
         A dataset that a function called on a GPU returns, and each iterator of it, belongs to that GPU, which cannot
-        run what the dataset consists of.
+        run the operations of the dataset.
         """
         return dataclasses.replace(self, calling_device=self.device)
+
+
+class _Copy(NamedTuple):
+    """A worker's copy, with the number of its connection, and its share; the connection is None if it is outdated."""
+
+    value: Any = None
+    connection: int | None = None
+    share: Hashable = None
+
+
+_NO_COPY = _Copy()
 
 
 class PerWorkerResource:
@@ -95,13 +105,16 @@ class PerWorkerResource:
     Args:
       name: used in messages.
       build: creates the copy of a worker; called on the worker's thread, in its device scope.
+      share_of: when its result for a worker changes, the worker's copy is created again at its next use, if
+        `_may_begin_again`. None if it never changes, so that nothing is asked at each use.
     """
 
-    def __init__(self, name: str, build: Callable[[WorkerContext], Any]) -> None:
+    def __init__(self, name: str, build: Callable[[WorkerContext], Any], share_of: ShareOf | None = None) -> None:
         self.name = name
         self._build = build
-        # Each with the number of its connection. Each entry is used by its worker's thread alone.
-        self.copies: dict[int, tuple[int | None, Any]] = {}
+        self._share_of = share_of
+        # By worker. Each entry is used by its worker's thread only.
+        self.copies: dict[int, _Copy] = {}
 
     def value_on(self, context: WorkerContext) -> Any:
         """Returns this worker's copy, and creates it if necessary.
@@ -109,10 +122,16 @@ class PerWorkerResource:
         Raises:
           ClosureInputError: it could not be created; the cause says why.
         """
-        connection, value = self.copies.get(context.index, (None, None))
-        if connection == context.connection_number:
-            return value
-        self.copies.pop(context.index, None)
+        worker = context.index
+        copy = self.copies.get(worker, _NO_COPY)
+        # The usual case calls nothing.
+        if copy.connection == context.connection_number and (
+            self._share_of is None or self._share_of(worker) == copy.share or not self._may_begin_again(worker)
+        ):
+            return copy.value
+        self.copies.pop(worker, None)
+        # Before the copy is built: if the share changes while it is built, it is built once more.
+        share = None if self._share_of is None else self._share_of(worker)
         try:
             with tf.device(context.device):
                 value = self._build(context)
@@ -122,8 +141,12 @@ class PerWorkerResource:
             raise ClosureInputError(
                 f"{self.name} could not be created on {context.device}: {type(error).__name__}: {error}"
             ) from error
-        self.copies[context.index] = (context.connection_number, value)
+        self.copies[worker] = _Copy(value, context.connection_number, share)
         return value
+
+    def _may_begin_again(self, worker: int) -> bool:
+        """Returns whether a copy whose share has changed is created again."""
+        return True
 
     def read_on(self, context: WorkerContext) -> Any:
         """Returns the value of this worker's copy, which is a variable, as NumPy."""
@@ -131,37 +154,34 @@ class PerWorkerResource:
             return self.value_on(context).numpy()
 
     def recreate_on(self, context: WorkerContext) -> None:
-        """Creates this worker's copy again at its next use; until then the old one stays alive."""
-        if context.index in self.copies:
-            self.copies[context.index] = None, self.copies[context.index][1]
+        """Has this worker's copy created again at its next use; until then the old one stays alive."""
+        if (copy := self.copies.get(context.index)) is not None:
+            self.copies[context.index] = copy._replace(connection=None)
 
     def recreate(self) -> None:
-        """Creates every worker's copy again at its next use; to be called while no function runs."""
-        self.copies.update({index: (None, copy) for index, (_, copy) in self.copies.items()})
+        """Has every worker's copy created again at its next use. No function may be running."""
+        self.copies.update({worker: copy._replace(connection=None) for worker, copy in self.copies.items()})
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"
 
 
 class PerWorkerHandles:
-    """Maps the handles of tables and variables on the client to the per-worker resources that they represent.
+    """Maps the handles of resources on the client to the per-worker resources that they represent.
 
-    A table or per-worker variable also exists once on the client. A function that uses it captures that object's
-    handle, however deeply it is nested in other functions; when the function runs on a worker, the handle of the
-    worker's copy is passed instead.
+    A function captures the client's handle, however deeply the function that uses it is nested in other functions.
     """
 
     def __init__(self) -> None:
-        # By the table or variable, since a table that is being loaded has no handle yet; of other resources by the
-        # handle.
+        # By the table or variable, since a table that is being loaded has no handle yet; other resources by the handle.
         self.handles_of_copies: OwnedValues[PerWorkerResource] = OwnedValues()
         self._worker_indices = PerWorkerResource("worker index", lambda context: tf.constant(context.index, tf.int64))
 
     @functools.cached_property
     def worker_index(self) -> tf.Tensor:
         """A placeholder for the index of the worker among the captures of a function."""
-        # Made when it is needed: the strategy is not connected yet when this object is created. That may be while a
-        # function is traced, to whose graph it must not belong.
+        # Made when it is needed: the strategy is not connected yet when this object is created. A function may be
+        # traced then, and the placeholder must not belong to its graph.
         with tf.init_scope():
             return tf.constant(-1, tf.int64)
 
@@ -170,7 +190,7 @@ class PerWorkerHandles:
         self.handles_of_copies[owner] = handles_of_copies
 
     def resource_for(self, tensor: Any) -> PerWorkerResource | None:
-        """Returns what is passed instead of a captured tensor, if that depends on the worker; otherwise None."""
+        """Returns the resource whose copy is passed instead of a captured tensor, or None to pass the tensor itself."""
         if tensor is self.worker_index:
             return self._worker_indices
         owner = owner_of_handle(tensor)
@@ -178,19 +198,14 @@ class PerWorkerHandles:
 
 
 class WorkerCopies:
-    """Schedules the library's own work with resources, before what its users have scheduled.
-
-    Args:
-      scheduler: has the workers.
-      options: `stall_report_interval`.
-    """
+    """Schedules the library's own work with resources, before what its users have scheduled."""
 
     def __init__(self, scheduler: Scheduler, options: Options) -> None:
         self._scheduler = scheduler
         self._stall_interval = options.stall_report_interval
 
     def create(self, resource: PerWorkerResource) -> None:
-        """Makes every worker create its copy, unless the resource is dropped before; does not wait for it."""
+        """Has every worker create its copy, unless the resource is dropped before; does not wait for it."""
         reference = weakref.ref(resource)
 
         def create(context: WorkerContext) -> None:
@@ -217,22 +232,24 @@ class WorkerCopies:
           Exception: what the work raised.
         """
         cluster = self._scheduler.cluster
-        cluster.refuse_worker_thread(f"What would {what}")
+        cluster.refuse_worker_thread(f"A method that has the workers {what}")
         live = [worker for worker in cluster.workers if not worker.away_seconds]
         runs = [(worker, self._scheduler.schedule_internal(worker.index, work, what)) for worker in live]
         reported = time.monotonic()
         for worker, run in runs:
             while not concurrent.futures.wait([run], _POLL_INTERVAL).done:
                 if self._scheduler.queue.is_paused:
-                    # The recovery may wait for what holds the variables meanwhile: the caller.
-                    for _, each in runs:
-                        each.cancel()
-                    raise tf.errors.UnavailableError(None, None, f"A parameter server was lost before all did {what}.")
+                    # The caller may hold the variables for which the recovery waits.
+                    for _, unfinished in runs:
+                        unfinished.cancel()
+                    raise tf.errors.UnavailableError(
+                        None, None, f"A parameter server was lost before every worker could {what}."
+                    )
                 if worker.away_seconds:
                     run.cancel()
                 elif time.monotonic() - reported > self._stall_interval:
                     reported = time.monotonic()
-                    _logger.warning("%s does not %s yet: it runs something else.", worker.device, what)
+                    _logger.warning("%s is busy; waiting until it can %s.", worker.device, what)
             if not run.cancelled():
                 with contextlib.suppress(WorkerLost, ClosureQuarantined):
                     run.result()
@@ -245,9 +262,7 @@ class WorkerCopies:
 def create_per_worker_resource(create: Callable[[], Any], handles: PerWorkerHandles) -> Any:
     """Creates a resource on the client that represents one on each worker; see `ParameterServerStrategy`.
 
-    Args:
-      create: creates one on the current device; called once for the client, and for each worker on its thread.
-      handles: where it is registered.
+    `create` is called once for the client, and for each worker on its thread, in its device scope.
 
     Raises:
       TypeError: `create` is no function, or what it returns has no resource.
@@ -263,24 +278,24 @@ def create_per_worker_resource(create: Callable[[], Any], handles: PerWorkerHand
     # A separate thread: on this one a scope of the strategy may place variables on parameter servers.
     with ThreadPoolExecutor(1, "coordinator-resource") as thread:
         value = thread.submit(create_here).result()
-    found = list(_handles_in(value))
-    if not found:
+    owners = [owner for owner, _ in _handles_in(value)]
+    if not owners:
         raise TypeError(
             f"The function {name!r} was given to create_per_worker_resource, and returned {value!r}, in which there is "
             "no resource. It must return a variable, a table, a queue, a tf.random.Generator, a tensor of the dtype "
             "tf.resource, or a list, tuple, dict or tf.Module of these."
         )
     # What follows must not keep the value alive.
-    count = len(found)
+    count = len(owners)
     copies = PerWorkerResource(f"the resource of {name}", lambda _: create())
 
     def handle_on(place: int, context: WorkerContext) -> Any:
-        of_worker = list(_handles_in(copies.value_on(context)))
-        if len(of_worker) != count:
-            raise ValueError(f"{name!r} returned {len(of_worker)} resources there, and {count} on the client")
-        return of_worker[place][1]
+        on_worker = [handle for _, handle in _handles_in(copies.value_on(context))]
+        if len(on_worker) != count:
+            raise ValueError(f"{name!r} returned {len(on_worker)} resources there, and {count} on the client")
+        return on_worker[place]
 
-    for place, (owner, _) in enumerate(found):
+    for place, owner in enumerate(owners):
         handles.add(owner, PerWorkerResource(copies.name, functools.partial(handle_on, place)))
     return value
 
@@ -300,20 +315,11 @@ def _handles_in(value: Any) -> Iterator[tuple[Any, tf.Tensor]]:
         let_run_anywhere(value)
         yield value, handle
     else:
-        for part in _parts_of(value):
+        if isinstance(value, tf.Module):
+            value = dict(sorted(vars(value).items()))
+        parts: Iterable[Any] = value.values() if isinstance(value, dict) else value
+        for part in parts if isinstance(value, list | tuple | dict) else ():
             yield from _handles_in(part)
-
-
-def _parts_of(value: Any) -> Iterable[Any]:
-    if isinstance(value, list | tuple):
-        return value
-    if isinstance(value, tf.Module):
-        value = dict(sorted(vars(value).items()))
-    return value.values() if isinstance(value, dict) else ()
-
-
-# In seconds: nothing but this process takes part.
-_LONGEST_CREATION = 60.0
 
 
 def get_current_worker_index() -> tf.Tensor:
@@ -339,13 +345,10 @@ def worker_number(name: str, handles: PerWorkerHandles, of: Callable[[WorkerCont
     """Returns a function that reads a number of the worker that runs the function being traced, an int64 scalar.
 
     A variable on each worker holds it, rather than a constant, because TensorFlow copies small constants into the
-    function that captures them. The one on the client, which is captured, is created when the number is first read:
+    function that captures them. The client's variable, which is captured, is created when the number is first read:
     most programs never do, and the first operation that a process computes itself takes TensorFlow long.
 
-    Args:
-      name: used in messages.
-      handles: where the variable is registered.
-      of: returns the number; called again whenever the worker has lost its state.
+    `of` returns the number; it is called again whenever the worker has lost its state.
     """
     copies = PerWorkerResource(name, lambda context: tf.Variable(of(context), dtype=tf.int64, trainable=False))
     created: dict[str, tf.Variable] = {}
@@ -354,24 +357,26 @@ def worker_number(name: str, handles: PerWorkerHandles, of: Callable[[WorkerCont
         with tf.device("/device:CPU:0"):
             return tf.Variable(-1, dtype=tf.int64, trainable=False, name=name.replace(" ", "_"))
 
-    # AutoGraph converts what a user's function calls, and would warn of what it cannot convert.
+    # AutoGraph converts all functions that a user's function calls, and would warn of those that it cannot convert.
     @tf.autograph.experimental.do_not_convert
     def read() -> tf.Tensor:
         if name not in created:
             # On a thread that traces nothing and is in no scope, such as the strategy's.
             variable = call_within(_LONGEST_CREATION, "coordinator-worker-number", create)
             handles.add(variable, _handles_of(copies))
-            # Of two threads that come here at once, the first decides.
+            # If two threads come here at the same time, the first decides.
             created.setdefault(name, variable)
         return created[name].read_value()
 
     return read
 
 
+# Reads a variable on every worker.
+_ReadOnAll = Callable[[PerWorkerResource], list[Any]]
+
+
 def create_per_worker_variable(
-    create: Callable[[], tf.Variable],
-    handles: PerWorkerHandles,
-    read_on_all: Callable[[PerWorkerResource], list[Any]],
+    create: Callable[[], tf.Variable], handles: PerWorkerHandles, read_on_all: _ReadOnAll
 ) -> tf.Variable:
     """Creates a variable on the client that represents one on each worker (`per_worker_variable=True`).
 
@@ -379,29 +384,19 @@ def create_per_worker_variable(
     scheduled functions it is an ordinary variable on the client. It has an additional method, `read_all()`, which
     returns the current values of the copies: a list of tensors on the client, by worker.
 
-    Args:
-      create: creates one variable on the current device; called once for each worker and once for the client.
-      handles: where the variable is registered.
-      read_on_all: reads a resource on every worker.
+    `create` is called once for the client, and for each worker in its device scope.
     """
     return _with_copies(create, lambda _: create(), handles, read_on_all)[0]
 
 
 def create_state_of_sequences(
-    create: Callable[[], tf.Variable],
-    handles: PerWorkerHandles,
-    read_on_all: Callable[[PerWorkerResource], list[Any]],
+    create: Callable[[], tf.Variable], handles: PerWorkerHandles, read_on_all: _ReadOnAll
 ) -> tf.Variable:
-    """Creates a per-worker variable for what a batch leaves for the next batch of the same sequences.
+    """Creates a per-worker variable for the state that a batch leaves to the next batch of the same sequences.
 
-    What is assigned to the variable on the client, as `reset_state()` of a layer does, is what all copies continue
-    with. Assign it while no function runs that uses the variable. A worker that was restarted begins with it again,
-    and the log says so.
-
-    Args:
-      create: creates the variable on the client.
-      handles: where the variable is registered.
-      read_on_all: reads a resource on every worker.
+    An assignment to the variable on the client, such as `reset_state()` of a layer, sets all copies. Assign while no
+    function runs that uses the variable. A worker that was restarted begins with the assigned value again, and the log
+    says so.
     """
     begun: set[int] = set()
 
@@ -437,7 +432,7 @@ def _with_copies(
     create: Callable[[], tf.Variable],
     build: Callable[[WorkerContext], tf.Variable],
     handles: PerWorkerHandles,
-    read_on_all: Callable[[PerWorkerResource], list[Any]],
+    read_on_all: _ReadOnAll,
 ) -> tuple[Any, tuple[PerWorkerResource, PerWorkerResource]]:
     """Returns a variable on the client, and what makes its copies and their handles."""
     with tf.device("/device:CPU:0"):
@@ -449,18 +444,15 @@ def _with_copies(
     return variable, (copies, of_handles)
 
 
-def _handles_of(copies: PerWorkerResource) -> PerWorkerResource:
-    return PerWorkerResource(copies.name, lambda context: copies.value_on(context).handle)
+def _handles_of(copies: PerWorkerResource, attribute: str = "handle") -> PerWorkerResource:
+    return PerWorkerResource(copies.name, lambda context: getattr(copies.value_on(context), attribute))
 
 
 def table_creator_scopes(handles: PerWorkerHandles) -> Sequence[Any]:
     """Returns scopes in which each lookup table gets a copy on every worker.
 
-    The copies of a `tf.lookup.StaticHashTable` are created as the table was, those of a table from a SavedModel by the
-    functions that were saved with it.
-
-    Args:
-      handles: where the tables are registered.
+    A copy of a `tf.lookup.StaticHashTable` is created as the table was, a copy of a table from a SavedModel by the
+    functions that were saved with the table.
     """
 
     def create(next_creator: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -469,13 +461,10 @@ def table_creator_scopes(handles: PerWorkerHandles) -> Sequence[Any]:
             handles.add(table, _restored_copies(weakref.ref(table)))
         else:
             tables = PerWorkerResource("lookup table", lambda _: next_creator(*args, **kwargs))
-            handles.add(
-                table, PerWorkerResource("lookup table", lambda context: tables.value_on(context).resource_handle)
-            )
+            handles.add(table, _handles_of(tables, "resource_handle"))
         return table
 
-    kinds = ("StaticHashTable", "RestoredStaticHashTable")
-    return [resource_creator_scope(kind, create) for kind in kinds]
+    return [resource_creator_scope(kind, create) for kind in ("StaticHashTable", "RestoredStaticHashTable")]
 
 
 def _restored_copies(table_ref: Callable[[], Any]) -> PerWorkerResource:

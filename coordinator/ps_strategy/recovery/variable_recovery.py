@@ -42,7 +42,7 @@ from coordinator.ps_strategy.membership.bounded_calls import UNREACHED
 from coordinator.ps_strategy.membership.membership import Membership
 from coordinator.ps_strategy.recovery.checkpoint_owner import CheckpointOwner
 from coordinator.ps_strategy.recovery.variable_store import States, VariableStore
-from coordinator.ps_strategy.tensorflow_internals.handles import (
+from coordinator.ps_strategy.tensorflow_internals.checkpoint_savers import (
     asynchronous_saves_refused,
     forget_last_saved_step,
     saves_asynchronously,

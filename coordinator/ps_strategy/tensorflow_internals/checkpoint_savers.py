@@ -1,17 +1,11 @@
-"""What of a checkpoint is written and read in another way than TensorFlow's: large variables, and tables.
+"""Parts of a checkpoint that TensorFlow does not write and read by itself: large variables, tables, sharded variables.
 
 TensorFlow gives all values of a server to one operation that writes them. A value must not change while it is written,
 so that the next update of a variable copies it first: a table of 1 GB needs 1 GB more, and updates wait for the copy.
 
-Every checkpoint is written and read by a `MultiDeviceSaver`: those of `tf.train.Checkpoint`, of its managers, and the
-variables of a SavedModel. Within `savers_replaced`, another object writes and reads some of the values, into files that
-are merged with TensorFlow's. Within `saves_captured`, nothing is written: the caller gets what is to be.
-
-Checkpoints of a variable in several parts: each part is written as a slice of one tensor of the whole shape.
-
-It is the form in which TensorFlow writes its own sharded variables. Whoever restores it reads the rows that it needs,
-whatever the parts were that wrote them; a variable in one piece reads all, and parts read rows of one that was written
-in one piece.
+A `MultiDeviceSaver` writes and reads every checkpoint: for `tf.train.Checkpoint`, its managers, and the variables of a
+SavedModel. Within `savers_replaced`, another object writes and reads some of the values, into files that are merged
+with TensorFlow's. Within `saves_captured`, nothing is written: the caller gets the values to write.
 """
 
 import contextlib
@@ -33,17 +27,30 @@ from tensorflow.python.training.saving.saveable_object_util import TrackableSave
 
 from coordinator.ps_strategy.tensorflow_internals.process import attribute_replaced
 
+# The attribute of a specification of a saved value that has the variable.
+VARIABLE = "_coordinator_variable"
+# The same for an object that writes itself.
+_WRITER = "_coordinator_writer"
+# Attributes of a checkpoint: its asynchronous checkpointer, once it was needed, and the method that creates it.
+_ASYNCHRONOUS, _MAKES_ASYNCHRONOUS = "_async_checkpointer_impl", "_async_checkpointer"
+# How checkpoints name the pieces of a tensor: see `EncodeTensorNameSlice` of TensorFlow.
+_PIECE = rb"\x00%s\x00\x01[\s\S]{1,90}?\(DT_\w+\) \[([\d,]*)\]\n"
+
 
 class SavedInSlices:
     """A mixin for classes of variables whose rows are in other variables.
 
+    Each part is written as a slice of one tensor of the whole shape, as TensorFlow writes its own sharded variables. A
+    variable with other parts restores the rows that it needs; a variable in one piece restores all rows,
+    and parts restore rows of a variable that was written in one piece.
+
     Attributes:
-      parts: these variables, whose rows are consecutive.
+      parts: the other variables, whose rows are consecutive.
     """
 
     parts: Sequence[Any]
 
-    # Private, all: what checkpoints and SavedModels call on variables. No public way saves a slice of a tensor.
+    # Private, all: checkpoints and SavedModels call these methods. No public way saves a slice of a tensor.
 
     def _serialize_to_tensors(self) -> dict[str, dict[str, Any]]:
         slices = {
@@ -61,7 +68,7 @@ class SavedInSlices:
         ]
 
     def _slice_names(self) -> list[str]:
-        """Returns which rows of the whole each part has, as `tf.raw_ops.SaveV2` has it in `shape_and_slices`."""
+        """Returns which rows of the whole each part has, in the format of `shape_and_slices` of `tf.raw_ops.SaveV2`."""
         rows, *rest = self.shape.as_list()  # type: ignore[attr-defined]  # of the other base
         row = "".join(f":0,{size}" for size in rest)
         names, first = [], 0
@@ -80,8 +87,8 @@ class SavedInSlices:
 
 @contextlib.contextmanager
 def slices_restored() -> Iterator[None]:
-    """A scope in which all slices of a tensor are restored, and not the first one alone."""
-    # Private: TensorFlow saves what `_serialize_to_tensors` returns for a tensor, also slices, but forgets them when it
+    """A scope in which all slices of a tensor are restored, instead of only the first one."""
+    # Private: TensorFlow saves the slices that `_serialize_to_tensors` returns for a tensor, but forgets them when it
     # restores. Its own sharded variables use an older interface, which variables of Keras do not have.
     stock = TrackableSaveable.restore
 
@@ -96,17 +103,8 @@ def slices_restored() -> Iterator[None]:
         yield
 
 
-# The attribute of a specification of what is saved that has the variable which is saved.
-VARIABLE = "_coordinator_variable"
-# The same for an object that writes itself.
-_WRITER = "_coordinator_writer"
-
-# How checkpoints name the pieces of a tensor: see `EncodeTensorNameSlice` of TensorFlow.
-_PIECE = rb"\x00%s\x00\x01[\s\S]{1,90}?\(DT_\w+\) \[([\d,]*)\]\n"
-
-
 class SelfSaved(NamedTuple):
-    """The prefixes of the files that an object has written, and what is called when the checkpoint is complete."""
+    """The prefixes of the files that an object has written, and a function to call when the checkpoint is complete."""
 
     prefixes: Sequence[str]
     finish: Callable[[], None]
@@ -115,32 +113,30 @@ class SelfSaved(NamedTuple):
 class SelfSaving(base.Trackable):  # Private: the public base, `tf.Module`, tracks all attributes.
     """A base of objects that a `tf.train.Checkpoint` may contain, and that write and read themselves.
 
-    It is saved within `savers_replaced`, and not asynchronously.
+    They are saved within `savers_replaced`, and not asynchronously.
 
     Attributes:
-      ATTRIBUTE: what such an object has in a checkpoint, as variables have "VARIABLE_VALUE".
+      ATTRIBUTE: the name of their attribute in a checkpoint, as "VARIABLE_VALUE" is for variables.
     """
 
     ATTRIBUTE = "CONTENT"
 
     def write_to_checkpoint(self, name: str, prefix: str) -> SelfSaved:
-        """Writes files whose names begin with `prefix`.
+        """Writes files whose names begin with the path `prefix`.
 
-        Args:
-          name: all tensors in the files have names that begin with it, followed by a slash or nothing.
-          prefix: a path.
+        The name of each tensor in the files is `name`, or begins with it and a slash.
         """
         raise NotImplementedError
 
     def read_from_checkpoint(self, name: str, path: str) -> None:
-        """Reads what was written with this name from the checkpoint at `path`."""
+        """Reads the tensors that were written with this name from the checkpoint at `path`."""
         raise NotImplementedError
 
     def _serialize_to_tensors(self) -> dict[str, Any]:
         def refuse() -> None:
             raise RuntimeError(f"{self!r} is saved and restored by its strategy, and that is closed, or in a function.")
 
-        # Private: how a checkpoint learns that there is something to be saved.
+        # Private: so a checkpoint learns that there is something to save.
         spec = tensor_callable.Callable(refuse, tf.string, "/device:CPU:0")
         setattr(spec, _WRITER, self)
         return {self.ATTRIBUTE: spec}
@@ -150,12 +146,12 @@ class SelfSaving(base.Trackable):  # Private: the public base, `tf.Module`, trac
 
 
 class SavedVariable(NamedTuple):
-    """A variable that a checkpoint holds, or is to hold.
+    """A variable that a checkpoint holds, or will hold.
 
     Attributes:
       variable: a `tf.Variable`; None for another value, in a `SavedValue`.
-      name: of the tensor in the checkpoint.
-      slice_spec: which part of that tensor it is, as in `tf.raw_ops.SaveV2`; empty if it is all of it.
+      name: the name of the tensor in the checkpoint.
+      slice_spec: which part of that tensor it is, as in `tf.raw_ops.SaveV2`; empty for the whole tensor.
     """
 
     variable: Any
@@ -164,12 +160,12 @@ class SavedVariable(NamedTuple):
 
 
 class SavedValue(NamedTuple):
-    """A value that a checkpoint is to hold.
+    """A value that a checkpoint will hold.
 
     Attributes:
       device: the CPU of the server that has it.
       saved: its name and slice, and its variable if that is known.
-      read: returns the value, on that device; None if there is none.
+      read: returns the value, on that device; None if there is no value.
     """
 
     device: str
@@ -178,12 +174,12 @@ class SavedValue(NamedTuple):
 
 
 class CapturedSave(NamedTuple):
-    """A save of which nothing was written.
+    """A save that has written nothing.
 
     Attributes:
       prefix: the path of the checkpoint.
-      values: what it is to hold.
-      themselves: what writes itself, with names.
+      values: the values to write.
+      themselves: the objects that write themselves, with their names.
       device: merges the files.
     """
 
@@ -200,28 +196,28 @@ _captured: contextvars.ContextVar[list[CapturedSave] | None] = contextvars.Conte
 def saves_captured() -> Iterator[list[CapturedSave]]:
     """A scope in which the calling thread's saves write nothing, but are appended to the list that it yields.
 
-    It has an effect within `savers_replaced`. Savers that users register with TensorFlow write as always, and so does
-    what is saved together with them.
+    It has an effect within `savers_replaced`. Savers that users register with TensorFlow write as always, and all that
+    is saved together with them is written, too.
     """
-    found: list[CapturedSave] = []
-    before = _captured.set(found)
+    saves: list[CapturedSave] = []
+    before = _captured.set(saves)
     try:
-        yield found
+        yield saves
     finally:
         _captured.reset(before)
 
 
 class LargeVariables(Protocol):
-    """Writes and reads some of the variables of a checkpoint. `io_device` is that of `tf.train.CheckpointOptions`."""
+    """Writes and reads some variables of a checkpoint. `io_device` is an option of `tf.train.CheckpointOptions`."""
 
     def to_write(self, variables: Sequence[SavedVariable]) -> Sequence[SavedVariable]:
-        """Returns those that this object writes."""
+        """Returns the variables that this object writes."""
 
     def write(self, variables: Sequence[SavedVariable], prefix: str, io_device: str | None) -> Sequence[str]:
         """Writes files whose names begin with `prefix`. Returns the prefixes that name them."""
 
     def to_read(self, variables: Sequence[SavedVariable], path: str) -> Sequence[SavedVariable]:
-        """Returns those that this object reads from the checkpoint at `path`."""
+        """Returns the variables that this object reads from the checkpoint at `path`."""
 
     def read(self, variables: Sequence[SavedVariable], path: str, io_device: str | None) -> None:
         """Reads them."""
@@ -229,24 +225,22 @@ class LargeVariables(Protocol):
 
 @contextlib.contextmanager
 def savers_replaced(large: LargeVariables, written: Callable[[str], object] = lambda prefix: None) -> Iterator[None]:
-    """A scope in which checkpoints are written and read with the help of `large`, outside of functions.
+    """A scope in which `large` writes and reads some variables of checkpoints, outside of functions.
 
-    Args:
-      large: writes and reads some of the variables.
-      written: called with the path of each checkpoint that was written.
+    `written` is called with the path of each checkpoint that was written.
     """
-    # Private: a checkpoint has no public hook for how values are written; options would have to be given to each call.
+    # Private: a checkpoint has no public hook for the way in which values are written; options are given to each call.
     saver = functional_saver.MultiDeviceSaver
     save, restore = saver.save, saver.restore
 
     @functools.wraps(save)
     def save_large(self: Any, file_prefix: Any, options: Any = None) -> Any:
-        captured = _captured.get()
-        if captured is not None and tf.executing_eagerly() and not self._registered_savers:
-            captured.append(_capture(self, _text(file_prefix)))
-            return None
         if not tf.executing_eagerly():
             return save(self, file_prefix, options)
+        captured = _captured.get()
+        if captured is not None and not self._registered_savers:
+            captured.append(_capture(self, _text(file_prefix)))
+            return None
         result = _save_with(large, self, save, file_prefix, options)
         written(_text(file_prefix))
         return result
@@ -257,46 +251,43 @@ def savers_replaced(large: LargeVariables, written: Callable[[str], object] = la
             return restore(self, file_prefix, options)
         path = _text(file_prefix)
         taken, themselves = _take(self, lambda variables: large.to_read(variables, path)), _self_saving(self)
-        for _, name, each in themselves:
-            each.read_from_checkpoint(name, path)
+        for _, name, saved in themselves:
+            saved.read_from_checkpoint(name, path)
         large.read([variable for _, variable in taken], path, _io_device(options))
-        rest = _without(self, [*taken, *themselves])
-        return restore(rest, file_prefix, options) if _has_content(rest) else {}
+        others = _without(self, [*taken, *themselves])
+        return restore(others, file_prefix, options) if _has_content(others) else {}
 
     with attribute_replaced(saver, "save", save_large), attribute_replaced(saver, "restore", restore_large):
         yield
 
 
 def _save_with(large: LargeVariables, saver: Any, save: Callable[..., Any], file_prefix: Any, options: Any) -> Any:
-    """Saves what a saver has: some variables by `large`, what saves itself, and the rest by TensorFlow's `save`."""
+    """Saves a saver's values: some variables by `large`, some objects by themselves, others by TensorFlow's `save`."""
     taken, themselves = _take(saver, large.to_write), _self_saving(saver)
     if not taken and not themselves:
         return save(saver, file_prefix, options)
     prefix, device = _text(file_prefix), _io_device(options)
     with merged(prefix, device or list(saver._shardable_tensors_by_task)[-1].to_string()) as (temporary, written):
-        rest = _without(saver, [*taken, *themselves])
-        if _has_content(rest):
+        others = _without(saver, [*taken, *themselves])
+        if _has_content(others):
             written.append(f"{temporary}-rest")
-            save(rest, tf.constant(written[-1]), options)
-        named = enumerate(themselves)
-        saved = [each.write_to_checkpoint(name, f"{temporary}-{number}") for number, (_, name, each) in named]
-        written.extend(prefix for each in saved for prefix in each.prefixes)
+            save(others, tf.constant(written[-1]), options)
+        saved = []
+        for number, (_, name, writer) in enumerate(themselves):
+            saved.append(writer.write_to_checkpoint(name, f"{temporary}-{number}"))
+            written.extend(saved[-1].prefixes)
         written.extend(large.write([variable for _, variable in taken], temporary, device))
-    for each in saved:
-        each.finish()
+    for parts in saved:
+        parts.finish()
     return None
 
 
 @contextlib.contextmanager
 def merged(prefix: str, device: str) -> Iterator[tuple[str, list[str]]]:
-    """A scope in which files of a checkpoint are written; at its end they become one checkpoint.
-
-    Args:
-      prefix: the path of the checkpoint.
-      device: merges the files.
+    """A scope in which files of a checkpoint are written; at its end they become the checkpoint at the path `prefix`.
 
     Yields:
-      A prefix for the files, and a list to which those of all files are appended.
+      A prefix for the files, and a list to which the prefixes of all files are appended. `device` merges the files.
     """
     temporary = temporary_prefix(prefix)
     tf.io.gfile.makedirs(os.path.dirname(temporary))
@@ -306,7 +297,7 @@ def merged(prefix: str, device: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def temporary_prefix(prefix: str) -> str:
-    """Returns a prefix for the files that are merged into a checkpoint, as TensorFlow names them."""
+    """Returns the prefix that TensorFlow gives to the files that are merged into a checkpoint."""
     return prefix + (".part" if prefix.startswith("s3://") else "_temp/part")
 
 
@@ -318,15 +309,13 @@ def merge(prefix: str, device: str, written: Sequence[str]) -> None:
 
 def _capture(saver: Any, prefix: str) -> CapturedSave:
     themselves = _self_saving(saver)
-    left_out = {id(tensor) for tensor, _, _ in themselves}
     values = []
-    for task, tensors in saver._shardable_tensors_by_task.items():
+    for task, tensors in _without(saver, themselves)._shardable_tensors_by_task.items():
         for tensor in tensors:
-            if id(tensor) not in left_out:
-                saved = _saved_variable(tensor, _variable_of(tensor))
-                values.append(SavedValue(task.to_string(), saved, functools.partial(_value_of, tensor)))
+            saved = _saved_variable(tensor, _variable_of(tensor))
+            values.append(SavedValue(task.to_string(), saved, functools.partial(_value_of, tensor)))
     device = list(saver._shardable_tensors_by_task)[-1].to_string()
-    return CapturedSave(prefix, values, [(name, each) for _, name, each in themselves], device)
+    return CapturedSave(prefix, values, [(name, writer) for _, name, writer in themselves], device)
 
 
 def _value_of(tensor: Any) -> Any:
@@ -336,14 +325,18 @@ def _value_of(tensor: Any) -> Any:
         return tensor._tensor_save_spec.tensor
 
 
+def _tensors_of(saver: Any) -> list[Any]:
+    """Returns the entries for all that a saver saves."""
+    # Private: they are in lists by server.
+    return [tensor for tensors in saver._shardable_tensors_by_task.values() for tensor in tensors]
+
+
 def _self_saving(saver: Any) -> list[tuple[Any, str, SelfSaving]]:
-    """Returns what writes itself, each with what the saver has of it, and its name."""
-    tensors = [tensor for each in saver._shardable_tensors_by_task.values() for tensor in each]
-    specs = [(tensor, tensor._tensor_save_spec) for tensor in tensors]
+    """Returns the saver's entries for objects that write themselves, with their names and the objects."""
     return [
         (tensor, tf.compat.as_str(spec.name), getattr(spec, _WRITER))
-        for tensor, spec in specs
-        if hasattr(spec, _WRITER)
+        for tensor in _tensors_of(saver)
+        if hasattr(spec := tensor._tensor_save_spec, _WRITER)
     ]
 
 
@@ -356,29 +349,24 @@ def _io_device(options: Any) -> str | None:
 
 
 def _take(saver: Any, choose: Any) -> list[tuple[Any, SavedVariable]]:
-    """Returns the variables that `choose` chooses of a saver's, each with what the saver has of it."""
-    # Private: a saver's list of all that it saves, by server.
-    tensors = [tensor for each in saver._shardable_tensors_by_task.values() for tensor in each]
-    found = [
-        (tensor, _saved_variable(tensor, variable))
-        for tensor in tensors
-        if (variable := _variable_of(tensor)) is not None
-    ]
-    chosen = {id(each) for each in choose([each for _, each in found])}
+    """Returns the saver's entries for the variables that `choose` chooses, with the variables."""
+    owned = [(tensor, _variable_of(tensor)) for tensor in _tensors_of(saver)]
+    entries = [(tensor, _saved_variable(tensor, variable)) for tensor, variable in owned if variable is not None]
+    chosen = {id(saved) for saved in choose([saved for _, saved in entries])}
     # The slices of a variable are restored together, or not at all.
-    keys = {tensor.checkpoint_key for tensor, each in found if id(each) in chosen}
-    return [(tensor, each) for tensor, each in found if tensor.checkpoint_key in keys]
+    keys = {tensor.checkpoint_key for tensor, saved in entries if id(saved) in chosen}
+    return [(tensor, saved) for tensor, saved in entries if tensor.checkpoint_key in keys]
 
 
 def _saved_variable(tensor: Any, variable: Any) -> SavedVariable:
     spec = tensor._tensor_save_spec
-    # That of a slice does not say so itself.
+    # The specification of a slice has neither.
     name, slice_spec = spec.name or tensor.checkpoint_key, spec.slice_spec or tensor.slice_spec or ""
     return SavedVariable(variable, tf.compat.as_str(name), tf.compat.as_str(slice_spec))
 
 
 def _variable_of(tensor: Any) -> tf.Variable | None:
-    """Returns the variable behind what a saver saves, or None."""
+    """Returns the variable of a saver's entry, or None."""
     spec = tensor._tensor_save_spec
     if (variable := getattr(spec, VARIABLE, None)) is not None:
         return variable
@@ -390,17 +378,17 @@ def _variable_of(tensor: Any) -> tf.Variable | None:
 
 
 def _without(saver: Any, taken: Any) -> Any:
-    """Returns a saver of the rest."""
-    left_out = {id(each[0]) for each in taken}
-    rest = copy.copy(saver)
-    by_task = {
-        task: [tensor for tensor in tensors if id(tensor) not in left_out]
+    """Returns a saver of all entries but these, each the first item of a tuple."""
+    left_out = {id(entry[0]) for entry in taken}
+    others = copy.copy(saver)
+    others._shardable_tensors_by_task = {
+        task: kept
         for task, tensors in saver._shardable_tensors_by_task.items()
+        if (kept := [tensor for tensor in tensors if id(tensor) not in left_out])
     }
-    rest._shardable_tensors_by_task = {task: tensors for task, tensors in by_task.items() if tensors}
-    # With one, nothing is traced.
-    rest._num_unique_tasks = len(rest._shardable_tensors_by_task)
-    return rest
+    # With one task, nothing is traced.
+    others._num_unique_tasks = len(others._shardable_tensors_by_task)
+    return others
 
 
 def _has_content(saver: Any) -> bool:
@@ -408,16 +396,13 @@ def _has_content(saver: Any) -> bool:
 
 
 class StoredPieces:
-    """How a checkpoint has stored its tensors: whole, or in pieces.
-
-    Args:
-      path: of the checkpoint.
+    """How the checkpoint at a path has stored its tensors: whole, or in pieces.
 
     Raises:
-      tf.errors.OpError: there is none, or it cannot be read.
+      tf.errors.OpError: there is no checkpoint, or it cannot be read.
 
     Attributes:
-      shapes: of the whole tensors, by name.
+      shapes: the shapes of the whole tensors, by name.
     """
 
     def __init__(self, path: str) -> None:
@@ -430,3 +415,32 @@ class StoredPieces:
         """Returns the number of elements of the largest piece of a tensor; None if it is not stored in pieces."""
         shapes = re.findall(_PIECE % re.escape(name.encode()), self._listing)
         return max((math.prod(map(int, filter(None, shape.split(b",")))) for shape in shapes), default=None)
+
+
+def forget_last_saved_step(manager: Any) -> None:
+    """Makes a `tf.train.CheckpointManager` with a `checkpoint_interval` save at the next step."""
+    # Private: it remembers the step of its last attempt, which may lie ahead once a checkpoint was restored.
+    manager._last_checkpoint_step = None
+
+
+def saves_asynchronously(checkpoint: Any) -> bool:
+    """Returns True if a `tf.train.Checkpoint` was saved or restored with `enable_async`, which then stays on."""
+    # Private: no public attribute says so.
+    return getattr(checkpoint, _ASYNCHRONOUS, None) is not None
+
+
+@contextlib.contextmanager
+def asynchronous_saves_refused(checkpoint: Any, error: Callable[[], Exception]) -> Iterator[None]:
+    """A scope in which a `tf.train.Checkpoint` raises `error()` when it is saved or restored with `enable_async`."""
+
+    def refuse() -> None:
+        # It is set before this is called, and would make the next restore without options an asynchronous one.
+        checkpoint._checkpoint_options = None
+        raise error()
+
+    # Private: all ways to save call this method. Set in `vars` to bypass the checkpoint's tracking of attributes.
+    vars(checkpoint)[_MAKES_ASYNCHRONOUS] = refuse
+    try:
+        yield
+    finally:
+        vars(checkpoint).pop(_MAKES_ASYNCHRONOUS, None)

@@ -1,8 +1,8 @@
-"""What TensorFlow must do for functions on the client that call Python: values of each call, order, errors, loops.
+"""Changes of TensorFlow for functions on the client that call Python: values of each call, order, errors, loops.
 
 A *barrier* is an operation that takes the values of its call (`call_time_values`), or contains one that does: a loop, a
 branch, a call of another function. All operations with effects that were created before a barrier run before it, and
-all that were created after it run after it. TensorFlow by itself orders operations that share a resource alone.
+all that were created after it run after it. TensorFlow by itself orders only operations that share a resource.
 """
 
 import contextlib
@@ -13,11 +13,12 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.autograph.operators import control_flow
 from tensorflow.python.autograph.utils import misc
-from tensorflow.python.framework import auto_control_deps, error_interpolation
+from tensorflow.python.framework import error_interpolation
 from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 
 from coordinator.owned_values import OwnedValues
+from coordinator.ps_strategy.tensorflow_internals.datasets import dependencies_added
 from coordinator.ps_strategy.tensorflow_internals.process import attribute_replaced
 
 # Under this name the order of barriers is registered with TensorFlow.
@@ -27,10 +28,8 @@ _ORDER = "coordinator_order_of_barriers"
 def call_time_values(make: Callable[[], Sequence[Any]], specs: Sequence[tf.TensorSpec], key: Hashable) -> Any:
     """Returns tensors of the function that is being traced, whose values are made when it is called.
 
-    Args:
-      make: called on the caller's thread at each call; returns a tensor for each of `specs`.
-      specs: the types of the tensors.
-      key: calls with the same one return the same tensors, in functions that call each other, too.
+    `make` is called on the caller's thread at each call; it returns a tensor for each of `specs`. With the same `key`,
+    the tensors are the same, in functions that call each other, too.
     """
     # Private: there is no public way to pass a value of the call that the caller does not pass.
     graph = _function_of(tf.compat.v1.get_default_graph())
@@ -56,7 +55,7 @@ def python_operation(function: Callable[..., Any], inputs: Sequence[Any], types:
     graph = outermost = tf.compat.v1.get_default_graph()
     while isinstance(outermost, FuncGraph):
         outermost = outermost.outer_graph
-    # Private: what TensorFlow calls is kept by the outermost graph, which is one of the process.
+    # Private: TensorFlow has the outermost graph, which lives as long as the process, keep the function.
     registered = function.ag_dnc_wrapper__  # type: ignore[attr-defined]  # TensorFlow sets it
     outermost._py_funcs_used_in_graph.remove(registered)
     graph._py_funcs_used_in_graph = [*getattr(graph, "_py_funcs_used_in_graph", ()), registered]
@@ -81,11 +80,7 @@ def _values_in(graph: Any, key: Hashable) -> set[int]:
 
 
 class _OrderInGraph:
-    """The order of the operations of one graph.
-
-    Args:
-      values: the identities of the values of the call in it.
-    """
+    """The order of the operations of one graph. `values` has the identities of the call's values in the graph."""
 
     def __init__(self, values: set[int]) -> None:
         self._values = values
@@ -93,7 +88,7 @@ class _OrderInGraph:
         self._since: list[Any] = []
 
     def add(self, operation: Any) -> None:
-        """Adds the next operation that was created."""
+        """Adds the operation that was created next."""
         is_barrier = any(id(tensor) in self._values for tensor in operation.inputs)
         if not is_barrier and not operation.op_def.is_stateful:
             return
@@ -106,39 +101,29 @@ class _OrderInGraph:
             self._since.append(operation)
 
 
-@contextlib.contextmanager
-def barriers_in_order(key: Hashable) -> Iterator[None]:
+def barriers_in_order(key: Hashable) -> contextlib.AbstractContextManager[None]:
     """A scope in which functions that are traced run the barriers of `key` in order."""
-    # Private: automatic control dependencies have no public hook; this one is for kinds of operations.
     graphs: OwnedValues[_OrderInGraph | None] = OwnedValues()
 
-    def add(operation: Any, reads: Any, writes: Any) -> bool:
+    def add(operation: Any) -> None:
         graph = operation.graph
         if graph not in graphs:
             values = _values_in(graph, key)
             graphs[graph] = _OrderInGraph(values) if values else None
-        order = graphs[graph]
-        if order is not None:
+        if (order := graphs[graph]) is not None:
             order.add(operation)
-        return False
 
-    resolvers = auto_control_deps._acd_resource_resolvers_registry
-    resolvers.register(add, _ORDER)
-    try:
-        yield
-    finally:
-        del resolvers._registry[_ORDER]
+    return dependencies_added(_ORDER, add)
 
 
 @contextlib.contextmanager
 def errors_raised_as(original: Callable[[str], BaseException | None]) -> Iterator[None]:
     """A scope in which TensorFlow raises another error in place of one that it has made from a Python error.
 
-    Args:
-      original: returns the error to raise for the message of TensorFlow's error; None for TensorFlow's.
+    `original` returns the error to raise for the message of TensorFlow's error; None for TensorFlow's error itself.
     """
     # Private: TensorFlow keeps the text of an error that Python code in a graph raises, and no public hook sees it.
-    # This is called on the caller's thread for each error of a function, and at no other time.
+    # TensorFlow calls this on the caller's thread for each error of a function, and at no other time.
     parse = error_interpolation.parse_message
 
     def parse_message(message: str) -> Any:
@@ -155,53 +140,38 @@ def errors_raised_as(original: Callable[[str], BaseException | None]) -> Iterato
         yield
 
 
-class _Calls:
-    """Takes the place of AutoGraph in the body of a loop: the calls in it are noted, and not made.
-
-    Args:
-      autograph: what it takes the place of.
-
-    Attributes:
-      made: the function, positional and keyword arguments of each call.
-    """
-
-    def __init__(self, autograph: Any) -> None:
-        self.ld = autograph.ld
-        self.made: list[tuple[Any, Sequence[Any], Mapping[str, Any]]] = []
-
-    def converted_call(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, *_: Any) -> None:
-        self.made.append((function, args, kwargs or {}))
-
-
 def _only_call(body: Any) -> tuple[Any, Sequence[Any], Mapping[str, Any]] | None:
     """Returns the call that the body of a loop makes; None if it does more, or uses the number of the iteration."""
     cells = dict(zip(body.__code__.co_freevars, body.__closure__ or (), strict=True))
     if "ag__" not in cells:
         return None
-    calls, number = _Calls(cells["ag__"].cell_contents), object()
-    cells["ag__"] = types.CellType(calls)
+    calls: list[tuple[Any, Sequence[Any], Mapping[str, Any]]] = []
+
+    def converted_call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, *_: Any) -> None:
+        calls.append((function, args, kwargs or {}))
+
+    # In place of AutoGraph: the calls in the body are recorded, and not made.
+    autograph = types.SimpleNamespace(ld=cells["ag__"].cell_contents.ld, converted_call=converted_call)
+    cells["ag__"], number = types.CellType(autograph), object()
     graph = tf.compat.v1.get_default_graph()
     before = len(graph.get_operations())
     try:
         types.FunctionType(body.__code__, body.__globals__, closure=tuple(cells.values()))(number)
     except Exception:  # noqa: BLE001 - it needs a result, a branch or the like; an error of the user's comes again
         return None
-    is_same = not any(leaf is number for leaf in tf.nest.flatten([call[1:] for call in calls.made]))
+    is_same = not any(leaf is number for leaf in tf.nest.flatten([call[1:] for call in calls]))
     # An argument that is computed in the loop may have another value each time: a variable may change.
-    if len(calls.made) != 1 or not is_same or len(graph.get_operations()) != before:
-        return None
-    return calls.made[0]
+    return calls[0] if len(calls) == 1 and is_same and len(graph.get_operations()) == before else None
 
 
 @contextlib.contextmanager
 def plain_loops_as(replace: Callable[[Any, Sequence[Any], Mapping[str, Any], Any], bool]) -> Iterator[None]:
     """A scope in which loops over `tf.range` that make the same call each time, and no more, may be replaced.
 
-    Args:
-      replace: takes the function that such a loop calls, its positional and keyword arguments, and the number of
-        iterations, a scalar; adds operations in place of the loop, or returns False to keep it.
+    `replace` takes the function that such a loop calls, its positional and keyword arguments, and the number of
+    iterations, a scalar. It adds operations in place of the loop, or returns False to keep the loop.
     """
-    # Private: AutoGraph calls this for each loop over `tf.range`; its public hook is for types of objects alone.
+    # Private: AutoGraph calls this for each loop over `tf.range`; its public hook is only for types of objects.
     loop = control_flow._tf_range_for_stmt
 
     def range_loop(iterated: Any, extra_test: Any, body: Any, *state: Any) -> None:

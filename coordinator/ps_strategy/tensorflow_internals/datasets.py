@@ -1,13 +1,11 @@
-"""Datasets that are made in a function: their options, and the files in which they are cached.
-
-The order of a function's data and effects: it takes its elements of datasets before it changes anything.
+"""Datasets in traced functions: a function takes elements before its effects; options; the files for caching.
 
     x = next(iterator)              IteratorGetNext ──► AssignAdd
     count.assign_add(1)             a control edge, although AssignAdd does not need x
 
-Program order is no order of execution: TensorFlow orders operations that use the same resource alone. At the end of
-finite data `IteratorGetNext` fails. A function that fails so is to have no effect, since it is run where there is data
-left. What did not need the element would have been done by then, and would be done twice.
+Program order is no order of execution: TensorFlow orders only operations that use the same resource. At the end of
+finite data `IteratorGetNext` fails. A function that fails so must have no effect, since it is run again where there is
+data left. Operations that do not need the element would have run by then, and would run twice.
 """
 
 import contextlib
@@ -21,76 +19,77 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.framework import auto_control_deps, auto_control_deps_utils
 
+from coordinator.ps_strategy.tensorflow_internals.functions import called_functions
 from coordinator.ps_strategy.tensorflow_internals.process import attribute_replaced
 
 # Under this name the order is registered with TensorFlow.
 _ORDER = "coordinator_data_before_effects"
-# What fails at the end of the data.
+# Operations that fail at the end of the data.
 _TAKES = frozenset({"IteratorGetNext", "IteratorGetNextSync"})
 
 
 @contextlib.contextmanager
-def data_before_effects() -> Iterator[None]:
-    """A scope in which functions that are traced change nothing before they have taken the elements of before."""
+def dependencies_added(name: str, add: Callable[[Any], None]) -> Iterator[None]:
+    """A scope in which `add` is called for each operation of the functions that are traced, in program order.
+
+    It adds control edges, as TensorFlow adds its own at that time. `name` is unique to the kind of edges.
+    """
     # Private: automatic control dependencies have no public hook; this one is for kinds of operations.
-    order = _Order()
     resolvers = auto_control_deps._acd_resource_resolvers_registry
-    resolvers.register(order.add, _ORDER)
+
+    def resolve(operation: Any, reads: Any, writes: Any) -> bool:
+        add(operation)
+        # It changes nothing of the resources that the operation reads and writes.
+        return False
+
+    resolvers.register(resolve, name)
     try:
         yield
     finally:
-        del resolvers._registry[_ORDER]
+        del resolvers._registry[name]
 
 
-class _GraphOrder:
-    """The order of one graph.
-
-    Attributes:
-      taking: the operations so far that take elements.
-      after: which of them each operation depends on, by a bit each.
-    """
-
-    def __init__(self) -> None:
-        self.taking: list[Any] = []
-        self.after: dict[str, int] = {}
+def data_before_effects() -> contextlib.AbstractContextManager[None]:
+    """A scope in which functions that are traced change nothing before they have taken the elements of before."""
+    return dependencies_added(_ORDER, _Order().add)
 
 
 class _Order:
-    """Adds the control edges as TensorFlow adds its own, for each operation of a graph in the order of the program."""
+    """Has the operations of each graph that have effects wait for those before them that take elements."""
 
     def __init__(self) -> None:
-        self._graphs: weakref.WeakKeyDictionary[Any, _GraphOrder] = weakref.WeakKeyDictionary()
+        # By graph: the operations so far that take elements; and on which of these each operation depends, a bit each.
+        self._graphs: weakref.WeakKeyDictionary[Any, tuple[list[Any], dict[str, int]]] = weakref.WeakKeyDictionary()
         # Whether functions take elements, by their graphs.
         self._takes: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
-    def add(self, operation: Any, reads: Any, writes: Any) -> bool:
-        """Adds the next operation of a graph; returns False, since it changes nothing of what the operation uses."""
-        order = self._graphs.get(operation.graph)
+    def add(self, operation: Any) -> None:
+        """Adds the next operation of a graph."""
         is_taking = takes_elements(operation) or self._calls_what_takes(operation)
-        if order is None:
+        if operation.graph not in self._graphs:
             if not is_taking:
-                return False
-            order = self._graphs[operation.graph] = _GraphOrder()
+                return
+            self._graphs[operation.graph] = [], {}
+        taking, dependence = self._graphs[operation.graph]
         before = [*(tensor.op for tensor in operation.inputs), *operation.control_inputs]
-        after = functools.reduce(operator.or_, (order.after.get(other.name, 0) for other in before), 0)
+        after = functools.reduce(operator.or_, (dependence.get(other.name, 0) for other in before), 0)
         if has_effects(operation):
-            # Of a call TensorFlow may begin operations before it has all arguments, but not before control edges.
+            # TensorFlow may begin operations inside a call before it has all arguments, but not before control edges.
             known = 0 if functions_of(operation) else after
-            operation._add_control_inputs([each for n, each in enumerate(order.taking) if not known >> n & 1])
-            after = (1 << len(order.taking)) - 1
+            operation._add_control_inputs([taker for n, taker in enumerate(taking) if not known >> n & 1])
+            after = (1 << len(taking)) - 1
         if is_taking:
-            after |= 1 << len(order.taking)
-            order.taking.append(operation)
+            after |= 1 << len(taking)
+            taking.append(operation)
         if after:
-            order.after[operation.name] = after
-        return False
+            dependence[operation.name] = after
 
     def _calls_what_takes(self, operation: Any) -> bool:
         """Returns whether an operation is a call, a branch or a loop with functions that take elements."""
         graph = operation.graph
         functions = [graph._get_function(name) for name in functions_of(operation) if graph._is_function(name)]
         # A graph that was imported has definitions without graphs, of functions that are ordered already.
-        return any(self._is_taking(each.graph) for each in functions if hasattr(each, "graph"))
+        return any(self._is_taking(function.graph) for function in functions if hasattr(function, "graph"))
 
     def _is_taking(self, graph: Any) -> bool:
         if graph not in self._takes:
@@ -102,10 +101,7 @@ class _Order:
 
 def functions_of(operation: Any) -> list[str]:
     """Returns the names of the functions that an operation with effects calls."""
-    if not operation.op_def.is_stateful:
-        return []
-    values = [operation.get_attr(each.name) for each in operation.op_def.attr if each.type in ("func", "list(func)")]
-    return [each.name for value in values for each in (value if isinstance(value, list) else [value])]
+    return [name for _, name in called_functions(operation.node_def)] if operation.op_def.is_stateful else []
 
 
 def takes_elements(operation: Any) -> bool:
@@ -114,13 +110,13 @@ def takes_elements(operation: Any) -> bool:
 
 
 def has_effects(operation: Any) -> bool:
-    """Returns whether an operation may change something: it is no read, and draws no random numbers alone."""
+    """Returns whether an operation may change something: it does more than read or draw random numbers."""
     is_read = operation.type in auto_control_deps_utils.RESOURCE_READ_OPS
     return auto_control_deps.op_is_stateful(operation) and not is_read and not takes_elements(operation)
 
 
 def options_in_graph(dataset: tf.data.Dataset) -> tf.data.Options:
-    """Returns the options that the function has set, as far as they are known while it is traced."""
+    """Returns the options that a function has set for its dataset, as far as they are known while it is traced."""
     # Private: `Dataset.options()` returns the same here, but warns that the graph may have other options.
     options: tf.data.Options = dataset._options_attr
     return options
@@ -130,13 +126,12 @@ def options_in_graph(dataset: tf.data.Dataset) -> tf.data.Options:
 def caches_replaced(file_of: Callable[[Any], Any]) -> Iterator[None]:
     """A scope in which the datasets of a function that this thread traces are cached in other files.
 
-    Args:
-      file_of: called, in the function, with the name of a file, a string scalar; returns the one to be used.
+    `file_of` is called in the function with the name of a file, a string scalar; it returns the name to use.
     """
     # The file is an argument of an operation, which cannot be changed in functions that the dataset calls.
     stock, thread = tf.data.Dataset.cache, threading.get_ident()
 
-    # AutoGraph converts what a user's function calls.
+    # AutoGraph converts all functions that a user's function calls.
     @functools.wraps(stock)
     @tf.autograph.experimental.do_not_convert
     def cache(self: Any, filename: Any = "", name: str | None = None) -> Any:

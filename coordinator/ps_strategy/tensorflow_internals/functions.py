@@ -1,15 +1,12 @@
-"""Custom gradients that live as long as the graph that uses them.
+"""Traced functions: how they are called, built, changed and registered, and what their graphs consist of.
 
-TensorFlow keeps the gradient function of each call of a `tf.custom_gradient` in a registry of the process, for ever.
-The function refers to the tensors of the graph that the call was traced in, and so to all that this graph has captured:
-the handles of variables. Keras has one in each training step (`tf.distribute.ReplicaContext.all_reduce`), and
-`tf.nn.silu` is another. So a model that was trained would stay on the parameter servers, with its optimizer's slots,
-after the program has dropped it.
+A `tf.types.experimental.ConcreteFunction` is called `concrete` here, a `NodeDef` `node`, a `FunctionDef` `function`.
 """
 
 import contextlib
 import functools
 import hashlib
+import itertools
 import re
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +24,18 @@ from tensorflow.python.framework.composite_tensor import CompositeTensor
 from tensorflow.python.saved_model import function_deserialization
 
 from coordinator.ps_strategy.tensorflow_internals.process import attribute_replaced
+
+# Private: no public attribute says that a function must be compiled; the runtime reads this one.
+_COMPILED = "_XlaMustCompile"
+# Names of those inputs of an operation that are the last arguments of its function. An operation with several functions
+# has such inputs for each, prefixed with the function's attribute.
+_CAPTURED = ("other_arguments", "captured_inputs", "captured_tensors")
+# Their first input selects the function, which takes the others.
+_CHOOSING = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
+# TensorFlow's names of the gradients of `tf.custom_gradient` begin so.
+_CUSTOM_GRADIENT = "CustomGradient-"
+# The attribute of a graph with the gradient functions of its operations.
+_GRADIENTS_OF_GRAPH = "_coordinator_custom_gradients"
 
 
 class CancellationManager:
@@ -49,12 +58,9 @@ class CancellationManager:
 def with_defaults(
     function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Returns the arguments of a call, completed by those that were left out.
+    """Returns the arguments of a call, with those that were left out; TypeError if they do not match the signature.
 
-    These are the defaults of a `tf.function`, or the Python values that a concrete function was traced with.
-
-    Raises:
-      TypeError: the arguments do not match the function's signature.
+    They are the defaults of a `tf.function`, or the Python values that a concrete function was traced with.
     """
     # Private: nothing public returns them, and a concrete function does not know the defaults.
     signature = function.function_type
@@ -69,56 +75,42 @@ def with_defaults(
 
 
 def named_arguments(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of a call of a `tf.function`, by the names of its parameters.
-
-    Raises:
-      TypeError: the arguments do not match the function's signature.
-    """
+    """Returns the arguments of a call of a `tf.function` by parameter; TypeError if they do not match."""
     # Private: the public signature of the Python function has the object of a method among its parameters.
     return dict(function.function_type.bind_partial(*args, **kwargs).arguments)
 
 
 def flat_inputs(concrete: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """Returns the tensors that a concrete function takes for these arguments, without its captures.
-
-    Raises:
-      TypeError: the arguments do not match the function's signature.
-    """
+    """Returns a concrete function's tensors for these arguments, without captures; TypeError if they do not match."""
     # Private: the public call flattens the arguments and adds the function's own captures in one step.
     bound = function_type_utils.canonicalize_function_inputs(tuple(args), dict(kwargs), concrete.function_type)
     return list(concrete.function_type.unpack_inputs(bound))
 
 
 def call_concrete(concrete: Any, inputs: Sequence[Any], manager: CancellationManager, *, stands_for: Any = None) -> Any:
-    """Runs a concrete function on the current device.
+    """Runs a concrete function on the current device; returns the outputs in the structure of the (replaced) function.
 
     Args:
-      concrete: a `tf.types.experimental.ConcreteFunction`.
+      concrete: the function.
       inputs: `flat_inputs`, then one tensor for each of `captured_inputs`.
       manager: cancels the call.
-      stands_for: the concrete function that this one replaces, which errors refer to; it has the same operation names
+      stands_for: the concrete function that this one replaces, to which errors refer; it has the same operation names
         and flat outputs. None if it replaces no other.
-
-    Returns:
-      The outputs in the structure of the (replaced) function.
 
     Raises:
       tf.errors.OpError: with the location in the user's code, as in an ordinary call.
     """
-    # Private: a public call takes neither captures nor a cancellation manager of the caller's choice; it reads the
+    # Private: a public call takes neither captures nor a cancellation manager of the caller's choice. It reads the
     # manager from a global that the threads of all workers share.
     function = concrete.inference_fn
     reported = function if stands_for in (None, concrete) else _ReportedAs(function.name, stands_for.inference_fn)
     ctx = context.context()
-    attributes: list[Any] = []
-    for name_and_value in ctx.function_call_options.as_attrs().items():
-        attributes.extend(name_and_value)
     with atomic_function.InterpolateRuntimeError(reported):
         outputs = execute.execute_with_cancellation(
             function.name.decode("utf-8"),
             num_outputs=len(function.function_type.flat_outputs),
             inputs=list(inputs),
-            attrs=tuple(attributes),
+            attrs=tuple(itertools.chain.from_iterable(ctx.function_call_options.as_attrs().items())),
             ctx=ctx,
             cancellation_manager=manager._manager,
         )
@@ -126,7 +118,7 @@ def call_concrete(concrete: Any, inputs: Sequence[Any], manager: CancellationMan
 
 
 class _ReportedAs:
-    """A function under its own name whose errors and results are those of the function that it replaces."""
+    """A function under its own name, with the errors and results of the function that it replaces."""
 
     def __init__(self, name: bytes, other: Any) -> None:
         self.name = name
@@ -141,14 +133,9 @@ class _ReportedAs:
 
 
 def structure_outputs(concrete: Any, values: Sequence[Any]) -> Any:
-    """Returns flat outputs of a concrete function in the structure that it returns.
+    """Returns NumPy values, one for each of `concrete.outputs`, in the structure that the function returns.
 
-    Args:
-      concrete: a `tf.types.experimental.ConcreteFunction`.
-      values: NumPy values, one for each of `concrete.outputs`.
-
-    Returns:
-      The values in its structure, with composite tensors where it returns some.
+    Where the function returns composite tensors, the structure has composite tensors of the values.
     """
     # Private: only the function's own call does this publicly.
     if any(isinstance(leaf, CompositeTensor) for leaf in tf.nest.flatten(concrete.structured_outputs)):
@@ -163,14 +150,12 @@ def captures_of(concrete: Any) -> list[Any]:
 
 
 def captured_inputs(concrete: Any, worker_index: Any = 0) -> list[Any]:
-    """Returns what a concrete function captured: one tensor for each input that is no argument.
+    """Returns the captures of a concrete function: one tensor for each input that is no argument.
 
-    Args:
-      concrete: a `tf.types.experimental.ConcreteFunction`.
-      worker_index: returned where the function reads the index of its worker, by
-        `tf.distribute.coordinator.experimental_get_current_worker_index()`: a tensor of type int64, or an int.
+    `worker_index`, an int64 tensor or an int, is passed where the function reads the index of its worker by
+    `tf.distribute.coordinator.experimental_get_current_worker_index()`.
     """
-    # Private: that function captures the index when it is called, from a context of TensorFlow's own coordinator.
+    # Private: that call captures the index when the function is called, from a context of TensorFlow's own coordinator.
     of_thread = coordinator_context._dispatch_context
     former = coordinator_context.get_current_dispatch_context()
     of_thread.current = coordinator_context.DispatchContext(SimpleNamespace(worker_index=worker_index))
@@ -181,7 +166,7 @@ def captured_inputs(concrete: Any, worker_index: Any = 0) -> list[Any]:
 
 
 def untraced_copy(function: Any) -> Any | None:
-    """Returns a copy of a `tf.function` without its traces; None for one of a SavedModel, which cannot be retraced."""
+    """Returns a copy of a `tf.function` without its traces; None for a SavedModel's, which cannot be retraced."""
     # Private: there is no public way to copy a function with its settings, or to see that a SavedModel holds it.
     return None if isinstance(function, function_deserialization.RestoredFunction) else function._clone(None)
 
@@ -189,24 +174,20 @@ def untraced_copy(function: Any) -> Any | None:
 def built_function(
     body: Callable[..., Any], signature: Sequence[tf.TensorSpec], change: Callable[[Any], object]
 ) -> Any:
-    """Builds a concrete function from a graph that is changed after tracing.
+    """Builds a concrete function, for `call_concrete`, from a graph that is changed after tracing.
 
     Args:
       body: traced without AutoGraph; takes a symbolic tensor for each of `signature`, and returns a list of tensors.
       signature: the inputs of the function.
       change: called with the graph, which has all control dependencies.
-
-    Returns:
-      The function, which `call_concrete` runs.
     """
-    # Private: a traced function is registered as it is; nothing public lets its graph be changed before.
+    # Private: tracing registers a function; nothing public lets its graph be changed before.
     graph = func_graph.func_graph_from_py_func(body.__name__, body, tuple(signature), {})
     change(graph)
     kind = function_type_utils.derive_from_graph(graph)
-    # The servers have what it calls as long as the graph exists.
-    graph.registered = [
-        each for function in graph.as_graph_def().library.function for each in _registered(function, kind)
-    ]
+    # The servers have the functions that it calls as long as the graph exists.
+    library = graph.as_graph_def().library.function
+    graph.registered = [kept for function in library for kept in _registered(function, kind)]
     return concrete_function.ConcreteFunction.from_func_graph(graph, kind, {}, shared_func_graph=False)
 
 
@@ -247,17 +228,6 @@ def add_control_input(operation: tf.Operation, before: tf.Operation) -> None:
     operation._add_control_input(before)
 
 
-# Private: no public attribute says that a function is to be compiled; the runtime reads this one.
-_COMPILED = "_XlaMustCompile"
-
-# Names of those inputs of an operation that are the last arguments of its function. An operation with several functions
-# has such inputs for each, prefixed with the function's attribute.
-_CAPTURED = ("other_arguments", "captured_inputs", "captured_tensors")
-
-# Their first input selects the function, which takes the others.
-_CHOOSING = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
-
-
 def is_compiled(concrete: Any) -> bool:
     """Returns True if XLA compiles the whole concrete function."""
     return _must_compile(concrete.function_def)
@@ -266,37 +236,28 @@ def is_compiled(concrete: Any) -> bool:
 def compiled_calls(concrete: Any, is_remote: Callable[[Any], bool]) -> Iterator[tuple[str, Any]]:
     """Finds functions inside a concrete function that XLA compiles and that use remote resources.
 
-    Args:
-      concrete: a `tf.types.experimental.ConcreteFunction`.
-      is_remote: returns True for a captured tensor that is a handle of such a resource.
-
-    Yields:
-      The name of the Python function and the captured tensor; also for nested calls, branches and loop bodies.
+    `is_remote` returns True for a captured tensor that is a handle of such a resource. Yields the name of the Python
+    function and the captured tensor; also for nested calls, branches and loop bodies.
     """
     graph = concrete.graph.as_graph_def()
     functions = {function.signature.name: function for function in graph.library.function}
     captures = captured_inputs(concrete)
     placeholders = concrete.graph.inputs[len(concrete.graph.inputs) - len(captures) :]
-    remote = {
-        placeholder.op.name: captured
-        for placeholder, captured in zip(placeholders, captures, strict=True)
-        if is_remote(captured)
-    }
+    handles = zip(placeholders, captures, strict=True)
+    remote = {placeholder.op.name: captured for placeholder, captured in handles if is_remote(captured)}
     return _calls(graph.node, remote, functions)
 
 
 def _calls(nodes: Sequence[Any], remote: dict[str, Any], functions: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yields those in the nodes of one graph; `remote` has the resources by the names of their placeholders."""
+    """Does so for the nodes of one graph; `remote` has the resources by the names of their placeholders."""
     for node in nodes:
         if remote.keys().isdisjoint(node.input):
             continue
         for role, name in called_functions(node):
-            function = functions.get(name)
-            if function is None:
+            if (function := functions.get(name)) is None:
                 continue
-            inner = {
-                argument: remote[outer] for argument, outer in passed_inputs(node, role, function) if outer in remote
-            }
+            passed = passed_inputs(node, role, function)
+            inner = {argument: remote[outer] for argument, outer in passed if outer in remote}
             if inner and _must_compile(function):
                 python_name = re.sub(r"^__(?:inference|forward)_(.*?)_\d+$", r"\1", name)
                 yield python_name, next(iter(inner.values()))
@@ -304,23 +265,17 @@ def _calls(nodes: Sequence[Any], remote: dict[str, Any], functions: dict[str, An
 
 
 def passed_inputs(node: Any, role: str, function: Any) -> list[tuple[str, str]]:
-    """Returns which inputs an operation passes to a function that it calls.
+    """Returns which inputs an operation passes to a function that its attribute `role` names, or lists.
 
-    Args:
-      node: the `tf.compat.v1.NodeDef` of the operation.
-      role: the attribute that names the function, or lists it.
-      function: the `FunctionDef`.
-
-    Returns:
-      Pairs of the function's argument and the operation's input, by name. The elements that a dataset operation passes
-      are not among its inputs; the list is empty for an operation that calls its function in an unknown way.
+    Returns pairs of the function's argument and the operation's input, by name. The elements that a dataset operation
+    passes are not among its inputs; the list is empty for an operation that calls its function in an unknown way.
     """
-    given = [name for name in node.input if not name.startswith("^")]
+    inputs = [name for name in node.input if not name.startswith("^")]
     arguments = [argument.name for argument in function.signature.input_arg]
-    places = _input_places(node, len(given))
+    places = _input_places(node, len(inputs))
     names = (f"{role}_other_arguments", f"{role}_other_args", *_CAPTURED)
     captured = next((places[name] for name in names if name in places), None)
-    taken = given[captured or slice(int(node.op in _CHOOSING), None)]
+    taken = inputs[captured or slice(int(node.op in _CHOOSING), None)]
     if len(taken) > len(arguments) or (len(taken) < len(arguments) and captured is None):
         return []
     return list(zip(arguments[len(arguments) - len(taken) :], taken, strict=True))
@@ -372,8 +327,8 @@ def copied(message: Any) -> Any:
 
 
 def renamed_by_content(function: Any) -> str:
-    """Gives a `FunctionDef` that was changed a new name, and returns it: equal functions have equal names."""
-    # It says which other functions, with the same arguments, may replace this one.
+    """Gives a function that was changed a new name, and returns it: equal functions have equal names."""
+    # The attribute says which other functions, with the same arguments, may replace this one.
     function.attr.pop("api_implements", None)
     content = hashlib.sha256(function.SerializeToString(deterministic=True)).hexdigest()
     function.signature.name = f"{function.signature.name}_{content[:16]}"
@@ -381,35 +336,35 @@ def renamed_by_content(function: Any) -> str:
 
 
 def is_stateful(node: Any) -> bool:
-    """Returns True if an operation, given as a `NodeDef`, has side effects or reads what may change."""
+    """Returns True if an operation has side effects or reads what may change."""
     # Private: only operations of a `tf.Graph` have a public definition, not those in functions.
     definition = op_def_registry.get(node.op)
     return definition is None or bool(definition.is_stateful)
 
 
-# What TensorFlow calls the gradients of these functions.
-_NAMES = "CustomGradient-"
-# The attribute of a graph with the gradient functions of its operations.
-_FUNCTIONS = "_coordinator_custom_gradients"
-
-
-def _call(reference: Any, *arguments: Any) -> Any:
-    return reference()(*arguments)
-
-
 @contextlib.contextmanager
 def custom_gradients_freed() -> Iterator[None]:
-    """A scope in which the custom gradients of a function's graph are freed with the graph."""
+    """A scope in which the custom gradients of a function's graph are freed with the graph.
+
+    TensorFlow keeps the gradient function of each call of a `tf.custom_gradient` in a registry of the process until the
+    process ends. The gradient function refers to the graph in which the call was traced, and so to the handles of
+    variables that this graph has captured. Keras has one in each training step
+    (`tf.distribute.ReplicaContext.all_reduce`), and `tf.nn.silu` is another. So a model that was trained would stay on
+    the parameter servers, with its optimizer's slots, after the program has dropped it.
+    """
     # Private: the registry holds all that is registered, and `tf.custom_gradient` has no hook.
     stock: Any = ops.RegisterGradient
+
+    def call(reference: Any, *arguments: Any) -> Any:
+        return reference()(*arguments)
 
     class RegisterGradient(stock):
         def __call__(self, function: Any) -> Any:
             graph = ops.get_default_graph()
-            if not self._op_type.startswith(_NAMES) or not isinstance(graph, func_graph.FuncGraph):
+            if not self._op_type.startswith(_CUSTOM_GRADIENT) or not isinstance(graph, func_graph.FuncGraph):
                 return super().__call__(function)
-            setattr(graph, _FUNCTIONS, [*getattr(graph, _FUNCTIONS, ()), function])
-            super().__call__(functools.partial(_call, weakref.ref(function)))
+            setattr(graph, _GRADIENTS_OF_GRAPH, [*getattr(graph, _GRADIENTS_OF_GRAPH, ()), function])
+            super().__call__(functools.partial(call, weakref.ref(function)))
             weakref.finalize(function, ops.gradient_registry._registry.pop, self._op_type, None).atexit = False
             return function
 

@@ -1,4 +1,7 @@
-"""Handles of variables and tables: what functions capture, and what a recovery replaces."""
+"""Handles of variables and tables: functions capture them, and a recovery replaces them.
+
+A mutable table on a parameter server has a name there, by which datasets on other servers find it (`TableResource`).
+"""
 
 import contextlib
 import copy
@@ -18,8 +21,10 @@ from tensorflow.python.trackable import resource as trackable_resource
 from coordinator.ps_strategy.tensorflow_internals.functions import captures_of
 from coordinator.ps_strategy.tensorflow_internals.process import attribute_replaced
 
-# Attributes of a checkpoint: its asynchronous checkpointer, once it was needed, and the method that creates it.
-_ASYNCHRONOUS, _MAKES_ASYNCHRONOUS = "_async_checkpointer_impl", "_async_checkpointer"
+# The classes of mutable tables in `tf.lookup.experimental`, which are also the kinds of `resource_creator_scope`.
+KINDS = ("MutableHashTable", "DenseHashTable")
+# An argument of their constructors.
+_ANONYMOUS = "experimental_is_anonymous"
 
 
 def resource_creator_scope(kind: str, creator: Callable[..., Any]) -> Any:
@@ -46,35 +51,6 @@ def restored_functions(table: Any) -> tuple[Any, Any]:
     return create.concrete_functions[0], initialize.concrete_functions[0]
 
 
-def forget_last_saved_step(manager: Any) -> None:
-    """Makes a `tf.train.CheckpointManager` with a `checkpoint_interval` save at the next step."""
-    # Private: it remembers the step of its last attempt, which may lie ahead once a checkpoint was restored.
-    manager._last_checkpoint_step = None
-
-
-def saves_asynchronously(checkpoint: Any) -> bool:
-    """Returns True if a `tf.train.Checkpoint` was saved or restored with `enable_async`, which then stays on."""
-    # Private: no public attribute says so.
-    return getattr(checkpoint, _ASYNCHRONOUS, None) is not None
-
-
-@contextlib.contextmanager
-def asynchronous_saves_refused(checkpoint: Any, error: Callable[[], Exception]) -> Iterator[None]:
-    """A scope in which a `tf.train.Checkpoint` raises `error()` when it is saved or restored with `enable_async`."""
-
-    def refuse() -> None:
-        # It is set before this is called, and would make the next restore without options an asynchronous one.
-        checkpoint._checkpoint_options = None
-        raise error()
-
-    # Private: all ways to save call this method. Set in `vars` to bypass the checkpoint's tracking of attributes.
-    vars(checkpoint)[_MAKES_ASYNCHRONOUS] = refuse
-    try:
-        yield
-    finally:
-        vars(checkpoint).pop(_MAKES_ASYNCHRONOUS, None)
-
-
 def is_on_parameter_server(tensor: Any) -> bool:
     """Returns True if a captured tensor is the handle of a resource on a parameter server."""
     is_resource = tensor.dtype == tf.resource and not tf.is_symbolic_tensor(tensor)
@@ -99,8 +75,6 @@ def _handle_of(owner: Any) -> tf.Tensor:
 
 
 class _TolerantDeleter(resource_variable_ops.EagerResourceDeleter):
-    """Frees a resource, if its server still has it."""
-
     __slots__ = ()
 
     def __del__(self) -> None:
@@ -120,9 +94,9 @@ def copy_handle_data(source: Any, target: Any) -> None:
     handle_data_util.copy_handle_data(source, target)
 
 
-def variable_of(handle: Any) -> tf.TensorSpec | None:
-    """Returns the shape and type of the variable of a symbolic handle; None if they are not known."""
-    # Private: only a `tf.Variable` tells them publicly.
+def variable_spec(handle: Any) -> tf.TensorSpec | None:
+    """Returns the shape and type of the variable of a handle; None if they are not known completely."""
+    # Private: only a `tf.Variable` tells them publicly. An operation on the handle would run on its server.
     known = resource_variable_ops.get_eager_safe_handle_data(handle) if handle.dtype == tf.resource else None
     if known is None or not known.is_set or len(known.shape_and_type) != 1:
         return None
@@ -130,13 +104,19 @@ def variable_of(handle: Any) -> tf.TensorSpec | None:
     return spec if spec.shape.is_fully_defined() else None
 
 
+def handle_without_value(shape: Any, dtype: tf.DType, name: str, device: str) -> tf.Tensor:
+    """Returns the handle of a new variable on a device, which takes no memory until it has a value."""
+    # Private: publicly, a resource is created only together with a variable and its value.
+    with tf.init_scope(), tf.device(None), tf.device(device):
+        return resource_variable_ops._variable_handle_from_shape_and_dtype(
+            shape, dtype, shared_name=None, name=name, graph_mode=False
+        )
+
+
 def new_handle(variable: Any) -> tf.Tensor:
     """Returns the handle of a new resource without a value, on the variable's server and of its type."""
-    # Private: publicly, a resource is created only together with a variable and its value.
-    with tf.device(variable.device):
-        handle = resource_variable_ops._variable_handle_from_shape_and_dtype(
-            variable.shape, variable.dtype, shared_name=None, name=variable.name, graph_mode=False
-        )
+    handle = handle_without_value(variable.shape, variable.dtype, variable.name, variable.device)
+    # Private: as above.
     handle._handle_data = variable.handle._handle_data
     return handle
 
@@ -156,14 +136,12 @@ class TracedFunctions:
     @contextlib.contextmanager
     def recorded(self) -> Iterator["TracedFunctions"]:
         """A scope in which each graph and concrete function of this process is recorded."""
-        # Private: TensorFlow has no list of its functions. To search Python's objects for them would find none that
-        # `gc.freeze` has hidden, and take seconds in a large program.
-        with contextlib.ExitStack() as patches:
-            for kind, made in (
-                (func_graph.FuncGraph, self._graphs),
-                (concrete_function.ConcreteFunction, self._functions),
-            ):
-                patches.enter_context(attribute_replaced(kind, "__init__", _recording(kind.__init__, made)))
+        # Private: TensorFlow has no list of its functions. A search of Python's objects would not find those that
+        # `gc.freeze` has hidden, and would take seconds in a large program.
+        with (
+            _recorded_in(self._graphs, func_graph.FuncGraph),
+            _recorded_in(self._functions, concrete_function.ConcreteFunction),
+        ):
             yield self
 
     def graphs(self) -> list[Any]:
@@ -175,46 +153,41 @@ class TracedFunctions:
         return [function for reference in self._functions.valuerefs() if (function := reference()) is not None]
 
 
-def _recording(construct: Callable[..., None], made: "weakref.WeakValueDictionary[int, Any]") -> Callable[..., None]:
-    """Returns a constructor that adds what it constructs to `made`."""
+def _recorded_in(made: "weakref.WeakValueDictionary[int, Any]", kind: Any) -> contextlib.AbstractContextManager[None]:
+    """A scope in which each new object of a class is added to `made`."""
+    construct = kind.__init__
 
     @functools.wraps(construct)
     def construct_and_record(self: Any, *args: Any, **kwargs: Any) -> None:
         construct(self, *args, **kwargs)
         made[id(self)] = self
 
-    return construct_and_record
+    return attribute_replaced(kind, "__init__", construct_and_record)
 
 
 def replace_handles(renewed: Iterable[tuple[Any, tf.Tensor]], traced: TracedFunctions) -> None:
-    """Replaces the handles of variables and tables, also in every function that captured one.
+    """Replaces the handles of variables and tables, also in every function of `traced` that captured one.
 
-    No function that uses them may be running.
-
-    Args:
-      renewed: variables and tables, each with its new handle.
-      traced: has every function that may have captured one.
+    No function that uses them may be running. `renewed` has each variable or table with its new handle.
     """
+    # By the identity of the former handle, which is kept alive, so that no other tensor gets its identity.
     replacements: dict[int, tuple[Any, tf.Tensor]] = {}
     for owner, handle in renewed:
         former = _handle_of(owner)
         _set_handle(owner, handle)
-        # Keeps the former handle alive, so that no other tensor gets its id.
         replacements[id(former)] = former, handle
     for graph in traced.graphs():
         _replace_captures(graph.function_captures, replacements)
     for function in traced.functions():
         captures = captures_of(function)
         if any(id(capture) in replacements for capture in captures):
-            function.set_external_captures(
-                [replacements[id(capture)][1] if id(capture) in replacements else capture for capture in captures]
-            )
+            function.set_external_captures([replacements.get(id(capture), (None, capture))[1] for capture in captures])
 
 
 def forget_handles(owners: Iterable[Any]) -> None:
-    """Gives variables and tables handles of nothing, in this process, with which each operation raises an error.
+    """Gives variables and tables handles in this process, of no resource, with which each operation raises an error.
 
-    After TensorFlow was reset, an operation with a former handle, of a resource on a server, would end the process.
+    After TensorFlow was reset, an operation with the former handle, of a resource on a server, would end the process.
     """
     with tf.device("/device:CPU:0"):
         for owner in owners:
@@ -237,7 +210,7 @@ def _set_handle(owner: Any, handle: Any) -> None:
 
 
 def _replace_captures(captures: Any, replacements: Mapping[int, tuple[Any, tf.Tensor]]) -> None:
-    """Replaces captures of a graph and keeps their order, which is that of the function's inputs."""
+    """Replaces captures of a graph and keeps their order, the order of the function's inputs."""
     captured = dict(captures.by_val_external)
     if not any(id(external) in replacements for external in captured.values()):
         return
@@ -247,12 +220,6 @@ def _replace_captures(captures: Any, replacements: Mapping[int, tuple[Any, tf.Te
         captures.add_or_replace(id(present) if key == id(former) else key, present, internal, kind)
     # Updates a cache that would keep the former resources alive.
     captures.capture_types  # noqa: B018
-
-
-# The classes in `tf.lookup.experimental`, which are also the kinds of `resource_creator_scope`.
-KINDS = ("MutableHashTable", "DenseHashTable")
-
-_ANONYMOUS = "experimental_is_anonymous"
 
 
 def is_created_by_keras() -> bool:
@@ -272,14 +239,10 @@ def _package(frame: Any) -> str:
 
 
 class TableResource:
-    """What a server holds of a table. It has a name there, by which datasets on other servers find it.
+    """The resource of a table of one of the `KINDS` on a server, which has a name there.
 
-    The name belongs to this client: no other client of the server finds it, and what the server holds of the table is
-    freed with all else of this client.
-
-    Args:
-      table: a table of one of the `KINDS`.
-      device: the full name of a device of the server.
+    Datasets on other servers find it by the name. No other client of the server finds it, and the server frees it with
+    all other resources of this client. `device` is the full name of a device of the server.
     """
 
     def __init__(self, table: Any, device: str) -> None:
@@ -294,15 +257,15 @@ class TableResource:
             return self._creator._create_resource()
 
     def free(self) -> None:
-        """Frees the resource, if there is one. Its handles become useless."""
+        """Frees the resource, if there is one; its handles become useless."""
         tf.raw_ops.DestroyResourceOp(resource=self.handle())
 
 
 class _RemoteDenseHashTable(tf.lookup.experimental.DenseHashTable):
-    """Accepts what it has exported.
+    """Accepts its own exported content.
 
-    Scalar keys are exported as vectors of one element, which an import into a table on a server refuses: it checks the
-    shapes, if they are known.
+    Scalar keys are exported as vectors of one element. An import into a table on a server refuses them: it checks the
+    shapes if they are known.
     """
 
     def _restore_from_tensors(self, restored_tensors: Mapping[str, Any]) -> Any:
@@ -321,7 +284,7 @@ class _RemoteDenseHashTable(tf.lookup.experimental.DenseHashTable):
 
 
 class _OnAnyDevice:
-    """What a mutable table does, where TensorFlow's own methods place it on the device of the table on the client."""
+    """Methods of a mutable table, without TensorFlow's placement on the device of the table on the client."""
 
     resource_handle: tf.Tensor
     key_dtype: tf.DType
@@ -332,7 +295,7 @@ class _OnAnyDevice:
         return tf.raw_ops.LookupTableSizeV2(table_handle=self.resource_handle, name=name)
 
     def lookup(self, keys: Any, dynamic_default_values: Any = None, name: str | None = None) -> tf.Tensor:
-        # Private: what is found for unknown keys has no public name.
+        # Private: the value for unknown keys has no public name.
         default = self._default_value if dynamic_default_values is None else dynamic_default_values
         keys = tf.convert_to_tensor(keys, self.key_dtype)
         return tf.raw_ops.LookupTableFindV2(
@@ -350,41 +313,26 @@ class _OnAnyDevice:
         return exported.keys, exported.values
 
 
-class _HashTableOnAnyDevice(_OnAnyDevice, tf.lookup.experimental.MutableHashTable):
-    pass
-
-
-class _DenseTableOnAnyDevice(_OnAnyDevice, tf.lookup.experimental.DenseHashTable):
-    pass
-
-
 _ON_ANY_DEVICE = {
-    tf.lookup.experimental.MutableHashTable: _HashTableOnAnyDevice,
-    tf.lookup.experimental.DenseHashTable: _DenseTableOnAnyDevice,
+    kind: type(f"{kind.__name__}OnAnyDevice", (_OnAnyDevice, kind), {"__module__": __name__})
+    for kind in (tf.lookup.experimental.MutableHashTable, tf.lookup.experimental.DenseHashTable)
 }
 
 
 def let_run_anywhere(table: Any) -> None:
-    """Has a function that uses a mutable table of the client run where it is called, with the table of that place."""
+    """Has a function that uses a mutable table of the client run where it is called, with the table that is there."""
     table.__class__ = _ON_ANY_DEVICE.get(type(table), type(table))
 
 
 def create_mutable_table(
     next_creator: Callable[..., Any], device: str, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Any, TableResource]:
-    """Creates a table whose resource is on a device, and whose other tensors are on the client.
-
-    Args:
-      next_creator: creates it on the current device.
-      device: the full name of a device.
-      args: the positional arguments of its constructor.
-      kwargs: its keyword arguments.
-    """
+    """Creates a table by `next_creator(*args, **kwargs)`; its resource is on a device, its tensors on the client."""
     # A resource without a name is freed as soon as another one takes its place.
     with tf.device(None), tf.device("/device:CPU:0"):
         table = next_creator(*args, **{**kwargs, _ANONYMOUS: True})
     if not kwargs.get(_ANONYMOUS):
-        # Private: what the constructor does otherwise.
+        # Private: otherwise, the constructor does this.
         table._is_anonymous, table._shared_name = False, f"table_{ops.uid()}"
     if type(table) is tf.lookup.experimental.DenseHashTable:
         table.__class__ = _RemoteDenseHashTable
@@ -394,13 +342,13 @@ def create_mutable_table(
 
 
 def table_content(table: Any) -> dict[str, np.ndarray]:
-    """Returns the content of a table, as arrays on the client: what a checkpoint holds of it."""
+    """Returns the content of a table that a checkpoint would hold, as arrays on the client."""
     # Private: `export` of a `DenseHashTable` returns free buckets too, which `insert` refuses.
     return {name: tensor.numpy() for name, tensor in table._serialize_to_tensors().items()}
 
 
 def set_table_content(table: Any, content: Mapping[str, np.ndarray]) -> None:
-    """Replaces all content of a table by what `table_content` returned for it."""
+    """Replaces all content of a table by content that `table_content` returned."""
     # Private: as above.
     table._restore_from_tensors({name: tf.convert_to_tensor(array) for name, array in content.items()})
 

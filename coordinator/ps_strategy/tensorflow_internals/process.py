@@ -1,11 +1,6 @@
-"""This process as a client: its environment, its connection to the cluster, and what its threads run calls with.
+"""This process as a client: its environment, logs and errors, its connection to the cluster, its threads' executors.
 
-What TensorFlow itself logs about the cluster, and about its own checkpoints, while a strategy is open.
-
-The library reports each event in one line of its logger `coordinator`. TensorFlow's C++ code writes pages about the
-same events to standard error, past Python's logging: each call to a server that is gone, with gRPC's details. So it is
-silent meanwhile, except for what it writes before it ends the process (`FATAL`), unless the user has decided otherwise:
-by `TF_CPP_MIN_LOG_LEVEL`, or by setting the logger `coordinator` to the level DEBUG.
+Each change of TensorFlow is a scope, or an object with `close`, so that it ends with the strategy.
 """
 
 import collections
@@ -30,57 +25,8 @@ from tensorflow.python.profiler.internal import _pywrap_profiler
 _FATAL = 3
 # Functions of TensorFlow that it creates, traces and drops with each save or restore of variables on several servers.
 _TRACED_EACH_TIME = ("tf_function_save", "tf_function_restore")
-
-
-@contextlib.contextmanager
-def quiet_logs() -> Iterator[None]:
-    """A scope in which TensorFlow logs neither what the library reports itself, nor what no user can act on."""
-    logger = tf.get_logger()
-    logger.addFilter(_is_for_users)
-    level = _FATAL
-    # Where another build of TensorFlow lacks the functions, its logs are not silent, and all else works.
-    with contextlib.suppress(AttributeError, OSError):
-        level = minimum_level()
-    is_changed = level < _FATAL and _is_default()
-    try:
-        if is_changed:
-            set_minimum_level(_FATAL)
-        yield
-    finally:
-        if is_changed:
-            set_minimum_level(level)
-        logger.removeFilter(_is_for_users)
-
-
-def _is_default() -> bool:
-    return "TF_CPP_MIN_LOG_LEVEL" not in os.environ and not logging.getLogger("coordinator").isEnabledFor(logging.DEBUG)
-
-
-def _is_for_users(record: logging.LogRecord) -> bool:
-    """Returns False for the advice to avoid retracing of functions that are TensorFlow's own."""
-    # Only this advice is formatted: formatting fails if the arguments of a message are wrong, which Python reports.
-    is_advice = "triggered tf.function retracing" in str(record.msg)
-    return not (is_advice and any(name in record.getMessage() for name in _TRACED_EACH_TIME))
-
-
-def _library() -> ctypes.CDLL:
-    return ctypes.CDLL(str(pathlib.Path(tf.sysconfig.get_lib()) / "libtensorflow_framework.so.2"))
-
-
-def minimum_level() -> int:
-    """Returns the level below which C++ code logs nothing: 0 for INFO to 3 for FATAL."""
-    # Private: TensorFlow reads TF_CPP_MIN_LOG_LEVEL when it is loaded, and has no other switch.
-    return int(_library()["_ZN4absl12lts_2025081411MinLogLevelEv"]())
-
-
-def set_minimum_level(level: int) -> None:
-    """Sets that level."""
-    # Private: as above.
-    _library()["_ZN4absl12lts_2025081414SetMinLogLevelENS0_18LogSeverityAtLeastE"](level)
-
-
+# The longest time that TensorFlow takes for the life of a silent client, in seconds.
 _MOST_SECONDS = 2**31 - 1
-
 # The device of a process that is not connected to a cluster.
 _FORMER_DEVICE = "/job:localhost/"
 _FORMER_ERROR = re.compile(rf"{_FORMER_DEVICE}\S* (unknown device|not found)")
@@ -115,8 +61,8 @@ _ENVIRONMENT = {
     "TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE": "False",
     # Otherwise saving a checkpoint waits for the executors of all workers, dead ones included.
     "TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY": "True",
-    # A server that dies during a call, or while it is added to the cluster, must make that fail at once; otherwise
-    # everything waits for it.
+    # A server that dies during a call, or while it is added to the cluster, must make that fail without a delay;
+    # otherwise everything waits for the server.
     "GRPC_FAIL_FAST": "true",
 }
 # An empty one says that there is none. Otherwise `http_proxy`, which many sites set, is asked for the servers.
@@ -124,10 +70,60 @@ _PROXY = "grpc_proxy"
 
 
 @contextlib.contextmanager
+def quiet_logs() -> Iterator[None]:
+    """A scope in which TensorFlow logs neither events that the library reports, nor advice that no user can follow.
+
+    The library reports each event in one line of its logger `coordinator`. TensorFlow's C++ code writes pages about the
+    same events to standard error, past Python's logging: each call to a server that is gone, with gRPC's details. So it
+    is silent in the scope, except for its last words before it ends the process (`FATAL`), unless the user has set
+    `TF_CPP_MIN_LOG_LEVEL`, or the logger `coordinator` to the level DEBUG.
+    """
+    logger = tf.get_logger()
+    logger.addFilter(_is_for_users)
+    level = _FATAL
+    # If another build of TensorFlow lacks the functions, its logs are not silent, and everything else works.
+    with contextlib.suppress(AttributeError, OSError):
+        level = minimum_level()
+    is_debugged = logging.getLogger("coordinator").isEnabledFor(logging.DEBUG)
+    is_changed = level < _FATAL and "TF_CPP_MIN_LOG_LEVEL" not in os.environ and not is_debugged
+    try:
+        if is_changed:
+            set_minimum_level(_FATAL)
+        yield
+    finally:
+        if is_changed:
+            set_minimum_level(level)
+        logger.removeFilter(_is_for_users)
+
+
+def _is_for_users(record: logging.LogRecord) -> bool:
+    """Returns False for the advice to avoid retracing of functions that are TensorFlow's own."""
+    # Only this advice is formatted: formatting fails if the arguments of a message are wrong, which Python reports.
+    is_advice = "triggered tf.function retracing" in str(record.msg)
+    return not (is_advice and any(name in record.getMessage() for name in _TRACED_EACH_TIME))
+
+
+def _library() -> ctypes.CDLL:
+    return ctypes.CDLL(str(pathlib.Path(tf.sysconfig.get_lib()) / "libtensorflow_framework.so.2"))
+
+
+def minimum_level() -> int:
+    """Returns the level below which C++ code logs nothing: 0 for INFO to 3 for FATAL."""
+    # Private: TensorFlow reads TF_CPP_MIN_LOG_LEVEL when it is loaded, and has no other switch.
+    return int(_library()["_ZN4absl12lts_2025081411MinLogLevelEv"]())
+
+
+def set_minimum_level(level: int) -> None:
+    """Sets that level."""
+    # Private: as above.
+    _library()["_ZN4absl12lts_2025081414SetMinLogLevelENS0_18LogSeverityAtLeastE"](level)
+
+
+@contextlib.contextmanager
 def client_environment() -> Iterator[None]:
     """A scope in which the environment is as the runtime needs it, and TensorFlow's logs are quiet.
 
-    To be entered before the first remote call.
+    Enter it before the first remote call.
     """
     wanted = {**_ENVIRONMENT, _PROXY: os.environ.get(_PROXY, "")}
     former = {name: os.environ.get(name) for name in wanted}
@@ -160,20 +156,14 @@ def attribute_replaced(owner: Any, name: str, replacement: Any) -> Iterator[None
 
 @contextlib.contextmanager
 def profiles_reported(report: Callable[[str], object]) -> Iterator[None]:
-    """A scope in which the first profile of this process by TensorFlow is reported.
-
-    Args:
-      report: called with the folder of the profile, before it begins.
-    """
-    # Private: what `tf.profiler.experimental.start`, `Profile`, `tf.summary.trace_on` and Keras have in common.
+    """A scope in which `report` gets the folder of the first profile of this process, before the profile begins."""
+    # Private: `tf.profiler.experimental.start`, `Profile`, `tf.summary.trace_on` and Keras all begin with it.
     stock: Any = _pywrap_profiler.ProfilerSession
     reported: list[str] = []
 
     class ProfilerSession(stock):
-        """Reports the profile."""
-
         def start(self, logdir: Any, options: Any) -> Any:
-            """Begins; without a folder, TensorFlow only prepares for a profile."""
+            # Without a folder, TensorFlow only prepares for a profile.
             if logdir and not reported:
                 reported.append(logdir)
                 report(os.fspath(logdir))
@@ -186,7 +176,7 @@ def profiles_reported(report: Callable[[str], object]) -> Iterator[None]:
 @contextlib.contextmanager
 def errors_explained() -> Iterator[None]:
     """A scope in which errors of TensorFlow that do not say what to do begin with a sentence that does."""
-    # Not private, but of TensorFlow: nothing else sees the errors of all operations.
+    # Not private, but TensorFlow's: nothing else sees the errors of all operations.
     with contextlib.ExitStack() as replaced:
         for error, pattern, sentence in _EXPLAINED:
             init = functools.partialmethod(_init_explained, error.__init__, pattern, sentence)
@@ -203,7 +193,7 @@ def _init_explained(
 
 
 def is_from_before(tensor: tf.Tensor) -> bool:
-    """Returns whether a resource or dataset was made before this process was connected, and cannot be used any more."""
+    """Returns whether a resource or dataset was made before this process was connected, so that it is useless now."""
     return _FORMER_DEVICE in tensor.device
 
 
@@ -218,21 +208,17 @@ def set_server_def(server_def: Any) -> None:
 
     Variables that this process created before are lost: the name of their device changes.
     """
-    # Private: the public call adds all tasks at once and waits for dead ones.
+    # Private: the public call adds all tasks together and waits for dead ones.
     context.context().set_server_def(server_def)
     context.ensure_initialized()
 
 
 def update_server_def(server_def: Any, client_timeout: float) -> None:
-    """Connects to tasks that were added or restarted, and disconnects from those that are no longer in the server def.
+    """Connects to tasks that were added or restarted, and disconnects from those that are no longer in the `ServerDef`.
 
-    Args:
-      server_def: the `tf.train.ServerDef` of all tasks.
-      client_timeout: in seconds; a task that is connected to now frees what this client created there when it has not
-        heard from it for this long. TensorFlow sends nothing to such tasks by itself; see `ClientLease`.
-
-    Raises:
-      tf.errors.OpError: a task does not answer.
+    A task that is connected now frees what this client created there when it has not heard from the client for
+    `client_timeout` seconds. TensorFlow sends nothing to such tasks by itself; see `ClientLease`. Raises
+    `tf.errors.OpError` if a task does not answer.
     """
     # Private: every public way to change the cluster makes all variables unreadable.
     context.context().update_server_def(server_def, keep_alive_secs=min(math.ceil(client_timeout), _MOST_SECONDS))
@@ -241,10 +227,10 @@ def update_server_def(server_def: Any, client_timeout: float) -> None:
 def bind_executor() -> Any:
     """Gives the calling thread its own executor, which runs each call before it returns.
 
-    The thread has it for as long as the caller keeps the returned object; then it falls back to the default executor,
-    which all threads share. There, a call that fails also fails other calls in progress, on any worker, and connecting
-    to a worker waits for all of them. Entering `executor_scope` for each call would couple the threads as well: leaving
-    it waits for the default executor, which waits for handles to be destroyed on every worker, including frozen ones.
+    The thread has it for as long as the caller keeps the returned object; then the thread falls back to the default
+    executor, which all threads share. There, a call that fails also fails other calls in progress, on any worker, and
+    connecting to a worker waits for all of them. Entering `executor_scope` for each call would couple the threads, too:
+    leaving it waits for the default executor, which waits for handles to be destroyed on every worker, frozen or not.
     """
     # Private: the public API has no executors.
     bound = executor.new_executor(enable_async=False)
@@ -254,11 +240,8 @@ def bind_executor() -> Any:
 
 @contextlib.contextmanager
 def own_executor() -> Iterator[None]:
-    """A scope in which the calling thread has its own executor, so that an error does not outlive the scope.
-
-    For threads without an executor from `bind_executor`.
-    """
-    # Held until the end, and so is the thread's executor.
+    """A scope in which a thread without an executor has its own, so that an error does not outlive the scope."""
+    # Keeping the object keeps the thread's executor.
     bound = bind_executor()
     try:
         yield
@@ -269,7 +252,7 @@ def own_executor() -> Iterator[None]:
 def leave_calls_to_parent() -> None:
     """Has a process that was just forked wait for no call of its parent when it deletes TensorFlow's objects.
 
-    No thread of it would end such a call.
+    The process has no thread that would end such a call.
     """
     # Private: an executor waits for its calls when it is deleted, and the context for all of them.
     executor.Executor.__del__ = lambda self: None
@@ -289,10 +272,11 @@ def context_id() -> int:
 
 
 class PresentContext:
-    """What TensorFlow knows of this process and its servers, at the time when this object is made.
+    """TensorFlow's context of this process and its servers, at the time when this object is made.
 
-    A program that resets TensorFlow, as test suites do between two tests, replaces it by one that is connected to no
-    server. TensorFlow ends the process if the new one is asked to disconnect, or reads a variable of the former one.
+    A program that resets TensorFlow, as test suites do between two tests, replaces the context by one that is connected
+    to no server. TensorFlow ends the process if the new context is asked to disconnect, or reads a variable of the
+    former one.
     """
 
     def __init__(self) -> None:
@@ -308,7 +292,7 @@ class PresentContext:
 @contextlib.contextmanager
 def reset_watched(before: Callable[[], object], after: Callable[[], object]) -> Iterator[None]:
     """A scope in which two functions are called before and after the program resets TensorFlow."""
-    # Private: so is what resets it, and there is no hook.
+    # Private: so is the function that resets it, and there is no hook.
     stock = context._reset_context
 
     @functools.wraps(stock)
@@ -329,11 +313,8 @@ class FunctionRegistration:
     this class, a worker that is lost while any thread traces a function makes the trace fail, and a function that was
     deleted at that moment stays on the servers.
 
-    Neither waits longer than `longest_wait`, so that one that hangs does not block the other for ever. The removal of a
+    Neither waits longer than `longest_wait` seconds, so that one that hangs does not block the other. The removal of a
     function, which Python's garbage collection requests on any thread, never waits: it is deferred.
-
-    Args:
-      longest_wait: in seconds.
     """
 
     def __init__(self, longest_wait: float) -> None:
@@ -352,7 +333,7 @@ class FunctionRegistration:
 
     @contextlib.contextmanager
     def held_back(self) -> Iterator[None]:
-        """A scope in which only the calling thread registers functions. One thread at a time may enter."""
+        """A scope in which only the calling thread registers functions. One thread at a time may enter it."""
         with self._changed:
             self._changing = threading.get_ident()
             self._changed.wait_for(lambda: not self._running, self._longest_wait)

@@ -1,23 +1,17 @@
-"""Variables that several replicas of a worker read and change: read once, and changed once, by what all want.
-
-As for `tf.distribute`, the `aggregation` of a variable says what a change in a replica does: that of `SUM` is by the
-sum of what the replicas give, that of `MEAN` by their mean, that of `ONLY_FIRST_REPLICA` by what the first gives.
-
-Values with a part for each replica of a worker: `PerReplica`, and how they are made, taken apart and combined.
-
-All is done on the worker that has the replicas, in the function that uses them.
-
-Several replicas in one function that is being traced, each on its device.
+"""Several replicas of a worker in one function that is being traced, with their devices, values and variables.
 
     the function  ----- run ----+-- thread of replica 0 --+-- merge_call --+-- thread of replica 0 --+--> PerReplica
                                 `-- thread of replica 1 --'                `-- thread of replica 1 --'
 
 One thread runs at a time, in the order of the replicas, until it calls `merge_call` or ends: a merge needs the values
 of all replicas. All add operations to the graph of the function. The threads end before `call_for_each_replica` does.
+
+All is done on the worker that has the replicas. A `PerReplica` value has a part for each replica. A variable is read
+once for all replicas, and changed once. As for `tf.distribute`, its `aggregation` says by what: `SUM` by the sum of the
+replicas' values, `MEAN` by their mean, `ONLY_FIRST_REPLICA` by the value of the first replica.
 """
 
 import contextlib
-import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -33,9 +27,13 @@ from coordinator.ps_strategy.tensorflow_internals.shared_variable import change_
 PerReplica = values.PerReplica
 PerReplicaSpec = values.PerReplicaSpec
 
+_AGGREGATION = tf.VariableAggregation
+_SUM, _MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
+_SCATTERS = ("add", "div", "max", "min", "mul", "sub", "update", "nd_add", "nd_max", "nd_min", "nd_sub", "nd_update")
+
 
 def regrouped(parts: Sequence[Any]) -> Any:
-    """Returns values of all replicas, with the same structure, as one structure with `PerReplica` values."""
+    """Returns the values of all replicas, with the same structure, as one structure with `PerReplica` values."""
     # Private: as above.
     return distribute_utils.regroup(tuple(parts), always_wrap=True)
 
@@ -45,6 +43,11 @@ def parts_of_replicas(value: Any) -> tuple[Any, ...]:
     return tuple(value.values) if isinstance(value, PerReplica) else (value,)
 
 
+def map_replica_values(function: Callable[[Any], Any], structure: Any) -> Any:
+    """Applies a function to the leaves of a structure; a `PerReplica` value is one."""
+    return tf.nest.map_structure(function, structure)
+
+
 def part_of(replica: int, structure: Any) -> Any:
     """Returns a structure with the part of one replica in place of `PerReplica` values."""
     return map_replica_values(
@@ -52,60 +55,46 @@ def part_of(replica: int, structure: Any) -> Any:
     )
 
 
-def map_replica_values(function: Callable[[Any], Any], structure: Any) -> Any:
-    """Applies a function to the leaves of a structure; a `PerReplica` value is one."""
-    return tf.nest.map_structure(function, structure)
-
-
 def reduced(reduce_op: tf.distribute.ReduceOp, value: Any) -> Any:
-    """Combines the parts of a `PerReplica` value.
-
-    Args:
-      reduce_op: `SUM` or `MEAN`.
-      value: a `PerReplica` of dense tensors, or of `tf.IndexedSlices`.
+    """Combines the parts of a `PerReplica` value, dense tensors or `tf.IndexedSlices`, by `SUM` or `MEAN`.
 
     Returns:
       A tensor; or `tf.IndexedSlices` that have each index once.
 
     Raises:
-      ValueError: the sum of a value is wanted that is not `PerReplica`; of 0 it is 0.
+      ValueError: the sum of a value is wanted that is not `PerReplica`; the sum of 0 is 0.
     """
     if not isinstance(value, tf.distribute.DistributedValues):
-        if reduce_op is tf.distribute.ReduceOp.SUM and not (isinstance(value, int | float) and value == 0):
+        if reduce_op is _SUM and not (isinstance(value, int | float) and value == 0):
             raise ValueError(
                 f"strategy.reduce was to sum {value!r}, which is the same for all replicas of a worker. It sums what "
                 "strategy.run returns; use tf.distribute.ReduceOp.MEAN, or the value itself."
             )
         return value
     parts = parts_of_replicas(value)
-    if isinstance(parts[0], tf.IndexedSlices):
-        return _reduced_rows(reduce_op, parts)
-    found = tf.add_n(list(map(tf.convert_to_tensor, parts)))
-    return found if reduce_op is tf.distribute.ReduceOp.SUM else _divided_by(found, len(parts))
+
+    def of_sum(summed: Any) -> Any:
+        if reduce_op is _SUM:
+            return summed
+        is_exact = summed.dtype.is_floating or summed.dtype.is_complex
+        return summed / len(parts) if is_exact else summed // len(parts)
+
+    if not isinstance(parts[0], tf.IndexedSlices):
+        return of_sum(tf.add_n(list(map(tf.convert_to_tensor, parts))))
+    indices, places = tf.unique(tf.concat([part.indices for part in parts], 0))
+    rows = tf.math.unsorted_segment_sum(tf.concat([part.values for part in parts], 0), places, tf.size(indices))
+    return tf.IndexedSlices(of_sum(rows), indices, parts[0].dense_shape)
 
 
 def total(parts: Sequence[Any]) -> Any:
     """Returns the sum of the gradients of all replicas for a variable; None if the first has none."""
     if len(parts) == 1 or parts[0] is None:
         return parts[0]
-    return reduced(tf.distribute.ReduceOp.SUM, PerReplica(tuple(parts)))
-
-
-def aggregated(value: Any, aggregation: tf.VariableAggregation) -> Any:
-    """Returns what a variable with an aggregation is changed by if the replicas give a `PerReplica` value."""
-    parts = parts_of_replicas(value)
-    if len(parts) == 1 or aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA:
-        return parts[0]
-    is_sum = aggregation == tf.VariableAggregation.SUM
-    return reduced(tf.distribute.ReduceOp.SUM if is_sum else tf.distribute.ReduceOp.MEAN, value)
+    return reduced(_SUM, PerReplica(tuple(parts)))
 
 
 def common_part(value: Any, name: str) -> Any:
-    """Returns a value that is the same in all replicas, such as a gradient after `all_reduce`.
-
-    Args:
-      value: a `PerReplica`, or a value that is not.
-      name: of the variable that it is to change, for the error.
+    """Returns a value that is the same in all replicas, such as a gradient after `all_reduce`, for the variable `name`.
 
     Raises:
       ValueError: it is not known to be the same.
@@ -121,40 +110,25 @@ def common_part(value: Any, name: str) -> Any:
 
 
 def _origin(value: Any) -> Any:
-    """Returns the tensor of which a value is a copy."""
+    """Returns the tensor that a value copies."""
     value = value.values if isinstance(value, tf.IndexedSlices) else value
     while tf.is_symbolic_tensor(value) and value.op.type in ("Identity", "IdentityN"):
         value = value.op.inputs[value.value_index]
     return value
 
 
-def _divided_by(value: Any, count: int) -> Any:
-    return value / count if value.dtype.is_floating or value.dtype.is_complex else value // count
-
-
-def _reduced_rows(reduce_op: tf.distribute.ReduceOp, parts: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
-    indices, places = tf.unique(tf.concat([part.indices for part in parts], 0))
-    rows = tf.math.unsorted_segment_sum(tf.concat([part.values for part in parts], 0), places, tf.size(indices))
-    if reduce_op is tf.distribute.ReduceOp.MEAN:
-        rows = _divided_by(rows, len(parts))
-    return tf.IndexedSlices(rows, indices, parts[0].dense_shape)
-
-
 def concatenated(value: Any, axis: int) -> Any:
-    """Returns the parts of a `PerReplica` value as one tensor, along an axis; any other value as it is."""
-    parts = parts_of_replicas(value)
+    """Returns the parts of a `PerReplica` value as one tensor, along an axis; any other value unchanged."""
+    parts = list(parts_of_replicas(value))
     if len(parts) == 1:
         return parts[0]
-    join = tf.sparse.concat if isinstance(parts[0], tf.SparseTensor) else None
-    return join(axis, list(parts)) if join else tf.concat(list(parts), axis)
+    return tf.sparse.concat(axis, parts) if isinstance(parts[0], tf.SparseTensor) else tf.concat(parts, axis)
 
 
 def divided(batch: Any, replicas: int) -> Any:
     """Divides batches by rows, as evenly as their number allows; the first parts have more of them.
 
-    Args:
-      batch: nested dense, ragged or sparse tensors with examples along the first axis; None for what is not there.
-      replicas: the number of parts.
+    `batch` has nested dense, ragged or sparse tensors with examples along the first axis, and None for missing ones.
 
     Raises:
       ValueError: a tensor is a scalar.
@@ -168,8 +142,7 @@ def divided(batch: Any, replicas: int) -> Any:
                 f"A batch is divided among the {replicas} devices of a worker, by its first axis; {tensor} has none. "
                 "Batch the dataset, or create it by a function, each of whose elements is for one device."
             )
-        size = tensor.shape[0]
-        rows = tf.cast(_row_count(tensor), tf.int64) if size is None else size
+        rows = tf.cast(_row_count(tensor), tf.int64) if tensor.shape[0] is None else tensor.shape[0]
         bounds = [(rows * number + replicas - 1) // replicas for number in range(replicas + 1)]
         return PerReplica(tuple(_rows(tensor, *between) for between in itertools.pairwise(bounds)))
 
@@ -180,7 +153,7 @@ def first_part_spec(spec: Any) -> Any:
     """Returns the type of the first replica's part of values of a type, in the same structure."""
     # Private: a `PerReplicaSpec` has no public attribute.
     return tf.nest.map_structure(
-        lambda each: each._component_specs[0] if isinstance(each, PerReplicaSpec) else each, spec
+        lambda leaf: leaf._component_specs[0] if isinstance(leaf, PerReplicaSpec) else leaf, spec
     )
 
 
@@ -200,7 +173,7 @@ def _rows(tensor: Any, first: Any, end: Any) -> Any:
 
 def is_one_of_several() -> bool:
     """Returns True in a replica of `call_for_each_replica`."""
-    # Private: other replica contexts, which run alone, are of the public class.
+    # Private: replica contexts of a single replica are of the public class.
     return isinstance(tf.distribute.get_replica_context(), mirrored_run._MirroredReplicaContext)
 
 
@@ -212,13 +185,13 @@ def call_for_each_replica(
     Args:
       strategy: has `num_replicas_in_sync` replicas.
       fn: called in a replica context, with the replica's part of each `PerReplica` among the arguments. If it is a
-        `tf.function`, its operations are added to the graph as those of a Python function.
+        `tf.function`, its operations are added to the graph like those of a Python function.
       args: its positional arguments.
       kwargs: its keyword arguments.
-      devices: of the replicas. What uses a resource is placed with that resource instead.
+      devices: a device per replica. An operation that uses a resource is placed with that resource instead.
 
     Returns:
-      What it returned, in the same structure, with `PerReplica` values in place of tensors.
+      Its result, in the same structure, with `PerReplica` values in place of tensors.
 
     Raises:
       RuntimeError: the replicas make different numbers of merge calls, or one in a nested function or branch.
@@ -228,26 +201,24 @@ def call_for_each_replica(
         status = tf.__internal__.autograph.control_status_ctx()
         fn = tf.__internal__.autograph.tf_convert(fn.python_function, status)
 
+    def own(value: Any) -> Any:
+        return tf.nest.map_structure(tf.identity, value, expand_composites=True) if tf.is_tensor(value) else value
+
     @tf.autograph.experimental.do_not_convert
     def on_its_device(*replica_args: Any, **replica_kwargs: Any) -> Any:
         # Private: the public attribute is a tensor.
-        number = tf.distribute.get_replica_context()._replica_id_in_sync_group
-        with tf.device(None), tf.compat.v1.device(functools.partial(_placed, devices[number])):
-            # Identities, so that values which are the same in all replicas are `PerReplica` too.
-            return tf.nest.map_structure(_own, fn(*replica_args, **replica_kwargs))
+        device = devices[tf.distribute.get_replica_context()._replica_id_in_sync_group]
+
+        def placed(operation: Any) -> str:
+            is_placed = operation.device or any(tensor.dtype == tf.resource for tensor in operation.inputs)
+            return str(operation.device) if is_placed else device
+
+        with tf.device(None), tf.compat.v1.device(placed):
+            # Identities, so that values which are the same in all replicas are `PerReplica`, too.
+            return tf.nest.map_structure(own, fn(*replica_args, **replica_kwargs))
 
     # Private: `merge_call` with several replicas needs a thread for each, and no public class has one.
     return mirrored_run.call_for_each_replica(strategy, on_its_device, args, kwargs)
-
-
-def _placed(device: str, operation: Any) -> str:
-    if operation.device or any(tensor.dtype == tf.resource for tensor in operation.inputs):
-        return str(operation.device)
-    return device
-
-
-def _own(value: Any) -> Any:
-    return tf.nest.map_structure(tf.identity, value, expand_composites=True) if tf.is_tensor(value) else value
 
 
 @contextlib.contextmanager
@@ -261,13 +232,13 @@ def alone() -> Iterator[None]:
 
 
 def apply_once(function: Callable[[Any], object], gradient: Any) -> None:
-    """Calls a function that changes a variable by a gradient; once for all replicas, by the sum of their gradients."""
+    """Calls a function that changes a variable by a gradient; for replicas once, with the sum of their gradients."""
     if not is_one_of_several():
         function(gradient)
         return
 
     def merged(_: tf.distribute.Strategy, gradients: Any) -> None:
-        function(reduced(tf.distribute.ReduceOp.SUM, gradients))
+        function(reduced(_SUM, gradients))
 
     tf.distribute.get_replica_context().merge_call(merged, args=(gradient,))
 
@@ -281,19 +252,13 @@ def refuse_replica(what: str) -> None:
         )
 
 
-_AGGREGATION = tf.VariableAggregation
-_SCATTERS = ("add", "div", "max", "min", "mul", "sub", "update", "nd_add", "nd_max", "nd_min", "nd_sub", "nd_update")
-
-
 def make_replicated(variable: Any, *, is_keras: bool) -> None:
     """Changes the class of a variable, so that the replicas of a worker share its reads, and aggregate its changes.
 
-    Args:
-      variable: was created with an aggregation. Without one, replicas may not change it, as in TensorFlow. Keras
-        changes its own so, which become the mean of what the replicas assign, as in `BatchNormalization`; integers are
-        changed by one replica after the other, as the state of a seed, of which each replica draws other numbers. But
-        what replicas add to a weight is refused.
-      is_keras: whether it belongs to a Keras variable.
+    Replicas may not change a variable that was created without an aggregation, as in TensorFlow. Keras does so with its
+    own variables (`is_keras`): they become the mean of the values that the replicas assign, as in `BatchNormalization`.
+    Integers are changed by one replica after the other, like the state of a seed, from which each replica draws other
+    numbers. But additions of replicas to a weight are refused.
     """
     if isinstance(variable, resource_variable_ops.BaseResourceVariable):
         kind: Any = type(variable)
@@ -302,10 +267,10 @@ def make_replicated(variable: Any, *, is_keras: bool) -> None:
 
 
 class _Replicated:
-    """The mixin. In a replica that is not alone, other methods do what they do elsewhere."""
+    """The mixin. Outside of replicas, and in a replica that is `alone`, its methods are the variable's own."""
 
     def assign(self, value: Any, use_locking: Any = None, name: str | None = None, read_value: bool = True) -> Any:
-        """Assigns; arguments and result are those of `tf.Variable.assign`, as below."""
+        """Assigns; arguments and result are the same as for `tf.Variable.assign`, as below."""
         return _change(self, "assign", value, super().assign, use_locking, name, read_value)  # type: ignore[misc]
 
     def assign_add(self, delta: Any, use_locking: Any = None, name: str | None = None, read_value: bool = True) -> Any:
@@ -340,9 +305,13 @@ def _change(variable: Any, method: str, value: Any, alone: Callable[..., Any], *
     aggregation = variable.aggregation
     if aggregation == _AGGREGATION.NONE:
         is_addition = method != "assign" or added is not None
-        # What is added to a weight is a part of a gradient, of which only the program knows how parts are combined.
+        # An addition to a weight is a part of a gradient, and only the program knows how such parts are combined.
         if not variable.is_of_keras or (variable.trainable and is_addition):
-            raise _not_aggregated(variable, method)
+            raise ValueError(
+                f"Several replicas of a worker call {method} of the variable {variable.name!r}, which was created "
+                "without an aggregation. Create it with aggregation=tf.VariableAggregation.SUM, MEAN or "
+                "ONLY_FIRST_REPLICA, or change it outside of strategy.run, by what strategy.reduce returns."
+            )
         if not variable.dtype.is_floating:
             alone(value, *rest)
             return variable
@@ -354,11 +323,18 @@ def _change(variable: Any, method: str, value: Any, alone: Callable[..., Any], *
             if None not in parts_of_replicas(all_added):
                 name, amounts = "assign_add", all_added
             elif aggregation == _AGGREGATION.SUM and variable.is_of_keras:
-                raise _no_addition(variable)
-        amount = aggregated(amounts, aggregation)
-        return strategy.extended.update(variable, lambda each: getattr(each, name)(amount, read_value=False))
+                raise ValueError(
+                    f"A replica assigned a value to {variable.name!r} that is not its value plus something, so it "
+                    "cannot be said what the sum over the replicas is to be. Write it as variable.assign(variable + "
+                    "change)."
+                )
+        if aggregation == _AGGREGATION.ONLY_FIRST_REPLICA or len(parts_of_replicas(amounts)) == 1:
+            amount = parts_of_replicas(amounts)[0]
+        else:
+            amount = reduced(_SUM if aggregation == _AGGREGATION.SUM else _MEAN, amounts)
+        return strategy.extended.update(variable, lambda own: getattr(own, name)(amount, read_value=False))
 
-    # An identity, since what is the same tensor in all replicas is not a value of each.
+    # An identity: a tensor that is the same in all replicas is no value of each replica.
     tf.distribute.get_replica_context().merge_call(merged, args=(tf.identity(value), added))
     return variable
 
@@ -367,21 +343,6 @@ def _added(variable: Any, value: Any) -> Any | None:
     """Returns what an assignment adds to a variable; None if it is no addition."""
     change = change_of(variable, value)
     return None if change is None else tf.identity(change[1]) if change[0] else tf.negative(change[1])
-
-
-def _no_addition(variable: Any) -> ValueError:
-    return ValueError(
-        f"A replica assigned a value to {variable.name!r} that is not its value plus something, so it cannot be said "
-        "what the sum over the replicas is to be. Write it as variable.assign(variable + change)."
-    )
-
-
-def _not_aggregated(variable: Any, method: str) -> ValueError:
-    return ValueError(
-        f"Several replicas of a worker call {method} of the variable {variable.name!r}, which was created without an "
-        "aggregation. Create it with aggregation=tf.VariableAggregation.SUM, MEAN or ONLY_FIRST_REPLICA, or change it "
-        "outside of strategy.run, by what strategy.reduce returns."
-    )
 
 
 def _scatter_method(name: str) -> Callable[..., Any]:
@@ -400,9 +361,5 @@ def _scatter_method(name: str) -> Callable[..., Any]:
     return scatter
 
 
-def _add_scatters(names: Sequence[str]) -> None:
-    for name in names:
-        setattr(_Replicated, name, _scatter_method(name))
-
-
-_add_scatters([*(f"scatter_{name}" for name in _SCATTERS), "batch_scatter_update"])
+for _name in (*(f"scatter_{scatter}" for scatter in _SCATTERS), "batch_scatter_update"):
+    setattr(_Replicated, _name, _scatter_method(_name))

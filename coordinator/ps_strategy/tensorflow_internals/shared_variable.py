@@ -1,13 +1,9 @@
-"""Variables that several workers read and change at the same time.
+"""Variables that several workers read and change at the same time, and mutexes on their servers.
 
-No addition is lost, to a whole variable or to some rows, however many workers add at the same time. Scalars are read
-once by a function that uses them many times, as an optimizer uses its learning rate and its count of updates for each
-variable of a model.
-
-TensorFlow's kernels `ResourceScatterAdd`, `ResourceScatterUpdate` and so on take a variable's lock shared: two that run
-at the same time may both add to the value that they found in a row. `ResourceScatterNdAdd` and so on take it
-exclusively, and are as fast. There are none for products and quotients: those of a server run one after the other,
-under a mutex. The exclusive kernels lock them out, too.
+- Additions (`make_shared`): no addition is lost, to a whole variable or to some rows, however many workers add at the
+  same time.
+- Reads: a function that uses a scalar many times reads it once, as an optimizer uses its learning rate and its count of
+  updates for each variable of a model. Within `reads_replaced`, a rule answers reads with a copy that it has.
 """
 
 import contextlib
@@ -15,7 +11,7 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager import record
@@ -37,8 +33,7 @@ def operations_added() -> Iterator[list[Any]]:
 def client_may_call(*signature: tf.TensorSpec) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorates a method that adds operations to a graph: if the client calls it, it runs as a `tf.function`.
 
-    Args:
-      *signature: of the arguments of the client, without `self`.
+    `signature` describes the client's arguments, without `self`.
     """
 
     def decorate(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -50,13 +45,13 @@ def client_may_call(*signature: tf.TensorSpec) -> Callable[[Callable[..., Any]],
             if not tf.executing_eagerly():
                 return method(self, *arguments)
             if self not in functions:
-                # For each object its own, with a partial function: of a method that is traced for several objects,
-                # TensorFlow warns that it is traced too often. It must not keep the object alive.
+                # A partial function for each object: TensorFlow warns that a method which is traced for several objects
+                # is traced too often. It must not keep the object alive.
                 bound = functools.partial(_call_of, method, weakref.ref(self))
                 functions[self] = tf.function(bound, input_signature=signature, autograph=False)
-            given = parameters.bind(self, *arguments)
-            given.apply_defaults()
-            return functions[self](*given.args[1:])
+            bound_arguments = parameters.bind(self, *arguments)
+            bound_arguments.apply_defaults()
+            return functions[self](*bound_arguments.args[1:])
 
         return call
 
@@ -68,15 +63,11 @@ def _call_of(method: Callable[..., Any], reference: Callable[[], Any], *argument
 
 
 class ServerMutex:
-    """A mutex under which operations of one graph at a time run.
+    """A mutex under which operations of one graph at a time run, on the CPU of a server, `device`.
 
-    It is a TensorFlow mutex resource, looked up by name at each use, so that it exists on a restarted server too. A
+    It is a TensorFlow mutex resource, looked up by name at each use, so that it exists on a restarted server, too. A
     cancelled call, such as one of a dead worker, releases it. Operations under the mutex should be on its own server:
-    otherwise a server that hangs blocks everyone.
-
-    Args:
-      name: shared by all users of the mutex. A new client may reuse the names of a client that died.
-      device: the server's CPU.
+    otherwise a server that hangs blocks everyone. A new client may reuse the names of a client that died.
     """
 
     def __init__(self, name: str, device: str) -> None:
@@ -85,14 +76,13 @@ class ServerMutex:
 
     @contextlib.contextmanager
     def hold(self, after: Sequence[Any] = ()) -> Iterator[None]:
-        """Opens a scope whose operations run under the mutex and, by default, on its server.
+        """A scope whose operations run under the mutex and, by default, on its server.
 
-        Args:
-          after: tensors and operations; the mutex is acquired once they are available.
+        The mutex is acquired once the tensors and operations in `after` are available.
         """
         with tf.device(self.device):
             # The inputs of a function cannot be waited for directly: the function may start before they are available.
-            awaited = [tf.identity(each) if tf.is_tensor(each) else each for each in after]
+            awaited = [tf.identity(wanted) if tf.is_tensor(wanted) else wanted for wanted in after]
             with tf.control_dependencies(awaited):
                 lock = tf.raw_ops.MutexLock(mutex=tf.raw_ops.MutexV2(shared_name=self._name))
             with operations_added() as operations, tf.control_dependencies([lock]):
@@ -101,27 +91,13 @@ class ServerMutex:
                 tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
 
 
-class Reader(Protocol):
-    """Answers reads of one variable."""
-
-    def copy(self, *, may_make: bool) -> Any:
-        """Returns a tensor with the variable's value, or None to read the variable itself.
-
-        Args:
-          may_make: True if the whole value is needed rather than some rows, so that a new copy pays off.
-        """
-
-    def note_rows(self, rows: Any) -> None:
-        """Records rows that were read from the variable itself."""
-
-
 @contextlib.contextmanager
-def reads_replaced(variables: Sequence[Any], readers: Sequence[Reader]) -> Iterator[None]:
-    """A scope in which reads of variables are answered by their readers; gradients are still those of the variables.
+def reads_replaced(variables: Sequence[Any], readers: Sequence[Any]) -> Iterator[None]:
+    """A scope in which reads of variables are answered by their readers; the variables still have the gradients.
 
-    Args:
-      variables: `tf.Variable`s.
-      readers: one for each.
+    Each variable has a reader. `reader.copy(may_make=)` returns a tensor with the variable's value, or None to read the
+    variable itself; `may_make` says that the whole value is needed rather than some rows, so that a new copy pays off.
+    `reader.note_rows(rows)` records rows that were read from the variable itself.
 
     Raises:
       ValueError: the reads of one of them are replaced already.
@@ -152,15 +128,15 @@ def reads_not_replaced(variables: Sequence[Any]) -> Iterator[None]:
 _REPLACED_METHODS = ("_read_variable_op", "sparse_read", "gather_nd")
 
 
-def _replaced_reads(variable: Any, reader: Reader) -> dict[str, Callable[..., Any]]:
+def _replaced_reads(variable: Any, reader: Any) -> dict[str, Callable[..., Any]]:
     kind = type(variable)
 
     def recorded(copy: Any) -> Any:
         resource_variable_ops.variable_accessed(variable)
-        # In the copy's own graph: a loop or branch takes its gradients to what it has captured, and no further.
+        # In the copy's own graph: gradients of a loop or branch reach the tensors that it captured, and no further.
         with copy.graph.as_default(), tf.control_dependencies(None):
             value = tf.identity(copy)
-            # The tape records it as a read of the variable, so that gradients are those of the variable.
+            # The tape records it as a read of the variable, so that the variable has the gradient.
             record.record_operation("ReadVariableOp", [value], [variable.handle], lambda gradient: [gradient])
         return value
 
@@ -193,14 +169,13 @@ def read_variable(variable: Any) -> tf.Tensor:
     return resource_variable_ops.gen_resource_variable_ops.read_variable_op(variable.handle, variable.dtype)
 
 
-def graph_around(graph: Any) -> Any | None:
+def graph_around(graph: Any, part: Any = control_flow_v2_func_graphs.ControlFlowFuncGraph) -> Any | None:
     """Returns the graph around a branch or a loop body; None for any other graph, including a separate function.
 
     A function that captures tensors of the graph around it cannot be called elsewhere.
     """
-    # Private: no public attribute gives it, or distinguishes a branch from a function.
-    is_part = isinstance(graph, control_flow_v2_func_graphs.ControlFlowFuncGraph)
-    return graph.outer_graph if is_part else None
+    # Private: no public attribute gives it, or distinguishes a branch from a loop or a function.
+    return graph.outer_graph if isinstance(graph, part) else None
 
 
 def is_within(graph: Any) -> bool:
@@ -250,7 +225,7 @@ def value_read_before(variable: Any) -> Any | None:
 def _value_read_in(graph: Any, variable: Any) -> Any | None:
     handle = _captured(graph, variable.handle)
     if handle is not None:
-        reads = [each for each in handle.consumers() if each.type == "ReadVariableOp" and not each.control_inputs]
+        reads = [read for read in handle.consumers() if read.type == "ReadVariableOp" and not read.control_inputs]
         if reads and not _is_changed_after(handle, reads[-1]):
             return reads[-1].outputs[0]
         if _changes(handle):
@@ -267,8 +242,7 @@ def _captured(graph: Any, handle: Any) -> Any | None:
 
 def _around_branch(graph: Any) -> Any | None:
     """Returns the graph around a branch; None for any other graph, since the body of a loop runs more than once."""
-    # Private: no public attribute gives it, or distinguishes a branch from a loop or a function.
-    return graph.outer_graph if isinstance(graph, control_flow_v2_func_graphs.CondBranchFuncGraph) else None
+    return graph_around(graph, control_flow_v2_func_graphs.CondBranchFuncGraph)
 
 
 def _changes(handle: Any) -> set[str]:
@@ -283,29 +257,25 @@ def _is_changed_after(handle: Any, read: Any) -> bool:
     return not changes.isdisjoint(names[names.index(read.name) :])
 
 
-_SUMS = ("Add", "AddV2")
-_DIFFERENCES = ("Sub",)
-
-
 def change_of(variable: Any, value: Any) -> tuple[bool, Any] | None:
     """Recognizes an assignment that adds to a variable or subtracts from it.
 
-    Returns:
-      True for an addition or False for a subtraction, and the amount; None if the value is not the present value of the
-      variable plus or minus something.
+    Returns True for an addition or False for a subtraction, and the amount; None if the value is not the present value
+    of the variable plus or minus something.
     """
     graph = tf.compat.v1.get_default_graph()
     if not (isinstance(value, tf.Tensor) and tf.is_symbolic_tensor(value) and value.graph is graph):
         return None
-    if value.op.type not in (*_SUMS, *_DIFFERENCES) or not variable.shape.is_fully_defined():
+    is_sum = value.op.type in ("Add", "AddV2")
+    if not (is_sum or value.op.type == "Sub") or not variable.shape.is_fully_defined():
         return None
     if not variable.shape.is_compatible_with(value.shape):
         # The assignment raises the error.
         return None
     left, right = value.op.inputs
     if is_present_value(variable, left):
-        return value.op.type in _SUMS, right
-    return (True, left) if value.op.type in _SUMS and is_present_value(variable, right) else None
+        return is_sum, right
+    return (True, left) if is_sum and is_present_value(variable, right) else None
 
 
 def _exclusive_method(exclusive: str) -> Any:
@@ -336,14 +306,14 @@ def _scatter_nd(variable: Any, method: str, indices: Any, updates: Any) -> None:
 
 
 def _method_in_turn(method: str) -> Any:
-    """Returns a `scatter_...` method that has a shared kernel alone, and runs it under a mutex."""
+    """Returns a `scatter_...` method that runs a shared kernel, the only one that there is, under a mutex."""
 
     def scatter(self: Any, sparse_delta: Any, use_locking: Any = False, name: str | None = None) -> Any:
-        if not isinstance(sparse_delta, tf.IndexedSlices):
-            raise TypeError(f"Argument `sparse_delta` must be a `tf.IndexedSlices`. Received arg: {sparse_delta}")
-        cpu = _cpu_beside(self.device)
+        _check_rows(sparse_delta)
+        cpu = str(tf.DeviceSpec.from_string(self.device).replace(device_type="CPU", device_index=0).to_string())
         if not tf.executing_eagerly():
-            # One for all variables of a server: a function that takes variables is traced for one of each shape.
+            # One mutex per server: traces are shared by all variables of a shape, so the name cannot contain the
+            # variable.
             with ServerMutex("coordinator/scatter", cpu).hold([sparse_delta.values, sparse_delta.indices]):
                 return getattr(super(ExclusiveScatter, self), method)(sparse_delta, use_locking, name)
         values = tf.convert_to_tensor(sparse_delta.values, self.dtype)
@@ -355,20 +325,21 @@ def _method_in_turn(method: str) -> Any:
 
 @tf.function(autograph=False, reduce_retracing=True)
 def _scatter_in_turn(variable: Any, method: str, cpu: str, values: Any, indices: Any) -> None:
-    # Traced for each server, as the mutex is there.
+    # Traced for each server, since the mutex is there.
     del cpu
     getattr(variable, method)(tf.IndexedSlices(values, indices))
-
-
-def _cpu_beside(device: str) -> str:
-    return str(tf.DeviceSpec.from_string(device).replace(device_type="CPU", device_index=0).to_string())
 
 
 class ExclusiveScatter:
     """A mixin for classes of variables that changes rows with kernels that lock the variable exclusively.
 
-    Arguments, results and errors of the methods are those of `tf.Variable`. `batch_scatter_update` is exclusive in
-    TensorFlow; `scatter_mul` and `scatter_div` run under a mutex, which costs two more operations on the server.
+    TensorFlow's kernels `ResourceScatterAdd`, `ResourceScatterUpdate` and so on take a variable's lock shared: two that
+    run at the same time may both add to the value that they found in a row. `ResourceScatterNdAdd` and so on take it
+    exclusively, and are as fast. `batch_scatter_update` is exclusive in TensorFlow. Products and quotients have no such
+    kernels: `scatter_mul` and `scatter_div` run one after the other on a server, under a mutex, which costs two more
+    operations there. The exclusive kernels lock them out, too.
+
+    Arguments, results and errors of the methods are the same as for `tf.Variable`.
     """
 
     scatter_add = _exclusive_method("scatter_nd_add")
@@ -394,19 +365,19 @@ class ExclusiveScatter:
 
 
 @functools.cache
-def with_mixin(mixin: type, kind: Any) -> Any:
+def with_mixin(mixin: Any, kind: Any) -> Any:
     """Returns the class of variables that is a subclass of a mixin and of another class of variables."""
     return type(f"{mixin.__name__.strip('_')}{kind.__name__}", (mixin, kind), {"__module__": __name__})
 
 
-def _indices_and_updates(variable: Any, sparse_delta: Any) -> tuple[Any, Any]:
-    """Returns arguments with which `scatter_nd_...` does what `scatter_...` does with the `tf.IndexedSlices`.
-
-    Raises:
-      TypeError: if `sparse_delta` is not a `tf.IndexedSlices`.
-    """
+def _check_rows(sparse_delta: Any) -> None:
     if not isinstance(sparse_delta, tf.IndexedSlices):
         raise TypeError(f"Argument `sparse_delta` must be a `tf.IndexedSlices`. Received arg: {sparse_delta}")
+
+
+def _indices_and_updates(variable: Any, sparse_delta: Any) -> tuple[Any, Any]:
+    """Returns arguments with which `scatter_nd_...` has the effect of `scatter_...` with the `tf.IndexedSlices`."""
+    _check_rows(sparse_delta)
     indices = tf.convert_to_tensor(sparse_delta.indices)
     updates = tf.convert_to_tensor(sparse_delta.values, variable.dtype)
     if updates.shape.rank in (None, 0):
@@ -420,23 +391,21 @@ def _indices_and_updates(variable: Any, sparse_delta: Any) -> tuple[Any, Any]:
 
 
 def _broadcast_if_scalar(updates: Any, indices: Any, variable: Any) -> Any:
-    rows = tf.concat([tf.shape(indices), _shape_of_row(variable)], axis=0)
+    if variable.shape.is_fully_defined():
+        row = tf.constant(variable.shape.as_list()[1:], tf.int32)
+    else:
+        row = tf.raw_ops.VariableShape(input=variable.handle)[1:]
+    rows = tf.concat([tf.shape(indices), row], axis=0)
     if updates.shape.rank == 0:
         return tf.broadcast_to(updates, rows)
     return tf.broadcast_to(updates, tf.cond(tf.equal(tf.rank(updates), 0), lambda: rows, lambda: tf.shape(updates)))
 
 
-def _shape_of_row(variable: Any) -> Any:
-    if variable.shape.is_fully_defined():
-        return tf.constant(variable.shape.as_list()[1:], tf.int32)
-    return tf.raw_ops.VariableShape(input=variable.handle)[1:]
-
-
 def make_shared(variable: Any) -> None:
     """Changes the class of a variable, so that functions may change it at the same time without losing additions.
 
-    `variable.assign(variable + x)` and `- x` become additions, if the value was read in the same function and not
-    changed by it in between; other assignments are unchanged. `scatter_add` and so on change rows one after the other.
+    `variable.assign(variable + x)` and `- x` become additions, if the function read the value and has not changed it in
+    between; other assignments are unchanged. `scatter_add` and so on change rows one after the other.
 
     A scalar that is not trainable is read once by a function, and again after the function has changed it, in the body
     of a loop, and under `tf.control_dependencies`. `read_value()` always reads.
@@ -452,7 +421,7 @@ class _Shared(ExclusiveScatter):
     """Makes an assignment of its own value plus something an atomic addition, and reads its value only when needed."""
 
     def assign(self, value: Any, use_locking: Any = None, name: str | None = None, read_value: bool = True) -> Any:
-        """Assigns, adds or subtracts; arguments and result are those of `tf.Variable.assign`."""
+        """Assigns, adds or subtracts; arguments and result are the same as for `tf.Variable.assign`."""
         variable: Any = self
         change = change_of(variable, value)
         if change is None:
@@ -463,12 +432,12 @@ class _Shared(ExclusiveScatter):
         return (variable.assign_add if add else variable.assign_sub)(amount, use_locking, name, read_value)
 
     def value(self) -> Any:
-        """Returns the value; for scalars, the one that the function being traced has read already, if it is current."""
+        """Returns the value; of a scalar, the value that the traced function has read before, if it is current."""
         before = None if tf.executing_eagerly() or not _may_share_reads(self) else value_read_before(self)
         return super().value() if before is None else before  # type: ignore[misc]  # of the other base
 
     def _serialize_to_tensors(self) -> Any:
-        # Private: what a checkpoint saves. It does not refer to the variable otherwise.
+        # Private: a checkpoint saves the result. It does not refer to the variable otherwise.
         tensors = super()._serialize_to_tensors()  # type: ignore[misc]  # of the other base
         for tensor in tensors.values():
             setattr(tensor, VARIABLE, self)

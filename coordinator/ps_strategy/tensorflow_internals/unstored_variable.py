@@ -1,8 +1,7 @@
-"""A `tf.Variable` whose value is stored in several other variables.
+"""A `tf.Variable` whose value is stored elsewhere: in several other variables, or in a table.
 
-It has a handle of the whole shape without a value, which takes no memory. The handle is what gradient tapes know the
-variable by: they have gradients with respect to it as for any other variable, also through branches, loops and
-functions that are called in between.
+It has a handle of the whole shape without a value, which takes no memory. Gradient tapes know the variable by its
+handle: they have gradients with respect to it as for any other variable, also through branches, loops and calls.
 
                           handle                  parts, on parameter servers
                              |                          |
@@ -12,7 +11,6 @@ functions that are called in between.
 import contextlib
 import dataclasses
 import functools
-import math
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,6 +21,7 @@ from tensorflow.python.framework import ops
 from tensorflow.python.ops import resource_variable_ops, while_v2
 from tensorflow.python.saved_model import save_context
 
+from coordinator.ps_strategy.tensorflow_internals.handles import handle_without_value, variable_spec
 from coordinator.ps_strategy.tensorflow_internals.process import attribute_replaced
 
 # The gradient of a loop has the variable's whole shape. Larger ones, in bytes, are refused.
@@ -38,9 +37,9 @@ class UnstoredVariable(resource_variable_ops.ResourceVariable):
       name: without `:0`, name scopes included.
       shape: all of its dimensions must be known.
       dtype: a `tf.DType`.
-      device: of the handle; it is where the variable is said to be.
+      device: the handle's; the variable says that it is there.
       trainable: whether gradient tapes watch it.
-      options: `synchronization`, `aggregation`, `constraint`, as those of `tf.Variable`.
+      options: `synchronization`, `aggregation` and `constraint` of a `tf.Variable`.
     """
 
     # Private: the class, its constructor and the handle. Lookups of TensorFlow and Keras read single rows only of
@@ -48,12 +47,9 @@ class UnstoredVariable(resource_variable_ops.ResourceVariable):
     def __init__(
         self, name: str, shape: Any, dtype: Any, device: str, *, trainable: bool = True, **options: Any
     ) -> None:
+        handle: Any = handle_without_value(shape, dtype, name, device)
         with tf.init_scope():
             unique_id = f"{name}_{ops.uid()}"
-            with tf.device(None), tf.device(device):
-                handle = resource_variable_ops._variable_handle_from_shape_and_dtype(
-                    shape, dtype, shared_name=None, name=name, graph_mode=False
-                )
             handle._parent_trackable = weakref.ref(self)
             handle._name, handle._unique_id = f"{name}:0", unique_id
             resource_variable_ops.BaseResourceVariable.__init__(
@@ -70,10 +66,10 @@ class UnstoredVariable(resource_variable_ops.ResourceVariable):
 
     @classmethod
     def _variable_call(cls, *args: Any, **kwargs: Any) -> None:
-        """Has instances made by the constructor; that of `tf.Variable` would ask the creators of variables."""
+        """Has instances made by the constructor; `tf.Variable` would ask the creators of variables."""
 
-    # Private, both: an eager operation reads a variable that it is given by this attribute, without asking it for its
-    # value, if there is a tensor in it.
+    # Private, both: an eager operation with a variable as its input reads the variable by this attribute, if there is a
+    # tensor in it, without asking for the value.
     @property
     def _handle(self) -> None:
         return None
@@ -84,11 +80,11 @@ class UnstoredVariable(resource_variable_ops.ResourceVariable):
 
     @property
     def handle(self) -> Any:
-        """What gradient tapes know the variable by."""
+        """The handle by which gradient tapes know the variable."""
         return self._handle_without_value
 
     def __tf_tracing_type__(self, _: Any) -> Any:
-        # A function is traced for each variable: what has its value is no argument of the function.
+        # A function is traced for each variable: the variables that hold its value are no arguments of the function.
         return _OfOneVariable(weakref.ref(self))
 
     def _rows_read(self, rows: Any, indices: Any) -> Any:
@@ -143,65 +139,50 @@ def _connected(variable: Any, gradient: str, value: Any, *inputs: Any) -> Any:
     with record.stop_recording():
         if not tf.executing_eagerly():
             value = _connected_in_graph(variable, gradient, value, inputs)
-
-    def backward(change: Any) -> list[Any]:
-        return [_GRADIENTS[gradient](variable.handle, change, *inputs)]
-
-    # What tapes record; they are told so privately by TensorFlow's own reads, too.
-    record.record_operation(gradient, [value], [variable.handle], backward)
+    backward = _GRADIENTS[gradient]
+    # Private: TensorFlow's own reads tell tapes in this way, too.
+    record.record_operation(
+        gradient, [value], [variable.handle], lambda change: [backward(variable.handle, change, *inputs)]
+    )
     return value
 
 
 def _connected_in_graph(variable: Any, gradient: str, value: Any, inputs: Any) -> Any:
     """Returns the value as the result of an operation on the handle, for the gradients of a loop or a function.
 
-    They are derived from operations, not from a tape. A call is the only operation that takes the handle of a variable
-    on another server without being placed there; before it runs, TensorFlow replaces it by what it calls.
+    Those gradients are derived from operations, not from a tape. A call is the only operation that takes the handle of
+    a variable on another server without being placed there; before it runs, TensorFlow replaces it by the function that
+    it calls.
     """
     graph: Any = tf.compat.v1.get_default_graph()
     arguments = [value, variable.handle, *inputs]
-    with graph.gradient_override_map({"PartitionedCall": gradient}), tf.device("/device:CPU:0"):
-        # A control dependency would be one of the value, and of all that is computed from it.
-        found = tf.raw_ops.PartitionedCall(
-            args=arguments, Tout=[value.dtype], f=_first(graph, [each.dtype for each in arguments])
-        )[0]
-    found.set_shape(value.shape)
-    return found
-
-
-def _first(graph: Any, dtypes: list[tf.DType]) -> Any:
-    """Returns a function of arguments of these types that returns the first one, added to the graph."""
     with tf.init_scope():
-        signature = [tf.TensorSpec(None, dtype) for dtype in dtypes]
-        function: Any = tf.function(lambda *given: tf.identity(given[0]), signature, autograph=False)
-        concrete = function.get_concrete_function()
-    concrete.add_to_graph(graph)
-    return concrete
+        signature = [tf.TensorSpec(None, argument.dtype) for argument in arguments]
+        function: Any = tf.function(lambda first, *others: tf.identity(first), signature, autograph=False)
+        first = function.get_concrete_function()
+    first.add_to_graph(graph)
+    with graph.gradient_override_map({"PartitionedCall": gradient}), tf.device("/device:CPU:0"):
+        # A control dependency would also delay the value, and all that is computed from it.
+        connected = tf.raw_ops.PartitionedCall(args=arguments, Tout=[value.dtype], f=first)[0]
+    connected.set_shape(value.shape)
+    return connected
 
 
-def _shape_of(handle: Any) -> list[int]:
-    # Private: publicly, only the variable tells the shape. An operation on the handle would run on its server.
-    return [each.size for each in _handle_data(handle).shape.dim]
-
-
-def _handle_data(handle: Any) -> Any:
-    """Returns the shape and the type that a handle of a variable knows, or None."""
-    found = resource_variable_ops.get_eager_safe_handle_data(handle)
-    return found.shape_and_type[0] if found.is_set and len(found.shape_and_type) == 1 else None
+def _spec(handle: Any) -> tf.TensorSpec:
+    spec = variable_spec(handle)
+    assert spec is not None, "all dimensions of an unstored variable are known"
+    return spec
 
 
 def _gradient_of_rows(handle: Any, change: Any, indices: Any) -> tf.IndexedSlices:
-    sizes = _shape_of(handle)
-    # As TensorFlow's own look-ups, but where the parts have more rows together than an int32 can count.
+    sizes = _spec(handle).shape.as_list()
+    # As TensorFlow's own look-ups, except where the parts have more rows together than an int32 can count.
     shape = tf.constant(sizes, tf.int32 if max(sizes) <= tf.int32.max else tf.int64)
     values = tf.reshape(change, tf.concat([[-1], shape[1:]], 0))
     return tf.IndexedSlices(values, tf.reshape(indices, [-1]), shape)
 
 
-_GRADIENTS: dict[str, Callable[..., Any]] = {
-    _ROWS: _gradient_of_rows,
-    _VALUE: lambda handle, change: change,
-}
+_GRADIENTS: dict[str, Callable[..., Any]] = {_ROWS: _gradient_of_rows, _VALUE: lambda handle, change: change}
 
 
 def _refuse_large_loops(handle: Any) -> None:
@@ -209,17 +190,17 @@ def _refuse_large_loops(handle: Any) -> None:
 
     TensorFlow adds the gradients of all turns to zeros of the variable's whole shape, on the worker.
     """
-    shape = _shape_of(handle)
-    size = math.prod(shape) * tf.as_dtype(_handle_data(handle).dtype).size
+    spec = _spec(handle)
+    size = spec.shape.num_elements() * spec.dtype.size
     graph: Any = tf.compat.v1.get_default_graph()
     while graph is not None and size > LARGEST_IN_LOOP:
         # Private: nothing public tells such a graph from others.
         if isinstance(graph, while_v2._WhileBodyGradFuncGraph):
             raise ValueError(
-                f"A sharded variable of shape {shape} is read inside of the body of a loop (tf.while_loop, or for and "
-                "while in a tf.function), and a gradient is computed through the loop. TensorFlow would add up "
-                f"gradients of this shape, {size / 2**20:,.0f} MB in each turn. Read what the loop needs before it, or "
-                "have the tape inside of the body."
+                f"A sharded variable of shape {spec.shape.as_list()} is read inside of the body of a loop "
+                "(tf.while_loop, or for and while in a tf.function), and a gradient is computed through the loop. "
+                f"TensorFlow would add up gradients of this shape, {size / 2**20:,.0f} MB in each turn. Read what the "
+                "loop needs before it, or have the tape inside of the body."
             )
         graph = getattr(graph, "outer_graph", None)
 
@@ -233,12 +214,8 @@ def loops_differentiable() -> Iterator[None]:
 
     @functools.wraps(stock)
     def zeros_like(op_input: Any, op_output: Any) -> Any:
-        if op_output.dtype == tf.resource:
-            data = _handle_data(op_input)
-            shape = tf.TensorShape(data.shape) if data is not None else tf.TensorShape(None)
-            if shape.is_fully_defined():
-                return tf.zeros(shape, data.dtype)
-        return stock(op_input, op_output)
+        spec = variable_spec(op_input) if op_output.dtype == tf.resource else None
+        return stock(op_input, op_output) if spec is None else tf.zeros(spec.shape, spec.dtype)
 
     with attribute_replaced(while_v2, "_zeros_like", zeros_like):
         yield
@@ -260,7 +237,7 @@ def _value_backward(operation: Any, change: Any) -> list[Any]:
 @contextlib.contextmanager
 def not_recorded() -> Iterator[None]:
     """A scope in which tapes record nothing, and operations run where they would without an outer colocation."""
-    # Private: `tf.nn.embedding_lookup` places all it does beside the handle; `tf.Variable.value` undoes that likewise.
+    # Private: `tf.nn.embedding_lookup` places its operations with the handle; `tf.Variable.value` undoes it so, too.
     with record.stop_recording(), ops.colocate_with(None, ignore_existing=True):
         yield
 
@@ -274,12 +251,12 @@ def is_being_exported() -> bool:
 class TableVariable(resource_variable_ops.BaseResourceVariable):
     """Stands for all rows of a table where a tape or an optimizer expects a variable. It has no value and no memory.
 
-    The gradient for it is a `tf.IndexedSlices` whose indices are keys of the table, not numbers of rows.
+    Its gradient is a `tf.IndexedSlices` whose indices are keys of the table, not numbers of rows.
 
     Args:
-      name: of the table.
-      shape: the number of rows that the table may have, and the shape of one.
-      dtype: of the rows.
+      name: the table's.
+      shape: the number of rows that the table may have, and the shape of a row.
+      dtype: the type of the rows.
       apply_gradients: changes the rows of a gradient, a `tf.IndexedSlices`; see `Table.apply_gradients`.
       new_accumulated: returns an object that sums gradients; see `AccumulatedGradient`.
     """
@@ -292,17 +269,13 @@ class TableVariable(resource_variable_ops.BaseResourceVariable):
         apply_gradients: Callable[[Any], None],
         new_accumulated: Callable[[], Any],
     ) -> None:
-        # Private: publicly, a variable has a value, which here would take the memory of all rows. The resource is
-        # created when it is first used, so never.
-        with tf.init_scope(), tf.device(None), tf.device("/device:CPU:0"):
-            handle = resource_variable_ops._variable_handle_from_shape_and_dtype(
-                tf.TensorShape(shape), dtype, shared_name=None, name=name, graph_mode=False
-            )
+        # Private: publicly, a variable has a value, which here would take the memory of all rows. The resource would be
+        # created at its first use, which does not happen.
         super().__init__(
             trainable=True,
             shape=tf.TensorShape(shape),
             dtype=dtype,
-            handle=handle,
+            handle=handle_without_value(tf.TensorShape(shape), dtype, name, "/device:CPU:0"),
             handle_name=name,
             unique_id=f"{name}_{id(self)}",
             in_graph_mode=False,
@@ -314,13 +287,11 @@ class TableVariable(resource_variable_ops.BaseResourceVariable):
         self._table = name
 
     def recorded(self, rows: Any, gradient: Callable[[Any], tf.IndexedSlices]) -> Any:
-        """Returns rows as the tapes' result of reading this variable.
+        """Returns rows, a tensor, which tapes take for the result of reading this variable.
 
-        Args:
-          rows: a tensor.
-          gradient: takes the gradient for `rows`, returns that for this variable.
+        `gradient` takes the gradient with respect to the rows, and returns the gradient with respect to this variable.
         """
-        # Private: no public function records a read of which the gradient is known.
+        # Private: no public function records a read with its gradient.
         resource_variable_ops.variable_accessed(self)
         record.record_operation("TableLookup", [rows], [self.handle], lambda output: [gradient(output)])
         return rows
@@ -332,7 +303,7 @@ class TableVariable(resource_variable_ops.BaseResourceVariable):
         return bool(record.should_record_backprop([self.handle]))
 
     def _serialize_to_tensors(self) -> dict[str, Any]:
-        # Private: what a checkpoint has of a variable; of this one nothing, as the table saves the rows.
+        # Private: a checkpoint saves nothing of this variable, since the table saves the rows.
         return {}
 
     def _restore_from_tensors(self, restored_tensors: Any) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import sys
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
@@ -64,6 +65,40 @@ def test_only_a_restarted_worker_creates_its_copy_again(workshop, resource):
         resource.value_on(local_context(0, connection_number))
         resource.value_on(local_context(1))
     assert workshop.built_for == [(0, 1), (1, 1), (0, 2)]
+
+
+def test_a_copy_is_created_again_when_its_share_has_changed(workshop):
+    shares = {0: "half", 1: "half"}
+    resource = PerWorkerResource("dataset", workshop.build, shares.__getitem__)
+    for share in ("half", "third", "third"):
+        shares[0] = share
+        resource.value_on(local_context(0))
+        resource.value_on(local_context(1))
+    assert workshop.built_for == [(0, 1), (1, 1), (0, 1)]
+
+
+@pytest.mark.parametrize("on_all", [False, True])
+def test_a_copy_is_created_again_after_it_was_reset(workshop, resource, on_all):
+    resource.value_on(local_context(0))
+    resource.recreate_on(local_context(1))
+    assert workshop.built_for == [(0, 1)], "there is none to be created again"
+    if on_all:
+        resource.recreate()
+    else:
+        resource.recreate_on(local_context(0))
+    assert [resource.value_on(local_context(0)) for _ in range(2)] == ["copy 2", "copy 2"]
+
+
+def test_the_use_of_a_copy_that_exists_calls_nothing(resource):
+    context = local_context()
+    copy, called = resource.value_on(context), []
+    sys.setprofile(lambda frame, event, _: called.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        again = resource.value_on(context)
+    finally:
+        sys.setprofile(None)
+    assert again is copy
+    assert called == ["value_on"]
 
 
 def test_a_copy_is_created_in_the_device_scope_of_its_worker():
@@ -152,7 +187,7 @@ def test_work_on_all_workers_ends_when_a_parameter_server_is_lost():
         gate.wait_arrived()
         runtime.lose_parameter_server()
         # The caller holds what the recovery needs.
-        with pytest.raises(tf.errors.UnavailableError, match="before all did save their positions"):
+        with pytest.raises(tf.errors.UnavailableError, match="before every worker could save their positions"):
             saving.result(LIMIT)
 
 

@@ -8,10 +8,10 @@ import gc
 import pytest
 import tensorflow as tf
 
+from coordinator.ps_strategy.tensorflow_internals.checkpoint_savers import forget_last_saved_step
 from coordinator.ps_strategy.tensorflow_internals.functions import captures_of
 from coordinator.ps_strategy.tensorflow_internals.handles import (
     TracedFunctions,
-    forget_last_saved_step,
     new_handle,
     owner_of_handle,
     present_handle,
