@@ -30,7 +30,6 @@ from coordinator.events.event_stream import Event
 from coordinator.events.trace import Trace
 from coordinator.future import Future
 from coordinator.options import Options, with_program_settings
-from coordinator.ps_strategy.calls.traced_function import Repeats
 from coordinator.ps_strategy.fusing.repeated_function import stackable
 from coordinator.ps_strategy.membership.cluster_definition import resolver_of
 from coordinator.ps_strategy.parameter_server_extended import ParameterServerExtended
@@ -177,7 +176,7 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
             return self.extended.on_client("schedule", fn, args, kwargs, **settings)
         call = self._tracer.cache.find(fn, args, kwargs)
         call = call or self._tracer.call_of(fn, args, kwargs, self.extended.scheduled_tracing)
-        call = call if fetch else call.leaving(Repeats(self._scheduler))
+        call = call if fetch else call.leaving(self._scheduler)
         call = call if steps is None else stackable(call)
         return self._scheduler.schedule(
             call,
