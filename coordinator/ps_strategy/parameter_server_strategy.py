@@ -5,12 +5,6 @@ strategy = ParameterServerStrategy(resolver)      one client, this process
   .schedule(fn)  traces `fn` once, queues a call; a worker runs it              FunctionTracer, Scheduler
   .join()        waits until everything has finished; raises the first error    Scheduler
   .cluster       the workers and their statistics                               Cluster
-
-Keeps the pauses of Python's garbage collection short while a strategy is open.
-
-A full collection holds the interpreter's lock, so that no thread gives its worker anything meanwhile. It looks at all
-objects: TensorFlow and Keras alone have 400,000, which takes 0.2 s. Python starts one when the number of objects has
-grown by a quarter, as it does while functions are traced. But what modules hold is never garbage.
 """
 
 import contextlib
@@ -30,6 +24,7 @@ from coordinator.events.event_stream import Event
 from coordinator.events.trace import Trace
 from coordinator.future import Future
 from coordinator.options import Options, with_program_settings
+from coordinator.ps_strategy.calls.client_functions import ClientFunctions
 from coordinator.ps_strategy.fusing.repeated_function import stackable
 from coordinator.ps_strategy.membership.cluster_definition import resolver_of
 from coordinator.ps_strategy.parameter_server_extended import ParameterServerExtended
@@ -37,15 +32,19 @@ from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset
 from coordinator.ps_strategy.per_worker.dataset_distribution import DatasetDistribution, DatasetFunction
 from coordinator.ps_strategy.per_worker.resource import create_per_worker_resource
 from coordinator.ps_strategy.sharded.creation import Partitioner, check_partitioner
-from coordinator.ps_strategy.strategy_parts import StrategyParts, StrategyServices
+from coordinator.ps_strategy.strategy_parts import ServerPolling, StrategyParts, dashboard_of
 from coordinator.ps_strategy.tensorflow_internals.process import reset_watched
 
 
 class BriefCollections:
-    """Base class. The objects that exist before one of the class are not searched for garbage until it ends.
+    """Base class that keeps the pauses of Python's garbage collection short.
 
-    What becomes unreachable among them is still freed, unless it is part of a cycle, which waits. A program that has
-    called `gc.freeze` itself is left as it is.
+    A full collection holds the interpreter's lock, so that no thread can give its worker anything during it. It looks
+    at all objects: TensorFlow and Keras have 400,000, which takes 0.2 s. Python starts one when the number of objects
+    has grown by a quarter, as it does while functions are traced. But what modules hold is never garbage. So the
+    objects that exist before an object of this class are not searched until it ends. An unreachable object among them
+    is still freed, unless it is part of a cycle; a cycle waits. A program that has called `gc.freeze` itself is not
+    changed.
 
     Attributes:
       end_brief_collections: has all objects searched again; called when this object is forgotten, if not before.
@@ -109,14 +108,17 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
             self.cluster.schedule_with(self.schedule)
             extended = ParameterServerExtended(self, parts, variable_partitioner)
             tf.distribute.Strategy.__init__(self, extended)
-            extended.services = StrategyServices.of(parts, options)
-            extended.client_functions = exit_stack.enter_context(parts.client_functions(extended, self.schedule))
+            functions = ClientFunctions(parts.scheduler, parts.tracer, extended.scheduled_tracing, self.schedule)
+            extended.client_functions = exit_stack.enter_context(functions.open())
             self._datasets = DatasetDistribution(
                 parts.input_shares, extended.trace_dataset, parts.copies, self.num_replicas_in_sync
             )
             if options.trace is not None:
                 self.trace(options.trace)
-            self.dashboard_url = exit_stack.enter_context(parts.dashboard(options.dashboard, extended.services.rules))
+            self.dashboard_url = None
+            if options.dashboard is not None:
+                dashboard = dashboard_of(options.dashboard, parts.scheduler, parts.parameter_servers, parts.rules)
+                self.dashboard_url = exit_stack.enter_context(dashboard)
             close = functools.partial(_close_before_reset, weakref.ref(self))
             exit_stack.enter_context(reset_watched(close, parts.variables.forget))
             # Closes when the strategy is forgotten, and at the end of the program.
@@ -310,7 +312,7 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
 
     def trace(self, path: str | os.PathLike[str]) -> Trace:
         """Writes what happens to a file for the Perfetto UI, until `close` or the end of a block; see docs/trace.md."""
-        return self._scheduler.trace(path, self._parts.usage_counters())
+        return self._scheduler.trace(path, ServerPolling(self.parameter_servers).counters)
 
     def local_results(self, structure: Any) -> Any:
         """Waits for the futures in a structure, and returns it with their results; None where they failed."""

@@ -113,11 +113,7 @@ class RenamedFunctions:
 
 
 class Repeats:
-    """Runs a call again whose result was lost.
-
-    Args:
-      scheduler: of the strategy; it is not kept alive.
-    """
+    """Runs a call again whose result was lost. It does not keep the scheduler alive."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = weakref.ref(scheduler)
@@ -141,14 +137,7 @@ class Repeats:
 
 
 class LeftResult(ValueElsewhere):
-    """The result of a call, on a worker or, once it was copied, on the client.
-
-    Args:
-      call: computes it.
-      repeats: runs the call again.
-      context: the worker that has computed it.
-      outputs: the tensors there.
-    """
+    """The result of a call, on the worker that has computed it or, once it was copied, on the client."""
 
     def __init__(self, call: "ScheduledCall", repeats: Repeats, context: WorkerContext, outputs: Any) -> None:
         self._call = call
@@ -274,7 +263,7 @@ class TracedFunction:
         """Returns the tensors to pass to the function on a worker for these arguments, without its captures.
 
         Raises:
-          ClosureInputError: a per-worker resource among them could not be created.
+          ClosureInputError: a per-worker resource among the arguments could not be created.
           TypeError: the arguments do not match the function's signature.
         """
         args, kwargs = tf.nest.map_structure(lambda leaf: _own_copy(leaf, context), (tuple(args), dict(kwargs)))
@@ -382,24 +371,24 @@ class TracedFunction:
         return [*zip(*results, strict=True)]
 
     def _fused_function(self, count: int, is_shared: tuple[bool, ...]) -> RepeatedFunction:
-        """Returns one for all workers: they need it at about the same time, and building it takes seconds."""
-        key = count, is_shared
-        built = self._fused.get(key)
+        """Returns one function for all workers: they need it at about the same time, and building it takes seconds."""
+        shape = count, is_shared
+        built = self._fused.get(shape)
         if built is None:
             own = concurrent.futures.Future[RepeatedFunction]()
-            built = self._fused.setdefault(key, own)
+            built = self._fused.setdefault(shape, own)
             if built is own:
-                self._build_fused(key, own)
+                self._build_fused(shape, own)
         with contextlib.suppress(concurrent.futures.TimeoutError):
             return built.result(_BUILD_TIMEOUT)
-        return RepeatedFunction(self.concrete, count, is_shared)
+        return RepeatedFunction(self.concrete, *shape)
 
-    def _build_fused(self, key: _FusedShape, built: concurrent.futures.Future[RepeatedFunction]) -> None:
+    def _build_fused(self, shape: _FusedShape, built: concurrent.futures.Future[RepeatedFunction]) -> None:
         try:
-            built.set_result(RepeatedFunction(self.concrete, *key))
+            built.set_result(RepeatedFunction(self.concrete, *shape))
         except BaseException as error:  # noqa: BLE001 - raised by all that wait for the result
             # Later calls try again.
-            del self._fused[key]
+            del self._fused[shape]
             built.set_exception(error)
 
     def _captures_on(self, context: WorkerContext) -> list[Any]:

@@ -105,12 +105,7 @@ class Answer(enum.Enum):
 
 
 class RemoteContext:
-    """The context of one client on one server; every method may be called from any thread.
-
-    Args:
-      address: `host:port` of the server.
-      context_id: of the client.
-    """
+    """The context of one client, by its number, on one server, by its address. Any thread may call every method."""
 
     def __init__(self, address: str, context_id: int) -> None:
         self._address = address
@@ -133,11 +128,7 @@ class RemoteContext:
         return lambda: Answer.of(call.code())
 
     def release(self, timeout: float) -> Answer:
-        """Has the server free the context, whichever process created it.
-
-        Returns:
-          `HELD` if the server did so, also if it has no such context.
-        """
+        """Has the server free the context, whichever process created it. Returns `HELD` also if there is none."""
         request = ContextRequest(context_id=self._context_id, context_view_id=_LATEST_VIEW)
         return Answer.of(self._close_context.future(request, timeout=timeout).code())
 
@@ -209,11 +200,11 @@ class ClientLease:
 
 @dataclasses.dataclass(frozen=True)
 class Client:
-    """A client, as others can find it.
+    """A client, as other clients can find it.
 
     Attributes:
       context_id: the number by which servers know it.
-      address: `host:port` of the server that it has for its workers to call back.
+      address: `host:port` of its own server, which its workers call back.
       host: the name of its machine, since a loopback address is valid only there.
     """
 
@@ -223,12 +214,12 @@ class Client:
 
 
 def register(own: Client, device: str, address: str, timeout: float) -> None:
-    """Frees what clients that have ended left on a server, and adds this client to the server's list, with its marker.
+    """Frees what ended clients left on a server, and adds this client to the server's list, with its marker.
 
     Args:
       own: this client.
-      device: the server's name, such as `/job:ps/replica:0/task:0`. TensorFlow is connected to it.
-      address: its `host:port`.
+      device: the name of the server, to which TensorFlow is connected, such as `/job:ps/replica:0/task:0`.
+      address: `host:port` of the server.
       timeout: how long a former client may take to answer, and the server to free its context, in seconds.
 
     Raises:
@@ -261,10 +252,10 @@ def client_list() -> Any:
 
 def marker_of(context_id: int) -> Any:
     """Returns the handle of a client's marker, on the current device."""
-    return tf.raw_ops.VarHandleOp(dtype=tf.bool, shape=[], container=container_of(context_id), shared_name=_MARKER)
+    return tf.raw_ops.VarHandleOp(dtype=tf.bool, shape=[], container=_container_of(context_id), shared_name=_MARKER)
 
 
-def container_of(context_id: int) -> str:
+def _container_of(context_id: int) -> str:
     """Returns the name of the container that has a client's marker and nothing else."""
     return f"coordinator_{context_id:x}"
 
@@ -335,8 +326,9 @@ class Goodbye:
 def _is_ended_by_error() -> bool:
     """Returns True if an error that nothing caught ends this process, which is no interactive one.
 
-    Python keeps the traceback of an error when it prints it. So does what catches errors and goes on, such as a runner
-    of tests; but that traceback begins within the runner, and one of an error that nothing caught with the program.
+    Python keeps the traceback of an error when it prints it. So does code that catches errors and goes on, such as a
+    runner of tests; but then the traceback begins within the runner. If nothing caught the error, it begins with the
+    program.
     """
     traceback = getattr(sys, "last_traceback", None)
     if traceback is None:
@@ -348,7 +340,7 @@ def _is_ended_by_error() -> bool:
 
 def delete_markers(context_id: int, addresses: Collection[str], timeout: float) -> None:
     """Deletes the markers of a client on some servers, all at once; a server that does not answer keeps its own."""
-    request = ContainersRequest(container=[container_of(context_id)])
+    request = ContainersRequest(container=[_container_of(context_id)])
     channels = [grpc.insecure_channel(address, options=_GOODBYE_OPTIONS) for address in addresses]
     serialize = ContainersRequest.SerializeToString
     calls = [
@@ -362,11 +354,11 @@ def delete_markers(context_id: int, addresses: Collection[str], timeout: float) 
 
 
 class ServedClients:
-    """The clients of a TensorFlow server. One thread may call `have_ended`, any `living`.
+    """The clients of a TensorFlow server. One thread may call `have_ended`; any thread may call `living`.
 
     Args:
       target: of the `tf.distribute.Server`, such as `grpc://localhost:2222`.
-      task: its name, such as `/job:worker/task:0`.
+      task: the server's name, such as `/job:worker/task:0`.
       timeout: how long a client may take to answer, in seconds.
     """
 
@@ -382,7 +374,7 @@ class ServedClients:
         self._markers: dict[int, tf.Tensor] = {}
 
     def registered(self) -> list[Client]:
-        """Returns the clients that have connected, except those that a later one has found to have ended."""
+        """Returns the clients that have connected, except clients that a later client has found to have ended."""
         return decode_clients(self._session.run(self._text)) if self._session.run(self._exists) else []
 
     def living(self) -> list[Client]:
@@ -390,7 +382,7 @@ class ServedClients:
         return [client for client in self.registered() if not has_ended(client, self._timeout)]
 
     def have_ended(self) -> bool:
-        """Returns True if a client has said goodbye and ended, and no other one may still live."""
+        """Returns True if a client has said goodbye and ended, and no other client may still live."""
         registered = self.registered()
         marked = [client for client in registered if self._has_marker(client)]
         # A marker may be deleted by mistake: what answers lives.
@@ -415,10 +407,10 @@ class ServedClients:
 def join_as_client(definition: ClusterDefinition) -> str:
     """Makes this process the client, a cluster of one; returns the address of its own server.
 
-    If that is an address that only this machine has, connections from other machines to the server are refused.
+    If only this machine has that address, connections from other machines to the server are refused.
 
-    TensorFlow cannot stop the server that a client has for its workers to call back, so a process keeps the one that
-    its first strategy started, and says so if another address is reserved for it.
+    TensorFlow cannot stop the server that a client has for its workers to call back. So a process keeps the server that
+    its first strategy started, and logs a warning if another address is reserved for it.
 
     Raises:
       RuntimeError: this process is connected to a cluster already.
@@ -465,8 +457,8 @@ def join_as_client(definition: ClusterDefinition) -> str:
 class Children:
     """Keeps the processes that are forked from this one from its connections to the servers.
 
-    A child that ends in order deletes TensorFlow's objects. It would write to the sockets that it has in common with
-    this process, in between what this process writes, and take them from what the threads of this process wait for.
+    A child that ends in order deletes TensorFlow's objects. It would write to the sockets that it shares with this
+    process, in between what this process writes, and remove them from the sets of sockets that this process waits for.
     """
 
     def __init__(self) -> None:
