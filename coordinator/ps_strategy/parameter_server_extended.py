@@ -101,7 +101,7 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
         """The scope in which scheduled functions are traced; in it `run` and `reduce` do not warn."""
         strategy = self._container_strategy()
         self._scheduling.depth = getattr(self._scheduling, "depth", 0) + 1
-        # With several devices the context is that of the worker, in which `run` is called.
+        # With several devices it is the worker's context, in which `run` is called.
         replica = tf.distribute.ReplicaContext(strategy, replica_id_in_sync_group=0)
         try:
             with strategy.scope(), contextlib.nullcontext() if self._has_several_replicas else replica:

@@ -66,8 +66,8 @@ _logger = logging.getLogger("coordinator")
 class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
     """Trains on workers with variables on parameter servers, driven by this one program.
 
-    Create it before any variable, dataset, layer or table: those that exist when a process connects to a cluster
-    become unusable.
+    Create it before any variable, dataset, layer or table: when a process connects to a cluster, existing ones become
+    unusable.
     A process has one at a time. As a context manager, it joins and closes at the end, and only closes after an error.
 
     Args:
@@ -87,7 +87,7 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
       ClusterSpecError: the description of the cluster is wrong.
       TimeoutError: the parameter servers or the first worker did not answer in `options.connect_timeout`.
       RuntimeError: another strategy is open in this process, or Keras does not run on TensorFlow.
-      LaunchError: another process uses the client's own port, that of `chief` in the description.
+      LaunchError: another process uses the client's own port, the port of `chief` in the description.
 
     Source: TensorFlow RFC "Single-client Parameter Server Training" (Zhou, Chao 2020).
     """
@@ -140,7 +140,7 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
         timeout: float | None = None,
         fetch: bool = True,
     ) -> Future:
-        """Queues one call of `fn` for the next free worker, and returns at once unless the queue is full.
+        """Queues one call of `fn` for the next free worker; returns without waiting unless the queue is full.
 
         The function is traced here, once for each kind of arguments, in a replica context. It runs at least once, and
         may run again, in part or as a whole: see docs/guarantees.md, "What may run twice".
@@ -163,7 +163,7 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
           A `Future` of what the function returns, in its structure, as NumPy values; stacked with `steps`.
 
         Raises:
-          TypeError: `fn` is not a `tf.function` or concrete function; or it returns what exists on its worker alone,
+          TypeError: `fn` is not a `tf.function` or concrete function; or it returns what exists only on its worker,
             such as an iterator or the handle of a variable.
           ValueError: a future of another source is among the arguments, there is no such worker, `timeout` is not
             positive, the function has `jit_compile=True`, or calls one that has and uses a remote variable, or a
@@ -285,13 +285,14 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
     ) -> dict[str, Any]:
         """Evaluates a model on the workers; returns the results of its metrics by name. See docs/evaluation.md.
 
-        Each example counts once, whatever dies: shards of the data return what metrics add up. No variable changes.
+        Each example counts once, even if servers die: shards of the data return what metrics add up. No variable
+        changes.
 
         Args:
           model: a Keras model of this strategy; or, with `metrics`, any callable.
           data: a source of `coordinator.data`; arrays `x`, `(x, y)` or `(x, y, sample_weight)`; a finite
             `tf.data.Dataset` of such batches, which the client reads; a dataset function or a per-worker dataset.
-          metrics: instead of those that the model was compiled with.
+          metrics: instead of the metrics that the model was compiled with.
           batch_size: of arrays and sources; None for 32.
           shards: the number of parts to divide the data into; None for 4 for each worker.
           model_state: "now" reads the weights as they are when a shard begins, "snapshot" copies of one moment.
@@ -341,8 +342,8 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
     def create_per_worker_resource(self, fn: Callable[[], Any]) -> Any:
         """Creates a resource on each worker by `fn()`: a queue, a table that changes, a variable, a random generator.
 
-        One is also created on the client, and returned. In a scheduled function, which uses it as a variable of Python,
-        it represents that of the worker. A worker creates its own when it first needs it, and again after a restart.
+        Returns the client's copy. Inside a scheduled function the same Python object stands for the worker's copy. A
+        worker creates its copy when it first needs it, and again after a restart.
 
         Args:
           fn: returns the resource, or a list, tuple, dict or `tf.Module` of resources, the same number at each call.
@@ -374,7 +375,7 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
         """Cancels all functions, ends the threads and disconnects from the servers. May be called again.
 
         Variables on the parameter servers are deleted. One port stays open until the process ends. Does nothing in a
-        process that was forked from the one that made the strategy.
+        process that was forked from the process that made the strategy.
         """
         self._closing()
 

@@ -85,7 +85,7 @@ def dashboard_of(
       address: see `Options.dashboard`.
       scheduler: of the strategy.
       servers: the parameter servers.
-      rules: the update rules, each with `statistics()`; also those that come later.
+      rules: the update rules, each with `statistics()`; also rules that are added later.
     """
     polling = ServerPolling(servers, rules)
     sources = Sources(scheduler.cluster.statistics, scheduler.queue.events, polling.usage, polling.rules)

@@ -245,7 +245,7 @@ class ClientCalls:
 
     Python calls the handler of a signal on the main thread, once that runs Python again: after TensorFlow has returned.
     But it writes a byte for each signal immediately, which a thread reads here while the main thread is in such a call.
-    A handler other than Python's own, which raises `KeyboardInterrupt`, is left alone: its purpose is not known.
+    A handler other than Python's own, which raises `KeyboardInterrupt`, is not replaced: its purpose is not known.
 
     Args:
       wake: has waits that were begun look at whether their call must end.
@@ -396,8 +396,8 @@ class ClientFunctions:
     ) -> GraphFuture:
         """Adds an operation that calls `ParameterServerStrategy.schedule`; `fn` is traced now.
 
-        The arguments are those of that method; `steps` may be a tensor. Without `is_used` the results of many runs are
-        dropped, and awaited if their data may end: a loop that schedules until then must end with the error.
+        The arguments have the same meaning as there; `steps` may be a tensor. Without `is_used` the results of many
+        runs are dropped, and awaited if their data may end: a loop that schedules until then must end with the error.
         """
         arguments = self._arguments(args, kwargs, {"steps": steps, **options})
         traced = self._traced(fn, arguments)

@@ -325,7 +325,7 @@ def _fusion_key_of(function: TracedFunction, leaves: Sequence[Any]) -> FusionKey
 
 def _in_common(leaf: Any) -> Hashable:
     if not is_stackable(leaf):
-        # Calls keep their arguments alive, so no other object has this identity meanwhile.
+        # Calls keep their arguments alive, so no other object can have this identity.
         return id(leaf)
     return type(leaf), tuple(getattr(leaf, "shape", ()))
 
@@ -388,7 +388,7 @@ class FunctionTracer:
 
     def reset(self) -> None:
         """Has every function traced again when it is scheduled next."""
-        # The references are copied in one step, since functions may be scheduled meanwhile.
+        # The iteration copies the references in one step: other threads may schedule functions.
         for function in self._copies:
             self._copies[function] = _OUTDATED
         self.cache.clear()
@@ -459,7 +459,7 @@ class FunctionTracer:
         return traced[concrete]
 
     def _refuse_client_resources(self, concrete: Any) -> None:
-        """Raises ValueError if a function uses what is on the client alone, such as a queue or a dataset."""
+        """Raises ValueError if a function uses what is only on the client, such as a queue or a dataset."""
         for tensor in captured_inputs(concrete):
             if tensor.dtype not in (tf.resource, tf.variant) or tf.is_symbolic_tensor(tensor):
                 continue
@@ -485,7 +485,7 @@ class FunctionTracer:
 
 
 def _refuse_handles(function: TracedFunction) -> None:
-    """Raises TypeError if a function returns what exists on its worker alone.
+    """Raises TypeError if a function returns what exists only on its worker.
 
     To send the handle of a resource to the client ends the worker's process, without an error.
     """

@@ -84,7 +84,7 @@ class PreparedFunction:
             if self.is_wanted_on(worker):
                 return
             self._wanted.add(worker)
-            # Values are not kept, nor iterators kept alive, each of which is on one worker.
+            # Values are not kept. Iterators, which are on one worker each, are not kept alive.
             self._inputs[worker] = [*map(_reference, inputs)]
             is_built = self._is_over
         reference = weakref.ref(self)

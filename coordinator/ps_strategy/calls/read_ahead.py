@@ -5,7 +5,7 @@
                slot 1:      [8][ ... 10 ... ]
 
 A slot is a queue of one range and an iterator behind it, which prefetches: what it reads waits in the worker's memory.
-A worker runs one call at a time, and its iterators beside it.
+A worker runs one call at a time; its iterators read during the call.
 
 Guarantees:
 - A function gets the examples of its range: each slot says which range it has read.

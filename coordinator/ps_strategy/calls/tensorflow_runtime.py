@@ -137,7 +137,7 @@ def failure_of(error: BaseException, parameter_server: ParameterServerLost | Non
     """Classifies an error as one of the kinds of failure that the core knows.
 
     Evidence comes first: a task that does not answer, or answers as another incarnation than the one to which we
-    connected, is lost, whatever the error says. The error's class decides only when all tasks are reachable, and its
+    connected, is lost; the error does not matter. The error's class decides only when all tasks are reachable, and its
     message decides only if both the transport and a function raise the class. What this library has cancelled comes as
     `ClosureCancelledError`: a `CancelledError` of TensorFlow is a server's own.
 

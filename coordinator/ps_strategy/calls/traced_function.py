@@ -406,7 +406,7 @@ class TracedFunction:
                 return call_concrete(called, inputs, context.cancellation, stands_for=stands_for or concrete)
         except tf.errors.OpError as error:
             self._renamed.record_failure(concrete, captures)
-            # A cancelled call may report any error: TensorFlow often reports that of the call that caused it.
+            # A cancelled call may report any error: TensorFlow often reports the error of the call that caused it.
             if context.cancellation.is_cancelled:
                 raise ClosureCancelledError("The call was cancelled.") from error
             raise

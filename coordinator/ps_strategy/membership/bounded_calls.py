@@ -19,7 +19,7 @@ from coordinator.ps_strategy.tensorflow_internals.process import own_executor
 # What the client's own calls raise when a server cannot be reached for the moment, although it may answer again.
 UNREACHED = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError)
 
-# Each server needs a few short calls: many at once cost little.
+# Each server needs a few short calls: many at the same time cost little.
 _MOST_THREADS = 16
 
 Argument = TypeVar("Argument")

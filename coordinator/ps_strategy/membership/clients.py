@@ -68,7 +68,7 @@ from coordinator.ps_strategy.tensorflow_internals.process import (
     set_server_def,
 )
 
-# A server refuses to close a context of which it knows a later view than the one that is named.
+# A server refuses to close a context if it knows a later view of the context than the request names.
 _LATEST_VIEW = 2**62
 _RENEWALS_PER_TIMEOUT = 4
 # A dead host is not detected: it would count as one without a process, and what a client has there would be freed.
@@ -133,7 +133,7 @@ class RemoteContext:
         return Answer.of(self._close_context.future(request, timeout=timeout).code())
 
     def close(self) -> None:
-        """Closes the connection; the context stays as it is."""
+        """Closes the connection; the context stays."""
         self._channel.close()
 
     def __enter__(self) -> "RemoteContext":
@@ -170,10 +170,10 @@ class ClientLease:
             context.close()
 
     def freed(self, addresses: Collection[str]) -> set[str]:
-        """Asks servers all at once, and renews the lease where it still holds.
+        """Asks all servers at the same time, and renews the lease where it still holds.
 
         Returns:
-          The leased servers that no longer have this client's context; not those that do not answer.
+          The leased servers that answer, and no longer have this client's context.
         """
         with self._lock:
             renewals = {
@@ -246,7 +246,7 @@ def register(own: Client, device: str, address: str, timeout: float) -> None:
 
 def client_list() -> Any:
     """Returns the handle of the list, on the current device."""
-    # The next client finds it by this name; the name of a `tf.Variable` is known to its client alone.
+    # The next client finds it by this name; the name of a `tf.Variable` is known only to its client.
     return tf.raw_ops.VarHandleOp(dtype=tf.string, shape=[], shared_name=_LIST)
 
 
@@ -287,7 +287,7 @@ def decode_clients(text: bytes) -> list[Client]:
 
 
 def encode_clients(clients: list[Client]) -> bytes:
-    """Returns the list of these clients, as it is written on a server."""
+    """Returns the list of these clients, for a server."""
     return json.dumps([dataclasses.asdict(client) for client in clients]).encode()
 
 
@@ -339,7 +339,7 @@ def _is_ended_by_error() -> bool:
 
 
 def delete_markers(context_id: int, addresses: Collection[str], timeout: float) -> None:
-    """Deletes the markers of a client on some servers, all at once; a server that does not answer keeps its own."""
+    """Deletes the markers of a client on servers in parallel; a server that does not answer keeps its marker."""
     request = ContainersRequest(container=[_container_of(context_id)])
     channels = [grpc.insecure_channel(address, options=_GOODBYE_OPTIONS) for address in addresses]
     serialize = ContainersRequest.SerializeToString

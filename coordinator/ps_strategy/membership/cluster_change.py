@@ -1,7 +1,7 @@
 """Changes of the set of servers that TensorFlow is connected to: what to change (pure), and doing so in bounded time.
 
 Updating TensorFlow's server definition (`update_server_def`) closes the contexts of this client on the servers that
-leave. Each of them first ends what it runs for the client, which may take for ever: a dataset made by `from_generator`
+leave. Each of them first ends what it runs for the client, which may never end: a dataset made by `from_generator`
 calls back a generator in this process, which may wait. So changes are made on a separate thread:
 
     apply --> thread: update_server_def -----------------------> done
@@ -44,7 +44,7 @@ class Connection:
 
     Attributes:
       incarnation: the random number that the server drew when it started.
-      number: differs from that of every other connection of this cluster.
+      number: no other connection of this cluster has it.
       since: when the connection was made, on the `time.monotonic` clock.
       calling_device: the device, relative to the server, on which functions are called.
     """
@@ -61,7 +61,7 @@ def plan_change(
     answering: Mapping[Task, int],
     parameter_servers: Collection[Task],
 ) -> tuple[dict[Task, Connection], dict[Task, int]] | None:
-    """Decides which servers TensorFlow is connected to next: those that answer.
+    """Decides which servers TensorFlow is connected to next: the servers that answer.
 
     Args:
       connected: the connections to keep.

@@ -226,7 +226,7 @@ class PolledClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):
         self.interval = interval
 
     def cluster_spec(self) -> tf.train.ClusterSpec:
-        """Returns the cluster as it is described now."""
+        """Reads the description, and returns the cluster."""
         cluster = self._read()
         if not isinstance(cluster, Mapping):
             raise ClusterSpecError(f"A cluster is a dict of addresses by job, got {cluster!r}.")

@@ -82,7 +82,7 @@ class SentinelVariables:
         return devices.keys() - self._sentinels.keys()
 
     def are_reachable(self, numbers: Collection[int]) -> bool:
-        """Returns True if TensorFlow's connections to all of these servers work now, whatever the servers answer."""
+        """Returns True if TensorFlow's connections to all of these servers work now, even if variables are gone."""
         return all(in_parallel(_THREAD, self._is_reachable, numbers).values())
 
     def gone(self, numbers: Collection[int]) -> set[int]:
@@ -93,7 +93,11 @@ class SentinelVariables:
         """Makes each connected worker call each parameter server; returns the workers that received no answer.
 
         TensorFlow tries a refused connection again only after a pause, and until then every call from that worker to
-        that server fails. So this tries for some seconds. `numbers` are those of the parameter servers' connections.
+        that server fails. So this tries for some seconds.
+
+        Args:
+          workers: the workers.
+          numbers: the numbers of the connections to the parameter servers.
         """
         if not workers:
             return []
@@ -111,7 +115,7 @@ class SentinelVariables:
                 return list(workers)
 
         def reaches(worker: Task) -> bool:
-            # Two simultaneous calls on one worker that both need two servers may wait for each other for ever.
+            # Two simultaneous calls on one worker that both need two servers may wait for each other without end.
             with self._turns.setdefault(worker, threading.Lock()):
                 return _succeeds(f"{worker.device}/device:CPU:0", traced[1], self._longest_call)
 
@@ -289,7 +293,7 @@ class Handshake:
                 self.refused[status.incarnation] = error
 
     def admit(self, new: Mapping[Task, Connection], addresses: Mapping[Task, str]) -> dict[Task, Connection]:
-        """Makes the handshake with newly connected servers, all at once; returns the connections of those that succeed.
+        """Makes the handshake with newly connected servers in parallel; returns the connections of admitted servers.
 
         Args:
           new: the connections that TensorFlow has just made.

@@ -75,7 +75,7 @@ class KubernetesPods:
         return self._returned
 
     def wait_changed(self) -> dict[int, str]:
-        """Waits until the addresses differ from those that were returned last, or for about 30 s, and returns them.
+        """Waits until the addresses have changed since the last return, or for about 30 s, and returns them.
 
         Raises:
           ConnectionError: the API server did not answer, or refused; the next call tries again.
@@ -102,12 +102,12 @@ class KubernetesPods:
     def _read_list(self) -> None:
         self._version = None
         with self._answer({}) as lines:
-            found = json.loads(b"".join(lines))
-        pods = {pod["metadata"]["name"]: pod for pod in found["items"]}
+            listing = json.loads(b"".join(lines))
+        pods = {pod["metadata"]["name"]: pod for pod in listing["items"]}
         for name in self._pods.keys() - pods.keys():
             self._forget(name)
         self._pods = pods
-        self._version = found["metadata"]["resourceVersion"]
+        self._version = listing["metadata"]["resourceVersion"]
 
     def _has_changed(self) -> bool:
         return self._version is None or self._addresses() != self._returned

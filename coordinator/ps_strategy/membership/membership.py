@@ -158,7 +158,7 @@ class Membership:
     def begin_attempt(self, worker: int) -> Connection | None:
         """Returns the connection to a worker for the caller's next call; None if there is none.
 
-        `is_attempt_lost` and `disconnect` are about this connection, even if the worker is reconnected meanwhile.
+        `is_attempt_lost` and `disconnect` are about this connection, also after the worker was reconnected.
 
         Raises:
           StrategyClosedError: the program has reset TensorFlow.
@@ -296,7 +296,7 @@ class Membership:
         Workers that answer stay connected.
 
         Returns:
-          False if a parameter server does not answer, or dies meanwhile.
+          False if a parameter server does not answer, or dies before it is connected.
         """
         if len(self._answering(self._parameter_servers)) < len(self._parameter_servers):
             return False
@@ -422,7 +422,7 @@ class Membership:
     # What servers answer.
 
     def _probe(self, tasks: Iterable[Task]) -> dict[Task, TaskStatus]:
-        """Asks servers for their status, all at once. Returns the answers of those that answer."""
+        """Asks servers in parallel for their status. Returns the answers, without servers that do not answer."""
         pending = {}
         for task in tasks:
             address, probe = self._addresses.get(task), self._probes.get(task)
@@ -437,7 +437,7 @@ class Membership:
         return {task: status for task, status in statuses.items() if status is not None}
 
     def _answering(self, tasks: Iterable[Task]) -> set[Task]:
-        """Asks servers, and returns those that answer and may take part."""
+        """Asks servers; returns the servers that answer and may take part."""
         refused = self._handshake.refused
         return {task for task, status in self._probe(tasks).items() if status.incarnation not in refused}
 
@@ -474,7 +474,7 @@ class Membership:
         return state.liveness is Liveness.UNKNOWN
 
     def _broken_links(self, sources: Collection[Task], targets: Collection[Task]) -> list[tuple[Task, str]]:
-        """Asks servers whether they reach others, all at once, except servers that do not answer the client.
+        """Asks servers in parallel whether they reach others, except servers that do not answer the client.
 
         Returns:
           Each source that does not reach a target, with its address and words on it; once for each such target.
@@ -518,7 +518,7 @@ class Membership:
         servers = self._addresses
         if missing := self._missing(self._answering(servers)):
             return missing
-        # There are no variables yet: a parameter server that was restarted meanwhile is as good as before.
+        # There are no variables yet: a parameter server that was restarted is as good as before.
         with self._turn:
             self._change(without=self._present, adding=servers)
         for error in self._handshake.refused.values():
