@@ -198,11 +198,8 @@ class CallError(Exception):
 class ClientCall:
     """One call of a function on the client that schedules.
 
-    Args:
-      number: identifies it.
-      device: the client's device, where its queue is.
-
     Attributes:
+      number: identifies it.
       is_of_main_thread: whether the main thread made it; Ctrl-C is for the main thread.
       cut: is done once the call must end.
       error: the error with which it ends, or None.

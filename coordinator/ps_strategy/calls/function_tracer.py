@@ -76,13 +76,7 @@ class RetraceWarnings:
                     traces.clear()
 
     def note(self, function: Any, name: str, arguments: Mapping[str, Any]) -> None:
-        """Records a new trace, and logs a warning at the twentieth of a function.
-
-        Args:
-          function: the `tf.function`.
-          name: the name of the Python function.
-          arguments: the arguments that it was traced with, by parameter.
-        """
+        """Records a trace of a `tf.function` with arguments, by parameter; logs a warning at the twentieth trace."""
         with self._lock:
             if self._traces.get(function, ()) is None:
                 return
@@ -211,13 +205,9 @@ class TraceCache:
         return ScheduledCall(trace.function, args, {}, iterators, key, followers=followers)
 
     def add(self, function: Any, args: Sequence[Any], traced: TracedFunction, defaults: Sequence[Any]) -> None:
-        """Caches a trace, if it can be told exactly for which calls it is right.
+        """Caches the trace for a call with these positional arguments, if it is exactly known which calls may use it.
 
-        Args:
-          function: a `tf.function`.
-          args: the positional arguments of the call, which has no others.
-          traced: what the function was traced into.
-          defaults: the values of the omitted arguments after `args`.
+        `defaults` are the values of the omitted arguments after `args`.
         """
         resources: list[Any] = []
         key = _argument_key(tuple(args), resources, [])

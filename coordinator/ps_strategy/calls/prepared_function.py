@@ -34,7 +34,7 @@ BROKEN_CONNECTION = (
 
 
 class PreparedFunction:
-    """One function with a gate, see `gated_function`. Every method may be called from any thread.
+    """One function with a gate, see `gated_function`. Any thread may call every method.
 
     Args:
       name: for messages.

@@ -251,13 +251,14 @@ class TracedFunction:
 
     def _call_alone(self, context: WorkerContext, inputs: Sequence[Any]) -> Any:
         """Runs the function, or its copy with packed messages once that is ready on the worker."""
-        passed, packed = self._captures_on(context), self._packed
-        if packed.is_ready_on(context.index, context.connection_number, captures_of(self.concrete)):
+        captures, passed = self._captures_on(context)
+        packed = self._packed
+        if packed.is_ready_on(context.index, context.connection_number, captures):
             packed_inputs = [*inputs, *passed, context.go(True)]
-            return self._run(context, packed.built.concrete, packed_inputs, stands_for=self.concrete)
+            return self._run(context, captures, packed.built.concrete, packed_inputs, stands_for=self.concrete)
         if self._packing.count_call():
             packed.want(context.index, context.builds, inputs, self._preparing(_PACKED))
-        return self._run(context, self.concrete, [*inputs, *passed])
+        return self._run(context, captures, self.concrete, [*inputs, *passed])
 
     def inputs_on(self, context: WorkerContext, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """Returns the tensors to pass to the function on a worker for these arguments, without its captures.
@@ -267,8 +268,11 @@ class TracedFunction:
           TypeError: the arguments do not match the function's signature.
         """
         args, kwargs = tf.nest.map_structure(lambda leaf: _own_copy(leaf, context), (tuple(args), dict(kwargs)))
-        inputs = flat_inputs(self.concrete, args, kwargs)
-        return [_own_copy(self._resource_or_tensor(tensor), context) for tensor in inputs]
+        resource_for = self.handles.resource_for
+        return [
+            tensor if (resource := resource_for(tensor)) is None else resource.value_on(context)
+            for tensor in flat_inputs(self.concrete, args, kwargs)
+        ]
 
     @functools.cached_property
     def may_be_fused(self) -> bool:
@@ -318,7 +322,7 @@ class TracedFunction:
     def prepare_on(self, context: WorkerContext, shape: _FusedShape | None) -> None:
         """Prepares a call of several steps on a worker; None for one step with packed messages."""
         prepared = self._packed if shape is None else self._prepared[shape]
-        prepared.prepare_on(context, captures_of(self.concrete), self._captures_on(context))
+        prepared.prepare_on(context, *self._captures_on(context))
 
     def call_fused(self, context: WorkerContext, inputs: StackedInputs) -> list[Any]:
         """Runs the steps of a fused call on a worker, in order. Raises what `call_on` raises.
@@ -347,8 +351,9 @@ class TracedFunction:
             # Other inputs are shared than in the calls so far. No function is built with closures in hand.
             self.prepare_fused(context, inputs)
             return self._call_one_by_one(context, inputs)
-        run = functools.partial(self._run, context)
-        return repeated.call_on(inputs.values, self._captures_on(context), context.go(True), run)
+        captures, passed = self._captures_on(context)
+        run = functools.partial(self._run, context, captures)
+        return repeated.call_on(inputs.values, passed, context.go(True), run)
 
     def _ready_for(
         self, context: WorkerContext, inputs: StackedInputs
@@ -391,15 +396,16 @@ class TracedFunction:
             del self._fused[shape]
             built.set_exception(error)
 
-    def _captures_on(self, context: WorkerContext) -> list[Any]:
-        """Returns what to pass for the captures: a worker's copies, and the present handles of variables."""
-        captured, passed, has_copies = self._bound
-        if captured is not captures_of(self.concrete):
-            self._bound = captured, passed, has_copies = self._bind()
-        return [_own_copy(value, context) for value in passed] if has_copies else passed
+    def _captures_on(self, context: WorkerContext) -> tuple[list[Any], list[Any]]:
+        """Returns the captures, and what to pass for them: a worker's copies, and the present handles of variables."""
+        captures, passed, has_copies = self._bound
+        if captures is not captures_of(self.concrete):
+            self._bound = captures, passed, has_copies = self._bind()
+        return captures, [_own_copy(value, context) for value in passed] if has_copies else passed
 
-    def _run(self, context: WorkerContext, concrete: Any, inputs: Sequence[Any], stands_for: Any = None) -> Any:
-        captures = captures_of(self.concrete)
+    def _run(
+        self, context: WorkerContext, captures: Any, concrete: Any, inputs: Sequence[Any], stands_for: Any = None
+    ) -> Any:
         called = self._renamed.present(concrete, captures)
         try:
             with tf.device(context.calling_device):
@@ -412,14 +418,11 @@ class TracedFunction:
             raise
 
     def _bind(self) -> tuple[list[Any], list[Any], bool]:
-        captured = captures_of(self.concrete)
+        captures = captures_of(self.concrete)
         # A captured handle may be outdated, if its variable was restored while the function was traced.
         present = map(present_handle, captured_inputs(self.concrete, self.handles.worker_index))
-        passed = [self._resource_or_tensor(tensor) for tensor in present]
-        return captured, passed, any(isinstance(value, PerWorkerResource) for value in passed)
-
-    def _resource_or_tensor(self, tensor: Any) -> Any:
-        return self.handles.resource_for(tensor) or tensor
+        passed = [self.handles.resource_for(tensor) or tensor for tensor in present]
+        return captures, passed, any(isinstance(value, PerWorkerResource) for value in passed)
 
 
 def _prepare(reference: "weakref.ref[TracedFunction]", shape: _FusedShape | None, context: WorkerContext) -> None:

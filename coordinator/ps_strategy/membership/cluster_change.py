@@ -87,12 +87,8 @@ def plan_change(
 class ClusterChanges:
     """Updates TensorFlow's server definition; one thread at a time may use it.
 
-    Args:
-      protocol: of all servers, such as `grpc`.
-      client_address: `host:port` of this process's own TensorFlow server.
-      client_timeout: see `update_server_def`.
-      patience: how long a server may take to end what it runs for this client before connections to it are shut down,
-        in seconds.
+    Connections to a server are shut down if it takes longer than `patience`, in seconds, to end what it runs for this
+    client. For `client_timeout` see `update_server_def`.
 
     Attributes:
       addresses: `host:port` of the servers in the current server definition. Some may have been lost since.

@@ -41,11 +41,8 @@ _CREDENTIALS = "/var/run/secrets/kubernetes.io/serviceaccount"
 class KubernetesPods:
     """Knows the addresses of the pods that a label selector matches. Used by one thread, except `interrupt`.
 
-    Args:
-      selector: labels, as in `kubectl get pods -l`.
-      namespace: of the pods; None for this pod's namespace.
-      api_server: the URL of the API server.
-      credentials: the folder with `token`, `ca.crt` and `namespace` of a service account; missing files are not used.
+    The arguments are those of `KubernetesClusterResolver`. `credentials` may contain `namespace` too, which is the
+    default namespace; missing files are not used.
     """
 
     def __init__(self, selector: str, namespace: str | None, api_server: str, credentials: pathlib.Path) -> None:
