@@ -108,7 +108,8 @@ class ServerPolling:
         """Returns what each parameter server uses, and then what this program does."""
         for server in self._servers:
             usage = self._usage[server.index]
-            answer = self._poll(self._read_on, server) if server.healthy() else None
+            where = usage.task, f"{server.device}/device:CPU:0"
+            answer = self._poll(self._usage_at, *where) if server.healthy() else None
             self._usage[server.index] = answer or dataclasses.replace(usage, is_reachable=False)
         # A Python program uses one processor at a time.
         client = dataclasses.replace(self._usage_at("client", "/device:CPU:0"), processors=1.0)
@@ -129,16 +130,13 @@ class ServerPolling:
         self._counted_at = time.monotonic()
         return {resource.name: round(resource.share, 4) for resource in self._record.resources()}
 
-    def _poll(self, call: Callable[[Any], Any], argument: Any) -> Any:
+    def _poll(self, call: Callable[..., Any], *arguments: Any) -> Any:
         """Returns the result of a call; None if its server was lost by then, which the strategy notices by itself."""
         try:
             with own_executor():
-                return call(argument)
+                return call(*arguments)
         except tf.errors.OpError:
             return None
-
-    def _read_on(self, server: ParameterServer) -> ServerUsage:
-        return self._usage_at(f"ps {server.index}", f"{server.device}/device:CPU:0")
 
     def _usage_at(self, task: str, device: str) -> ServerUsage:
         with tf.device(device):

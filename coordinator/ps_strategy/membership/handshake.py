@@ -12,7 +12,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -103,16 +103,9 @@ class SentinelVariables:
             return []
         traced = self._traced
         if traced is None or traced[0] != tuple(numbers):
-            sentinels = self._present(numbers)
-            if len(sentinels) < len(numbers):
+            if (concrete := self._trace(_round_trips, numbers)) is None:
                 return list(workers)
-            try:
-                function = tf.function(lambda: _round_trips(sentinels), autograph=False)
-                self._traced = traced = tuple(numbers), function.get_concrete_function()
-            except tf.errors.OpError as error:
-                _logger.info("The workers could not be asked whether they reach the parameter servers.")
-                _logger.debug("The call that failed:", exc_info=error)
-                return list(workers)
+            self._traced = traced = tuple(numbers), concrete
 
         def reaches(worker: Task) -> bool:
             # Two simultaneous calls on one worker that both need two servers may wait for each other without end.
@@ -124,26 +117,20 @@ class SentinelVariables:
 
     def reach_each_other(self, numbers: Sequence[int]) -> bool:
         """Makes each of some parameter servers call all others, for the same reason. Returns True if all answered."""
-        sentinels = self._present(numbers)
+        concrete = self._trace(_round_trips_from_each, numbers)
+        return concrete is not None and _succeeds(None, concrete, self._longest_call)
+
+    def _trace(self, function: Callable[[Sequence[tf.Variable]], Any], numbers: Sequence[int]) -> Any | None:
+        """Traces a function of the sentinels of these servers; returns None if a server was lost."""
+        sentinels = [self._sentinels[number] for number in numbers if number in self._sentinels]
         if len(sentinels) < len(numbers):
-            return False
-
-        def round_trips_from_each() -> Any:
-            answers = []
-            for sentinel in sentinels:
-                with tf.device(sentinel.device):
-                    answers.append(_round_trips(sentinels))
-            return tf.reduce_all(answers)
-
+            return None
         try:
-            concrete = tf.function(round_trips_from_each, autograph=False).get_concrete_function()
-        except tf.errors.OpError:
-            return False
-        return _succeeds(None, concrete, self._longest_call)
-
-    def _present(self, numbers: Sequence[int]) -> list[tf.Variable]:
-        """Returns the sentinels of these servers; fewer if one was lost."""
-        return [self._sentinels[number] for number in numbers if number in self._sentinels]
+            return tf.function(lambda: function(sentinels), autograph=False).get_concrete_function()
+        except tf.errors.OpError as error:
+            _logger.info("The servers could not be asked whether they reach the parameter servers.")
+            _logger.debug("The call that failed:", exc_info=error)
+            return None
 
     def _read(self, number: int) -> bool:
         return bool(call_within(self._longest_call, _THREAD, self._sentinels[number].numpy))
@@ -182,6 +169,14 @@ def _round_trips(sentinels: Sequence[tf.Variable]) -> Any:
     for sentinel in sentinels:
         with tf.device(sentinel.device):
             answers.append(tf.logical_and(sentinel.read_value(), sent))
+    return tf.reduce_all(answers)
+
+
+def _round_trips_from_each(sentinels: Sequence[tf.Variable]) -> Any:
+    answers = []
+    for sentinel in sentinels:
+        with tf.device(sentinel.device):
+            answers.append(_round_trips(sentinels))
     return tf.reduce_all(answers)
 
 

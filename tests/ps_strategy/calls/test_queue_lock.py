@@ -10,7 +10,13 @@ from tests.ps_strategy.failure_programs import queue_lock
 
 pytestmark = pytest.mark.cluster
 
-CORE = ("__main__", "coordinator.queueing", "coordinator.fusing", "coordinator.statistics", "coordinator.future")
+CORE = (
+    "__main__",
+    "coordinator.queueing",
+    "coordinator.workers.fused_dispatch",
+    "coordinator.statistics",
+    "coordinator.future",
+)
 
 
 def test_only_the_core_and_the_standard_library_run_under_the_queues_lock(run_program: ProgramRunner) -> None:
