@@ -1,11 +1,11 @@
 """The strategy over TensorFlow servers, and the only folder that uses TensorFlow's distributed runtime.
 
-From the user's side inwards; a folder imports only from those below it:
+From the user's side inwards; a folder imports only folders below it:
 
     parameter_server_strategy   the strategy that users create: scope, schedule, join
     parameter_server_extended   the hooks that TensorFlow calls on it: where variables go, what a replica is
     keras/                      `model.fit` on the workers (fit/), and all uses of Keras' private API (internals/)
-    recovery/                   restores lost parameter servers from checkpoints, and guards saves meanwhile
+    recovery/                   restores lost parameter servers from checkpoints, and guards saves
     calls/                      how a call reaches a worker: traces, their cache, failures, the runtime
     fusing/                     several calls as one, and messages between servers packed
     per_worker/                 datasets, tables and variables with a copy on each worker

@@ -37,7 +37,7 @@ from coordinator.ps_strategy.sharded.creation import (
     partition_by,
 )
 from coordinator.ps_strategy.sharded.sharded_variable import ShardedVariable
-from coordinator.ps_strategy.strategy_parts import StrategyParts, StrategyServices
+from coordinator.ps_strategy.strategy_parts import StrategyParts
 from coordinator.ps_strategy.tensorflow_internals.handles import (
     KINDS,
     create_mutable_table,
@@ -68,21 +68,21 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
 
     Args:
       strategy: the strategy that this belongs to.
-      parts: where the variables and tables that are created in the scope are registered.
+      parts: of the strategy; variables and tables that are created in the scope are registered there.
       partitioner: divides variables into parts; None for none.
 
     Attributes:
-      services: set by the strategy.
-      client_functions: likewise.
+      services: the parts, for the library's other folders.
+      client_functions: set by the strategy.
     """
 
-    services: StrategyServices
     client_functions: ClientFunctions
 
     def __init__(
         self, strategy: tf.distribute.Strategy, parts: StrategyParts, partitioner: Partitioner | None = None
     ) -> None:
         super().__init__(strategy)
+        self.services = parts
         self._parameter_server_devices = tuple(f"{server.device}/device:CPU:0" for server in parts.parameter_servers)
         self._handles = parts.handles
         self._variables = parts.variables
@@ -101,7 +101,7 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
         """The scope in which scheduled functions are traced; in it `run` and `reduce` do not warn."""
         strategy = self._container_strategy()
         self._scheduling.depth = getattr(self._scheduling, "depth", 0) + 1
-        # With several devices the context is that of the worker, in which `run` is called.
+        # With several devices it is the worker's context, in which `run` is called.
         replica = tf.distribute.ReplicaContext(strategy, replica_id_in_sync_group=0)
         try:
             with strategy.scope(), contextlib.nullcontext() if self._has_several_replicas else replica:
@@ -110,15 +110,10 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
             self._scheduling.depth -= 1
 
     def on_client(self, verb: str, *args: Any, **kwargs: Any) -> Any:
-        """Adds what a method of the strategy does to the function on the client that is being traced.
-
-        Args:
-          verb: the method's name.
-          *args: its arguments.
-          **kwargs: its keyword arguments.
+        """Adds what the strategy's method `verb` does with these arguments to the function that is being traced.
 
         Raises:
-          RuntimeError: a function for the workers is being traced.
+          RuntimeError: the function is for the workers, and not for the client.
         """
         if getattr(self._scheduling, "depth", 0):
             raise RuntimeError(
@@ -132,17 +127,15 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
 
     def read_ahead(self, read: Callable[[Any], Any], slots: int) -> ReadAhead:
         """Returns what reads ranges ahead on the workers; see `ReadAhead`."""
-
-        def trace(function: Any, types: tuple[Any, ...]) -> TracedFunction:
-            with self._container_strategy().scope():
-                return TracedFunction(function.get_concrete_function(*types), self._handles)
-
-        return ReadAhead(read, slots, trace)
+        return ReadAhead(read, slots, self._trace)
 
     def trace_dataset(self, make_dataset: Callable[[], tf.data.Dataset]) -> TracedFunction:
         """Traces a function that creates a dataset."""
+        return self._trace(tf.function(make_dataset), ())
+
+    def _trace(self, function: Any, types: tuple[Any, ...]) -> TracedFunction:
         with self._container_strategy().scope():
-            return TracedFunction(tf.function(make_dataset).get_concrete_function(), self._handles)
+            return TracedFunction(function.get_concrete_function(*types), self._handles)
 
     def warn_unless_scheduled(self, verb: str) -> None:
         """Logs a warning that `verb` runs on the client, unless a scheduled function is being traced."""
@@ -221,7 +214,7 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
         return (tf.TensorShape(shape).num_elements() or 0) * tf.as_dtype(dtype).size
 
     def _create_partitioned(self, create: Callable[..., Any], beside: Any, kwargs: dict[str, Any]) -> Any:
-        """Creates a variable in parts, if the partitioner divides it, or as the one beside it if that has its rows."""
+        """Creates a variable in the parts of the partitioner, or of the variable beside it if that has as many rows."""
         value, *rest = (kwargs.get(argument) for argument in ("initial_value", "shape", "dtype", "name"))
         with tf.device(None), tf.device(self._parameter_server_devices[0]):
             initial = initial_value_of_keras(value) or initial_value_of(value, *rest)
@@ -236,18 +229,14 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
         if partition is None:
             return create(devices[0], again=value, **{**kwargs, "initial_value": initial.whole})
         variable = create_sharded(create, partition, initial, devices, kwargs)
-        # Its parts have their initial values; it has a handle, which is lost with its server.
+        # Its parts have their initial values. It has a handle of its own, which is lost with its server.
         self._variables.add(variable, None)
         return variable
 
     def _create_on(self, next_creator: Callable[..., Any], device: str, again: Any = None, **kwargs: Any) -> Any:
-        """Creates a variable on a server.
+        """Creates a variable on a server's device, by `next_creator` with `kwargs`.
 
-        Args:
-          next_creator: creates it where `tf.device` says.
-          device: of the server.
-          again: the initial value that it gets if it is lost; None for the same as now.
-          kwargs: the arguments of its constructor.
+        If it is lost, it gets the initial value `again`; None for its present one.
         """
         with tf.device(None), tf.device(device):
             variable = next_creator(**kwargs)
@@ -292,10 +281,10 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
         self, var: Any, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], group: bool
     ) -> Any:
         if self._has_several_replicas:
-            first = [common_part(each, var.name) for each in args[:1]]
+            first = [common_part(gradient, var.name) for gradient in args[:1]]
             args, kwargs = part_of(0, ((*first, *args[1:]), dict(kwargs)))
         # A per-worker variable has the device of the client, but is updated where the function runs. So is a sharded
-        # one: there the update is split into those of its parts.
+        # variable: there the update is split into updates of its parts.
         is_split = isinstance(var, ShardedVariable) or self._handles.resource_for(var.handle)
         with tf.device(None if is_split else var.device):
             result = fn(var, *args, **kwargs)

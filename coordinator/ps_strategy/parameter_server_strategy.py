@@ -5,12 +5,6 @@ strategy = ParameterServerStrategy(resolver)      one client, this process
   .schedule(fn)  traces `fn` once, queues a call; a worker runs it              FunctionTracer, Scheduler
   .join()        waits until everything has finished; raises the first error    Scheduler
   .cluster       the workers and their statistics                               Cluster
-
-Keeps the pauses of Python's garbage collection short while a strategy is open.
-
-A full collection holds the interpreter's lock, so that no thread gives its worker anything meanwhile. It looks at all
-objects: TensorFlow and Keras alone have 400,000, which takes 0.2 s. Python starts one when the number of objects has
-grown by a quarter, as it does while functions are traced. But what modules hold is never garbage.
 """
 
 import contextlib
@@ -30,7 +24,7 @@ from coordinator.events.event_stream import Event
 from coordinator.events.trace import Trace
 from coordinator.future import Future
 from coordinator.options import Options, with_program_settings
-from coordinator.ps_strategy.calls.traced_function import Repeats
+from coordinator.ps_strategy.calls.client_functions import ClientFunctions
 from coordinator.ps_strategy.fusing.repeated_function import stackable
 from coordinator.ps_strategy.membership.cluster_definition import resolver_of
 from coordinator.ps_strategy.parameter_server_extended import ParameterServerExtended
@@ -38,15 +32,19 @@ from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset
 from coordinator.ps_strategy.per_worker.dataset_distribution import DatasetDistribution, DatasetFunction
 from coordinator.ps_strategy.per_worker.resource import create_per_worker_resource
 from coordinator.ps_strategy.sharded.creation import Partitioner, check_partitioner
-from coordinator.ps_strategy.strategy_parts import StrategyParts, StrategyServices
+from coordinator.ps_strategy.strategy_parts import ServerPolling, StrategyParts, dashboard_of
 from coordinator.ps_strategy.tensorflow_internals.process import reset_watched
 
 
 class BriefCollections:
-    """Base class. The objects that exist before one of the class are not searched for garbage until it ends.
+    """Base class that keeps the pauses of Python's garbage collection short.
 
-    What becomes unreachable among them is still freed, unless it is part of a cycle, which waits. A program that has
-    called `gc.freeze` itself is left as it is.
+    A full collection holds the interpreter's lock, so that no thread can give its worker anything during it. It looks
+    at all objects: TensorFlow and Keras have 400,000, which takes 0.2 s. Python starts one when the number of objects
+    has grown by a quarter, as it does while functions are traced. But what modules hold is never garbage. So the
+    objects that exist before an object of this class are not searched until it ends. An unreachable object among them
+    is still freed, unless it is part of a cycle; a cycle waits. A program that has called `gc.freeze` itself is not
+    changed.
 
     Attributes:
       end_brief_collections: has all objects searched again; called when this object is forgotten, if not before.
@@ -68,8 +66,8 @@ _logger = logging.getLogger("coordinator")
 class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
     """Trains on workers with variables on parameter servers, driven by this one program.
 
-    Create it before any variable, dataset, layer or table: those that exist when a process connects to a cluster
-    become unusable.
+    Create it before any variable, dataset, layer or table: when a process connects to a cluster, existing ones become
+    unusable.
     A process has one at a time. As a context manager, it joins and closes at the end, and only closes after an error.
 
     Args:
@@ -89,7 +87,7 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
       ClusterSpecError: the description of the cluster is wrong.
       TimeoutError: the parameter servers or the first worker did not answer in `options.connect_timeout`.
       RuntimeError: another strategy is open in this process, or Keras does not run on TensorFlow.
-      LaunchError: another process uses the client's own port, that of `chief` in the description.
+      LaunchError: another process uses the client's own port, the port of `chief` in the description.
 
     Source: TensorFlow RFC "Single-client Parameter Server Training" (Zhou, Chao 2020).
     """
@@ -110,14 +108,17 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
             self.cluster.schedule_with(self.schedule)
             extended = ParameterServerExtended(self, parts, variable_partitioner)
             tf.distribute.Strategy.__init__(self, extended)
-            extended.services = StrategyServices.of(parts, options)
-            extended.client_functions = exit_stack.enter_context(parts.client_functions(extended, self.schedule))
+            functions = ClientFunctions(parts.scheduler, parts.tracer, extended.scheduled_tracing, self.schedule)
+            extended.client_functions = exit_stack.enter_context(functions.open())
             self._datasets = DatasetDistribution(
                 parts.input_shares, extended.trace_dataset, parts.copies, self.num_replicas_in_sync
             )
             if options.trace is not None:
                 self.trace(options.trace)
-            self.dashboard_url = exit_stack.enter_context(parts.dashboard(options.dashboard, extended.services.rules))
+            self.dashboard_url = None
+            if options.dashboard is not None:
+                dashboard = dashboard_of(options.dashboard, parts.scheduler, parts.parameter_servers, parts.rules)
+                self.dashboard_url = exit_stack.enter_context(dashboard)
             close = functools.partial(_close_before_reset, weakref.ref(self))
             exit_stack.enter_context(reset_watched(close, parts.variables.forget))
             # Closes when the strategy is forgotten, and at the end of the program.
@@ -139,7 +140,7 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
         timeout: float | None = None,
         fetch: bool = True,
     ) -> Future:
-        """Queues one call of `fn` for the next free worker, and returns at once unless the queue is full.
+        """Queues one call of `fn` for the next free worker; returns without waiting unless the queue is full.
 
         The function is traced here, once for each kind of arguments, in a replica context. It runs at least once, and
         may run again, in part or as a whole: see docs/guarantees.md, "What may run twice".
@@ -162,7 +163,7 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
           A `Future` of what the function returns, in its structure, as NumPy values; stacked with `steps`.
 
         Raises:
-          TypeError: `fn` is not a `tf.function` or concrete function; or it returns what exists on its worker alone,
+          TypeError: `fn` is not a `tf.function` or concrete function; or it returns what exists only on its worker,
             such as an iterator or the handle of a variable.
           ValueError: a future of another source is among the arguments, there is no such worker, `timeout` is not
             positive, the function has `jit_compile=True`, or calls one that has and uses a remote variable, or a
@@ -177,7 +178,7 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
             return self.extended.on_client("schedule", fn, args, kwargs, **settings)
         call = self._tracer.cache.find(fn, args, kwargs)
         call = call or self._tracer.call_of(fn, args, kwargs, self.extended.scheduled_tracing)
-        call = call if fetch else call.leaving(Repeats(self._scheduler))
+        call = call if fetch else call.leaving(self._scheduler)
         call = call if steps is None else stackable(call)
         return self._scheduler.schedule(
             call,
@@ -284,13 +285,14 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
     ) -> dict[str, Any]:
         """Evaluates a model on the workers; returns the results of its metrics by name. See docs/evaluation.md.
 
-        Each example counts once, whatever dies: shards of the data return what metrics add up. No variable changes.
+        Each example counts once, even if servers die: shards of the data return what metrics add up. No variable
+        changes.
 
         Args:
           model: a Keras model of this strategy; or, with `metrics`, any callable.
           data: a source of `coordinator.data`; arrays `x`, `(x, y)` or `(x, y, sample_weight)`; a finite
             `tf.data.Dataset` of such batches, which the client reads; a dataset function or a per-worker dataset.
-          metrics: instead of those that the model was compiled with.
+          metrics: instead of the metrics that the model was compiled with.
           batch_size: of arrays and sources; None for 32.
           shards: the number of parts to divide the data into; None for 4 for each worker.
           model_state: "now" reads the weights as they are when a shard begins, "snapshot" copies of one moment.
@@ -311,7 +313,7 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
 
     def trace(self, path: str | os.PathLike[str]) -> Trace:
         """Writes what happens to a file for the Perfetto UI, until `close` or the end of a block; see docs/trace.md."""
-        return self._scheduler.trace(path, self._parts.usage_counters())
+        return self._scheduler.trace(path, ServerPolling(self.parameter_servers).counters)
 
     def local_results(self, structure: Any) -> Any:
         """Waits for the futures in a structure, and returns it with their results; None where they failed."""
@@ -340,8 +342,8 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
     def create_per_worker_resource(self, fn: Callable[[], Any]) -> Any:
         """Creates a resource on each worker by `fn()`: a queue, a table that changes, a variable, a random generator.
 
-        One is also created on the client, and returned. In a scheduled function, which uses it as a variable of Python,
-        it represents that of the worker. A worker creates its own when it first needs it, and again after a restart.
+        Returns the client's copy. Inside a scheduled function the same Python object stands for the worker's copy. A
+        worker creates its copy when it first needs it, and again after a restart.
 
         Args:
           fn: returns the resource, or a list, tuple, dict or `tf.Module` of resources, the same number at each call.
@@ -373,7 +375,7 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
         """Cancels all functions, ends the threads and disconnects from the servers. May be called again.
 
         Variables on the parameter servers are deleted. One port stays open until the process ends. Does nothing in a
-        process that was forked from the one that made the strategy.
+        process that was forked from the process that made the strategy.
         """
         self._closing()
 

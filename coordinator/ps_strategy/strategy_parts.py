@@ -1,16 +1,13 @@
-"""What a strategy is made of: the connections, the threads and the bookkeeping behind its methods.
+"""What a strategy is made of, and what its dashboard asks the servers.
 
-No part may keep the strategy alive: threads refer to the parts, and a strategy that its program forgets is closed.
-What few strategies need, the dashboard and evaluation, is imported when it is used: importing it would take a tenth of
-the time until a strategy can be used.
-
-What the dashboard asks the parameter servers and the update rules, and the dashboard of a strategy.
+The parts are the connections, the threads and the bookkeeping behind the strategy's methods. No part may keep the
+strategy alive: threads refer to the parts, and a strategy that its program forgets is closed. Evaluation is imported
+when it is used: importing it would take a tenth of the time until a strategy can be used.
 
 A TensorFlow server has no call for the memory or the processor time of its process. A function that runs there and
-reads files of `/proc` has: it needs no port and no further process, and takes about a millisecond.
-
-Servers are asked on one thread, which nothing else waits for, and only while the page is watched or a trace is written.
-A server that does not answer a probe is not asked; the heartbeat ends a call to one that stops answering.
+reads files of `/proc` does: it needs no port and no further process, and takes about a millisecond. One thread polls
+the servers; nothing waits for it, and it polls only while the page is watched or a trace is written. A server that does
+not answer a probe is not asked; the heartbeat ends a call to a server that stops answering.
 """
 
 import contextlib
@@ -31,9 +28,7 @@ from coordinator.addresses import parse_page_address
 from coordinator.dashboard.dashboard import Dashboard, Sources
 from coordinator.dashboard.snapshot import RuleRow, ServerUsage, UsageRecord
 from coordinator.events.event_stream import EventStream, log_written_as
-from coordinator.future import Future
 from coordinator.options import Options
-from coordinator.ps_strategy.calls.client_functions import ClientFunctions
 from coordinator.ps_strategy.calls.function_tracer import FunctionTracer
 from coordinator.ps_strategy.calls.tensorflow_runtime import TensorFlowRuntime
 from coordinator.ps_strategy.fusing.repeated_function import concatenated_runs
@@ -66,22 +61,31 @@ if TYPE_CHECKING:
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
 # Between two polls for a trace, in seconds.
 _POLL_INTERVAL = 2.0
+_FILES = (
+    "proc/self/stat",
+    "proc/self/status",
+    "proc/self/net/dev",
+    "proc/stat",
+    "proc/sys/kernel/random/boot_id",
+    "proc/sys/kernel/hostname",
+)
+# What a container may use; does not exist everywhere.
+_LIMIT = "sys/fs/cgroup/cpu.max"
+
+_logger = logging.getLogger("coordinator")
 
 
 @contextlib.contextmanager
 def dashboard_of(
     address: str, scheduler: Scheduler, servers: Sequence[ParameterServer], rules: Collection[Any]
 ) -> Iterator[str]:
-    """A scope with a dashboard.
+    """A scope with a dashboard, which yields the page's URL.
 
     Args:
       address: see `Options.dashboard`.
       scheduler: of the strategy.
       servers: the parameter servers.
-      rules: the update rules, each with `statistics()`; those that come later, too.
-
-    Yields:
-      The page's URL.
+      rules: the update rules, each with `statistics()`; also rules that are added later.
     """
     polling = ServerPolling(servers, rules)
     sources = Sources(scheduler.cluster.statistics, scheduler.queue.events, polling.usage, polling.rules)
@@ -90,24 +94,22 @@ def dashboard_of(
 
 
 class ServerPolling:
-    """Polls the servers, on the thread that calls it.
-
-    Args:
-      servers: the parameter servers.
-      rules: the update rules.
-    """
+    """Polls the parameter servers and the update rules, on the thread that calls it."""
 
     def __init__(self, servers: Sequence[ParameterServer], rules: Collection[Any] = ()) -> None:
         self._servers = servers
         self._rules = rules
         self._usage = {server.index: ServerUsage(f"ps {server.index}") for server in servers}
         self._read = tf.function(_read_files)
+        self._record = UsageRecord()
+        self._counted_at = -math.inf
 
     def usage(self) -> Sequence[ServerUsage]:
         """Returns what each parameter server uses, and then what this program does."""
         for server in self._servers:
             usage = self._usage[server.index]
-            answer = self._poll(self._read_on, server) if server.healthy() else None
+            where = usage.task, f"{server.device}/device:CPU:0"
+            answer = self._poll(self._usage_at, *where) if server.healthy() else None
             self._usage[server.index] = answer or dataclasses.replace(usage, is_reachable=False)
         # A Python program uses one processor at a time.
         client = dataclasses.replace(self._usage_at("client", "/device:CPU:0"), processors=1.0)
@@ -120,54 +122,26 @@ class ServerPolling:
         rows = [self._poll(_row, rule) for rule in list(self._rules)]
         return sorted((row for row in rows if row and row.pushes), key=lambda row: row.number)
 
-    def _poll(self, call: Callable[[Any], Any], of: Any) -> Any:
-        """Returns the result of a call; None if its server was lost meanwhile, which the strategy notices by itself."""
+    def counters(self) -> dict[str, float]:
+        """Returns how busy the servers are, shares from 0 to 1 by names, for a trace; nothing if that is too soon."""
+        if time.monotonic() < self._counted_at + _POLL_INTERVAL:
+            return {}
+        self._record.add(self.usage())
+        self._counted_at = time.monotonic()
+        return {resource.name: round(resource.share, 4) for resource in self._record.resources()}
+
+    def _poll(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """Returns the result of a call; None if its server was lost by then, which the strategy notices by itself."""
         try:
             with own_executor():
-                return call(of)
+                return call(*arguments)
         except tf.errors.OpError:
             return None
-
-    def _read_on(self, server: ParameterServer) -> ServerUsage:
-        return self._usage_at(f"ps {server.index}", f"{server.device}/device:CPU:0")
 
     def _usage_at(self, task: str, device: str) -> ServerUsage:
         with tf.device(device):
             files = self._read(tf.constant("/"))
         return _usage_of(task, *(text.numpy().decode() for text in files))
-
-
-class UsageCounters:
-    """The counters of a trace that say how busy is what all workers share; see `Trace`.
-
-    Args:
-      polling: polls the servers, at most every two seconds.
-    """
-
-    def __init__(self, polling: ServerPolling) -> None:
-        self._polling = polling
-        self._record = UsageRecord()
-        self._asked_at = -math.inf
-
-    def __call__(self) -> dict[str, float]:
-        """Returns shares from 0 to 1 by names; nothing if the servers were asked just now."""
-        if time.monotonic() < self._asked_at + _POLL_INTERVAL:
-            return {}
-        self._record.add(self._polling.usage())
-        self._asked_at = time.monotonic()
-        return {resource.name: round(resource.share, 4) for resource in self._record.resources()}
-
-
-_FILES = (
-    "proc/self/stat",
-    "proc/self/status",
-    "proc/self/net/dev",
-    "proc/stat",
-    "proc/sys/kernel/random/boot_id",
-    "proc/sys/kernel/hostname",
-)
-# What a container may use; not everywhere.
-_LIMIT = "sys/fs/cgroup/cpu.max"
 
 
 def _read_files(root: Any) -> tuple[Any, ...]:
@@ -184,7 +158,7 @@ def _usage_of(
     user, system = stat.rpartition(")")[2].split()[11:13]
     fields = dict(line.split(":", 1) for line in status.splitlines())
     interfaces = [line.partition(":")[2].split() for line in network.splitlines()[2:]]
-    of_all, *of_each = (line.split()[1:] for line in machine.splitlines() if line.startswith("cpu"))
+    of_all, *processor_lines = (line.split()[1:] for line in machine.splitlines() if line.startswith("cpu"))
     processors = float(_processors_in(fields["Cpus_allowed_list"].strip()))
     quota, _, period = limit.strip().partition(" ")
     if quota.isdigit():
@@ -201,7 +175,7 @@ def _usage_of(
         host=host.strip(),
         # user, nice, system, idle, iowait, irq, softirq
         machine_cpu=_TICK * sum(int(of_all[column]) for column in (0, 1, 2, 5, 6)),
-        machine_processors=len(of_each),
+        machine_processors=len(processor_lines),
     )
 
 
@@ -228,25 +202,33 @@ def _row(rule: Any) -> RuleRow:
     )
 
 
-_logger = logging.getLogger("coordinator")
-
-
 @dataclasses.dataclass(frozen=True)
 class StrategyParts:
-    """The parts of one strategy.
+    """The parts of one strategy. `strategy.extended.services` gives them to other folders, and not to users.
 
     Attributes:
+      options: of the strategy.
       scheduler: runs closures on the workers.
       tracer: traces functions.
-      handles: of the tables and variables with a copy on each worker.
+      handles: the tables and variables with a copy on each worker.
       copies: has the workers create and read their copies.
       input_shares: which share of the data each worker reads.
-      variables: those on the parameter servers, with the tables.
+      variables: the variables on the parameter servers, and the tables there.
       recovery: recovers the parameter servers.
       parameter_servers: by index.
-      worker_devices: those of each worker that compute, relative to it: a replica for each.
+      worker_devices: the devices that compute on each worker, relative to it: a replica for each.
+      events: what happens, as a stream.
+      rules: the update rules that still exist, for the dashboard.
+      unique_numbers: for names on the servers that no other object of this strategy has.
+      worker_index: called inside a scheduled function, returns the index of the worker that runs it.
+      connection_number: called inside a scheduled function, returns a number that grows with each connection of the
+        worker that runs it. It tells what an abandoned call does from the rest.
+      retrace: has each `tf.function` traced again when it is scheduled next.
+      add_idle_callback: see `Cluster.add_idle_callback`.
+      refuse_closed: see `ClosureQueue.refuse_stopped`.
     """
 
+    options: Options
     scheduler: Scheduler
     tracer: FunctionTracer
     handles: PerWorkerHandles
@@ -256,33 +238,14 @@ class StrategyParts:
     recovery: VariableRecovery
     parameter_servers: tuple[ParameterServer, ...]
     worker_devices: tuple[str, ...]
-
-    def client_functions(
-        self, extended: Any, schedule: Callable[..., Future]
-    ) -> contextlib.AbstractContextManager[ClientFunctions]:
-        """Returns a scope in which functions on the client may schedule.
-
-        Args:
-          extended: the strategy's hooks.
-          schedule: the strategy's method, which is not kept alive.
-        """
-        return ClientFunctions(self.scheduler, self.tracer, extended.scheduled_tracing, schedule).open()
-
-    def dashboard(self, address: str | None, rules: Collection[Any]) -> contextlib.AbstractContextManager[str | None]:
-        """Returns a scope with a dashboard, whose URL it gives, or None if there is none.
-
-        Args:
-          address: see `Options.dashboard`; None for no dashboard.
-          rules: the update rules, each with `statistics()`; those that come later, too.
-        """
-        if address is None:
-            return contextlib.nullcontext()
-
-        return dashboard_of(address, self.scheduler, self.parameter_servers, rules)
-
-    def usage_counters(self) -> "UsageCounters":
-        """Returns the counters of a trace that say how busy the parameter servers are."""
-        return UsageCounters(ServerPolling(self.parameter_servers))
+    events: EventStream
+    rules: weakref.WeakSet[Any]
+    unique_numbers: Iterator[int]
+    worker_index: Callable[[], Any]
+    connection_number: Callable[[], Any]
+    retrace: Callable[[], None]
+    add_idle_callback: Callable[[Callable[[int], object]], None]
+    refuse_closed: Callable[[str], None]
 
     @functools.cached_property
     def evaluation(self) -> "StrategyEvaluation":
@@ -345,16 +308,26 @@ class StrategyParts:
             return [worker.index for worker in scheduler.cluster.workers]
 
         devices = enumerate(membership.parameter_server_devices)
+        tracer = FunctionTracer(handles)
         return cls(
-            scheduler,
-            FunctionTracer(handles),
-            handles,
-            WorkerCopies(scheduler, options),
-            InputShares(indices(), indices if options.reshard_inputs else None),
-            variables,
-            recovery,
-            tuple(ParameterServer(index, device, membership) for index, device in devices),
-            membership.worker_devices,
+            options=options,
+            scheduler=scheduler,
+            tracer=tracer,
+            handles=handles,
+            copies=WorkerCopies(scheduler, options),
+            input_shares=InputShares(indices(), indices if options.reshard_inputs else None),
+            variables=variables,
+            recovery=recovery,
+            parameter_servers=tuple(ParameterServer(index, device, membership) for index, device in devices),
+            worker_devices=membership.worker_devices,
+            events=scheduler.queue.events,
+            rules=weakref.WeakSet(),
+            unique_numbers=itertools.count(),
+            worker_index=worker_number("worker index", handles, lambda context: context.index),
+            connection_number=worker_number("connection number", handles, lambda context: context.connection_number),
+            retrace=tracer.reset,
+            add_idle_callback=scheduler.cluster.add_idle_callback,
+            refuse_closed=scheduler.queue.refuse_stopped,
         )
 
 
@@ -364,50 +337,3 @@ def _warn_of_profile(folder: str) -> None:
         "`coordinator profile --logdir %s HOST:PORT ...` profiles these while they train.",
         folder,
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class StrategyServices:
-    """What the library's update rules need of a strategy, and users do not: `strategy.extended.services`.
-
-    Attributes:
-      worker_index: called inside a scheduled function, returns the index of the worker that runs it.
-      connection_number: likewise, returns a number that grows with each connection that the worker has, so that what an
-        abandoned call does can be told from the rest.
-      unique_numbers: for names on the servers that no other object of this strategy has.
-      retrace: has each `tf.function` traced again when it is scheduled next.
-      add_idle_callback: see `Cluster.add_idle_callback`.
-      refuse_closed: see `ClosureQueue.refuse_stopped`.
-      variables: those on the parameter servers, with the tables.
-      options: those of the strategy.
-      events: what happens, as a stream.
-      rules: the update rules that still exist, for the dashboard.
-    """
-
-    worker_index: Callable[[], Any]
-    connection_number: Callable[[], Any]
-    unique_numbers: Iterator[int]
-    retrace: Callable[[], None]
-    add_idle_callback: Callable[[Callable[[int], object]], None]
-    refuse_closed: Callable[[str], None]
-    variables: VariableStore
-    options: Options
-    events: EventStream
-    rules: weakref.WeakSet[Any]
-
-    @classmethod
-    def of(cls, parts: StrategyParts, options: Options) -> "StrategyServices":
-        """Returns those of a strategy with these parts."""
-        handles, scheduler = parts.handles, parts.scheduler
-        return cls(
-            worker_index=worker_number("worker index", handles, lambda context: context.index),
-            connection_number=worker_number("connection number", handles, lambda context: context.connection_number),
-            unique_numbers=itertools.count(),
-            retrace=parts.tracer.reset,
-            add_idle_callback=scheduler.cluster.add_idle_callback,
-            refuse_closed=scheduler.queue.refuse_stopped,
-            variables=parts.variables,
-            options=options,
-            events=scheduler.queue.events,
-            rules=weakref.WeakSet(),
-        )

@@ -7,21 +7,8 @@
         strategy.join()                                                              waits
         return strategy.local_results(future)               the types of the results   the results
 
-Each call is an operation that calls Python on the client. They run in the order of the program, with all else that has
-effects; see `barriers_in_order`.
-
-Futures as values of a graph: a number that is the handle of a future, which lives as long as the number is used.
-
-TensorFlow's tensors share the memory of the array that Python returns for a handle, and keep the array. So the future
-is kept by the tensors that are its handle, wherever the graph takes them, and released with the last of them. A handle
-is an int32, which TensorFlow keeps in the memory of the host, also where the graph runs on a GPU.
-
-The arguments of what a function on the client calls: a structure in which some leaves are tensors of its graph.
-
-when it is traced    (x, iterator, future)     the inputs of an operation: x, the handle of the future
-when it runs         (3.0, iterator, future)   the structure with their values
-
-Calls of functions on the client that schedule: their waits, errors, and how Ctrl-C ends them.
+Each of these is an operation that calls Python on the client. The operations run in the order of the program, with all
+else that has effects; see `barriers_in_order`. How a call waits, raises errors, and ends by Ctrl-C:
 
     user's thread    train(100) ──► TensorFlow ───────────────────────────────────────► KeyboardInterrupt, or the error
                                         │ runs the graph                        ▲
@@ -69,8 +56,17 @@ from coordinator.workers.scheduler import Scheduler
 
 # TensorFlow uses the memory of an array, and does not copy it, if its address is a multiple of this, in bytes.
 _ALIGNMENT = 64
-# How many handles there are; those of futures that are gone are used again.
+# How many handles there are; handles of futures that are gone are used again.
 _HANDLES = 1 << 31
+# How soon it is noticed that data cannot end, in seconds.
+_MOMENT = 0.05
+# The arguments that a loop may pass and still be scheduled as one call of many runs.
+_LOOP_OPTIONS = frozenset({"args", "kwargs", "worker", "timeout"})
+# The number of a call in the text of an error.
+_NUMBER = re.compile(r"\[coordinator call (\d+)\]")
+# The number of a call, and the handle of its queue.
+_CALL = (tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.resource))
+_HANDLE, _BOOL = tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.bool)
 
 
 class GraphFuture(tf.experimental.ExtensionType):
@@ -88,17 +84,18 @@ class GraphFuture(tf.experimental.ExtensionType):
 
 
 class _Handle(np.ndarray):
-    """The memory of the handle of a future, which TensorFlow's tensors share; an int32 scalar.
-
-    Attributes:
-      future: the future.
-    """
+    """The memory of the handle of a future, which TensorFlow's tensors share; an int32 scalar."""
 
     future: Future
 
 
 class Futures:
-    """The futures whose handles are in use."""
+    """The futures whose handles are in use. A handle is a value of a graph, a number that identifies a future.
+
+    TensorFlow's tensors share the memory of the array that Python returns for a handle, and keep the array. So the
+    tensors that are its handle keep the future, wherever the graph takes them, and the last of them releases it. A
+    handle is an int32, which TensorFlow keeps in the memory of the host, also where the graph runs on a GPU.
+    """
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
@@ -119,39 +116,42 @@ class Futures:
 
     def __getitem__(self, handle: Any) -> Future:
         """Returns the future with a handle."""
-        found = self._handles.get(int(handle))
-        if found is None:
+        array = self._handles.get(int(handle))
+        if array is None:
             raise ValueError(
                 "A future of a tf.function on the client does not exist any more. It lives as long as the GraphFuture "
                 "that schedule returned, and not as a copy of its handle; and no longer than its strategy."
             )
-        return found.future
+        return array.future
 
     def __len__(self) -> int:
         return len(self._handles)
 
 
 class ClientArguments:
-    """The arguments of a call in a function on the client, some of which are tensors of its graph.
+    """The arguments of a call in a function on the client, a structure in which some leaves are tensors of its graph.
+
+    when it is traced    (x, iterator, future)     the inputs of an operation: x, the handle of the future
+    when it runs         (3.0, iterator, future)   the structure with their values
 
     Args:
-      given: a nested structure.
-      futures: those whose handles are in use.
+      structure: the arguments.
+      futures: the futures whose handles are in use.
       types: the types of results, by number.
 
     Attributes:
       inputs: the tensors.
-      specs: the structure, with `tf.TypeSpec`s in place of what has tensors.
+      specs: the structure, with `tf.TypeSpec`s in place of the leaves that have tensors.
     """
 
-    def __init__(self, given: Any, futures: Futures, types: Sequence[Any]) -> None:
+    def __init__(self, structure: Any, futures: Futures, types: Sequence[Any]) -> None:
         self.inputs: list[Any] = []
         self._futures = futures
         self._types = types
         # How each leaf is made when the graph runs, and from how many values.
         self._leaves: list[tuple[Callable[..., Any], int]] = []
-        self.specs = tf.nest.map_structure(self._add, given)
-        self._structure = tf.nest.map_structure(lambda _: 0, given)
+        self.specs = tf.nest.map_structure(self._add, structure)
+        self._structure = tf.nest.map_structure(lambda _: 0, structure)
 
     def _add(self, leaf: Any) -> Any:
         """Adds a leaf; returns its `tf.TypeSpec`, or the leaf itself if it has no tensor of the graph."""
@@ -177,8 +177,8 @@ class ClientArguments:
 
     def with_values(self, values: Sequence[Any]) -> Any:
         """Returns the structure with the values of `inputs`."""
-        rest = iter(values)
-        leaves = [make(*itertools.islice(rest, count)) for make, count in self._leaves]
+        remaining = iter(values)
+        leaves = [make(*itertools.islice(remaining, count)) for make, count in self._leaves]
         return tf.nest.pack_sequence_as(self._structure, leaves)
 
 
@@ -187,32 +187,23 @@ def _with_values(spec: tf.TypeSpec, *values: Any) -> Any:
     if isinstance(spec, tf.TensorSpec) and spec.dtype != tf.string:
         return np.asarray(values[0])
     components = tf.nest.flatten(spec, expand_composites=True)
-    tensors = [tf.constant(value, each.dtype) for value, each in zip(values, components, strict=True)]
+    tensors = [tf.constant(value, component.dtype) for value, component in zip(values, components, strict=True)]
     return tf.nest.pack_sequence_as(spec, tensors, expand_composites=True)
 
 
-_NUMBER = re.compile(r"\[coordinator call (\d+)\]")
-
-
 class CallError(Exception):
-    """Ends a graph.
-
-    Its text contains the number of the call, so that `ClientCalls.error_in` can return the call's own error, which is
-    raised instead.
-    """
+    """Ends a graph. Its text contains the number of the call, whose own error is raised instead."""
 
 
 class ClientCall:
     """One call of a function on the client that schedules.
 
-    Args:
-      number: identifies it.
-      device: the client's, where its queue is.
-
     Attributes:
-      is_of_main_thread: whether the main thread made it, which Ctrl-C is for.
-      cut: is done once the call is to end.
-      error: with which it ends; None if it has none.
+      number: identifies it.
+      is_of_main_thread: whether the main thread made it; Ctrl-C is for the main thread.
+      cut: is done once the call must end.
+      error: the error with which it ends, or None.
+      wakeups: the queue that gets an element when a wait has ended.
     """
 
     def __init__(self, number: int, device: str) -> None:
@@ -221,50 +212,40 @@ class ClientCall:
         self.cut = concurrent.futures.Future[None]()
         self.error: BaseException | None = None
         with tf.device(None), tf.device(device):
-            self._wakeups = tf.queue.FIFOQueue(1, [tf.bool], [[]])
+            self.wakeups = tf.queue.FIFOQueue(1, [tf.bool], [[]])
         self._outcome: concurrent.futures.Future[Any] | None = None
 
-    @property
-    def queue(self) -> Any:
-        """The handle of the queue that gets an element when a wait has ended."""
-        return self._wakeups.queue_ref
-
-    def fail(self, error: BaseException) -> CallError:
-        """Sets the error of the call, unless it has one, and returns what to raise in the graph."""
-        self.error = self.error or error
-        return CallError(f"{type(self.error).__name__}: {self.error} [coordinator call {self.number}]")
-
-    def check(self) -> None:
-        """Raises CallError if the call is to end."""
-        if self.cut.done():
-            raise self.fail(KeyboardInterrupt())
-
     def run(self, work: Callable[[], Any]) -> Any:
-        """Returns what `work` returns; its error becomes that of the call."""
-        self.check()
+        """Returns what `work` returns. Its first error, or a cut before it, becomes the error of the call."""
         try:
+            if self.cut.done():
+                raise KeyboardInterrupt
             return work()
         except BaseException as error:  # noqa: BLE001 - raised by the call
-            raise self.fail(error) from None
+            self.error = self.error or error
+            raise CallError(f"{type(self.error).__name__}: {self.error} [coordinator call {self.number}]") from None
 
     def begin_wait(self, work: Callable[[], Any]) -> None:
         """Calls `work`, which may wait, on another thread. It has to end when `cut` is done."""
-        self.check()
         self._outcome = on_own_thread("coordinator-client-wait", work)
-        # It waits for nothing: the queue is empty.
-        self._outcome.add_done_callback(lambda _: self._wakeups.enqueue(True))
+        # This does not wait: the queue is empty.
+        self._outcome.add_done_callback(lambda _: self.wakeups.enqueue(True))
 
     def end_wait(self) -> Any:
-        """Returns what the `work` of a wait has returned; None if there was no wait. Raises CallError."""
+        """Returns what the `work` of a wait has returned, or raises its error; returns None if there was no wait."""
         outcome, self._outcome = self._outcome, None
-        return None if outcome is None else self.run(outcome.result)
+        return None if outcome is None else outcome.result()
 
 
 class ClientCalls:
-    """The calls that are being made.
+    """The calls that are being made, and how Ctrl-C ends the calls of the main thread.
+
+    Python calls the handler of a signal on the main thread, once that runs Python again: after TensorFlow has returned.
+    But it writes a byte for each signal immediately, which a thread reads here while the main thread is in such a call.
+    A handler other than Python's own, which raises `KeyboardInterrupt`, is not replaced: its purpose is not known.
 
     Args:
-      wake: has waits that were begun look at whether their call is to end.
+      wake: has waits that were begun look at whether their call must end.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
@@ -273,7 +254,12 @@ class ClientCalls:
         self._wake = wake
         self._numbers = itertools.count()
         self._calls: dict[int, ClientCall] = {}
-        self._interrupts = Interrupts(self._cut_calls, self._turn_error_into_interrupt)
+        self._received, self._sent = socket.socketpair()
+        self._sent.setblocking(False)
+        # The program's own descriptor for signals; -1 for none.
+        self._former = -1
+        self._thread = BackgroundThread("coordinator-client-interrupts", self._read_signals)
+        self._thread.start()
 
     def __getitem__(self, number: Any) -> ClientCall:
         """Returns a call by its number."""
@@ -282,7 +268,7 @@ class ClientCalls:
     def begin(self) -> tuple[Any, Any]:
         """Begins a call by the calling thread; returns tensors with its number and its queue.
 
-        It ends with an error that `error_in` has returned, or when the first is not referenced any more.
+        It ends when `error_in` returns its error, or when the first tensor is no longer referenced.
         """
         call = ClientCall(next(self._numbers), self.device)
         with tf.device(None), tf.device(self.device):
@@ -290,134 +276,74 @@ class ClientCalls:
         self._calls[call.number] = call
         weakref.finalize(number, self._end, call.number).atexit = False
         if call.is_of_main_thread:
-            self._interrupts.watch()
-        return number, call.queue
-
-    def _end(self, number: int) -> ClientCall | None:
-        call = self._calls.pop(number, None)
-        if call is not None and call.is_of_main_thread:
-            self._interrupts.unwatch()
-        return call
+            self._watch_signals()
+        return number, call.wakeups.queue_ref
 
     def error_in(self, message: str) -> BaseException | None:
         """Ends the call that a message of TensorFlow names, and returns its error."""
-        found = _NUMBER.search(message)
-        call = self._end(int(found[1])) if found else None
+        match = _NUMBER.search(message)
+        call = self._end(int(match[1])) if match else None
         return None if call is None else call.error
-
-    def _of_main_thread(self) -> list[ClientCall]:
-        return [call for call in list(self._calls.values()) if call.is_of_main_thread]
-
-    def _cut_calls(self) -> None:
-        for call in self._of_main_thread():
-            if not call.cut.done():
-                call.cut.set_result(None)
-        self._wake()
-
-    def _turn_error_into_interrupt(self) -> bool:
-        ending = [call for call in self._of_main_thread() if call.error is not None]
-        for call in ending:
-            call.error = KeyboardInterrupt()
-        return bool(ending)
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
         """A scope in which calls are made."""
-        with contextlib.closing(self._interrupts), errors_raised_as(self.error_in):
-            yield
+        try:
+            with errors_raised_as(self.error_in):
+                yield
+        finally:
+            self._restore_signals()
+            self._thread.stop()
+            self._sent.shutdown(socket.SHUT_WR)
+            self._thread.wait_stopped()
+            self._received.close()
+            self._sent.close()
 
+    def _end(self, number: int) -> ClientCall | None:
+        call = self._calls.pop(number, None)
+        if call is not None and call.is_of_main_thread and not self._of_main_thread():
+            # Without effect on another thread: then the end of the next call restores them.
+            self._restore_signals()
+        return call
 
-class Interrupts:
-    """Calls a function when Ctrl-C is pressed, on a thread, while the main thread is in TensorFlow.
+    def _of_main_thread(self) -> list[ClientCall]:
+        return [call for call in list(self._calls.values()) if call.is_of_main_thread]
 
-    Python calls the handler of a signal on the main thread, once that runs Python again: after TensorFlow has returned.
-    But it writes a byte for each signal at once. A handler other than Python's own, which raises `KeyboardInterrupt`,
-    is left alone: what it is for is not known.
-
-    Args:
-      on_interrupt: the function.
-      interrupt_ending_call: if a call of the main thread is ending with an error, replaces the error by
-        `KeyboardInterrupt` and returns True.
-    """
-
-    def __init__(self, on_interrupt: Callable[[], None], interrupt_ending_call: Callable[[], bool]) -> None:
-        self._on_interrupt = on_interrupt
-        self._interrupt_ending_call = interrupt_ending_call
-        self._received, self._sent = socket.socketpair()
-        self._sent.setblocking(False)
-        self._former = -1
-        self._watching = 0
-        self._thread = BackgroundThread("coordinator-client-interrupts", self._read)
-        self._thread.start()
-
-    def watch(self) -> None:
-        """Begins, on the main thread."""
-        self._watching += 1
+    def _watch_signals(self) -> None:
         former = signal.set_wakeup_fd(self._sent.fileno(), warn_on_full_buffer=False)
         if former != self._sent.fileno():
             self._former = former
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, self._handle)
 
-    def unwatch(self) -> None:
-        """Ends what `watch` has begun, if it is called on the main thread; otherwise the next one does."""
-        self._watching -= 1
-        if not self._watching:
-            self._restore()
-
-    def _handle(self, number: int, frame: Any) -> None:
-        # TensorFlow fails if Python raises while it converts a graph's error.
-        if not self._interrupt_ending_call():
-            signal.default_int_handler(number, frame)
-
-    def _restore(self) -> None:
+    def _restore_signals(self) -> None:
         if threading.current_thread() is not threading.main_thread():
             return
         present = signal.set_wakeup_fd(self._former, warn_on_full_buffer=False)
         if present != self._sent.fileno():
-            # Set by other code meanwhile.
+            # Other code has set it since.
             signal.set_wakeup_fd(present)
         if signal.getsignal(signal.SIGINT) == self._handle:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    def _read(self) -> None:
+    def _handle(self, number: int, frame: Any) -> None:
+        # TensorFlow fails if Python raises while it converts a graph's error: then that error is replaced.
+        ending = [call for call in self._of_main_thread() if call.error is not None]
+        for call in ending:
+            call.error = KeyboardInterrupt()
+        if not ending:
+            signal.default_int_handler(number, frame)
+
+    def _read_signals(self) -> None:
         while numbers := self._received.recv(64):
             if self._former != -1:
                 with contextlib.suppress(OSError):
                     os.write(self._former, numbers)
             if signal.SIGINT in numbers and signal.getsignal(signal.SIGINT) == self._handle:
-                self._on_interrupt()
-
-    def close(self) -> None:
-        """Ends the thread."""
-        self._restore()
-        self._thread.stop()
-        self._sent.shutdown(socket.SHUT_WR)
-        self._thread.wait_stopped()
-        self._received.close()
-        self._sent.close()
-
-
-# The number of a call, and the handle of its queue.
-_CALL = (tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.resource))
-# How soon it is noticed that data cannot end, in seconds.
-_MOMENT = 0.05
-# What a loop may say besides, to be scheduled as many runs.
-_LOOP_OPTIONS = frozenset({"args", "kwargs", "worker", "timeout"})
-_HANDLE, _BOOL = tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.bool)
-
-
-def _components(result: Any) -> list[Any]:
-    """Returns the components of a result, or of its type, that are not None."""
-    return [part for part in tf.nest.flatten(result, expand_composites=True) if part is not None]
-
-
-def _stacked_type(result_type: Any, steps: Any) -> Any:
-    """Returns the type of the result of many runs."""
-    first = tf.TensorShape([None if tf.is_tensor(steps) else steps])
-    return tf.nest.map_structure(
-        lambda each: each and tf.TensorSpec(first.concatenate(each.shape), each.dtype), result_type
-    )
+                for call in self._of_main_thread():
+                    if not call.cut.done():
+                        call.cut.set_result(None)
+                self._wake()
 
 
 class ClientFunctions:
@@ -426,12 +352,12 @@ class ClientFunctions:
     Args:
       scheduler: of the strategy.
       tracer: traces what is scheduled.
-      scope: that in which it is traced.
-      schedule: that of the strategy, which is not kept alive.
+      scope: returns the scope in which it is traced.
+      schedule: the strategy's method, which is not kept alive.
 
     Attributes:
-      futures: those whose handles are in use.
-      device: the client's, on which all operations are that are added.
+      futures: the futures whose handles are in use.
+      device: the client's device. All added operations run there.
     """
 
     def __init__(
@@ -458,7 +384,7 @@ class ClientFunctions:
             yield self
 
     def result_or_none(self, value: Any) -> Any:
-        """Waits for the result of a future, also of a graph; None if it failed. Returns other values as they are."""
+        """Waits for the result of a future, also of a graph; None if it failed. Returns other values unchanged."""
         future = self.futures[value.handle] if isinstance(value, GraphFuture) else value
         return future.result_or_none() if isinstance(future, Future) else value
 
@@ -467,29 +393,28 @@ class ClientFunctions:
     ) -> GraphFuture:
         """Adds an operation that calls `ParameterServerStrategy.schedule`; `fn` is traced now.
 
-        Args:
-          fn: as there.
-          args: as there.
-          kwargs: as there.
-          steps: as there; may be a tensor.
-          is_used: False to drop the results of many runs, and to wait for them if their data may end, since a loop that
-            schedules until then is to end with the error.
-          **options: as there.
+        The arguments have the same meaning as there; `steps` may be a tensor. Without `is_used` the results of many
+        runs are dropped, and awaited if their data may end: a loop that schedules until then must end with the error.
         """
         arguments = self._arguments(args, kwargs, {"steps": steps, **options})
         traced = self._traced(fn, arguments)
-        inputs = traced.inputs
+        inputs, result_type = traced.inputs, traced.function.result_spec
 
-        def schedule(values: Sequence[Any]) -> Future:
+        def schedule(values: Sequence[Any]) -> Any:
+            method: Any = self._schedule()
+            if method is None:
+                raise StrategyClosedError(
+                    "A function on the client schedules, and its strategy does not exist any more."
+                )
             args, kwargs, options = arguments.with_values(values)
             options = {name: getattr(value, "item", lambda value=value: value)() for name, value in options.items()}
-            future = self._present_schedule()(fn, args, kwargs, **options)
+            future = method(fn, args, kwargs, **options)
             if not is_used:
                 future.discard()
             return future
 
         def may_end() -> bool:
-            return not is_used and any(each.is_finite is not False for each in inputs)
+            return not is_used and any(data.is_finite is not False for data in inputs)
 
         def attempt(call: ClientCall, *values: Any) -> list[Any]:
             if self._waits.is_free and not may_end():
@@ -503,20 +428,20 @@ class ClientFunctions:
 
         handle, is_waiting = self._python(attempt, arguments.inputs, [_HANDLE, _BOOL])
         handle = tf.cond(is_waiting, wait, lambda: handle)
-        result_type = traced.function.result_spec
-        return GraphFuture(handle, self._number_of(result_type if steps is None else _stacked_type(result_type, steps)))
+        if steps is not None:
+            first = tf.TensorShape([None if tf.is_tensor(steps) else steps])
+            result_type = tf.nest.map_structure(
+                lambda spec: spec and tf.TensorSpec(first.concatenate(spec.shape), spec.dtype), result_type
+            )
+        if result_type not in self._types:
+            self._types.append(result_type)
+        return GraphFuture(handle, self._types.index(result_type))
 
     def _schedule_loop(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], count: Any) -> bool:
-        """Adds an operation that schedules many runs, in place of a loop that schedules one in each iteration.
+        """Adds an operation that schedules many runs, in place of a loop whose `count` iterations schedule one each.
 
-        Args:
-          function: what the loop calls.
-          args: its positional arguments.
-          kwargs: its keyword arguments.
-          count: the number of iterations.
-
-        Returns:
-          False if it calls anything else, or if many runs would not be the same.
+        The loop calls nothing but `function(*args, **kwargs)`. Returns False if that does not schedule, or if many runs
+        would not be the same.
         """
         if function != self._schedule() or not self._scheduler.stops_on_error or not kwargs.keys() <= _LOOP_OPTIONS:
             return False
@@ -538,17 +463,12 @@ class ClientFunctions:
     def join(self, timeout: float | None = None) -> None:
         """Adds operations that wait as `ParameterServerStrategy.join` does."""
 
-        def begin(call: ClientCall) -> list[Any]:
+        def begin(call: ClientCall) -> None:
             call.begin_wait(lambda: self._waits.wait_settled(timeout, call.cut.done))
-            return []
-
-        def end(call: ClientCall) -> list[Any]:
-            call.end_wait()
-            return []
 
         self._python(begin, [], [])
         self._wakeup()
-        self._python(end, [], [])
+        self._python(ClientCall.end_wait, [], [])
 
     def done(self) -> Any:
         """Adds an operation that calls `ParameterServerStrategy.done`; returns its result, a bool scalar."""
@@ -556,18 +476,17 @@ class ClientFunctions:
 
     def local_results(self, structure: Any) -> Any:
         """Adds operations that wait for futures; returns the structure with their results, which are tensors."""
-        found = [leaf for leaf in tf.nest.flatten(structure) if isinstance(leaf, GraphFuture | Future)]
-        if not found:
+        leaves = [leaf for leaf in tf.nest.flatten(structure) if isinstance(leaf, GraphFuture | Future)]
+        if not leaves:
             return structure
-        futures = ClientArguments(found, self.futures, self._types)
-        types = [spec_of(each) if isinstance(each, Future) else each for each in futures.specs]
-        specs = _components(types)
+        futures = ClientArguments(leaves, self.futures, self._types)
+        types = [spec_of(spec) if isinstance(spec, Future) else spec for spec in futures.specs]
 
         def begin(call: ClientCall, *handles: Any) -> list[Any]:
             awaited = futures.with_values(handles)
             is_waiting = not all(map(_has_result, awaited))
             if is_waiting:
-                call.begin_wait(lambda: self._wait_for(awaited, call.cut))
+                call.begin_wait(lambda: self._wait_for(awaited, call))
             return [is_waiting]
 
         def end(call: ClientCall, *handles: Any) -> list[Any]:
@@ -576,38 +495,28 @@ class ClientFunctions:
             return [part.numpy() if tf.is_tensor(part) else part for part in parts]
 
         tf.cond(self._python(begin, futures.inputs, [_BOOL])[0], self._wakeup, lambda: False)
-        values = iter(self._python(end, futures.inputs, specs))
+        values = iter(self._python(end, futures.inputs, _components(types)))
         results = iter([tf.nest.map_structure(lambda spec: spec and _packed(spec, values), each) for each in types])
         return tf.nest.map_structure(
             lambda leaf: next(results) if isinstance(leaf, GraphFuture | Future) else leaf, structure
         )
 
     def _arguments(self, args: Any, kwargs: Any, options: Any) -> ClientArguments:
-        given = (() if args is None else args, {} if kwargs is None else kwargs, options)
-        return ClientArguments(given, self.futures, self._types)
+        structure = (() if args is None else args, {} if kwargs is None else kwargs, options)
+        return ClientArguments(structure, self.futures, self._types)
 
     def _traced(self, fn: Any, arguments: ClientArguments) -> Any:
         """Returns a call of a function, traced on a thread that is in no graph: gradients are not traced in others."""
-        return on_own_thread(
-            "coordinator-trace",
-            lambda: self._tracer.call_of(fn, arguments.specs[0], arguments.specs[1], self._scope),
-        ).result()
-
-    def _present_schedule(self) -> Any:
-        schedule = self._schedule()
-        if schedule is None:
-            raise StrategyClosedError("A function on the client schedules, and its strategy does not exist any more.")
-        return schedule
+        args, kwargs, _ = arguments.specs
+        trace = functools.partial(self._tracer.call_of, fn, args, kwargs, self._scope)
+        return on_own_thread("coordinator-trace", trace).result()
 
     def _schedule_when_free(
         self, call: ClientCall, schedule: Callable[[], Future], may_end: Callable[[], bool]
     ) -> Future | None:
-        """Waits for room, and schedules unless the call was cut meanwhile.
+        """Waits for room, and schedules unless the call was cut; waits for the result too while its data `may_end`.
 
-        Args:
-          call: the call.
-          schedule: schedules.
-          may_end: returns whether it is to wait for the result, too; it may not any more once workers have the data.
+        That is no longer so once the workers have endless data.
         """
         self._scheduler.wait_for_room(call.cut.done)
         if call.cut.done():
@@ -616,43 +525,42 @@ class ClientFunctions:
         while may_end() and not (future.done() or call.cut.done()):
             concurrent.futures.wait([future, call.cut], _MOMENT, concurrent.futures.FIRST_COMPLETED)
         if may_end():
-            self._wait_for([future], call.cut)
+            self._wait_for([future], call)
         return future
 
-    def _wait_for(self, futures: Sequence[Future], cut: concurrent.futures.Future[None]) -> None:
-        """Waits until all futures are done, or `cut` is. Raises the error that has cancelled one of them."""
+    def _wait_for(self, futures: Sequence[Future], call: ClientCall) -> None:
+        """Waits until all futures are done, or the call is cut. Raises the error that has cancelled a future."""
         for future in futures:
-            concurrent.futures.wait([future, cut], return_when=concurrent.futures.FIRST_COMPLETED)
-            if cut.done():
+            concurrent.futures.wait([future, call.cut], return_when=concurrent.futures.FIRST_COMPLETED)
+            if call.cut.done():
                 return
         if not all(map(_has_result, futures)):
             self._scheduler.done()
-
-    def _number_of(self, result_type: Any) -> int:
-        if result_type not in self._types:
-            self._types.append(result_type)
-        return self._types.index(result_type)
 
     def _call(self) -> Any:
         return call_time_values(self._calls.begin, _CALL, self)
 
     def _wakeup(self) -> Any:
-        """Adds an operation that waits for the end of the wait of this call."""
+        """Adds an operation that blocks until this call has stopped waiting."""
         return tf.raw_ops.QueueDequeueV2(handle=self._call()[1], component_types=[tf.bool])[0]
 
-    def _python(
-        self, work: Callable[..., list[Any]], inputs: Sequence[Any], specs: Sequence[tf.TensorSpec]
-    ) -> list[Any]:
+    def _python(self, work: Callable[..., Any], inputs: Sequence[Any], specs: Sequence[tf.TensorSpec]) -> list[Any]:
         """Adds an operation that calls `work(call, *values of the inputs)` on the client; returns its outputs."""
 
-        def run(number: Any, *values: Any) -> list[Any]:
+        def run(number: Any, *values: Any) -> Any:
             call = self._calls[number]
-            return call.run(lambda: work(call, *values))
+            outputs = call.run(lambda: work(call, *values))
+            return outputs if specs else []
 
         outputs = python_operation(run, [self._call()[0], *inputs], [spec.dtype for spec in specs])
         for output, spec in zip(outputs, specs, strict=True):
             output.set_shape(spec.shape)
         return outputs
+
+
+def _components(result: Any) -> list[Any]:
+    """Returns the components of a result, or of its type, that are not None."""
+    return [part for part in tf.nest.flatten(result, expand_composites=True) if part is not None]
 
 
 def _packed(spec: Any, values: Iterator[Any]) -> Any:

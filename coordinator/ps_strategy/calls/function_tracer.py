@@ -5,22 +5,15 @@ schedule(fn, args) --> TraceCache.find: the same kind of call was made before --
                             v
                        call_of: checked arguments --> TensorFlow looks the trace up, or traces --> ScheduledCall
 
-Warns about functions that are retraced often, and says which argument is the cause.
-
-Arguments are recorded once for each trace, so a call without a new trace costs nothing. Neither functions nor their
-arguments are kept alive.
-
-The traces of functions that were scheduled before, by the kind of their arguments.
-
-TensorFlow's own lookup takes longer than all else that `schedule` does.
+TensorFlow's own lookup takes longer than all else that `schedule` does; that is why there is a cache before it.
 """
 
 import array
 import concurrent.futures
 import contextlib
 import functools
+import itertools
 import logging
-import operator
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -54,101 +47,88 @@ _logger = logging.getLogger("coordinator")
 
 # A trace takes tens of milliseconds or more; a function that is called in several ways has fewer traces than this.
 _MANY = 20
-
 _MOST_CAUSES = 3
 _EXAMPLES = 3
 _LONGEST_EXAMPLE = 60
-
 _SHOWN_BY_VALUE = (bool, int, float, complex, str, bytes, type(None))
-
-
-class _Trait(NamedTuple):
-    """A property of one argument that a trace depends on. Traits of equal text and identity are the same."""
-
-    place: str
-    what: str
-    advice: str
-    text: str
-    identity: int = 0
+# A property of one argument that a trace depends on: the argument's place as Python would write it, what differs, what
+# to do about it, and the value: a text with an identity.
+_Trait = tuple[str, str, str, str, int]
 
 
 class RetraceWarnings:
-    """Counts the traces of each function, and warns once about one that has many."""
+    """Counts the traces of each function, and warns once about one that has many, naming the arguments that cause it.
+
+    Arguments are recorded once for each trace, so a call without a new trace costs nothing. Neither functions nor their
+    arguments are kept alive.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._traces: weakref.WeakKeyDictionary[Any, list[list[_Trait]]] = weakref.WeakKeyDictionary()
-        self._warned: weakref.WeakSet[Any] = weakref.WeakSet()
+        # The traits of each trace of a function; None once the function was warned about.
+        self._traces: weakref.WeakKeyDictionary[Any, list[list[_Trait]] | None] = weakref.WeakKeyDictionary()
 
     def forget(self) -> None:
         """Counts from 0 again, because all functions will be retraced."""
         with self._lock:
-            self._traces.clear()
+            for traces in self._traces.values():
+                if traces is not None:
+                    traces.clear()
 
     def note(self, function: Any, name: str, arguments: Mapping[str, Any]) -> None:
-        """Records a new trace, and logs a warning at the twentieth of a function.
-
-        Args:
-          function: the `tf.function`.
-          name: the name of the Python function.
-          arguments: the arguments that it was traced with, by parameter.
-        """
+        """Records a trace of a `tf.function` with arguments, by parameter; logs a warning at the twentieth trace."""
         with self._lock:
-            if function in self._warned:
+            if self._traces.get(function, ()) is None:
                 return
+        # This runs code of the program: the texts of its objects.
         traits = [trait for key, value in arguments.items() for trait in _traits(key, value)]
         with self._lock:
             traces = self._traces.setdefault(function, [])
-            traces.append(traits)
-            if len(traces) != _MANY:
+            if traces is None:
                 return
-            self._warned.add(function)
-            del self._traces[function]
-        _logger.warning(
-            "The function %r was traced %d times, and a trace takes longer than many calls.%s",
-            name,
-            _MANY,
-            _causes(traces),
-        )
+            traces.append(traits)
+            if len(traces) < _MANY:
+                return
+            self._traces[function] = None
+        text = "The function %r was traced %d times, and a trace takes longer than many calls.%s"
+        _logger.warning(text, name, _MANY, _causes(traces))
+
+
+def _causes(traces: list[list[_Trait]]) -> str:
+    """Describes what differs most from trace to trace; empty if nothing does."""
+    values: dict[tuple[str, str], dict[tuple[str, int], str]] = {}
+    for place, what, advice, text, identity in itertools.chain(*traces):
+        values.setdefault((place, what), {})[text, identity] = advice
+    most = max(map(len, values.values()), default=1)
+    differing = [(key, advices) for key, advices in values.items() if len(advices) == most > 1]
+    causes = ""
+    for (place, what), advices in differing[:_MOST_CAUSES]:
+        examples = ", ".join(text for text, _ in itertools.islice(advices, _EXAMPLES))
+        advice = next(iter(advices.values()))
+        causes += f" The {what} of its argument {place!r} differs ({examples}, ...). {advice}"
+    return causes
 
 
 def _traits(place: str, value: Any) -> Iterator[_Trait]:
-    """Yields all traits of an argument, each with its place as Python would write it."""
+    """Yields all traits of an argument."""
     if isinstance(value, list | tuple | dict):
-        advice = "Pass one of the same structure each time."
-        yield _Trait(place, "structure", advice, f"{type(value).__name__} of {len(value)}")
+        text = f"{type(value).__name__} of {len(value)}"
+        yield place, "structure", "Pass one of the same structure each time.", text, 0
         for key, part in value.items() if isinstance(value, dict) else enumerate(value):
             yield from _traits(f"{place}[{key!r}]", part)
     elif isinstance(value, _SHOWN_BY_VALUE):
         instead = "" if isinstance(value, str | bytes) else " or a NumPy value"
         advice = f"Pass tf.constant({place}){instead}: one trace serves all values of a tensor."
-        yield _Trait(place, "Python value", advice, _short(repr(value)), hash(value))
+        yield place, "Python value", advice, _short(repr(value)), hash(value)
     elif hasattr(value, "dtype") and hasattr(value, "shape"):
         advice = "Give the tf.function an input_signature or reduce_retracing=True, or pad the argument."
-        yield _Trait(place, "shape", advice, str(value.shape))
-        dtype = getattr(value.dtype, "name", str(value.dtype))
-        yield _Trait(place, "dtype", "Convert it to one dtype.", dtype)
+        yield place, "shape", advice, str(value.shape), 0
+        yield place, "dtype", "Convert it to one dtype.", getattr(value.dtype, "name", str(value.dtype)), 0
     elif hasattr(value, "element_spec"):
-        advice = "Give the elements of all datasets the same shapes and dtypes."
-        yield _Trait(place, "element_spec", advice, _short(str(value.element_spec)), hash(str(value.element_spec)))
+        advice, text = "Give the elements of all datasets the same shapes and dtypes.", str(value.element_spec)
+        yield place, "element_spec", advice, _short(text), hash(text)
     else:
-        yield _Trait(place, "identity", "Pass the same object each time.", type(value).__name__, id(value))
-
-
-def _causes(traces: list[list[_Trait]]) -> str:
-    """Describes what differs most from trace to trace; empty if nothing does."""
-    found: dict[tuple[str, str], dict[tuple[str, int], _Trait]] = {}
-    for traits in traces:
-        for trait in traits:
-            found.setdefault((trait.place, trait.what), {})[trait.text, trait.identity] = trait
-    most = max(map(len, found.values()), default=1)
-    differing = [list(each.values()) for each in found.values() if len(each) == most > 1]
-    text = ""
-    for place_traits in differing[:_MOST_CAUSES]:
-        place, what, advice, *_ = place_traits[0]
-        examples = ", ".join(trait.text for trait in place_traits[:_EXAMPLES])
-        text += f" The {what} of its argument {place!r} differs ({examples}, ...). {advice}"
-    return text
+        yield place, "identity", "Pass the same object each time.", type(value).__name__, id(value)
 
 
 def _short(text: str) -> str:
@@ -158,11 +138,7 @@ def _short(text: str) -> str:
 # For one function; when there are more, its entries are dropped. Each value of an argument that is a Python number is a
 # separate trace, and each iterator an entry.
 _MAX_TRACES = 64
-
-# Returns the `FiniteInput` of a per-worker iterator.
-input_of = operator.attrgetter("input")
-
-# What a program may change after it was scheduled, of the kinds of arguments that are cached.
+# The kinds of cached arguments that a program may change after it has scheduled a call.
 _MUTABLE = frozenset({np.ndarray, tuple, list, dict})
 # To make a tensor of an array takes some microseconds more than to copy it, but saves a copy later. In bytes.
 _LARGE = 2**18
@@ -170,25 +146,24 @@ _LITERALS = frozenset({int, float, bool, str, bytes, type(None)})
 
 
 class _Trace(NamedTuple):
-    """A cached trace: the function, weak references to the per-worker resources among its arguments, and the rest.
-
-    Whether there are ranges of examples among its arguments is known, so that those of other calls are not searched.
-    """
+    """A cached trace: the function, and what calls of it have in common."""
 
     function: TracedFunction
+    # The per-worker resources among the arguments.
     resources: Sequence[weakref.ref[Any]]
     defaults: Sequence[Any]
     default_iterators: Sequence[PerWorkerIterator]
     fusion_key: FusionKey | None
+    # Whether there are ranges of examples among the arguments; calls without any are not searched for them.
     takes_ranges: bool
 
 
 class TraceCache:
     """Remembers, for each function and kind of arguments, the trace and the default values of omitted arguments.
 
-    It is exact or not used: only arguments of a few kinds are cached, by all that a trace may depend on. A per-worker
-    iterator or dataset and a variable are identified by themselves. Neither functions, nor their traces, nor resources
-    are kept alive.
+    The cache is exact or not used: only arguments of a few kinds are cached, by all that a trace may depend on.
+    Per-worker iterators, per-worker datasets and variables are cached by their identity. Functions, traces and
+    resources are not kept alive.
     """
 
     def __init__(self) -> None:
@@ -201,10 +176,8 @@ class TraceCache:
     def find(self, function: Any, args: Any, kwargs: Any = None) -> ScheduledCall | None:
         """Returns a call of a function with these arguments; None if such a call is not cached.
 
-        Args:
-          function: what a user scheduled, whatever it is.
-          args: likewise, where a list or tuple is expected, or None for no arguments.
-          kwargs: likewise, where a dict is expected, or None; calls with keyword arguments are not cached.
+        Nothing is checked before: the user may have scheduled any object with any `args` and `kwargs`. Calls with
+        keyword arguments are not cached.
         """
         try:
             traces = self._traces.get(function)
@@ -218,27 +191,23 @@ class TraceCache:
         trace = traces.get(_argument_key(tuple(args), resources, remote))
         if trace is None:
             return None
-        for ref, given in zip(trace.resources, resources, strict=True):
-            if ref() is not given:
-                # Its identity, which is in the key, was another object's.
+        for reference, resource in zip(trace.resources, resources, strict=True):
+            if reference() is not resource:
+                # The identity, which is in the key, was another object's.
                 return None
         key = trace.fusion_key
         if remote and key is not None:
             key = FusionKey(key.function, (key.arguments, *remote))
         iterators = (*iterators_among(resources), *trace.default_iterators) if resources else trace.default_iterators
-        args = [own_copy(each) if type(each) in _MUTABLE else each for each in args]
+        args = [own_copy(value) if type(value) in _MUTABLE else value for value in args]
         followers = followers_of(args, {}) if trace.takes_ranges else ()
-        inputs = tuple(map(input_of, iterators))
-        return ScheduledCall(trace.function, (*args, *trace.defaults), {}, iterators, inputs, key, followers=followers)
+        args = (*args, *trace.defaults)
+        return ScheduledCall(trace.function, args, {}, iterators, key, followers=followers)
 
     def add(self, function: Any, args: Sequence[Any], traced: TracedFunction, defaults: Sequence[Any]) -> None:
-        """Caches a trace, if it can be told exactly for which calls it is right.
+        """Caches the trace for a call with these positional arguments, if it is exactly known which calls may use it.
 
-        Args:
-          function: a `tf.function`.
-          args: the positional arguments that were given; there were no others.
-          traced: what it was traced into.
-          defaults: the values of the arguments that follow them and were omitted.
+        `defaults` are the values of the omitted arguments after `args`.
         """
         resources: list[Any] = []
         key = _argument_key(tuple(args), resources, [])
@@ -251,21 +220,16 @@ class TraceCache:
         fusion_key = FusionKey(traced.token, object()) if traced.may_be_fused and not are_late(args) else None
         iterators = iterators_among(tf.nest.flatten(list(defaults)))
         takes_ranges = bool(position_ranges(args, {}))
-        references = [weakref.ref(each) for each in resources]
-        traces[key] = _Trace(traced, references, defaults, iterators, fusion_key, takes_ranges)
+        traces[key] = _Trace(traced, [*map(weakref.ref, resources)], defaults, iterators, fusion_key, takes_ranges)
 
 
 def own_copy(value: Any) -> Any:
-    """Returns a value that does not change if the program changes the one that it was given: arrays are copied.
-
-    Args:
-      value: an argument, or a nested structure.
-    """
+    """Returns an argument, a nested structure, that does not change if the program changes `value`: copies arrays."""
     kind = type(value)
     if kind in (tuple, list):
         return kind(map(own_copy, value))
     if kind is dict:
-        return {key: own_copy(each) for key, each in value.items()}
+        return {key: own_copy(part) for key, part in value.items()}
     # Some sequences of numbers are arrays here, and structures to TensorFlow.
     if isinstance(value, bytearray | memoryview | array.array) or not tf.nest.is_nested(value):
         return _copied_leaf(value)
@@ -274,8 +238,11 @@ def own_copy(value: Any) -> Any:
 
 def _copied_leaf(value: Any) -> Any:
     if type(value) is np.ndarray:
-        is_small = value.nbytes < _LARGE or value.dtype.kind not in "biufc"
-        return value.copy() if is_small else _as_tensor(value)
+        if value.nbytes < _LARGE or value.dtype.kind not in "biufc":
+            return value.copy()
+        # A tensor on the client, as the call needs it: the call need not copy it once more.
+        with tf.device(None), tf.device("/device:CPU:0"):
+            return tf.constant(value)
     if isinstance(value, bytearray):
         return bytes(value)
     # A variable is passed as itself; a tensor, a number and a range of positions never change.
@@ -287,15 +254,9 @@ def _copied_leaf(value: Any) -> Any:
     return np.array(np.asanyarray(value), subok=True)
 
 
-def _as_tensor(value: Any) -> tf.Tensor:
-    """Copies an array into the tensor that a call needs, on the client; the call need not copy it once more."""
-    with tf.device(None), tf.device("/device:CPU:0"):
-        return tf.constant(value)
-
-
 def followers_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Callable[[Future], object]]:
     """Returns what is called with the future of a call: the ranges of examples among its arguments follow it."""
-    return [each.follow for each in position_ranges(args, kwargs)]
+    return [positions.follow for positions in position_ranges(args, kwargs)]
 
 
 def iterators_among(values: Sequence[Any]) -> list[PerWorkerIterator]:
@@ -304,12 +265,10 @@ def iterators_among(values: Sequence[Any]) -> list[PerWorkerIterator]:
 
 
 def _argument_key(value: Any, resources: list[Any], remote: list[int]) -> tuple[Any, ...] | None:
-    """Returns all of an argument that a trace may depend on; None if that cannot be told.
+    """Returns all of an argument, or a part of it, that a trace may depend on; None if that cannot be told.
 
-    Args:
-      value: the argument, or a part of it.
-      resources: the per-worker resources in it are added.
-      remote: the identities of tensors that are not on the client are added: calls are fused only if they share them.
+    Adds the per-worker resources in it to `resources`, and the identities of tensors that are not on the client to
+    `remote`: calls are fused only if they share these.
     """
     kind = type(value)
     if kind in _LITERALS:
@@ -348,12 +307,7 @@ def _type_of(value: Any) -> Any:
 
 
 def _fusion_key_of(function: TracedFunction, leaves: Sequence[Any]) -> FusionKey | None:
-    """Returns the fusion key: calls with equal keys may run as one.
-
-    Args:
-      function: the function.
-      leaves: the flattened arguments, defaults included, without futures.
-    """
+    """Returns the fusion key for flattened arguments, defaults included, without futures."""
     if not function.may_be_fused or are_late(leaves):
         return None
     return FusionKey(function.token, tuple(map(_in_common, leaves)))
@@ -361,7 +315,7 @@ def _fusion_key_of(function: TracedFunction, leaves: Sequence[Any]) -> FusionKey
 
 def _in_common(leaf: Any) -> Hashable:
     if not is_stackable(leaf):
-        # Calls keep their arguments alive, so no other object has this identity meanwhile.
+        # Calls keep their arguments alive, so no other object can have this identity.
         return id(leaf)
     return type(leaf), tuple(getattr(leaf, "shape", ()))
 
@@ -371,14 +325,11 @@ def _checked_arguments(
 ) -> tuple[Sequence[Any], Mapping[str, Any], list[Future]]:
     """Checks the arguments of a call, and returns them with the futures among them.
 
-    Args:
-      args: a list or tuple, or None for none.
-      kwargs: a dict, or None for none.
-      handles: those of the strategy, by which its own futures are known.
+    A future is this strategy's own if its function has the strategy's `handles`.
 
     Raises:
-      TypeError: `args` or `kwargs` is something else.
-      ValueError: there is a future among them that is not of this strategy.
+      TypeError: `args` is no list, tuple or None, or `kwargs` is no dict or None.
+      ValueError: a future among them is not of this strategy.
     """
     args = () if args is None else args
     kwargs = {} if kwargs is None else kwargs
@@ -400,7 +351,7 @@ def _checked_arguments(
     return args, kwargs, futures
 
 
-# In place of a copy: one is to be made before the function is traced again.
+# In place of a copy: a new copy must be made before the function is traced again.
 _OUTDATED = object()
 
 
@@ -416,8 +367,8 @@ class FunctionTracer:
 
     def __init__(self, handles: PerWorkerHandles) -> None:
         self._handles = handles
-        # What is traced in place of each function that was scheduled: a copy, or None for itself. A copy is made when
-        # it is needed: it may refer to the object whose method the function is, and would keep both alive.
+        # What is traced in place of each function that was scheduled: a copy, or None for the function itself. A copy
+        # is made when it is needed: it may refer to the object whose method the function is, and would keep both alive.
         self._copies: OwnedValues[Any] = OwnedValues()
         self.cache = TraceCache()
         self._accepted: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -427,7 +378,7 @@ class FunctionTracer:
 
     def reset(self) -> None:
         """Has every function traced again when it is scheduled next."""
-        # The references are copied in one step, since functions may be scheduled meanwhile.
+        # The iteration copies the references in one step: other threads may schedule functions.
         for function in self._copies:
             self._copies[function] = _OUTDATED
         self.cache.clear()
@@ -458,16 +409,8 @@ class FunctionTracer:
         leaves = tf.nest.flatten((all_args, all_kwargs))
         iterators = iterators_among(leaves)
         key = None if futures else _fusion_key_of(function, leaves)
-        return ScheduledCall(
-            function,
-            all_args,
-            all_kwargs,
-            iterators,
-            tuple(map(input_of, iterators)),
-            key,
-            futures=futures,
-            followers=followers_of(args, kwargs),
-        )
+        followers = followers_of(args, kwargs)
+        return ScheduledCall(function, all_args, all_kwargs, iterators, key, futures, followers)
 
     def trace(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], scope: _Scope) -> TracedFunction:
         """Traces a function for these arguments, or returns what it was traced into before.
@@ -506,7 +449,7 @@ class FunctionTracer:
         return traced[concrete]
 
     def _refuse_client_resources(self, concrete: Any) -> None:
-        """Raises ValueError if a function uses what is on the client alone, such as a queue or a dataset."""
+        """Raises ValueError if a function uses what is only on the client, such as a queue or a dataset."""
         for tensor in captured_inputs(concrete):
             if tensor.dtype not in (tf.resource, tf.variant) or tf.is_symbolic_tensor(tensor):
                 continue
@@ -532,7 +475,7 @@ class FunctionTracer:
 
 
 def _refuse_handles(function: TracedFunction) -> None:
-    """Raises TypeError if a function returns what exists on its worker alone.
+    """Raises TypeError if a function returns what exists only on its worker.
 
     To send the handle of a resource to the client ends the worker's process, without an error.
     """

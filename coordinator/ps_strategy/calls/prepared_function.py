@@ -34,7 +34,7 @@ BROKEN_CONNECTION = (
 
 
 class PreparedFunction:
-    """One function with a gate, see `gated_function`. Every method may be called from any thread.
+    """One function with a gate, see `gated_function`. Any thread may call every method.
 
     Args:
       name: for messages.
@@ -52,11 +52,12 @@ class PreparedFunction:
         self._build = build
         # A leaf; guards what follows.
         self._lock = threading.Lock()
+        # Whether `build` was called and has ended.
         self._is_over = False
         # The workers for which it is being built or prepared.
         self._wanted: set[int] = set()
-        # By worker: the connection with which it was prepared there, and the captures of then, which are others after a
-        # recovery of parameter servers.
+        # By worker: the number of the connection with which it was prepared there, and the captures at that time; a
+        # recovery of parameter servers replaces the captures.
         self._ready: dict[int, tuple[int, Any]] = {}
         self._inputs: dict[int, Sequence[Any]] = {}
 
@@ -74,25 +75,26 @@ class PreparedFunction:
 
         Args:
           worker: its index.
-          builds: do so.
-          inputs: of the types and on the devices of those that it will be called with, without captures: tensors, or
-            types of values on the client.
+          builds: builds and prepares it.
+          inputs: tensors of the types and on the devices of later calls, without captures; or types, for values on the
+            client.
           prepare: calls `prepare_on` on the worker; it must not keep this object alive.
         """
         with self._lock:
             if self.is_wanted_on(worker):
                 return
             self._wanted.add(worker)
-            # Values are not kept, nor iterators kept alive, each of which is on one worker.
-            self._inputs[worker] = [_reference(each) for each in inputs]
+            # Values are not kept. Iterators, which are on one worker each, are not kept alive.
+            self._inputs[worker] = [*map(_reference, inputs)]
             is_built = self._is_over
-        end = functools.partial(_end, weakref.ref(self), worker)
+        reference = weakref.ref(self)
+        end = functools.partial(_end, reference, worker)
         preparation = Preparation(worker, prepare, f"prepare {self._name}", end)
         if is_built:
             builds.prepare(preparation)
         else:
             # The first request builds it.
-            builds.request(_Build(weakref.ref(self), builds, preparation))
+            builds.request(functools.partial(_build, reference, builds, preparation))
 
     def build_now(self) -> bool:
         """Builds it, if it was not built before; returns whether it could be. For the builder's thread."""
@@ -108,20 +110,15 @@ class PreparedFunction:
         return self.built is not None
 
     def prepare_on(self, context: WorkerContext, captures: Any, passed: Sequence[Any]) -> None:
-        """Prepares it on a worker.
-
-        Args:
-          context: the worker.
-          captures: the present captures of the function, by identity.
-          passed: what is passed for them on this worker.
+        """Prepares it on a worker; `passed` is passed there for `captures`, the function's captures at present.
 
         Raises:
           tf.errors.OpError: the worker is lost.
         """
         began = time.monotonic()
         try:
-            inputs = [_present(each) for each in self._inputs.pop(context.index)]
-            if any(each is None for each in inputs):
+            inputs = [*map(_present, self._inputs.pop(context.index))]
+            if any(value is None for value in inputs):
                 return
             with tf.device(context.calling_device):
                 call_concrete(self.built.concrete, [*inputs, *passed, context.go(False)], context.cancellation)
@@ -136,39 +133,28 @@ class PreparedFunction:
                 self.seconds += time.monotonic() - began
 
     def end_on(self, worker: int) -> None:
-        """Notes that nothing is prepared on a worker any more."""
+        """Notes that the preparation on a worker has ended."""
         with self._lock:
             self._wanted.discard(worker)
 
 
-class _Build:
-    """A request to build a function, and to prepare it on one worker then.
-
-    Args:
-      function: refers weakly to it.
-      builds: has it prepared.
-      preparation: prepares it.
-    """
-
-    def __init__(self, function: "weakref.ref[PreparedFunction]", builds: Builds, preparation: Preparation) -> None:
-        self._function = function
-        self._builds = builds
-        self._preparation = preparation
-
-    def __call__(self) -> None:
-        """Builds it, on the builder's thread."""
-        function = self._function()
-        if function is not None and function.build_now():
-            self._builds.prepare(self._preparation)
+# A request to build or prepare refers weakly to the function.
 
 
-def _end(function: "weakref.ref[PreparedFunction]", worker: int) -> None:
-    if (present := function()) is not None:
-        present.end_on(worker)
+def _build(reference: "weakref.ref[PreparedFunction]", builds: Builds, preparation: Preparation) -> None:
+    """Builds a function, on the builder's thread, and has it prepared on one worker then."""
+    function = reference()
+    if function is not None and function.build_now():
+        builds.prepare(preparation)
+
+
+def _end(reference: "weakref.ref[PreparedFunction]", worker: int) -> None:
+    if (function := reference()) is not None:
+        function.end_on(worker)
 
 
 def _reference(tensor: Any) -> Any:
-    """Returns what stands for an input: its type, or a weak reference if it is no value of the client."""
+    """Returns what stands for an input: its type, or a weak reference to a value that is not on the client."""
     if isinstance(tensor, tf.TensorSpec):
         return tensor
     if tensor.dtype in (tf.resource, tf.variant) or not is_on_client(tensor.device):
@@ -177,7 +163,7 @@ def _reference(tensor: Any) -> Any:
 
 
 def _present(reference: Any) -> Any:
-    """Returns an input, whose value does not matter; None if it does not exist any more."""
+    """Returns an input, whose value does not matter; None if it no longer exists."""
     if isinstance(reference, tf.TensorSpec):
         with tf.device(None), tf.device("/device:CPU:0"):
             return tf.zeros(reference.shape, reference.dtype)

@@ -5,11 +5,11 @@
                slot 1:      [8][ ... 10 ... ]
 
 A slot is a queue of one range and an iterator behind it, which prefetches: what it reads waits in the worker's memory.
-A worker runs one call at a time, and its iterators meanwhile.
+A worker runs one call at a time; its iterators read during the call.
 
 Guarantees:
-- What a function gets are the examples of its range: each slot says which range it has read.
-- After a call that failed or was cancelled, the worker has new slots: what the old ones read is read again.
+- A function gets the examples of its range: each slot says which range it has read.
+- After a call that failed or was cancelled, the worker has new slots. What the old slots have read is read again.
 """
 
 import uuid
@@ -37,7 +37,7 @@ class ReadAhead:
       trace: traces a `tf.function` for the types of its arguments, in the scope of the strategy.
 
     Attributes:
-      spec: the `tf.TypeSpec`s of what `value_on` returns, nested as that is.
+      spec: the `tf.TypeSpec`s of what `value_on` returns, in the same structure.
     """
 
     def __init__(self, read: Callable[[Any], Any], slots: int, trace: Trace) -> None:
@@ -54,11 +54,11 @@ class ReadAhead:
         )
 
     def value_on(self, context: WorkerContext, choice: Choice, on_failure: Callable[[], None]) -> Any:
-        """Returns a range and its examples, which stay on the worker, and begins to read others.
+        """Returns a range and its examples, which stay on the worker, and begins to read other ranges.
 
         Args:
           context: the worker.
-          choice: what to take, and to begin.
+          choice: what to take, and what to begin.
           on_failure: called if nothing that was begun on the worker will be read.
 
         Raises:
@@ -73,7 +73,7 @@ class ReadAhead:
             on_failure()
             if not isinstance(error, tf.errors.OpError):
                 raise
-            # What failed may be the reading of a range that is not wanted any more.
+            # What failed may be the reading of a range that is no longer wanted.
             return choice.positions, self._read.call_on(context, (tf.constant(choice.positions),))
 
     def _examples_on(self, context: WorkerContext, choice: Choice) -> Any:
@@ -82,16 +82,16 @@ class ReadAhead:
             self._take.call_on(context, (slots[slot][1], tf.constant(positions)))
         begun = dict(choice.begun)
         if choice.slot is None:
-            found = self._read.call_on(context, (tf.constant(choice.positions),))
+            examples = self._read.call_on(context, (tf.constant(choice.positions),))
         elif choice.slot in begun:
             queue, iterator = slots[choice.slot]
-            given = iterator, tf.constant(choice.positions), queue, tf.constant(begun.pop(choice.slot))
-            found = self._take_and_begin.call_on(context, given)
+            arguments = iterator, tf.constant(choice.positions), queue, tf.constant(begun.pop(choice.slot))
+            examples = self._take_and_begin.call_on(context, arguments)
         else:
-            found = self._take.call_on(context, (slots[choice.slot][1], tf.constant(choice.positions)))
+            examples = self._take.call_on(context, (slots[choice.slot][1], tf.constant(choice.positions)))
         for slot, positions in begun.items():
             self._begin.call_on(context, (slots[slot][0], tf.constant(positions)))
-        return found
+        return examples
 
     def _new_slot(self, context: WorkerContext) -> tuple[Any, Any]:
         # A worker may outlive the client, and its queues too.

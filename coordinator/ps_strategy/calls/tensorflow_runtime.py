@@ -3,9 +3,9 @@
     client ----- eager calls, one at a time per worker -----> worker 0, 1, ... -----> ps 0, 1, ...
       \\------- heartbeats and probes (`Membership`) --------^------------------------^
 
-Which servers there are, and whether they are connected, is known by `Membership`. Reconnecting one worker may renew the
-connection to another that was restarted before its loss was noticed; so a failed attempt is judged by the connection
-with which it began.
+`Membership` knows which servers there are, and whether they are connected. Reconnecting one worker may renew the
+connection to another worker, which was restarted before its loss was noticed; so a failed attempt is judged by the
+connection with which it began.
 """
 
 import dataclasses
@@ -30,9 +30,9 @@ from coordinator.runtime import Builds, Failure, FailureKind
 
 _logger = logging.getLogger("coordinator")
 
-# Raised for a broken connection, but also by operations and by Python code in a graph. The text of the transport shows
-# a broken connection, unless the text is in an exception of Python. "Additional GRPC error information" shows nothing:
-# a server has passed an error on.
+# Raised for a broken connection, but also by operations and by Python code in a graph. A text of the transport shows a
+# broken connection, unless an exception of Python contains it. "Additional GRPC error information" shows nothing: a
+# server has passed an error on.
 _TRANSIENT_IN_TRANSPORT = (tf.errors.UnknownError, tf.errors.InternalError)
 _OF_TRANSPORT = re.compile(
     r"RecvFromRemoteAsync is cancelled|RST_STREAM|stream (removed|terminated)|socket closed|parsing HTTP/2|"
@@ -40,27 +40,20 @@ _OF_TRANSPORT = re.compile(
     re.IGNORECASE,
 )
 _OF_PYTHON = "Traceback (most recent call last)"
-# How long an update of TensorFlow's server definition is waited for before an error is taken for the function's own, in
+# The longest wait for an update of TensorFlow's server definition before an error is taken for the function's own, in
 # seconds.
 _SETTLING_TIMEOUT = 30.0
 
 
 class TensorFlowRuntime:
-    """Implements `coordinator.runtime.Runtime` over a cluster of standard TensorFlow servers.
-
-    Args:
-      membership: the connections to them.
-
-    Attributes:
-      builds: see `Runtime`.
-    """
+    """Implements `coordinator.runtime.Runtime` over the TensorFlow servers of a `Membership`."""
 
     def __init__(self, membership: Membership) -> None:
         self.builds = Builds()
-        # Scalars on each worker, with the number of the connection.
-        self._constants: dict[int, tuple[int, dict[bool, Any]]] = {}
+        # By worker: its connection, and what the contexts of that connection have in common.
+        self._known: dict[int, tuple[Connection, str, str, dict[bool, Any]]] = {}
         self._membership = membership
-        # Holds the executor of each worker's thread: a thread whose executor is dropped falls back to the default one.
+        # The executor of each worker's thread: a thread whose executor is dropped falls back to the default executor.
         # Not by thread: a process that is forked from this one deletes what belongs to its threads, and an executor
         # waits for its calls then.
         self._executors: dict[int, Any] = {}
@@ -83,12 +76,13 @@ class TensorFlowRuntime:
             raise
 
     def _context(self, worker: int, connection: Connection, cancellation: Any) -> WorkerContext:
-        device = self._membership.worker_device(worker)
-        known = self._constants.get(worker)
-        if known is None or known[0] != connection.number:
-            known = self._constants[worker] = connection.number, {}
-        cpu, calling = f"{device}/device:CPU:0", f"{device}{connection.calling_device}"
-        return WorkerContext(worker, cpu, calling, connection.number, cancellation, self.builds, known[1])
+        known = self._known.get(worker)
+        if known is None or known[0] is not connection:
+            device = self._membership.worker_device(worker)
+            known = connection, f"{device}/device:CPU:0", f"{device}{connection.calling_device}", {}
+            self._known[worker] = known
+        _, cpu, calling, constants = known
+        return WorkerContext(worker, cpu, calling, connection.number, cancellation, self.builds, constants)
 
     def ready(self, worker: int, work: ScheduledCall) -> Mapping[int, float]:
         """Returns how many such calls may be fused on a worker without being built first, with the seconds it took."""
@@ -116,7 +110,7 @@ class TensorFlowRuntime:
     def classify(self, worker: int, error: BaseException) -> Failure:
         """Classifies an error by which tasks answer; see `failure_of`."""
         if NOT_CALLED_BACK in str(error) and not self._has_warned:
-            # Each of the next tries takes as long as the network needs to refuse a connection.
+            # Each further try takes as long as the network needs to refuse a connection.
             self._has_warned = True
             device = self._membership.worker_device(worker)
             _logger.warning("A function on %s is tried again, which may take a minute: %s", device, NOT_CALLED_BACK)
@@ -143,8 +137,8 @@ def failure_of(error: BaseException, parameter_server: ParameterServerLost | Non
     """Classifies an error as one of the kinds of failure that the core knows.
 
     Evidence comes first: a task that does not answer, or answers as another incarnation than the one to which we
-    connected, is lost, whatever the error says. The error's class decides only when all tasks are reachable, and its
-    message only if both the transport and a function raise the class. What this library has cancelled comes as
+    connected, is lost; the error does not matter. The error's class decides only when all tasks are reachable, and its
+    message decides only if both the transport and a function raise the class. What this library has cancelled comes as
     `ClosureCancelledError`: a `CancelledError` of TensorFlow is a server's own.
 
     Args:
@@ -161,9 +155,9 @@ def failure_of(error: BaseException, parameter_server: ParameterServerLost | Non
             return Failure(FailureKind.PARAMETER_SERVER_LOST, parameter_server)
         if is_worker_lost:
             return Failure(FailureKind.WORKER_LOST, error)
-        # Every task is alive: a connection between two of them was refused, reset or waited for too long, a server that
-        # lost its connection to another one has cancelled a call, or a server was about to drop a context that was
-        # replaced since. Another attempt may succeed. docs/network.md says what TensorFlow raises for which fault.
+        # Every task is alive, and another attempt may succeed: a connection between two tasks was refused, reset or
+        # waited for too long; or a server that lost its connection to another one has cancelled a call; or a server was
+        # about to drop a context that was replaced since. docs/network.md says what TensorFlow raises for which fault.
         if isinstance(cause, BROKEN_CONNECTION) or (
             isinstance(cause, _TRANSIENT_IN_TRANSPORT) and _is_of_transport(str(cause.message))
         ):

@@ -1,7 +1,5 @@
 """A traced function that can run on any worker, and one call of it.
 
-Functions that are given another name after a recovery, because workers may keep outdated instances of them.
-
 A worker prepares each function when it first runs, for the servers that are there, and keeps the prepared instance by
 the name of the function. When a parameter server is replaced, TensorFlow makes workers drop all their instances. But
 preparing cannot be cancelled:
@@ -11,16 +9,16 @@ preparing cannot be cancelled:
       |       parameter server lost, call cancelled    instances are dropped
       '--> fails on the client                         (server replaced)
 
-An instance that is kept too late is for the former server, and with it every call fails ("RecvTensor expects a
-different device incarnation"). So a function of which a call has failed is called by a new name after the recovery.
+An instance that is kept too late is for the former server, and every call of it fails ("RecvTensor expects a different
+device incarnation"). So a function whose call has failed is called by a new name after the recovery.
 
-Results that stay on the worker that computed them until they are needed: `schedule(..., fetch=False)`.
+The result of a call may stay on the worker that computed it until it is needed: `schedule(..., fetch=False)`.
 
-    tensors on a worker --taken by a function on that worker--> passed as they are
+    tensors on a worker --taken by a function on that worker--> passed without a copy
                         --result(), or taken on another one---> copied to the client, once
                         --lost with the worker----------------> computed again from the arguments of the call
 
-Guarantee: the result is there as long as its function can be run; whether it was run again is in `future.attempts`.
+Guarantee: the result is there as long as its function can be run; `future.attempts` says whether it was run again.
 """
 
 import concurrent.futures
@@ -30,9 +28,9 @@ import functools
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 import tensorflow as tf
 
@@ -63,21 +61,28 @@ from coordinator.ps_strategy.tensorflow_internals.handles import owner_of_handle
 from coordinator.runtime import FiniteInput, FusionKey
 from coordinator.workers.scheduler import Scheduler
 
+# How long a worker waits for another one to build the fused call that both need, before it builds its own, in seconds.
+_BUILD_TIMEOUT = 120.0
+# The number of steps in a fused call, and which of their inputs they share.
+_FusedShape = tuple[int, tuple[bool, ...]]
+# In place of such a shape: one step with packed messages.
+_PACKED = None
+
 
 class RenamedFunctions:
-    """Knows by which function each function is to be called."""
+    """Knows by which function each function must be called."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # The captures with which a call failed, which are others after a recovery.
+        # The captures with which a call failed; other objects after a recovery.
         self._failed: dict[Any, Any] = {}
         self._renamed: dict[Any, concurrent.futures.Future[Any]] = {}
 
     def record_failure(self, concrete: Any, captures: Any) -> None:
-        """Records that a call has failed, so that it is not known whether a worker still prepares the function.
+        """Records that a call has failed: it is not known whether a worker still prepares the function.
 
         Args:
-          concrete: the function, as it was given to `present`.
+          concrete: the function that `present` was called with.
           captures: another object after each recovery of a parameter server.
         """
         with self._lock:
@@ -107,22 +112,8 @@ class RenamedFunctions:
         return renamed.result()
 
 
-class RepeatableCall(Protocol):
-    """A call whose result was left on a worker."""
-
-    def outputs_on(self, context: WorkerContext) -> Any:
-        """Runs it on a worker; its outputs stay there."""
-
-    def fetching(self) -> "RepeatableCall":
-        """Returns the same call, whose result is copied to the client."""
-
-
 class Repeats:
-    """Runs a call again whose result was lost.
-
-    Args:
-      scheduler: of the strategy; it is not kept alive.
-    """
+    """Runs a call again whose result was lost. It does not keep the scheduler alive."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = weakref.ref(scheduler)
@@ -137,7 +128,7 @@ class Repeats:
         if (future := self._future()) is not None:
             future.attempts += 1
 
-    def schedule(self, call: Any) -> Future:
+    def schedule(self, call: "ScheduledCall") -> Future:
         """Schedules a call. Raises StrategyClosedError."""
         scheduler = self._scheduler()
         if scheduler is None:
@@ -146,20 +137,13 @@ class Repeats:
 
 
 class LeftResult(ValueElsewhere):
-    """The result of a call, on a worker or, once it was copied, on the client.
+    """The result of a call, on the worker that has computed it or, once it was copied, on the client."""
 
-    Args:
-      call: computes it.
-      repeats: runs the call again.
-      context: the worker that has computed it.
-      outputs: the tensors there.
-    """
-
-    def __init__(self, call: RepeatableCall, repeats: Repeats, context: WorkerContext, outputs: Any) -> None:
+    def __init__(self, call: "ScheduledCall", repeats: Repeats, context: WorkerContext, outputs: Any) -> None:
         self._call = call
         self._repeats = repeats
-        # The worker and its connection, None for the client; and the values. Replaced as a whole: threads that need it
-        # at the same time copy it, or compute it again, each for itself.
+        # The worker and its connection, None for the client; and the values. Replaced as a whole: each of several
+        # threads that need it at the same time copies it, or computes it again, by itself.
         self._held: tuple[tuple[int, int] | None, Any] = _place(context), outputs
 
     def fetch(self, timeout: float | None = None) -> Any:
@@ -198,30 +182,14 @@ def on_client(value: Any) -> Any:
     )
 
 
-def wait_computed(outputs: Any, context: WorkerContext) -> None:
-    """Waits until a function has computed its outputs, which stay on the worker. Raises what it raised."""
-    tensors = [part for part in tf.nest.flatten(outputs, expand_composites=True) if isinstance(part, tf.Tensor)]
-    if tensors:
-        with tf.device(context.calling_device):
-            tf.size(tensors[0]).numpy()
-
-
 def _place(context: WorkerContext) -> tuple[int, int]:
     return context.index, context.connection_number
 
 
 def copy_to_client(value: Any, timeout: float | None = None) -> Any:
     """Returns tensors of a worker, copied; raises OpError if they are lost."""
-    # A separate executor: that of the present thread would keep the error.
+    # A separate executor: the present thread's executor would keep the error.
     return on_own_thread("coordinator-fetch", lambda: tf.nest.map_structure(on_client, value)).result(timeout)
-
-
-# How long a worker waits for another one to build the fused call that both need, before it builds its own, in seconds.
-_BUILD_TIMEOUT = 120.0
-# The number of steps in a fused call, and which of their inputs they share.
-_FusedShape = tuple[int, tuple[bool, ...]]
-# In place of such a shape: one step with packed messages.
-_PACKED = None
 
 
 class TracedFunction:
@@ -229,10 +197,9 @@ class TracedFunction:
 
     Args:
       concrete: a `tf.types.experimental.ConcreteFunction`.
-      handles: know which of its captures are per-worker resources.
+      handles: the strategy's handles, which tell the per-worker resources among the captures.
 
     Attributes:
-      handles: those of the strategy that it was traced for.
       token: identifies the function where it must not be kept alive.
 
     Raises:
@@ -243,9 +210,9 @@ class TracedFunction:
         self.token = object()
         self.concrete = concrete
         self.handles = handles
-        # What it captured, and what is passed for it; the first changes when parameter servers were recovered.
+        # The captures, which are another list after a recovery of parameter servers, and what is passed for them.
         self._bound = self._bind()
-        # Those that are built when they are needed, for all workers, and those that are built in the background.
+        # Fused calls that are built when they are needed, for all workers, and fused calls built in the background.
         self._fused: dict[_FusedShape, concurrent.futures.Future[RepeatedFunction]] = {}
         self._prepared: dict[_FusedShape, PreparedFunction] = {}
         self._renamed = RenamedFunctions()
@@ -284,24 +251,28 @@ class TracedFunction:
 
     def _call_alone(self, context: WorkerContext, inputs: Sequence[Any]) -> Any:
         """Runs the function, or its copy with packed messages once that is ready on the worker."""
-        captures, packed = self._captures_on(context), self._packed
-        if packed.is_ready_on(context.index, context.connection_number, captures_of(self.concrete)):
-            given = [*inputs, *captures, context.go(True)]
-            return self._run(context, packed.built.concrete, given, stands_for=self.concrete)
+        captures, passed = self._captures_on(context)
+        packed = self._packed
+        if packed.is_ready_on(context.index, context.connection_number, captures):
+            packed_inputs = [*inputs, *passed, context.go(True)]
+            return self._run(context, captures, packed.built.concrete, packed_inputs, stands_for=self.concrete)
         if self._packing.count_call():
             packed.want(context.index, context.builds, inputs, self._preparing(_PACKED))
-        return self._run(context, self.concrete, [*inputs, *captures])
+        return self._run(context, captures, self.concrete, [*inputs, *passed])
 
     def inputs_on(self, context: WorkerContext, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """Returns the tensors to pass to the function on a worker for these arguments, without its captures.
 
         Raises:
-          ClosureInputError: a per-worker resource among them could not be created.
+          ClosureInputError: a per-worker resource among the arguments could not be created.
           TypeError: the arguments do not match the function's signature.
         """
         args, kwargs = tf.nest.map_structure(lambda leaf: _own_copy(leaf, context), (tuple(args), dict(kwargs)))
-        inputs = flat_inputs(self.concrete, args, kwargs)
-        return [_own_copy(self._resource_or_tensor(tensor), context) for tensor in inputs]
+        resource_for = self.handles.resource_for
+        return [
+            tensor if (resource := resource_for(tensor)) is None else resource.value_on(context)
+            for tensor in flat_inputs(self.concrete, args, kwargs)
+        ]
 
     @functools.cached_property
     def may_be_fused(self) -> bool:
@@ -336,12 +307,7 @@ class TracedFunction:
         return any(known == count and each.is_wanted_on(worker) for (known, _), each in list(self._prepared.items()))
 
     def prepare_fused(self, context: WorkerContext, inputs: StackedInputs) -> None:
-        """Has a call of several steps built in the background, and prepared on a worker.
-
-        Args:
-          context: the worker.
-          inputs: of the steps.
-        """
+        """Has a call of several steps, with such inputs, built in the background and prepared on a worker."""
         shape = inputs.length, inputs.is_shared
         prepared = self._prepared.get(shape)
         if prepared is None:
@@ -356,20 +322,17 @@ class TracedFunction:
     def prepare_on(self, context: WorkerContext, shape: _FusedShape | None) -> None:
         """Prepares a call of several steps on a worker; None for one step with packed messages."""
         prepared = self._packed if shape is None else self._prepared[shape]
-        prepared.prepare_on(context, captures_of(self.concrete), self._captures_on(context))
+        prepared.prepare_on(context, *self._captures_on(context))
 
     def call_fused(self, context: WorkerContext, inputs: StackedInputs) -> list[Any]:
-        """Runs the steps of a fused call on a worker, in order.
+        """Runs the steps of a fused call on a worker, in order. Raises what `call_on` raises.
 
         Args:
           context: the worker.
-          inputs: of all steps, from their `inputs_on` the worker.
+          inputs: the inputs of all steps, which are their `inputs_on` the worker.
 
         Returns:
-          The result of each call, on the client: NumPy values, or composite tensors.
-
-        Raises:
-          Exception: what `call_on` raises.
+          The result of each step, on the client: NumPy values, or composite tensors.
         """
         columns = self._call_fused(context, inputs)
         results = zip(*columns, strict=True) if columns else [()] * inputs.length
@@ -388,8 +351,9 @@ class TracedFunction:
             # Other inputs are shared than in the calls so far. No function is built with closures in hand.
             self.prepare_fused(context, inputs)
             return self._call_one_by_one(context, inputs)
-        run = functools.partial(self._run, context)
-        return repeated.call_on(inputs.values, self._captures_on(context), context.go(True), run)
+        captures, passed = self._captures_on(context)
+        run = functools.partial(self._run, context, captures)
+        return repeated.call_on(inputs.values, passed, context.go(True), run)
 
     def _ready_for(
         self, context: WorkerContext, inputs: StackedInputs
@@ -399,8 +363,8 @@ class TracedFunction:
         for (count, is_shared), prepared in list(self._prepared.items()):
             if count != inputs.length or not prepared.is_ready_on(context.index, context.connection_number, captures):
                 continue
-            if (given := inputs.stacked_as(is_shared)) is not None:
-                return prepared.built, given
+            if (stacked_inputs := inputs.stacked_as(is_shared)) is not None:
+                return prepared.built, stacked_inputs
         return None
 
     def _call_one_by_one(self, context: WorkerContext, inputs: StackedInputs) -> list[Sequence[Any]]:
@@ -412,62 +376,58 @@ class TracedFunction:
         return [*zip(*results, strict=True)]
 
     def _fused_function(self, count: int, is_shared: tuple[bool, ...]) -> RepeatedFunction:
-        """Returns one for all workers: they need it at about the same time, and building it takes seconds."""
-        key = count, is_shared
-        built = self._fused.get(key)
+        """Returns one function for all workers: they need it at about the same time, and building it takes seconds."""
+        shape = count, is_shared
+        built = self._fused.get(shape)
         if built is None:
             own = concurrent.futures.Future[RepeatedFunction]()
-            built = self._fused.setdefault(key, own)
+            built = self._fused.setdefault(shape, own)
             if built is own:
-                self._build_fused(key, own)
+                self._build_fused(shape, own)
         with contextlib.suppress(concurrent.futures.TimeoutError):
             return built.result(_BUILD_TIMEOUT)
-        return RepeatedFunction(self.concrete, count, is_shared)
+        return RepeatedFunction(self.concrete, *shape)
 
-    def _build_fused(self, key: _FusedShape, built: concurrent.futures.Future[RepeatedFunction]) -> None:
+    def _build_fused(self, shape: _FusedShape, built: concurrent.futures.Future[RepeatedFunction]) -> None:
         try:
-            built.set_result(RepeatedFunction(self.concrete, *key))
+            built.set_result(RepeatedFunction(self.concrete, *shape))
         except BaseException as error:  # noqa: BLE001 - raised by all that wait for the result
             # Later calls try again.
-            del self._fused[key]
+            del self._fused[shape]
             built.set_exception(error)
 
-    def _captures_on(self, context: WorkerContext) -> list[Any]:
-        return [_own_copy(capture, context) for capture in self._captures()]
+    def _captures_on(self, context: WorkerContext) -> tuple[list[Any], list[Any]]:
+        """Returns the captures, and what to pass for them: a worker's copies, and the present handles of variables."""
+        captures, passed, has_copies = self._bound
+        if captures is not captures_of(self.concrete):
+            self._bound = captures, passed, has_copies = self._bind()
+        return captures, [_own_copy(value, context) for value in passed] if has_copies else passed
 
-    def _run(self, context: WorkerContext, concrete: Any, inputs: Sequence[Any], stands_for: Any = None) -> Any:
-        captures = captures_of(self.concrete)
+    def _run(
+        self, context: WorkerContext, captures: Any, concrete: Any, inputs: Sequence[Any], stands_for: Any = None
+    ) -> Any:
         called = self._renamed.present(concrete, captures)
         try:
             with tf.device(context.calling_device):
                 return call_concrete(called, inputs, context.cancellation, stands_for=stands_for or concrete)
         except tf.errors.OpError as error:
             self._renamed.record_failure(concrete, captures)
-            # A cancelled call may report any error: TensorFlow often reports that of the call that caused it.
+            # A cancelled call may report any error: TensorFlow often reports the error of the call that caused it.
             if context.cancellation.is_cancelled:
                 raise ClosureCancelledError("The call was cancelled.") from error
             raise
 
-    def _captures(self) -> list[Any]:
-        """Returns what to pass for its captures: per-worker resources, and the present handles of variables."""
-        captured, passed = self._bound
-        if captured is not captures_of(self.concrete):
-            self._bound = captured, passed = self._bind()
-        return passed
-
-    def _bind(self) -> tuple[list[Any], list[Any]]:
-        captured = captures_of(self.concrete)
+    def _bind(self) -> tuple[list[Any], list[Any], bool]:
+        captures = captures_of(self.concrete)
         # A captured handle may be outdated, if its variable was restored while the function was traced.
         present = map(present_handle, captured_inputs(self.concrete, self.handles.worker_index))
-        return captured, [self._resource_or_tensor(tensor) for tensor in present]
-
-    def _resource_or_tensor(self, tensor: Any) -> Any:
-        return self.handles.resource_for(tensor) or tensor
+        passed = [self.handles.resource_for(tensor) or tensor for tensor in present]
+        return captures, passed, any(isinstance(value, PerWorkerResource) for value in passed)
 
 
-def _prepare(function: "weakref.ref[TracedFunction]", shape: _FusedShape | None, context: WorkerContext) -> None:
-    if (present := function()) is not None:
-        present.prepare_on(context, shape)
+def _prepare(reference: "weakref.ref[TracedFunction]", shape: _FusedShape | None, context: WorkerContext) -> None:
+    if (function := reference()) is not None:
+        function.prepare_on(context, shape)
 
 
 def _packed(concrete: Any) -> Any:
@@ -479,20 +439,20 @@ def refuse_unknown_shapes(name: str, used: Sequence[Any]) -> None:
     """Raises ValueError if a variable on a parameter server has a shape with unknown dimensions.
 
     A worker that gets the handle of one from another server ends, without an error, since TensorFlow's code there takes
-    known shapes alone. If not even the rank is known, it computes as if the variable were a scalar.
+    only known shapes. If not even the rank is known, the worker computes as if the variable were a scalar.
 
     Args:
-      name: of a function.
+      name: the function's name, for the message.
       used: what it uses, variables among other things.
     """
-    for each in used:
-        if not isinstance(each, tf.Variable) or tf.DeviceSpec.from_string(each.device).job != "ps":
+    for variable in used:
+        if not isinstance(variable, tf.Variable) or tf.DeviceSpec.from_string(variable.device).job != "ps":
             continue
-        if not each.shape.is_fully_defined():
+        if not variable.shape.is_fully_defined():
             raise ValueError(
-                f"The function {name!r} uses the variable {each.name!r} on a parameter server, whose shape "
-                f"{each.shape} has unknown dimensions. TensorFlow's workers end, or compute wrong values, when they "
-                "are sent one. Create it with the largest shape that it may have, and use a part of it."
+                f"The function {name!r} uses the variable {variable.name!r} on a parameter server, whose shape "
+                f"{variable.shape} has unknown dimensions. TensorFlow's workers end, or compute wrong values, when "
+                "they are sent one. Create it with the largest shape that it may have, and use a part of it."
             )
 
 
@@ -505,9 +465,8 @@ class ScheduledCall:
       args: its positional arguments, per-worker resources among them.
       kwargs: its keyword arguments.
       iterators: the per-worker iterators among the arguments.
-      inputs: what it takes of data that may end, by these iterators.
       fusion_key: calls with equal keys may run in one call; None if this one runs alone.
-      futures: those among the arguments; they are done when it runs.
+      futures: the futures among the arguments; they are done when it runs.
       followers: called with the future of this call before it can run: by the ranges of examples among its arguments.
       repeats: its result is left on the worker, and this runs it again if it is lost; None to copy it to the client.
     """
@@ -516,54 +475,63 @@ class ScheduledCall:
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
     iterators: Sequence[PerWorkerIterator] = ()
-    inputs: tuple[FiniteInput, ...] = ()
     fusion_key: FusionKey | None = None
     futures: Sequence[Future] = ()
     followers: Sequence[Callable[[Future], object]] = ()
     repeats: Repeats | None = None
 
+    @property
+    def inputs(self) -> tuple[FiniteInput, ...]:
+        """The data that it takes and that may end, by its iterators."""
+        return tuple([iterator.input for iterator in self.iterators])
+
     def __call__(self, context: WorkerContext) -> Any:
-        """Runs it and copies its result to the client, so that the result outlives the worker."""
+        """Runs it, and copies its result to the client, so that the result outlives the worker."""
         if self.repeats is not None:
             return LeftResult(self, self.repeats, context, self.outputs_on(context))
-        with self._running_on(context) as outputs:
-            return tf.nest.map_structure(on_client, outputs)
+        return self._run(context, functools.partial(tf.nest.map_structure, on_client))
 
     def outputs_on(self, context: WorkerContext) -> Any:
         """Runs it; its outputs stay on the worker."""
-        with self._running_on(context) as outputs:
-            wait_computed(outputs, context)
+
+        def computed(outputs: Any) -> Any:
+            """Waits until the outputs are computed."""
+            tensors = [part for part in tf.nest.flatten(outputs, expand_composites=True) if isinstance(part, tf.Tensor)]
+            if tensors:
+                with tf.device(context.calling_device):
+                    tf.size(tensors[0]).numpy()
             return outputs
+
+        return self._run(context, computed)
 
     def fetching(self) -> "ScheduledCall":
         """Returns the same call, whose result is copied to the client."""
         return dataclasses.replace(self, repeats=None)
 
-    def leaving(self, repeats: Repeats) -> "ScheduledCall":
-        """Returns the same call, whose result stays on the worker. It runs alone."""
+    def leaving(self, scheduler: Scheduler) -> "ScheduledCall":
+        """Returns the same call, whose result stays on the worker. It runs alone; `scheduler` runs it again."""
+        repeats = Repeats(scheduler)
         followers = (*self.followers, repeats.follow)
         return dataclasses.replace(self, repeats=repeats, followers=followers, fusion_key=None)
 
-    @contextlib.contextmanager
-    def _running_on(self, context: WorkerContext) -> Iterator[Any]:
-        """A scope with the outputs, in which an error of the function may still come out."""
+    def _run(self, context: WorkerContext, finish: Callable[[Any], Any]) -> Any:
+        """Runs it; returns what `finish` returns for the outputs. An error of the function may come out only there."""
         args, kwargs = self.args, self.kwargs
         if self.futures:
             args, kwargs = tf.nest.map_structure(
                 lambda leaf: _result_for(leaf, context) if isinstance(leaf, Future) else leaf,
                 (tuple(args), dict(kwargs)),
             )
+        if not self.iterators:
+            return finish(self.function.call_on(context, args, kwargs))
         with iterators_in_use(self.iterators, context):
             self._count_elements(context, 1)
-            yield self.function.call_on(context, args, kwargs)
+            return finish(self.function.call_on(context, args, kwargs))
 
     def prepare(self, like: "ScheduledCall", count: int, context: WorkerContext) -> None:
-        """Has a call of several calls built and prepared on a worker.
+        """Has one call of `count` calls built and prepared on a worker.
 
-        Args:
-          like: another call with its fusion key, by which it is known what calls share; itself for many runs.
-          count: how many calls.
-          context: the worker.
+        What these calls share is known from another call with the same fusion key, `like`; for many runs it is `self`.
         """
         bound = self.function.inputs_on(context, self.args, self.kwargs)
         is_shared = (True,) * len(bound) if like is self else self._stacked_inputs([self, like], context).is_shared
@@ -576,12 +544,12 @@ class ScheduledCall:
     def most_fused_on(self, worker: int) -> int:
         """Returns how many calls with its fusion key may run in one on `worker`; less than 2 if it runs alone.
 
-        None of their iterators may end there meanwhile: that would be an error of all of them.
+        None of their iterators may end there during the call: that would be an error of all of them.
         """
         most = sys.maxsize
-        for each in self.iterators:
-            if not each.positions.is_endless_on(worker):
-                most = min(most, int(each.positions.left_on(worker) // max(self.function.elements_per_call, 1)))
+        for iterator in self.iterators:
+            if not iterator.positions.is_endless_on(worker):
+                most = min(most, int(iterator.positions.left_on(worker) // max(self.function.elements_per_call, 1)))
         return most
 
     def run_fused(self, calls: Sequence["ScheduledCall"], context: WorkerContext) -> list[Any]:
@@ -604,11 +572,9 @@ class ScheduledCall:
             return self.function.inputs_on(context, args, kwargs)
 
         inputs = StackedInputs.of_arguments(leaves, bind)
-        if inputs is None:
-            inputs = StackedInputs.of_steps(
-                [call.function.inputs_on(context, call.args, call.kwargs) for call in calls]
-            )
-        return inputs
+        return inputs or StackedInputs.of_steps(
+            [call.function.inputs_on(context, call.args, call.kwargs) for call in calls]
+        )
 
     def run_steps(self, count: int, context: WorkerContext) -> Any:
         """Runs it `count` times in one call; returns the results on the client, stacked along a new first axis."""
@@ -621,10 +587,10 @@ class ScheduledCall:
 
     def _count_elements(self, context: WorkerContext, calls: int) -> None:
         """Counts, before these calls, the elements that they take."""
-        for each in self.iterators:
-            each.value_on(context)
-            if not each.positions.is_endless_on(context.index):
-                each.positions.count_on(context.index, calls * self.function.elements_per_call)
+        for iterator in self.iterators:
+            iterator.value_on(context)
+            if not iterator.positions.is_endless_on(context.index):
+                iterator.positions.count_on(context.index, calls * self.function.elements_per_call)
 
 
 def _result_for(future: Future, context: WorkerContext) -> Any:

@@ -16,10 +16,10 @@ import tensorflow as tf
 from coordinator.background_thread import start_once
 from coordinator.ps_strategy.tensorflow_internals.process import own_executor
 
-# What the client's own calls raise when a server cannot be reached for the moment, although it may answer by now.
+# What the client's own calls raise when a server cannot be reached for the moment, although it may answer again.
 UNREACHED = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError)
 
-# Each server needs a few short calls: many at once cost little.
+# Each server needs a few short calls: many at the same time cost little.
 _MOST_THREADS = 16
 
 Argument = TypeVar("Argument")
@@ -32,9 +32,6 @@ class CallThread:
     It keeps what large calls allocate in one place. The C library gives new threads the arenas of its heap in turn, and
     each arena keeps what it once needed: if each of many calls had its own thread, the process would grow by the memory
     of one call with each of the first calls, for as many as there are arenas (8 for each processor).
-
-    Args:
-      name: of the thread.
     """
 
     def __init__(self, name: str) -> None:
@@ -44,7 +41,7 @@ class CallThread:
         start_once(name, functools.partial(_make_calls, self._calls))
 
     def begin(self, call: Callable[[], Result]) -> concurrent.futures.Future[Result]:
-        """Has the thread make a call after those before it. Returns a future of its result.
+        """Has the thread make a call after the calls before it. Returns a future of its result.
 
         Raises:
           tf.errors.CancelledError: `end` was called.
@@ -76,22 +73,15 @@ class CallThread:
 def _make_calls(calls: "queue.SimpleQueue[Callable[[], None] | None]") -> None:
     while (call := calls.get()) is not None:
         call()
-        # What it has taken and returned is not kept until the next call.
+        # Arguments and results are not kept until the next call.
         del call
 
 
 def on_own_thread(name: str, call: Callable[[], Result]) -> concurrent.futures.Future[Result]:
-    """Calls a function on a new daemon thread, with an executor that no other thread uses.
+    """Calls a function on a new daemon thread with an executor of its own; returns a future of the result.
 
     An error stays with the executor of the thread that saw it, and a call into TensorFlow that never returns blocks
-    that thread alone.
-
-    Args:
-      name: of the thread.
-      call: the function.
-
-    Returns:
-      A future of its result.
+    only that thread.
     """
     thread = CallThread(name)
     future = thread.begin(call)
@@ -100,15 +90,7 @@ def on_own_thread(name: str, call: Callable[[], Result]) -> concurrent.futures.F
 
 
 def call_within(seconds: float, name: str, call: Callable[[], Result]) -> Result:
-    """Calls a function on a new thread, and waits for it for a limited time.
-
-    Args:
-      seconds: how long.
-      name: of the thread.
-      call: the function.
-
-    Returns:
-      Its result.
+    """Calls a function on a new thread, waits at most some seconds for it, and returns its result.
 
     Raises:
       TimeoutError: it has not returned in time. It keeps running.
@@ -123,15 +105,9 @@ def call_within(seconds: float, name: str, call: Callable[[], Result]) -> Result
 def in_parallel(
     name: str, function: Callable[[Argument], Result], arguments: Collection[Argument]
 ) -> dict[Argument, Result]:
-    """Calls a function, which must return in bounded time, with each of some arguments, and waits for all calls.
+    """Calls a function, which must return in bounded time, with each argument, on several threads.
 
-    Args:
-      name: of the threads.
-      function: called on several threads.
-      arguments: such as the servers to be asked.
-
-    Returns:
-      The results, by argument.
+    Returns the results by argument, once all calls have returned.
     """
     with concurrent.futures.ThreadPoolExecutor(_MOST_THREADS, name) as threads:
         return dict(zip(arguments, threads.map(function, arguments), strict=True))

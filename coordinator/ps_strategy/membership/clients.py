@@ -1,40 +1,33 @@
-"""Makes this process the client of a cluster: a task with its own server, which the others call back.
+"""This process as the client of a cluster, and what servers know of it and of its predecessors.
 
-What one server keeps for one client (every variable, function and iterator that it created there), and for how long.
-
-TensorFlow calls it an eager context. It ends when its client releases it, when another process does so in the client's
-name, or when the server has not heard from the client for `Options.client_timeout`. Steps are not enough to be heard
-from: a client may be idle, or one step may take longer. TensorFlow's own keep-alive thread reaches only the servers
-that were named when the process joined the cluster, none in our case. So there is a lease:
+What a client creates on a server (variables, functions, iterators) belongs to the client's *context* there. A context
+ends when its client releases it, when another process does so in the client's name, or when the server has not heard
+from the client for `Options.client_timeout`. Steps do not suffice to be heard from: a client may be idle, or one step
+may take longer. TensorFlow's own keep-alive thread reaches only the servers that were named when the process joined the
+cluster, none in our case. So there is a lease:
 
     thread coordinator-lease    four times in each `client_timeout`, sends a keep-alive to every leased server
 
-Promises: no server frees anything while this process runs and can reach it, unless both stood still for three quarters
-of the time; a server that does not answer delays no keep-alive to another. A request is one small message over a
-separate gRPC channel; it returns within its deadline, and holds no Python lock while it waits.
+A client that is killed cannot release its contexts; a client that is restarted again and again would fill the servers'
+memory. So each server has two kinds of TensorFlow variables of its own:
 
-Each server's list of the clients that have created something there, so that the next one can free what is orphaned.
+    list of clients       each client adds itself when it connects. It asks the clients in the list whether they live,
+                          and has the server free the context of each client that does not
+    marker of a client    in a container named after the client's number. A client that exits in order deletes it (the
+                          goodbye); `coordinator serve --until-client-ends` ends its server then
 
-A client that is killed cannot release its variables: the servers would keep them for `Options.client_timeout`, and a
-client that is restarted again and again would fill their memory. So each client adds itself to a list on every server
-that it connects to: a TensorFlow variable that belongs to the server itself. It asks each client in the list whether it
-lives, and has the server free the context of one that does not.
+A killed client leaves its marker. So does a client that ends with an error that nothing caught, or that leaves `with
+strategy` by `sys.exit` with a code other than 0: a launcher may start it again, and needs the servers then. A notebook
+ends in order, after any errors in its cells. Deleting a marker takes one small request, and no connection of
+TensorFlow: there is none when the process ends.
 
-Beside the list each client has a marker variable, in a container named after its number. A client that exits normally
-deletes its marker (`goodbye`); a killed one leaves it.
-
-Promises: nothing is freed of a client that lives, or that merely does not answer: what is not known to be orphaned is
-left to the timeout. The list is best effort: one that cannot be read is replaced.
-
-How a server learns that its client has ended, and was not killed: `coordinator serve --until-client-ends`.
-
-    client  has a marker on each server that it connects to (`client_registry`), and deletes it when its process ends
-    server  looks at the list of its clients and at their markers
-
-A client that is killed leaves its marker. So does one that ends with an error that nothing caught, and one that leaves
-`with strategy` by `sys.exit` with a code other than 0: whatever started it may start it again, and needs the servers
-then. A notebook ends in order, whatever errors its cells had. To delete a marker takes one small request, which needs
-no connection of TensorFlow: there is none when the process ends.
+Promises:
+- No server frees anything while this process runs and can reach it, unless both stood still for three quarters of
+  `client_timeout`. A server that does not answer delays no keep-alive to another.
+- Nothing is freed of a client that lives, or that merely does not answer: what is not known to be orphaned is left to
+  the timeout. The list is best effort: a list that cannot be read is replaced.
+- A request is one small message over a separate gRPC channel. It returns within its deadline, and holds no Python lock
+  while it waits.
 """
 
 import dataclasses
@@ -75,12 +68,19 @@ from coordinator.ps_strategy.tensorflow_internals.process import (
     set_server_def,
 )
 
-# A server refuses to close a context of which it knows a later view than the one that is named.
+# A server refuses to close a context if it knows a later view of the context than the request names.
 _LATEST_VIEW = 2**62
 _RENEWALS_PER_TIMEOUT = 4
-
 # A dead host is not detected: it would count as one without a process, and what a client has there would be freed.
 _CHANNEL_OPTIONS = channel_options(1_000, detect_dead_host=False)
+_GOODBYE_OPTIONS = channel_options(500, detect_dead_host=False)
+
+# The names of the variables on each server.
+_LIST = "coordinator/clients"
+_MARKER = "coordinator/mark"
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+_logger = logging.getLogger("coordinator")
 
 
 class Answer(enum.Enum):
@@ -91,14 +91,21 @@ class Answer(enum.Enum):
     UNREACHED = "the connection is refused: no process"
     SILENT = "no answer in time: frozen, or the host is gone"
 
+    @classmethod
+    def of(cls, code: grpc.StatusCode) -> "Answer":
+        """Returns the outcome that a status of gRPC stands for."""
+        if code is grpc.StatusCode.OK:
+            return cls.HELD
+        if code is grpc.StatusCode.UNAVAILABLE:
+            return cls.UNREACHED
+        if code in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED):
+            return cls.SILENT
+        # A refusal: by a server that lacks the context, or by something that is not such a server.
+        return cls.UNKNOWN
+
 
 class RemoteContext:
-    """The context of one client on one server; every method may be called from any thread.
-
-    Args:
-      address: `host:port` of the server.
-      context_id: of the client.
-    """
+    """The context of one client, by its number, on one server, by its address. Any thread may call every method."""
 
     def __init__(self, address: str, context_id: int) -> None:
         self._address = address
@@ -109,29 +116,24 @@ class RemoteContext:
         self._close_context = self._channel.unary_unary(CLOSE_CONTEXT, request_serializer=serialize)
 
     def renew(self, timeout: float) -> Answer:
-        """Sends a keep-alive: the server notes that the client lives, if it has the context.
+        """Sends a keep-alive, and waits at most `timeout` seconds for the answer.
 
-        Args:
-          timeout: how long to wait for the answer, in seconds.
+        The server notes that the client lives, if it has the context.
         """
         return self.begin_renewal(timeout)()
 
     def begin_renewal(self, timeout: float) -> Callable[[], Answer]:
         """Sends a keep-alive without waiting. Returns a function that waits for the answer."""
         call = self._keep_alive.future(ContextRequest(context_id=self._context_id), timeout=timeout)
-        return lambda: _answer(call.code())
+        return lambda: Answer.of(call.code())
 
     def release(self, timeout: float) -> Answer:
-        """Has the server free the context, whichever process created it.
-
-        Returns:
-          `HELD` if the server did so, also if it has no such context.
-        """
+        """Has the server free the context, whichever process created it. Returns `HELD` also if there is none."""
         request = ContextRequest(context_id=self._context_id, context_view_id=_LATEST_VIEW)
-        return _answer(self._close_context.future(request, timeout=timeout).code())
+        return Answer.of(self._close_context.future(request, timeout=timeout).code())
 
     def close(self) -> None:
-        """Closes the connection; the context stays as it is."""
+        """Closes the connection; the context stays."""
         self._channel.close()
 
     def __enter__(self) -> "RemoteContext":
@@ -146,8 +148,7 @@ class ClientLease:
 
     Args:
       context_id: the number by which servers know this client.
-      options: `client_timeout` is how long a server keeps a context without hearing from its client; `probe_timeout`
-        is how long it may take to answer.
+      options: `client_timeout`, and `probe_timeout` for an answer.
     """
 
     def __init__(self, context_id: int, options: Options) -> None:
@@ -169,10 +170,10 @@ class ClientLease:
             context.close()
 
     def freed(self, addresses: Collection[str]) -> set[str]:
-        """Asks servers all at once, and renews the lease where it still holds.
+        """Asks all servers at the same time, and renews the lease where it still holds.
 
         Returns:
-          The leased servers that no longer have this client's context. One that does not answer is not among them.
+          The leased servers that answer, and no longer have this client's context.
         """
         with self._lock:
             renewals = {
@@ -192,36 +193,18 @@ class ClientLease:
         in_progress: list[Callable[[], Answer]] = []
         while not self._thread.stopping.wait(self._interval):
             with self._lock:
-                # All at once and without waiting for the answers: a frozen server delays no other. gRPC cancels a
-                # request that is no longer referenced.
+                # Without waiting for the answers: a frozen server delays no other. gRPC cancels a request that is no
+                # longer referenced.
                 in_progress[:] = [context.begin_renewal(self._interval) for context in self._held.values()]
-
-
-def _answer(code: grpc.StatusCode) -> Answer:
-    known = {
-        grpc.StatusCode.OK: Answer.HELD,
-        grpc.StatusCode.UNAVAILABLE: Answer.UNREACHED,
-        grpc.StatusCode.DEADLINE_EXCEEDED: Answer.SILENT,
-        grpc.StatusCode.CANCELLED: Answer.SILENT,
-    }
-    # Any other code is a refusal: by a server that lacks the context, or by something that is not such a server.
-    return known.get(code, Answer.UNKNOWN)
-
-
-_logger = logging.getLogger("coordinator")
-
-_LIST = "coordinator/clients"
-_MARKER = "coordinator/mark"
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclasses.dataclass(frozen=True)
 class Client:
-    """A client, as others can find it.
+    """A client, as other clients can find it.
 
     Attributes:
       context_id: the number by which servers know it.
-      address: `host:port` of the server that it has for its workers to call back.
+      address: `host:port` of its own server, which its workers call back.
       host: the name of its machine, since a loopback address is valid only there.
     """
 
@@ -231,12 +214,12 @@ class Client:
 
 
 def register(own: Client, device: str, address: str, timeout: float) -> None:
-    """Frees what clients that have ended left on a server, and adds this client to the server's list, with its marker.
+    """Frees what ended clients left on a server, and adds this client to the server's list, with its marker.
 
     Args:
       own: this client.
-      device: the server's name, such as `/job:ps/replica:0/task:0`. TensorFlow is connected to it.
-      address: its `host:port`.
+      device: the name of the server, to which TensorFlow is connected, such as `/job:ps/replica:0/task:0`.
+      address: `host:port` of the server.
       timeout: how long a former client may take to answer, and the server to free its context, in seconds.
 
     Raises:
@@ -263,16 +246,16 @@ def register(own: Client, device: str, address: str, timeout: float) -> None:
 
 def client_list() -> Any:
     """Returns the handle of the list, on the current device."""
-    # The next client finds it by this name; the name of a `tf.Variable` is known to its client alone.
+    # The next client finds it by this name; the name of a `tf.Variable` is known only to its client.
     return tf.raw_ops.VarHandleOp(dtype=tf.string, shape=[], shared_name=_LIST)
 
 
 def marker_of(context_id: int) -> Any:
     """Returns the handle of a client's marker, on the current device."""
-    return tf.raw_ops.VarHandleOp(dtype=tf.bool, shape=[], container=container_of(context_id), shared_name=_MARKER)
+    return tf.raw_ops.VarHandleOp(dtype=tf.bool, shape=[], container=_container_of(context_id), shared_name=_MARKER)
 
 
-def container_of(context_id: int) -> str:
+def _container_of(context_id: int) -> str:
     """Returns the name of the container that has a client's marker and nothing else."""
     return f"coordinator_{context_id:x}"
 
@@ -282,12 +265,8 @@ def has_ended(client: Client, timeout: float) -> bool:
     return _ask(client, timeout) in (Answer.UNKNOWN, Answer.UNREACHED)
 
 
-def is_alive(client: Client, timeout: float) -> bool:
-    """Returns True if the process of a client certainly lives: it answers."""
-    return _ask(client, timeout) is Answer.HELD
-
-
 def _ask(client: Client, timeout: float) -> Answer:
+    """Asks a client whether it lives. It certainly lives if the answer is `HELD`."""
     if client.host != socket.gethostname() and parse_address(client.address).host in _LOOPBACK:
         # The question would reach this machine instead of the client's.
         return Answer.SILENT
@@ -297,7 +276,7 @@ def _ask(client: Client, timeout: float) -> Answer:
 
 
 def decode_clients(text: bytes) -> list[Client]:
-    """Returns the clients in a list; none if it is not readable."""
+    """Returns the clients in a server's list; none if the list is not readable."""
     try:
         clients = [Client(**entry) for entry in json.loads(text)]
         for client in clients:
@@ -308,11 +287,8 @@ def decode_clients(text: bytes) -> list[Client]:
 
 
 def encode_clients(clients: list[Client]) -> bytes:
-    """Returns the list of these clients, as it is written on a server."""
+    """Returns the list of these clients, for a server."""
     return json.dumps([dataclasses.asdict(client) for client in clients]).encode()
-
-
-_GOODBYE_OPTIONS = channel_options(500, detect_dead_host=False)
 
 
 class Goodbye:
@@ -336,22 +312,23 @@ class Goodbye:
 
     def strategy_closes(self) -> None:
         """Withholds the goodbye if the program is being ended by `sys.exit` with a code."""
-        # Of `with` or `finally`, in which the strategy is closed. At the end of the process it is no longer known.
+        # The error of the `with` or `finally` in which the strategy is closed; unknown at the end of the process.
         error = sys.exc_info()[1]
         if isinstance(error, SystemExit) and error.code:
             self.is_withheld = True
 
     def _say(self, context_id: int, timeout: float) -> None:
-        # A notebook, and an interpreter with a prompt, go on after each of these, and end in order.
-        if hasattr(sys, "ps1") or not (self.is_withheld or is_ended_by_error()):
+        # A notebook, and an interpreter with a prompt, go on after an error or `sys.exit`, and end in order.
+        if hasattr(sys, "ps1") or not (self.is_withheld or _is_ended_by_error()):
             delete_markers(context_id, self.addresses, timeout)
 
 
-def is_ended_by_error() -> bool:
+def _is_ended_by_error() -> bool:
     """Returns True if an error that nothing caught ends this process, which is no interactive one.
 
-    Python keeps the traceback of an error when it prints it. So does what catches errors and goes on, such as a runner
-    of tests; but that traceback begins within the runner, and one of an error that nothing caught with the program.
+    Python keeps the traceback of an error when it prints it. So does code that catches errors and goes on, such as a
+    runner of tests; but then the traceback begins within the runner. If nothing caught the error, it begins with the
+    program.
     """
     traceback = getattr(sys, "last_traceback", None)
     if traceback is None:
@@ -362,8 +339,8 @@ def is_ended_by_error() -> bool:
 
 
 def delete_markers(context_id: int, addresses: Collection[str], timeout: float) -> None:
-    """Deletes the markers of a client on some servers, all at once; one that does not answer is left alone."""
-    request = ContainersRequest(container=[container_of(context_id)])
+    """Deletes the markers of a client on servers in parallel; a server that does not answer keeps its marker."""
+    request = ContainersRequest(container=[_container_of(context_id)])
     channels = [grpc.insecure_channel(address, options=_GOODBYE_OPTIONS) for address in addresses]
     serialize = ContainersRequest.SerializeToString
     calls = [
@@ -377,11 +354,11 @@ def delete_markers(context_id: int, addresses: Collection[str], timeout: float) 
 
 
 class ServedClients:
-    """The clients of a TensorFlow server. One thread may call `have_ended`, any `living`.
+    """The clients of a TensorFlow server. One thread may call `have_ended`; any thread may call `living`.
 
     Args:
       target: of the `tf.distribute.Server`, such as `grpc://localhost:2222`.
-      task: its name, such as `/job:worker/task:0`.
+      task: the server's name, such as `/job:worker/task:0`.
       timeout: how long a client may take to answer, in seconds.
     """
 
@@ -397,7 +374,7 @@ class ServedClients:
         self._markers: dict[int, tf.Tensor] = {}
 
     def registered(self) -> list[Client]:
-        """Returns the clients that have connected, except those that a later one has found to have ended."""
+        """Returns the clients that have connected, except clients that a later client has found to have ended."""
         return decode_clients(self._session.run(self._text)) if self._session.run(self._exists) else []
 
     def living(self) -> list[Client]:
@@ -405,14 +382,14 @@ class ServedClients:
         return [client for client in self.registered() if not has_ended(client, self._timeout)]
 
     def have_ended(self) -> bool:
-        """Returns True if a client has said goodbye and ended, and no other one may still live."""
+        """Returns True if a client has said goodbye and ended, and no other client may still live."""
         registered = self.registered()
-        rest = [client for client in registered if self._has_marker(client)]
+        marked = [client for client in registered if self._has_marker(client)]
         # A marker may be deleted by mistake: what answers lives.
         return (
-            len(rest) < len(registered)
-            and all(has_ended(client, self._timeout) for client in rest)
-            and not any(is_alive(client, self._timeout) for client in registered if client not in rest)
+            len(marked) < len(registered)
+            and all(has_ended(client, self._timeout) for client in marked)
+            and not any(_ask(client, self._timeout) is Answer.HELD for client in registered if client not in marked)
         )
 
     def close(self) -> None:
@@ -430,10 +407,10 @@ class ServedClients:
 def join_as_client(definition: ClusterDefinition) -> str:
     """Makes this process the client, a cluster of one; returns the address of its own server.
 
-    If that is an address that only this machine has, connections from other machines to the server are refused.
+    If only this machine has that address, connections from other machines to the server are refused.
 
-    TensorFlow cannot stop the server that a client has for its workers to call back, so a process keeps the one that
-    its first strategy started, and says so if another address is reserved for it.
+    TensorFlow cannot stop the server that a client has for its workers to call back. So a process keeps the server that
+    its first strategy started, and logs a warning if another address is reserved for it.
 
     Raises:
       RuntimeError: this process is connected to a cluster already.
@@ -480,15 +457,15 @@ def join_as_client(definition: ClusterDefinition) -> str:
 class Children:
     """Keeps the processes that are forked from this one from its connections to the servers.
 
-    A child that ends in order deletes TensorFlow's objects. It would write to the sockets that it has in common with
-    this process, in between what this process writes, and take them from what the threads of this process wait for.
+    A child that ends in order deletes TensorFlow's objects. It would write to the sockets that it shares with this
+    process, in between what this process writes, and remove them from the sets of sockets that this process waits for.
     """
 
     def __init__(self) -> None:
         self._addresses: Callable[[], Collection[str]] | None = None
 
     def keep_from(self, addresses: Callable[[], Collection[str]]) -> None:
-        """Keeps children from the connections from and to some addresses, `host:port` each, as they are by then."""
+        """Keeps children from the connections from and to the addresses, `host:port`, which a fork asks for."""
         if self._addresses is None:
             # For as long as the process lives: Python has no way to undo it.
             os.register_at_fork(after_in_child=self._replace_connections)
@@ -512,9 +489,9 @@ class Children:
                     replaced.append(descriptor)
         if sys.platform != "linux":
             return
-        for each in {watch.epoll for descriptor in replaced for watch in described_watches(descriptor)}:
+        for epoll in {watch.epoll for descriptor in replaced for watch in described_watches(descriptor)}:
             with select.epoll() as fresh:
-                os.dup2(fresh.fileno(), each, inheritable=False)
+                os.dup2(fresh.fileno(), epoll, inheritable=False)
 
 
 CHILDREN = Children()

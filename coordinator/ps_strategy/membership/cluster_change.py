@@ -1,7 +1,7 @@
 """Changes of the set of servers that TensorFlow is connected to: what to change (pure), and doing so in bounded time.
 
 Updating TensorFlow's server definition (`update_server_def`) closes the contexts of this client on the servers that
-leave. Each of them first ends what it runs for the client, which may take for ever: a dataset made by `from_generator`
+leave. Each of them first ends what it runs for the client, which may never end: a dataset made by `from_generator`
 calls back a generator in this process, which may wait. So changes are made on a separate thread:
 
     apply --> thread: update_server_def -----------------------> done
@@ -32,7 +32,7 @@ from coordinator.ps_strategy.tensorflow_internals.process import FunctionRegistr
 PATIENCE_AT_CLOSE = 4.0
 # How long it takes to notice that patience has become less, in seconds.
 _LONGEST_SLEEP = 0.5
-# How long a server may take to answer that is asked why a change does not end, in seconds.
+# How long a server that holds up a change may take to answer a probe, in seconds.
 _PROBE_TIMEOUT = 0.5
 
 _logger = logging.getLogger("coordinator")
@@ -40,11 +40,11 @@ _logger = logging.getLogger("coordinator")
 
 @dataclasses.dataclass(frozen=True)
 class Connection:
-    """A connection to a server. What this client created on the server is lost with the server's process, and with it.
+    """A connection to a server. What this client created on the server is lost with it, and with the server's process.
 
     Attributes:
       incarnation: the random number that the server drew when it started.
-      number: differs from that of every other connection of this cluster.
+      number: no other connection of this cluster has it.
       since: when the connection was made, on the `time.monotonic` clock.
       calling_device: the device, relative to the server, on which functions are called.
     """
@@ -61,19 +61,19 @@ def plan_change(
     answering: Mapping[Task, int],
     parameter_servers: Collection[Task],
 ) -> tuple[dict[Task, Connection], dict[Task, int]] | None:
-    """Decides which servers TensorFlow is connected to next: those that answer.
+    """Decides which servers TensorFlow is connected to next: the servers that answer.
 
     Args:
-      connected: the connections that are to stay.
-      adding: the servers to be connected to besides.
+      connected: the connections to keep.
+      adding: further servers to connect to.
       answering: the incarnations of the servers that answer, without parameter servers that have lost their variables.
-      parameter_servers: all of the cluster.
+      parameter_servers: all parameter servers of the cluster.
 
     Returns:
-      The connections that stay, and the incarnations of the servers that get a new connection; None if nothing may be
-      changed now. That is while a connected parameter server does not answer: TensorFlow would take it for a new one
-      and drop its variables. And one of several parameter servers is never left out, since one that joins later may
-      stay unknown to the other servers.
+      The connections that stay, and the incarnations of the servers that get a new connection. None while nothing may
+      change: a connected parameter server does not answer, and TensorFlow would take it for a new one and drop its
+      variables; or only some of the parameter servers would be connected, and a server that joins later may stay
+      unknown to the others.
     """
     kept = {task: connection for task, connection in connected.items() if answering.get(task) == connection.incarnation}
     new = {task: answering[task] for task in {*connected, *adding} - set(kept) if task in answering}
@@ -87,15 +87,11 @@ def plan_change(
 class ClusterChanges:
     """Updates TensorFlow's server definition; one thread at a time may use it.
 
-    Args:
-      protocol: of all servers, such as `grpc`.
-      client_address: `host:port` of this process's own TensorFlow server.
-      client_timeout: see `update_server_def`.
-      patience: how long a server may take to end what it runs for this client before connections to it are shut down,
-        in seconds.
+    Connections to a server are shut down if it takes longer than `patience`, in seconds, to end what it runs for this
+    client. For `client_timeout` see `update_server_def`.
 
     Attributes:
-      addresses: of the servers in the current server definition. Some may have been lost since.
+      addresses: `host:port` of the servers in the current server definition. Some may have been lost since.
     """
 
     _in_progress: ClassVar[concurrent.futures.Future[None] | None] = None
@@ -113,11 +109,8 @@ class ClusterChanges:
     def apply(self, addresses: Mapping[Task, str]) -> None:
         """Connects to exactly these servers.
 
-        Args:
-          addresses: `host:port` of each.
-
         Raises:
-          tf.errors.DeadlineExceededError: the change, or the one before it, takes too long. It may still succeed.
+          tf.errors.DeadlineExceededError: this change, or the previous one, takes too long. It may still succeed.
           tf.errors.CancelledError: `close` was called.
           tf.errors.OpError: a server does not answer.
         """
@@ -148,7 +141,7 @@ class ClusterChanges:
         self.addresses = dict(addresses)
 
     def hurry(self) -> float:
-        """Limits the patience, also that of a change in progress, because the strategy is being closed.
+        """Limits the patience, also of a change in progress, because the strategy is being closed.
 
         Returns:
           The longest that a change may take from now on, in seconds.
@@ -162,7 +155,11 @@ class ClusterChanges:
         self._functions.close()
 
     def _shut_down(self, addresses: Collection[str]) -> None:
-        answering = _answering(addresses)
+        with contextlib.ExitStack() as probes:
+            waits = {
+                address: probes.enter_context(TaskProbe(address)).begin_status(_PROBE_TIMEOUT) for address in addresses
+            }
+            answering = {address for address, wait in waits.items() if wait() is not None}
         if silent := [address for address in addresses if address not in answering]:
             text = "%s did not answer for %g s while this client disconnected; the connections are shut down."
             _logger.warning(text, ", ".join(silent), self._patience)
@@ -178,19 +175,10 @@ class ClusterChanges:
             OpenConnections().shut_down(address)
 
     def _wait(self, change: concurrent.futures.Future[None], times: int = 1) -> None:
-        """Waits for a change to end, at most `times` the patience, which may be reduced meanwhile."""
+        """Waits for a change to end, at most `times` the patience, which may be reduced during the wait."""
         began = time.monotonic()
         while not change.done() and (left := began + times * self._patience - time.monotonic()) > 0:
             concurrent.futures.wait([change], min(left, _LONGEST_SLEEP))
-
-
-def _answering(addresses: Collection[str]) -> set[str]:
-    """Asks servers, all at once; returns those that answer."""
-    with contextlib.ExitStack() as probes:
-        waits = {
-            address: probes.enter_context(TaskProbe(address)).begin_status(_PROBE_TIMEOUT) for address in addresses
-        }
-        return {address for address, wait in waits.items() if wait() is not None}
 
 
 def _unfinished() -> tf.errors.OpError:

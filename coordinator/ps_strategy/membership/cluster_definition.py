@@ -1,12 +1,8 @@
-"""The cluster that a resolver describes: checked, and converted to the form that TensorFlow's runtime takes.
+"""The cluster that a resolver describes, checked and converted to the form that TensorFlow's runtime takes.
 
 Promises: a specification that cannot work is refused when the strategy is created, with a message that says what to
-change; an `evaluator` job is left out, since the client never connects to it. A cluster with an
-`evaluator` and no `chief` belongs to the evaluator alone, which is its client.
-
-A cluster resolver whose answer may change while training runs: workers join, leave and move.
-
-Promise: the description is read each time; one that is not valid raises, and changes nothing.
+change. An `evaluator` job is left out, since the client never connects to it; but a cluster with an `evaluator` and no
+`chief` belongs to the evaluator, which is its client.
 """
 
 import dataclasses
@@ -84,7 +80,8 @@ class ClusterDefinition:
             ) from None
         jobs = {job: spec.task_indices(job) for job in spec.jobs} if spec else {}
         _check_jobs(jobs)
-        client_job = _EVALUATOR_JOB if own_job == _EVALUATOR_JOB and _is_evaluators(jobs) else CLIENT_JOB
+        belongs_to_evaluator = jobs.get(_EVALUATOR_JOB) and not jobs.get(CLIENT_JOB)
+        client_job = _EVALUATOR_JOB if own_job == _EVALUATOR_JOB and belongs_to_evaluator else CLIENT_JOB
         _check_own_task(own_job, own_index, client_job)
         addresses: dict[Task, str] = {}
         for task in (Task(job, index) for job in ("ps", "worker") for index in jobs[job]):
@@ -102,12 +99,12 @@ class ClusterDefinition:
 def client_server_def(protocol: str, client_address: str) -> Any:
     """Returns the `tf.train.ServerDef` by which this process becomes the client of a cluster that has no servers yet.
 
-    Workers that join later connect to the parameter servers and the client, but not to each other, and likewise
-    parameter servers: no worker may depend on another one, which may be lost.
+    Workers that join later connect to the parameter servers and the client, but not to each other. Parameter servers do
+    not connect to each other either. So no worker depends on another worker, which may be lost.
     """
     definition = server_def(protocol, client_address, {})
     # Filters can be set only when a process joins its first cluster, so they are set for all tasks that may ever join.
-    # Each costs TensorFlow some microseconds. Parameter servers beyond this number see each other, too.
+    # Each costs TensorFlow some microseconds. Parameter servers beyond this number do see each other.
     for job, visible in (("worker", "/job:ps"), ("ps", "/job:worker")):
         filters = definition.cluster_device_filters.jobs.add(name=job)
         for index in range(MAX_WORKERS):
@@ -154,11 +151,6 @@ def _check_jobs(jobs: Mapping[str, list[int]]) -> None:
         )
 
 
-def _is_evaluators(jobs: Mapping[str, list[int]]) -> bool:
-    """Returns whether a cluster belongs to its evaluator."""
-    return bool(jobs.get(_EVALUATOR_JOB)) and not jobs.get(CLIENT_JOB)
-
-
 def _check_own_task(job: str | None, index: int | None, client_job: str) -> None:
     if job in (None, "", client_job):
         if index not in (None, 0):
@@ -194,13 +186,14 @@ def check_address(task: Task, address: str, others: Mapping[Task, str]) -> None:
 
 
 class PolledClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):
-    """Describes the cluster by a function or a file, which is read periodically.
+    """Describes the cluster by a function or a file, which is read periodically: workers join, leave and move.
 
         resolver = coordinator.PolledClusterResolver("cluster.json", interval=5.0)
         strategy = coordinator.ParameterServerStrategy(resolver)
 
-    Its strategy adds workers that appear and removes those that disappear. A lost worker that disappears, and one that
-    appears, are taken for the same worker at another address. Parameter servers hold the variables and cannot change.
+    Its strategy adds workers that appear and removes workers that disappear. A lost worker that disappears, and a
+    worker that appears, are taken for the same worker at another address. Parameter servers hold the variables and
+    cannot change. The description is read each time; a description that is not valid raises, and changes nothing.
 
     Args:
       source: a function that returns a cluster, or the path of a JSON file with one, in the form of "cluster" in
@@ -233,7 +226,7 @@ class PolledClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):
         self.interval = interval
 
     def cluster_spec(self) -> tf.train.ClusterSpec:
-        """Returns the cluster as it is described now."""
+        """Reads the description, and returns the cluster."""
         cluster = self._read()
         if not isinstance(cluster, Mapping):
             raise ClusterSpecError(f"A cluster is a dict of addresses by job, got {cluster!r}.")
@@ -277,7 +270,7 @@ def _cluster_in(path: str) -> Any:
         raise ClusterSpecError(f"The cluster cannot be read from {path}: {error}") from None
 
 
-def resolver_of(given: Any) -> Any:
-    """Returns a resolver: what was given, or a `PolledClusterResolver` for a function or a path."""
-    is_source = callable(given) or isinstance(given, os.PathLike)
-    return PolledClusterResolver(given) if is_source else given
+def resolver_of(resolver: Any) -> Any:
+    """Returns a resolver: the argument, or a `PolledClusterResolver` for a function or a path."""
+    is_source = callable(resolver) or isinstance(resolver, os.PathLike)
+    return PolledClusterResolver(resolver) if is_source else resolver

@@ -1,30 +1,18 @@
-"""Which servers take part, of those that TensorFlow has just been connected to.
+"""Which of the servers that TensorFlow has just been connected to take part, and whether servers keep their variables.
 
     answers --> same devices as other workers --> connected --> same TensorFlow version
-                                                                 --> registered there (`client_registry`) --> admitted
+                                                                 --> registered there (`clients.register`) --> admitted
 
 Promises: nothing runs on a server of another TensorFlow, unless `Options.version_mismatch` allows it, nor on a worker
-with other devices than the rest; such a server is checked once in its life; a server that dies meanwhile is not
-admitted.
-
-A small variable on each server. If it is gone, all variables there are gone.
-
-When TensorFlow's server definition is updated while a server is out of TensorFlow's reach, TensorFlow takes that server
-for a new one and drops what was on it, although the same process lives on. Only the loss of a variable shows that. A
-server may answer a probe and yet be out of TensorFlow's reach: TensorFlow's own connection was shut down, and is tried
-again only after a pause. So sentinels are read before such an update too.
-
-The devices of a worker that compute: where a function is called, and which are replicas.
-
-A function is traced once for all workers. If they have several replicas, the names of these are in it, so all workers
-have the same, and a worker with others takes no part.
+with other devices than the rest; such a server is checked once in its life; a server that dies during its handshake is
+not admitted.
 """
 
 import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -41,14 +29,21 @@ from coordinator.ps_strategy.tensorflow_internals.functions import CancellationM
 _TRIES = 10
 _PAUSE = 0.3
 _THREAD = "coordinator-sentinel"
+# In seconds; former clients have to be asked, too.
+_LONGEST_HANDSHAKE = 30.0
 
 _logger = logging.getLogger("coordinator")
 
 
 class SentinelVariables:
-    """The sentinels on all servers, by the numbers of the connections to these. All are asked in parallel.
+    """A small variable on each server. If it is gone, all variables there are gone.
 
-    Each exists for as long as the other variables on its server do.
+    When TensorFlow's server definition is updated while a server is out of TensorFlow's reach, TensorFlow takes that
+    server for a new one and drops what was on it, although the same process lives on. Only the loss of a variable shows
+    that. A server may answer a probe and yet be out of TensorFlow's reach: TensorFlow's own connection was shut down,
+    and is tried again only after a pause. So sentinels are read before such an update too.
+
+    Sentinels are known by the numbers of the connections to their servers. All servers are asked in parallel.
 
     Args:
       longest_call: how long to wait for one answer, in seconds; longer than a frozen server is waited for.
@@ -57,14 +52,15 @@ class SentinelVariables:
     def __init__(self, longest_call: float) -> None:
         self._longest_call = longest_call
         self._sentinels: dict[int, tf.Variable] = {}
+        # The function that makes a worker call the parameter servers, with the numbers of their connections.
         self._traced: tuple[tuple[int, ...], Any] | None = None
         self._turns: dict[Task, threading.Lock] = {}
 
     def place(self, devices: Mapping[int, str]) -> set[int]:
-        """Creates the sentinels that servers lack, and drops those of servers that are no longer connected.
+        """Creates missing sentinels, and forgets the sentinels of servers that are no longer connected.
 
         Args:
-          devices: of all connected servers, by the numbers of the connections.
+          devices: the names of all connected servers, by the numbers of the connections.
 
         Returns:
           The numbers of the connections that were lost before their sentinel could be created.
@@ -81,49 +77,38 @@ class SentinelVariables:
                 _logger.info("%s was lost immediately after connecting; it is tried again.", devices[number])
                 _logger.debug("The call that failed:", exc_info=error)
 
-        self._sentinels = {number: each for number, each in self._sentinels.items() if number in devices}
+        self._sentinels = {number: self._sentinels[number] for number in self._sentinels if number in devices}
         in_parallel(_THREAD, try_create, devices.keys() - self._sentinels.keys())
         return devices.keys() - self._sentinels.keys()
 
     def are_reachable(self, numbers: Collection[int]) -> bool:
-        """Returns True if TensorFlow's connections to all of these servers work now, whatever the servers answer."""
+        """Returns True if TensorFlow's connections to all of these servers work now, even if variables are gone."""
         return all(in_parallel(_THREAD, self._is_reachable, numbers).values())
 
     def gone(self, numbers: Collection[int]) -> set[int]:
-        """Returns which of them are gone, after an update that may have cost servers their variables."""
-        found = in_parallel(_THREAD, self._exists, numbers)
-        return {number for number, exists in found.items() if not exists}
+        """Returns which of these sentinels are gone, after an update that may have cost servers their variables."""
+        return {number for number, exists in in_parallel(_THREAD, self._exists, numbers).items() if not exists}
 
     def unreached_from(self, workers: Sequence[Task], numbers: Sequence[int]) -> list[Task]:
-        """Makes each worker call each parameter server and receive an answer.
+        """Makes each connected worker call each parameter server; returns the workers that received no answer.
 
         TensorFlow tries a refused connection again only after a pause, and until then every call from that worker to
         that server fails. So this tries for some seconds.
 
         Args:
-          workers: all connected.
-          numbers: of the connections to the parameter servers.
-
-        Returns:
-          The workers that could not.
+          workers: the workers.
+          numbers: the numbers of the connections to the parameter servers.
         """
         if not workers:
             return []
         traced = self._traced
         if traced is None or traced[0] != tuple(numbers):
-            sentinels = self._present(numbers)
-            if len(sentinels) < len(numbers):
-                return list(workers)
-            try:
-                concrete = tf.function(lambda: _round_trips(sentinels), autograph=False).get_concrete_function()
-            except tf.errors.OpError as error:
-                _logger.info("The workers could not be asked whether they reach the parameter servers.")
-                _logger.debug("The call that failed:", exc_info=error)
+            if (concrete := self._trace(_round_trips, numbers)) is None:
                 return list(workers)
             self._traced = traced = tuple(numbers), concrete
 
         def reaches(worker: Task) -> bool:
-            # Two simultaneous calls on one worker that both need two servers may wait for each other for ever.
+            # Two simultaneous calls on one worker that both need two servers may wait for each other without end.
             with self._turns.setdefault(worker, threading.Lock()):
                 return _succeeds(f"{worker.device}/device:CPU:0", traced[1], self._longest_call)
 
@@ -131,27 +116,21 @@ class SentinelVariables:
         return [worker for worker in workers if not reached[worker]]
 
     def reach_each_other(self, numbers: Sequence[int]) -> bool:
-        """Has each of some parameter servers reach all others, for the same reason. Returns True if they do."""
-        sentinels = self._present(numbers)
+        """Makes each of some parameter servers call all others, for the same reason. Returns True if all answered."""
+        concrete = self._trace(_round_trips_from_each, numbers)
+        return concrete is not None and _succeeds(None, concrete, self._longest_call)
+
+    def _trace(self, function: Callable[[Sequence[tf.Variable]], Any], numbers: Sequence[int]) -> Any | None:
+        """Traces a function of the sentinels of these servers; returns None if a server was lost."""
+        sentinels = [self._sentinels[number] for number in numbers if number in self._sentinels]
         if len(sentinels) < len(numbers):
-            return False
-
-        def round_trips_from_each() -> Any:
-            found = []
-            for sentinel in sentinels:
-                with tf.device(sentinel.device):
-                    found.append(_round_trips(sentinels))
-            return tf.reduce_all(found)
-
+            return None
         try:
-            concrete = tf.function(round_trips_from_each, autograph=False).get_concrete_function()
-        except tf.errors.OpError:
-            return False
-        return _succeeds(None, concrete, self._longest_call)
-
-    def _present(self, numbers: Sequence[int]) -> list[tf.Variable]:
-        """Returns the sentinels of these servers; fewer if one was lost meanwhile."""
-        return [self._sentinels[number] for number in numbers if number in self._sentinels]
+            return tf.function(lambda: function(sentinels), autograph=False).get_concrete_function()
+        except tf.errors.OpError as error:
+            _logger.info("The servers could not be asked whether they reach the parameter servers.")
+            _logger.debug("The call that failed:", exc_info=error)
+            return None
 
     def _read(self, number: int) -> bool:
         return bool(call_within(self._longest_call, _THREAD, self._sentinels[number].numpy))
@@ -193,13 +172,18 @@ def _round_trips(sentinels: Sequence[tf.Variable]) -> Any:
     return tf.reduce_all(answers)
 
 
-def _succeeds(device: str | None, concrete: Any, seconds: float) -> bool:
-    """Returns True if a function runs without error, tried again and again within some seconds.
+def _round_trips_from_each(sentinels: Sequence[tf.Variable]) -> Any:
+    answers = []
+    for sentinel in sentinels:
+        with tf.device(sentinel.device):
+            answers.append(_round_trips(sentinels))
+    return tf.reduce_all(answers)
 
-    Args:
-      device: of the worker; None for the client.
-      concrete: the function.
-      seconds: after which the call is cancelled.
+
+def _succeeds(device: str | None, concrete: Any, seconds: float) -> bool:
+    """Calls a function on a device, None for the client, again and again; returns True if it ran without error.
+
+    After `seconds` the call is cancelled.
     """
     cancellation = CancellationManager()
 
@@ -224,7 +208,10 @@ def _succeeds(device: str | None, concrete: Any, seconds: float) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class WorkerDevices:
-    """The devices of a worker that compute.
+    """The devices of a worker that compute. They are the replicas.
+
+    A function is traced once for all workers. If a worker has several replicas, their names are in the function; so all
+    workers must have the same devices, and a worker with others takes no part.
 
     Attributes:
       kind: `CPU` or `GPU`.
@@ -236,13 +223,10 @@ class WorkerDevices:
 
     @classmethod
     def of(cls, names: Sequence[str]) -> "WorkerDevices":
-        """Chooses from the devices of a server: its GPUs if it has several, otherwise its CPUs.
+        """Chooses from the devices of a server, by their full names: its GPUs if it has several, otherwise its CPUs.
 
-        A worker with one GPU is one replica, as one without any is, and both may be in a cluster: what a function of
-        one replica computes on is decided when it is called.
-
-        Args:
-          names: such as `/job:worker/replica:0/task:0/device:CPU:0`.
+        A worker with one GPU is one replica, like a worker without a GPU, and both may be in a cluster: the device on
+        which a function of one replica computes is decided when it is called.
         """
         kinds = [tf.DeviceSpec.from_string(name).device_type for name in names]
         gpus = kinds.count("GPU")
@@ -258,19 +242,15 @@ class WorkerDevices:
 
 
 def calling_device(names: Sequence[str]) -> str:
-    """Returns the device, relative to its server, on which functions are called: the first GPU, or else the CPU.
+    """Returns the device of a server on which functions are called, relative to it: the first GPU, or else the CPU.
 
     TensorFlow computes there what no device was chosen for, as far as it can.
 
     Args:
-      names: of all devices of the server.
+      names: the full names of all devices of the server.
     """
     has_gpu = any(tf.DeviceSpec.from_string(name).device_type == "GPU" for name in names)
     return "/device:GPU:0" if has_gpu else "/device:CPU:0"
-
-
-# In seconds; former clients have to be asked, too.
-_LONGEST_HANDSHAKE = 30.0
 
 
 class Handshake:
@@ -282,7 +262,7 @@ class Handshake:
 
     Attributes:
       refused: the incarnations of the servers that take no part, and what to raise about each.
-      devices: those of each worker; None while no worker has answered.
+      devices: the devices that each worker has; None while no worker has answered.
     """
 
     def __init__(self, client: Client, options: Options) -> None:
@@ -293,12 +273,7 @@ class Handshake:
         self.devices: WorkerDevices | None = None
 
     def check_devices(self, statuses: Mapping[Task, TaskStatus], addresses: Mapping[Task, str]) -> None:
-        """Refuses workers that have other devices than the first worker that answered.
-
-        Args:
-          statuses: what servers answered.
-          addresses: `host:port` of each server.
-        """
+        """Refuses workers that have other devices than the first worker that answered, by what servers answered."""
         for task in sorted(task for task in statuses if task.job == "worker"):
             status = statuses[task]
             theirs = WorkerDevices.of(status.devices)
@@ -313,20 +288,17 @@ class Handshake:
                 self.refused[status.incarnation] = error
 
     def admit(self, new: Mapping[Task, Connection], addresses: Mapping[Task, str]) -> dict[Task, Connection]:
-        """Makes the handshake with servers, all at once.
+        """Makes the handshake with newly connected servers in parallel; returns the connections of admitted servers.
 
         Args:
           new: the connections that TensorFlow has just made.
           addresses: `host:port` of each server.
-
-        Returns:
-          The connections to those that take part.
         """
-        succeeded = in_parallel(
-            "coordinator-handshakes",
-            lambda task: self._handshake(task, addresses[task], new[task].incarnation),
-            new,
-        )
+
+        def shake(task: Task) -> bool:
+            return self._handshake(task, addresses[task], new[task].incarnation)
+
+        succeeded = in_parallel("coordinator-handshakes", shake, new)
         return {task: connection for task, connection in new.items() if succeeded[task]}
 
     def _handshake(self, task: Task, address: str, incarnation: int) -> bool:
@@ -348,15 +320,10 @@ class Handshake:
 
 
 def check_version(device: str, address: str, *, is_error: bool) -> None:
-    """Compares the TensorFlow version of a connected server with that of this program.
-
-    Args:
-      device: the server's name, such as `/job:ps/replica:0/task:0`.
-      address: its `host:port`.
-      is_error: whether a difference is raised; otherwise it is logged as a warning.
+    """Compares the TensorFlow versions of a connected server and of this program; logs a warning if they differ.
 
     Raises:
-      VersionMismatchError: the server runs another release.
+      VersionMismatchError: the server runs another release, and `is_error`.
       tf.errors.UnavailableError: the server is gone.
     """
     theirs, ours = graph_version(device), tf.version.GRAPH_DEF_VERSION
@@ -376,7 +343,7 @@ def check_version(device: str, address: str, *, is_error: bool) -> None:
 
 
 def graph_version(device: str) -> int | None:
-    """Returns the version of the graphs that a server writes; None if its TensorFlow does not do that as ours does.
+    """Returns the version of the graphs that a server writes; None if its TensorFlow writes them in another way.
 
     Raises:
       tf.errors.UnavailableError: the server is gone.

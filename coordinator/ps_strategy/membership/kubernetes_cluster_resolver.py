@@ -1,10 +1,10 @@
 """A cluster resolver whose workers are the pods that Kubernetes runs: `kubectl scale` adds and removes them.
 
-The pods of a job on Kubernetes, followed by its HTTP API: a list, then a watch of what changes after it.
+The pods are followed by Kubernetes's HTTP API: a list, then a watch of what changes after it.
 
-It promises that an address is a name in DNS, which a pod keeps when it is replaced; that a pod joins when it has that
-name, and leaves when its deletion begins, unless it was evicted: then it keeps its place until it is replaced, as a
-server that is restarted does. Each request reads the token and the certificate again, since Kubernetes renews both.
+Promises: an address is a name in DNS, which a pod keeps when it is replaced. A pod joins when it has that name, and
+leaves when its deletion begins. A pod that was evicted keeps its place until it is replaced, as a server that is
+restarted does. Each request reads the token and the certificate again, since Kubernetes renews both.
 """
 
 import contextlib
@@ -34,16 +34,15 @@ _WATCH_SECONDS = 30
 _ANSWER_TIMEOUT = 10.0
 # How long an evicted pod keeps its place without a replacement: a node may have to be added first. In seconds.
 _REPLACEMENT_TIMEOUT = 600.0
+_API_SERVER = "https://kubernetes.default.svc"
+_CREDENTIALS = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
 class KubernetesPods:
     """Knows the addresses of the pods that a label selector matches. Used by one thread, except `interrupt`.
 
-    Args:
-      selector: labels, as in `kubectl get pods -l`.
-      namespace: of the pods; None for that of this pod.
-      api_server: the URL of the API server.
-      credentials: the folder with `token`, `ca.crt` and `namespace` of a service account; what is missing is not used.
+    The arguments are those of `KubernetesClusterResolver`. `credentials` may contain `namespace` too, which is the
+    default namespace; missing files are not used.
     """
 
     def __init__(self, selector: str, namespace: str | None, api_server: str, credentials: pathlib.Path) -> None:
@@ -54,7 +53,7 @@ class KubernetesPods:
         self._pods: dict[str, Any] = {}
         # Evicted pods that are gone, and when they lose their places.
         self._evicted: dict[str, tuple[Any, float]] = {}
-        # Of what is known; None if the pods must be listed again.
+        # The resource version of `_pods`; None if the pods must be listed again.
         self._version: str | None = None
         self._returned: dict[int, str] = {}
         self._connection: http.client.HTTPConnection | None = None
@@ -69,10 +68,11 @@ class KubernetesPods:
         """
         self._is_interrupted = False
         self._read_list()
-        return self._return_addresses()
+        self._returned = self._addresses()
+        return self._returned
 
     def wait_changed(self) -> dict[int, str]:
-        """Waits until the addresses differ from those that were returned last, or for about 30 s, and returns them.
+        """Waits until the addresses have changed since the last return, or for about 30 s, and returns them.
 
         Raises:
           ConnectionError: the API server did not answer, or refused; the next call tries again.
@@ -86,10 +86,11 @@ class KubernetesPods:
         except ConnectionError:
             if not self._is_interrupted:
                 raise
-        return self._return_addresses()
+        self._returned = self._addresses()
+        return self._returned
 
     def interrupt(self) -> None:
-        """Ends a wait, and lets later ones end at once, until the pods are listed again. Called on any thread."""
+        """Ends a wait; later waits end immediately, until the pods are listed again. Called on any thread."""
         self._is_interrupted = True
         if (connection := self._connection) is not None and connection.sock is not None:
             with contextlib.suppress(OSError):
@@ -98,16 +99,12 @@ class KubernetesPods:
     def _read_list(self) -> None:
         self._version = None
         with self._answer({}) as lines:
-            found = json.loads(b"".join(lines))
-        pods = {pod["metadata"]["name"]: pod for pod in found["items"]}
+            listing = json.loads(b"".join(lines))
+        pods = {pod["metadata"]["name"]: pod for pod in listing["items"]}
         for name in self._pods.keys() - pods.keys():
             self._forget(name)
         self._pods = pods
-        self._version = found["metadata"]["resourceVersion"]
-
-    def _return_addresses(self) -> dict[int, str]:
-        self._returned = self._addresses()
-        return self._returned
+        self._version = listing["metadata"]["resourceVersion"]
 
     def _has_changed(self) -> bool:
         return self._version is None or self._addresses() != self._returned
@@ -125,7 +122,7 @@ class KubernetesPods:
     def _apply(self, event: Mapping[str, Any]) -> None:
         changed = event["object"]
         if event["type"] == "ERROR":
-            # Above all 410 Gone: what has changed since then is forgotten.
+            # Above all 410 Gone: the server has forgotten what has changed since then.
             self._version = None
             return
         self._version = changed["metadata"]["resourceVersion"]
@@ -188,12 +185,14 @@ class KubernetesPods:
     def _addresses(self) -> dict[int, str]:
         present = {name: pod for name, pod in self._pods.items() if _is_present(pod)}
         now = time.monotonic()
-        self._evicted = {name: each for name, each in self._evicted.items() if name not in present and now < each[1]}
+        self._evicted = {
+            name: (pod, end) for name, (pod, end) in self._evicted.items() if name not in present and now < end
+        }
         awaited = [pod for pod, _ in self._evicted.values()]
         try:
             return dict(sorted(_index_and_address(pod) for pod in (*awaited, *present.values())))
         except ValueError:
-            # Until the pods are listed again this would be raised again.
+            # It would be raised again until the pods are listed again.
             self._version = None
             raise
 
@@ -209,7 +208,7 @@ def _is_present(pod: Mapping[str, Any]) -> bool:
 def _is_evicted(pod: Mapping[str, Any]) -> bool:
     """Returns True if Kubernetes takes the pod from its node, as `kubectl drain` does, and not from its job."""
     conditions = pod.get("status", {}).get("conditions", ())
-    return any(each["type"] == "DisruptionTarget" and each["status"] == "True" for each in conditions)
+    return any(part["type"] == "DisruptionTarget" and part["status"] == "True" for part in conditions)
 
 
 def _index_and_address(pod: Mapping[str, Any]) -> tuple[int, str]:
@@ -241,27 +240,23 @@ def _refusal(response: http.client.HTTPResponse) -> str:
     return f"{response.status} {reason}{advice}."
 
 
-_API_SERVER = "https://kubernetes.default.svc"
-_CREDENTIALS = "/var/run/secrets/kubernetes.io/serviceaccount"
-
-
 class KubernetesClusterResolver(PolledClusterResolver):
     """Describes a cluster on Kubernetes, and follows its worker pods while training runs.
 
         strategy = coordinator.ParameterServerStrategy(coordinator.KubernetesClusterResolver())
 
-    It is for programs in a pod that `coordinator manifest kubernetes` describes. The client and the parameter servers
-    are those of `TF_CONFIG`. The workers are the present pods, each with the index of its pod, or those of `TF_CONFIG`
-    while there is none. A pod that is being deleted leaves the cluster at once, and finishes what it runs. One that is
-    evicted, since its node is drained, is a lost worker until its replacement answers.
+    It is for programs in a pod that `coordinator manifest kubernetes` describes. `TF_CONFIG` names the client and the
+    parameter servers. The workers are the present pods, each with the index of its pod, or the workers of `TF_CONFIG`
+    while there is no pod. A pod that is being deleted leaves the cluster immediately, and finishes what it runs. A pod
+    that is evicted, since its node is drained, is a lost worker until its replacement answers.
 
     Args:
       cluster_resolver: describes the cluster at the beginning; None reads `TF_CONFIG`.
-      selector: the labels of worker pods, as in `kubectl get pods -l`; None for those of the manifests.
-      namespace: of the pods; None for that of this pod.
-      api_server: the URL of Kubernetes's API server, by default that of the cluster that runs this pod.
-      credentials: the folder with `token` and `ca.crt` of the service account, by default that of this pod. Both are
-        read again for each request, since Kubernetes renews them.
+      selector: the labels of worker pods, as in `kubectl get pods -l`; None for the labels in the manifests.
+      namespace: of the pods; None for this pod's namespace.
+      api_server: the URL of Kubernetes's API server, by default of the cluster that runs this pod.
+      credentials: the folder with `token` and `ca.crt` of the service account, by default this pod's. Both are read
+        again for each request, since Kubernetes renews them.
 
     Raises:
       ClusterSpecError: `selector` is None, and the addresses of workers are not names of pods, or there are none.

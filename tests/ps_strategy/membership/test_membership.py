@@ -128,7 +128,7 @@ def test_a_refused_server_is_not_connected_again(handshake, members):
 def test_a_missing_server_is_named_with_what_a_connection_to_it_shows(members, monkeypatch):
     found = {"ps:1": Obstacle.UNRESOLVED, "first:1": Obstacle.REFUSED, "second:1": Obstacle.REFUSED}
     monkeypatch.setattr(membership, "find_obstacles", lambda addresses: {name: found[name] for name in addresses})
-    monkeypatch.setattr(membership.Connections, "answering", lambda self, tasks: set())
+    monkeypatch.setattr(membership.Membership, "_answering", lambda self, tasks: set())
     with pytest.raises(TimeoutError) as caught:
         members.connect()
     assert str(caught.value) == (
@@ -141,11 +141,11 @@ def test_a_missing_server_is_named_with_what_a_connection_to_it_shows(members, m
 def test_a_wait_for_servers_says_what_is_awaited_and_for_how_long(handshake, monkeypatch, caplog):
     options = Options(connect_timeout=1, stall_report_interval=0.01, reconnect_interval=0.01)
     members = Membership(ClusterDefinition(ADDRESSES, None, "grpc"), "client:1", options)
-    answering = membership.Connections.answering
+    answering = membership.Membership._answering  # noqa: SLF001 - replaced below
     is_reported = lambda: "Waiting for" in caplog.text  # noqa: E731 - a name for what is awaited
     monkeypatch.setattr(
-        membership.Connections,
-        "answering",
+        membership.Membership,
+        "_answering",
         lambda self, tasks: answering(self, tasks) if is_reported() else {FIRST, SECOND},
     )
     members.connect()
@@ -168,7 +168,7 @@ def test_the_loss_of_a_server_is_described_by_what_a_connection_to_it_shows(leas
         members.describe_loss(0)
         == "first:1 was restarted, or not heard from for long, and lost what this program had there"
     )
-    monkeypatch.setattr(membership.Connections, "_probe", lambda self, tasks: {})
+    monkeypatch.setattr(membership.Membership, "_probe", lambda self, tasks: {})
     assert members.describe_loss(0) == f"first:1 does not answer: {Obstacle.REFUSED.value}"
     lost = str(members.lost_parameter_server())
     assert lost.startswith(
