@@ -1,139 +1,35 @@
-"""The shards of the data of an evaluation, as calls of `ShardFunctions`."""
+"""Exact evaluation: workers evaluate shards of the data, and what their metrics add up to counts once.
+
+    data --> shards --> strategy.schedule --> a worker: the state of the metrics after the batches of a shard
+                                                                                     |
+    results <-- the initial state of the metrics, and what each shard has added <----'
+
+Nothing on a parameter server changes. A shard whose worker is lost is evaluated again; its future has one result.
+"""
 
 import itertools
+import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, NoReturn
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from coordinator.data.source import Source, range_vector
-from coordinator.ps_strategy.keras.shard_functions import ShardFunctions, initial_state
+from coordinator.ps_strategy.keras.feeds import CALLS_PER_WORKER, Feed, worker_count
+from coordinator.ps_strategy.keras.shard_functions import MetricTotals, NotShardableError, ShardFunctions
+from coordinator.ps_strategy.keras.steps import ModelSteps
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset
 
-_State = list[Any]
-
-
-class MetricTotals:
-    """Adds up the states of metrics that shards have returned.
-
-    A metric's state after all shards is its initial state and what each shard has added to it. A metric that is no such
-    sum may have a method `merge(state, other)`: it takes two states, lists with the values of `metric.variables`, and
-    returns the state that all batches of both would have led to.
-
-    Args:
-      metrics: those of `ShardFunctions.metrics`, whose variables exist.
-    """
-
-    def __init__(self, metrics: Iterable[Any]) -> None:
-        self._metrics = list(metrics)
-        self._variables = list({id(each): each for metric in self._metrics for each in metric.variables}.values())
-        self._places = {id(each): place for place, each in enumerate(self._variables)}
-        with tf.init_scope(), tf.device("/device:CPU:0"):
-            self._initial = [np.asarray(each) for each in initial_state(self._metrics, self._variables)]
-        self._state: _State = list(self._initial)
-        self._is_empty = True
-
-    def add(self, state: Sequence[Any]) -> None:
-        """Adds the state that a shard has returned."""
-        given = [np.asarray(each) for each in state]
-        if self._is_empty:
-            self._state, self._is_empty = given, False
-            return
-        added = [_sum(*each) for each in zip(self._state, self._initial, given, strict=True)]
-        for metric in self._metrics:
-            if hasattr(metric, "merge"):
-                merged = metric.merge(self._of(metric, self._state), self._of(metric, given))
-                for variable, value in zip(metric.variables, merged, strict=True):
-                    added[self._places[id(variable)]] = value
-        self._state = added
-
-    def results(self, read: Callable[[], Any]) -> Any:
-        """Returns what `read` returns while the metrics have the state of all shards.
-
-        Args:
-          read: reads the results of metrics. It is called without Keras' scope of a strategy, on the client.
-        """
-        with tf.device("/device:CPU:0"), keras.StatelessScope(self._values()):
-            return tf.nest.map_structure(lambda value: tf.convert_to_tensor(value).numpy(), read())
-
-    def state(self) -> list[Any]:
-        """Returns the state of all shards: a tensor for each of the metrics' variables."""
-        return [value for _, value in self._values()]
-
-    def assign(self) -> None:
-        """Assigns the state of all shards to the variables of the metrics."""
-        for variable, value in self._values():
-            variable.assign(value)
-
-    def _values(self) -> list[tuple[Any, Any]]:
-        return [
-            (variable, tf.constant(np.asarray(value).astype(tf.as_dtype(variable.dtype).as_numpy_dtype)))
-            for variable, value in zip(self._variables, self._state, strict=True)
-        ]
-
-    def _of(self, metric: Any, state: Sequence[Any]) -> _State:
-        return [state[self._places[id(each)]] for each in metric.variables]
-
-    def find_sums(self, first: Sequence[Any], second: Sequence[Any], both: Sequence[Any]) -> tuple[bool, list[str]]:
-        """Compares the state after two batches with the sum of what each of them has added.
-
-        Args:
-          first: the state after one batch.
-          second: that after another one.
-          both: that after both, one after the other.
-
-        Returns:
-          Whether all metrics are known to be sums, which needs batches that change them; and the names of those that
-          are none.
-        """
-        are_sums, others = True, []
-        for metric in self._metrics:
-            if hasattr(metric, "merge"):
-                continue
-            parts = [self._of(metric, each) for each in (self._initial, first, second, both)]
-            if not all(map(_is_sum, *parts)):
-                others.append(metric.name)
-            are_sums &= all(any(map(_differ, parts[0], part)) for part in parts[1:3])
-        return are_sums and not others, others
-
-
-def _sum(state: Any, initial: Any, given: Any) -> Any:
-    if initial.dtype.kind in "fV":
-        # Once in float64, so that the order of the shards has no effect that could be seen.
-        return np.asarray(state, np.float64) + (given.astype(np.float64) - initial.astype(np.float64))
-    return state + (given - initial)
-
-
-def _is_sum(initial: Any, first: Any, second: Any, both: Any) -> bool:
-    given = [np.asarray(each) for each in (initial, first, second, both)]
-    if given[0].dtype.kind not in "iufV":
-        return False
-    if given[0].dtype.kind in "iu":
-        return bool((given[3] - given[0] == (given[1] - given[0]) + (given[2] - given[0])).all())
-    # In units of the least difference, since each batch is rounded.
-    tolerance = (
-        1000 * float(np.finfo(tf.as_dtype(given[0].dtype).as_numpy_dtype).eps) if given[0].dtype.kind == "f" else 0.1
-    )
-    start, one, other, all_ = (each.astype(np.float64) for each in given)
-    scale = np.maximum(np.abs(one - start), np.abs(other - start))
-    with np.errstate(invalid="ignore"):
-        close = np.abs((all_ - start) - (one - start) - (other - start)) <= tolerance * (scale + np.abs(start))
-    return bool(np.isfinite(start).all() and (close | ~np.isfinite(all_)).all())
-
-
-def _differ(one: Any, other: Any) -> bool:
-    return bool((np.asarray(one) != np.asarray(other)).any())
-
+_logger = logging.getLogger("coordinator")
 
 # Enough that workers of different speed end at about the same time, and that a lost one has little to repeat.
 _SHARDS_PER_WORKER = 4
-# Of batches of an unknown number.
+# The batches of a shard, if the number of all batches is not known.
 _BATCHES_PER_SHARD = 16
-# What is sent with one call at most, in bytes; a batch may be larger.
+# The maximum that is sent with one call, in bytes; a batch may be larger.
 _LARGEST = 2**24
 
 
@@ -154,11 +50,7 @@ class ShardCall(NamedTuple):
 
 
 class Shards(ABC):
-    """Data that is evaluated in shards.
-
-    Attributes:
-      are_counted: whether the number of batches of each call is known.
-    """
+    """Data that is evaluated in shards. `are_counted`: whether the number of batches of each call is known."""
 
     are_counted = True
 
@@ -172,8 +64,8 @@ class Shards(ABC):
 
 
 def shard_count(shards: int | None, strategy: Any) -> int:
-    """Returns the number of shards; while there is no worker, that of one, which may come."""
-    return _SHARDS_PER_WORKER * max(1, len(strategy.cluster.workers)) if shards is None else shards
+    """Returns the number of shards; while there is no worker, the number for one worker, which may come."""
+    return _SHARDS_PER_WORKER * worker_count(strategy) if shards is None else shards
 
 
 class ClientShards(Shards):
@@ -182,7 +74,7 @@ class ClientShards(Shards):
     Args:
       batches: nested tensors; parts may be None.
       count: how many there are; None if that is not known.
-      shards: how many shards there should be. There are more if many bytes would be sent at once.
+      shards: how many shards there should be. There are more if one call would send many bytes.
     """
 
     def __init__(self, batches: Iterator[Any], count: int | None, shards: int) -> None:
@@ -213,93 +105,18 @@ class ClientShards(Shards):
         return ShardCall(functions.trial_of_batches, tuple(self._first), 2) if len(self._first) == 2 else None
 
 
-class RangeShards(Shards):
-    """Ranges of a source, which the workers read.
-
-    Args:
-      source: of the examples.
-      batch_size: the number of examples in a batch.
-      shards: how many shards there are at most.
-    """
-
-    def __init__(self, source: Source, batch_size: int, shards: int) -> None:
-        self._source = source
-        self._batch_size = batch_size
-        self._width = math.ceil(math.ceil(source.size / batch_size) / shards) * batch_size
-
-    def calls(self, functions: ShardFunctions) -> Iterator[ShardCall]:
-        """See `Shards`."""
-        for start in range(0, self._source.size, self._width):
-            yield self._call(functions, start, self._width)
-
-    def trial(self, functions: ShardFunctions) -> ShardCall | None:
-        """See `Shards`."""
-        size = self._batch_size
-        if self._source.size <= size:
-            return None
-        ranges = self._range(0, size), self._range(size, size)
-        return ShardCall(functions.trial_of_range(self._source), ranges, 2)
-
-    def _call(self, functions: ShardFunctions, start: int, width: int) -> ShardCall:
-        positions = self._range(start, width)
-        args = positions, np.int64(self._batch_size)
-        return ShardCall(functions.of_range(self._source), args, math.ceil(int(positions[2]) / self._batch_size))
-
-    def _range(self, start: int, width: int) -> Any:
-        return range_vector(start, min(width, self._source.size - start), start // self._batch_size)
-
-
-def source_shards(source: Source, batch_size: int, shards: int) -> Shards:
-    """Returns the shards of a source, of which there are at most `shards` if the workers read it."""
-    if not source.is_on_client:
-        return RangeShards(source, batch_size, shards)
-    read = source.reader()
-    batches = (tf.nest.map_structure(tf.convert_to_tensor, read(each)[1]) for each in ranges_of(source, batch_size))
-    return ClientShards(batches, math.ceil(source.size / batch_size), shards)
-
-
-def ranges_of(source: Source, batch_size: int) -> Iterator[Any]:
-    """Yields a range for each batch of a source, in order."""
-    for start in range(0, source.size, batch_size):
-        yield range_vector(start, min(batch_size, source.size - start), start // batch_size)
-
-
-class WorkerShards(Shards):
-    """The finite data of each worker; a lost worker is waited for, because only it has its data.
-
-    Args:
-      dataset: a per-worker dataset.
-      workers: the indices of the workers.
-    """
-
-    are_counted = False
-
-    def __init__(self, dataset: PerWorkerDataset, workers: Sequence[int]) -> None:
-        self._dataset = dataset
-        self._workers = workers
-
-    def calls(self, functions: ShardFunctions) -> Iterator[ShardCall]:
-        """See `Shards`."""
-        for worker in self._workers:
-            yield ShardCall(functions.of_dataset, (self._dataset,), 0, worker)
-
-    def trial(self, functions: ShardFunctions) -> ShardCall | None:
-        """See `Shards`."""
-        return ShardCall(functions.trial_of_dataset, (self._dataset,), 2, self._workers[0])
-
-
 def _call(functions: ShardFunctions, batches: Sequence[Any]) -> ShardCall:
-    """Returns the call for batches of which each may follow the others."""
+    """Returns the call for batches that may follow each other."""
     size = _size(batches[0])
     if size is None:
         return ShardCall(functions.of_batches, (tuple(batches),), len(batches))
     parts = [[leaf for leaf in tf.nest.flatten(batch) if leaf is not None] for batch in batches]
-    joined = [each[0] if len(each) == 1 else tf.concat(each, 0) for each in zip(*parts, strict=True)]
+    joined = [leaves[0] if len(leaves) == 1 else tf.concat(leaves, 0) for leaves in zip(*parts, strict=True)]
     return ShardCall(functions.of_examples(batches[0]), (joined, np.int64(size)), len(batches))
 
 
 def _may_follow(group: Sequence[Any], batch: Any, most: int) -> bool:
-    """Returns True if a batch can be in one call with those before, which all have the same size."""
+    """Returns True if a batch can be in one call with the batches before, which all have the same size."""
     size, last, next_ = _size(group[0]), _size(group[-1]), _size(batch)
     if len(group) >= most or size is None or next_ is None or last != size or not 0 < next_ <= size:
         return False
@@ -324,6 +141,223 @@ def _have_same_spec(one: Any, other: Any) -> bool:
 
 
 def _bytes(batch: Any) -> int:
-    return sum(
-        int(leaf.shape.num_elements()) * max(1, leaf.dtype.size) for leaf in tf.nest.flatten(batch) if leaf is not None
+    leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
+    return sum(int(leaf.shape.num_elements()) * max(1, leaf.dtype.size) for leaf in leaves)
+
+
+class RangeShards(Shards):
+    """Ranges of a source, at most `shards`, which the workers read."""
+
+    def __init__(self, source: Source, batch_size: int, shards: int) -> None:
+        self._source = source
+        self._batch_size = batch_size
+        self._batches = math.ceil(math.ceil(source.size / batch_size) / shards)
+
+    def calls(self, functions: ShardFunctions) -> Iterator[ShardCall]:
+        """See `Shards`."""
+        function, size = functions.of_source(self._source)[0], np.int64(self._batch_size)
+        for positions in ranges_of(self._source, self._batch_size, self._batches):
+            yield ShardCall(function, (positions, size), math.ceil(int(positions[2]) / self._batch_size))
+
+    def trial(self, functions: ShardFunctions) -> ShardCall | None:
+        """See `Shards`."""
+        if self._source.size <= self._batch_size:
+            return None
+        first_two = itertools.islice(ranges_of(self._source, self._batch_size), 2)
+        return ShardCall(functions.of_source(self._source)[1], tuple(first_two), 2)
+
+
+def source_shards(source: Source, batch_size: int, shards: int) -> Shards:
+    """Returns the shards of a source; at most `shards` if the workers read it."""
+    if not source.is_on_client:
+        return RangeShards(source, batch_size, shards)
+    read = source.reader()
+    batches = (
+        tf.nest.map_structure(tf.convert_to_tensor, read(positions)[1]) for positions in ranges_of(source, batch_size)
     )
+    return ClientShards(batches, math.ceil(source.size / batch_size), shards)
+
+
+def ranges_of(source: Source, batch_size: int, batches: int = 1) -> Iterator[Any]:
+    """Yields ranges of `batches` batches each, in order, until all examples of a source are in one."""
+    width = batch_size * batches
+    for start in range(0, source.size, width):
+        yield range_vector(start, min(width, source.size - start), start // batch_size)
+
+
+class WorkerShards(Shards):
+    """The finite data of each worker; a lost worker is waited for, because only it has its data."""
+
+    are_counted = False
+
+    def __init__(self, dataset: PerWorkerDataset, workers: Sequence[int]) -> None:
+        self._dataset = dataset
+        self._workers = workers
+
+    def calls(self, functions: ShardFunctions) -> Iterator[ShardCall]:
+        """See `Shards`."""
+        for worker in self._workers:
+            yield ShardCall(functions.of_dataset, (self._dataset,), 0, worker)
+
+    def trial(self, functions: ShardFunctions) -> ShardCall | None:
+        """See `Shards`."""
+        return ShardCall(functions.trial_of_dataset, (self._dataset,), 2, self._workers[0])
+
+
+class EvaluationFeed(Feed):
+    """Schedules shards, enough of them to keep the workers busy, and adds up the states of their metrics.
+
+    In Keras' loop a turn ends when its batches have been scheduled; the last one, when all shards have finished. The
+    logs of a turn are the results of all shards that have finished. `in_place` returns the feed for layers, steps and
+    metrics that do not allow shards; None for an error.
+    """
+
+    def __init__(self, shards: Shards, strategy: Any, in_place: Callable[[], Feed] | None = None) -> None:
+        super().__init__(strategy)
+        self.has_own_data = isinstance(shards, WorkerShards)
+        self._shards = shards
+        self._in_place = in_place
+        # The feed that `in_place` has returned, if shards are not possible.
+        self._feed: Feed | None = None
+        self._functions: ShardFunctions | None = None
+        # The shards to come with their numbers, and the next of them; None after the last one.
+        self._calls: Iterator[tuple[int, ShardCall]] = iter(())
+        self._coming: tuple[int, ShardCall] | None = None
+        self._totals: MetricTotals | None = None
+        # The number of the last shard that has finished, by its place in the data, and what its last batch has logged.
+        self._last_logs: tuple[int, Any] = (-1, {})
+        # The number of batches that were scheduled, or were found, and that no turn has had yet.
+        self._batches = 0
+        self._results: Any = None
+
+    def __next__(self) -> NoReturn:
+        """Raises RuntimeError: Keras' loop schedules turns, it asks for no batch."""
+        raise RuntimeError("The batches of an evaluation are sent to the workers, and cannot be read here.")
+
+    def evaluate(self, functions: ShardFunctions) -> Any:
+        """Evaluates all shards and returns the results of the metrics, as NumPy values.
+
+        Raises:
+          ValueError: the step or a metric does not allow shards; or there are no data.
+          Exception: what a shard raised.
+        """
+        self._begin(functions)
+        try:
+            while self.unfinished:
+                self.wait_one()
+                self._fill()
+        finally:
+            for future in list(self.unfinished):
+                future.cancel()
+        if self._totals is None:
+            raise ValueError("The data to evaluate are empty.")
+        return self._results_so_far()
+
+    def schedule(self, steps: ModelSteps) -> Any:
+        """See `Feed`."""
+        if self._feed is None and self._functions is None:
+            if steps.shards is None:
+                self._feed = self._one_by_one()
+            else:
+                self._begin(steps.shards)
+        if self._feed is not None:
+            return self._feed.schedule(steps)
+        self._fill()
+        while self._batches < steps.steps_per_call and self.unfinished:
+            self.wait_one()
+            self._fill()
+        if not self._batches:
+            raise StopIteration
+        self._batches = max(0, self._batches - steps.steps_per_call)
+        is_last = not self._batches and self._coming is None
+        while self.unfinished and (is_last or self._totals is None or not self._finished.empty()):
+            self.wait_one()
+        return self._results_so_far()
+
+    def wait_one(self) -> tuple[Any, int | None]:
+        """See `Feed`."""
+        result, number = super().wait_one()
+        batches = int(result["batches"])
+        if not self._shards.are_counted:
+            self._batches += batches
+        if batches:
+            assert self._functions is not None
+            assert number is not None
+            self._totals = self._totals or MetricTotals(self._functions.metrics())
+            self._totals.add(result["state"])
+            self._last_logs = max(self._last_logs, (number, result["logs"]), key=lambda logs: logs[0])
+            self._results = None
+        return result, number
+
+    def wait_finished(self) -> None:
+        """Waits for all shards, and assigns their totals to the metrics, for Keras to read."""
+        if self._feed is not None:
+            self._feed.wait_finished()
+            return
+        super().wait_finished()
+        totals, self._totals = self._totals, None
+        if totals is not None:
+            totals.assign()
+
+    def _one_by_one(self) -> Feed:
+        """Returns the feed for a model that needs the order of its batches."""
+        if self._in_place is None:
+            raise ValueError(
+                "A layer of the model has stateful=True and needs the batch before each batch, but a source is "
+                "evaluated in shards, in any order. Give evaluate arrays, a dataset or a dataset function."
+            )
+        return self._in_place()
+
+    def _begin(self, functions: ShardFunctions) -> None:
+        """Checks that the metrics can be added up, and schedules the first shards."""
+        self._functions = functions
+        try:
+            if not functions.are_sums and (trial := self._shards.trial(functions)):
+                self._try(functions, trial)
+            self._calls = enumerate(self._shards.calls(functions))
+            self._coming = next(self._calls, None)
+            self._fill()
+        except NotShardableError as error:
+            if self._in_place is None:
+                raise ValueError(f"The evaluation cannot be divided into shards, because {error}.") from None
+            if not functions.was_reported:
+                functions.was_reported = True
+                _logger.warning(
+                    "Batches are evaluated one by one, and those of a lost worker may count twice, because %s.", error
+                )
+            self._feed = self._in_place()
+
+    def _try(self, functions: ShardFunctions, trial: ShardCall) -> None:
+        self.add(self._strategy.schedule(trial.function, args=trial.args, worker=trial.worker))
+        result, _ = super().wait_one()
+        if not int(result["batches"]):
+            return
+        functions.are_sums, others = MetricTotals(functions.metrics()).find_sums(*result["state"])
+        if others:
+            raise NotShardableError(
+                f"the state of the metric {others[0]!r} is no sum over batches, and it has no method "
+                "merge(state, other)"
+            )
+
+    def _fill(self) -> None:
+        """Schedules shards until there are enough."""
+        most = CALLS_PER_WORKER * worker_count(self._strategy)
+        while self._coming is not None and len(self.unfinished) < most:
+            number, call = self._coming
+            self.add(self._strategy.schedule(call.function, args=call.args, worker=call.worker), number)
+            if self._shards.are_counted:
+                self._batches += call.batches
+            self._coming = next(self._calls, None)
+
+    def _results_so_far(self) -> Any:
+        if self._results is None:
+            assert self._functions is not None
+            assert self._totals is not None
+            functions, logs = self._functions, self._last_logs[1]
+            # Logs that are not computed from the state of metrics are the last batch's, as in Keras.
+            self._results = (
+                {**logs, **functions.logs_of_state(self._totals.state())}
+                if logs
+                else self._totals.results(functions.results)
+            )
+        return self._results

@@ -15,22 +15,27 @@ import tensorflow as tf
 from coordinator.data.source import Source, without_autotuning
 from coordinator.options import check_integer
 from coordinator.owned_values import OwnedValues
-from coordinator.ps_strategy.keras.feeds import EvaluationFeed, worker_indices
-from coordinator.ps_strategy.keras.fit_extension import CardinalityCheck, check_model
+from coordinator.ps_strategy.keras.feeds import CardinalityCheck, worker_indices
+from coordinator.ps_strategy.keras.fit_extension import BATCH_SIZE, check_model
 from coordinator.ps_strategy.keras.internals.evaluation_scope import compilation_of
 from coordinator.ps_strategy.keras.internals.patches import stateful_layers
 from coordinator.ps_strategy.keras.shard_functions import ModelCopies, ShardFunctions
-from coordinator.ps_strategy.keras.shards import ClientShards, Shards, WorkerShards, shard_count, source_shards
+from coordinator.ps_strategy.keras.shards import (
+    ClientShards,
+    EvaluationFeed,
+    Shards,
+    WorkerShards,
+    shard_count,
+    source_shards,
+)
 from coordinator.ps_strategy.keras.steps import whole
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset
 
 _logger = logging.getLogger("coordinator")
 
-# As in Keras.
-_BATCH_SIZE = 32
-# The functions of how many combinations of metrics are kept for each model.
+# For how many combinations of metrics the functions of each model are kept.
 _KEPT = 4
-# How often the weights are copied at most before it succeeds.
+# The maximum number of attempts to copy the weights.
 _ATTEMPTS = 3
 
 
@@ -61,12 +66,12 @@ class StrategyEvaluation:
         for name, number in (("batch_size", batch_size), ("shards", shards)):
             if number is not None:
                 check_integer(name, number, minimum=1)
-        divided = self._shards(strategy, data, batch_size, shards)
+        create_shards = self._shards(strategy, data, batch_size, shards)
         while True:
             functions = self._prepared(model, metrics, model_state)
-            found = EvaluationFeed(divided(), strategy).evaluate(functions)
+            results = EvaluationFeed(create_shards(), strategy).evaluate(functions)
             if functions.copies is None or not functions.copies.was_reset:
-                return {name: _number(value) for name, value in found.items()}
+                return {name: _number(value) for name, value in results.items()}
             _logger.warning("The evaluation begins again: a parameter server was lost, and with it the model's copies.")
 
     def _check(self, strategy: Any, model: Any, metrics: Sequence[Any] | None, model_state: str) -> None:
@@ -98,7 +103,7 @@ class StrategyEvaluation:
         count = shard_count(shards, strategy)
         if isinstance(data, Source):
             data.prepare(strategy)
-            return lambda: source_shards(data, batch_size or _BATCH_SIZE, count)
+            return lambda: source_shards(data, batch_size or BATCH_SIZE, count)
         is_dataset = isinstance(data, tf.data.Dataset)
         on_workers = isinstance(data, PerWorkerDataset) or callable(data)
         if batch_size is not None and (is_dataset or on_workers):
@@ -120,11 +125,11 @@ class StrategyEvaluation:
             return lambda: WorkerShards(dataset, workers)
         arrays = tf.nest.map_structure(_array, data)
         size = _rows(arrays)
-        width = batch_size or _BATCH_SIZE
+        width = batch_size or BATCH_SIZE
         return lambda: ClientShards(_batches(arrays, size, width), math.ceil(size / width), count)
 
     def _prepared(self, model: Any, metrics: Sequence[Any] | None, model_state: str) -> ShardFunctions:
-        """Returns the functions; copies the weights for them if they need it, also if a server is lost meanwhile."""
+        """Returns the functions; copies the weights for them if they need it, also if a server is lost in between."""
         for attempt in itertools.count(1):
             try:
                 functions = self._functions_of(model, metrics, model_state)

@@ -50,15 +50,15 @@ class VariableReads:
 
 
 class EvaluationScope(keras.StatelessScope):
-    """In it, some variables have values that can be changed, and all others those that `VariableReads` reads.
+    """In it, some variables have values that can be changed, and all others have the values that `VariableReads` reads.
 
     Args:
-      variables: the former.
-      values: those that they have at the beginning, in the same order.
-      reads: what the others are read with.
+      variables: the variables whose values can be changed.
+      values: their values at the beginning, in the same order.
+      reads: reads the other variables.
 
     Attributes:
-      others: the names of the others that were assigned a value.
+      others: the names of the other variables that were assigned a value.
     """
 
     def __init__(self, variables: Sequence[keras.Variable], values: Sequence[Any], reads: VariableReads) -> None:
