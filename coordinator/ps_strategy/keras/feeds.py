@@ -156,14 +156,15 @@ class ClientFeed(Feed):
     def __init__(self, batches: Iterator[Any], strategy: Any) -> None:
         super().__init__(strategy)
         self._batches = batches
-        self._last_read: Any = None
+        # What `next` returned last.
+        self.last_read: Any = None
         # Batches that were scheduled before Keras asked for them, and the futures of these calls.
         self._read_ahead: deque[Any] = deque()
         self._scheduled_ahead: deque[Future] = deque()
 
     def __next__(self) -> Any:
-        self._last_read = self._read_ahead.popleft() if self._read_ahead else next(self._batches)
-        return self._last_read
+        self.last_read = self._read_ahead.popleft() if self._read_ahead else next(self._batches)
+        return self.last_read
 
     def schedule(self, steps: ModelSteps) -> Any:
         """See `Feed`."""
@@ -172,10 +173,6 @@ class ClientFeed(Feed):
             raise StopIteration
         self.add(schedule_batches(self._strategy, steps.last_of, batches))
         return self.wait_room()
-
-    def was_read_last(self, batch: Any) -> bool:
-        """Returns True if this very object is what `next` returned last."""
-        return batch is self._last_read
 
     def schedule_ahead(self, steps: ModelSteps, batches: Sequence[Any]) -> Future:
         """Schedules `steps.all_of` with the batches that were read last, and with batches to come.
@@ -240,7 +237,11 @@ class FiniteWorkerFeed(WorkerFeed):
     def schedule(self, steps: ModelSteps) -> Any:
         """Keeps the workers busy until one more call has taken batches. See `Feed`."""
         while True:
-            self._keep_busy(steps)
+            called = self._calls + len(self.unfinished)
+            room = None if self._calls_per_epoch is None else self._calls_per_epoch - called
+            for worker in self._free_places()[:room]:
+                future = self._strategy.schedule(steps.of_next_if_any, args=(self._iterator,), worker=worker)
+                self.add(future, worker)
             if not self.unfinished:
                 self._start_again()
                 continue
@@ -264,13 +265,6 @@ class FiniteWorkerFeed(WorkerFeed):
         self._may_start_again = False
         self._iterator = iter(self._dataset)
         self._ended.clear()
-
-    def _keep_busy(self, steps: ModelSteps) -> None:
-        """Schedules calls for each worker that may have batches left, up to their limit."""
-        room = None if self._calls_per_epoch is None else self._calls_per_epoch - self._calls - len(self.unfinished)
-        for worker in self._free_places()[:room]:
-            future = self._strategy.schedule(steps.of_next_if_any, args=(self._iterator,), worker=worker)
-            self.add(future, worker)
 
     def _free_places(self) -> list[int | None]:
         """Returns the workers to schedule a call for, some several times; None is any worker.

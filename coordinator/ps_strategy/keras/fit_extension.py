@@ -90,12 +90,7 @@ def check_backend() -> None:
 
 @contextlib.contextmanager
 def keras_extended(strategy_class: type[Any], options: Options) -> Iterator[None]:
-    """A scope in which Keras reads and changes single rows of embeddings, and trains the models of strategies.
-
-    Args:
-      strategy_class: the class of the strategies whose models are trained on workers.
-      options: the options of the strategy that is open.
-    """
+    """A scope in which Keras reads and changes single rows of embeddings, and trains the models of strategies."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(row_lookups())
         stack.enter_context(row_updates(by_rows=options.sparse_updates == "rows"))
@@ -145,18 +140,19 @@ class FitExtension:
         only after the first epoch.
         """
         if given.get("validation_steps") is None:
-            self._check_validation(model.distribute_strategy, given.get("validation_data"))
+            strategy, data = model.distribute_strategy, given.get("validation_data")
+            if callable(data):
+                data = strategy.experimental_distribute_datasets_from_function(data)
+            if isinstance(data, PerWorkerDataset):
+                is_infinite = self._is_infinite_on_workers(data, strategy)
+            else:
+                is_infinite = _is_infinite_dataset(data)
+            if is_infinite:
+                raise _endless("validation_steps=")
         if (rule := self._rules.get(model)) is not None:
             given["callbacks"] = _with_settling(rule, given.get("callbacks"))
         with self._range_fits.fitting(model, given):
             yield
-
-    def _check_validation(self, strategy: Any, data: Any) -> None:
-        if callable(data):
-            data = strategy.experimental_distribute_datasets_from_function(data)
-        on_workers = isinstance(data, PerWorkerDataset)
-        if self._is_infinite_on_workers(data, strategy) if on_workers else _is_infinite_dataset(data):
-            raise _endless("validation_steps=")
 
     def epoch_iterator(self, strategy: Any, x: Any, arguments: dict[str, Any]) -> EpochIterator:
         """Returns the turns of an epoch.
@@ -174,26 +170,29 @@ class FitExtension:
             x = strategy.experimental_distribute_datasets_from_function(x)
         # Only `fit` has class weights, and `predict` has no labels.
         is_fit = "class_weight" in arguments
-        is_evaluation = "y" in arguments and not is_fit
         if is_fit and (turns := self._range_fits.iterator(strategy, x, arguments)):
             return turns
+        is_evaluation = "y" in arguments and not is_fit
         if isinstance(x, Source):
             return self._turns_of_source(x, strategy, arguments, is_evaluation=is_evaluation)
         if isinstance(x, PerWorkerDataset):
-            given = [name for name in ("y", "sample_weight", "class_weight") if arguments.get(name) is not None]
-            if given:
-                raise ValueError(
-                    f"{', '.join(given)} cannot be given along with a dataset function or a per-worker dataset, whose "
-                    "elements are whole batches (x, y) or (x, y, sample_weight). Put it into the dataset."
-                )
-            create = self._create_worker_feed(x, strategy, arguments, is_evaluation=is_evaluation)
-            return EpochIterator(create, OwnData(x.element_spec), arguments)
+            return self._turns_of_workers(x, strategy, arguments, is_evaluation=is_evaluation)
+        return self._turns_of_client(x, strategy, arguments, is_evaluation=is_evaluation)
+
+    def _turns_of_client(
+        self, x: Any, strategy: Any, arguments: dict[str, Any], *, is_evaluation: bool
+    ) -> EpochIterator:
+        """Returns the turns for data that is read on the client."""
 
         def create_feed(dataset: tf.data.Dataset) -> Feed:
             batches = iter(dataset)
-            if is_evaluation:
-                return _evaluation_feed(batches, strategy, itself)
-            return self._noted(ClientFeed(batches, strategy))
+            if not is_evaluation:
+                return self._noted(ClientFeed(batches, strategy))
+            if itself.steps_per_epoch is not None:
+                calls = math.ceil(itself.steps_per_epoch / itself.steps_per_execution)
+                batches = itertools.islice(batches, calls * itself.steps_per_execution)
+            shards = ClientShards(map(present_parts, batches), itself.num_batches, shard_count(None, strategy))
+            return EvaluationFeed(shards, strategy, lambda: ClientFeed(shards.all_batches(), strategy))
 
         iterator = EpochIterator(create_feed, x, arguments)
         # Without a cycle of references, what is left of the data is freed when Keras drops it. Until then, a dataset
@@ -202,37 +201,31 @@ class FitExtension:
         self._check_length(strategy, arguments, _is_infinite_dataset(x), is_counted=iterator.num_batches is not None)
         return iterator
 
-    def _create_worker_feed(
+    def _turns_of_workers(
         self, dataset: PerWorkerDataset, strategy: Any, arguments: dict[str, Any], *, is_evaluation: bool
-    ) -> Callable[[Any], Feed]:
-        """Returns a function that creates feeds; asks workers whether their data is infinite."""
+    ) -> EpochIterator:
+        """Returns the turns for data that each worker reads; asks workers whether it is infinite."""
+        given = [name for name in ("y", "sample_weight", "class_weight") if arguments.get(name) is not None]
+        if given:
+            raise ValueError(
+                f"{', '.join(given)} cannot be given along with a dataset function or a per-worker dataset, whose "
+                "elements are whole batches (x, y) or (x, y, sample_weight). Put it into the dataset."
+            )
         steps = arguments.get("steps_per_epoch")
         is_infinite = self._is_infinite_on_workers(dataset, strategy, is_counted=steps is not None)
         self._check_length(strategy, arguments, is_infinite, is_counted=steps is not None)
-        if is_infinite:
-            return lambda _: WorkerFeed(dataset, strategy)
-        if steps is not None:
-            calls = math.ceil(steps / arguments.get("steps_per_execution", 1))
-            return lambda _: FiniteWorkerFeed(dataset, strategy, calls)
-        if not is_evaluation:
-            return lambda _: FiniteWorkerFeed(dataset, strategy)
-        workers = worker_indices(strategy)
-        return lambda _: EvaluationFeed(
-            WorkerShards(dataset, workers), strategy, lambda: FiniteWorkerFeed(dataset, strategy)
-        )
+        calls = None if steps is None else math.ceil(steps / arguments.get("steps_per_execution", 1))
+        workers = worker_indices(strategy) if is_evaluation and calls is None else []
 
-    def _check_length(self, strategy: Any, arguments: dict[str, Any], is_infinite: bool, *, is_counted: bool) -> None:
-        """Warns of losses with data that end, once. Raises ValueError for endless data whose steps are not counted."""
-        is_fit = "class_weight" in arguments
-        if is_infinite and not is_counted:
-            raise _endless("steps_per_epoch=" if is_fit else "steps=")
-        if is_fit and not is_infinite and not self._has_warned and strategy.extended.services.variables.is_restored:
-            self._has_warned = True
-            _logger.warning(
-                "The data of fit are neither endless nor a source: if a parameter server is lost, the examples since "
-                "the checkpoint that restore_from restores are left out of the model. Give fit arrays or a source of "
-                "coordinator.data, which go back with the model."
-            )
+        def create_feed(_: Any) -> Feed:
+            if is_infinite:
+                return WorkerFeed(dataset, strategy)
+            if workers:
+                shards = WorkerShards(dataset, workers)
+                return EvaluationFeed(shards, strategy, lambda: FiniteWorkerFeed(dataset, strategy))
+            return FiniteWorkerFeed(dataset, strategy, calls)
+
+        return EpochIterator(create_feed, OwnData(dataset.element_spec), arguments)
 
     def _turns_of_source(
         self, source: Source, strategy: Any, arguments: dict[str, Any], *, is_evaluation: bool
@@ -256,6 +249,19 @@ class FitExtension:
             return self._noted(_SourceFeed(source, size, strategy))
 
         return EpochIterator(create_feed, data, arguments)
+
+    def _check_length(self, strategy: Any, arguments: dict[str, Any], is_infinite: bool, *, is_counted: bool) -> None:
+        """Warns of losses with data that end, once. Raises ValueError for endless data whose steps are not counted."""
+        is_fit = "class_weight" in arguments
+        if is_infinite and not is_counted:
+            raise _endless("steps_per_epoch=" if is_fit else "steps=")
+        if is_fit and not is_infinite and not self._has_warned and strategy.extended.services.variables.is_restored:
+            self._has_warned = True
+            _logger.warning(
+                "The data of fit are neither endless nor a source: if a parameter server is lost, the examples since "
+                "the checkpoint that restore_from restores are left out of the model. Give fit arrays or a source of "
+                "coordinator.data, which go back with the model."
+            )
 
     def turn_function(self, model: keras.Model, kind: str) -> Callable[[Any], Any]:
         """Returns the function that is called for each turn of training, evaluation or prediction.
@@ -298,7 +304,7 @@ class FitExtension:
             _check_order(stateful, strategy)
             # Keras passes the batches, but not the feed that they come from.
             feed = self._latest_feed()
-            if feed is not None and feed.was_read_last(batches[-1]):
+            if feed is not None and feed.last_read is batches[-1]:
                 future = feed.schedule_ahead(steps, batches)
             else:
                 future = schedule_batches(strategy, steps.all_of, batches)
@@ -321,14 +327,6 @@ class _SourceFeed(ClientFeed):
     def schedule_ahead(self, steps: ModelSteps, batches: Sequence[Any]) -> Future:
         """See `ClientFeed`."""
         return super().schedule_ahead(steps.reading(self._source), batches)
-
-
-def _evaluation_feed(batches: Iterator[Any], strategy: Any, iterator: EpochIterator) -> EvaluationFeed:
-    if iterator.steps_per_epoch is not None:
-        calls = math.ceil(iterator.steps_per_epoch / iterator.steps_per_execution)
-        batches = itertools.islice(batches, calls * iterator.steps_per_execution)
-    shards = ClientShards(map(present_parts, batches), iterator.num_batches, shard_count(None, strategy))
-    return EvaluationFeed(shards, strategy, lambda: ClientFeed(shards.all_batches(), strategy))
 
 
 def _is_infinite_dataset(data: Any) -> bool:
@@ -449,19 +447,19 @@ def _step_of(rule: Any, model: keras.Model) -> Step:
         with rule.pull() as version:
             logs, gradients = _logs_and_gradients(rule, model, batch)
         accepted = rule.push(gradients, version)
+
+        @tf.function(autograph=False)
+        def repeat(_: Any) -> Any:
+            # The metrics have the examples already.
+            with rule.pull() as version:
+                _, gradients = _logs_and_gradients(rule, model, batch, RepeatedStepScope)
+            return rule.push(gradients, version)
+
         if rule.current.may_reject:
-            repeat = tf.function(lambda: _repeat(rule, model, batch), autograph=False)
-            tf.while_loop(tf.logical_not, lambda _: repeat(), [accepted])
+            tf.while_loop(tf.logical_not, repeat, [accepted])
         return logs
 
     return step
-
-
-def _repeat(rule: Any, model: keras.Model, batch: Any) -> Any:
-    """Runs a step again whose gradients were rejected; the metrics have its examples already."""
-    with rule.pull() as version:
-        _, gradients = _logs_and_gradients(rule, model, batch, RepeatedStepScope)
-    return rule.push(gradients, version)
 
 
 def _logs_and_gradients(

@@ -51,6 +51,7 @@ class RangeData:
       epochs: as given, or with the seed of a backup.
       class_weight: as given, in the order of the classes.
       copies: variables with `inputs` on each worker, after `prepare`; None if the source reads its examples by itself.
+      batches_per_epoch, ranges_per_epoch, number_of_epochs: as the epochs say, in Keras' terms.
     """
 
     def __init__(
@@ -66,6 +67,15 @@ class RangeData:
         self._has_own_seed = has_own_seed
         self._inputs = inputs
         self.copies: Any = None
+        settings = epochs.settings
+        batches = settings.batches_per_range
+        ranges, remainder = divmod(settings.size, settings.batch_size * batches)
+        self.batches_per_epoch = ranges * batches
+        if remainder and not settings.drop_remainder:
+            ranges += 1
+            self.batches_per_epoch = -(-settings.size // settings.batch_size)
+        self.ranges_per_epoch = ranges
+        self.number_of_epochs = epochs.statistics().ranges // ranges
 
     def prepare(self, strategy: Any) -> None:
         """Creates what steps read on the workers of a strategy."""
@@ -101,25 +111,6 @@ class RangeData:
         with strategy.scope():
             spec = self.epochs.source.element_spec()
         return (*spec, tf.TensorSpec([None], tf.float32)) if self.class_weight else spec
-
-    @property
-    def batches_per_epoch(self) -> int:
-        """The number of batches."""
-        settings = self.epochs.settings
-        width = settings.batch_size * settings.batches_per_range
-        if settings.drop_remainder:
-            return int(settings.size // width * settings.batches_per_range)
-        return int(-(-settings.size // settings.batch_size))
-
-    @property
-    def ranges_per_epoch(self) -> int:
-        """The number of ranges."""
-        return -(-self.batches_per_epoch // self.epochs.settings.batches_per_range)
-
-    @property
-    def number_of_epochs(self) -> int:
-        """The number of passes over the data."""
-        return self.epochs.statistics().ranges // self.ranges_per_epoch
 
 
 def _data_of_source(x: Source | Epochs, given: Mapping[str, Any], steps_per_execution: int) -> RangeData:

@@ -18,8 +18,8 @@ import numpy as np
 import tensorflow as tf
 
 from coordinator.data.source import Source
-from coordinator.ps_strategy.keras.internals.evaluation_scope import EvaluationScope, VariableReads, stored_variable
 from coordinator.ps_strategy.keras.internals.optimizers import parts_of
+from coordinator.ps_strategy.keras.internals.patches import EvaluationScope, VariableReads, stored_variable
 from coordinator.ps_strategy.tensorflow_internals.functions import captured_inputs
 from coordinator.ps_strategy.tensorflow_internals.handles import is_on_parameter_server, owner_of_handle
 from coordinator.ps_strategy.tensorflow_internals.unstored_variable import TableVariable
@@ -37,16 +37,11 @@ _WRITES = re.compile(
 class ModelCopies:
     """Variables in which the weights of a model are kept while it is trained on.
 
-    A server shares the memory of both until one of them changes.
-
-    Args:
-      model: its weights exist.
+    A server shares the memory of both until one of them changes. The model's weights must exist. A weight that is a
+    table raises ValueError: its rows are elsewhere, and a copy would have all of them.
 
     Attributes:
       was_reset: whether a recovery has replaced the copies since they were last taken.
-
-    Raises:
-      ValueError: a weight is a table, whose rows are elsewhere; a copy would have all of them.
     """
 
     def __init__(self, model: keras.Model) -> None:
@@ -115,10 +110,7 @@ def _copy_of(variable: Any, strategy: Any) -> Any:
 class StateLogs:
     """Computes the logs of a step that depend on the state of metrics only.
 
-    Args:
-      graph: the step's graph.
-      after: the tensors of the state after the step, in this graph.
-      logs: what the step has logged, by name.
+    `after` has the tensors of the state after the step, in its graph; `logs`, what the step has logged, by name.
     """
 
     def __init__(self, graph: Any, after: Sequence[Any], logs: Mapping[str, Any]) -> None:
@@ -440,14 +432,11 @@ def _refuse_writes(graph: Any) -> None:
 
 
 class MetricTotals:
-    """Adds up the states of metrics that shards have returned.
+    """Adds up the states of metrics that shards have returned; the variables of the metrics must exist.
 
     A metric's state after all shards is its initial state and what each shard has added to it. A metric that is no such
     sum may have a method `merge(state, other)`: it takes two states, lists with the values of `metric.variables`, and
     returns the state that all batches of both would have led to.
-
-    Args:
-      metrics: what `ShardFunctions.metrics` returns; their variables exist.
     """
 
     def __init__(self, metrics: Iterable[Any]) -> None:

@@ -34,11 +34,9 @@ _LARGEST = 2**24
 
 
 class ShardCall(NamedTuple):
-    """A call to schedule.
+    """A call to schedule: a `tf.function` and its arguments.
 
     Attributes:
-      function: a `tf.function`.
-      args: its arguments.
       batches: how many batches it evaluates, if `Shards.are_counted`.
       worker: the only one that may run it, or None.
     """
@@ -120,7 +118,9 @@ def _may_follow(group: Sequence[Any], batch: Any, most: int) -> bool:
     size, last, next_ = _size(group[0]), _size(group[-1]), _size(batch)
     if len(group) >= most or size is None or next_ is None or last != size or not 0 < next_ <= size:
         return False
-    if (len(group) + 1) * _bytes(group[0]) > _LARGEST:
+    leaves = [leaf for leaf in tf.nest.flatten(group[0]) if leaf is not None]
+    size_in_bytes = sum(int(leaf.shape.num_elements()) * max(1, leaf.dtype.size) for leaf in leaves)
+    if (len(group) + 1) * size_in_bytes > _LARGEST:
         return False
     return all(map(_have_same_spec, tf.nest.flatten(group[0]), tf.nest.flatten(batch)))
 
@@ -138,11 +138,6 @@ def _have_same_spec(one: Any, other: Any) -> bool:
     if one is None or other is None:
         return one is other
     return one.dtype == other.dtype and one.shape[1:] == other.shape[1:]
-
-
-def _bytes(batch: Any) -> int:
-    leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
-    return sum(int(leaf.shape.num_elements()) * max(1, leaf.dtype.size) for leaf in leaves)
 
 
 class RangeShards(Shards):
@@ -256,10 +251,7 @@ class EvaluationFeed(Feed):
     def schedule(self, steps: ModelSteps) -> Any:
         """See `Feed`."""
         if self._feed is None and self._functions is None:
-            if steps.shards is None:
-                self._feed = self._one_by_one()
-            else:
-                self._begin(steps.shards)
+            self._begin(steps.shards)
         if self._feed is not None:
             return self._feed.schedule(steps)
         self._fill()
@@ -299,18 +291,20 @@ class EvaluationFeed(Feed):
         if totals is not None:
             totals.assign()
 
-    def _one_by_one(self) -> Feed:
-        """Returns the feed for a model that needs the order of its batches."""
-        if self._in_place is None:
-            raise ValueError(
-                "A layer of the model has stateful=True and needs the batch before each batch, but a source is "
-                "evaluated in shards, in any order. Give evaluate arrays, a dataset or a dataset function."
-            )
-        return self._in_place()
+    def _begin(self, functions: ShardFunctions | None) -> None:
+        """Checks that the metrics can be added up, and schedules the first shards.
 
-    def _begin(self, functions: ShardFunctions) -> None:
-        """Checks that the metrics can be added up, and schedules the first shards."""
+        Otherwise, and for a model that needs the order of its batches (None), it uses the feed of `in_place`.
+        """
         self._functions = functions
+        if functions is None:
+            if self._in_place is None:
+                raise ValueError(
+                    "A layer of the model has stateful=True and needs the batch before each batch, but a source is "
+                    "evaluated in shards, in any order. Give evaluate arrays, a dataset or a dataset function."
+                )
+            self._feed = self._in_place()
+            return
         try:
             if not functions.are_sums and (trial := self._shards.trial(functions)):
                 self._try(functions, trial)

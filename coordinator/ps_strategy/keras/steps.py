@@ -32,7 +32,8 @@ class ModelSteps:
         self._name = name or str(getattr(step, "__name__", "step"))
         self.steps_per_call = steps_per_call
         self.shards = shards
-        self.last_of = self._function(self._last_of, reduce_retracing=True)
+        # Functions of a sequence of batches: they run a step with each, and return the result of the last, or of all.
+        self.last_of = self._function(lambda batches: self._all_of(batches)[-1], reduce_retracing=True)
         self.all_of = self._function(self._all_of, reduce_retracing=True)
         self.of_next = self._function(self._of_next, reduce_retracing=True)
         self.of_next_if_any = self._function(self._of_next_if_any, reduce_retracing=True)
@@ -98,13 +99,8 @@ class ModelSteps:
         return self._step if times == 1 else tf.function(self._step, autograph=False)
 
     def _all_of(self, batches: Sequence[Any]) -> list[Any]:
-        """Runs a step with each of the batches and returns the results of all."""
         step = self._repeatable(len(batches))
         return [step(batch) for batch in batches]
-
-    def _last_of(self, batches: Sequence[Any]) -> Any:
-        """Runs a step with each of the batches and returns the result of the last."""
-        return self._all_of(batches)[-1]
 
     def _of_next(self, iterator: Any) -> Any:
         """Runs steps with the next batches and returns the result of the last.
@@ -187,19 +183,17 @@ def on_replicas(step: Step, strategy: Any) -> Step:
     if replicas == 1:
         return step
 
+    def combined(value: Any) -> Any:
+        parts = strategy.experimental_local_results(value)
+        if len(parts) == 1 or not (isinstance(parts[0], tf.Tensor) and parts[0].dtype.is_floating):
+            return parts[0]
+        return strategy.reduce(tf.distribute.ReduceOp.MEAN, value, axis=None)
+
     @functools.wraps(step)
     def replicated(batch: Any) -> Any:
-        outputs = strategy.run(step, args=(divided(batch, replicas),))
-        return map_replica_values(functools.partial(_combined, strategy), outputs)
+        return map_replica_values(combined, strategy.run(step, args=(divided(batch, replicas),)))
 
     return replicated
-
-
-def _combined(strategy: Any, value: Any) -> Any:
-    parts = strategy.experimental_local_results(value)
-    if len(parts) == 1 or not (isinstance(parts[0], tf.Tensor) and parts[0].dtype.is_floating):
-        return parts[0]
-    return strategy.reduce(tf.distribute.ReduceOp.MEAN, value, axis=None)
 
 
 def whole(batch: Any) -> Any:

@@ -17,8 +17,7 @@ from coordinator.options import check_integer
 from coordinator.owned_values import OwnedValues
 from coordinator.ps_strategy.keras.feeds import CardinalityCheck, worker_indices
 from coordinator.ps_strategy.keras.fit_extension import BATCH_SIZE, check_model
-from coordinator.ps_strategy.keras.internals.evaluation_scope import compilation_of
-from coordinator.ps_strategy.keras.internals.patches import stateful_layers
+from coordinator.ps_strategy.keras.internals.patches import compilation_of, stateful_layers
 from coordinator.ps_strategy.keras.shard_functions import ModelCopies, ShardFunctions
 from coordinator.ps_strategy.keras.shards import (
     ClientShards,
@@ -42,8 +41,7 @@ _ATTEMPTS = 3
 class StrategyEvaluation:
     """Evaluates models, and keeps the functions that it has traced as long as the models live.
 
-    Args:
-      wait_recovered: waits until lost parameter servers are recovered; returns whether all can be reached.
+    `wait_recovered` waits until lost parameter servers are recovered; it returns whether all can be reached.
     """
 
     def __init__(self, wait_recovered: Callable[[], bool]) -> None:

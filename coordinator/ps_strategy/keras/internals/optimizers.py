@@ -341,16 +341,10 @@ def clipped(optimizer: Any, gradients: Sequence[Any], clip: Callable[[Sequence[A
 
 
 def view_for_variables(optimizer: Any, variables: Sequence[Any], scalars: Sequence[Any], rate: Any) -> Any:
-    """Returns a view of an optimizer for one update of some of its variables, on their server.
+    """Returns a view of a built optimizer for one update of some of its variables, or parts of them, on their server.
 
-    Its `apply` uses the given learning rate and count of updates, and does not count the update. Sparse gradients must
-    have each index once.
-
-    Args:
-      optimizer: a built Keras 3 optimizer.
-      variables: the variables to update, or parts of them, all on one server.
-      scalars: the values of `scalar_variables`.
-      rate: the learning rate, a float scalar.
+    Its `apply` uses the given learning rate and count of updates (`scalars`, as by `scalar_variables`), and does not
+    count the update. Sparse gradients must have each index once.
     """
     view = with_parts(optimizer)
     # Private: the learning rate and the count are attributes, shared by all users of the optimizer, and the moving

@@ -14,7 +14,7 @@ import functools
 import inspect
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -36,7 +36,6 @@ from keras.src.trainers.data_adapters.array_slicing import convert_to_sliceable
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
 from coordinator.data.source import without_autotuning
-from coordinator.ps_strategy.keras.internals.evaluation_scope import EvaluationScope, stored_variable
 from coordinator.ps_strategy.tensorflow_internals.process import attribute_replaced
 from coordinator.ps_strategy.tensorflow_internals.replicas import first_part_spec
 
@@ -52,7 +51,7 @@ numpy_operations: Any = getattr(backend, "ops", backend).numpy
 
 def structured_inputs(model: keras.Model) -> Any | None:
     """Returns the symbolic inputs of a functional or `Sequential` model, nested as it is called; None for others."""
-    # Private: `model.inputs` is always a flat list, and the functional part of a model has no public name. A `Sequential`
+    # Private: `model.inputs` is a flat list, and the functional part of a model has no public name; a `Sequential`
     # has a functional model inside.
     functional = getattr(model, "_functional", model)
     return getattr(functional, "_inputs_struct", None)
@@ -92,6 +91,72 @@ def gradients_captured(optimizer: keras.optimizers.Optimizer) -> Iterator[list[t
     # `apply_gradients` calls `apply`, before any clipping, which is the rule's.
     with attribute_replaced(optimizer, "apply", apply):
         yield captured
+
+
+def stored_variable(variable: keras.Variable) -> Any:
+    """Returns the TensorFlow variable of a Keras variable, in a stateless scope as well; None before it is created."""
+    # Private: `value` is what the variable has in the scope.
+    return variable._value
+
+
+def compilation_of(model: keras.Model) -> Any:
+    """Returns an object that is another one after each `compile` of a model."""
+    # Private: a model's metrics may be its own, which stay.
+    return model._loss_tracker
+
+
+class VariableReads:
+    """Reads variables in the function that is being traced, for functions that are traced inside of it.
+
+    A read inside of a loop would go to the parameter server in each iteration. `stored` returns the TensorFlow variable
+    to read in place of a Keras variable, or None if it has not been created; then `is_incomplete` is set.
+    """
+
+    def __init__(self, stored: Callable[[keras.Variable], Any]) -> None:
+        self.stored = stored
+        self.is_incomplete = False
+        self._graph = tf.compat.v1.get_default_graph()
+        self._values: dict[int, Any] = {}
+
+    def value_of(self, variable: keras.Variable) -> Any:
+        """Returns the value of a variable; zeros if it has not been created."""
+        stored = self.stored(variable)
+        if stored is None:
+            self.is_incomplete = True
+            return tf.zeros(variable.shape, variable.dtype)
+        if id(variable) not in self._values:
+            with self._graph.as_default():
+                self._values[id(variable)] = tf.convert_to_tensor(stored)
+        return self._values[id(variable)]
+
+
+class EvaluationScope(keras.StatelessScope):
+    """In it, `variables` have values that can be changed, at the beginning `values`; `reads` reads all other variables.
+
+    `others` has the names of the other variables that were assigned a value.
+    """
+
+    def __init__(self, variables: Sequence[keras.Variable], values: Sequence[Any], reads: VariableReads) -> None:
+        super().__init__(zip(variables, values, strict=True), collect_losses=True)
+        self._reads = reads
+        self._own = set(map(id, variables))
+        self.others: list[str] = []
+
+    # Keras calls this and the next when a variable is read and assigned.
+    def get_current_value(self, variable: keras.Variable) -> Any:
+        """Returns the value of a variable."""
+        value = super().get_current_value(variable)
+        return self._reads.value_of(variable) if value is None else value
+
+    def add_update(self, update: tuple[keras.Variable, Any]) -> None:
+        """Sets the value of a variable."""
+        if id(update[0]) not in self._own:
+            self.others.append(update[0].path)
+        super().add_update(update)
+
+    def stored(self, variable: keras.Variable) -> Any:
+        """Returns the TensorFlow variable whose rows may be read in place of a variable's value; None if none may."""
+        return None if id(variable) in self.state_mapping else self._reads.stored(variable)
 
 
 class RepeatedStepScope(keras.StatelessScope):
@@ -224,12 +289,9 @@ class EpochIterator(StockEpochIterator):
 
 
 class OwnData(DataAdapter):
-    """Data that is read on the workers.
+    """Data that is read on the workers, in batches of the type `element_spec`.
 
-    Args:
-      element_spec: the type of a batch, as nested `tf.TypeSpec`s.
-      num_batches: the number of batches of an epoch; None if that is not known, as for a per-worker dataset.
-      batch_size: the number of examples in a batch; None if that is not known.
+    The number of batches of an epoch and the number of examples in a batch may not be known.
     """
 
     # The base class has properties of these names.
@@ -245,10 +307,7 @@ class OwnData(DataAdapter):
 class RangeIterator(EpochIterator):
     """The turns of an epoch, which ends when the feed has no more, however many were expected.
 
-    Args:
-      feed: see `EpochIterator`; its `turns()` yields, for each turn, the place of its first batch in the epoch.
-      data: the batches that are expected.
-      batches_per_turn: how many batches a turn has.
+    For each turn, the feed's `turns()` yields the place of its first batch in the epoch.
     """
 
     def __init__(self, feed: Any, data: OwnData, batches_per_turn: int) -> None:
@@ -287,8 +346,8 @@ def trainer_extended(extension: Any) -> Iterator[None]:
         return stock(model, extension.compile(model, optimizer), *args, **kwargs)
 
     with contextlib.ExitStack() as stack:
-        # Private: Keras refuses what is no optimizer; and it does not compile a model that it loads if the model's class
-        # has another `compile` than `Trainer`.
+        # Private: Keras refuses what is no optimizer; and it does not compile a model that it loads if the class of the
+        # model has another `compile` than `Trainer`.
         stack.enter_context(_method_extended(extension, Trainer, "compile", compile_model))
         # Public, but Keras' iterator does not know which epochs it is for.
         stack.enter_context(_method_extended(extension, keras.Model, "fit", fit))
@@ -341,9 +400,8 @@ def _make_function(extension: Any, kind: str, _: Callable[..., Any], model: kera
 def backups_extended(extension: Any) -> Iterator[None]:
     """Has the callback save and restore the position in the data along with the model, for an extension's models.
 
-    Args:
-      extension: a `FitExtension`. `saving(model, folder)` is a scope in which a backup is written; `restored(model,
-        folder, epoch)` is called when there was one, or none, and returns the epoch to begin with.
+    `saving(model, folder)` is a scope in which a backup is written; `restored(model, folder, epoch)` is called when
+    there was a backup, or none, and returns the epoch to begin with.
     """
 
     def save(stock: Callable[..., Any], self: Any) -> None:
@@ -402,16 +460,15 @@ def array_inputs(x: Any, arguments: dict[str, Any]) -> tuple[Any, int] | None:
     inputs = tree.lists_to_tuples(adapter._inputs)
     if not all(_is_numeric(part) for part in tf.nest.flatten(inputs) if part is not None):
         return None
-    parts = tf.nest.map_structure(lambda part: None if part is None else _converted(part), inputs)
-    return parts, adapter.batch_size
+
+    def converted(part: Any) -> Any:
+        sliceable = None if part is None else convert_to_sliceable(part, target_backend="numpy")
+        return None if sliceable is None else sliceable.convert_to_numpy(sliceable[:])
+
+    return tf.nest.map_structure(converted, inputs), adapter.batch_size
 
 
 def _is_numeric(part: Any) -> bool:
     if isinstance(part, tf.Tensor):
         return bool(part.dtype.is_floating or part.dtype.is_integer or part.dtype.is_bool)
     return isinstance(part, np.ndarray) and part.dtype.kind in "biuf"
-
-
-def _converted(part: Any) -> Any:
-    sliceable = convert_to_sliceable(part, target_backend="numpy")
-    return sliceable.convert_to_numpy(sliceable[:])

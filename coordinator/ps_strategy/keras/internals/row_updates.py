@@ -29,6 +29,7 @@ from coordinator.ps_strategy.keras.internals.optimizers import (
     StandIn,
     clipped,
     gradients_of_parts,
+    learning_rate,
     parts_of,
     product_of_momenta,
     slot_lists,
@@ -78,13 +79,14 @@ def row_updates(*, by_rows: bool = True) -> Iterator[None]:
         return
     said: set[str] = set()
 
+    def is_by_rows(gradient: Any, variable: Any) -> bool:
+        is_sparse = by_rows and isinstance(gradient, tf.IndexedSlices)
+        return is_sparse and tf.DeviceSpec.from_string(variable_of(variable).device).job == "ps"
+
     @functools.wraps(stock)
     def apply(self: Any, grads: Sequence[Any], trainable_variables: Sequence[Any]) -> None:
-        sparse = [
-            variable
-            for gradient, variable in zip(grads, trainable_variables, strict=True)
-            if by_rows and isinstance(gradient, tf.IndexedSlices) and _is_on_server(variable)
-        ]
+        pairs = zip(grads, trainable_variables, strict=True)
+        sparse = [variable for gradient, variable in pairs if is_by_rows(gradient, variable)]
         if not isinstance(self, _ByRows):
             if sparse and _may_update_rows(self, sparse, said):
                 if not getattr(self, "has_unique_rows", False):
@@ -96,10 +98,6 @@ def row_updates(*, by_rows: bool = True) -> Iterator[None]:
 
     with attribute_replaced(base, name, apply):
         yield
-
-
-def _is_on_server(variable: Any) -> bool:
-    return tf.DeviceSpec.from_string(variable_of(variable).device).job == "ps"
 
 
 def _may_update_rows(optimizer: Any, variables: Sequence[Any], said: set[str]) -> bool:
@@ -248,9 +246,7 @@ class RowOptimizer:
 
     def rate_at(self, step: Any) -> Any:
         """Returns the learning rate of a schedule or function at a step, a float32 scalar."""
-        rate = self._optimizer._learning_rate
-        is_schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
-        return tf.cast(rate(step) if is_schedule else rate(), tf.float32)
+        return learning_rate(self._optimizer, [step])
 
     def update(self, rows: Rows, slots: Mapping[str, Rows], gradient: Any, step: Any, rate: Any) -> None:
         """Updates rows of a table and their slots with their gradient, a float tensor of the shape of the rows.
