@@ -20,6 +20,7 @@ from typing import Any, NoReturn, Self
 
 import tensorflow as tf
 
+from coordinator.data.source import Source
 from coordinator.future import Future
 from coordinator.ps_strategy.keras.steps import ModelSteps
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset
@@ -151,11 +152,18 @@ class Feed(abc.ABC):
 
 
 class ClientFeed(Feed):
-    """Sends batches along with the steps that take them, so that a step that runs again has the same batches."""
+    """Sends batches along with the steps that take them, so that a step that runs again has the same batches.
 
-    def __init__(self, batches: Iterator[Any], strategy: Any) -> None:
+    Args:
+      batches: nested tensors; if a source is given, what its `reader` returns.
+      strategy: the strategy that steps are scheduled on.
+      source: reads the batches of a prediction in its steps; None for batches that are read.
+    """
+
+    def __init__(self, batches: Iterator[Any], strategy: Any, source: Source | None = None) -> None:
         super().__init__(strategy)
         self._batches = batches
+        self._source = source
         # What `next` returned last.
         self.last_read: Any = None
         # Batches that were scheduled before Keras asked for them, and the futures of these calls.
@@ -179,6 +187,8 @@ class ClientFeed(Feed):
 
         Returns the future for `batches`, which were read with `next`, `steps_per_call` at a time.
         """
+        if self._source is not None:
+            steps = steps.reading(self._source)
         ahead = self._scheduled_ahead
         future = ahead.popleft() if ahead else schedule_batches(self._strategy, steps.all_of, batches)
         while len(ahead) < _CALLS_AHEAD_PER_WORKER * len(self._strategy.cluster.workers):

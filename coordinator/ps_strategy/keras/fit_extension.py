@@ -33,7 +33,6 @@ import numpy as np
 import tensorflow as tf
 
 from coordinator.data import Source
-from coordinator.future import Future
 from coordinator.options import Options
 from coordinator.ps_strategy.keras.feeds import (
     CardinalityCheck,
@@ -246,7 +245,7 @@ class FitExtension:
         def create_feed(_: Any) -> Feed:
             if is_evaluation:
                 return EvaluationFeed(source_shards(source, size, shard_count(None, strategy)), strategy)
-            return self._noted(_SourceFeed(source, size, strategy))
+            return self._noted(ClientFeed(map(source.reader(), ranges_of(source, size)), strategy, source))
 
         return EpochIterator(create_feed, data, arguments)
 
@@ -317,18 +316,6 @@ class FitExtension:
         return feed
 
 
-class _SourceFeed(ClientFeed):
-    """Schedules the steps of the batches of a source, in their order."""
-
-    def __init__(self, source: Source, batch_size: int, strategy: Any) -> None:
-        super().__init__(map(source.reader(), ranges_of(source, batch_size)), strategy)
-        self._source = source
-
-    def schedule_ahead(self, steps: ModelSteps, batches: Sequence[Any]) -> Future:
-        """See `ClientFeed`."""
-        return super().schedule_ahead(steps.reading(self._source), batches)
-
-
 def _is_infinite_dataset(data: Any) -> bool:
     return isinstance(data, tf.data.Dataset) and bool(data.cardinality() == tf.data.INFINITE_CARDINALITY)
 
@@ -397,8 +384,7 @@ def _scheduled_function(
 
 def _check_order(stateful: Sequence[keras.Layer], strategy: Any) -> None:
     """Raises ValueError if workers would take turns with the batches of the same sequences."""
-    count = len(strategy.cluster.workers)
-    if stateful and count > 1:
+    if stateful and (count := len(strategy.cluster.workers)) > 1:
         raise ValueError(
             f"The layer {stateful[0].name!r} has stateful=True: each batch continues the sequences of the batch before "
             f"it, whose state is on the worker that ran it. But these batches go to any of {count} workers. Give a "
@@ -487,4 +473,4 @@ def _logs_and_gradients(
             "compiled with a rule applies all of its gradients once; otherwise call rule.pull() and rule.push() in "
             "train_step, and compile the model without the rule."
         )
-    return logs, list(map(total, zip(*(rule.ordered(*each) for each in captured), strict=True)))
+    return logs, list(map(total, zip(*(rule.ordered(*pair) for pair in captured), strict=True)))

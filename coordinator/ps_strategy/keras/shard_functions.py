@@ -371,8 +371,8 @@ class ShardFunctions:
             assigned.extend(scope.others)
             logs = {} if are_results or logs is None else logs
             traced[:] = after, logs if isinstance(logs, dict) else {}
-            shaped = [tf.ensure_shape(value, each.shape) for value, each in zip(after, variables, strict=True)]
-            return shaped, logs
+            shapes = [variable.shape for variable in variables]
+            return list(map(tf.ensure_shape, after, shapes)), logs
 
         states = [tf.TensorSpec(variable.shape, variable.dtype) for variable in variables]
         concrete = tf.function(run_step, autograph=False).get_concrete_function(states, spec)

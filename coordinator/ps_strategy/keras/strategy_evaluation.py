@@ -189,10 +189,10 @@ def _array(value: Any) -> Any:
 
 
 def _rows(arrays: Any) -> int:
-    leaves = [each for each in tf.nest.flatten(arrays) if each is not None]
-    if not all(isinstance(each, np.ndarray | tf.Tensor) and len(each.shape) for each in leaves):
+    leaves = [array for array in tf.nest.flatten(arrays) if array is not None]
+    if not all(isinstance(array, np.ndarray | tf.Tensor) and len(array.shape) for array in leaves):
         raise ValueError("Arrays to evaluate must have rows. Give ragged and sparse tensors in a tf.data.Dataset.")
-    sizes = {int(each.shape[0]) for each in leaves}
+    sizes = {int(array.shape[0]) for array in leaves}
     if len(sizes) != 1:
         raise ValueError(f"The arrays to evaluate must have the same number of rows, got {sorted(sizes)}.")
     return sizes.pop()
@@ -200,9 +200,9 @@ def _rows(arrays: Any) -> int:
 
 def _batches(arrays: Any, size: int, width: int) -> Iterator[Any]:
     for start in range(0, size, width):
+        rows = slice(start, start + width)
         yield tf.nest.map_structure(
-            lambda each, start=start: None if each is None else tf.convert_to_tensor(each[start : start + width]),
-            arrays,
+            lambda array, rows=rows: None if array is None else tf.convert_to_tensor(array[rows]), arrays
         )
 
 

@@ -9,6 +9,7 @@ An optimizer that changes each row by itself does the same to all parts as to th
 given the whole variable.
 """
 
+import itertools
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -188,17 +189,14 @@ def with_parts(optimizer: Any) -> Any:
             for slot, variable, is_divided in zip(slots, variables, divided, strict=True)
             for part in (_slots_of_parts(slot, variable) if is_divided else [slot])
         ]
-    indices: dict[Any, int] = {}
-    decays: dict[Any, bool] = {}
-    for variable, is_divided in zip(variables, divided, strict=True):
-        for part in parts_of(variable) if is_divided else [variable]:
-            key = optimizer._var_key(part)
-            indices[key] = len(indices)
-            decays[key] = optimizer._use_weight_decay(variable)
-    # The second returns whether a variable's weights decay, which depends on the name of the whole variable.
-    view.__dict__.update(
-        _trainable_variables_indices=indices, _use_weight_decay=lambda part: decays[optimizer._var_key(part)]
-    )
+    # Whether a variable's weights decay depends on the name of the whole variable.
+    decays = {
+        optimizer._var_key(part): optimizer._use_weight_decay(variable)
+        for variable, is_divided in zip(variables, divided, strict=True)
+        for part in (parts_of(variable) if is_divided else [variable])
+    }
+    view.__dict__["_trainable_variables_indices"] = {key: number for number, key in enumerate(decays)}
+    view.__dict__["_use_weight_decay"] = lambda part: decays[optimizer._var_key(part)]
     return view
 
 
@@ -359,9 +357,9 @@ def view_for_variables(optimizer: Any, variables: Sequence[Any], scalars: Sequen
     if optimizer.use_ema:
         # Variables without a gradient are averaged as well.
         device = variable_of(variables[0]).device
-        near = [number for number, each in enumerate(view._trainable_variables) if variable_of(each).device == device]
+        is_near = [variable_of(variable).device == device for variable in view._trainable_variables]
         for name in ("_trainable_variables", "_model_variables_moving_average"):
-            view.__dict__[name] = [getattr(view, name)[number] for number in near]
+            view.__dict__[name] = list(itertools.compress(getattr(view, name), is_near))
     if isinstance(optimizer, keras.optimizers.Nadam):
         # Private: the product of all momenta is one variable, which every server would multiply.
         view.__dict__["_u_product"] = StandIn(product_of_momenta(optimizer.beta_1, scalars[0]))

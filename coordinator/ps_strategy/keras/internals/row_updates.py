@@ -131,8 +131,7 @@ def _may_update_parts(optimizer: Any, variables: Sequence[Any]) -> bool:
 def _by_rows(optimizer: Any, variables: Sequence[Any]) -> Any:
     """Returns a view of an optimizer that changes single rows of these variables, and sharded ones by parts."""
     kind: Any = type(optimizer)
-    changed = [each for variable in variables for each in (variable, *parts_of(variable))]
-    by_rows = frozenset(id(variable_of(each)) for each in changed)
+    by_rows = frozenset(id(variable_of(part)) for variable in variables for part in (variable, *parts_of(variable)))
     return view_of(with_parts(optimizer), _by_rows_class(kind), by_rows=by_rows)
 
 
@@ -159,8 +158,8 @@ class _ByRows:
         return clipped(self, gradients, clip) if self.by_rows else clip(gradients)
 
     def _apply_weight_decay(self: Any, variables: Sequence[Any]) -> None:
-        dense = [each for each in variables if id(variable_of(each)) not in self.by_rows]
-        parts = [part for each in dense for part in self._parts_of(each)]
+        dense = [variable for variable in variables if id(variable_of(variable)) not in self.by_rows]
+        parts = [part for variable in dense for part in self._parts_of(variable)]
         super()._apply_weight_decay(parts)  # type: ignore[misc]  # of the other base
 
     def _backend_update_step(self: Any, grads: Sequence[Any], trainable_variables: Sequence[Any], rate: Any) -> None:
@@ -183,7 +182,7 @@ class _ByRows:
             return
         rows = Rows(variable, gradient.indices)
         if self.weight_decay is not None and self._use_weight_decay(variable):
-            decay, rate = (tf.cast(each, variable.dtype) for each in (self.weight_decay, learning_rate))
+            decay, rate = (tf.cast(factor, variable.dtype) for factor in (self.weight_decay, learning_rate))
             rows.assign_sub(rows.value * decay * rate)
         _with_slots_of(self, variable, gradient.indices).update_step(gradient.values, rows, learning_rate)
 
@@ -288,8 +287,6 @@ def _check(optimizer: Any) -> None:
 # The attribute of an optimizer that has the accumulated gradients of tables, by the id of their variable.
 _ACCUMULATED = "_coordinator_accumulated"
 
-_Apply = Callable[[Any, Sequence[Any], Sequence[Any]], None]
-
 
 def is_table(variable: Any) -> bool:
     """Returns True for the variable of a table, or a Keras variable that has it."""
@@ -329,14 +326,14 @@ def table_updates() -> Iterator[None]:
     def overwrite(self: Any, trainable_variables: Sequence[Any]) -> None:
         averages = self._model_variables_moving_average
         pairs = zip(trainable_variables, averages, strict=True)
-        others = [variable for variable, average in pairs if average is not None]
-        view = view_of(self, _model_variables_moving_average=[each for each in averages if each is not None])
-        stock_overwrite(view, others)
+        averaged = [variable for variable, average in pairs if average is not None]
+        averages = [average for average in averages if average is not None]
+        stock_overwrite(view_of(self, _model_variables_moving_average=averages), averaged)
 
     @functools.wraps(stock_check)
     def check_finite(self: Any, grads: Sequence[Any]) -> Any:
         # Of a sparse gradient, only the rows that it has: Keras would make a dense tensor of it.
-        return stock_check(self, [each.values if isinstance(each, tf.IndexedSlices) else each for each in grads])
+        return stock_check(self, [grad.values if isinstance(grad, tf.IndexedSlices) else grad for grad in grads])
 
     with (
         # Private: Keras calls it with all gradients of a step, before it clips them.
@@ -351,7 +348,7 @@ def table_updates() -> Iterator[None]:
         yield
 
 
-def _apply(stock: _Apply, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+def _apply(stock: Callable[..., None], optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
     """Has Keras apply the gradients of other variables, and adds the gradients of tables where Keras clips."""
     pairs = list(zip(gradients, variables, strict=True))
     others = [pair for pair in pairs if not is_table(pair[1])]
