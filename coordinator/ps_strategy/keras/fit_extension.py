@@ -173,14 +173,12 @@ class FitExtension:
             return turns
         is_evaluation = "y" in arguments and not is_fit
         if isinstance(x, Source):
-            return self._turns_of_source(x, strategy, arguments, is_evaluation=is_evaluation)
+            return self._turns_of_source(x, strategy, arguments, is_evaluation)
         if isinstance(x, PerWorkerDataset):
-            return self._turns_of_workers(x, strategy, arguments, is_evaluation=is_evaluation)
-        return self._turns_of_client(x, strategy, arguments, is_evaluation=is_evaluation)
+            return self._turns_of_workers(x, strategy, arguments, is_evaluation)
+        return self._turns_of_client(x, strategy, arguments, is_evaluation)
 
-    def _turns_of_client(
-        self, x: Any, strategy: Any, arguments: dict[str, Any], *, is_evaluation: bool
-    ) -> EpochIterator:
+    def _turns_of_client(self, x: Any, strategy: Any, arguments: dict[str, Any], is_evaluation: bool) -> EpochIterator:
         """Returns the turns for data that is read on the client."""
 
         def create_feed(dataset: tf.data.Dataset) -> Feed:
@@ -201,7 +199,7 @@ class FitExtension:
         return iterator
 
     def _turns_of_workers(
-        self, dataset: PerWorkerDataset, strategy: Any, arguments: dict[str, Any], *, is_evaluation: bool
+        self, dataset: PerWorkerDataset, strategy: Any, arguments: dict[str, Any], is_evaluation: bool
     ) -> EpochIterator:
         """Returns the turns for data that each worker reads; asks workers whether it is infinite."""
         given = [name for name in ("y", "sample_weight", "class_weight") if arguments.get(name) is not None]
@@ -227,7 +225,7 @@ class FitExtension:
         return EpochIterator(create_feed, OwnData(dataset.element_spec), arguments)
 
     def _turns_of_source(
-        self, source: Source, strategy: Any, arguments: dict[str, Any], *, is_evaluation: bool
+        self, source: Source, strategy: Any, arguments: dict[str, Any], is_evaluation: bool
     ) -> EpochIterator:
         """Returns the turns of an evaluation or prediction of all examples of a source."""
         names = {"y": "y", "sample_weight": "sample_weight", "steps_per_epoch": "steps or validation_steps"}
@@ -249,7 +247,7 @@ class FitExtension:
 
         return EpochIterator(create_feed, data, arguments)
 
-    def _check_length(self, strategy: Any, arguments: dict[str, Any], is_infinite: bool, *, is_counted: bool) -> None:
+    def _check_length(self, strategy: Any, arguments: dict[str, Any], is_infinite: bool, is_counted: bool) -> None:
         """Warns of losses with data that end, once. Raises ValueError for endless data whose steps are not counted."""
         is_fit = "class_weight" in arguments
         if is_infinite and not is_counted:
@@ -354,7 +352,7 @@ def _optimizers(model: keras.Model) -> list[Any]:
 
 
 def _scheduled_function(
-    model: keras.Model, step: Step, shards: ShardFunctions | None, *, is_training: bool
+    model: keras.Model, step: Step, shards: ShardFunctions | None, is_training: bool
 ) -> Callable[[Any], Any]:
     """Returns a function that schedules a turn of training or evaluation; the logs of training are reported."""
     strategy, stateful = model.distribute_strategy, stateful_layers(model)

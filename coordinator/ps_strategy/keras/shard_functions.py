@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from coordinator.data.source import Source
 from coordinator.ps_strategy.keras.internals.optimizers import parts_of
-from coordinator.ps_strategy.keras.internals.patches import EvaluationScope, VariableReads, stored_variable
+from coordinator.ps_strategy.keras.internals.patches import EvaluationScope, stored_variable
 from coordinator.ps_strategy.tensorflow_internals.functions import captured_inputs
 from coordinator.ps_strategy.tensorflow_internals.handles import is_on_parameter_server, owner_of_handle
 from coordinator.ps_strategy.tensorflow_internals.unstored_variable import TableVariable
@@ -336,13 +336,12 @@ class ShardFunctions:
         """Returns the step as a function of a state and a batch, the initial state, and logs of zeros."""
         while True:
             variables = _variables_of(self.metrics())
-            reads = VariableReads(stored_variable if self.copies is None else self.copies.stored)
-            concrete, assigned, self._state_logs = self._traced_step(variables, spec, reads)
+            concrete, scope, self._state_logs = self._traced_step(variables, spec)
             # Some layers and metrics create their variables with their first batch.
-            if not reads.is_incomplete and len(_variables_of(self.metrics())) == len(variables):
+            if not scope.is_incomplete and len(_variables_of(self.metrics())) == len(variables):
                 break
-        if assigned:
-            raise NotShardableError(f"it assigns {assigned[0]!r}, which is the state of no metric")
+        if scope.others:
+            raise NotShardableError(f"it assigns {scope.others[0]!r}, which is the state of no metric")
         _refuse_writes(concrete.graph)
         if self.copies is not None:
             self.copies.check(concrete)
@@ -358,25 +357,26 @@ class ShardFunctions:
             # Keras has no results of metrics that it has not built, because no step uses them.
             return set()
 
-    def _traced_step(self, variables: Sequence[keras.Variable], spec: Any, reads: VariableReads) -> Any:
-        """Returns the step as a concrete function, the names of other variables that it assigns, and `StateLogs`."""
-        assigned: list[str] = []
+    def _traced_step(self, variables: Sequence[keras.Variable], spec: Any) -> tuple[Any, EvaluationScope, StateLogs]:
+        """Returns the step as a concrete function, the scope in which it was traced, and its `StateLogs`."""
+        stored = stored_variable if self.copies is None else self.copies.stored
+        graph = tf.compat.v1.get_default_graph()
         traced: list[Any] = []
 
         def run_step(state: Sequence[Any], batch: Any) -> Any:
-            with EvaluationScope(variables, state, reads) as scope:
+            with EvaluationScope(variables, state, stored, graph) as scope:
                 logs = self._step(batch)
                 are_results = isinstance(logs, dict) and set(logs) == self._result_names()
                 after = [scope.get_current_value(variable) for variable in variables]
-            assigned.extend(scope.others)
             logs = {} if are_results or logs is None else logs
-            traced[:] = after, logs if isinstance(logs, dict) else {}
+            traced[:] = scope, after, logs if isinstance(logs, dict) else {}
             shapes = [variable.shape for variable in variables]
             return list(map(tf.ensure_shape, after, shapes)), logs
 
         states = [tf.TensorSpec(variable.shape, variable.dtype) for variable in variables]
         concrete = tf.function(run_step, autograph=False).get_concrete_function(states, spec)
-        return concrete, assigned, StateLogs(concrete.graph, *traced)
+        scope, *after_and_logs = traced
+        return concrete, scope, StateLogs(concrete.graph, *after_and_logs)
 
 
 def _function_of(method: Callable[..., Any]) -> Any:

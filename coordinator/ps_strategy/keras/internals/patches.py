@@ -105,48 +105,43 @@ def compilation_of(model: keras.Model) -> Any:
     return model._loss_tracker
 
 
-class VariableReads:
-    """Reads variables in the function that is being traced, for functions that are traced inside of it.
-
-    A read inside of a loop would go to the parameter server in each iteration. `stored` returns the TensorFlow variable
-    to read in place of a Keras variable, or None if it has not been created; then `is_incomplete` is set.
-    """
-
-    def __init__(self, stored: Callable[[keras.Variable], Any]) -> None:
-        self.stored = stored
-        self.is_incomplete = False
-        self._graph = tf.compat.v1.get_default_graph()
-        self._values: dict[int, Any] = {}
-
-    def value_of(self, variable: keras.Variable) -> Any:
-        """Returns the value of a variable; zeros if it has not been created."""
-        stored = self.stored(variable)
-        if stored is None:
-            self.is_incomplete = True
-            return tf.zeros(variable.shape, variable.dtype)
-        if id(variable) not in self._values:
-            with self._graph.as_default():
-                self._values[id(variable)] = tf.convert_to_tensor(stored)
-        return self._values[id(variable)]
-
-
 class EvaluationScope(keras.StatelessScope):
-    """In it, `variables` have values that can be changed, at the beginning `values`; `reads` reads all other variables.
+    """In it, `variables` have values that can be changed, at the beginning `values`; every other variable is read once.
 
-    `others` has the names of the other variables that were assigned a value.
+    It is read in `graph`, inside of which the function with this scope is traced: a read inside of a loop would go to
+    the parameter server in each iteration. `stored` returns the TensorFlow variable that is read in place of a Keras
+    variable, or None if it has not been created; then its value is zeros.
+
+    Attributes:
+      others: the names of other variables that were assigned a value.
+      is_incomplete: whether a variable was read that had not been created.
     """
 
-    def __init__(self, variables: Sequence[keras.Variable], values: Sequence[Any], reads: VariableReads) -> None:
+    def __init__(
+        self, variables: Sequence[keras.Variable], values: Sequence[Any], stored: Callable[[Any], Any], graph: Any
+    ) -> None:
         super().__init__(zip(variables, values, strict=True), collect_losses=True)
-        self._reads = reads
         self._own = set(map(id, variables))
+        self._stored = stored
+        self._graph = graph
+        self._reads: dict[int, Any] = {}
         self.others: list[str] = []
+        self.is_incomplete = False
 
     # Keras calls this and the next when a variable is read and assigned.
     def get_current_value(self, variable: keras.Variable) -> Any:
         """Returns the value of a variable."""
         value = super().get_current_value(variable)
-        return self._reads.value_of(variable) if value is None else value
+        if value is not None:
+            return value
+        stored = self._stored(variable)
+        if stored is None:
+            self.is_incomplete = True
+            return tf.zeros(variable.shape, variable.dtype)
+        if id(variable) not in self._reads:
+            with self._graph.as_default():
+                self._reads[id(variable)] = tf.convert_to_tensor(stored)
+        return self._reads[id(variable)]
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
         """Sets the value of a variable."""
@@ -156,7 +151,7 @@ class EvaluationScope(keras.StatelessScope):
 
     def stored(self, variable: keras.Variable) -> Any:
         """Returns the TensorFlow variable whose rows may be read in place of a variable's value; None if none may."""
-        return None if id(variable) in self.state_mapping else self._reads.stored(variable)
+        return None if id(variable) in self.state_mapping else self._stored(variable)
 
 
 class RepeatedStepScope(keras.StatelessScope):
