@@ -34,6 +34,15 @@ import tensorflow as tf
 
 from coordinator.data import Source
 from coordinator.options import Options
+from coordinator.ps_strategy.keras.exact_evaluation import (
+    BATCH_SIZE,
+    ClientShards,
+    EvaluationFeed,
+    WorkerShards,
+    ranges_of,
+    shard_count,
+    source_shards,
+)
 from coordinator.ps_strategy.keras.feeds import (
     CardinalityCheck,
     ClientFeed,
@@ -45,7 +54,6 @@ from coordinator.ps_strategy.keras.feeds import (
     schedule_batches,
     worker_indices,
 )
-from coordinator.ps_strategy.keras.internals.optimizers import is_optimizer, variable_of
 from coordinator.ps_strategy.keras.internals.patches import (
     EpochIterator,
     OwnData,
@@ -56,25 +64,14 @@ from coordinator.ps_strategy.keras.internals.patches import (
     stateful_layers,
     trainer_extended,
 )
-from coordinator.ps_strategy.keras.internals.row_updates import is_table, row_updates, table_updates
+from coordinator.ps_strategy.keras.internals.row_updates import row_updates, table_updates
 from coordinator.ps_strategy.keras.ranges import RangeFits
 from coordinator.ps_strategy.keras.shard_functions import ShardFunctions
-from coordinator.ps_strategy.keras.shards import (
-    ClientShards,
-    EvaluationFeed,
-    WorkerShards,
-    ranges_of,
-    shard_count,
-    source_shards,
-)
-from coordinator.ps_strategy.keras.steps import ModelSteps, Step, on_replicas, whole
+from coordinator.ps_strategy.keras.steps import ModelSteps, Step, check_model, on_replicas, whole
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset
 from coordinator.ps_strategy.tensorflow_internals.replicas import total
 
 _logger = logging.getLogger("coordinator")
-
-# As in Keras.
-BATCH_SIZE = 32
 
 
 def check_backend() -> None:
@@ -320,35 +317,6 @@ def _is_infinite_dataset(data: Any) -> bool:
 
 def _endless(steps: str) -> ValueError:
     return ValueError(f"The dataset is endless, so an epoch of it would never end. Give {steps}, the number of steps.")
-
-
-def check_model(model: keras.Model) -> None:
-    """Raises ValueError if the model runs eagerly, is compiled by XLA, or has variables off the parameter servers."""
-    if model.run_eagerly:
-        raise ValueError(
-            "run_eagerly=True: workers run traced functions, they have no Python. Compile the model without it; to "
-            "debug a step, call model.train_step(batch) of a model that was made without a strategy."
-        )
-    variables = [*model.variables, *(variable for optimizer in _optimizers(model) for variable in optimizer.variables)]
-    holds = model.distribute_strategy.extended.holds
-    elsewhere = [variable.path for variable in variables if not is_table(variable) and not holds(variable_of(variable))]
-    if elsewhere:
-        raise ValueError(
-            f"{len(elsewhere)} variables of model {model.name!r} are not on parameter servers, {elsewhere[0]!r} among "
-            "them. Make the model, its optimizer and its metrics, and compile it, inside `with strategy.scope():`."
-        )
-    # After the variables: Keras chooses XLA by itself for a model outside of the scope, if this process sees a GPU.
-    if model.jit_compile:
-        raise ValueError(
-            "jit_compile=True: XLA compiles functions for one device, and a step uses variables on parameter servers. "
-            "Compile the model without it."
-        )
-
-
-def _optimizers(model: keras.Model) -> list[Any]:
-    """Returns `model.optimizer`, and the optimizers that a model has as attributes or in lists, for a custom step."""
-    values = [value if isinstance(value, (list, tuple)) else [value] for value in vars(model).values()]
-    return [value for value in itertools.chain.from_iterable(values) if is_optimizer(value)]
 
 
 def _scheduled_function(

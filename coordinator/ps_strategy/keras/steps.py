@@ -1,13 +1,17 @@
-"""The functions that workers run for the steps of a model, and how a step runs on all devices of a worker."""
+"""The functions that workers run for the steps of a model, on all devices of a worker; which models can run there."""
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from coordinator.data.source import Source, example_indices
+from coordinator.ps_strategy.keras.internals.optimizers import is_optimizer, variable_of
+from coordinator.ps_strategy.keras.internals.row_updates import is_table
 from coordinator.ps_strategy.keras.shard_functions import ShardFunctions
 from coordinator.ps_strategy.per_worker.resource import get_current_worker_index
 from coordinator.ps_strategy.tensorflow_internals.replicas import concatenated, divided, map_replica_values
@@ -199,3 +203,29 @@ def on_replicas(step: Step, strategy: Any) -> Step:
 def whole(batch: Any) -> Any:
     """Returns a batch of `PerReplica` values in one piece, for a step that runs on a single device of the worker."""
     return map_replica_values(lambda part: concatenated(part, 0), batch)
+
+
+def check_model(model: keras.Model) -> None:
+    """Raises ValueError if the model runs eagerly, is compiled by XLA, or has variables off the parameter servers."""
+    if model.run_eagerly:
+        raise ValueError(
+            "run_eagerly=True: workers run traced functions, they have no Python. Compile the model without it; to "
+            "debug a step, call model.train_step(batch) of a model that was made without a strategy."
+        )
+    # `model.optimizer`, and the optimizers that the model has as attributes or in lists, for a custom step.
+    values = [value if isinstance(value, (list, tuple)) else [value] for value in vars(model).values()]
+    optimizers = [value for value in itertools.chain.from_iterable(values) if is_optimizer(value)]
+    variables = [*model.variables, *(variable for optimizer in optimizers for variable in optimizer.variables)]
+    holds = model.distribute_strategy.extended.holds
+    elsewhere = [variable.path for variable in variables if not is_table(variable) and not holds(variable_of(variable))]
+    if elsewhere:
+        raise ValueError(
+            f"{len(elsewhere)} variables of model {model.name!r} are not on parameter servers, {elsewhere[0]!r} among "
+            "them. Make the model, its optimizer and its metrics, and compile it, inside `with strategy.scope():`."
+        )
+    # After the variables: Keras chooses XLA by itself for a model outside of the scope, if this process sees a GPU.
+    if model.jit_compile:
+        raise ValueError(
+            "jit_compile=True: XLA compiles functions for one device, and a step uses variables on parameter servers. "
+            "Compile the model without it."
+        )
