@@ -306,10 +306,10 @@ class RangeFits:
         if data is None:
             return None
         data.prepare(strategy)
-        fit.feed = RangeFeed(data, strategy, fit.model)
+        feed = fit.feed = RangeFeed(data, strategy, fit.model)
         settings = data.epochs.settings
         batches = OwnData(data.element_spec(strategy), data.batches_per_epoch, settings.batch_size)
-        return RangeIterator(fit.feed, batches, settings.batches_per_range)
+        return RangeIterator(lambda _: feed, batches, {"steps_per_execution": settings.batches_per_range})
 
     @contextlib.contextmanager
     def saving(self, model: keras.Model, folder: str) -> Iterator[None]:

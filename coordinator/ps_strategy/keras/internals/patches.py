@@ -305,13 +305,10 @@ class RangeIterator(EpochIterator):
     For each turn, the feed's `turns()` yields the place of its first batch in the epoch.
     """
 
-    def __init__(self, feed: Any, data: OwnData, batches_per_turn: int) -> None:
-        super().__init__(lambda _: feed, data, {"steps_per_execution": batches_per_turn})
-        self._feed = feed
-
     def _enumerate_iterator(self) -> Iterator[Any]:
-        for place in self._feed.turns():
-            yield place, place + self.steps_per_execution - 1, self._feed
+        feed = self._get_iterator()
+        for place in feed.turns():
+            yield place, place + self.steps_per_execution - 1, feed
 
 
 @contextlib.contextmanager
