@@ -379,7 +379,7 @@ def _is_rule(optimizer: Any) -> bool:
 
 
 def _with_settling(rule: Any, callbacks: Any) -> Any:
-    """Returns the callbacks of a call of `fit`, and first one that has the rule settle.
+    """Returns the callbacks of a call of `fit`, with one more that has the rule settle.
 
     The rule settles when the steps of an epoch have finished: before validation, and before other callbacks.
     """
@@ -399,15 +399,15 @@ def _step_of(rule: Any, model: keras.Model) -> Step:
         with rule.pull() as version:
             logs, gradients = _logs_and_gradients(rule, model, batch)
         accepted = rule.push(gradients, version)
-
-        @tf.function(autograph=False)
-        def repeat(_: Any) -> Any:
-            # The metrics have the examples already.
-            with rule.pull() as version:
-                _, gradients = _logs_and_gradients(rule, model, batch, RepeatedStepScope)
-            return rule.push(gradients, version)
-
         if rule.current.may_reject:
+
+            @tf.function(autograph=False)
+            def repeat(_: Any) -> Any:
+                # The metrics have the examples already.
+                with rule.pull() as version:
+                    _, gradients = _logs_and_gradients(rule, model, batch, RepeatedStepScope)
+                return rule.push(gradients, version)
+
             tf.while_loop(tf.logical_not, repeat, [accepted])
         return logs
 
@@ -426,7 +426,7 @@ def _logs_and_gradients(
     """
 
     def train_step(part: Any) -> Any:
-        # Of the thread: each replica has one.
+        # A scope belongs to a thread, and each replica has one.
         with scope():
             return model.train_step(part)
 

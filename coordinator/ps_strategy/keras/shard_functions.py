@@ -502,7 +502,7 @@ class MetricTotals:
             parts = [self._of(metric, state) for state in (self._initial, first, second, both)]
             if not all(map(_is_sum, *parts)):
                 others.append(metric.name)
-            are_sums &= all(any(map(_differ, parts[0], part)) for part in parts[1:3])
+            are_sums &= all(any(map(np.any, map(np.not_equal, parts[0], part))) for part in parts[1:3])
         return are_sums and not others, others
 
 
@@ -528,7 +528,3 @@ def _is_sum(initial: Any, first: Any, second: Any, both: Any) -> bool:
     with np.errstate(invalid="ignore"):
         close = np.abs((all_ - start) - (one - start) - (other - start)) <= tolerance * (scale + np.abs(start))
     return bool(np.isfinite(start).all() and (close | ~np.isfinite(all_)).all())
-
-
-def _differ(one: Any, other: Any) -> bool:
-    return bool((np.asarray(one) != np.asarray(other)).any())

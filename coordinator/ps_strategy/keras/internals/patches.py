@@ -337,6 +337,12 @@ def trainer_extended(extension: Any) -> Iterator[None]:
     ) -> Any:
         return stock(model, extension.compile(model, optimizer), *args, **kwargs)
 
+    def make_function(kind: str, _: Callable[..., Any], model: keras.Model, force: bool = False) -> Any:
+        name = f"{kind}_function"
+        if force or getattr(model, name) is None:
+            setattr(model, name, extension.turn_function(model, kind))
+        return getattr(model, name)
+
     with contextlib.ExitStack() as stack:
         # Private: Keras refuses what is no optimizer; and it does not compile a model that it loads if the class of the
         # model has another `compile` than `Trainer`.
@@ -344,8 +350,8 @@ def trainer_extended(extension: Any) -> Iterator[None]:
         # Public, but Keras' iterator does not know which epochs it is for.
         stack.enter_context(_method_extended(extension, keras.Model, "fit", fit))
         for kind in _KINDS:
-            make_function = functools.partial(_make_function, extension, kind)
-            stack.enter_context(_method_extended(extension, keras.Model, f"make_{kind}_function", make_function))
+            make = functools.partial(make_function, kind)
+            stack.enter_context(_method_extended(extension, keras.Model, f"make_{kind}_function", make))
         stack.enter_context(attribute_replaced(trainer, "TFEpochIterator", epoch_iterator))
         # Private: where a model is built that has not been called yet.
         stack.enter_context(_method_extended(extension, keras.Model, "_maybe_symbolic_build", build))
@@ -368,24 +374,13 @@ def _build(stock_build: Callable[[Any], None], model: keras.Model, iterator: Any
         with contextlib.suppress(Exception):
             stock_build(spec)
 
-    if model.built or not _has_own_steps(model):
+    # A step that the model's class overrides may call parts of the model, with other inputs.
+    steps = [f"{kind}_step" for kind in _KINDS]
+    if model.built or all(getattr(type(model), step) is getattr(keras.Model, step) for step in steps):
         build()
     # Private: at the end of an epoch Keras reads the metrics given to `compile`, also if no step has updated them.
     elif iterator is not None and model._compile_metrics is not None and not model._compile_metrics.built:
         iterator.build_after_epoch = build
-
-
-def _has_own_steps(model: keras.Model) -> bool:
-    """Returns True if the model's class overrides a step, which may call parts of the model, with other inputs."""
-    names = [f"{kind}_step" for kind in _KINDS]
-    return any(getattr(type(model), name) is not getattr(keras.Model, name) for name in names)
-
-
-def _make_function(extension: Any, kind: str, _: Callable[..., Any], model: keras.Model, force: bool = False) -> Any:
-    name = f"{kind}_function"
-    if force or getattr(model, name) is None:
-        setattr(model, name, extension.turn_function(model, kind))
-    return getattr(model, name)
 
 
 @contextlib.contextmanager

@@ -92,12 +92,16 @@ def row_updates(*, by_rows: bool = True) -> Iterator[None]:
                 if not getattr(self, "has_unique_rows", False):
                     grads = [without_repeats(gradient) for gradient in grads]
                 self = _by_rows(self, sparse)
-            elif _may_update_parts(self, trainable_variables):
+            elif _are_sharded(trainable_variables) and not self.gradient_accumulation_steps and updates_rows(self):
                 self = _by_rows(self, [])
         stock(self, grads, trainable_variables)
 
     with attribute_replaced(base, name, apply):
         yield
+
+
+def _are_sharded(variables: Sequence[Any]) -> bool:
+    return any(len(parts_of(variable)) > 1 for variable in variables)
 
 
 def _may_update_rows(optimizer: Any, variables: Sequence[Any], said: set[str]) -> bool:
@@ -120,12 +124,6 @@ def _may_update_rows(optimizer: Any, variables: Sequence[Any], said: set[str]) -
             variable_of(variables[0]).name,
         )
     return is_by_rows
-
-
-def _may_update_parts(optimizer: Any, variables: Sequence[Any]) -> bool:
-    """Returns whether an optimizer is given the parts of its sharded variables, if there are any."""
-    is_sharded = any(len(parts_of(variable)) > 1 for variable in variables)
-    return is_sharded and not optimizer.gradient_accumulation_steps and updates_rows(optimizer)
 
 
 def _by_rows(optimizer: Any, variables: Sequence[Any]) -> Any:
