@@ -402,13 +402,13 @@ def _step_of(rule: Any, model: keras.Model) -> Step:
         if rule.current.may_reject:
 
             @tf.function(autograph=False)
-            def repeat(_: Any) -> Any:
+            def repeat() -> Any:
                 # The metrics have the examples already.
                 with rule.pull() as version:
                     _, gradients = _logs_and_gradients(rule, model, batch, RepeatedStepScope)
                 return rule.push(gradients, version)
 
-            tf.while_loop(tf.logical_not, repeat, [accepted])
+            tf.while_loop(tf.logical_not, lambda _: repeat(), [accepted])
         return logs
 
     return step
