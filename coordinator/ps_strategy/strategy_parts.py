@@ -54,7 +54,7 @@ from coordinator.ps_strategy.tensorflow_internals.unstored_variable import loops
 from coordinator.workers.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from coordinator.ps_strategy.keras.strategy_evaluation import StrategyEvaluation
+    from coordinator.ps_strategy.keras.exact_evaluation import StrategyEvaluation
 
 
 # The unit of processor times in /proc, in seconds: 0.01 wherever Linux runs today.
@@ -250,7 +250,7 @@ class StrategyParts:
     @functools.cached_property
     def evaluation(self) -> "StrategyEvaluation":
         """Evaluates models."""
-        from coordinator.ps_strategy.keras.strategy_evaluation import StrategyEvaluation
+        from coordinator.ps_strategy.keras.exact_evaluation import StrategyEvaluation
 
         return StrategyEvaluation(self.scheduler.recovery.wait_recovered)
 

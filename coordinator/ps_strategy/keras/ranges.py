@@ -1,8 +1,8 @@
-"""The turns of `evaluate` and `predict` for sources of `coordinator.data`: a batch is a range, read by its step.
+"""`fit` on ranges of data: of sources and epochs, and of arrays that workers can keep in their memory.
 
-The calls of `fit` that run: their epochs, if they train on ranges of data, and where these begin.
+Each turn of Keras' loop schedules the steps of one range. A step reads the examples where it runs.
 
-The position in the data is in the folder of a backup of a model, beside the model. They are two files, and a program
+The position in the data is in the folder of a backup of a model, next to the model. They are two files, and a program
 may end between them. So the file of positions has the last ones, each with the number of updates of the model that it
 belongs to, and is written before the model.
 """
@@ -11,70 +11,203 @@ import contextlib
 import dataclasses
 import json
 import logging
-import math
+import operator
 import os
+import random
 import threading
-import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
-from coordinator.data import Epochs, Source
-from coordinator.future import Future
-from coordinator.ps_strategy.keras.feeds import ClientFeed, EvaluationFeed, Feed
-from coordinator.ps_strategy.keras.internals.patches import (
-    EpochIterator,
-    OwnData,
-    RangeIterator,
-    array_inputs,
-    stateful_layers,
-)
-from coordinator.ps_strategy.keras.shards import ranges_of, shard_count, source_shards
-from coordinator.ps_strategy.keras.steps import ModelSteps, RangeData, range_data_of_arrays, range_data_of_source
+from coordinator.data import Epochs, Source, arrays
+from coordinator.ps_strategy.keras.feeds import Feed
+from coordinator.ps_strategy.keras.internals.patches import OwnData, RangeIterator, array_inputs, stateful_layers
+from coordinator.ps_strategy.keras.steps import ModelSteps
 from coordinator.ps_strategy.recovery.checkpoint_owner import replace_file
+
+_logger = logging.getLogger("coordinator")
+
+# Larger arrays stay on the client: each worker would have to keep them in its memory. In bytes, of all together.
+_LARGEST_ARRAYS = 2**30
+# The positions in a backup's folder.
+_FILE = "positions.json"
+# One for the model that is there, one for the model before it (`double_checkpoint`), and one that is being written.
+_KEPT = 3
+
+
+class RangeData:
+    """Epochs that `fit` trains on.
+
+    Args:
+      epochs: the epochs.
+      inputs: the arrays that their source has, nested as a batch is; None if the source reads its examples by itself.
+      has_own_seed: whether the seed of the epochs was chosen for them, at random.
+      class_weight: the weight of the examples of each class, if the source reads its examples; see `Model.fit`.
+
+    Attributes:
+      epochs: as given, or with the seed of a backup.
+      class_weight: as given, in the order of the classes.
+      copies: variables with `inputs` on each worker, after `prepare`; None if the source reads its examples by itself.
+      batches_per_epoch, ranges_per_epoch, number_of_epochs: as the epochs say, in Keras' terms.
+    """
+
+    def __init__(
+        self,
+        epochs: Epochs,
+        inputs: Any = None,
+        *,
+        has_own_seed: bool = False,
+        class_weight: Mapping[int, float] | None = None,
+    ) -> None:
+        self.epochs = epochs
+        self.class_weight = tuple(sorted((class_weight or {}).items()))
+        self._has_own_seed = has_own_seed
+        self._inputs = inputs
+        self.copies: Any = None
+        settings = epochs.settings
+        batches = settings.batches_per_range
+        ranges, remainder = divmod(settings.size, settings.batch_size * batches)
+        self.batches_per_epoch = ranges * batches
+        if remainder and not settings.drop_remainder:
+            ranges += 1
+            self.batches_per_epoch = -(-settings.size // settings.batch_size)
+        self.ranges_per_epoch = ranges
+        self.number_of_epochs = epochs.statistics().ranges // ranges
+
+    def prepare(self, strategy: Any) -> None:
+        """Creates what steps read on the workers of a strategy."""
+        if self._inputs is None:
+            self.epochs.source.prepare(strategy)
+            return
+
+        def copied(part: Any) -> Any:
+            # The number of rows is not in the shape, so that functions are traced once for arrays of any length.
+            shape = None if part is None else [None, *part.shape[1:]]
+            return shape and tf.Variable(part, shape=shape, trainable=False, per_worker_variable=True, name="data")
+
+        with strategy.scope():
+            self.copies = tf.nest.map_structure(copied, self._inputs)
+
+    def restore(self, position: str) -> None:
+        """Continues from what `serialize` of the epochs has returned, perhaps in another program.
+
+        Raises ValueError if it is of other data or settings.
+        """
+        seed, settings = json.loads(position)["shuffle"], self.epochs.settings
+        if self._has_own_seed and seed not in (None, settings.shuffle):
+            of_fit = settings.batch_size, self.number_of_epochs, seed, settings.batches_per_range
+            self.epochs = Epochs(self.epochs.source, *of_fit)
+        self.epochs.deserialize(position)
+
+    def element_spec(self, strategy: Any) -> Any:
+        """Returns the type of a batch, as nested `tf.TypeSpec`s, after `prepare`."""
+        if self._inputs is not None:
+            return tf.nest.map_structure(
+                lambda part: None if part is None else tf.TensorSpec([None, *part.shape[1:]], part.dtype), self._inputs
+            )
+        with strategy.scope():
+            spec = self.epochs.source.element_spec()
+        return (*spec, tf.TensorSpec([None], tf.float32)) if self.class_weight else spec
+
+
+def _data_of_source(x: Source | Epochs, given: Mapping[str, Any], steps_per_execution: int) -> RangeData:
+    """Returns what `fit` trains on for a source or epochs. Raises ValueError if an argument does not go with them."""
+    refused = [name for name in ("y", "sample_weight", "steps_per_epoch") if given.get(name) is not None]
+    class_weight = given.get("class_weight")
+    if given.get("validation_split"):
+        refused.append("validation_split")
+    if refused:
+        raise ValueError(
+            f"{', '.join(refused)} cannot be given along with a source or Epochs of coordinator.data: the source gives "
+            "(x, y) or (x, y, sample_weight), and an epoch is all of its examples. Put weights into the source, and "
+            "make a source for validation."
+        )
+    if isinstance(x, Source):
+        shuffle, batch_size = given.get("shuffle", not x.is_sequential), given.get("batch_size") or 32
+        epochs = Epochs(x, batch_size, given.get("epochs", 1), _seed(shuffle), steps_per_execution)
+        return RangeData(epochs, has_own_seed=shuffle is True, class_weight=class_weight)
+    data = RangeData(x, class_weight=class_weight)
+    if given.get("epochs") == data.number_of_epochs:
+        given = {name: value for name, value in given.items() if name != "epochs"}
+    if refused := [name for name in ("batch_size", "shuffle", "epochs") if name in given]:
+        raise ValueError(f"{', '.join(refused)} cannot be given along with Epochs, which have their own.")
+    batches = x.settings.batches_per_range
+    if steps_per_execution not in (1, batches):
+        raise ValueError(
+            f"The model was compiled with steps_per_execution={steps_per_execution}, and the Epochs have "
+            f"batches_per_range={batches}: make them equal, or leave steps_per_execution out."
+        )
+    return data
+
+
+def _data_of_arrays(x: Any, given: Mapping[str, Any], arguments: dict[str, Any]) -> RangeData | None:
+    """Returns what `fit` trains on for arrays; None for other data, and for arrays that the client had better read."""
+    inputs_and_size = array_inputs(x, arguments)
+    if inputs_and_size is None:
+        return None
+    inputs, batch_size = inputs_and_size
+    parts = [part for part in tf.nest.flatten(inputs) if part is not None]
+    shuffle = arguments.get("shuffle", True)
+    if shuffle not in (True, False) or sum(part.nbytes for part in parts) > _LARGEST_ARRAYS or not len(parts[0]):
+        return None
+    # Keras takes integers of NumPy, too.
+    batch_size, number = operator.index(batch_size), operator.index(given.get("epochs", 1))
+    if number < 1:
+        return None
+    epochs = Epochs(arrays(*parts), batch_size, number, _seed(shuffle), arguments.get("steps_per_execution", 1))
+    epochs.begin_at(given.get("initial_epoch", 0))
+    return RangeData(epochs, inputs, has_own_seed=bool(shuffle))
+
+
+def _seed(shuffle: Any) -> int | None:
+    if isinstance(shuffle, (bool, np.bool_)):
+        # `keras.utils.set_random_seed` decides it.
+        return random.randrange(2**31) if shuffle else None
+    if not isinstance(shuffle, int):
+        raise ValueError(f"shuffle must be True, False or a seed for a source, got {shuffle!r}.")
+    return shuffle
 
 
 class RangeFeed(Feed):
-    """Schedules the steps of one range at each turn. A step reads the examples where it runs.
+    """Schedules the steps of one range at each turn.
 
     Guarantees:
     - An epoch of the loop ends when all ranges of the data's epochs up to this one are done. If a parameter server was
       lost, it does again what was rolled back.
     - A range counts when its steps have finished.
-
-    Args:
-      data: prepared for the strategy.
-      strategy: the strategy that steps are scheduled on.
-
-    Attributes:
-      until: the epoch of the data that the present epoch of the loop ends before; None before the first one.
+    - After a recovery, the metrics of the model hold what they held at the checkpoint. They are in no checkpoint, and
+      would begin at zero. If the checkpoint is of another epoch of the loop, they begin at zero: the metrics of that
+      epoch were read when it ended.
     """
 
-    def __init__(self, data: RangeData, strategy: Any) -> None:
+    def __init__(self, data: RangeData, strategy: Any, model: keras.Model) -> None:
         super().__init__(strategy)
         self._data = data
-        self.until: int | None = None
+        self._model = model
+        # The epoch of the data that the present epoch of the loop ends before; None before the first one.
+        self._until: int | None = None
         self._ranges: Any = None
         self._positions: Any = None
+        strategy.extended.services.variables.add_state(self)
 
     def turns(self) -> Iterator[int]:
-        """Begins the next epoch.
+        """Begins the next epoch. Yields for each turn the place of its first batch in the epoch.
 
-        Yields:
-          For each turn, the place of its first batch in the epoch; after a roll back to an earlier epoch 0.
-
-        Raises:
-          Exception: what a step raised.
+        The place is 0 after a roll back to an earlier epoch. Raises what a step raised.
         """
-        epochs = self._data.epochs
-        self.until = (epochs.epoch if self.until is None else self.until) + 1
+        data, epochs = self._data, self._data.epochs
+        self._until = (epochs.epoch if self._until is None else self._until) + 1
+        ranges_before = (self._until - 1) * data.ranges_per_epoch
         self.close()
-        self._ranges = epochs.on(self._strategy, until=self.until)
+        self._ranges = epochs.on(self._strategy, until=self._until)
         for positions in self._ranges:
             self._positions = positions
-            yield self._place()
+            statistics = epochs.statistics()
+            place = max(0, statistics.done + statistics.out - 1 - ranges_before)
+            yield place * epochs.settings.batches_per_range
 
     def schedule(self, steps: ModelSteps) -> Any:
         """See `Feed`."""
@@ -87,63 +220,16 @@ class RangeFeed(Feed):
         if self._ranges is not None:
             self._ranges.close()
 
-    def _place(self) -> int:
-        assert self.until is not None
-        data = self._data
-        found = data.epochs.statistics()
-        ranges = found.done + found.out - 1 - (self.until - 1) * data.ranges_per_epoch
-        return max(0, ranges) * data.epochs.settings.batches_per_range
-
-
-_logger = logging.getLogger("coordinator")
-
-# The positions in a backup's folder.
-_FILE = "positions.json"
-# One for the model that is there, one for the model before it (`double_checkpoint`), and one that is being written.
-_KEPT = 3
-
-
-@dataclasses.dataclass(eq=False)
-class _Fit:
-    """A call of `fit`.
-
-    Attributes:
-      model: what is trained.
-      given: the arguments of `fit`, by name.
-      data: what it trains on, if that is ranges; of arrays, it is known when Keras asks for their turns.
-      feed: likewise.
-      metrics: likewise.
-    """
-
-    model: keras.Model
-    given: dict[str, Any]
-    data: RangeData | None = None
-    feed: RangeFeed | None = None
-    metrics: Any = None
-
-
-class _EpochMetrics:
-    """What the metrics of a model hold at a checkpoint: they are in none, and would begin at zero after a recovery.
-
-    If the checkpoint is of another epoch of the loop, they do: those of its epoch were read when that ended.
-
-    Args:
-      model: has the metrics.
-      feed: knows the epoch.
-    """
-
-    def __init__(self, model: keras.Model, feed: RangeFeed) -> None:
-        self._model = model
-        self._feed = feed
+    # The recovery calls these, while no step runs; see `ClientState`.
 
     def serialize(self) -> Any:
-        """Returns the epoch and the values."""
-        return self._feed.until, [variable.numpy().tolist() for variable in self._model.metrics_variables]
+        """Returns the epoch and the values of the metrics."""
+        return self._until, [variable.numpy().tolist() for variable in self._model.metrics_variables]
 
     def deserialize(self, saved: Any) -> None:
         """Assigns the values, if they are of this epoch."""
         until, values = saved
-        if until == self._feed.until:
+        if until == self._until:
             for variable, value in zip(self._model.metrics_variables, values, strict=False):
                 variable.assign(value)
 
@@ -157,8 +243,23 @@ class _EpochMetrics:
         """See `hold`."""
 
 
+@dataclasses.dataclass(eq=False)
+class _Fit:
+    """A call of `fit`: the model, and the arguments by name.
+
+    Attributes:
+      data: what it trains on, if that is ranges. For arrays, it is known when Keras asks for their turns.
+      feed: schedules the steps, if it trains on ranges.
+    """
+
+    model: keras.Model
+    given: dict[str, Any]
+    data: RangeData | None = None
+    feed: RangeFeed | None = None
+
+
 class RangeFits:
-    """Has `fit` train on ranges: of sources and epochs, and of arrays that workers can keep in their memory."""
+    """The calls of `fit` that run: the epochs of ranges that they train on, and where these begin."""
 
     def __init__(self) -> None:
         # A callback of a `fit` may call another one.
@@ -166,11 +267,7 @@ class RangeFits:
 
     @contextlib.contextmanager
     def fitting(self, model: keras.Model, given: dict[str, Any]) -> Iterator[None]:
-        """A scope for a call of `fit`.
-
-        Args:
-          model: what is trained.
-          given: the arguments of `fit`, by name; those that Keras is to be given instead are changed.
+        """A scope for a call of `fit`; arguments in `given` that Keras must get instead are changed.
 
         Raises:
           ValueError: an argument, or a layer with a state of sequences, does not go with a source or epochs.
@@ -184,11 +281,12 @@ class RangeFits:
                     f"before it. But ranges of {x!r} go to any worker, in any order. Give fit a dataset function, so "
                     "that each worker reads sequences of its own; or arrays, with one worker."
                 )
-            fit.data = given["x"] = range_data_of_source(x, given, model.steps_per_execution)
-            fit.data.epochs.begin_at(given.get("initial_epoch", 0))
-            given["epochs"], given["initial_epoch"] = fit.data.number_of_epochs, fit.data.epochs.epoch
-            if fit.data.epochs.done:
-                _logger.warning("fit has no data left: %r. Make new Epochs to train again.", fit.data.epochs)
+            fit.data = given["x"] = _data_of_source(x, given, model.steps_per_execution)
+            epochs = fit.data.epochs
+            epochs.begin_at(given.get("initial_epoch", 0))
+            given["epochs"], given["initial_epoch"] = fit.data.number_of_epochs, epochs.epoch
+            if epochs.done:
+                _logger.warning("fit has no data left: %r. Make new Epochs to train again.", epochs)
         fits = self._fits()
         fits.append(fit)
         try:
@@ -199,41 +297,23 @@ class RangeFits:
                 fit.feed.close()
 
     def iterator(self, strategy: Any, x: Any, arguments: dict[str, Any]) -> RangeIterator | None:
-        """Returns the turns of the call of `fit` that has just begun; None if its data are not ranges.
-
-        Args:
-          strategy: the model's strategy.
-          x: the data.
-          arguments: the other arguments of Keras' epoch iterator.
-        """
+        """Returns the turns of the call of `fit` that has just begun; None if its data are not ranges."""
         fit = self._fits()[-1]
         # Ranges have no order, which a layer with a state of sequences needs.
         if fit.data is None and not stateful_layers(fit.model):
-            fit.data = _data_of_arrays(fit, x, arguments)
-        if fit.data is None:
-            return None
+            fit.data = _data_of_arrays(x, fit.given, arguments)
         data = fit.data
+        if data is None:
+            return None
         data.prepare(strategy)
-        fit.feed = RangeFeed(data, strategy)
-        fit.metrics = _EpochMetrics(fit.model, fit.feed)
-        strategy.extended.services.variables.add_state(fit.metrics)
+        feed = fit.feed = RangeFeed(data, strategy, fit.model)
         settings = data.epochs.settings
-        return RangeIterator(
-            fit.feed,
-            data.element_spec(strategy),
-            settings.batch_size,
-            data.batches_per_epoch,
-            settings.batches_per_range,
-        )
+        batches = OwnData(data.element_spec(strategy), data.batches_per_epoch, settings.batch_size)
+        return RangeIterator(lambda _: feed, batches, {"steps_per_execution": settings.batches_per_range})
 
     @contextlib.contextmanager
     def saving(self, model: keras.Model, folder: str) -> Iterator[None]:
-        """A scope in which a model is saved to a folder: no step runs, and its position is there before.
-
-        Args:
-          model: the model.
-          folder: of the backup.
-        """
+        """A scope in which a model is saved to a backup's folder: no step runs, and its position is saved before."""
         with model.distribute_strategy.quiet():
             data = self._data_of(model)
             if data is not None:
@@ -241,18 +321,10 @@ class RangeFits:
             yield
 
     def restored(self, model: keras.Model, folder: str, epoch: int | None) -> int | None:
-        """Has `fit` continue with the position of a model that may have been read from a folder.
+        """Has `fit` continue with the position of a model that may have been read from the folder of a backup.
 
-        Args:
-          model: the model.
-          folder: of the backup.
-          epoch: where Keras would begin; None for what `fit` was given.
-
-        Returns:
-          Where it is to begin, likewise.
-
-        Raises:
-          ValueError: the position is of other data or settings.
+        Takes the epoch where Keras would begin, None for what `fit` was given. Returns where `fit` must begin, in the
+        same form. Raises ValueError if the position is of other data or settings.
         """
         data = self._data_of(model)
         if data is None:
@@ -270,33 +342,17 @@ class RangeFits:
         return self._running.__dict__.setdefault("fits", [])
 
 
-def _data_of_arrays(fit: _Fit, x: Any, arguments: dict[str, Any]) -> RangeData | None:
-    found = array_inputs(x, arguments)
-    if found is None:
-        return None
-    given = fit.given
-    data = range_data_of_arrays(
-        *found, given.get("epochs", 1), arguments.get("shuffle", True), arguments.get("steps_per_execution", 1)
-    )
-    if data is not None:
-        data.epochs.begin_at(given.get("initial_epoch", 0))
-    return data
-
-
 def _updates(model: keras.Model) -> int:
     return 0 if model.optimizer is None else int(model.optimizer.iterations.numpy())
 
 
 def save_position(folder: str, updates: int, position: str) -> None:
-    """Saves a position; the model is to be saved after it.
+    """Saves a position, which `Epochs.serialize` has returned, in the folder of a backup.
 
-    Args:
-      folder: of the backup.
-      updates: how many the model has had.
-      position: what `Epochs.serialize` has returned.
+    The model must be saved after it. `updates` is the number of updates that the model has had.
     """
     tf.io.gfile.makedirs(folder)
-    kept = [each for each in _positions(folder) if each[0] != updates][1 - _KEPT :]
+    kept = [saved for saved in _positions(folder) if saved[0] != updates][1 - _KEPT :]
     replace_file(os.path.join(folder, _FILE), json.dumps([*kept, [updates, position]]))
 
 
@@ -311,82 +367,3 @@ def _positions(folder: str) -> list[tuple[int, str]]:
         return []
     with tf.io.gfile.GFile(path, "r") as file:
         return [(updates, position) for updates, position in json.loads(file.read())]
-
-
-# As in Keras.
-_BATCH_SIZE = 32
-
-
-class SourceFeed(ClientFeed):
-    """Schedules the steps of the batches of a source, in their order.
-
-    Args:
-      source: prepared for the strategy.
-      batch_size: the number of examples in a batch.
-      strategy: the strategy that steps are scheduled on.
-    """
-
-    def __init__(self, source: Source, batch_size: int, strategy: Any) -> None:
-        super().__init__(map(source.reader(), ranges_of(source, batch_size)), strategy)
-        self._source = source
-
-    def schedule_ahead(self, steps: ModelSteps, batches: Sequence[Any]) -> Future:
-        """See `ClientFeed`."""
-        return super().schedule_ahead(steps.reading(self._source), batches)
-
-
-def evaluation_of_source(source: Source, strategy: Any, arguments: dict[str, Any]) -> EpochIterator:
-    """Returns the turns of an evaluation of all examples.
-
-    Args:
-      source: the data.
-      strategy: the model's strategy.
-      arguments: the other arguments of Keras' `EpochIterator`.
-
-    Raises:
-      ValueError: an argument does not go with a source.
-    """
-    names = {"y": "y", "sample_weight": "sample_weight", "steps_per_epoch": "steps or validation_steps"}
-    given = [name for argument, name in names.items() if arguments.get(argument) is not None]
-    if given:
-        raise ValueError(
-            f"{', '.join(given)} cannot be given along with a source of coordinator.data, which gives (x, y) or "
-            "(x, y, sample_weight), and is evaluated to its end."
-        )
-    size = arguments.get("batch_size") or _BATCH_SIZE
-
-    def create() -> EvaluationFeed:
-        return EvaluationFeed(source_shards(source, size, shard_count(None, strategy)), strategy)
-
-    return _turns(source, size, strategy, arguments, create)
-
-
-def prediction_of_source(
-    source: Source, strategy: Any, arguments: dict[str, Any], begin: Callable[[SourceFeed], Any]
-) -> EpochIterator:
-    """Returns the turns of a prediction of all examples, or of those of `steps_per_epoch` batches.
-
-    Args:
-      source: the data.
-      strategy: the model's strategy.
-      arguments: the other arguments of Keras' `EpochIterator`.
-      begin: called with each feed before its first turn.
-    """
-    size = arguments.get("batch_size") or _BATCH_SIZE
-
-    def create() -> SourceFeed:
-        feed = SourceFeed(source, size, strategy)
-        begin(feed)
-        return feed
-
-    return _turns(source, size, strategy, arguments, create)
-
-
-def _turns(
-    source: Source, batch_size: int, strategy: Any, arguments: dict[str, Any], create_feed: Callable[[], Any]
-) -> EpochIterator:
-    source.prepare(strategy)
-    with strategy.scope():
-        types_of_batch = types.SimpleNamespace(element_spec=source.element_spec())
-    data = OwnData(types_of_batch, math.ceil(source.size / batch_size), batch_size)
-    return EpochIterator(lambda _: create_feed(), data, arguments)

@@ -1,8 +1,7 @@
-"""The functions that workers run for the shards of an evaluation.
+"""What workers compute for the shards of an evaluation: the states of metrics, which `MetricTotals` adds up.
 
-The logs of a step that depend on the state of metrics after it and on nothing else, such as a metric's result.
-
-Each shard of an evaluation has such a log of its own batches. That of all batches is computed from the state of all:
+A log of a step may depend on the state of metrics after the step and on nothing else, such as a metric's result. Each
+shard has such a log of its own batches. The log of all batches is computed from the state of all:
 
     batch, state before --> the step --> state after --> result() --> log
                                               '-- replaced by the state of all shards
@@ -15,37 +14,48 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from coordinator.data.source import Source
-from coordinator.ps_strategy.keras.internals.evaluation_scope import EvaluationScope, VariableReads, stored_variable
 from coordinator.ps_strategy.keras.internals.optimizers import parts_of
+from coordinator.ps_strategy.keras.internals.patches import EvaluationScope, stored_variable
 from coordinator.ps_strategy.tensorflow_internals.functions import captured_inputs
 from coordinator.ps_strategy.tensorflow_internals.handles import is_on_parameter_server, owner_of_handle
 from coordinator.ps_strategy.tensorflow_internals.unstored_variable import TableVariable
+
+_State = list[Any]
+
+# The types of operations that stand for what a function gets: batches, states, and variables of other functions.
+_ARGUMENT = "Placeholder"
+# Operations that change what other functions see.
+_WRITES = re.compile(
+    r"(Resource)?(Assign|Scatter|Apply|StridedSliceAssign)\w*|(Mutable)?\w*LookupTable(Insert|Import|Remove)V2"
+)
 
 
 class ModelCopies:
     """Variables in which the weights of a model are kept while it is trained on.
 
-    A server shares the memory of both until one of them changes.
-
-    Args:
-      model: its weights exist.
+    A server shares the memory of both until one of them changes. The model's weights must exist. A weight that is a
+    table raises ValueError: its rows are elsewhere, and a copy would have all of them.
 
     Attributes:
       was_reset: whether a recovery has replaced the copies since they were last taken.
-
-    Raises:
-      ValueError: a weight is a table.
     """
 
     def __init__(self, model: keras.Model) -> None:
         strategy = self._strategy = model.distribute_strategy
-        self._originals = {id(each): stored_variable(each) for each in model.weights}
-        _refuse_tables(self._originals.values())
+        self._originals = {id(weight): stored_variable(weight) for weight in model.weights}
+        originals = self._originals.values()
+        tables = [original.name.partition(":")[0] for original in originals if isinstance(original, TableVariable)]
+        if tables:
+            raise ValueError(
+                f'model_state="snapshot" cannot copy the rows of tables, and the model has '
+                f"{', '.join(map(repr, tables))}. Leave it out, while nothing is scheduled."
+            )
         with strategy.scope():
-            self._copies = {key: _copy_of(each, strategy) for key, each in self._originals.items()}
+            self._copies = {key: _copy_of(original, strategy) for key, original in self._originals.items()}
         self.was_reset = False
         strategy.extended.services.variables.add_state(self)
 
@@ -72,83 +82,65 @@ class ModelCopies:
                     f"{getattr(owner, 'name', owner)!r}, which is none. Leave it out, while nothing is scheduled."
                 )
 
+    # The recovery calls these; see `ClientState`.
+
+    def serialize(self) -> None:
+        """Returns nothing: the copies belong to no checkpoint."""
+
+    def deserialize(self, _: None) -> None:
+        """Does nothing: `reset` was called before."""
+
     def reset(self) -> None:
-        """Called when all variables were lost."""
+        """Records that all variables were lost."""
         self.was_reset = True
 
     def hold(self) -> None:
-        """Called before that."""
+        """Does nothing: an evaluation that reads lost copies begins again."""
 
     def resume(self) -> None:
-        """Called when the variables have been restored."""
-
-
-def _refuse_tables(variables: Iterable[Any]) -> None:
-    """Raises ValueError if a variable is that of a table, whose rows are elsewhere; a copy would have all of them."""
-    tables = [variable.name.partition(":")[0] for variable in variables if isinstance(variable, TableVariable)]
-    if tables:
-        raise ValueError(
-            f'model_state="snapshot" cannot copy the rows of tables, and the model has {", ".join(map(repr, tables))}. '
-            "Leave it out, while nothing is scheduled."
-        )
+        """See `hold`."""
 
 
 def _copy_of(variable: Any, strategy: Any) -> Any:
+    shape, dtype = variable.shape, variable.dtype
     with strategy.extended.colocate_vars_with(variable):
-        return tf.Variable(
-            lambda: tf.zeros(variable.shape, variable.dtype),
-            trainable=False,
-            dtype=variable.dtype,
-            shape=variable.shape,
-        )
-
-
-# What a function is given: batches, states, and variables of other functions.
-_GIVEN = "Placeholder"
+        return tf.Variable(lambda: tf.zeros(shape, dtype), trainable=False, dtype=dtype, shape=shape)
 
 
 class StateLogs:
-    """Computes those logs of a step that depend on the state of metrics only.
+    """Computes the logs of a step that depend on the state of metrics only.
 
-    Args:
-      graph: of the step.
-      after: the tensors of the state after the step, in this graph.
-      logs: what the step has logged, by name.
+    `after` has the tensors of the state after the step, in its graph; `logs`, what the step has logged, by name.
     """
 
     def __init__(self, graph: Any, after: Sequence[Any], logs: Mapping[str, Any]) -> None:
-        self._after = [each.name for each in after]
+        self._after = [tensor.name for tensor in after]
         self._logs: dict[str, str] = {}
         operations: set[str] = set()
         for name, log in logs.items():
-            found = _between(log, set(self._after)) if tf.is_tensor(log) and hasattr(log, "op") else None
-            if found is not None:
+            between = _between(log, set(self._after)) if tf.is_tensor(log) and hasattr(log, "op") else None
+            if between is not None:
                 self._logs[name] = log.name
-                operations |= found
+                operations |= between
         self._definition = _part_of(graph, operations) if operations else None
-        # Of a method that is traced for several objects, TensorFlow warns that it is traced too often.
-        self._compute = tf.function(functools.partial(self._imported), autograph=False)
+        self._compute = _function_of(self._imported)
 
     def values(self, state: Sequence[Any]) -> dict[str, Any]:
-        """Returns these logs by name, as NumPy values.
-
-        Args:
-          state: what the metrics' variables hold after all shards.
-        """
+        """Returns these logs by name, as NumPy values, for the values of the metrics' variables after all shards."""
         if not self._logs:
             return {}
         with tf.init_scope(), tf.device("/device:CPU:0"):
             return {name: value.numpy() for name, value in self._compute(list(state)).items()}
 
     def _imported(self, state: Sequence[Any]) -> dict[str, Any]:
-        given = dict(zip(self._after, state, strict=True))
-        computed = [name for name in self._logs.values() if name not in given]
+        tensors = dict(zip(self._after, state, strict=True))
+        computed = [name for name in self._logs.values() if name not in tensors]
         if self._definition is not None:
-            used = {each if ":" in each else f"{each}:0" for node in self._definition.node for each in node.input}
-            inputs = {name: value for name, value in given.items() if name in used}
-            found = tf.graph_util.import_graph_def(self._definition, inputs, computed, name="")
-            given.update(zip(computed, found, strict=True))
-        return {name: tf.identity(given[tensor]) for name, tensor in self._logs.items()}
+            used = {name if ":" in name else f"{name}:0" for node in self._definition.node for name in node.input}
+            inputs = {name: value for name, value in tensors.items() if name in used}
+            outputs = tf.graph_util.import_graph_def(self._definition, inputs, computed, name="")
+            tensors.update(zip(computed, outputs, strict=True))
+        return {name: tf.identity(tensors[tensor]) for name, tensor in self._logs.items()}
 
 
 def _between(log: Any, after: set[str]) -> set[str] | None:
@@ -159,7 +151,7 @@ def _between(log: Any, after: set[str]) -> set[str] | None:
         tensor = tensors.pop()
         if tensor.name in after or tensor.op.name in operations:
             continue
-        if tensor.op.type.startswith(_GIVEN):
+        if tensor.op.type.startswith(_ARGUMENT):
             return None
         operations.add(tensor.op.name)
         tensors.extend(tensor.op.inputs)
@@ -172,18 +164,12 @@ def _part_of(graph: Any, operations: set[str]) -> Any:
     nodes = [node for node in definition.node if node.name in operations]
     del definition.node[:]
     for node in nodes:
-        kept = [each for each in node.input if not each.startswith("^")]
+        inputs = [name for name in node.input if not name.startswith("^")]
         del node.input[:]
-        node.input.extend(kept)
+        node.input.extend(inputs)
         node.device = ""
     definition.node.extend(nodes)
     return definition
-
-
-# Operations that change what other functions see.
-_WRITES = re.compile(
-    r"(Resource)?(Assign|Scatter|Apply|StridedSliceAssign)\w*|(Mutable)?\w*LookupTable(Insert|Import|Remove)V2"
-)
 
 
 class NotShardableError(ValueError):
@@ -193,9 +179,9 @@ class NotShardableError(ValueError):
 class ShardFunctions:
     """Functions that evaluate a step on batches and return the state of its metrics.
 
-    Each returns a dict: `state` is a list with the values of `variables()` after the batches, from the initial state of
-    the metrics on; `batches` is the number of batches, int64; `logs` is what the step has returned for the last batch,
-    empty if that is the metrics' results, which are read from the state of all shards.
+    Each returns a dict: `state` is a list with the values of the metrics' variables after the batches, from the initial
+    state of the metrics on; `batches` is the number of batches, int64; `logs` is what the step has returned for the
+    last batch, empty if that is the metrics' results, which are read from the state of all shards.
 
     The functions of a trial take two batches instead; `state` is a list of three states: after one of them, after the
     other one, and after both. They read variables once, so that all three are of the same weights.
@@ -223,7 +209,7 @@ class ShardFunctions:
         self.results = results
         self.copies = copies
         self.are_sums = self.was_reported = False
-        self._of_examples: dict[Any, Any] = {}
+        self._of_examples: dict[str, Any] = {}
         self._of_source: weakref.WeakKeyDictionary[Source, tuple[Any, Any]] = weakref.WeakKeyDictionary()
         self.of_batches = _function_of(self._evaluate_batches)
         self.of_dataset = _function_of(self._evaluate_dataset)
@@ -235,53 +221,33 @@ class ShardFunctions:
         """Returns the metrics; in place of one that consists of others, as Keras' compiled metrics do, these."""
         return list(_leaves(self._metrics()))
 
-    def variables(self) -> list[keras.Variable]:
-        """Returns the variables of all metrics, each once."""
-        return list({id(each): each for metric in self.metrics() for each in metric.variables}.values())
-
     def logs_of_state(self, state: Sequence[Any]) -> dict[str, Any]:
-        """Returns those logs of the step that depend on the state of metrics only, by name, as NumPy values."""
+        """Returns the logs of the step that depend on the state of metrics only, by name, as NumPy values."""
         return {} if self._state_logs is None else self._state_logs.values(state)
 
     def of_examples(self, data: Any) -> Any:
-        """Returns a function of the flattened tensors of several batches, which may have None, and the batch size.
-
-        Args:
-          data: such batches, or a batch.
-        """
-        leaves = tf.nest.flatten(data)
-        specs = [_spec_of_any_size(each) for each in leaves if each is not None]
-        structure = tf.nest.map_structure(lambda each: each is None, data)
-        data = tf.nest.pack_sequence_as(
-            structure, [None if each is None else _spec_of_any_size(each) for each in leaves]
-        )
-        key = (*specs, str(structure))
+        """Returns a function of the flattened tensors of several batches like `data`, and the batch size."""
+        spec = tf.nest.map_structure(_spec_of_any_size, data)
+        key = str(spec)
         if key not in self._of_examples:
 
             def evaluate(tensors: Sequence[Any], batch_size: Any) -> Any:
                 present = iter(tensors)
-                flat = [None if is_none else next(present) for is_none in tf.nest.flatten(structure)]
-                count = tf.shape(tensors[0], tf.int64)[0]
+                parts = [None if part is None else next(present) for part in tf.nest.flatten(spec)]
+                examples = tf.nest.pack_sequence_as(spec, parts)
 
                 def read(begin: Any, end: Any) -> Any:
-                    rows = [None if each is None else each[begin:end] for each in flat]
-                    return tf.nest.pack_sequence_as(structure, rows)
+                    return tf.nest.map_structure(lambda part: None if part is None else part[begin:end], examples)
 
-                return self._evaluate_slices(data, count, batch_size, read)
+                return self._evaluate_slices(spec, tf.shape(tensors[0], tf.int64)[0], batch_size, read)
 
-            signature = [specs, tf.TensorSpec([], tf.int64)]
+            present_specs = [part for part in tf.nest.flatten(spec) if part is not None]
+            signature = [present_specs, tf.TensorSpec([], tf.int64)]
             self._of_examples[key] = tf.function(evaluate, autograph=False, input_signature=signature)
         return self._of_examples[key]
 
-    def of_range(self, source: Source) -> Any:
-        """Returns a function of a range of a source and the batch size."""
-        return self._functions_of(source)[0]
-
-    def trial_of_range(self, source: Source) -> Any:
-        """Returns a function of the ranges of two batches of a source."""
-        return self._functions_of(source)[1]
-
-    def _functions_of(self, source: Source) -> tuple[Any, Any]:
+    def of_source(self, source: Source) -> tuple[Any, Any]:
+        """Returns a function of a range of a source and the batch size; and the trial, of the ranges of two batches."""
         if source not in self._of_source:
             reference: Callable[[], Any] = weakref.ref(source)
 
@@ -297,8 +263,7 @@ class ShardFunctions:
                 return self._evaluate_slices(spec, count, batch_size, read)
 
             def try_ranges(one: Any, other: Any) -> Any:
-                first, second = reference().read(one), reference().read(other)
-                return self._try(tf.nest.map_structure(_spec_of_any_size, first), first, second)
+                return self._try_batches(reference().read(one), reference().read(other))
 
             of_range, size = tf.TensorSpec([5], tf.int64), tf.TensorSpec([], tf.int64)
             self._of_source[source] = (
@@ -315,9 +280,15 @@ class ShardFunctions:
             end = tf.minimum(begin + batch_size, count)
             return (end, batches + 1, *step(state, read(begin, end)))
 
-        zero = tf.zeros([], tf.int64)
+        zero, scalar = tf.zeros([], tf.int64), tf.TensorShape([])
+        log_shapes = tf.nest.map_structure(
+            lambda log: tf.TensorShape([size if size else None for size in log.shape]), logs
+        )
         _, batches, state, logs = tf.while_loop(
-            lambda begin, *_: begin < count, body, (zero, zero, state, logs), _shapes(([], [], state, logs))
+            lambda begin, *_: begin < count,
+            body,
+            (zero, zero, state, logs),
+            (scalar, scalar, [value.shape for value in state], log_shapes),
         )
         return {"state": state, "batches": batches, "logs": logs}
 
@@ -343,53 +314,41 @@ class ShardFunctions:
             state, logs = step(state, batch)
         return {"state": state, "batches": tf.constant(len(batches), tf.int64), "logs": logs}
 
-    def _try(self, spec: Any, one: Any, other: Any) -> Any:
-        """Evaluates two batches of the type `spec`, each alone and both, one after the other."""
-        step, state, _ = self._begin(spec)
-        first, _ = step(state, one)
-        second, _ = step(state, other)
-        both, _ = step(first, other)
-        return {"state": [first, second, both], "batches": tf.constant(2, tf.int64)}
-
     def _try_batches(self, one: Any, other: Any) -> Any:
-        spec = tf.nest.map_structure(_spec_of_any_size if _are_tensors(one) else _spec_of, one)
-        return self._try(spec, one, other)
+        """Evaluates two batches, each by itself and both, one after the other."""
+        are_tensors = all(part is None or isinstance(part, tf.Tensor) for part in tf.nest.flatten(one))
+        step, state, _ = self._begin(tf.nest.map_structure(_spec_of_any_size if are_tensors else _spec_of, one))
+        return {"state": _states_of_trial(step, state, one, other), "batches": tf.constant(2, tf.int64)}
 
     def _try_dataset(self, dataset: Any) -> Any:
         """Evaluates the first two elements of a dataset; `batches` is 0 if it has fewer."""
         iterator = iter(dataset.take(2))
         one, other = iterator.get_next_as_optional(), iterator.get_next_as_optional()
         step, state, _ = self._begin(dataset.element_spec)
-
-        def evaluate() -> Any:
-            first, _ = step(state, one.get_value())
-            second, _ = step(state, other.get_value())
-            return tf.constant(2, tf.int64), first, second, step(first, other.get_value())[0]
-
-        batches, *states = tf.cond(other.has_value(), evaluate, lambda: (tf.zeros([], tf.int64), state, state, state))
+        batches, states = tf.cond(
+            other.has_value(),
+            lambda: (tf.constant(2, tf.int64), _states_of_trial(step, state, one.get_value(), other.get_value())),
+            lambda: (tf.zeros([], tf.int64), [state, state, state]),
+        )
         return {"state": states, "batches": batches}
 
     def _begin(self, spec: Any) -> tuple[Any, Any, Any]:
-        """Returns the step as a function of a state and a batch, the initial state, and logs of zeros.
-
-        Raises:
-          NotShardableError: the step changes more than metrics.
-        """
+        """Returns the step as a function of a state and a batch, the initial state, and logs of zeros."""
         while True:
-            variables = self.variables()
-            reads = VariableReads(stored_variable if self.copies is None else self.copies.stored)
-            concrete, assigned, self._state_logs = self._traced_step(variables, spec, reads)
+            variables = _variables_of(self.metrics())
+            concrete, scope, self._state_logs = self._traced_step(variables, spec)
             # Some layers and metrics create their variables with their first batch.
-            if not reads.is_incomplete and len(self.variables()) == len(variables):
+            if not scope.is_incomplete and len(_variables_of(self.metrics())) == len(variables):
                 break
-        if assigned:
-            raise NotShardableError(f"it assigns {assigned[0]!r}, which is the state of no metric")
+        if scope.others:
+            raise NotShardableError(f"it assigns {scope.others[0]!r}, which is the state of no metric")
         _refuse_writes(concrete.graph)
         if self.copies is not None:
             self.copies.check(concrete)
-        outputs = concrete.structured_outputs
-        logs = tf.nest.map_structure(lambda each: tf.zeros([n or 0 for n in each.shape], each.dtype), outputs[1])
-        return concrete, initial_state(self.metrics(), variables), logs
+        logs = tf.nest.map_structure(
+            lambda log: tf.zeros([size or 0 for size in log.shape], log.dtype), concrete.structured_outputs[1]
+        )
+        return concrete, _initial_state(self.metrics(), variables), logs
 
     def _result_names(self) -> set[str]:
         try:
@@ -398,25 +357,26 @@ class ShardFunctions:
             # Keras has no results of metrics that it has not built, because no step uses them.
             return set()
 
-    def _traced_step(self, variables: Sequence[keras.Variable], spec: Any, reads: VariableReads) -> Any:
-        """Returns the step as a concrete function, the names of other variables that it assigns, and `StateLogs`."""
-        assigned: list[str] = []
+    def _traced_step(self, variables: Sequence[keras.Variable], spec: Any) -> tuple[Any, EvaluationScope, StateLogs]:
+        """Returns the step as a concrete function, the scope in which it was traced, and its `StateLogs`."""
+        stored = stored_variable if self.copies is None else self.copies.stored
+        graph = tf.compat.v1.get_default_graph()
         traced: list[Any] = []
 
         def run_step(state: Sequence[Any], batch: Any) -> Any:
-            with EvaluationScope(variables, state, reads) as scope:
+            with EvaluationScope(variables, state, stored, graph) as scope:
                 logs = self._step(batch)
                 are_results = isinstance(logs, dict) and set(logs) == self._result_names()
-                after = [scope.get_current_value(each) for each in variables]
-            assigned.extend(scope.others)
+                after = [scope.get_current_value(variable) for variable in variables]
             logs = {} if are_results or logs is None else logs
-            traced[:] = after, logs if isinstance(logs, dict) else {}
-            shaped = [tf.ensure_shape(value, each.shape) for value, each in zip(after, variables, strict=True)]
-            return shaped, logs
+            traced[:] = scope, after, logs if isinstance(logs, dict) else {}
+            shapes = [variable.shape for variable in variables]
+            return list(map(tf.ensure_shape, after, shapes)), logs
 
-        states = [tf.TensorSpec(each.shape, each.dtype) for each in variables]
+        states = [tf.TensorSpec(variable.shape, variable.dtype) for variable in variables]
         concrete = tf.function(run_step, autograph=False).get_concrete_function(states, spec)
-        return concrete, assigned, StateLogs(concrete.graph, *traced)
+        scope, *after_and_logs = traced
+        return concrete, scope, StateLogs(concrete.graph, *after_and_logs)
 
 
 def _function_of(method: Callable[..., Any]) -> Any:
@@ -427,50 +387,40 @@ def _function_of(method: Callable[..., Any]) -> Any:
 def _leaves(metrics: Iterable[Any]) -> Iterator[Any]:
     for metric in metrics:
         inner = getattr(metric, "metrics", None)
-        if isinstance(inner, list) and {id(v) for each in inner for v in each.variables} == set(
-            map(id, metric.variables)
-        ):
+        if isinstance(inner, list) and set(map(id, _variables_of(inner))) == set(map(id, metric.variables)):
             yield from _leaves(inner)
         else:
             yield metric
 
 
-def initial_state(metrics: Iterable[Any], variables: Sequence[keras.Variable]) -> list[Any]:
+def _variables_of(metrics: Iterable[Any]) -> list[keras.Variable]:
+    return list({id(variable): variable for metric in metrics for variable in metric.variables}.values())
+
+
+def _initial_state(metrics: Iterable[Any], variables: Sequence[keras.Variable]) -> _State:
     """Returns the values of the variables of metrics before the first batch."""
     with keras.StatelessScope() as scope:
         for metric in metrics:
             metric.reset_state()
-    values = [scope.get_current_value(each) for each in variables]
+    values = [scope.get_current_value(variable) for variable in variables]
     return [
-        tf.convert_to_tensor(stored_variable(each)) if value is None else tf.cast(value, each.dtype)
-        for each, value in zip(variables, values, strict=True)
+        tf.convert_to_tensor(stored_variable(variable)) if value is None else tf.cast(value, variable.dtype)
+        for variable, value in zip(variables, values, strict=True)
     ]
 
 
-def _spec_of_any_size(value: Any) -> Any:
-    """Returns the type of a tensor, or of NumPy values, with any number of rows."""
-    if value is None:
-        return None
-    return tf.TensorSpec([None, *value.shape[1:]], value.dtype)
-
-
-def _are_tensors(batch: Any) -> bool:
-    return all(each is None or isinstance(each, tf.Tensor) for each in tf.nest.flatten(batch))
+def _states_of_trial(step: Callable[[Any, Any], Any], state: Any, one: Any, other: Any) -> list[Any]:
+    first, second = step(state, one)[0], step(state, other)[0]
+    return [first, second, step(first, other)[0]]
 
 
 def _spec_of(value: Any) -> Any:
     return None if value is None else tf.type_spec_from_value(value)
 
 
-def _shapes(structure: Any) -> Any:
-    """Returns the invariant shapes of the variables of a loop."""
-    begin, batches, state, logs = structure
-    return (
-        tf.TensorShape(begin),
-        tf.TensorShape(batches),
-        [each.shape for each in state],
-        tf.nest.map_structure(lambda each: tf.TensorShape([n if n else None for n in each.shape]), logs),
-    )
+def _spec_of_any_size(value: Any) -> Any:
+    """Returns the type of a tensor, or of NumPy values, with any number of rows."""
+    return None if value is None else tf.TensorSpec([None, *value.shape[1:]], value.dtype)
 
 
 def _refuse_writes(graph: Any) -> None:
@@ -479,3 +429,102 @@ def _refuse_writes(graph: Any) -> None:
     for node in (*definition.node, *nodes):
         if _WRITES.fullmatch(node.op):
             raise NotShardableError(f"it changes a variable or a table by {node.op} ({node.name!r})")
+
+
+class MetricTotals:
+    """Adds up the states of metrics that shards have returned; the variables of the metrics must exist.
+
+    A metric's state after all shards is its initial state and what each shard has added to it. A metric that is no such
+    sum may have a method `merge(state, other)`: it takes two states, lists with the values of `metric.variables`, and
+    returns the state that all batches of both would have led to.
+    """
+
+    def __init__(self, metrics: Iterable[Any]) -> None:
+        self._metrics = list(metrics)
+        self._variables = _variables_of(self._metrics)
+        self._places = {id(variable): place for place, variable in enumerate(self._variables)}
+        with tf.init_scope(), tf.device("/device:CPU:0"):
+            self._initial = [np.asarray(value) for value in _initial_state(self._metrics, self._variables)]
+        self._state: _State = list(self._initial)
+        self._is_empty = True
+
+    def add(self, state: Sequence[Any]) -> None:
+        """Adds the state that a shard has returned."""
+        shard = list(map(np.asarray, state))
+        if self._is_empty:
+            self._state, self._is_empty = shard, False
+            return
+        total = [_sum(*values) for values in zip(self._state, self._initial, shard, strict=True)]
+        for metric in self._metrics:
+            if hasattr(metric, "merge"):
+                merged = metric.merge(self._of(metric, self._state), self._of(metric, shard))
+                for variable, value in zip(metric.variables, merged, strict=True):
+                    total[self._places[id(variable)]] = value
+        self._state = total
+
+    def results(self, read: Callable[[], Any]) -> Any:
+        """Returns what `read` returns while the metrics have the state of all shards.
+
+        `read` is called without Keras' scope of a strategy, on the client.
+        """
+        with tf.device("/device:CPU:0"), keras.StatelessScope(self._values()):
+            return tf.nest.map_structure(lambda value: tf.convert_to_tensor(value).numpy(), read())
+
+    def state(self) -> list[Any]:
+        """Returns the state of all shards: a tensor for each of the metrics' variables."""
+        return [value for _, value in self._values()]
+
+    def assign(self) -> None:
+        """Assigns the state of all shards to the variables of the metrics."""
+        for variable, value in self._values():
+            variable.assign(value)
+
+    def _values(self) -> list[tuple[Any, Any]]:
+        return [
+            (variable, tf.constant(np.asarray(value).astype(tf.as_dtype(variable.dtype).as_numpy_dtype)))
+            for variable, value in zip(self._variables, self._state, strict=True)
+        ]
+
+    def _of(self, metric: Any, state: Sequence[Any]) -> _State:
+        return [state[self._places[id(variable)]] for variable in metric.variables]
+
+    def find_sums(self, first: Sequence[Any], second: Sequence[Any], both: Sequence[Any]) -> tuple[bool, list[str]]:
+        """Compares the state after two batches with the sum of what each of them has added.
+
+        Returns:
+          Whether all metrics are known to be sums, which needs batches that change them; and the names of the metrics
+          that are none.
+        """
+        are_sums, others = True, []
+        for metric in self._metrics:
+            if hasattr(metric, "merge"):
+                continue
+            parts = [self._of(metric, state) for state in (self._initial, first, second, both)]
+            if not all(map(_is_sum, *parts)):
+                others.append(metric.name)
+            are_sums &= all(any(map(np.any, map(np.not_equal, parts[0], part))) for part in parts[1:3])
+        return are_sums and not others, others
+
+
+def _sum(state: Any, initial: Any, shard: Any) -> Any:
+    if initial.dtype.kind in "fV":
+        # Once in float64, so that the order of the shards has no effect that could be seen.
+        return np.asarray(state, np.float64) + (shard.astype(np.float64) - initial.astype(np.float64))
+    return state + (shard - initial)
+
+
+def _is_sum(initial: Any, first: Any, second: Any, both: Any) -> bool:
+    states = list(map(np.asarray, (initial, first, second, both)))
+    dtype = states[0].dtype
+    if dtype.kind in "iu":
+        start, one, other, all_ = states
+        return bool((all_ - start == (one - start) + (other - start)).all())
+    if dtype.kind not in "fV":
+        return False
+    # In units of the least difference, since each batch is rounded.
+    tolerance = 1000 * float(np.finfo(tf.as_dtype(dtype).as_numpy_dtype).eps) if dtype.kind == "f" else 0.1
+    start, one, other, all_ = (state.astype(np.float64) for state in states)
+    scale = np.maximum(np.abs(one - start), np.abs(other - start))
+    with np.errstate(invalid="ignore"):
+        close = np.abs((all_ - start) - (one - start) - (other - start)) <= tolerance * (scale + np.abs(start))
+    return bool(np.isfinite(start).all() and (close | ~np.isfinite(all_)).all())

@@ -107,6 +107,14 @@ def test_any_callable_is_evaluated_with_given_metrics(strategy: coordinator.Para
     assert found == {"mean": pytest.approx(2 * X.mean(), rel=1e-5)}
 
 
+def test_a_checkpoint_leaves_out_the_copies_of_a_snapshot(strategy: coordinator.ParameterServerStrategy) -> None:
+    with strategy.scope():
+        model = classifier()
+    strategy.evaluate(model, (X, Y), batch_size=300, model_state="snapshot")
+    # As for each checkpoint after `restore_from`.
+    assert {None} <= set(strategy.extended.services.variables.copied_states().values())
+
+
 @pytest.mark.long
 def test_a_snapshot_is_of_one_moment_while_the_model_is_trained(strategy: coordinator.ParameterServerStrategy) -> None:
     with strategy.scope():

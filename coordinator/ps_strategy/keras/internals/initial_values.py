@@ -1,6 +1,6 @@
 """Initial values of Keras' variables, by rows.
 
-Random values are drawn in blocks of rows whose size depends on the shape of the variable alone. So they do not depend
+Random values are drawn in blocks of rows whose size depends only on the shape of the variable. So they do not depend
 on the number of parts, and a server computes no more than its rows and some blocks. The first block is what the
 initializer draws without a strategy: a variable of one block has the values that it would have in one piece.
 """
@@ -27,7 +27,7 @@ _SCALED = _initializers.VarianceScaling.__call__
 
 def initial_value_of_keras(function: Any) -> InitialValue | None:
     """Returns the initial value that a function of a `keras.Variable` computes; None for any other function."""
-    # Private: the variable gives TensorFlow's a function alone, without the shape; the function's closure has it.
+    # Private: the variable gives TensorFlow's variable a function without the shape; the function's closure has it.
     code = getattr(function, "__code__", None)
     if code is None or code.co_freevars != ("initializer", "self"):
         return None
@@ -82,7 +82,7 @@ class _Rows:
         if number or not isinstance(self._seed, int):
             initializer.seed = random.Random(f"{self._seed} {number}").randrange(1, 10**9)
         if type(initializer).__call__ is _SCALED:
-            # The scale is that of the whole shape.
+            # The scale of the whole shape.
             initializer.scale *= _fan(initializer, shape) / _fan(initializer, self._shape.as_list())
         drawn = initializer(shape, dtype=self._dtype.name)
         return drawn if (begin, end) == (0, size) else drawn[begin:end]

@@ -1,19 +1,29 @@
 """Keras 3's optimizers: placement of their variables, their learning rate, and updates of some variables only.
 
-Sharded variables in optimizers of Keras 3: each part is updated like a variable, with its parts of the slots.
+Each part of a sharded variable is updated like a variable, with its parts of the slots:
 
     variable   part_0  part_1        on server 0: update_step(gradient of part_0, part_0)  with part_0 of each slot
     slot       part_0  part_1        on server 1: update_step(gradient of part_1, part_1)  with part_1 of each slot
 
-An optimizer that changes each row by itself does the same to all parts as to the whole variable. Others are given the
-whole variable.
+An optimizer that changes each row by itself does the same to all parts as to the whole variable. Other optimizers are
+given the whole variable.
 """
 
+import itertools
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
+
+
+def _operator(function: Callable[[Any, Any], Any]) -> Any:
+    return lambda stand_in, other: function(stand_in.value, other)
+
+
+def _reflected(function: Callable[[Any, Any], Any]) -> Any:
+    return lambda stand_in, other: function(other, stand_in.value)
 
 
 class StandIn:
@@ -33,43 +43,19 @@ class StandIn:
         self._value = value
 
     def assign_add(self, value: Any) -> None:
-        """Does nothing: it is called for the count of updates alone, and the caller counts the update once."""
+        """Does nothing: it is called only for the count of updates, and the caller counts the update once."""
 
     def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> Any:
         return self.value if dtype is None else tf.cast(self.value, dtype)
 
-    def __add__(self, other: Any) -> Any:
-        return self.value + other
-
-    def __radd__(self, other: Any) -> Any:
-        return other + self.value
-
-    def __sub__(self, other: Any) -> Any:
-        return self.value - other
-
-    def __rsub__(self, other: Any) -> Any:
-        return other - self.value
-
-    def __mul__(self, other: Any) -> Any:
-        return self.value * other
-
-    def __rmul__(self, other: Any) -> Any:
-        return other * self.value
-
-    def __truediv__(self, other: Any) -> Any:
-        return self.value / other
-
-    def __rtruediv__(self, other: Any) -> Any:
-        return other / self.value
-
-    def __pow__(self, other: Any) -> Any:
-        return self.value**other
+    __add__, __radd__ = _operator(operator.add), _reflected(operator.add)
+    __sub__, __rsub__ = _operator(operator.sub), _reflected(operator.sub)
+    __mul__, __rmul__ = _operator(operator.mul), _reflected(operator.mul)
+    __truediv__, __rtruediv__ = _operator(operator.truediv), _reflected(operator.truediv)
+    __pow__, __mod__ = _operator(operator.pow), _operator(operator.mod)
 
     def __neg__(self) -> Any:
         return -self.value
-
-    def __mod__(self, other: Any) -> Any:
-        return self.value % other
 
 
 class LocalCopy(StandIn):
@@ -87,8 +73,8 @@ class LocalCopy(StandIn):
 class Rows(StandIn):
     """Some rows of a variable: what is done to them is done to the variable, on its server, and to no other row.
 
-    Additions and subtractions are those of the variable's `scatter_add` and `scatter_sub`, so that none is lost when
-    others change the same rows; so is `assign(rows + x)`. Rows are read when they are needed, and once.
+    Additions and subtractions, and `assign(rows + x)`, use the variable's `scatter_add` and `scatter_sub`, so that none
+    is lost when others change the same rows. Rows are read when they are needed, and once.
 
     Args:
       variable: a `tf.Variable`.
@@ -141,8 +127,8 @@ class Rows(StandIn):
         return right if left is self._value else left if right is self._value else None
 
 
-class UnsharedRows(Rows):
-    """Rows that nothing else changes meanwhile: they are read once, and the caller writes them when all is computed.
+class UnsharedRows(LocalCopy, Rows):
+    """Rows that nothing else changes in the meantime: they are read once, and the caller writes them at the end.
 
     Attributes:
       is_changed: whether there is something to write: `value`.
@@ -153,18 +139,10 @@ class UnsharedRows(Rows):
         self.is_changed = False
 
     def assign(self, value: Any) -> None:
-        """Sets the rows that are to be written."""
+        """Sets the rows that the caller writes."""
         value = tf.convert_to_tensor(value, self.variable.dtype)
         self._value = tf.broadcast_to(value, tf.shape(self.value)) if value.shape.rank == 0 else value
         self.is_changed = True
-
-    def assign_add(self, value: Any) -> None:
-        """Adds to the rows."""
-        self.assign(self.value + value)
-
-    def assign_sub(self, value: Any) -> None:
-        """Subtracts from the rows."""
-        self.assign(self.value - value)
 
 
 def variable_of(variable: Any) -> Any:
@@ -211,27 +189,21 @@ def with_parts(optimizer: Any) -> Any:
             for slot, variable, is_divided in zip(slots, variables, divided, strict=True)
             for part in (_slots_of_parts(slot, variable) if is_divided else [slot])
         ]
-    indices: dict[Any, int] = {}
-    decays: dict[Any, bool] = {}
-    for variable, is_divided in zip(variables, divided, strict=True):
-        for part in parts_of(variable) if is_divided else [variable]:
-            key = optimizer._var_key(part)
-            indices[key] = len(indices)
-            decays[key] = optimizer._use_weight_decay(variable)
-    # The second returns whether a variable's weights decay, which depends on the name of the whole variable.
-    view.__dict__.update(
-        _trainable_variables_indices=indices, _use_weight_decay=lambda part: decays[optimizer._var_key(part)]
-    )
+    # Whether a variable's weights decay depends on the name of the whole variable.
+    decays = {
+        optimizer._var_key(part): optimizer._use_weight_decay(variable)
+        for variable, is_divided in zip(variables, divided, strict=True)
+        for part in (parts_of(variable) if is_divided else [variable])
+    }
+    view.__dict__["_trainable_variables_indices"] = {key: number for number, key in enumerate(decays)}
+    view.__dict__["_use_weight_decay"] = lambda part: decays[optimizer._var_key(part)]
     return view
 
 
 def view_of(optimizer: Any, kind: Any = None, **attributes: Any) -> Any:
-    """Returns an optimizer that shares the attributes of another one, but for those given.
+    """Returns an optimizer that shares the attributes of another one, which is not changed.
 
-    Args:
-      optimizer: is not changed.
-      kind: the class of the view; None for that of the optimizer.
-      attributes: of the view alone.
+    `kind` is its class, by default the class of the optimizer; only the view has `attributes`.
     """
     # `copy.copy` would serialize and deserialize it.
     view = object.__new__(kind or type(optimizer))
@@ -241,9 +213,9 @@ def view_of(optimizer: Any, kind: Any = None, **attributes: Any) -> Any:
 
 def slot_lists(optimizer: Any) -> dict[str, list[Any]]:
     """Returns the attributes of a built optimizer that are lists with an item for each variable, the variables too."""
-    # Not of its variables: a view for one server may have fewer of them.
+    # Not the length of its variables: a view for one server may have fewer of them.
     count = len(optimizer._trainable_variables_indices)
-    # `_variables` are all of the optimizer's own, in one list.
+    # `_variables` has all of the optimizer's own variables, in one list.
     return {
         name: slots
         for name, slots in vars(optimizer).items()
@@ -283,9 +255,9 @@ def build(optimizer: Any, variables: Sequence[Any]) -> None:
 
 
 class _Colocating(list[Any]):
-    """A list of variables; variables that are created during an iteration are placed beside the current one.
+    """A list of variables; variables that are created during an iteration are placed with the current one.
 
-    Keras has no other hook: most optimizers ask for their slots to be beside the variable, Adafactor does not.
+    Keras has no other hook: most optimizers ask for their slots to be with the variable, Adafactor does not.
     """
 
     def __iter__(self) -> Iterator[Any]:
@@ -344,7 +316,7 @@ def without_repeats(gradient: Any) -> Any:
 
 
 def _are_unique(indices: Any) -> bool:
-    """Returns True if the indices are known to have no repeats: those of a table's look-up are made so."""
+    """Returns True if the indices are known to have no repeats, as the indices of a table's look-up are."""
     return tf.is_symbolic_tensor(indices) and indices.op.type == "Unique" and indices is indices.op.outputs[0]
 
 
@@ -355,12 +327,9 @@ def clipped_by_global_norm(gradients: Sequence[Any], greatest: Any) -> Sequence[
 
 
 def clipped(optimizer: Any, gradients: Sequence[Any], clip: Callable[[Sequence[Any]], Sequence[Any]]) -> Sequence[Any]:
-    """Clips gradients as an optimizer is set to.
+    """Clips gradients as an optimizer is set to. `clip` is the optimizer's own method for it.
 
-    Args:
-      optimizer: a Keras 3 optimizer.
-      gradients: tensors, and `tf.IndexedSlices` that have each index once, which stay sparse.
-      clip: the optimizer's own method for it.
+    `tf.IndexedSlices` must have each index once, and stay sparse.
     """
     greatest = optimizer.global_clipnorm
     # As Keras, which uses the first that is set.
@@ -370,16 +339,10 @@ def clipped(optimizer: Any, gradients: Sequence[Any], clip: Callable[[Sequence[A
 
 
 def view_for_variables(optimizer: Any, variables: Sequence[Any], scalars: Sequence[Any], rate: Any) -> Any:
-    """Returns a view of an optimizer for one update of some of its variables, on their server.
+    """Returns a view of a built optimizer for one update of some of its variables, or parts of them, on their server.
 
-    Its `apply` uses the given learning rate and count of updates, and does not count the update. Sparse gradients must
-    have each index once.
-
-    Args:
-      optimizer: a built Keras 3 optimizer.
-      variables: the variables to update, or parts of them, all on one server.
-      scalars: the values of `scalar_variables`.
-      rate: the learning rate, a float scalar.
+    Its `apply` uses the given learning rate and count of updates (`scalars`, as by `scalar_variables`), and does not
+    count the update. Sparse gradients must have each index once.
     """
     view = with_parts(optimizer)
     # Private: the learning rate and the count are attributes, shared by all users of the optimizer, and the moving
@@ -394,9 +357,9 @@ def view_for_variables(optimizer: Any, variables: Sequence[Any], scalars: Sequen
     if optimizer.use_ema:
         # Variables without a gradient are averaged as well.
         device = variable_of(variables[0]).device
-        near = [number for number, each in enumerate(view._trainable_variables) if variable_of(each).device == device]
+        is_near = [variable_of(variable).device == device for variable in view._trainable_variables]
         for name in ("_trainable_variables", "_model_variables_moving_average"):
-            view.__dict__[name] = [getattr(view, name)[number] for number in near]
+            view.__dict__[name] = list(itertools.compress(getattr(view, name), is_near))
     if isinstance(optimizer, keras.optimizers.Nadam):
         # Private: the product of all momenta is one variable, which every server would multiply.
         view.__dict__["_u_product"] = StandIn(product_of_momenta(optimizer.beta_1, scalars[0]))

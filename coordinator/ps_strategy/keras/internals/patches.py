@@ -1,17 +1,12 @@
-"""Functions of Keras 3 that are replaced while a strategy is open: row look-ups and the training loop.
+"""Functions of Keras 3 that are replaced while a strategy is open, and what else of its private API the library uses.
 
 `Model.fit`, `evaluate` and `predict` stay Keras' code, with its callbacks. They need two things from a strategy: an
-epoch iterator, and a function that is called for each turn of it. `coordinator.ps_strategy.keras.fit` provides both for
-the models of its strategies; other models are trained as usual. The models of these strategies are built from the type
-of their batches, where Keras would read the first batch, because not all data can be read twice; or, as Keras does
-without a strategy, while their first step is traced.
+epoch iterator, and a function that is called for each turn of it. `FitExtension` provides both for the models of its
+strategies; other models are trained as usual. The models of these strategies are built from the type of their batches,
+where Keras would read the first batch, because not all data can be read twice; or, as Keras does without a strategy,
+while their first step is traced.
 
 Leaving the context managers restores Keras' own functions, unless other code has replaced them in the meantime.
-
-The states of Keras' recurrent layers with `stateful=True`.
-
-Such a state is what a batch leaves for the next batch of the same sequences. Workers that shared it would train on the
-sequences of each other; so each worker has its own. (Keras 2 refuses such layers in the scope of a strategy.)
 """
 
 import contextlib
@@ -19,8 +14,7 @@ import functools
 import inspect
 import logging
 import sys
-import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -42,21 +36,33 @@ from keras.src.trainers.data_adapters.array_slicing import convert_to_sliceable
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
 from coordinator.data.source import without_autotuning
-from coordinator.ps_strategy.keras.internals.evaluation_scope import EvaluationScope, stored_variable
 from coordinator.ps_strategy.tensorflow_internals.process import attribute_replaced
 from coordinator.ps_strategy.tensorflow_internals.replicas import first_part_spec
+
+_logger = logging.getLogger("coordinator")
+
+_KINDS = ("train", "test", "predict")
+
+# Private: what Keras 3.15 and 3.16 name differently. The class that defines `compile` is `Trainer`, then `BaseTrainer`;
+# the module that implements `keras.ops.take` is `backend.numpy`, then `backend.ops.numpy`.
+Trainer: Any = next(kind for kind in keras.Model.__mro__ if "compile" in vars(kind))
+numpy_operations: Any = getattr(backend, "ops", backend).numpy
 
 
 def structured_inputs(model: keras.Model) -> Any | None:
     """Returns the symbolic inputs of a functional or `Sequential` model, nested as it is called; None for others."""
-    # Private: `model.inputs` is a flat list, whatever the model takes, and what of a model is functional has no public
-    # name. A `Sequential` has a functional model inside.
+    # Private: `model.inputs` is a flat list, and the functional part of a model has no public name; a `Sequential`
+    # has a functional model inside.
     functional = getattr(model, "_functional", model)
     return getattr(functional, "_inputs_struct", None)
 
 
 def is_state_of_sequences() -> bool:
-    """Returns True if the variable that is now created is the state of such a layer."""
+    """Returns True if the variable that is now created is the state of a recurrent layer with `stateful=True`.
+
+    Such a state is what a batch leaves for the next batch of the same sequences. Workers that shared it would train on
+    the sequences of each other; so each worker has its own. (Keras 2 refuses such layers in the scope of a strategy.)
+    """
     # Private: TensorFlow does not tell a creator who creates, and the layers have no hook.
     creator = getattr(keras.layers.RNN._create_state_variables, "__wrapped__", keras.layers.RNN._create_state_variables)
     frame: Any = sys._getframe()
@@ -66,8 +72,8 @@ def is_state_of_sequences() -> bool:
 
 
 def stateful_layers(model: keras.Model) -> list[keras.Layer]:
-    """Returns the layers of a model, also of models in it, that have such a state."""
-    # Private: `model.layers` has the layers of the outermost model alone.
+    """Returns the layers of a model, also of models in it, that have such a state; see `is_state_of_sequences`."""
+    # Private: `model.layers` has only the layers of the outermost model.
     return [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.RNN) and layer.stateful]
 
 
@@ -87,57 +93,73 @@ def gradients_captured(optimizer: keras.optimizers.Optimizer) -> Iterator[list[t
         yield captured
 
 
+def stored_variable(variable: keras.Variable) -> Any:
+    """Returns the TensorFlow variable of a Keras variable, in a stateless scope as well; None before it is created."""
+    # Private: `value` is what the variable has in the scope.
+    return variable._value
+
+
+def compilation_of(model: keras.Model) -> Any:
+    """Returns an object that is another one after each `compile` of a model."""
+    # Private: a model's metrics may be its own, which stay.
+    return model._loss_tracker
+
+
+class EvaluationScope(keras.StatelessScope):
+    """In it, `variables` have values that can be changed, at the beginning `values`; every other variable is read once.
+
+    It is read in `graph`, inside of which the function with this scope is traced: a read inside of a loop would go to
+    the parameter server in each iteration. `stored` returns the TensorFlow variable that is read in place of a Keras
+    variable, or None if it has not been created; then its value is zeros.
+
+    Attributes:
+      others: the names of other variables that were assigned a value.
+      is_incomplete: whether a variable was read that had not been created.
+    """
+
+    def __init__(
+        self, variables: Sequence[keras.Variable], values: Sequence[Any], stored: Callable[[Any], Any], graph: Any
+    ) -> None:
+        super().__init__(zip(variables, values, strict=True), collect_losses=True)
+        self._own = set(map(id, variables))
+        self._stored = stored
+        self._graph = graph
+        self._reads: dict[int, Any] = {}
+        self.others: list[str] = []
+        self.is_incomplete = False
+
+    # Keras calls this and the next when a variable is read and assigned.
+    def get_current_value(self, variable: keras.Variable) -> Any:
+        """Returns the value of a variable."""
+        value = super().get_current_value(variable)
+        if value is not None:
+            return value
+        stored = self._stored(variable)
+        if stored is None:
+            self.is_incomplete = True
+            return tf.zeros(variable.shape, variable.dtype)
+        if id(variable) not in self._reads:
+            with self._graph.as_default():
+                self._reads[id(variable)] = tf.convert_to_tensor(stored)
+        return self._reads[id(variable)]
+
+    def add_update(self, update: tuple[keras.Variable, Any]) -> None:
+        """Sets the value of a variable."""
+        if id(update[0]) not in self._own:
+            self.others.append(update[0].path)
+        super().add_update(update)
+
+    def stored(self, variable: keras.Variable) -> Any:
+        """Returns the TensorFlow variable whose rows may be read in place of a variable's value; None if none may."""
+        return None if id(variable) in self.state_mapping else self._stored(variable)
+
+
 class RepeatedStepScope(keras.StatelessScope):
     """In it, a step leaves metrics, seeds and statistics as they are; it reads all variables as before."""
 
     def stored(self, variable: keras.Variable) -> Any:
         """Returns the TensorFlow variable whose rows may be read; None for one that the step has assigned."""
         return None if id(variable) in self.state_mapping else stored_variable(variable)
-
-
-@contextlib.contextmanager
-def backups_extended(extension: Any) -> Iterator[None]:
-    """Has the callback save and restore the position in the data along with the model, for an extension's models.
-
-    Args:
-      extension: a `FitExtension`. `saving(model, folder)` is a scope in which a backup is written; `restored(model,
-        folder, epoch)` is called when there was one, or none, and returns the epoch to begin with.
-    """
-    # Private: the callback has no hook, and decides by itself when it saves.
-    callback = keras.callbacks.BackupAndRestore
-    stock_save, stock_load = callback._save_model, callback._load_model
-
-    @functools.wraps(stock_save)
-    def save(self: Any) -> None:
-        if not extension.is_for(self.model.distribute_strategy):
-            stock_save(self)
-            return
-        with extension.saving(self.model, self.backup_dir):
-            stock_save(self)
-
-    @functools.wraps(stock_load)
-    def load(self: Any) -> None:
-        stock_load(self)
-        if extension.is_for(self.model.distribute_strategy):
-            # Private: where the loop begins.
-            epoch = self.model._initial_epoch
-            self.model._initial_epoch = extension.restored(self.model, self.backup_dir, epoch)
-
-    with (
-        attribute_replaced(callback, "_save_model", save),
-        attribute_replaced(callback, "_load_model", load),
-    ):
-        yield
-
-
-_logger = logging.getLogger("coordinator")
-
-_KINDS = ("train", "test", "predict")
-
-# Private: what Keras 3.15 and 3.16 name differently. The class that defines `compile` is `Trainer`, then `BaseTrainer`;
-# the module that implements `keras.ops.take` is `backend.numpy`, then `backend.ops.numpy`.
-Trainer: Any = next(kind for kind in keras.Model.__mro__ if "compile" in vars(kind))
-numpy_operations: Any = getattr(backend, "ops", backend).numpy
 
 
 @contextlib.contextmanager
@@ -196,9 +218,9 @@ class EpochIterator(StockEpochIterator):
     """The turns of an epoch, which ends when all steps that were started in it have finished.
 
     Args:
-      create_feed: creates a feed that reads a `tf.data.Dataset` (or the data of `OwnData`) from its beginning. A turn
-        of the loop is given a feed: an iterator of the batches to come, with a method `wait_finished()`, which waits
-        for all steps that were started and raises what failed.
+      create_feed: creates a feed that reads a `tf.data.Dataset` (None for `OwnData`) from its beginning. A turn of the
+        loop is given a feed: an iterator of the batches to come, with a method `wait_finished()`, which waits for all
+        steps that were started and raises what failed.
       x: anything that `fit` takes, or `OwnData`.
       arguments: the other arguments of Keras' `EpochIterator`.
     """
@@ -211,13 +233,16 @@ class EpochIterator(StockEpochIterator):
         # The constructor in between distributes the dataset as synchronous strategies do.
         super(StockEpochIterator, self).__init__(x=x, **arguments)
         self._is_own_and_uncounted = isinstance(x, OwnData) and self.steps_per_epoch is None
-        data = x.dataset if isinstance(x, OwnData) else without_autotuning(self.data_adapter.get_tf_dataset())
-        self._element_spec = first_part_spec(data.element_spec)
-        self._distributed_dataset = _Feeds(lambda: create_feed(data))
+        dataset = None if isinstance(x, OwnData) else without_autotuning(self.data_adapter.get_tf_dataset())
+        self._element_spec = first_part_spec(x.element_spec if dataset is None else dataset.element_spec)
+        self._create_feed = functools.partial(create_feed, dataset)
+
+    def _get_iterator(self) -> Any:
+        return self._create_feed()
 
     @property
     def batch_spec(self) -> Any:
-        """The type of a batch as nested `tf.TypeSpec`s; None if a shape beside the batch size is not known."""
+        """The type of a batch as nested `tf.TypeSpec`s; None if a size other than the batch size is not known."""
         size = self.data_adapter.batch_size
 
         def spec(part: Any) -> Any:
@@ -258,39 +283,32 @@ class EpochIterator(StockEpochIterator):
         return turn
 
 
-class _Feeds:
-    """An iterable, as Keras expects a dataset to be; each iterator is a new feed."""
-
-    def __init__(self, create: Callable[[], Any]) -> None:
-        self._create = create
-
-    def __iter__(self) -> Any:
-        return self._create()
-
-
 class OwnData(DataAdapter):
-    """Data that is read on the workers.
+    """Data that is read on the workers, in batches of the type `element_spec`.
 
-    Args:
-      dataset: has an `element_spec`, as datasets have.
-      num_batches: of an epoch; None if that is not known, as for a per-worker dataset.
-      batch_size: likewise.
+    The number of batches of an epoch and the number of examples in a batch may not be known.
     """
 
-    def __init__(self, dataset: Any, num_batches: int | None = None, batch_size: int | None = None) -> None:
-        self.dataset = dataset
-        self._num_batches = num_batches
-        self._batch_size = batch_size
+    # The base class has properties of these names.
+    num_batches: int | None = None
+    batch_size: int | None = None
 
-    @property
-    def num_batches(self) -> int | None:
-        """See above."""
-        return self._num_batches
+    def __init__(self, element_spec: Any, num_batches: int | None = None, batch_size: int | None = None) -> None:
+        self.element_spec = element_spec
+        self.num_batches = num_batches
+        self.batch_size = batch_size
 
-    @property
-    def batch_size(self) -> int | None:
-        """See above."""
-        return self._batch_size
+
+class RangeIterator(EpochIterator):
+    """The turns of an epoch, which ends when the feed has no more, however many were expected.
+
+    For each turn, the feed's `turns()` yields the place of its first batch in the epoch.
+    """
+
+    def _enumerate_iterator(self) -> Iterator[Any]:
+        feed = self._get_iterator()
+        for place in feed.turns():
+            yield place, place + self.steps_per_execution - 1, feed
 
 
 @contextlib.contextmanager
@@ -303,62 +321,49 @@ def trainer_extended(extension: Any) -> Iterator[None]:
             return extension.epoch_iterator(distribute_strategy, x, arguments)
         return stock_iterator(distribute_strategy, x=x, **arguments)
 
-    # Private: where a model is built that has not been called yet.
-    stock_build = keras.Model._maybe_symbolic_build
+    def build(stock: Callable[..., Any], model: keras.Model, iterator: Any = None, data_batch: Any = None) -> None:
+        _build(functools.partial(stock, model, None), model, iterator, data_batch)
 
-    @functools.wraps(stock_build)
-    def build(self: keras.Model, iterator: Any = None, data_batch: Any = None) -> None:
-        if extension.is_for(self.distribute_strategy):
-            _build(functools.partial(stock_build, self, None), self, iterator, data_batch)
-        else:
-            stock_build(self, iterator, data_batch)
+    fit_signature = inspect.signature(keras.Model.fit)
 
-    # Public, but Keras' iterator does not know which epochs it is for.
-    stock_fit = keras.Model.fit
-    fit_signature = inspect.signature(stock_fit)
-
-    @functools.wraps(stock_fit)
-    def fit(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
-        if not extension.is_for(self.distribute_strategy):
-            return stock_fit(self, *args, **kwargs)
-        given = fit_signature.bind(self, *args, **kwargs).arguments
+    def fit(stock: Callable[..., Any], model: keras.Model, *args: Any, **kwargs: Any) -> Any:
+        given = fit_signature.bind(model, *args, **kwargs).arguments
         del given["self"]
-        with extension.fitting(self, given):
-            return stock_fit(self, **given)
+        with extension.fitting(model, given):
+            return stock(model, **given)
 
-    # Private: Keras refuses what is no optimizer; and it does not compile a model that it loads if the `compile` of its
-    # class is not that of `Trainer`.
-    stock_compile = Trainer.compile
+    def compile_model(
+        stock: Callable[..., Any], model: keras.Model, optimizer: Any = "rmsprop", *args: Any, **kwargs: Any
+    ) -> Any:
+        return stock(model, extension.compile(model, optimizer), *args, **kwargs)
 
-    @functools.wraps(stock_compile)
-    def compile_model(self: keras.Model, optimizer: Any = "rmsprop", *args: Any, **kwargs: Any) -> Any:
-        if extension.is_for(self.distribute_strategy):
-            optimizer = extension.compile(self, optimizer)
-        return stock_compile(self, optimizer, *args, **kwargs)
+    def make_function(kind: str, _: Callable[..., Any], model: keras.Model, force: bool = False) -> Any:
+        name = f"{kind}_function"
+        if force or getattr(model, name) is None:
+            setattr(model, name, extension.turn_function(model, kind))
+        return getattr(model, name)
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(attribute_replaced(Trainer, "compile", compile_model))
-        stack.enter_context(attribute_replaced(keras.Model, "fit", fit))
+        # Private: Keras refuses what is no optimizer; and it does not compile a model that it loads if the class of the
+        # model has another `compile` than `Trainer`.
+        stack.enter_context(_method_extended(extension, Trainer, "compile", compile_model))
+        # Public, but Keras' iterator does not know which epochs it is for.
+        stack.enter_context(_method_extended(extension, keras.Model, "fit", fit))
         for kind in _KINDS:
-            stack.enter_context(
-                attribute_replaced(keras.Model, f"make_{kind}_function", _make_function(kind, extension))
-            )
+            make = functools.partial(make_function, kind)
+            stack.enter_context(_method_extended(extension, keras.Model, f"make_{kind}_function", make))
         stack.enter_context(attribute_replaced(trainer, "TFEpochIterator", epoch_iterator))
-        stack.enter_context(attribute_replaced(keras.Model, "_maybe_symbolic_build", build))
+        # Private: where a model is built that has not been called yet.
+        stack.enter_context(_method_extended(extension, keras.Model, "_maybe_symbolic_build", build))
         yield
 
 
 def _build(stock_build: Callable[[Any], None], model: keras.Model, iterator: Any, batch: Any) -> None:
     """Builds a model before its first step, if Keras' own steps will call it with the batches as they are.
 
-    Other models, and those that cannot be built, create their variables while their first step is traced, as without a
-    strategy: Keras without one builds no model here.
-
-    Args:
-      stock_build: calls the model with a symbolic batch, and its metrics with what it returns.
-      model: a compiled model.
-      iterator: an `EpochIterator`, or None.
-      batch: a batch, if there is no iterator.
+    Other models, and models that cannot be built, create their variables while their first step is traced, as without a
+    strategy: Keras without one builds no model here. `stock_build` calls the model with a symbolic batch, and its
+    metrics with what it returns. Either an `EpochIterator` or a batch is given.
     """
     spec = batch if iterator is None else iterator.batch_spec
     if spec is None:
@@ -369,67 +374,66 @@ def _build(stock_build: Callable[[Any], None], model: keras.Model, iterator: Any
         with contextlib.suppress(Exception):
             stock_build(spec)
 
-    if model.built or not _has_own_steps(model):
+    # A step that the model's class overrides may call parts of the model, with other inputs.
+    steps = [f"{kind}_step" for kind in _KINDS]
+    if model.built or all(getattr(type(model), step) is getattr(keras.Model, step) for step in steps):
         build()
     # Private: at the end of an epoch Keras reads the metrics given to `compile`, also if no step has updated them.
     elif iterator is not None and model._compile_metrics is not None and not model._compile_metrics.built:
         iterator.build_after_epoch = build
 
 
-def _has_own_steps(model: keras.Model) -> bool:
-    """Returns True if the model's class overrides a step, which may call parts of the model, with other inputs."""
-    names = [f"{kind}_step" for kind in _KINDS]
-    return any(getattr(type(model), name) is not getattr(keras.Model, name) for name in names)
+@contextlib.contextmanager
+def backups_extended(extension: Any) -> Iterator[None]:
+    """Has the callback save and restore the position in the data along with the model, for an extension's models.
 
-
-def _make_function(kind: str, extension: Any) -> Callable[..., Any]:
-    stock = getattr(keras.Model, f"make_{kind}_function")
-    name = f"{kind}_function"
-
-    @functools.wraps(stock)
-    def make_function(self: keras.Model, force: bool = False) -> Any:
-        if not extension.is_for(self.distribute_strategy):
-            return stock(self, force)
-        if force or getattr(self, name) is None:
-            setattr(self, name, extension.turn_function(self, kind))
-        return getattr(self, name)
-
-    return make_function
-
-
-class RangeIterator(EpochIterator):
-    """The turns of an epoch, which ends when the feed has no more, whatever number of them was expected.
-
-    Args:
-      feed: see `EpochIterator`; its `turns()` yields, for each turn, the place of its first batch in the epoch.
-      element_spec: the type of a batch, as nested `tf.TypeSpec`s.
-      batch_size: the number of examples in a batch.
-      batches_per_epoch: how many batches are expected.
-      batches_per_turn: how many batches a turn has.
+    `saving(model, folder)` is a scope in which a backup is written; `restored(model, folder, epoch)` is called when
+    there was a backup, or none, and returns the epoch to begin with.
     """
 
-    def __init__(
-        self, feed: Any, element_spec: Any, batch_size: int, batches_per_epoch: int, batches_per_turn: int
-    ) -> None:
-        data = OwnData(types.SimpleNamespace(element_spec=element_spec), batches_per_epoch, batch_size)
-        super().__init__(lambda _: feed, data, {"steps_per_execution": batches_per_turn})
-        self._feed = feed
+    def save(stock: Callable[..., Any], self: Any) -> None:
+        with extension.saving(self.model, self.backup_dir):
+            stock(self)
 
-    def _enumerate_iterator(self) -> Iterator[Any]:
-        for place in self._feed.turns():
-            yield place, place + self.steps_per_execution - 1, self._feed
+    def load(stock: Callable[..., Any], self: Any) -> None:
+        stock(self)
+        # Private: where the loop begins.
+        self.model._initial_epoch = extension.restored(self.model, self.backup_dir, self.model._initial_epoch)
+
+    # Private: the callback has no hook, and decides by itself when it saves.
+    callback = keras.callbacks.BackupAndRestore
+    with (
+        _method_extended(extension, callback, "_save_model", save, lambda callback: callback.model),
+        _method_extended(extension, callback, "_load_model", load, lambda callback: callback.model),
+    ):
+        yield
+
+
+def _method_extended(
+    extension: Any,
+    owner: type[Any],
+    name: str,
+    method: Callable[..., Any],
+    model_of: Callable[[Any], keras.Model] = lambda model: model,
+) -> contextlib.AbstractContextManager[None]:
+    """A scope in which `method` is called for an extension's models, with Keras' own method as its first argument."""
+    stock = getattr(owner, name)
+
+    @functools.wraps(stock)
+    def extended(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if extension.is_for(model_of(self).distribute_strategy):
+            return method(stock, self, *args, **kwargs)
+        return stock(self, *args, **kwargs)
+
+    return attribute_replaced(owner, name, extended)
 
 
 def array_inputs(x: Any, arguments: dict[str, Any]) -> tuple[Any, int] | None:
     """Returns the arrays of a call of `fit`, nested as a batch is, with class weights applied; and the batch size.
 
-    Args:
-      x: anything that `fit` takes.
-      arguments: the other arguments of Keras' epoch iterator.
-
     Returns:
       NumPy arrays of numbers, and None for the parts that batches do not have; None for other data, and where an epoch
-      is not to be all of it.
+      is not all of it.
 
     Raises:
       ValueError: what Keras raises for arrays that do not fit together.
@@ -443,16 +447,15 @@ def array_inputs(x: Any, arguments: dict[str, Any]) -> tuple[Any, int] | None:
     inputs = tree.lists_to_tuples(adapter._inputs)
     if not all(_is_numeric(part) for part in tf.nest.flatten(inputs) if part is not None):
         return None
-    parts = tf.nest.map_structure(lambda part: None if part is None else _converted(part), inputs)
-    return parts, adapter.batch_size
+
+    def converted(part: Any) -> Any:
+        sliceable = None if part is None else convert_to_sliceable(part, target_backend="numpy")
+        return None if sliceable is None else sliceable.convert_to_numpy(sliceable[:])
+
+    return tf.nest.map_structure(converted, inputs), adapter.batch_size
 
 
 def _is_numeric(part: Any) -> bool:
     if isinstance(part, tf.Tensor):
         return bool(part.dtype.is_floating or part.dtype.is_integer or part.dtype.is_bool)
     return isinstance(part, np.ndarray) and part.dtype.kind in "biuf"
-
-
-def _converted(part: Any) -> Any:
-    sliceable = convert_to_sliceable(part, target_backend="numpy")
-    return sliceable.convert_to_numpy(sliceable[:])

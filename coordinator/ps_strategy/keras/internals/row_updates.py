@@ -1,18 +1,16 @@
-"""Updates on the parameter servers: of single rows by sparse gradients, and of sharded variables part by part.
+"""Updates of single rows by sparse gradients, of sharded variables part by part, and of embedding tables.
 
-An optimizer of Keras 3 computes most of its updates for the whole variable, whatever rows a gradient has. Here Keras'
-own `update_step` is called with the rows that the gradient has, of the variable and of each slot, so that a step costs
-the same however many rows there are. It runs on the variable's server; slots are not sent anywhere.
+An optimizer of Keras 3 computes most of its updates for the whole variable, whichever rows a gradient has. Here Keras'
+own `update_step` is called with the rows that the gradient has, of the variable and of each slot, so that the cost of a
+step does not depend on the number of rows. It runs on the variable's server; slots are not sent anywhere.
 
-It promises that rows change as if Keras had been given the gradient as a dense tensor, if every step has them all. Rows
-that a step does not have, stay, with their slots: no moment decays, and no weight (as LazyAdam, DeepRec and TorchRec).
-
-Gradients of embedding tables go to the tables' own optimizers, after the model's optimizer has clipped them.
+Guarantee: rows change as if Keras had been given the gradient as a dense tensor, if every step has them all. Rows that
+a step does not have stay, with their slots: no moment decays, and no weight (as in LazyAdam, DeepRec and TorchRec).
 
 A table gives Keras a variable without values, whose gradients are `tf.IndexedSlices` with keys as indices. An optimizer
-of Keras has no slots for it. What it does to all gradients of a step before it applies any, it does to the table's as
-well: clipping, unscaling of the loss. Then `apply_gradients` of the table is called, where Keras would
-change the variable; learning rate, weight decay and averages are those of the table's optimizer, or none.
+of Keras has no slots for it. What it does to all gradients of a step before it applies any, it does to the table's too:
+clipping, unscaling of the loss. Then `apply_gradients` of the table is called, where Keras would change the variable;
+learning rate, weight decay and averages are the table's optimizer's, or none.
 """
 
 import contextlib
@@ -31,6 +29,7 @@ from coordinator.ps_strategy.keras.internals.optimizers import (
     StandIn,
     clipped,
     gradients_of_parts,
+    learning_rate,
     parts_of,
     product_of_momenta,
     slot_lists,
@@ -53,9 +52,9 @@ _ELEMENTWISE = {
 
 
 def updates_rows(optimizer: Any) -> bool:
-    """Returns True if what an optimizer does to a row depends on this row of the gradient, slots and variable alone.
+    """Returns True if what an optimizer does to a row depends only on this row of the gradient, slots and variable.
 
-    This is known of Keras' elementwise optimizers, and said by others with an attribute `updates_rows = True`.
+    Keras' elementwise optimizers are known for that; others say it with an attribute `updates_rows = True`.
     """
     # A subclass may use an inherited `update_step`, or replace it.
     return bool(getattr(optimizer, "updates_rows", type(optimizer).update_step in _ELEMENTWISE))
@@ -63,10 +62,10 @@ def updates_rows(optimizer: Any) -> bool:
 
 @contextlib.contextmanager
 def row_updates(*, by_rows: bool = True) -> Iterator[None]:
-    """A scope in which optimizers change the rows alone of variables on parameter servers, and sharded ones by parts.
+    """A scope in which optimizers change single rows of variables on parameter servers, and sharded variables by parts.
 
-    `gradient_accumulation_steps`, and optimizers of which `updates_rows` is not known, are left to Keras; the log says
-    so once for each kind.
+    `gradient_accumulation_steps`, and optimizers whose `updates_rows` is not known, are left to Keras; the log says so
+    once for each kind.
 
     Args:
       by_rows: False leaves sparse gradients to Keras.
@@ -80,19 +79,20 @@ def row_updates(*, by_rows: bool = True) -> Iterator[None]:
         return
     said: set[str] = set()
 
+    def is_by_rows(gradient: Any, variable: Any) -> bool:
+        is_sparse = by_rows and isinstance(gradient, tf.IndexedSlices)
+        return is_sparse and tf.DeviceSpec.from_string(variable_of(variable).device).job == "ps"
+
     @functools.wraps(stock)
     def apply(self: Any, grads: Sequence[Any], trainable_variables: Sequence[Any]) -> None:
-        sparse = [
-            variable
-            for gradient, variable in zip(grads, trainable_variables, strict=True)
-            if by_rows and isinstance(gradient, tf.IndexedSlices) and _is_on_server(variable)
-        ]
+        pairs = zip(grads, trainable_variables, strict=True)
+        sparse = [variable for gradient, variable in pairs if is_by_rows(gradient, variable)]
         if not isinstance(self, _ByRows):
             if sparse and _may_update_rows(self, sparse, said):
                 if not getattr(self, "has_unique_rows", False):
                     grads = [without_repeats(gradient) for gradient in grads]
                 self = _by_rows(self, sparse)
-            elif _may_update_parts(self, trainable_variables):
+            elif _are_sharded(trainable_variables) and not self.gradient_accumulation_steps and updates_rows(self):
                 self = _by_rows(self, [])
         stock(self, grads, trainable_variables)
 
@@ -100,12 +100,12 @@ def row_updates(*, by_rows: bool = True) -> Iterator[None]:
         yield
 
 
-def _is_on_server(variable: Any) -> bool:
-    return tf.DeviceSpec.from_string(variable_of(variable).device).job == "ps"
+def _are_sharded(variables: Sequence[Any]) -> bool:
+    return any(len(parts_of(variable)) > 1 for variable in variables)
 
 
 def _may_update_rows(optimizer: Any, variables: Sequence[Any], said: set[str]) -> bool:
-    """Returns whether an optimizer is given rows alone; says in the log once if it, or a part of it, is not."""
+    """Returns whether an optimizer is given only rows; says in the log once if it, or a part of it, is not."""
     kind = type(optimizer).__name__
     is_by_rows = False
     if optimizer.gradient_accumulation_steps:
@@ -126,17 +126,10 @@ def _may_update_rows(optimizer: Any, variables: Sequence[Any], said: set[str]) -
     return is_by_rows
 
 
-def _may_update_parts(optimizer: Any, variables: Sequence[Any]) -> bool:
-    """Returns whether an optimizer is given the parts of its sharded variables, if there are any."""
-    is_sharded = any(len(parts_of(variable)) > 1 for variable in variables)
-    return is_sharded and not optimizer.gradient_accumulation_steps and updates_rows(optimizer)
-
-
 def _by_rows(optimizer: Any, variables: Sequence[Any]) -> Any:
     """Returns a view of an optimizer that changes single rows of these variables, and sharded ones by parts."""
     kind: Any = type(optimizer)
-    changed = [each for variable in variables for each in (variable, *parts_of(variable))]
-    by_rows = frozenset(id(variable_of(each)) for each in changed)
+    by_rows = frozenset(id(variable_of(part)) for variable in variables for part in (variable, *parts_of(variable)))
     return view_of(with_parts(optimizer), _by_rows_class(kind), by_rows=by_rows)
 
 
@@ -156,15 +149,15 @@ class _ByRows:
 
     by_rows: frozenset[int]
 
-    # Private: all but `update_step`, which Keras documents for those who write optimizers.
+    # Private: all but `update_step`, which Keras documents for authors of optimizers.
 
     def _clip_gradients(self: Any, gradients: Sequence[Any]) -> Sequence[Any]:
         clip = super()._clip_gradients  # type: ignore[misc]  # of the other base
         return clipped(self, gradients, clip) if self.by_rows else clip(gradients)
 
     def _apply_weight_decay(self: Any, variables: Sequence[Any]) -> None:
-        dense = [each for each in variables if id(variable_of(each)) not in self.by_rows]
-        parts = [part for each in dense for part in self._parts_of(each)]
+        dense = [variable for variable in variables if id(variable_of(variable)) not in self.by_rows]
+        parts = [part for variable in dense for part in self._parts_of(variable)]
         super()._apply_weight_decay(parts)  # type: ignore[misc]  # of the other base
 
     def _backend_update_step(self: Any, grads: Sequence[Any], trainable_variables: Sequence[Any], rate: Any) -> None:
@@ -187,7 +180,7 @@ class _ByRows:
             return
         rows = Rows(variable, gradient.indices)
         if self.weight_decay is not None and self._use_weight_decay(variable):
-            decay, rate = (tf.cast(each, variable.dtype) for each in (self.weight_decay, learning_rate))
+            decay, rate = (tf.cast(factor, variable.dtype) for factor in (self.weight_decay, learning_rate))
             rows.assign_sub(rows.value * decay * rate)
         _with_slots_of(self, variable, gradient.indices).update_step(gradient.values, rows, learning_rate)
 
@@ -199,23 +192,21 @@ def _with_slots_of(optimizer: Any, variable: Any, indices: Any) -> Any:
     view = view_of(optimizer, type(optimizer).__mro__[2], _get_variable_index=lambda _: number)
     for name, slots in slot_lists(optimizer).items():
         slot = variable_of(slots[number])
-        # One that has no rows, such as a count of the variable's updates, is used as it is.
+        # A slot without rows, such as a count of the variable's updates, stays in the view.
         if name not in _NO_SLOTS and isinstance(slot, tf.Variable) and slot.shape[:1] == variable.shape[:1]:
             view.__dict__[name] = [*slots[:number], Rows(slot, indices), *slots[number + 1 :]]
     return view
 
 
+# The items of `slot_lists` that are no slots.
 _NO_SLOTS = ("_trainable_variables", "_model_variables_moving_average")
-
-
-_NOT_SLOTS = ("_variables", "_trainable_variables", "_model_variables_moving_average")
 
 
 class RowOptimizer:
     """Applies an elementwise optimizer of Keras 3, or one with `updates_rows = True`, to given rows and their slots.
 
-    It uses a copy of the optimizer, built for a variable with one row, by which it learns the slots. The rows change as
-    those of a variable do by `row_updates`.
+    It uses a copy of the optimizer, built for a variable with one row, by which it learns the slots. The rows change
+    like a variable's rows by `row_updates`.
 
     Args:
       optimizer: a `keras.optimizers.Optimizer`. It is not changed, and later changes of it have no effect.
@@ -240,10 +231,9 @@ class RowOptimizer:
         self._optimizer.build([self._row])
         self.learning_rate: float | None = config["learning_rate"] if is_number else None
         self.slots: dict[str, np.ndarray] = {
-            # Private: an optimizer's slots are lists in the order of the variables that it was built with.
-            name: np.asarray(variable_of(slots[0]).numpy())[0]
-            for name, slots in vars(self._optimizer).items()
-            if name not in _NOT_SLOTS and isinstance(slots, list) and _is_slot(slots)
+            name: np.asarray(variable_of(slot).numpy())[0]
+            for name, [slot] in slot_lists(self._optimizer).items()
+            if name not in _NO_SLOTS and isinstance(slot, keras.Variable) and slot.shape[:1] == (1,)
         }
 
     def clipped(self, gradient: Any) -> Any:
@@ -253,17 +243,15 @@ class RowOptimizer:
 
     def rate_at(self, step: Any) -> Any:
         """Returns the learning rate of a schedule or function at a step, a float32 scalar."""
-        rate = self._optimizer._learning_rate
-        is_schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
-        return tf.cast(rate(step) if is_schedule else rate(), tf.float32)
+        return learning_rate(self._optimizer, [step])
 
     def update(self, rows: Rows, slots: Mapping[str, Rows], gradient: Any, step: Any, rate: Any) -> None:
-        """Updates rows and their slots with their gradient.
+        """Updates rows of a table and their slots with their gradient, a float tensor of the shape of the rows.
 
         Args:
-          rows: of the table.
-          slots: those of `self.slots`, for the same rows.
-          gradient: a float tensor of the shape of the rows.
+          rows: the rows.
+          slots: the rows of each of `self.slots`.
+          gradient: the gradient.
           step: the number of updates before this one, an int64 scalar.
           rate: the learning rate, a float32 scalar.
         """
@@ -278,10 +266,6 @@ class RowOptimizer:
 
     def __repr__(self) -> str:
         return f"<RowOptimizer {type(self._optimizer).__name__}>"
-
-
-def _is_slot(slots: list[Any]) -> bool:
-    return len(slots) == 1 and isinstance(slots[0], keras.Variable) and slots[0].shape[:1] == (1,)
 
 
 def _check(optimizer: Any) -> None:
@@ -301,8 +285,6 @@ def _check(optimizer: Any) -> None:
 # The attribute of an optimizer that has the accumulated gradients of tables, by the id of their variable.
 _ACCUMULATED = "_coordinator_accumulated"
 
-_Apply = Callable[[Any, Sequence[Any], Sequence[Any]], None]
-
 
 def is_table(variable: Any) -> bool:
     """Returns True for the variable of a table, or a Keras variable that has it."""
@@ -312,9 +294,9 @@ def is_table(variable: Any) -> bool:
 @contextlib.contextmanager
 def table_updates() -> Iterator[None]:
     """A scope in which optimizers have no slots for tables, and give tables their gradients."""
-    # Private: Keras calls the first with all gradients of a step, before it clips them. The second creates slots.
-    base = keras.optimizers.Optimizer
+    base, scaling = keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer
     stock, stock_slot = base._backend_apply_gradients, base.add_variable_from_reference
+    stock_overwrite, stock_check = base._overwrite_model_variables_with_average_value, scaling.check_finite
 
     @functools.wraps(stock)
     def apply(self: Any, grads: Sequence[Any], trainable_variables: Sequence[Any]) -> None:
@@ -338,71 +320,59 @@ def table_updates() -> Iterator[None]:
             vars(self).setdefault(_ACCUMULATED, {})[id(variable)] = variable.new_accumulated()
         return None
 
-    # Private: where `use_ema` puts averages in place of variables, with those that are None.
-    stock_overwrite = base._overwrite_model_variables_with_average_value
-
     @functools.wraps(stock_overwrite)
     def overwrite(self: Any, trainable_variables: Sequence[Any]) -> None:
         averages = self._model_variables_moving_average
         pairs = zip(trainable_variables, averages, strict=True)
-        others = [each for each, average in pairs if average is not None]
-        view = view_of(self, _model_variables_moving_average=[each for each in averages if each is not None])
-        stock_overwrite(view, others)
+        averaged = [variable for variable, average in pairs if average is not None]
+        averages = [average for average in averages if average is not None]
+        stock_overwrite(view_of(self, _model_variables_moving_average=averages), averaged)
 
-    with contextlib.ExitStack() as stack:
-        for name, function in (
-            ("_backend_apply_gradients", apply),
-            ("add_variable_from_reference", add_slot),
-            ("_overwrite_model_variables_with_average_value", overwrite),
-        ):
-            stack.enter_context(attribute_replaced(base, name, function))
-        stack.enter_context(_finite_rows())
-        yield
-
-
-@contextlib.contextmanager
-def _finite_rows() -> Iterator[None]:
-    """A scope in which a `LossScaleOptimizer` looks for what is not finite among the rows of a gradient alone."""
-    # Private: Keras would make a dense tensor of it.
-    kind = keras.optimizers.LossScaleOptimizer
-    stock = kind.check_finite
-
-    @functools.wraps(stock)
+    @functools.wraps(stock_check)
     def check_finite(self: Any, grads: Sequence[Any]) -> Any:
-        return stock(self, [each.values if isinstance(each, tf.IndexedSlices) else each for each in grads])
+        # Of a sparse gradient, only the rows that it has: Keras would make a dense tensor of it.
+        return stock_check(self, [grad.values if isinstance(grad, tf.IndexedSlices) else grad for grad in grads])
 
-    with attribute_replaced(kind, "check_finite", check_finite):
+    with (
+        # Private: Keras calls it with all gradients of a step, before it clips them.
+        attribute_replaced(base, "_backend_apply_gradients", apply),
+        # Private: creates slots.
+        attribute_replaced(base, "add_variable_from_reference", add_slot),
+        # Private: where `use_ema` puts averages in place of variables, also averages that are None.
+        attribute_replaced(base, "_overwrite_model_variables_with_average_value", overwrite),
+        # Private: a `LossScaleOptimizer` looks for gradients that are not finite.
+        attribute_replaced(scaling, "check_finite", check_finite),
+    ):
         yield
 
 
-def _apply(stock: _Apply, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
-    """Has Keras apply the gradients that are not of tables, and adds the others where Keras clips."""
+def _apply(stock: Callable[..., None], optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+    """Has Keras apply the gradients of other variables, and adds the gradients of tables where Keras clips."""
     pairs = list(zip(gradients, variables, strict=True))
-    others = [(gradient, variable) for gradient, variable in pairs if not is_table(variable)]
-    ours = [(gradient, variable) for gradient, variable in pairs if is_table(variable)]
-
+    others = [pair for pair in pairs if not is_table(pair[1])]
+    tables = [(gradient, variable_of(variable)) for gradient, variable in pairs if is_table(variable)]
     accumulated = vars(optimizer).get(_ACCUMULATED, {})
 
-    # Keras calls this in the other steps.
-    def accumulate(*given: Any) -> None:
-        for gradient, variable in ours:
-            accumulated[id(variable_of(variable))].add(gradient)
-        optimizer._backend_increment_gradient_accumulators(*given)
+    # Keras calls this in the steps that apply nothing.
+    def accumulate(*arguments: Any) -> None:
+        for gradient, table in tables:
+            accumulated[id(table)].add(gradient)
+        optimizer._backend_increment_gradient_accumulators(*arguments)
 
-    def mean(gradient: Any, variable: Any) -> Any:
+    def mean(gradient: Any, table: Any) -> Any:
         steps = optimizer.gradient_accumulation_steps
         if not steps:
             return gradient
-        before = accumulated[id(variable_of(variable))].take()
+        before = accumulated[id(table)].take()
         values = tf.concat([tf.cast(gradient.values, tf.float32), before.values], 0) / steps
         return tf.IndexedSlices(values, tf.concat([gradient.indices, before.indices], 0), before.dense_shape)
 
     def clip(gradients: Sequence[Any]) -> Sequence[Any]:
-        rows = [without_repeats(mean(gradient, variable)) for gradient, variable in ours]
-        found = clipped(optimizer, [*gradients, *rows], optimizer._clip_gradients)
-        for gradient, (_, variable) in zip(found[len(gradients) :], ours, strict=True):
-            apply_once(variable_of(variable).apply_gradients, gradient)
-        return found[: len(gradients)]
+        rows = [without_repeats(mean(gradient, table)) for gradient, table in tables]
+        all_clipped = clipped(optimizer, [*gradients, *rows], optimizer._clip_gradients)
+        for gradient, (_, table) in zip(all_clipped[len(gradients) :], tables, strict=True):
+            apply_once(table.apply_gradients, gradient)
+        return all_clipped[: len(gradients)]
 
     # Private, both: Keras calls them on the optimizer, one of them in a step.
     view = view_of(optimizer, _clip_gradients=clip, _backend_increment_gradient_accumulators=accumulate)

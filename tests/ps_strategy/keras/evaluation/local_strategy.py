@@ -7,8 +7,7 @@ import tensorflow as tf
 
 from coordinator.future import Future
 from coordinator.options import Options
-from coordinator.ps_strategy.keras.feeds import EvaluationFeed
-from coordinator.ps_strategy.keras.shards import Shards
+from coordinator.ps_strategy.keras.exact_evaluation import EvaluationFeed, Shards
 
 
 class LocalStrategy:

@@ -32,6 +32,8 @@ PROGRAM = """
                 if killing:
                     killing.join()
                 np.testing.assert_allclose([found["error"], found["mean"]], [0, 1999.5], rtol=1e-5)
+                # The copies of a snapshot belong to no checkpoint.
+                assert manager.save()
                 print(state, kills)
 """
 

@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 from coordinator.data import arrays
+from coordinator.ps_strategy.keras.exact_evaluation import ClientShards, RangeShards, shard_count
 from coordinator.ps_strategy.keras.shard_functions import ShardFunctions
-from coordinator.ps_strategy.keras.shards import ClientShards, RangeShards, shard_count
 from tests.ps_strategy.keras.evaluation.local_strategy import LocalStrategy
 
 RNG = np.random.default_rng(5)

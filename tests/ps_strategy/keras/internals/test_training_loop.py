@@ -60,6 +60,9 @@ class Feed:
         self._batches = iter(dataset)
         self._calls = calls
 
+    def __iter__(self) -> Any:
+        return self
+
     def __next__(self) -> Any:
         return next(self._batches)
 
@@ -117,8 +120,9 @@ def test_functions_are_created_once_per_compile(model: keras.Model, extension: R
 @pytest.mark.parametrize("steps", [2, None])
 def test_data_that_is_not_on_the_client_passes_through_the_loop(extension: Recording, steps: int | None) -> None:
     calls: list[Any] = []
-    own = keras_patches.OwnData(tf.data.Dataset.from_tensor_slices(X[:4]).batch(2))
-    iterator = keras_patches.EpochIterator(lambda dataset: Feed(dataset, calls), own, {"steps_per_epoch": steps})
+    dataset = tf.data.Dataset.from_tensor_slices(X[:4]).batch(2)
+    own = keras_patches.OwnData(dataset.element_spec)
+    iterator = keras_patches.EpochIterator(lambda _: Feed(dataset, calls), own, {"steps_per_epoch": steps})
     assert iterator.num_batches == steps
     assert iterator.batch_spec == tf.TensorSpec([None, 1])
     for _ in range(2):
