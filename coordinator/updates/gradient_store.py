@@ -85,18 +85,18 @@ class ChosenRows:
 
 
 class GradientColumns:
-    """The columns of one server.
+    """The columns of one server, which may have no variable of the model.
 
     Args:
       model: the variables of all servers.
-      device: the server's CPU; it may have no variable of the model.
+      device: the server's CPU.
       scalars: the dtypes of the scalars that the optimizer needs.
       is_sparse: for the positions of the variables that have gradients, whether these are `tf.IndexedSlices`; filled
-        when a push is traced, and shared by all servers. None if each push may have other kinds of gradients.
+        when a push is traced, and shared by all servers. None if each push may have other kinds of gradients
+        (`has_kinds`).
       has_pulled: whether a dense gradient is stored with the value that it was computed on.
 
     Attributes:
-      has_kinds: whether each push may have other kinds of gradients.
       dtypes: the dtypes of all columns.
       places: the position that each column has on a server with the whole model.
       width: the number of columns on such a server.
@@ -277,9 +277,6 @@ class GradientStore:
       update_size: the largest number of rows in an update.
       use: changes the server's variables by the rows of an update; called under the lock.
       may_reject: whether a push from a live worker may be rejected.
-
-    Attributes:
-      device: the server's CPU.
     """
 
     # The ids of the pushes are the last list. A variable of a partially known shape would be simpler, but TensorFlow's
@@ -308,9 +305,8 @@ class GradientStore:
     def add(self, push: Any, row: Mapping[int, Any]) -> Any:
         """Adds a row; returns the operation that adds it.
 
-        Args:
-          push: its id, int64 [3]; on the server, like all arguments.
-          row: tensors, by column; columns that are left out have to be left out of all rows.
+        `push` is its id, int64 [3]. `row` has tensors by column; columns that are left out have to be left out of all
+        rows. All are on the server.
         """
         with self._lock.hold([push, *row.values()]):
             lists = self._with_row(self.lists.read_value(), {**row, len(self._dtypes) - 1: push})
@@ -454,12 +450,8 @@ MAX_DELAY = 1e11
 class PushLog:
     """The accepted pushes that are in no finished update, in the order of their arrival. Not in checkpoints.
 
-    Created in the strategy's scope.
-
-    Args:
-      state: counts updates, pushes, rejections and staleness.
-      grads_to_wait: gradients per update.
-      is_accepted: decides about a push, see `Accumulating`; called on the home server, under the state's lock.
+    Created in the strategy's scope. `is_accepted` decides about a push, see `Accumulating`; it is called on the home
+    server, under the state's lock.
     """
 
     def __init__(self, state: RuleState, grads_to_wait: int, is_accepted: Callable[[Any, Any], Any]) -> None:
@@ -574,12 +566,8 @@ class PushLog:
 class DelayedPushes(PushLog):
     """A log whose pushes are ready after a delay, and make an update each. A checkpoint saves it as `QueuedGradients`.
 
-    All times are the home server's. Staleness is counted when a gradient is applied.
-
-    Args:
-      state: see `PushLog`.
-      delay: takes a worker's index, an int64 scalar, and the time of its push, a float64 scalar; returns seconds, a
-        float64 scalar.
+    All times are the home server's. Staleness is counted when a gradient is applied. `delay` takes a worker's index, an
+    int64 scalar, and the time of its push, a float64 scalar; it returns seconds, a float64 scalar.
     """
 
     def __init__(self, state: RuleState, delay: Callable[[Any, Any], Any]) -> None:
@@ -602,7 +590,7 @@ class DelayedPushes(PushLog):
 
     @client_may_call(tf.TensorSpec([], tf.bool))
     def release(self, everything: Any) -> Any:
-        """Makes the pushes ready whose delay is over, or `everything`, a bool scalar; returns the result of `due`."""
+        """Makes the pushes ready whose delay is over, or all of them; returns the result of `due`."""
         with self._state.lock.hold():
             now, delayed = _microseconds(tf.timestamp()), _entries(self._delayed)
             is_over = everything | decisions.is_delay_over(now, delayed[:, _PUSHED_AT], delayed[:, _DELAY])
@@ -659,11 +647,7 @@ class QueuedGradients(tf.train.experimental.PythonState):
 
     The restored queue is the saved one, in its order and with its delays, on any number of servers. Rows are
     transferred one by one; the client holds all of them at the same time, in one string. A gradient that some servers
-    apply while it is being saved is left out.
-
-    Args:
-      pushes: the log of the queued pushes.
-      stores: on all servers; their columns have kinds.
+    apply while it is being saved is left out. The columns of the stores have kinds.
     """
 
     def __init__(self, pushes: DelayedPushes, stores: Sequence[GradientStore]) -> None:
@@ -671,11 +655,7 @@ class QueuedGradients(tf.train.experimental.PythonState):
         self._stores = stores
 
     def serialize(self) -> bytes:
-        """Returns the queue as a string.
-
-        Raises:
-          tf.errors.OpError: a parameter server does not answer.
-        """
+        """Returns the queue as a string."""
         entries, rows = [], []
         for entry in self._pushes.entries().numpy():
             row = [b""] * self._width
@@ -698,12 +678,7 @@ class QueuedGradients(tf.train.experimental.PythonState):
         return buffer.getvalue()
 
     def deserialize(self, string_value: bytes) -> None:
-        """Replaces the queue.
-
-        Raises:
-          ValueError: the string was saved by a rule for other variables, or with another kind of optimizer.
-          tf.errors.OpError: a parameter server does not answer.
-        """
+        """Replaces the queue; raises ValueError if the string was saved by a rule for other variables or optimizers."""
         saved = np.load(io.BytesIO(string_value), allow_pickle=False)
         entries, sizes, strings = saved["entries"], saved["sizes"], saved["strings"].tobytes()
         if sizes.shape[1] != self._width:

@@ -47,8 +47,7 @@ def check_number(gradients: Any, expected: int) -> None:
 def ordered(gradients: Sequence[Any], variables: Sequence[Any], order: Sequence[Any]) -> list[Any]:
     """Returns the gradients of variables in the order of other variables; None for a variable without a gradient.
 
-    Raises:
-      ValueError: a variable with a gradient is not in `order`.
+    Raises ValueError if a variable with a gradient is not in that order.
     """
     wholes = list(map(variable_of, variables))
     by_variable = {id(variable): gradient for variable, gradient in zip(wholes, gradients, strict=True)}
@@ -78,10 +77,10 @@ def checked(
     ids: bool,
     values: bool = False,
 ) -> tuple[dict[int, Any], list[Any]]:
-    """Casts gradients to their variables' dtypes, and checks that they fit.
+    """Casts gradients, by position, to their variables' dtypes, and checks that they fit.
 
     Args:
-      gradients: by the positions of their variables: tensors, or `tf.IndexedSlices`.
+      gradients: tensors, or `tf.IndexedSlices`.
       variables: `tf.Variable`s.
       checks: further checks on which the returned gradients depend.
       ids: whether ids that are unknown now are checked when the function runs.

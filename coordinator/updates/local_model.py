@@ -62,12 +62,7 @@ class LocalModel:
         _assign(self.variables, values)
 
     def apply(self, gradients: Mapping[int, Any], rate: Any) -> None:
-        """Has the worker's optimizer update its copies.
-
-        Args:
-          gradients: by position in the model: tensors, or `tf.IndexedSlices` without repeated indices.
-          rate: the learning rate, a float32 scalar.
-        """
+        """Has the worker's optimizer update its copies by gradients, by position; repeated rows are summed already."""
         if not gradients:
             return
         # Bias corrections need the count of the worker's own updates, since the slots are its own too.
@@ -88,13 +83,9 @@ class AveragedModel(LocalModel):
     A mutex on each worker protects the copies: an abandoned call that still runs never changes them concurrently. If a
     call is cut off when it has changed a part of the model, the model is given up: it has no generation.
 
-    Args:
-      model, optimizer: see `LocalModel`.
-      lock_name: of the mutex on each worker.
-
     Attributes:
       averaged_at: when the copies were last averaged or replaced, on the worker's clock, in seconds; a per-worker
-        float64 scalar. `version` is that of the shared model then.
+        float64 scalar. `version` is the version of the shared model then.
       number: of the last change that was handed over; a per-worker int64 scalar.
     """
 
@@ -132,10 +123,7 @@ class AveragedModel(LocalModel):
         return tf.equal(self.number.read_value(), self._counted.read_value())
 
     def hand_over(self, values: Sequence[Any], connection: Any) -> None:
-        """Hands over the change from `base` to some values of the copies, in the order of `numbers`.
-
-        `connection` is the number of the worker's connection, an int64 scalar.
-        """
+        """Hands over the change from `base` to some values; `connection` is the number of the worker's connection."""
         with self._changed([*values, connection]):
             for change, value, base in zip(self._change, values, self._base, strict=True):
                 change.assign(tf.cast(value, change.dtype) - tf.cast(base.read_value(), change.dtype), read_value=False)
@@ -174,7 +162,7 @@ class AveragedModel(LocalModel):
     def _changed(self, after: Sequence[Any], generation: Any = None) -> Iterator[None]:
         """Opens a scope, under the mutex, that changes the model; until its end the model has no generation.
 
-        `after` is explained at `ServerMutex.hold`. By default the model has the same generation afterwards.
+        By default the model has the same generation afterwards.
         """
         with self._lock.hold(after):
             generation = self._generation.read_value() if generation is None else generation

@@ -132,12 +132,7 @@ class Model:
     def send(
         self, device: str, gradients: Mapping[int, Any], extras: Sequence[Any]
     ) -> tuple[dict[int, Any], list[Any], Any]:
-        """Sends the gradients of a server's variables there, with further tensors.
-
-        Args:
-          device: the server.
-          gradients: of all servers, by position.
-          extras: the further tensors.
+        """Sends the gradients of a server's variables, taken from all gradients by position, and further tensors there.
 
         Returns:
           These gradients, in the dtypes of their variables, and the further tensors, on the server; the size of all
@@ -218,14 +213,14 @@ class Model:
 def transfer(
     tensors: Sequence[Any], source: str | None, target: str | None, *, is_packed: bool = True, is_mixed: bool = False
 ) -> tuple[list[Any], tf.Tensor]:
-    """Transfers tensors from one device to another.
+    """Transfers tensors from one device to another; the device None is the worker.
 
     Args:
       tensors: any.
-      source: the device that they are on; None is the worker.
-      target: where they are needed; None is the worker.
-      is_packed: whether small tensors of one dtype go in one message, if all dimensions but the first are known. Else
-        no tensor is available before all are.
+      source: the device that they are on.
+      target: where they are needed.
+      is_packed: whether small tensors of one dtype go in one message, if all dimensions but the first are known.
+        Otherwise no tensor is available before all are.
       is_mixed: whether the tensors of all dtypes go in one message.
 
     Returns:
@@ -273,12 +268,8 @@ def _is_embedding(variable: Any) -> bool:
 class RoundingErrors:
     """The rounding errors of each worker. Created in the strategy's scope; used in scheduled functions.
 
-    Args:
-      model: its dense gradients are rounded.
-      are_kept: False to keep none: then gradients stay as they are.
-
-    Raises:
-      ValueError: the shape of a variable is unknown.
+    If they are not kept, gradients stay as they are. Raises ValueError if they are, and the shape of a variable is
+    unknown.
     """
 
     def __init__(self, model: Model, *, are_kept: bool) -> None:
@@ -304,12 +295,10 @@ class RoundingErrors:
         }
 
     def keep(self, gradients: Mapping[int, Any], not_finite: Any, accepted: Any) -> None:
-        """Stores what rounding takes from the gradients of a push, unless it was rejected or is not finite.
+        """Stores what rounding takes from the gradients that `added_to` has returned, if they are accepted and finite.
 
-        Args:
-          gradients: what `added_to` has returned.
-          not_finite: 1 if the push has a value that is not finite, otherwise 0; an int64 scalar.
-          accepted: whether it is accepted; a bool, or a bool scalar.
+        `not_finite` is 1 if the push has a value that is not finite, otherwise 0; `accepted` is a bool, or a bool
+        scalar.
         """
         for number, gradient in gradients.items():
             if self._is_kept(number, gradient):
@@ -377,8 +366,7 @@ class PulledModel:
     def values_of(self, gradients: Mapping[int, Any], variables: Sequence[Any]) -> dict[int, Any]:
         """Returns the values of the variables that have dense gradients, by position; they depend on the checks.
 
-        Raises:
-          ValueError: one was not pulled.
+        Raises ValueError if one was not pulled.
         """
         dense = [number for number, gradient in gradients.items() if not isinstance(gradient, tf.IndexedSlices)]
         if missing := [variables[number].name for number in dense if number not in self.values]:
@@ -390,11 +378,7 @@ class PulledModel:
 
 
 def checked_version(version: Any) -> Any:
-    """Converts the version of a push to a tensor.
-
-    Raises:
-      TypeError: it is no int64 scalar.
-    """
+    """Converts the version of a push to a tensor; raises TypeError if it is no int64 scalar."""
     try:
         converted = tf.convert_to_tensor(version, tf.int64)
     except (TypeError, ValueError) as error:

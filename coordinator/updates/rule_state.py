@@ -40,13 +40,7 @@ _POSITIONS_SIZE = 5
 
 
 class CommittedRanges(tf.train.experimental.PythonState):
-    """The ranges of `Epochs` that a rule has committed. Created in the strategy's scope.
-
-    Args:
-      strategy: of the rule.
-      epochs: the source of the ranges.
-      near: a variable on the rule's home server.
-      lock: protects this record.
+    """The ranges of `Epochs` that a rule has committed. Created in the strategy's scope, on the server of `near`.
 
     Attributes:
       read_waiting: returns the numbers of the ranges whose gradients wait for an update; set by the rule.
@@ -83,11 +77,7 @@ class CommittedRanges(tf.train.experimental.PythonState):
         self._is_restored, self._restorations = False, self.epochs.restorations
 
     def serialize(self) -> bytes:
-        """Returns the ranges as a string: the first number, and a bit for each of `WINDOW` numbers from there on.
-
-        Raises:
-          tf.errors.OpError: the home server does not answer.
-        """
+        """Returns the ranges as a string: the first number, and a bit for each of `WINDOW` numbers from there on."""
         slots = self._read().numpy()
         numbers = np.setdiff1d(slots[slots > 0] - 1, self.waiting())
         first = max(0, int(numbers.max(initial=0)) + 1 - WINDOW)
@@ -96,11 +86,7 @@ class CommittedRanges(tf.train.experimental.PythonState):
         return np.array(first, "<i8").tobytes() + np.packbits(bits).tobytes()
 
     def deserialize(self, string_value: bytes) -> None:
-        """Replaces the ranges; TensorFlow calls it to restore a checkpoint.
-
-        Raises:
-          tf.errors.OpError: the home server does not answer.
-        """
+        """Replaces the ranges; TensorFlow calls it to restore a checkpoint."""
         first = int(np.frombuffer(string_value[:8], "<i8")[0])
         numbers = first + np.flatnonzero(np.unpackbits(np.frombuffer(string_value[8:], np.uint8)))
         slots = np.zeros([WINDOW], np.int64)
@@ -326,11 +312,8 @@ class Gate:
     A worker that may not begin asks again after a pause, on its own machine. So it needs no wake-up call, which could
     be lost with a worker that dies. Nobody waits for idle and lost workers: the client reports them.
 
-    Args:
-      strategy: of the workers.
-      state: has the workers' clocks and the steps in flight.
-      may_begin: takes a worker's index and clock, on the home server and under the state's lock; returns whether it
-        may begin, a bool scalar.
+    `may_begin` takes a worker's index and clock, on the home server and under the state's lock; it returns whether the
+    worker may begin, a bool scalar.
     """
 
     def __init__(

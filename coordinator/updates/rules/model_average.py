@@ -72,7 +72,7 @@ class AveragingControl:
 
     Attributes:
       device: of the server.
-      count: `_count` as a function that is traced once.
+      count: `_count` as a function, as in `ModelMean`.
     """
 
     def __init__(self, near: tf.Variable, lock_name: str) -> None:
@@ -98,12 +98,7 @@ class AveragingControl:
         return tf.identity(read)
 
     def remove(self, worker: int, *, is_lost: bool) -> None:
-        """Records that a worker does not train for the moment; called on the client.
-
-        Args:
-          worker: its index.
-          is_lost: whether its connection is closed; calls of this connection that come later count nothing.
-        """
+        """Records on the client that a worker does not train now; a lost worker's late calls then count nothing."""
         # If the server is down, what it knows is lost with it.
         with contextlib.suppress(*UNREACHED):
             self._remove(worker, is_lost)
@@ -116,16 +111,9 @@ class AveragingControl:
     def gather(self, strategy: ParameterServerStrategy, add_change: Any) -> bool:
         """Has every live worker add the last change of its model; afterwards all restart from the shared model.
 
-        Args:
-          strategy: nothing is scheduled on it now.
-          add_change: a `tf.function` that has the servers add what the worker has changed, and returns whether it had a
-            model.
-
-        Returns:
-          Whether any worker had a model.
-
-        Raises:
-          Exception: what `strategy.join` raises.
+        Called while nothing is scheduled. `add_change` is a `tf.function` that has the servers add what the worker has
+        changed, and returns whether the worker had a model. Returns whether any worker had a model; raises what
+        `strategy.join` raises.
         """
         workers = [worker for worker in strategy.cluster.workers if worker.state is WorkerState.LIVE]
         # Twice, since the first call of a worker may have to finish what an earlier call, which was cut off, has begun.
@@ -144,18 +132,17 @@ class AveragingControl:
     def _count(self, ids: Any, are_stored: Sequence[Any]) -> tuple[Any, Any, Any]:
         """Counts a worker among those that train, and its last change if all servers have stored it.
 
-        Called in a scheduled function; all tensors are on this server. A call of an older connection or generation
-        counts nothing.
+        A call of an older connection or generation counts nothing. All tensors are on this server.
 
         Args:
-          ids: int64, at least 4: the index of the worker, the number of its connection, the generation of its model,
-            and the number of its change.
-          are_stored: whether each server has stored it, bool scalars; none for no change.
+          ids: int64, at least 4: the worker's index, the number of its connection, the generation of its model, the
+            number of its change.
+          are_stored: whether each server has stored the change, bool scalars; none without a change.
 
         Returns:
           What is counted now, int64 [2, 1 + MAX_WORKERS]: the generation, then the number of each worker's last change;
-          0, then what divides each of these changes. And int64 scalars: 1 if the change was counted by this call, and 1
-          if it is counted now, otherwise 0.
+          0, then the divisor of each of these changes. And int64 scalars: 1 if this call counted the change, and 1 if
+          it is counted now, otherwise 0.
         """
         with tf.device(self.device):
             worker, connection, generation, number = tf.unstack(ids[:4])
@@ -208,20 +195,17 @@ _EVEN, _ODD, _ADDED, _BEFORE, _MEAN_DIVISOR = range(5)
 class ModelMean:
     """The mean of the workers' models on one parameter server, and the latest changes of each worker.
 
-    It is in no checkpoint. The first request of a newer generation replaces the mean by the shared variables. The mean
-    is float64, so that it does not drift; a change is one row of float32, or of float64 if one of the variables is.
+    No checkpoint contains it. The first request of a newer generation replaces the mean by the shared variables. The
+    mean is float64, so that it does not drift; a change is one row of float32, or of float64 if one of the variables
+    is.
+
+    `store` and `advance` are functions, so that locks of several servers in one step do not wait for each other, and
+    all calls share one trace.
 
     Args:
       numbers: the positions of the variables in the model.
-      variables: the shared variables; the mean is assigned to them when it moves.
+      variables: the shared variables, of known shapes; the mean is assigned to them when it moves.
       lock: of their server; protects all of this. What runs under it needs no other machine, and finishes once begun.
-
-    Attributes:
-      store, advance: `_store` and `_advance` as functions, so that locks of several servers in one step do not wait for
-        each other, and all calls share one trace.
-
-    Raises:
-      ValueError: the shape of a variable is unknown.
     """
 
     def __init__(self, numbers: Sequence[int], variables: Sequence[Any], lock: ServerMutex) -> None:
@@ -241,14 +225,10 @@ class ModelMean:
             self._generation = zeros([], tf.int64, "generation")
 
     def _store(self, change: Sequence[Any], ids: Any) -> Any:
-        """Stores a change of a worker's model; called in a scheduled function, with tensors on this server.
+        """Stores a change of the variables; returns whether it is stored, a bool scalar.
 
-        Args:
-          change: of the variables.
-          ids: see `AveragingControl.count`.
-
-        Returns:
-          Whether it is stored, a bool scalar: False if its generation is older, or a later change is stored.
+        It is not if its generation is older, or a later change is stored. `ids` is explained at
+        `AveragingControl._count`. All tensors are on this server.
         """
         with tf.device(self.device):
             row = tf.concat([tf.reshape(tf.cast(part, self._dtype), [-1]) for part in change], 0)
@@ -261,10 +241,7 @@ class ModelMean:
             return tf.identity(is_stored)
 
     def _advance(self, counted: Any) -> tuple[list[Any], Any]:
-        """Adds all changes that are counted to the mean; called in a scheduled function.
-
-        Args:
-          counted: what `AveragingControl.count` has returned, on this server.
+        """Adds all counted changes to the mean; `counted` is the result of `AveragingControl.count`, on this server.
 
         Returns:
           The mean, like the variables, and an int64 scalar: 1 if it is the mean of the moment of `counted`, 0 if the
@@ -405,7 +382,7 @@ class _Answer(NamedTuple):
 
     Attributes:
       mean: in the order of the worker's variables.
-      is_of_moment: whether it has the same changes on all servers, a bool scalar.
+      is_of_moment: whether the mean has the same changes on all servers, a bool scalar.
       is_counted: whether the worker's change is counted, a bool scalar.
       version: of the shared model, an int64 scalar; None if no update was counted.
     """
@@ -676,9 +653,9 @@ class ModelAverage(Asynchronous):
         """Has a change of the worker's model counted, and asks all servers for the mean of that moment.
 
         Args:
-          ids: see `_ids`.
-          change: by position; None for none.
-          is_update: whether the version grows if the change is counted by this call.
+          ids: the result of `_ids`.
+          change: by position; None without a change.
+          is_update: whether the version grows if this call counts the change.
         """
         control, home = self._control, self.state.home
         ids_at: dict[str, Any] = {}
@@ -719,10 +696,7 @@ class ModelAverage(Asynchronous):
         )
 
     def _count_update(self, updates: Any, ids: Any, size: int) -> Any:
-        """Counts an averaging of a change of `size` bytes on the home server; returns the version.
-
-        `updates` is 1, or 0 if the averaging was counted before; an int64 scalar.
-        """
+        """Counts an averaging, of `size` bytes, on the home server, unless it is counted; returns the version."""
         state = self.state
         with state.lock.hold([updates, ids]):
             version = state.version.read_value()
@@ -768,7 +742,7 @@ class ModelAverage(Asynchronous):
     def _build_bringing(self) -> Any:
         """Adds what the worker has changed to the mean, if it has a model; returns whether it has.
 
-        After a call that was cut off, this adds what that call had handed over, and the next time all that is left.
+        After a call that was cut off, this adds what that call had handed over, and only the next call adds the rest.
         """
         generation = self._control.read()[0]
         own = self._own
@@ -790,9 +764,9 @@ def _only_if(condition: Any, action: Callable[[], object]) -> Any:
 
 
 def _at_once(device: str, section: Callable[..., Any], *arguments: Any) -> Any:
-    """Adds what runs under a lock of a server, where the arguments are.
+    """Adds operations that run under a lock of a server, where the arguments are.
 
-    TensorFlow would have locks in one function wait for each other, on whatever servers they are.
+    TensorFlow would have locks in one function wait for each other, even locks of different servers.
     """
     with tf.device(device):
         return tf.function(lambda: section(*arguments), autograph=False)()
