@@ -32,7 +32,7 @@ from coordinator.testbed.image_data import ImageData
 from coordinator.testbed.measurement import measure, new_progress_bar, new_strategy
 from coordinator.testbed.results import WINDOW, LossCurve, TrialResult, results_of
 from coordinator.testbed.step_times import Run, Sleeps, StepTimes
-from coordinator.updates.update_rule import Staleness
+from coordinator.updates.rule_state import Staleness
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -187,11 +187,11 @@ def _checked_rate(rate: Any) -> Any:
         # AutoGraph converts its conditions.
         function = tf.function(rate)
         try:
-            found = tf.convert_to_tensor(function(tf.constant(0, tf.int64)))
+            value = tf.convert_to_tensor(function(tf.constant(0, tf.int64)))
         except Exception as error:
             raise TypeError(f"learning_rate must be {wanted}; {rate!r} raises {error!r} for version 0.") from error
-        if found.shape.rank != 0 or not (found.dtype.is_floating or found.dtype.is_integer):
-            raise TypeError(f"learning_rate must be {wanted}; {rate!r} returns {found!r} for version 0.")
+        if value.shape.rank != 0 or not (value.dtype.is_floating or value.dtype.is_integer):
+            raise TypeError(f"learning_rate must be {wanted}; {rate!r} returns {value!r} for version 0.")
         return function
     rate = variable_of(rate)
     is_scalar = isinstance(rate, tf.Variable) and rate.shape.rank == 0

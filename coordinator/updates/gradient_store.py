@@ -424,7 +424,7 @@ class GradientStore:
 
 
 def _is_obsolete(pushes: Any, *, may_reject: bool) -> Any:
-    """Returns for each row whether the push will never be part of an update, unless it is accepted already.
+    """Returns for each row whether its push will never be part of an update, unless it is accepted already.
 
     A push of an older connection is rejected once its worker has pushed on a newer one. If pushes may be rejected, a
     push that is not accepted when its worker pushes again never will be; if not, it may have been accepted since the

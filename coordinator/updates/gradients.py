@@ -63,10 +63,10 @@ def ordered(gradients: Sequence[Any], variables: Sequence[Any], order: Sequence[
 
 def given_gradients(gradients: Sequence[Any]) -> dict[int, Any]:
     """Returns the gradients that are not None, by their positions; raises ValueError if there is none."""
-    given = {number: gradient for number, gradient in enumerate(gradients) if gradient is not None}
-    if not given:
+    by_position = {number: gradient for number, gradient in enumerate(gradients) if gradient is not None}
+    if not by_position:
         raise ValueError("All gradients are None: the loss does not depend on any of the rule's variables.")
-    return given
+    return by_position
 
 
 def checked(

@@ -318,7 +318,7 @@ class RoundingErrors:
 
 
 def make_per_worker(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-    """Creates a variable of which each worker has its own; for `tf.variable_creator_scope`."""
+    """Creates a variable with a separate value on each worker; for `tf.variable_creator_scope`."""
     return next_creator(**kwargs, per_worker_variable=True)
 
 

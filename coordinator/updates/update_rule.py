@@ -14,7 +14,6 @@ import typing
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypedDict, TypeVar
 
-import numpy as np
 import tensorflow as tf
 
 from coordinator.data.epochs import Epochs
@@ -34,145 +33,8 @@ from coordinator.updates.gradients import (
     value_checks,
 )
 from coordinator.updates.model import Model, PulledModel, PulledVariable, RoundingErrors, checked_version, latest_pull
-from coordinator.updates.rule_state import (
-    COUNTS,
-    FIRST_SEEN,
-    HISTOGRAM,
-    LAST_SEEN,
-    STEPS,
-    WAITED,
-    RuleState,
-    range_number,
-)
+from coordinator.updates.rule_state import RuleState, RuleStatistics, range_number
 from coordinator.updates.settings import RoundingSettings
-
-# In the histogram of a summary.
-_MOST_VALUES = 100_000
-
-
-@dataclasses.dataclass(frozen=True)
-class Staleness:
-    """The staleness of the pushed gradients, in updates.
-
-    Attributes:
-      histogram: the number of gradients of each staleness, from 0 on; the last also counts all larger ones.
-    """
-
-    histogram: tuple[int, ...]
-
-    @property
-    def count(self) -> int:
-        """The number of gradients."""
-        return sum(self.histogram)
-
-    @property
-    def mean(self) -> float:
-        """The mean; 0 without gradients."""
-        return sum(staleness * count for staleness, count in enumerate(self.histogram)) / max(self.count, 1)
-
-    @property
-    def median(self) -> int:
-        """The median; the lower one of two."""
-        return self.percentile(50)
-
-    @property
-    def p99(self) -> int:
-        """The 99th percentile."""
-        return self.percentile(99)
-
-    @property
-    def max(self) -> int:
-        """The maximum; 0 without gradients."""
-        return max((staleness for staleness, count in enumerate(self.histogram) if count), default=0)
-
-    def percentile(self, percent: float) -> int:
-        """Returns the least staleness that `percent` of the gradients do not exceed; 0 without gradients."""
-        # Exact; `numpy.percentile` with weights rounds, and differed for 1 of 57,000 random histograms.
-        cumulative = np.cumsum(self.histogram)
-        return int(np.searchsorted(cumulative, percent / 100 * cumulative[-1])) if self.count else 0
-
-    def __str__(self) -> str:
-        return f"staleness mean {self.mean:.2f}, median {self.median}, p99 {self.p99}, max {self.max}"
-
-
-@dataclasses.dataclass(frozen=True)
-class RuleStatistics:
-    """The counters of a rule at one moment, over all of training, including restored checkpoints.
-
-    It contains all that a push counts, or none of it, even while functions run: `staleness.count` is `pushes`, with
-    `Delayed` it is `updates`.
-
-    Attributes:
-      updates: the number of updates: the model's version.
-      pushes: pushed gradients, including rejected ones.
-      rejected: rejected gradients.
-      pulls: the number of times that a worker pulled the model.
-      bytes_pulled: the size of the pulls, including rows that were looked up.
-      bytes_pushed: the size of the pushes.
-      not_finite: pushes with a gradient that has an infinite value or NaN, including rejected ones.
-      staleness: of the pushed gradients, including rejected ones.
-      clocks: the number of steps that each worker has finished, one for each accepted push, by task index; only workers
-        that have run a step. The clock that a rule compares may be larger: a worker that joins late starts at the clock
-        of another, which is not counted here.
-      idle_shares: the share of its time, from 0 to 1, that each worker has waited for the rule, by task index.
-    """
-
-    updates: int
-    pushes: int
-    rejected: int
-    pulls: int
-    bytes_pulled: int
-    bytes_pushed: int
-    not_finite: int
-    staleness: Staleness
-    clocks: dict[int, int]
-    idle_shares: dict[int, float]
-
-    @classmethod
-    def of(cls, state: RuleState) -> "RuleStatistics":
-        """Reads the state of a rule.
-
-        Raises:
-          tf.errors.OpError: the home server does not answer.
-        """
-        counts, seconds = (tensor.numpy() for tensor in state.read())
-        named, histogram, steps = np.split(counts, [HISTOGRAM, STEPS])
-        seen = np.flatnonzero((seconds[:, FIRST_SEEN] > 0) | (steps > 0))
-        lengths = np.maximum(seconds[:, LAST_SEEN] - seconds[:, FIRST_SEEN], 1e-9)
-        return cls(
-            **dict(zip(COUNTS, map(int, named), strict=True)),
-            staleness=Staleness(tuple(map(int, histogram[: int(histogram.nonzero()[0].max(initial=0)) + 1]))),
-            clocks={int(worker): int(steps[worker]) for worker in seen},
-            idle_shares={int(worker): float(min(seconds[worker, WAITED] / lengths[worker], 1.0)) for worker in seen},
-        )
-
-    def write_summaries(self, step: Any, prefix: str = "updates") -> None:
-        """Writes TensorBoard summaries to the default `tf.summary` writer.
-
-        Args:
-          step: an integer.
-          prefix: of the names of the summaries.
-        """
-        for name in COUNTS:
-            tf.summary.scalar(f"{prefix}/{name}", getattr(self, name), step=step)
-        for name in ("mean", "median", "p99", "max"):
-            tf.summary.scalar(f"{prefix}/staleness/{name}", float(getattr(self.staleness, name)), step=step)
-        counts = np.array(self.staleness.histogram)
-        # In proportion: a value for each gradient of a long training would take gigabytes.
-        shown = np.ceil(counts * min(1.0, _MOST_VALUES / max(1, counts.sum()))).astype(np.int64)
-        tf.summary.histogram(f"{prefix}/staleness", np.repeat(np.arange(len(counts)), shown), step=step)
-        for worker, share in self.idle_shares.items():
-            tf.summary.scalar(f"{prefix}/idle_share/worker_{worker}", share, step=step)
-
-    def __str__(self) -> str:
-        idle = ", ".join(f"{share:.0%}" for share in self.idle_shares.values())
-        not_finite = f"{self.not_finite} NOT FINITE, " if self.not_finite else ""
-        return (
-            f"{self.updates} updates, {self.rejected} of {self.pushes} gradients rejected, {not_finite}"
-            f"{self.staleness}; "
-            f"{self.pulls} pulls; {self.bytes_pulled / 1e6:.1f} MB pulled, {self.bytes_pushed / 1e6:.1f} MB pushed; "
-            f"workers idle {idle or 'never'}"
-        )
 
 
 class CommonSettings(TypedDict, total=False):
@@ -285,13 +147,13 @@ class UpdateRule(tf.Module):
         among them: when a push is accepted, its gradients go directly to the table's own optimizer, independently of
         what the rule does with the others.
       embeddings: variables that steps look up by rows; never copied to a worker as a whole. By default the sharded
-        variables, and those of `Embedding` layers, which Keras names "embeddings".
+        variables, and the variables of `Embedding` layers, which Keras names "embeddings".
       learning_rate: for an update function: a number, a scalar `tf.Variable`, or a function of the version that was
         pulled, an int64 scalar; a schedule of Keras is one. It is called once with 0 to check it.
       allow_duplicate_indices: whether an update function accepts `tf.IndexedSlices` with repeated indices. A function
         that only adds multiples of the gradient, as plain SGD does with `scatter_sub`, has the same effect then.
         Otherwise rows of the same index are summed first, on the worker.
-      once: `coordinator.data.Epochs` of which the rule commits each range once; None for none. See `push`.
+      once: `coordinator.data.Epochs` whose ranges the rule commits once each; None without. See `push`.
       require_finite: whether a push with an infinite value or NaN raises `tf.errors.InvalidArgumentError`, before
         anything is sent. By default it is taken, and counted in `statistics().not_finite`.
       transfer_dtype: `tf.bfloat16` rounds dense float32 variables and gradients while they are sent, to half of the
@@ -396,7 +258,7 @@ class UpdateRule(tf.Module):
 
         Raises:
           RuntimeError: outside of a scheduled function.
-          ValueError: the number of gradients is not that of the variables, all are None, or a shape or the id of a row
+          ValueError: there are more or fewer gradients than variables, all are None, or a shape or the id of a row
             does not fit its variable. Shapes that are unknown while the function is traced are checked when it runs,
             before anything is sent: then it raises `tf.errors.InvalidArgumentError`. So are ids, by the rules that
             collect gradients on the servers before they apply them. Or `positions` are missing, or given to a rule
@@ -570,14 +432,14 @@ class UpdateRule(tf.Module):
         number, version = range_number(positions, self._once, self._key), checked_version(version)
         model = self._model
         check_number(gradients, len(model.wholes) + len(self._tables.variables))
-        given = given_gradients(self._tables.others(gradients))
+        pushed = given_gradients(self._tables.others(gradients))
         checks = self._tables.value_checks(gradients) if self._require_finite else []
-        given, checks = checked(given, model.wholes, checks, ids=self._checks_ids, values=self._require_finite)
-        prepared = self._optimizer.prepared(list(given.values()), [model.wholes[number] for number in given])
+        pushed, checks = checked(pushed, model.wholes, checks, ids=self._checks_ids, values=self._require_finite)
+        prepared = self._optimizer.prepared(list(pushed.values()), [model.wholes[number] for number in pushed])
         with reads_not_replaced(model.wholes):
             latest = self._latest_pull(version)
             pulled = dataclasses.replace(latest, version=version, number=number, not_finite=not_finite(gradients))
-            exact = self._errors.added_to(model.divided(dict(zip(given, prepared, strict=True))))
+            exact = self._errors.added_to(model.divided(dict(zip(pushed, prepared, strict=True))))
             accepted = self._push(model.rounded(exact), pulled.after(checks))
             self._errors.keep(exact, pulled.not_finite, accepted if self.may_reject else True)
         return self._tables.apply(gradients, checks, accepted, may_reject=self.may_reject)

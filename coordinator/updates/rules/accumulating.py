@@ -104,8 +104,8 @@ class Accumulating(UpdateRule):
     def flush(self) -> int:
         """Applies all waiting gradients, though they are too few or due later; called after `strategy.join()`.
 
-        Waiting gradients are in no checkpoint, except those of `Delayed`, so call it before saving or restoring one
-        that should be complete.
+        Waiting gradients are in no checkpoint, except with `Delayed`. So call it before saving or restoring a
+        checkpoint that should be complete.
 
         Returns:
           The number of gradients.
@@ -167,7 +167,7 @@ class Accumulating(UpdateRule):
         Called for each variable with dense gradients, or part of a sharded one. Rows (`tf.IndexedSlices`) have a mean.
 
         Args:
-          variable: as it is before the update.
+          variable: the variable, before the update.
           gradients: of the pushes of the update, in their order, `[n, *shape]`; float32 if the variable has 16 bits.
           workers: the indices of the workers that have pushed them, int64 [n].
           pulled: the values of the variable that the gradients were computed on, of the same shape and dtype; None
@@ -247,7 +247,7 @@ class Accumulating(UpdateRule):
         self._apply(columns.device, combined, scalars, rate)
 
     def _build_updates(self, ids: Any) -> Any:
-        """Makes the updates of some accepted pushes, and of those that are complete by then; returns a dependency."""
+        """Makes the updates of some accepted pushes, and the updates that are complete then; returns a dependency."""
 
         def make_first(ids: Any) -> Any:
             with tf.control_dependencies([store.use_once(ids) for store in self._stores]):

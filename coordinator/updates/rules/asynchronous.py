@@ -1,4 +1,4 @@
-"""The asynchronous rule: every pushed gradient is applied at once (ElasticDL, "Asynchronous SGD")."""
+"""The asynchronous rule: every gradient is applied as soon as it is pushed (ElasticDL, "Asynchronous SGD")."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -139,8 +139,8 @@ class Asynchronous(UpdateRule):
         """Sends gradients to a server, and has `change(device, gradients, extras)` change its variables there.
 
         A lock in a separate function waits only for what uses the same variables; TensorFlow would have locks in one
-        function wait for each other, on whatever servers they are. It cannot be one that the server calls by itself,
-        which would be built faster: an update function may use variables of other servers.
+        function wait for each other, even on different servers. A function that the server calls by itself would be
+        built faster, but is not possible: an update function may use variables of other servers.
         """
         arrived, extras_there, _ = self._model.send(device, gradients, extras)
         with tf.device(device):

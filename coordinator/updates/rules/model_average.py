@@ -130,7 +130,7 @@ class AveragingControl:
         return any(strategy.local_results(list(futures)))
 
     def _count(self, ids: Any, are_stored: Sequence[Any]) -> tuple[Any, Any, Any]:
-        """Counts a worker among those that train, and its last change if all servers have stored it.
+        """Counts a worker as training, and counts its last change if all servers have stored it.
 
         A call of an older connection or generation counts nothing. All tensors are on this server.
 
@@ -252,7 +252,11 @@ class ModelMean:
             is_current = self._begin(generation[0])
             known = tf.unstack(self._known.read_value())
             is_new = is_current & (_in_row(known, numbers) == numbers) & (numbers > known[_ADDED])
-            mean = tf.cond(tf.reduce_any(is_new), lambda: self._add(is_new, numbers, divisors, known), self._read)
+            mean = tf.cond(
+                tf.reduce_any(is_new),
+                lambda: self._add(is_new, numbers, divisors, known),
+                lambda: tf.cast(self._mean.read_value(), self._dtype),
+            )
             is_later = known[_ADDED] > numbers
             mean, is_of_moment = tf.cond(
                 tf.reduce_any(is_later), lambda: self._without(is_later, numbers, known), lambda: (mean, is_current)
@@ -269,7 +273,7 @@ class ModelMean:
             self._mean.assign_add(self._shared() - before, read_value=False)
 
     def _begin(self, generation: Any) -> Any:
-        """Begins a newer generation; returns whether the given one is the newest, a bool scalar."""
+        """Begins this generation if it is newer; returns whether it is the newest, a bool scalar."""
         current = self._generation.read_value()
 
         def begin() -> Any:
@@ -310,7 +314,7 @@ class ModelMean:
         return mean
 
     def _without(self, is_later: Any, numbers: Any, known: Sequence[Any]) -> tuple[Any, Any]:
-        """Returns the mean without the latest change of some workers, and whether those before have these numbers."""
+        """Returns the mean without the latest change of some workers, and whether the one before has these numbers."""
         _, _, added, before, divisor = known
         are_kept = (_in_row(known, added) == added) & (before == numbers)
         return tf.cast(self._moved(is_later, added, -divisor), self._dtype), tf.reduce_all(are_kept | ~is_later)
@@ -332,9 +336,6 @@ class ModelMean:
         # One by one, since usually there is one: a sum of several rows in one operation takes several times as long.
         state = tf.constant(0), self._mean.read_value()
         return tf.while_loop(lambda count, _: count < tf.size(workers), add, state, parallel_iterations=1)[1]
-
-    def _read(self) -> Any:
-        return tf.cast(self._mean.read_value(), self._dtype)
 
     def _shared(self) -> Any:
         return tf.concat(
@@ -424,14 +425,14 @@ class ModelAverage(Asynchronous):
 
     Embeddings have no local copies: their gradients are pushed as with `Asynchronous`, each as a separate update.
 
-    Nothing is rounded, whatever `Options.transfer_dtype` is: a model, unlike a gradient, would lose with each averaging
+    `Options.transfer_dtype` does not apply: a rounded model, unlike a gradient, would lose with each averaging
     all changes that are smaller than its rounding.
 
     Args:
       optimizer, variables, embeddings, learning_rate, require_finite: see `UpdateRule`.
       use_locking: see `Asynchronous`; for the gradients of embeddings.
       period: the least time between two averagings of one worker, in seconds; 0 averages with every step.
-      warmup_steps: until a worker has finished this number of steps, including those with an earlier rule or before a
+      warmup_steps: until a worker has finished this number of steps, including steps with an earlier rule or before a
         restart, all workers train the shared model as with `Asynchronous` (where Bagua's workers reduce their gradients
         synchronously).
 
@@ -707,7 +708,7 @@ class ModelAverage(Asynchronous):
             return version + updates
 
     def _push_own(self, gradients: dict[int, Any], pulled: PulledModel) -> Any:
-        """Applies the gradients of a step to the worker's model, and pushes those of embeddings."""
+        """Applies the gradients of a step to the worker's model, and pushes the gradients of embeddings."""
         embeddings = self._model.embeddings
         dense = {number: gradient for number, gradient in gradients.items() if number not in embeddings}
         sparse = {number: gradient for number, gradient in gradients.items() if number in embeddings}

@@ -17,6 +17,7 @@ from coordinator.updates import decisions
 from coordinator.updates.local_model import LocalModel
 from coordinator.updates.model import PulledModel, restored
 from coordinator.updates.rule_state import Gate
+from coordinator.updates.rules.accumulating import Accumulating
 from coordinator.updates.rules.asynchronous import Asynchronous
 from coordinator.updates.settings import StaleSynchronousSettings
 from coordinator.updates.update_rule import CommittedSettings, takes_settings
@@ -79,27 +80,11 @@ class StaleSynchronous(Asynchronous):
         self._local = LocalModel(self._model, self._optimizer)
         self._use_state()
 
-    def flush(self) -> int:
-        """Applies the gradients that wait for an update, though they are too few; called after `strategy.join()`.
+    flush = Accumulating.flush
+    settle = Accumulating.settle
 
-        They are in no checkpoint, so call it before saving or restoring one that should be complete.
-
-        Returns:
-          The number of gradients.
-
-        Raises:
-          StrategyClosedError: the strategy is closed.
-          tf.errors.OpError: a parameter server does not answer.
-        """
-        self._refuse_closed("flush")
-        current = self.current
-        if current is self:
-            return self._collected().flush() if self._collected is not None else 0
-        return current.flush() if hasattr(current, "flush") else 0
-
-    def settle(self) -> None:
-        """See `UpdateRule`: applies the gradients that wait."""
-        self.flush()
+    def _make_last_updates(self) -> int:
+        return self._collected().flush() if self._collected is not None else 0
 
     def _use_state(self) -> None:
         super()._use_state()
