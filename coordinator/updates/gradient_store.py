@@ -98,8 +98,7 @@ class GradientColumns:
 
     Attributes:
       dtypes: the dtypes of all columns.
-      places: the position that each column has on a server with the whole model.
-      width: the number of columns on such a server.
+      places, width: the position of each column on a server that has the whole model, and the number of columns there.
     """
 
     def __init__(
@@ -262,21 +261,15 @@ _NO_WORKER = -2
 
 
 class GradientStore:
-    """The rows on one server. Created in the strategy's scope. Not in checkpoints.
+    """The rows on one server. Created in the strategy's scope, where the variable `near` is. Not in checkpoints.
 
-    Operations under the lock need no other machine; once begun they finish, even if the worker that began them dies.
+    Operations under the server's lock need no other machine; once begun they finish, even if the worker that began them
+    dies. `use` changes the server's variables by the rows of an update, at most `update_size`; it is called under the
+    lock. `may_reject` says whether a push from a live worker may be rejected.
 
     A dropped row leaves an empty place. The empty places are removed when they are at least as many as the remaining
     rows, so that the cost of dropping a row does not depend on the number of rows; until then its tensors stay in
     memory.
-
-    Args:
-      lock: the server's lock.
-      near: a variable on the server.
-      columns: the layout of the rows.
-      update_size: the largest number of rows in an update.
-      use: changes the server's variables by the rows of an update; called under the lock.
-      may_reject: whether a push from a live worker may be rejected.
     """
 
     # The ids of the pushes are the last list. A variable of a partially known shape would be simpler, but TensorFlow's
@@ -314,13 +307,9 @@ class GradientStore:
 
     @client_may_call(tf.TensorSpec([None, PUSH_ID_SIZE], tf.int64))
     def use_once(self, ids: Any) -> Any:
-        """Uses the rows of an update and drops them, unless that was done already.
+        """Uses the rows of an update and drops them, unless that was done already; returns a tensor to wait for.
 
-        Args:
-          ids: of the pushes in this update and the next ones, in their order; int64 [n, 3], n > 0.
-
-        Returns:
-          A tensor that is available afterwards.
+        `ids` has the ids of the pushes in this update, then in the next ones; int64 [n, 3], n > 0.
         """
         with tf.device(self.device):
             ids = tf.identity(ids)
@@ -475,7 +464,7 @@ class PushLog:
           pulled_version: the version that the gradient was computed on.
           size: of the messages in bytes.
           not_finite: 1 if it has a value that is not finite, otherwise 0.
-          number: the number of the gradient's range; None if ranges are not recorded.
+          number: the number of its range; None if ranges are not recorded.
 
         Returns:
           Whether it is accepted, a bool scalar; a push of an abandoned call is not. Whether it is refused because its

@@ -79,12 +79,8 @@ def checked(
 ) -> tuple[dict[int, Any], list[Any]]:
     """Casts gradients, by position, to their variables' dtypes, and checks that they fit.
 
-    Args:
-      gradients: tensors, or `tf.IndexedSlices`.
-      variables: `tf.Variable`s.
-      checks: further checks on which the returned gradients depend.
-      ids: whether ids that are unknown now are checked when the function runs.
-      values: whether values must be finite when the function runs.
+    `checks` are further checks. With `ids`, ids that are unknown now are checked when the function runs; with `values`,
+    whether values are finite.
 
     Returns:
       The gradients, and the checks that are made when the function runs: operations on the worker. The gradients depend

@@ -25,15 +25,11 @@ _CHANGES_OF_CONNECTION = 2**40
 
 
 class LocalModel:
-    """Per-worker copies of a model's variables, except its embeddings.
+    """Per-worker copies of a model's variables, except its embeddings. Created in the strategy's scope.
 
     Used in scheduled functions, which read and change the copies of their own worker, without any transfer. On a new or
     restarted worker everything is zero: the owner fills the copies before they are read, and maintains `steps` and
-    `version`. Created in the strategy's scope.
-
-    Args:
-      model: the shared model.
-      optimizer: of the shared model; each worker gets one of its kind, with its own slots and count.
+    `version`. Each worker has an optimizer like that of the shared model, with its own slots and count.
 
     Attributes:
       numbers: the positions of the copied variables in the model.

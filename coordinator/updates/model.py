@@ -62,15 +62,12 @@ class Model:
       is_packed: see `transfer`; for pulls and for gradients.
 
     Raises:
-      ValueError: there is no variable, one is listed twice, one is not on a parameter server, or an embedding is not
-        among them.
+      ValueError: there is no variable, one is listed twice or is on no parameter server, or an embedding is not listed.
 
     Attributes:
-      given: the variables, as given.
-      wholes: the same as `tf.Variable`s.
-      originals: the variables as given, with parts in place of sharded ones. A variable's position, here and in rules,
-        is its place in this list.
-      variables: the same as `tf.Variable`s.
+      given, wholes: the variables as given, and as `tf.Variable`s.
+      originals, variables: the same with parts in place of sharded variables. A variable's position is its place in
+        these.
       embeddings, dense: the positions of the embeddings, and of the other variables.
       by_device: the positions of the variables on each server, by its CPU's name.
       are_embeddings_given: whether somebody has said which variables are embeddings.
@@ -149,15 +146,10 @@ class Model:
     def pull(
         self, variables: Sequence[Any], after: Sequence[Any] = (), only_on: str | None = None
     ) -> tuple[list[Any], Any]:
-        """Transfers the values of variables to the worker.
+        """Transfers the values of `tf.Variable`s on any server to the worker, in the dtypes of the variables.
 
-        Args:
-          variables: `tf.Variable`s on any server.
-          after: tensors; nothing is read before they are available.
-          only_on: the device whose variables wait for these; None is all devices.
-
-        Returns:
-          The values, in the dtypes of the variables, and the size of the messages in bytes, an int64 scalar.
+        Nothing is read before the tensors `after` are available, on the device `only_on` or on all (None). Returns the
+        values, and the size of the messages in bytes, an int64 scalar.
         """
         values: dict[int, Any] = {}
         sizes = [tf.constant(0, tf.int64)]
@@ -213,15 +205,10 @@ class Model:
 def transfer(
     tensors: Sequence[Any], source: str | None, target: str | None, *, is_packed: bool = True, is_mixed: bool = False
 ) -> tuple[list[Any], tf.Tensor]:
-    """Transfers tensors from one device to another; the device None is the worker.
+    """Transfers tensors from one device to another; None is the worker.
 
-    Args:
-      tensors: any.
-      source: the device that they are on.
-      target: where they are needed.
-      is_packed: whether small tensors of one dtype go in one message, if all dimensions but the first are known.
-        Otherwise no tensor is available before all are.
-      is_mixed: whether the tensors of all dtypes go in one message.
+    With `is_packed`, small tensors of one dtype, or with `is_mixed` of all dtypes, go in one message if all dimensions
+    but the first are known. Otherwise no tensor is available before all are.
 
     Returns:
       The tensors on the target device, in their order, and their size in bytes, an int64 scalar.
@@ -338,7 +325,7 @@ class PulledModel:
       size: of the transfer in bytes, an int64 scalar.
       pulls: 1, or 0 if nothing was transferred; may be an int64 scalar.
       rule_data: for the rule's push; None if the pull was in another function.
-      worker: the index of the worker, an int64 scalar; known to the push.
+      worker: the index of the worker, an int64 scalar. This and the rest is known to the push only.
       checks: operations on the worker before which the push changes nothing; see `after`.
       number: the number of the push's range, an int64 scalar; None without a range.
       not_finite: 1 if the push has a value that is not finite, otherwise 0; an int64 scalar.
@@ -417,14 +404,9 @@ class PulledVariable:
     """The local copy of a variable, for the current graph and the branches and loops inside it.
 
     It is the reader of the variable for `reads_replaced`: each read of the variable gives the same copy, even if the
-    variable has changed. A lookup of rows of a variable without a copy reads these rows on the variable's server; a
-    read of the whole variable creates the copy. A `tf.function` that is called in the scope reads the variable itself,
-    since it may be called from other places too.
-
-    Args:
-      variable: a `tf.Variable`.
-      copy: a tensor; None to copy the variable when it is read.
-      transfer_dtype: of the message with that copy; None for the variable's own dtype.
+    variable has changed. A lookup of rows of a variable without a copy (None) reads these rows on the variable's
+    server; a read of the whole variable creates the copy. A `tf.function` that is called in the scope reads the
+    variable itself, since it may be called from other places too.
 
     Attributes:
       read_later: the tensors that were sent for the copy if a read created it, and the rows that were looked up.

@@ -108,10 +108,7 @@ class CommittedRanges(tf.train.experimental.PythonState):
 def range_number(positions: Any, once: Epochs | None, key: str) -> Any:
     """Returns the number of the range of a push, an int64 scalar; None for a rule without `once`.
 
-    Args:
-      positions: the range, as `push` was given it; None without a range.
-      once: the epochs of the rule.
-      key: of the rule; names the collection in which a graph stores the ranges that it pushes.
+    `key` is the rule's: it names the collection in which a graph stores the ranges that it pushes.
 
     Raises:
       ValueError: the range is missing or not wanted, or the function has pushed it already.
@@ -169,9 +166,9 @@ NO_CLOCK = 2**62
 
 @dataclasses.dataclass(frozen=True)
 class _WorkerStatus:
-    """The steps in flight. Not in checkpoints: TensorFlow does not track the attributes of a dataclass.
+    """The steps in flight, by task index. Not in checkpoints: TensorFlow does not track the attributes of a dataclass.
 
-    Attributes, each by task index:
+    Attributes:
       fence: the newest connection of the worker; int64.
       is_active: whether it has steps to do, so that others may have to wait for it.
       is_waiting: whether it waits to begin a step.

@@ -24,14 +24,7 @@ from coordinator.ps_strategy.tensorflow_internals.replicas import refuse_replica
 from coordinator.ps_strategy.tensorflow_internals.shared_variable import ServerMutex, reads_not_replaced, reads_replaced
 from coordinator.ps_strategy.tensorflow_internals.unstored_variable import TableVariable
 from coordinator.updates.gradient_optimizer import gradient_optimizer
-from coordinator.updates.gradients import (
-    check_number,
-    checked,
-    given_gradients,
-    not_finite,
-    ordered,
-    value_checks,
-)
+from coordinator.updates.gradients import check_number, checked, given_gradients, not_finite, ordered, value_checks
 from coordinator.updates.model import Model, PulledModel, PulledVariable, RoundingErrors, checked_version, latest_pull
 from coordinator.updates.rule_state import RuleState, RuleStatistics, range_number
 from coordinator.updates.settings import RoundingSettings

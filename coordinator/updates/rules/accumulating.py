@@ -87,12 +87,7 @@ class Accumulating(UpdateRule):
 
     @takes_settings
     def __init__(
-        self,
-        optimizer: Any,
-        variables: Sequence[Any],
-        *,
-        grads_to_wait: int = 1,
-        **settings: Unpack[CommittedSettings],
+        self, optimizer: Any, variables: Sequence[Any], *, grads_to_wait: int = 1, **settings: Unpack[CommittedSettings]
     ) -> None:
         SynchronousSettings(grads_to_wait)
         super().__init__(optimizer, variables, **settings)

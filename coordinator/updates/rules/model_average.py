@@ -54,7 +54,7 @@ _FENCE, _MODEL, _IDLE, _NUMBER, _DIVISOR = range(5)
 
 
 class AveragingControl:
-    """Variables on a parameter server that say what workers average.
+    """Variables on a parameter server that say what workers average. No checkpoint contains them.
 
     Local models have a *generation*. A worker whose model is of another generation than this one takes the shared model
     first. So all workers restart from the shared model when the client says so, and after a parameter server was lost
@@ -64,15 +64,8 @@ class AveragingControl:
     train then, by which it is divided. A worker trains from when it has taken a model until it is lost, or is idle
     while the others average, `PATIENCE` times as often as there are models.
 
-    Created in the strategy's scope. It is in no checkpoint.
-
-    Args:
-      near: a variable on the server.
-      lock_name: of the mutex that protects the variables.
-
-    Attributes:
-      device: of the server.
-      count: `_count` as a function, as in `ModelMean`.
+    Created in the strategy's scope, on the server of the variable `near`; a mutex named `lock_name` protects it.
+    `count` is `_count` as a function, for the same reasons as in `ModelMean`.
     """
 
     def __init__(self, near: tf.Variable, lock_name: str) -> None:
@@ -195,17 +188,13 @@ _EVEN, _ODD, _ADDED, _BEFORE, _MEAN_DIVISOR = range(5)
 class ModelMean:
     """The mean of the workers' models on one parameter server, and the latest changes of each worker.
 
-    No checkpoint contains it. The first request of a newer generation replaces the mean by the shared variables. The
-    mean is float64, so that it does not drift; a change is one row of float32, or of float64 if one of the variables
-    is.
+    No checkpoint contains it. The first request of a newer generation replaces the mean by the shared variables. When
+    the mean moves, it is assigned to them. `numbers` are their positions in the model. The mean is float64, so that it
+    does not drift; a change is one row of float32, or of float64 if one of the variables is.
 
-    `store` and `advance` are functions, so that locks of several servers in one step do not wait for each other, and
-    all calls share one trace.
-
-    Args:
-      numbers: the positions of the variables in the model.
-      variables: the shared variables, of known shapes; the mean is assigned to them when it moves.
-      lock: of their server; protects all of this. What runs under it needs no other machine, and finishes once begun.
+    The server's lock protects all of this. What runs under it needs no other machine, and finishes once begun. `store`
+    and `advance` are functions, so that locks of several servers in one step do not wait for each other, and all calls
+    share one trace.
     """
 
     def __init__(self, numbers: Sequence[int], variables: Sequence[Any], lock: ServerMutex) -> None:
@@ -550,11 +539,7 @@ class ModelAverage(Asynchronous):
         if not self._warmup_steps:
             return self._push_own(gradients, pulled)
         push_shared = super()._push
-        return tf.cond(
-            is_warming_up,
-            lambda: push_shared(gradients, pulled),
-            lambda: self._push_own(gradients, pulled),
-        )
+        return tf.cond(is_warming_up, lambda: push_shared(gradients, pulled), lambda: self._push_own(gradients, pulled))
 
     def _finish(self) -> None:
         self._control.switch(is_on=False)

@@ -69,11 +69,7 @@ class StaleSynchronous(Asynchronous):
         StaleSynchronousSettings(get_model_frequency, max_lead, lr_staleness_modulation, grads_to_wait)
         self._grads_to_wait = grads_to_wait
         super().__init__(
-            optimizer,
-            variables,
-            use_locking=use_locking,
-            lr_staleness_modulation=lr_staleness_modulation,
-            **settings,
+            optimizer, variables, use_locking=use_locking, lr_staleness_modulation=lr_staleness_modulation, **settings
         )
         self._frequency = get_model_frequency
         self._max_lead = max_lead
