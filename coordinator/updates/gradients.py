@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from coordinator.ps_strategy.keras.internals.optimizers import variable_of
-
 _ADVICE = "Push what the tape gives for this variable, in the order of the rule's variables."
 
 
@@ -42,23 +40,6 @@ def check_number(gradients: Any, expected: int) -> None:
         raise TypeError(f"push takes a list of {expected} gradients, one for each variable; got {gradients!r}.")
     if len(gradients) != expected:
         raise ValueError(f"push takes {expected} gradients, one for each variable; got {len(gradients)}.")
-
-
-def ordered(gradients: Sequence[Any], variables: Sequence[Any], order: Sequence[Any]) -> list[Any]:
-    """Returns the gradients of variables in the order of other variables; None for a variable without a gradient.
-
-    Raises ValueError if a variable with a gradient is not in that order.
-    """
-    wholes = list(map(variable_of, variables))
-    by_variable = {id(variable): gradient for variable, gradient in zip(wholes, gradients, strict=True)}
-    in_order = [by_variable.pop(id(variable_of(variable)), None) for variable in order]
-    for variable in wholes:
-        if by_variable.get(id(variable)) is not None:
-            raise ValueError(
-                f"The rule was created without the variable {variable.name!r}, which has a gradient. Create it "
-                "with all variables that are trained."
-            )
-    return in_order
 
 
 def given_gradients(gradients: Sequence[Any]) -> dict[int, Any]:

@@ -24,9 +24,9 @@ from coordinator.ps_strategy.tensorflow_internals.replicas import refuse_replica
 from coordinator.ps_strategy.tensorflow_internals.shared_variable import ServerMutex, reads_not_replaced, reads_replaced
 from coordinator.ps_strategy.tensorflow_internals.unstored_variable import TableVariable
 from coordinator.updates.gradient_optimizer import gradient_optimizer
-from coordinator.updates.gradients import check_number, checked, given_gradients, not_finite, ordered, value_checks
+from coordinator.updates.gradients import check_number, checked, given_gradients, not_finite, value_checks
 from coordinator.updates.model import Model, PulledModel, PulledVariable, RoundingErrors, checked_version, latest_pull
-from coordinator.updates.rule_state import RuleState, RuleStatistics, range_number
+from coordinator.updates.rule_state import Gate, RuleState, RuleStatistics, range_number
 from coordinator.updates.settings import RoundingSettings
 
 
@@ -220,7 +220,16 @@ class UpdateRule(tf.Module):
 
     def ordered(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Returns gradients of these variables as `push` takes them; raises ValueError if one is not the rule's."""
-        return ordered(gradients, variables, self._tables.given)
+        wholes = list(map(variable_of, variables))
+        by_variable = {id(variable): gradient for variable, gradient in zip(wholes, gradients, strict=True)}
+        in_order = [by_variable.pop(id(variable_of(variable)), None) for variable in self._tables.given]
+        for variable in wholes:
+            if by_variable.get(id(variable)) is not None:
+                raise ValueError(
+                    f"The rule was created without the variable {variable.name!r}, which has a gradient. Create it "
+                    "with all variables that are trained."
+                )
+        return in_order
 
     @tf.autograph.experimental.do_not_convert
     def pull(self) -> contextlib.AbstractContextManager[Any]:
@@ -357,8 +366,13 @@ class UpdateRule(tf.Module):
         """Whether a pull or a push may wait for other workers. Then steps are not fused."""
         return True
 
+    # Where a worker waits until it may pull.
+    _gate: Gate | None = None
+
     def _begin_step(self) -> Any:
         """Waits until the worker may pull, and returns the version that it will pull, an int64 scalar."""
+        if self._gate is not None:
+            return self._gate.wait_open()
         with tf.device(self.state.home):
             return self.state.version.read_value()
 

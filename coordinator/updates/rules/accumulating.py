@@ -196,9 +196,6 @@ class Accumulating(UpdateRule):
         """Creates the log of pushes; called in the strategy's scope."""
         return PushLog(self.state, self._grads_to_wait, self._accepts)
 
-    def _begin_step(self) -> Any:
-        return super()._begin_step() if self._gate is None else self._gate.wait_open()
-
     def _accepts(self, worker: Any, pulled_version: Any) -> Any:
         if self._gate is None:
             return decided(self.is_accepted, worker, pulled_version)

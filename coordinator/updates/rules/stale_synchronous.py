@@ -93,9 +93,6 @@ class StaleSynchronous(Asynchronous):
                 lambda worker, clock: decisions.may_lead(clock, state.slowest_clock(besides=worker), max_lead),
             )
 
-    def _begin_step(self) -> Any:
-        return super()._begin_step() if self._gate is None else self._gate.wait_open()
-
     def _pull_model(self, version: Any) -> PulledModel:
         local, optimizer = self._local, self._optimizer
         is_due = tf.function(decisions.is_pull_due)
