@@ -19,10 +19,9 @@ With each update the home server passes the ids of all logged pushes to the serv
 that no server drops a row that a later update needs.
 """
 
-import dataclasses
 import io
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -37,12 +36,11 @@ from coordinator.updates.rule_state import NO_STEP, RuleState
 _NONE, _DENSE, _SPARSE = range(3)
 
 
-@dataclasses.dataclass(frozen=True)
-class ChosenRows:
+class ChosenRows(NamedTuple):
     """The rows of an update.
 
     Attributes:
-      lists: a TensorList of all rows in the store, for each column.
+      lists: a TensorList of all rows in the store, for each column; the ids are the last list.
       places: the positions of the chosen rows, in the order of the ids; int64.
       is_chosen: whether the row at each position is chosen; bool.
     """
@@ -51,30 +49,19 @@ class ChosenRows:
     places: Any
     is_chosen: Any
 
-    @property
-    def workers(self) -> Any:
-        """The workers that have pushed the rows, int64 [n]: the first number of each id; the ids are the last list."""
-        return self.stacked(len(self.lists) - 1, tf.int64, tf.TensorShape([None]))[:, 0]
-
     def first(self, column: int, dtype: tf.DType) -> Any:
         """Returns a column of the first row, in the shape that it was added with."""
         return item(self.lists[column], self.places[0], dtype)
 
-    def stacked(self, column: int, dtype: tf.DType, shape: tf.TensorShape) -> Any:
+    def stacked(self, column: int, dtype: tf.DType, shape: Any) -> Any:
         """Returns a column whose rows have the same shape, stacked along a new first dimension."""
-        rows = tf.raw_ops.TensorListGather(
-            input_handle=self.lists[column],
-            indices=tf.cast(self.places, tf.int32),
-            element_shape=tf.constant(-1),
-            element_dtype=dtype,
-        )
+        arguments = {"element_shape": tf.constant(-1), "element_dtype": dtype}
+        places = tf.cast(self.places, tf.int32)
+        rows = tf.raw_ops.TensorListGather(input_handle=self.lists[column], indices=places, **arguments)
         return tf.ensure_shape(rows, tf.TensorShape([None]).concatenate(shape))
 
     def concatenated(self, column: int, dtype: tf.DType, shape: Sequence[int | None]) -> Any:
-        """Returns a column whose rows differ in their first dimension, concatenated along it.
-
-        `shape` is the shape of a row without the first dimension.
-        """
+        """Returns a column whose rows differ in their first dimension, concatenated along it; `shape` is without it."""
         together, lengths = tf.raw_ops.TensorListConcatV2(
             input_handle=self.lists[column],
             element_shape=tf.constant([-1, *(-1 if size is None else size for size in shape)]),
@@ -160,7 +147,7 @@ class GradientColumns:
 
     def scalars(self, rows: ChosenRows) -> list[Any]:
         """Returns the scalars of the last push among the rows."""
-        return [rows.stacked(column, dtype, tf.TensorShape([]))[-1] for column, dtype in self._scalars.items()]
+        return [rows.stacked(column, dtype, [])[-1] for column, dtype in self._scalars.items()]
 
     def combined(self, rows: ChosenRows, combine: Callable[..., Any]) -> dict[int, Any]:
         """Returns the gradients of an update by the positions of their variables, computed in float32 if less precise.
@@ -190,7 +177,9 @@ class GradientColumns:
         dtype = _precise(variable.dtype)
         columns = [column, *([] if self._pulled is None else [column + self._pulled])]
         gradients, *pulled = (tf.cast(rows.stacked(place, variable.dtype, variable.shape), dtype) for place in columns)
-        return tf.cast(combine(variable, gradients, rows.workers, *(pulled or [None])), variable.dtype)
+        # The first number of each id.
+        workers = rows.stacked(len(rows.lists) - 1, tf.int64, [None])[:, 0]
+        return tf.cast(combine(variable, gradients, workers, *(pulled or [None])), variable.dtype)
 
     def _mean_of_rows(self, number: int, rows: ChosenRows) -> Any:
         variable, column = self._variables[number], self._column[number]

@@ -290,15 +290,12 @@ class RoundingErrors:
         for number, gradient in gradients.items():
             if self._is_kept(number, gradient):
                 lost = gradient - tf.cast(rounded(gradient, self._dtype), gradient.dtype)
-                self._assign_if(tf.logical_and(tf.equal(not_finite, 0), accepted), self._errors[number], lost)
 
-    @staticmethod
-    def _assign_if(condition: Any, error: tf.Variable, lost: Any) -> None:
-        def assign() -> Any:
-            error.assign(lost, read_value=False)
-            return tf.no_op()
+                def assign(error: tf.Variable = self._errors[number], lost: Any = lost) -> Any:
+                    error.assign(lost, read_value=False)
+                    return tf.no_op()
 
-        tf.cond(condition, assign, tf.no_op)
+                tf.cond(tf.logical_and(tf.equal(not_finite, 0), accepted), assign, tf.no_op)
 
     def _is_kept(self, number: int, gradient: Any) -> bool:
         return number in self._errors and is_rounded(gradient)

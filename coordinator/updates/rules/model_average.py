@@ -99,7 +99,7 @@ class AveragingControl:
     def switch(self, *, is_on: bool) -> None:
         """Stops or resumes averaging."""
         self._is_on = is_on
-        self._write()
+        self._variable.assign(self._value(), read_value=False)
 
     def gather(self, strategy: ParameterServerStrategy, add_change: Any) -> bool:
         """Has every live worker add the last change of its model; afterwards all restart from the shared model.
@@ -118,8 +118,7 @@ class AveragingControl:
                     # Its model is lost, also if it returns.
                     future.cancel()
         strategy.join()
-        self._generation = next(self._generations)
-        self._write()
+        self._variable.assign(self._initial_value(), read_value=False)
         return any(strategy.local_results(list(futures)))
 
     def _count(self, ids: Any, are_stored: Sequence[Any]) -> tuple[Any, Any, Any]:
@@ -169,12 +168,9 @@ class AveragingControl:
             self._workers.scatter_nd_update([[_FENCE, worker], [_MODEL, worker], [_IDLE, worker]], row)
 
     def _initial_value(self) -> Any:
-        """Returns the value on a new or restored server."""
+        """Returns the value with a new generation; also the value on a new or restored server."""
         self._generation = next(self._generations)
         return self._value()
-
-    def _write(self) -> None:
-        self._variable.assign(self._value(), read_value=False)
 
     def _value(self) -> Any:
         return tf.constant([self._generation, int(self._is_on)], tf.int64)
