@@ -55,7 +55,7 @@ class Figures:
     @classmethod
     def of_runs(cls, runs: Sequence[Run], workers: int) -> "Figures":
         """Returns the figures of several real runs together."""
-        from coordinator.updates.update_rule import Staleness
+        from coordinator.updates.rule_state import Staleness
 
         seconds = sum(run.seconds for run in runs)
         staleness = Staleness(tuple(map(int, np.sum([run.histogram for run in runs], axis=0))))

@@ -1,4 +1,6 @@
 from . import decisions as decisions
+from .rule_state import RuleStatistics as RuleStatistics
+from .rule_state import Staleness as Staleness
 from .rules.accumulating import Accumulating as Accumulating
 from .rules.asynchronous import Asynchronous as Asynchronous
 from .rules.bounded_delay import BoundedDelay as BoundedDelay
@@ -6,6 +8,4 @@ from .rules.delayed import Delayed as Delayed
 from .rules.model_average import ModelAverage as ModelAverage
 from .rules.stale_synchronous import StaleSynchronous as StaleSynchronous
 from .rules.synchronous import Synchronous as Synchronous
-from .update_rule import RuleStatistics as RuleStatistics
-from .update_rule import Staleness as Staleness
 from .update_rule import UpdateRule as UpdateRule

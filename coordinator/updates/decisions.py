@@ -22,7 +22,7 @@ def learning_rate_scale(staleness: Any) -> Any:
 
 
 def is_accepted(version_at_push: Any, version_at_pull: Any, waiting: Any, grads_to_wait: int) -> Any:
-    """Returns whether a synchronous rule accepts a gradient: it is of the current version, which waits for more."""
+    """Returns whether a synchronous rule accepts a gradient: its version is the current one, which waits for more."""
     return (version_at_push == version_at_pull) & (waiting < grads_to_wait)
 
 
@@ -47,12 +47,12 @@ def may_lead(clock: Any, slowest_clock: Any, max_lead: int) -> Any:
 
 
 def rejoined_clock(clock: Any, slowest_clock: Any) -> Any:
-    """Returns the clock of a worker that joins: it does not have to catch up, and the others do not wait for that.
+    """Returns the clock of a worker that joins: it need not catch up, and the others need not wait until it has.
 
     Args:
-      clock: its own.
-      slowest_clock: that of the active workers. If none is active, the greatest of all clocks: those that join later
-        would wait for a first one that begins below it.
+      clock: its own clock.
+      slowest_clock: the least clock of the active workers. If no worker is active, the greatest clock of all: a first
+        worker that began below it would hold back all that join later.
     """
     return slowest_clock if slowest_clock > clock else clock
 

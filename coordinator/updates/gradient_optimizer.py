@@ -17,18 +17,14 @@ UpdateFunction = Callable[[tf.Variable, Any, Any], object]
 
 
 class KerasOptimizer:
-    """A Keras 3 optimizer, with its schedule, clipping, weight decay and moving averages.
+    """A Keras 3 optimizer, with its schedule, clipping, weight decay and moving averages; built here if it is not yet.
 
-    Its `iterations` are counted once per update, atomically.
-
-    Args:
-      optimizer: a `keras.optimizers.Optimizer`; built here if it is not yet.
-      variables: all variables that it will ever be given.
+    Its `iterations` are counted once per update, atomically. It is never given other variables than these.
 
     Raises:
-      ValueError: it accumulates gradients itself, scales losses dynamically, combines several optimizers, or has
-        slots on other servers than their variables; or a variable is sharded, and has a constraint or is to be updated
-        as a whole.
+      ValueError: it accumulates gradients itself, scales losses dynamically, combines several optimizers, or has slots
+        on other servers than their variables; or a variable is sharded, and has a constraint or would be updated as a
+        whole.
     """
 
     def __init__(self, optimizer: Any, variables: Sequence[Any]) -> None:
@@ -47,7 +43,7 @@ class KerasOptimizer:
                 "A MultiOptimizer applies the gradients of all variables together, and counts in each of its parts. "
                 "Create one rule for each of its optimizers, with the variables that are meant for it."
             )
-        _refuse_whole_updates(optimizer, [each for each in variables if len(parts_of(each)) > 1])
+        _refuse_whole_updates(optimizer, [variable for variable in variables if len(parts_of(variable)) > 1])
         if not optimizer.built:
             keras_optimizers.build(optimizer, variables)
         if keras_optimizers.has_strayed_slots(optimizer):
@@ -65,9 +61,8 @@ class KerasOptimizer:
     def learning_rate(self, scalars: Sequence[Any], version: Any) -> Any:
         """Returns the learning rate of the next update, before it is scaled for staleness; a float32 scalar.
 
-        Args:
-          scalars: the values of `scalars`.
-          version: of the model, an int64 scalar. Optimizers of Keras go by their `iterations` instead.
+        `scalars` are the values of the property. Optimizers of Keras go by their `iterations` instead of the model's
+        version.
         """
         del version
         return keras_optimizers.learning_rate(self.optimizer, scalars)
@@ -75,12 +70,8 @@ class KerasOptimizer:
     def prepared(self, gradients: Sequence[Any], variables: Sequence[Any]) -> Sequence[Any]:
         """Prepares all gradients of a step on the worker, before they are divided and sent.
 
-        Rows of the same index are summed. Gradients are clipped here by norms that no server knows, if the optimizer
-        does that: by the global one, and that of a sharded variable by its own.
-
-        Args:
-          gradients: of the step.
-          variables: their variables, in the same order; a sharded one as a whole.
+        Rows of the same index are summed. If the optimizer clips by a norm that no server knows, gradients are clipped
+        here: by the global norm, and by the norm of a sharded variable, which is whole here.
         """
         gradients = list(map(keras_optimizers.without_repeats, gradients))
         # The optimizer would divide gradients by its loss scale before clipping; here it does so afterwards.
@@ -140,11 +131,9 @@ class FunctionOptimizer:
     Args:
       update: takes a `tf.Variable`, its gradient (a tensor, or `tf.IndexedSlices`), and a float32 scalar. It is called
         for each part of a sharded variable, with the part's rows of the gradient.
-      learning_rate: a number; a scalar variable; or a function of the version, such as a schedule of Keras.
+      learning_rate: a number; a scalar variable; or a function of the version, such as a schedule of Keras. Anything
+        else is a TypeError.
       allow_duplicate_indices: whether `tf.IndexedSlices` may have an index more than once.
-
-    Raises:
-      TypeError: the learning rate is something else, or its function returns no number.
     """
 
     def __init__(self, update: UpdateFunction, learning_rate: Any, allow_duplicate_indices: bool = False) -> None:
@@ -198,11 +187,11 @@ def _checked_rate(rate: Any) -> Any:
         # AutoGraph converts its conditions.
         function = tf.function(rate)
         try:
-            found = tf.convert_to_tensor(function(tf.constant(0, tf.int64)))
+            value = tf.convert_to_tensor(function(tf.constant(0, tf.int64)))
         except Exception as error:
             raise TypeError(f"learning_rate must be {wanted}; {rate!r} raises {error!r} for version 0.") from error
-        if found.shape.rank != 0 or not (found.dtype.is_floating or found.dtype.is_integer):
-            raise TypeError(f"learning_rate must be {wanted}; {rate!r} returns {found!r} for version 0.")
+        if value.shape.rank != 0 or not (value.dtype.is_floating or value.dtype.is_integer):
+            raise TypeError(f"learning_rate must be {wanted}; {rate!r} returns {value!r} for version 0.")
         return function
     rate = variable_of(rate)
     is_scalar = isinstance(rate, tf.Variable) and rate.shape.rank == 0
@@ -217,10 +206,9 @@ def gradient_optimizer(
     """Creates the `GradientOptimizer` of a rule.
 
     Raises:
-      TypeError: `optimizer` is neither a Keras 3 optimizer nor a function, or a function has no learning rate, or
-        none that can be used.
-      ValueError: a rule does not support an option of the optimizer; a Keras optimizer was given with a learning rate,
-        or with duplicate indices allowed.
+      TypeError: `optimizer` is neither a Keras 3 optimizer nor a function, or a function has no learning rate that can
+        be used.
+      ValueError: a rule does not support an option of the optimizer, or that option goes with an update function only.
     """
     if keras_optimizers.is_optimizer(optimizer):
         if learning_rate is not None:

@@ -1,9 +1,12 @@
-"""The checkpoint of the gradients that are queued on the parameter servers.
+"""Pushed gradients that wait on the parameter servers until it is decided which of them make an update.
 
-It promises that the restored queue is the saved one, in its order and with its delays, on any number of servers. Rows
-are transferred one by one; the client holds all of them at once, in one string.
+    GradientStore      one on each server: a push is a row, which has what was sent to this server
+    PushLog            on the home server: push --accepted--> ready --grads_to_wait of them, on all servers--> applied
+    DelayedPushes      the same log for `Delayed`:  push --> delayed --delay over, at a pull--> ready --one--> applied
+    QueuedGradients    the rows and the log of `Delayed` in a checkpoint
 
-The layout in columns of the gradients of one server's variables.
+Rows are stored, not sums, so that a row of a worker that died before it had sent the other rows can be left out of the
+update on all servers. The columns of a row:
 
     per variable: values | indices | kind | pulled     per optimizer: scalar | scalar ...
 
@@ -12,25 +15,13 @@ out. With `has_kinds`, each row has all columns and tells its kinds itself: the 
 been traced before any push, or in another program. `pulled`, the value that a dense gradient was computed on, exists
 only for rules that ask for it.
 
-Pushed gradients that wait on one server until it is decided which of them make an update.
-
-A push is a row: its columns are the gradients of single variables, and what was sent with them. Rows are stored, not
-sums, so that a row of a worker that died before it had sent the rest to the other servers can be left out of the update
-on all of them.
-
-Which pushed gradients make the next updates: decided on the home server, for all servers.
-
-    PushLog          push --accepted--> ready --grads_to_wait of them, on all servers--> applied
-    DelayedPushes    push --> delayed --delay over, at a pull--> ready --one, on all servers--> applied
-
-The ids of all logged pushes are passed to the servers with each update, those of the update first, so that no server
-drops a row that a later update needs.
+With each update the home server passes the ids of all logged pushes to the servers, the ids of the update first, so
+that no server drops a row that a later update needs.
 """
 
-import dataclasses
 import io
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -45,47 +36,32 @@ from coordinator.updates.rule_state import NO_STEP, RuleState
 _NONE, _DENSE, _SPARSE = range(3)
 
 
-@dataclasses.dataclass(frozen=True)
-class ChosenRows:
+class ChosenRows(NamedTuple):
     """The rows of an update.
 
     Attributes:
-      lists: a TensorList of all rows in the store, for each column.
+      lists: a TensorList of all rows in the store, for each column; the ids are the last list.
       places: the positions of the chosen rows, in the order of the ids; int64.
-      is_chosen: by position, whether a row is chosen; bool.
+      is_chosen: whether the row at each position is chosen; bool.
     """
 
     lists: Sequence[Any]
     places: Any
     is_chosen: Any
 
-    @property
-    def workers(self) -> Any:
-        """The workers that have pushed them, int64 [n]: the first number of the ids, which are the last list."""
-        return self.stacked(len(self.lists) - 1, tf.int64, tf.TensorShape([None]))[:, 0]
-
     def first(self, column: int, dtype: tf.DType) -> Any:
         """Returns a column of the first row, in the shape that it was added with."""
         return item(self.lists[column], self.places[0], dtype)
 
-    def stacked(self, column: int, dtype: tf.DType, shape: tf.TensorShape) -> Any:
+    def stacked(self, column: int, dtype: tf.DType, shape: Any) -> Any:
         """Returns a column whose rows have the same shape, stacked along a new first dimension."""
-        rows = tf.raw_ops.TensorListGather(
-            input_handle=self.lists[column],
-            indices=tf.cast(self.places, tf.int32),
-            element_shape=tf.constant(-1),
-            element_dtype=dtype,
-        )
+        arguments = {"element_shape": tf.constant(-1), "element_dtype": dtype}
+        places = tf.cast(self.places, tf.int32)
+        rows = tf.raw_ops.TensorListGather(input_handle=self.lists[column], indices=places, **arguments)
         return tf.ensure_shape(rows, tf.TensorShape([None]).concatenate(shape))
 
     def concatenated(self, column: int, dtype: tf.DType, shape: Sequence[int | None]) -> Any:
-        """Returns a column whose rows differ in their first dimension, concatenated along it.
-
-        Args:
-          column: its number.
-          dtype: its dtype.
-          shape: of a row, without the first dimension.
-        """
+        """Returns a column whose rows differ in their first dimension, concatenated along it; `shape` is without it."""
         together, lengths = tf.raw_ops.TensorListConcatV2(
             input_handle=self.lists[column],
             element_shape=tf.constant([-1, *(-1 if size is None else size for size in shape)]),
@@ -96,21 +72,20 @@ class ChosenRows:
 
 
 class GradientColumns:
-    """The columns of one server.
+    """The columns of one server, which may have no variable of the model.
 
     Args:
       model: the variables of all servers.
-      device: the server's CPU; it may have no variable of the model.
+      device: the server's CPU.
       scalars: the dtypes of the scalars that the optimizer needs.
-      is_sparse: by the positions of the variables that have gradients, whether these are `tf.IndexedSlices`; filled
-        when a push is traced, and shared by all servers. None if each push may have other kinds of gradients.
+      is_sparse: for the positions of the variables that have gradients, whether these are `tf.IndexedSlices`; filled
+        when a push is traced, and shared by all servers. None if each push may have other kinds of gradients
+        (`has_kinds`).
       has_pulled: whether a dense gradient is stored with the value that it was computed on.
 
     Attributes:
-      has_kinds: whether each push may have other kinds of gradients.
-      dtypes: of all columns.
-      places: the position of each column among those of a server that has the whole model.
-      width: the number of columns of such a server.
+      dtypes: the dtypes of all columns.
+      places, width: the position of each column on a server that has the whole model, and the number of columns there.
     """
 
     def __init__(
@@ -144,42 +119,40 @@ class GradientColumns:
         self, gradients: Mapping[int, Any], scalars: Sequence[Any], pulled: Mapping[int, Any] | None = None
     ) -> dict[int, Any]:
         """Returns the columns of a push, from the gradients and pulled values by the positions of their variables."""
-        found: dict[int, Any] = {}
+        row: dict[int, Any] = {}
         for number, column in self._column.items():
             dtype, gradient = self._variables[number].dtype, gradients.get(number)
             if self.has_kinds:
                 kind = _NONE if gradient is None else _SPARSE if isinstance(gradient, tf.IndexedSlices) else _DENSE
-                found |= {column: tf.zeros([0], dtype), column + 1: tf.zeros([0], tf.int64)}
-                found[column + 2] = tf.constant(kind)
+                row |= {column: tf.zeros([0], dtype), column + 1: tf.zeros([0], tf.int64)}
+                row[column + 2] = tf.constant(kind)
             if isinstance(gradient, tf.IndexedSlices):
-                found |= {column: tf.cast(gradient.values, dtype), column + 1: tf.cast(gradient.indices, tf.int64)}
+                row |= {column: tf.cast(gradient.values, dtype), column + 1: tf.cast(gradient.indices, tf.int64)}
             elif gradient is not None:
-                found[column] = tf.cast(gradient, dtype)
+                row[column] = tf.cast(gradient, dtype)
                 if self._pulled is not None and pulled is not None:
-                    found[column + self._pulled] = pulled[number]
-        return found | dict(zip(self._scalars, scalars, strict=True))
+                    row[column + self._pulled] = pulled[number]
+        return row | dict(zip(self._scalars, scalars, strict=True))
 
     def used(self) -> list[int]:
         """Returns the columns that rows have."""
         if self.has_kinds:
             return list(range(len(self.dtypes)))
-        found: list[int] = []
+        columns: list[int] = []
         for number, column in self._column.items():
             if number in self.is_sparse:
                 pulled = [] if self._pulled is None else [column + self._pulled]
-                found += [column, column + 1] if self.is_sparse[number] else [column, *pulled]
-        return [*found, *self._scalars]
+                columns += [column, column + 1] if self.is_sparse[number] else [column, *pulled]
+        return [*columns, *self._scalars]
 
     def scalars(self, rows: ChosenRows) -> list[Any]:
         """Returns the scalars of the last push among the rows."""
-        return [rows.stacked(column, dtype, tf.TensorShape([]))[-1] for column, dtype in self._scalars.items()]
+        return [rows.stacked(column, dtype, [])[-1] for column, dtype in self._scalars.items()]
 
     def combined(self, rows: ChosenRows, combine: Callable[..., Any]) -> dict[int, Any]:
         """Returns the gradients of an update by the positions of their variables, computed in float32 if less precise.
 
-        Args:
-          rows: those of the update.
-          combine: makes one of several dense gradients, see `Accumulating.combine`. Sparse ones have a mean.
+        `combine` makes one gradient of several dense ones, see `Accumulating.combine`. Of sparse ones it is the mean.
         """
         return {
             number: self._mean_of_rows(number, rows) if is_sparse else self._combined_of(number, rows, combine)
@@ -190,10 +163,8 @@ class GradientColumns:
     def apply_first(self, rows: ChosenRows, apply: Callable[[int, Any], None]) -> None:
         """Applies the first gradient of rows that tell their kinds.
 
-        Args:
-          rows: those of an update.
-          apply: called with a variable's position and its gradient, once for each kind while the graph is built; what
-            it builds runs for the kind that the gradient has.
+        `apply(position, gradient)` is called once for each kind while the graph is built; the operations that it adds
+        run for the kind that the gradient has.
         """
         for number, column in self._column.items():
             kinds = [lambda: False, self._branch(number, rows, apply, is_sparse=False)]
@@ -205,8 +176,10 @@ class GradientColumns:
         variable, column = self._variables[number], self._column[number]
         dtype = _precise(variable.dtype)
         columns = [column, *([] if self._pulled is None else [column + self._pulled])]
-        gradients, *pulled = (tf.cast(rows.stacked(each, variable.dtype, variable.shape), dtype) for each in columns)
-        return tf.cast(combine(variable, gradients, rows.workers, *(pulled or [None])), variable.dtype)
+        gradients, *pulled = (tf.cast(rows.stacked(place, variable.dtype, variable.shape), dtype) for place in columns)
+        # The first number of each id.
+        workers = rows.stacked(len(rows.lists) - 1, tf.int64, [None])[:, 0]
+        return tf.cast(combine(variable, gradients, workers, *(pulled or [None])), variable.dtype)
 
     def _mean_of_rows(self, number: int, rows: ChosenRows) -> Any:
         variable, column = self._variables[number], self._column[number]
@@ -241,7 +214,7 @@ def _precise(dtype: tf.DType) -> tf.DType:
 
 
 def _shape_of(variable: tf.Variable) -> Any:
-    # Without a read, which would copy a table of which rows have been changed.
+    # Without a read, which would copy a table whose rows have been changed.
     return tf.raw_ops.VariableShape(input=variable.handle, out_type=tf.int64)
 
 
@@ -270,30 +243,22 @@ def vectors_of(rows: Any, width: int) -> Any:
     return tf.ensure_shape(stacked, [None, width])
 
 
-# The id of a push: worker, connection of that worker, microseconds on that worker's clock.
+# The id of a push: worker, connection of the worker, microseconds on the worker's clock.
 PUSH_ID_SIZE = 3
 # In the id of a dropped row.
 _NO_WORKER = -2
 
 
 class GradientStore:
-    """The rows on one server. Created in the strategy's scope. Not in checkpoints.
+    """The rows on one server. Created in the strategy's scope, where the variable `near` is. Not in checkpoints.
 
-    Operations under the lock need no other machine; once begun they finish, even if the worker that began them dies.
+    Operations under the server's lock need no other machine; once begun they finish, even if the worker that began them
+    dies. `use` changes the server's variables by the rows of an update, at most `update_size`; it is called under the
+    lock. `may_reject` says whether a push from a live worker may be rejected.
 
     A dropped row leaves an empty place. The empty places are removed when they are at least as many as the remaining
-    rows, so that the cost of dropping a row does not depend on their number; until then its tensors stay in memory.
-
-    Args:
-      lock: of that server.
-      beside: a variable on that server.
-      columns: the layout of the rows.
-      update_size: the largest number of rows in an update.
-      use: changes the server's variables by the rows of an update; called under the lock.
-      may_reject: whether a push from a live worker may be rejected.
-
-    Attributes:
-      device: the server's CPU.
+    rows, so that the cost of dropping a row does not depend on the number of rows; until then its tensors stay in
+    memory.
     """
 
     # The ids of the pushes are the last list. A variable of a partially known shape would be simpler, but TensorFlow's
@@ -302,7 +267,7 @@ class GradientStore:
     def __init__(
         self,
         lock: ServerMutex,
-        beside: tf.Variable,
+        near: tf.Variable,
         columns: GradientColumns,
         update_size: int,
         use: Callable[[ChosenRows], None],
@@ -316,18 +281,14 @@ class GradientStore:
         self._update_size = update_size
         self._use = use
         self._dtypes = (*columns.dtypes, tf.int64)
-        with tf.distribute.get_strategy().extended.colocate_vars_with(beside):
+        with tf.distribute.get_strategy().extended.colocate_vars_with(near):
             self.lists = tf.Variable(self._empty, dtype=tf.variant, shape=[len(self._dtypes)], trainable=False)
 
     def add(self, push: Any, row: Mapping[int, Any]) -> Any:
-        """Adds a row.
+        """Adds a row; returns the operation that adds it.
 
-        Args:
-          push: its id, int64 [3]; on the server, like all arguments.
-          row: tensors, by column; columns that are left out have to be left out of all rows.
-
-        Returns:
-          The operation that adds it.
+        `push` is its id, int64 [3]. `row` has tensors by column; columns that are left out have to be left out of all
+        rows. All are on the server.
         """
         with self._lock.hold([push, *row.values()]):
             lists = self._with_row(self.lists.read_value(), {**row, len(self._dtypes) - 1: push})
@@ -335,35 +296,24 @@ class GradientStore:
 
     @client_may_call(tf.TensorSpec([None, PUSH_ID_SIZE], tf.int64))
     def use_once(self, ids: Any) -> Any:
-        """Uses the rows of an update and drops them, unless that was done already.
+        """Uses the rows of an update and drops them, unless that was done already; returns a tensor to wait for.
 
-        Args:
-          ids: of the pushes in this update and the next ones, in their order; int64 [n, 3], n > 0.
-
-        Returns:
-          A tensor that is available afterwards.
+        `ids` has the ids of the pushes in this update, then in the next ones; int64 [n, 3], n > 0.
         """
         with tf.device(self.device):
             ids = tf.identity(ids)
         with self._lock.hold([ids]):
-            # Used rows are dropped. A late caller, perhaps by some updates, does not find the first one.
-            pushes = vectors_of(tf.unstack(self.lists.read_value(), num=len(self._dtypes))[-1], PUSH_ID_SIZE)
+            # Used rows are dropped. A late caller, perhaps by some updates, does not find the first row.
+            pushes = vectors_of(self._unstacked()[-1], PUSH_ID_SIZE)
             is_stored = tf.reduce_any(tf.reduce_all(pushes == ids[0], 1))
             return tf.cond(is_stored, lambda: self._use_and_drop(ids), lambda: tf.constant(False))
 
     def drop(self, push: Any) -> Any:
-        """Drops the row of a push that is in no update.
-
-        Args:
-          push: its id, int64 [3].
-
-        Returns:
-          The operation that drops it.
-        """
+        """Drops the row of a push, by its id, int64 [3], that is in no update; returns the operation that drops it."""
         with tf.device(self.device):
             push = tf.identity(push)
         with self._lock.hold([push]):
-            lists = tf.unstack(self.lists.read_value(), num=len(self._dtypes))
+            lists = self._unstacked()
             is_other = tf.reduce_any(vectors_of(lists[-1], PUSH_ID_SIZE) != push, 1)
             return self.lists.assign(self._only(lists, tf.cast(tf.where(is_other)[:, 0], tf.int32)), read_value=False)
 
@@ -375,10 +325,7 @@ class GradientStore:
 
     @client_may_call(tf.TensorSpec([PUSH_ID_SIZE], tf.int64))
     def serialized(self, push: Any) -> Any:
-        """Serializes a row that has all columns.
-
-        Args:
-          push: its id, int64 [3].
+        """Serializes the row of a push, by its id, int64 [3]; it has all columns.
 
         Returns:
           The columns for `tf.io.parse_tensor`, string [columns]; string [0] if there is no such row.
@@ -386,7 +333,7 @@ class GradientStore:
         with tf.device(self.device):
             push = tf.identity(push)
         with self._lock.hold([push]):
-            lists = tf.unstack(self.lists.read_value(), num=len(self._dtypes))
+            lists = self._unstacked()
             is_match = tf.reduce_all(vectors_of(lists[-1], PUSH_ID_SIZE) == push, 1)
 
             def columns() -> Any:
@@ -404,8 +351,11 @@ class GradientStore:
             dtypes = enumerate(self.columns.dtypes)
             self.add(push, {column: tf.io.parse_tensor(strings[column], dtype) for column, dtype in dtypes})
 
+    def _unstacked(self) -> Any:
+        return tf.unstack(self.lists.read_value(), num=len(self._dtypes))
+
     def _use_and_drop(self, ids: Any) -> Any:
-        lists = tf.unstack(self.lists.read_value(), num=len(self._dtypes))
+        lists = self._unstacked()
         pushes = vectors_of(lists[-1], PUSH_ID_SIZE)
         is_same = tf.reduce_all(ids[:, None] == pushes, -1)
         chosen = is_same[: self._update_size]
@@ -428,9 +378,9 @@ class GradientStore:
         """Returns the lists with these rows only."""
         columns = [*self.columns.used(), len(lists) - 1]
 
-        def with_next(number: Any, found: Any) -> tuple[Any, Any]:
+        def with_next(number: Any, collected: Any) -> tuple[Any, Any]:
             row = {column: item(lists[column], kept[number], self._dtypes[column]) for column in columns}
-            return number + 1, self._with_row(found, row)
+            return number + 1, self._with_row(collected, row)
 
         return tf.while_loop(lambda number, _: number < tf.size(kept), with_next, (0, self._empty()))[1]
 
@@ -452,11 +402,11 @@ class GradientStore:
 
 
 def _is_obsolete(pushes: Any, *, may_reject: bool) -> Any:
-    """Returns by row whether the push will never be part of an update, unless it is accepted already.
+    """Returns for each row whether its push will never be part of an update, unless it is accepted already.
 
-    A push of an older connection is rejected once its worker has pushed on a newer one. If pushes may be rejected, one
-    that is not accepted when its worker pushes again never will be; if not, it may have been accepted since the caller
-    got the accepted ids.
+    A push of an older connection is rejected once its worker has pushed on a newer one. If pushes may be rejected, a
+    push that is not accepted when its worker pushes again never will be; if not, it may have been accepted since the
+    caller got the accepted ids.
     """
     worker, connection, _ = tf.unstack(pushes, axis=1)
     is_older = connection > connection[:, None]
@@ -466,8 +416,8 @@ def _is_obsolete(pushes: Any, *, may_reject: bool) -> Any:
     return tf.reduce_any((worker == worker[:, None]) & is_older, 1)
 
 
-# Of a push: its id, the version that its gradient was computed on, and two more numbers: with `DelayedPushes` when it
-# was pushed and its delay, in microseconds; with `PushLog` the number of its range, and 0.
+# What a log has of a push: its id, the version that its gradient was computed on, and two more numbers: with
+# `DelayedPushes` when it was pushed and its delay, in microseconds; with `PushLog` the number of its range, and 0.
 ENTRY_SIZE = PUSH_ID_SIZE + 3
 _PULLED_VERSION, _PUSHED_AT, _DELAY = range(PUSH_ID_SIZE, ENTRY_SIZE)
 _RANGE = _PUSHED_AT
@@ -478,12 +428,8 @@ MAX_DELAY = 1e11
 class PushLog:
     """The accepted pushes that are in no finished update, in the order of their arrival. Not in checkpoints.
 
-    Created in the strategy's scope.
-
-    Args:
-      state: counts updates, pushes, rejections and staleness.
-      grads_to_wait: gradients per update.
-      is_accepted: decides about a push, see `Accumulating`; called on the home server, under the state's lock.
+    Created in the strategy's scope. `is_accepted` decides about a push, see `Accumulating`; it is called on the home
+    server, under the state's lock.
     """
 
     def __init__(self, state: RuleState, grads_to_wait: int, is_accepted: Callable[[Any, Any], Any]) -> None:
@@ -505,9 +451,9 @@ class PushLog:
         Args:
           push: its id, int64 [3]; on the home server, like all arguments.
           pulled_version: the version that the gradient was computed on.
-          size: bytes that were sent.
+          size: of the messages in bytes.
           not_finite: 1 if it has a value that is not finite, otherwise 0.
-          number: of the range that the gradient was computed on; None if ranges are not recorded.
+          number: the number of its range; None if ranges are not recorded.
 
         Returns:
           Whether it is accepted, a bool scalar; a push of an abandoned call is not. Whether it is refused because its
@@ -541,7 +487,7 @@ class PushLog:
 
     @client_may_call(tf.TensorSpec([], tf.int32))
     def due(self, minimum: Any) -> Any:
-        """Returns the ids, those of the next update first, int64 [n, 3]; n = 0 if fewer than `minimum` are ready."""
+        """Returns the ids, the next update's first, int64 [n, 3]; n = 0 if fewer than `minimum` pushes are ready."""
         with self._state.lock.hold():
             return self._due(_entries(self._ready), minimum)
 
@@ -549,12 +495,7 @@ class PushLog:
     def finish(self, ids: Any, minimum: Any) -> Any:
         """Counts an update that all servers have made, unless it is counted already.
 
-        Args:
-          ids: those that the servers were given, int64 [n, 3], n > 0.
-          minimum: see `due`.
-
-        Returns:
-          The result of `due` for the next update.
+        `ids` are what the servers were given, int64 [n, 3], n > 0. Returns the result of `due` for the next update.
         """
         state = self._state
         with tf.device(state.home):
@@ -562,7 +503,7 @@ class PushLog:
         with state.lock.hold([ids]):
             ready = _entries(self._ready)
             is_open = tf.reduce_any(tf.reduce_all(ready[:1, :PUSH_ID_SIZE] == ids[:1], 1))
-            # Fewer than `grads_to_wait` in a flush, which leaves those that came since.
+            # Fewer than `grads_to_wait` in a flush, which leaves the pushes that came since.
             applied = tf.where(is_open, tf.minimum(tf.shape(ids)[0], self._grads_to_wait), 0)
             self._count_update(tf.cast(is_open, tf.int64), ready[:applied])
             ready = ready[applied:]
@@ -603,12 +544,8 @@ class PushLog:
 class DelayedPushes(PushLog):
     """A log whose pushes are ready after a delay, and make an update each. A checkpoint saves it as `QueuedGradients`.
 
-    All times are the home server's. Staleness is counted when a gradient is applied.
-
-    Args:
-      state: see `PushLog`.
-      delay: takes a worker's index, an int64 scalar, and the time of its push, a float64 scalar; returns seconds, a
-        float64 scalar.
+    All times are the home server's. Staleness is counted when a gradient is applied. `delay` takes a worker's index, an
+    int64 scalar, and the time of its push, a float64 scalar; it returns seconds, a float64 scalar.
     """
 
     def __init__(self, state: RuleState, delay: Callable[[Any, Any], Any]) -> None:
@@ -631,14 +568,7 @@ class DelayedPushes(PushLog):
 
     @client_may_call(tf.TensorSpec([], tf.bool))
     def release(self, everything: Any) -> Any:
-        """Makes the pushes ready whose delay is over.
-
-        Args:
-          everything: True releases all of them; a bool scalar.
-
-        Returns:
-          The result of `due`.
-        """
+        """Makes the pushes ready whose delay is over, or all of them; returns the result of `due`."""
         with self._state.lock.hold():
             now, delayed = _microseconds(tf.timestamp()), _entries(self._delayed)
             is_over = everything | decisions.is_delay_over(now, delayed[:, _PUSHED_AT], delayed[:, _DELAY])
@@ -661,7 +591,7 @@ class DelayedPushes(PushLog):
             _assign(self._delayed, entries)
 
     def _count_update(self, updates: Any, applied: Any) -> None:
-        # A sum, since there may be none.
+        # A sum, since `applied` may be empty.
         pulled_version = tf.reduce_sum(applied[:, _PULLED_VERSION])
         staleness = decisions.staleness(self._state.version.read_value(), pulled_version)
         self._state.version.assign_add(updates, read_value=False)
@@ -691,13 +621,11 @@ _RESTORED = -1
 
 
 class QueuedGradients(tf.train.experimental.PythonState):
-    """Saves and restores the queue. Used while no scheduled function runs.
+    """Saves and restores the queue of `Delayed`. Used while no scheduled function runs.
 
-    A gradient that some servers apply while it is being saved is left out.
-
-    Args:
-      pushes: the log of the queued pushes.
-      stores: on all servers; their columns have kinds.
+    The restored queue is the saved one, in its order and with its delays, on any number of servers. Rows are
+    transferred one by one; the client holds all of them at the same time, in one string. A gradient that some servers
+    apply while it is being saved is left out. The columns of the stores have kinds.
     """
 
     def __init__(self, pushes: DelayedPushes, stores: Sequence[GradientStore]) -> None:
@@ -705,11 +633,7 @@ class QueuedGradients(tf.train.experimental.PythonState):
         self._stores = stores
 
     def serialize(self) -> bytes:
-        """Returns the queue as a string.
-
-        Raises:
-          tf.errors.OpError: a parameter server does not answer.
-        """
+        """Returns the queue as a string."""
         entries, rows = [], []
         for entry in self._pushes.entries().numpy():
             row = [b""] * self._width
@@ -732,12 +656,7 @@ class QueuedGradients(tf.train.experimental.PythonState):
         return buffer.getvalue()
 
     def deserialize(self, string_value: bytes) -> None:
-        """Replaces the queue.
-
-        Raises:
-          ValueError: the string was saved by a rule for other variables, or with another kind of optimizer.
-          tf.errors.OpError: a parameter server does not answer.
-        """
+        """Replaces the queue; raises ValueError if the string was saved by a rule for other variables or optimizers."""
         saved = np.load(io.BytesIO(string_value), allow_pickle=False)
         entries, sizes, strings = saved["entries"], saved["sizes"], saved["strings"].tobytes()
         if sizes.shape[1] != self._width:

@@ -1,17 +1,8 @@
 """Gradients on their way to the servers: checked on the worker, and flattened to tensors for a transfer.
 
-A gradient that one server's update refuses would still be in the updates of the other servers. So a push checks while
-it is traced whatever is known then. Ids of rows and unknown shapes are checked by the step itself, before anything
+If one server's update refused a gradient, the other servers would still apply their parts of it. So a push checks while
+it is traced all that is known then. Ids of rows and unknown shapes are checked by the step itself, before anything
 leaves the worker.
-
-What a rule with `transfer_dtype` rounds on its way between a worker and the parameter servers.
-
-    server   float32 variable -- cast --> 16 bits   ==>   16 bits -- cast --> float32   worker
-    server   float32 sum    <-- cast -- 16 bits     <==   16 bits <-- cast -- float32   gradient
-
-A tensor is cast on the device that sends it and cast back where it is needed, so that its message has half the size.
-Only dense float32 tensors with at least one dimension are rounded. Scalars stay exact, among them learning rates and
-counts; so do other dtypes, the rows of embeddings, and `tf.IndexedSlices`.
 """
 
 import re
@@ -21,114 +12,42 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from coordinator.ps_strategy.keras.internals.optimizers import parts_of, variable_of
-from coordinator.ps_strategy.tensorflow_internals.shared_variable import read_variable
-
-
-def is_rounded(tensor: Any) -> bool:
-    """Returns True if a tensor, a variable or a gradient is one that is rounded."""
-    return not isinstance(tensor, tf.IndexedSlices) and tensor.dtype == tf.float32 and tensor.shape.rank != 0
-
-
-def rounded(tensor: Any, dtype: tf.DType | None) -> Any:
-    """Rounds a tensor, where it is, to the nearest numbers of a dtype; returns it as it is if `is_rounded` is False.
-
-    Args:
-      tensor: a tensor, or `tf.IndexedSlices`.
-      dtype: the dtype of messages; None rounds nothing.
-    """
-    return tf.cast(tensor, dtype) if dtype is not None and is_rounded(tensor) else tensor
-
-
-def restored(gradient: Any, variable: Any) -> Any:
-    """Returns a gradient in the dtype of its variable."""
-    return gradient if gradient.dtype == variable.dtype else tf.cast(gradient, variable.dtype)
-
-
-def read_rounded(variable: Any, dtype: tf.DType | None) -> tuple[Any, list[Any]]:
-    """Reads a variable, without recording it on gradient tapes.
-
-    Args:
-      variable: a `tf.Variable` on a parameter server, or one in parts.
-      dtype: the dtype of messages; None rounds nothing.
-
-    Returns:
-      The value on the worker, in the variable's dtype; and the tensors that are sent for it.
-    """
-    if dtype is None or not is_rounded(variable):
-        value = read_variable(variable)
-        return value, [value]
-    sent = []
-    for part in parts_of(variable):
-        with tf.device(part.device):
-            sent.append(rounded(read_variable(part), dtype))
-    with tf.device(None):
-        values = [tf.cast(each, variable.dtype) for each in sent]
-        return values[0] if len(values) == 1 else tf.concat(values, 0), sent
-
-
 _ADVICE = "Push what the tape gives for this variable, in the order of the rule's variables."
 
 
 def flat(gradients: Mapping[int, Any]) -> list[Any]:
     """Flattens gradients to tensors: of `tf.IndexedSlices`, the values and the indices."""
-    found: list[Any] = []
+    tensors: list[Any] = []
     for gradient in gradients.values():
-        found += [gradient.values, gradient.indices] if isinstance(gradient, tf.IndexedSlices) else [gradient]
-    return found
+        tensors += [gradient.values, gradient.indices] if isinstance(gradient, tf.IndexedSlices) else [gradient]
+    return tensors
 
 
 def rebuilt(gradients: Mapping[int, Any], tensors: Sequence[Any]) -> dict[int, Any]:
     """Returns gradients of the same structure from tensors in the order of `flat`."""
-    rest = iter(tensors)
+    left = iter(tensors)
     return {
-        number: tf.IndexedSlices(next(rest), next(rest), gradient.dense_shape)
+        number: tf.IndexedSlices(next(left), next(left), gradient.dense_shape)
         if isinstance(gradient, tf.IndexedSlices)
-        else next(rest)
+        else next(left)
         for number, gradient in gradients.items()
     }
 
 
 def check_number(gradients: Any, expected: int) -> None:
-    """Checks that there is a gradient for each variable.
-
-    Raises:
-      TypeError: the gradients are no list or tuple.
-      ValueError: there are too few or too many.
-    """
+    """Raises TypeError unless the gradients are a list or tuple, ValueError unless there is one for each variable."""
     if not isinstance(gradients, list | tuple):
         raise TypeError(f"push takes a list of {expected} gradients, one for each variable; got {gradients!r}.")
     if len(gradients) != expected:
         raise ValueError(f"push takes {expected} gradients, one for each variable; got {len(gradients)}.")
 
 
-def ordered(gradients: Sequence[Any], variables: Sequence[Any], order: Sequence[Any]) -> list[Any]:
-    """Returns the gradients of variables in the order of others; None for those of which there is none.
-
-    Raises:
-      ValueError: a variable is not among the others.
-    """
-    by_variable = {id(variable_of(each)): gradient for each, gradient in zip(variables, gradients, strict=True)}
-    found = [by_variable.pop(id(variable_of(each)), None) for each in order]
-    for variable in map(variable_of, variables):
-        if by_variable.get(id(variable)) is not None:
-            raise ValueError(
-                f"The rule was created without the variable {variable.name!r}, which has a gradient. Create it "
-                "with all variables that are trained."
-            )
-    return found
-
-
 def given_gradients(gradients: Sequence[Any]) -> dict[int, Any]:
-    """Returns the gradients that are not None, by their positions.
-
-    Raises:
-      ValueError: there is none.
-    """
-    given = {number: gradient for number, gradient in enumerate(gradients) if gradient is not None}
-    if not given:
+    """Returns the gradients that are not None, by their positions; raises ValueError if there is none."""
+    by_position = {number: gradient for number, gradient in enumerate(gradients) if gradient is not None}
+    if not by_position:
         raise ValueError("All gradients are None: the loss does not depend on any of the rule's variables.")
-    return given
+    return by_position
 
 
 def checked(
@@ -139,39 +58,35 @@ def checked(
     ids: bool,
     values: bool = False,
 ) -> tuple[dict[int, Any], list[Any]]:
-    """Casts gradients to their variables' dtypes, and checks that they fit.
+    """Casts gradients, by position, to their variables' dtypes, and checks that they fit.
 
-    Args:
-      gradients: by the positions of their variables: tensors, or `tf.IndexedSlices`.
-      variables: `tf.Variable`s.
-      checks: others that the gradients are to depend on.
-      ids: whether ids that are unknown now are checked when the function runs.
-      values: whether values must be finite when the function runs.
+    `checks` are further checks. With `ids`, ids that are unknown now are checked when the function runs; with `values`,
+    whether values are finite.
 
     Returns:
-      The gradients, and the checks that remain for the time when the function runs: operations on the worker. The
-      gradients depend on them.
+      The gradients, and the checks that are made when the function runs: operations on the worker. The gradients depend
+      on them.
 
     Raises:
       TypeError: a dtype is neither the variable's nor a floating-point one that can be cast to it, or ids are not
         integers.
       ValueError: a shape does not fit, or an id is out of range.
     """
-    found, checks = {}, list(checks)
+    cast, checks = {}, list(checks)
     for number, gradient in gradients.items():
         variable = variables[number]
         if isinstance(gradient, tf.IndexedSlices):
-            found[number], more = _rows(gradient, variable)
-            of_ids = _id_checks(found[number].indices, variable)
+            cast[number], more = _rows(gradient, variable)
+            of_ids = _id_checks(cast[number].indices, variable)
             checks += [*more, *(of_ids if ids else [])]
         else:
-            found[number], more = _dense(gradient, variable)
+            cast[number], more = _dense(gradient, variable)
             checks += more
         if values:
-            checks += value_checks(found[number], variable)
+            checks += value_checks(cast[number], variable)
     if checks:
-        found = {number: after_checks(checks, gradient) for number, gradient in found.items()}
-    return found, checks
+        cast = {number: after_checks(checks, gradient) for number, gradient in cast.items()}
+    return cast, checks
 
 
 def value_checks(gradient: Any, variable: Any) -> list[Any]:

@@ -1,11 +1,11 @@
-"""The models that each worker trains itself: copies of the shared one, with an optimizer per worker.
+"""The models that each worker trains itself: copies of the shared model, with an optimizer per worker.
 
-Nothing here is in a checkpoint: what is worth saving of a model is on the parameter servers.
+No checkpoint contains them: what is worth saving of a model is on the parameter servers.
 """
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -14,31 +14,28 @@ from coordinator.ps_strategy.keras.internals.optimizers import variable_of
 from coordinator.ps_strategy.tensorflow_internals.shared_variable import ServerMutex, operations_added
 from coordinator.updates.gradient_optimizer import GradientOptimizer
 from coordinator.updates.gradients import flat
-from coordinator.updates.model import Model
+from coordinator.updates.model import Model, make_per_worker
 from coordinator.updates.rule_state import zeros
 
 _logger = logging.getLogger("coordinator")
+
 
 # More than the number of changes that a worker makes in one connection.
 _CHANGES_OF_CONNECTION = 2**40
 
 
 class LocalModel:
-    """Per-worker copies of a model's variables, except its embeddings.
+    """Per-worker copies of a model's variables, except its embeddings. Created in the strategy's scope.
 
-    It is used in scheduled functions, where it means the copies of the worker that runs them, without any transfer. On
-    a new or restarted worker everything is zero: the owner fills the copies before they are read, and maintains `steps`
-    and `version`. Created in the strategy's scope.
-
-    Args:
-      model: the shared model.
-      optimizer: that of the shared model; each worker gets one of its kind, with its own slots and count.
+    Used in scheduled functions, which read and change the copies of their own worker, without any transfer. On a new or
+    restarted worker everything is zero: the owner fills the copies before they are read, and maintains `steps` and
+    `version`. Each worker has an optimizer like that of the shared model, with its own slots and count.
 
     Attributes:
       numbers: the positions of the copied variables in the model.
       variables: the copies, in that order: per-worker variables, each with the original's shape and dtype.
       steps: local steps since the copies were filled; a per-worker int64 scalar.
-      version: of the shared model that the copies were filled from; a per-worker int64 scalar.
+      version: the version of the shared model that the copies were filled from; a per-worker int64 scalar.
     """
 
     def __init__(self, model: Model, optimizer: GradientOptimizer) -> None:
@@ -61,12 +58,7 @@ class LocalModel:
         _assign(self.variables, values)
 
     def apply(self, gradients: Mapping[int, Any], rate: Any) -> None:
-        """Has the worker's optimizer update its copies.
-
-        Args:
-          gradients: by position in the model: tensors, or `tf.IndexedSlices` without repeated indices.
-          rate: the learning rate, a float32 scalar.
-        """
+        """Has the worker's optimizer update its copies by gradients, by position; repeated rows are summed already."""
         if not gradients:
             return
         # Bias corrections need the count of the worker's own updates, since the slots are its own too.
@@ -77,23 +69,19 @@ class LocalModel:
 
 
 class AveragedModel(LocalModel):
-    """A worker's local model, and what of its changes is in the mean of all models.
+    """A worker's local model, and which of its changes are in the mean of all models.
 
         copies = base + what was changed since    change: what is being added to the mean, under `number`
 
     A change is *handed over* when it is copied from the copies to `change`. Then the servers are told of it until they
-    have counted it, and no other one is handed over before. So each is counted once, wherever a call is cut off.
+    have counted it, and no other change is handed over before. So each is counted once, wherever a call is cut off.
 
     A mutex on each worker protects the copies: an abandoned call that still runs never changes them concurrently. If a
-    call is cut off when it has changed a part of the model, the model is given up: it is of no generation.
-
-    Args:
-      model, optimizer: see `LocalModel`.
-      lock_name: of the mutex on each worker.
+    call is cut off when it has changed a part of the model, the model is given up: it has no generation.
 
     Attributes:
       averaged_at: when the copies were last averaged or replaced, on the worker's clock, in seconds; a per-worker
-        float64 scalar. `version` is that of the shared model then.
+        float64 scalar. `version` is the version of the shared model then.
       number: of the last change that was handed over; a per-worker int64 scalar.
     """
 
@@ -120,12 +108,7 @@ class AveragedModel(LocalModel):
             return self.values()
 
     def replace(self, values: Sequence[Any], generation: Any) -> None:
-        """Replaces the model; all arguments are on the worker.
-
-        Args:
-          values: in the order of `numbers`.
-          generation: the new one, an int64 scalar; 0 for none.
-        """
+        """Replaces the model by values in the order of `numbers`, and its generation, an int64 scalar; 0 for none."""
         with self._changed([*values, generation], generation):
             self.assign(values)
             _assign(self._base, values)
@@ -136,17 +119,12 @@ class AveragedModel(LocalModel):
         return tf.equal(self.number.read_value(), self._counted.read_value())
 
     def hand_over(self, values: Sequence[Any], connection: Any) -> None:
-        """Hands over what has led from `base` to some values of the copies.
-
-        Args:
-          values: in the order of `numbers`.
-          connection: the number of the worker's connection, an int64 scalar.
-        """
+        """Hands over the change from `base` to some values; `connection` is the number of the worker's connection."""
         with self._changed([*values, connection]):
             for change, value, base in zip(self._change, values, self._base, strict=True):
                 change.assign(tf.cast(value, change.dtype) - tf.cast(base.read_value(), change.dtype), read_value=False)
             _assign(self._base, values)
-            # Greater than those of older connections, which a restarted worker does not know.
+            # Greater than the numbers of older connections, which a restarted worker does not know.
             first = connection * _CHANGES_OF_CONNECTION
             self.number.assign(1 + tf.maximum(first, self.number.read_value()), read_value=False)
 
@@ -167,13 +145,7 @@ class AveragedModel(LocalModel):
             _assign(self._base, mean)
 
     def train(self, gradients: Mapping[int, Any], rate: Any, after: Any) -> None:
-        """Applies gradients.
-
-        Args:
-          gradients: by the positions of their variables.
-          rate: the learning rate, a float32 scalar.
-          after: a tensor; nothing is done before it is available.
-        """
+        """Applies gradients, by position, with a learning rate, once the tensor `after` is available."""
         with self._lock.hold([*flat(gradients), rate, after]):
             self.apply(gradients, rate)
 
@@ -184,11 +156,9 @@ class AveragedModel(LocalModel):
 
     @contextlib.contextmanager
     def _changed(self, after: Sequence[Any], generation: Any = None) -> Iterator[None]:
-        """Opens a scope, under the mutex, that changes the model; until its end the model is of no generation.
+        """Opens a scope, under the mutex, that changes the model; until its end the model has no generation.
 
-        Args:
-          after: see `ServerMutex.hold`.
-          generation: of the model afterwards; by default that before.
+        By default the model has the same generation afterwards.
         """
         with self._lock.hold(after):
             generation = self._generation.read_value() if generation is None else generation
@@ -198,11 +168,6 @@ class AveragedModel(LocalModel):
                 yield
             with tf.control_dependencies(changes):
                 self._generation.assign(generation, read_value=False)
-
-
-def _assign(variables: Sequence[Any], values: Sequence[Any]) -> None:
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(value, read_value=False)
 
 
 def _report_large(model: Model) -> None:
@@ -216,9 +181,9 @@ def _report_large(model: Model) -> None:
         )
 
 
-def make_per_worker(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-    """Creates a variable of which each worker has its own; for `tf.variable_creator_scope`."""
-    return next_creator(**kwargs, per_worker_variable=True)
+def _assign(variables: Sequence[Any], values: Sequence[Any]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value, read_value=False)
 
 
 def _copy_of(original: Any) -> tf.Variable:

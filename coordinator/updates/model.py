@@ -1,32 +1,54 @@
-"""Tables among the variables of a rule: they update their rows themselves, by key, on all servers.
-
-The variables that a rule updates, by parameter server, and transfers between the servers and the worker.
+"""The variables that a rule updates, by parameter server, and their transfer between the servers and the worker.
 
 Transfers are packed here only for steps that may wait for other workers, in branches and loops too. In other functions
 `coordinator.ps_strategy.fusing.message_packing` packs them, once the functions are fused or have run often; packing
 them here as well would copy them twice.
+
+A rule with `transfer_dtype` rounds what is sent:
+
+    server   float32 variable -- cast --> 16 bits   ==>   16 bits -- cast --> float32   worker
+    server   float32 sum    <-- cast -- 16 bits     <==   16 bits <-- cast -- float32   gradient
+
+A tensor is cast on the device that sends it and cast back where it is needed, so its message has half the size. Only
+dense float32 tensors with at least one dimension are rounded. Scalars stay exact, among them learning rates and counts;
+so do other dtypes, the rows of embeddings, and `tf.IndexedSlices`.
+
+With error feedback, a worker adds to each push what rounding took from its earlier pushes:
+
+    push n     sent  = rounded(gradient + error)
+               error = gradient + error - sent
+
+So the sum of all that a worker has sent differs from the sum of its gradients by at most the rounding of its last push.
+The errors of a new or restarted worker are zero; no checkpoint contains them. (Seide et al. 2014, "1-Bit Stochastic
+Gradient Descent"; Karimireddy et al., arXiv 1901.09847.)
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from coordinator.ps_strategy.fusing.message_packing import MAX_PACKED_BYTES, is_worth_packing, pack
 from coordinator.ps_strategy.keras.internals.optimizers import gradients_of_parts, parts_of, variable_of
-from coordinator.ps_strategy.tensorflow_internals.shared_variable import graph_around, is_within
-from coordinator.ps_strategy.tensorflow_internals.unstored_variable import TableVariable
-from coordinator.updates.gradients import (
-    after_checks,
-    flat,
-    is_rounded,
-    read_rounded,
-    rebuilt,
-    restored,
-    rounded,
-    value_checks,
-)
+from coordinator.ps_strategy.tensorflow_internals.shared_variable import graph_around, is_within, read_variable
+from coordinator.updates.gradients import after_checks, flat, rebuilt
+from coordinator.updates.rule_state import zeros
+
+
+def is_rounded(tensor: Any) -> bool:
+    """Returns True if a tensor, a variable or a gradient is one that is rounded."""
+    return not isinstance(tensor, tf.IndexedSlices) and tensor.dtype == tf.float32 and tensor.shape.rank != 0
+
+
+def rounded(tensor: Any, dtype: tf.DType | None) -> Any:
+    """Rounds a tensor, on its own device, to the nearest numbers of a dtype; None and `is_rounded` False keep it."""
+    return tf.cast(tensor, dtype) if dtype is not None and is_rounded(tensor) else tensor
+
+
+def restored(gradient: Any, variable: Any) -> Any:
+    """Returns a gradient in the dtype of its variable."""
+    return gradient if gradient.dtype == variable.dtype else tf.cast(gradient, variable.dtype)
 
 
 class Model:
@@ -34,20 +56,18 @@ class Model:
 
     Args:
       variables: `tf.Variable`s or `keras.Variable`s on parameter servers.
-      embeddings: those of them whose rows are looked up one by one, and which are never copied as a whole. By default
-        the sharded variables and those of `Embedding` layers.
-      transfer_dtype: the dtype of messages with dense variables and gradients; None for that of the variables.
+      embeddings: the variables whose rows are looked up one by one, and which are never copied as a whole. By default
+        the sharded variables and the variables of `Embedding` layers.
+      transfer_dtype: the dtype of messages with dense variables and gradients; None for the variables' own dtypes.
+      is_packed: see `transfer`; for pulls and for gradients.
 
     Raises:
-      ValueError: there is no variable, one is listed twice, one is not on a parameter server, or an embedding is not
-        among them.
+      ValueError: there is no variable, one is listed twice or is on no parameter server, or an embedding is not listed.
 
     Attributes:
-      given: the variables, as given.
-      wholes: as `tf.Variable`s.
-      originals: the variables as given, with parts in place of sharded ones. What follows, and rules, have positions in
-        this list.
-      variables: as `tf.Variable`s.
+      given, wholes: the variables as given, and as `tf.Variable`s.
+      originals, variables: the same with parts in place of sharded variables. A variable's position is its place in
+        these.
       embeddings, dense: the positions of the embeddings, and of the other variables.
       by_device: the positions of the variables on each server, by its CPU's name.
       are_embeddings_given: whether somebody has said which variables are embeddings.
@@ -58,9 +78,12 @@ class Model:
         variables: Sequence[Any],
         embeddings: Sequence[Any] | None = None,
         transfer_dtype: tf.DType | None = None,
+        *,
+        is_packed: bool = True,
     ) -> None:
         self.given = list(variables)
         self.transfer_dtype = transfer_dtype
+        self._is_packed = is_packed
         self.wholes = [variable_of(variable) for variable in self.given]
         if not self.wholes:
             raise ValueError("A rule needs at least one variable to update; the list of variables is empty.")
@@ -76,8 +99,8 @@ class Model:
         self.originals: list[Any] = []
         # By the number of the whole variable.
         self._positions: list[range] = []
-        for each in self.given:
-            parts = parts_of(each)
+        for variable in self.given:
+            parts = parts_of(variable)
             self._positions.append(range(len(self.originals), len(self.originals) + len(parts)))
             self.originals += parts
         self.variables = [variable_of(variable) for variable in self.originals]
@@ -88,7 +111,7 @@ class Model:
         if unknown:
             raise ValueError(f"The embedding {unknown[0].name!r} is not among the rule's variables.")
         self.embeddings = frozenset(
-            position for each in embeddings for position in self._positions[wholes[id(variable_of(each))]]
+            position for embedding in embeddings for position in self._positions[wholes[id(variable_of(embedding))]]
         )
         self.dense = tuple(number for number in range(len(self.variables)) if number not in self.embeddings)
         self.by_device = _by_device(self.variables)
@@ -104,15 +127,9 @@ class Model:
         }
 
     def send(
-        self, device: str, gradients: Mapping[int, Any], extras: Sequence[Any], *, is_packed: bool
+        self, device: str, gradients: Mapping[int, Any], extras: Sequence[Any]
     ) -> tuple[dict[int, Any], list[Any], Any]:
-        """Sends the gradients of a server's variables there, with further tensors.
-
-        Args:
-          device: the server.
-          gradients: of all servers, by position.
-          extras: the further tensors.
-          is_packed: see `transfer`.
+        """Sends the gradients of a server's variables, taken from all gradients by position, and further tensors there.
 
         Returns:
           These gradients, in the dtypes of their variables, and the further tensors, on the server; the size of all
@@ -120,20 +137,41 @@ class Model:
         """
         mine = {number: gradients[number] for number in self.by_device.get(device, ()) if number in gradients}
         tensors = flat(mine)
-        arrived, size = transfer([*tensors, *extras], None, device, is_packed=is_packed)
+        arrived, size = transfer([*tensors, *extras], None, device, is_packed=self._is_packed)
         with tf.device(device):
             there = rebuilt(mine, arrived[: len(tensors)])
-            gradients_there = {number: restored(each, self.variables[number]) for number, each in there.items()}
-            return gradients_there, arrived[len(tensors) :], size
+            restored_there = {number: restored(there[number], self.variables[number]) for number in there}
+            return restored_there, arrived[len(tensors) :], size
+
+    def pull(
+        self, variables: Sequence[Any], after: Sequence[Any] = (), only_on: str | None = None
+    ) -> tuple[list[Any], Any]:
+        """Transfers the values of `tf.Variable`s on any server to the worker, in the dtypes of the variables.
+
+        Nothing is read before the tensors `after` are available, on the device `only_on` or on all (None). Returns the
+        values, and the size of the messages in bytes, an int64 scalar.
+        """
+        values: dict[int, Any] = {}
+        sizes = [tf.constant(0, tf.int64)]
+        for device, numbers in _by_device(variables).items():
+            awaited = list(after) if only_on in (None, device) else []
+            with tf.device(device), tf.control_dependencies(awaited):
+                read = [rounded(variables[number].read_value(), self.transfer_dtype) for number in numbers]
+            arrived, size = transfer(read, device, None, is_packed=self._is_packed)
+            with tf.device(None):
+                for number, value in zip(numbers, arrived, strict=True):
+                    values[number] = restored(value, variables[number])
+            sizes.append(size)
+        return [values[number] for number in range(len(variables))], tf.add_n(sizes)
 
     def joined(self, values: Mapping[int, Any]) -> list[Any]:
-        """Returns the values of whole variables, for values by position; None for those that are not complete."""
-        found = []
+        """Returns the values of whole variables, for values by position; None where a part has no value."""
+        wholes = []
         for positions in self._positions:
             parts = [values.get(position) for position in positions]
             is_complete = all(part is not None for part in parts)
-            found.append(None if not is_complete else parts[0] if len(parts) == 1 else tf.concat(parts, 0))
-        return found
+            wholes.append(None if not is_complete else parts[0] if len(parts) == 1 else tf.concat(parts, 0))
+        return wholes
 
     def pulled_at_once(self, *, with_large: bool = False) -> list[int]:
         """Returns the positions of the variables that are pulled before they are read: small, and not embeddings."""
@@ -167,15 +205,10 @@ class Model:
 def transfer(
     tensors: Sequence[Any], source: str | None, target: str | None, *, is_packed: bool = True, is_mixed: bool = False
 ) -> tuple[list[Any], tf.Tensor]:
-    """Transfers tensors from one device to another.
+    """Transfers tensors from one device to another; None is the worker.
 
-    Args:
-      tensors: any.
-      source: the device that they are on; None is the worker.
-      target: where they are needed; None is the worker.
-      is_packed: whether small tensors of one dtype go in one message, if all dimensions but the first are known.
-        Otherwise no tensor is available before all are.
-      is_mixed: whether those of all dtypes go in one message.
+    With `is_packed`, small tensors of one dtype, or with `is_mixed` of all dtypes, go in one message if all dimensions
+    but the first are known. Otherwise no tensor is available before all are.
 
     Returns:
       The tensors on the target device, in their order, and their size in bytes, an int64 scalar.
@@ -194,12 +227,7 @@ def transfer(
 
 
 def bytes_of(tensors: Sequence[Any], source: str | None) -> tf.Tensor:
-    """Returns the size of tensors in bytes, an int64 scalar; known shapes need no message for it.
-
-    Args:
-      tensors: any.
-      source: the device that they are on; None is the worker.
-    """
+    """Returns the size in bytes of tensors on a device, an int64 scalar; known shapes need no message for it."""
     known = [tensor for tensor in tensors if tensor.shape.is_fully_defined()]
     sizes = [tf.constant(sum(tensor.shape.num_elements() * tensor.dtype.size for tensor in known), tf.int64)]
     with tf.device(source):
@@ -211,56 +239,75 @@ def bytes_of(tensors: Sequence[Any], source: str | None) -> tf.Tensor:
     return tf.add_n(sizes)
 
 
-def pull(
-    variables: Sequence[Any],
-    after: Sequence[Any],
-    only_on: str | None = None,
-    *,
-    is_packed: bool = True,
-    transfer_dtype: tf.DType | None = None,
-) -> tuple[list[Any], Any]:
-    """Transfers the values of variables to the worker.
-
-    Args:
-      variables: `tf.Variable`s on any server.
-      after: tensors; nothing is read before they are available.
-      only_on: the device whose variables wait for these; None is all devices.
-      is_packed: see `transfer`.
-      transfer_dtype: the dtype of messages with tensors that are rounded; None rounds nothing.
-
-    Returns:
-      The values, in the dtypes of the variables, and the size of the messages in bytes, an int64 scalar.
-    """
-    values: dict[int, Any] = {}
-    sizes = [tf.constant(0, tf.int64)]
-    for device, numbers in _by_device(variables).items():
-        awaited = list(after) if only_on in (None, device) else []
-        with tf.device(device), tf.control_dependencies(awaited):
-            read = [rounded(variables[number].read_value(), transfer_dtype) for number in numbers]
-        arrived, size = transfer(read, device, None, is_packed=is_packed)
-        with tf.device(None):
-            values.update(
-                (number, restored(value, variables[number])) for number, value in zip(numbers, arrived, strict=True)
-            )
-        sizes.append(size)
-    return [values[number] for number in range(len(variables))], tf.add_n(sizes)
-
-
 def _by_device(variables: Sequence[Any]) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
+    numbers: dict[str, list[int]] = {}
     for number, variable in enumerate(variables):
-        found.setdefault(variable.device, []).append(number)
-    return found
+        numbers.setdefault(variable.device, []).append(number)
+    return numbers
 
 
 def _is_embedding(variable: Any) -> bool:
-    """Returns whether steps look up rows of a variable: it is sharded, or has the name of those of Embedding layers."""
+    """Returns whether steps look up rows of a variable: it is sharded, or has the name that Embedding layers give."""
     name = variable_of(variable).name.rpartition("/")[2].partition(":")[0]
     return len(parts_of(variable)) > 1 or name == "embeddings"
 
 
+class RoundingErrors:
+    """The rounding errors of each worker. Created in the strategy's scope; used in scheduled functions.
+
+    If they are not kept, gradients stay as they are. Raises ValueError if they are, and the shape of a variable is
+    unknown.
+    """
+
+    def __init__(self, model: Model, *, are_kept: bool) -> None:
+        self._dtype = model.transfer_dtype
+        numbers = [number for number in range(len(model.variables)) if are_kept and model.is_rounded(number)]
+        for variable in (model.variables[number] for number in numbers):
+            if not variable.shape.is_fully_defined():
+                raise ValueError(
+                    f"error_feedback needs variables of known shapes: that of {variable.name!r} is {variable.shape}. "
+                    "Create it with one, or list it in embeddings=, which are not rounded."
+                )
+        with tf.variable_creator_scope(make_per_worker):
+            self._errors = {
+                number: zeros(model.variables[number].shape.as_list(), tf.float32, "rounding_error")
+                for number in numbers
+            }
+
+    def added_to(self, gradients: Mapping[int, Any]) -> dict[int, Any]:
+        """Returns gradients, by position, plus the errors of this worker's earlier pushes."""
+        return {
+            number: gradient + self._errors[number].read_value() if self._is_kept(number, gradient) else gradient
+            for number, gradient in gradients.items()
+        }
+
+    def keep(self, gradients: Mapping[int, Any], not_finite: Any, accepted: Any) -> None:
+        """Stores what rounding takes from the gradients that `added_to` has returned, if they are accepted and finite.
+
+        `not_finite` is 1 if the push has a value that is not finite, otherwise 0; `accepted` is a bool, or a bool
+        scalar.
+        """
+        for number, gradient in gradients.items():
+            if self._is_kept(number, gradient):
+                lost = gradient - tf.cast(rounded(gradient, self._dtype), gradient.dtype)
+
+                def assign(error: tf.Variable = self._errors[number], lost: Any = lost) -> Any:
+                    error.assign(lost, read_value=False)
+                    return tf.no_op()
+
+                tf.cond(tf.logical_and(tf.equal(not_finite, 0), accepted), assign, tf.no_op)
+
+    def _is_kept(self, number: int, gradient: Any) -> bool:
+        return number in self._errors and is_rounded(gradient)
+
+
+def make_per_worker(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+    """Creates a variable with a separate value on each worker; for `tf.variable_creator_scope`."""
+    return next_creator(**kwargs, per_worker_variable=True)
+
+
 _NEEDED = "The version of a push must be the value of its rule.pull(), an int64 scalar;"
-# The operations of which a function gets its arguments, and the results of the functions that it calls.
+# The operations that give a function its arguments, and the results of the functions that it calls.
 _FROM_ELSEWHERE = ("Placeholder", "PartitionedCall", "StatefulPartitionedCall")
 
 
@@ -272,12 +319,12 @@ class PulledModel:
       version: of the model, an int64 scalar.
       scalars: the values of the optimizer's scalars.
       values: tensors on the worker, by the positions of their variables.
-      size: of what was transferred, in bytes, an int64 scalar.
+      size: of the transfer in bytes, an int64 scalar.
       pulls: 1, or 0 if nothing was transferred; may be an int64 scalar.
       rule_data: for the rule's push; None if the pull was in another function.
-      worker: the index of the worker, an int64 scalar; known to the push.
+      worker: the index of the worker, an int64 scalar. This and the rest is known to the push only.
       checks: operations on the worker before which the push changes nothing; see `after`.
-      number: of the range that the push is computed on, an int64 scalar; None without one.
+      number: the number of the push's range, an int64 scalar; None without a range.
       not_finite: 1 if the push has a value that is not finite, otherwise 0; an int64 scalar.
     """
 
@@ -296,14 +343,14 @@ class PulledModel:
         """Returns a copy whose version, scalars and worker depend on the checks of a push."""
         if not checks:
             return self
-        version, worker, *scalars = (after_checks(checks, each) for each in (self.version, self.worker, *self.scalars))
+        tensors = (self.version, self.worker, *self.scalars)
+        version, worker, *scalars = (after_checks(checks, tensor) for tensor in tensors)
         return dataclasses.replace(self, version=version, worker=worker, scalars=scalars, checks=checks)
 
     def values_of(self, gradients: Mapping[int, Any], variables: Sequence[Any]) -> dict[int, Any]:
         """Returns the values of the variables that have dense gradients, by position; they depend on the checks.
 
-        Raises:
-          ValueError: one was not pulled.
+        Raises ValueError if one was not pulled.
         """
         dense = [number for number, gradient in gradients.items() if not isinstance(gradient, tf.IndexedSlices)]
         if missing := [variables[number].name for number in dense if number not in self.values]:
@@ -315,11 +362,7 @@ class PulledModel:
 
 
 def checked_version(version: Any) -> Any:
-    """Converts the version of a push to a tensor.
-
-    Raises:
-      TypeError: it is no int64 scalar.
-    """
+    """Converts the version of a push to a tensor; raises TypeError if it is no int64 scalar."""
     try:
         converted = tf.convert_to_tensor(version, tf.int64)
     except (TypeError, ValueError) as error:
@@ -333,16 +376,17 @@ def latest_pull(key: str, version: Any) -> PulledModel | None:
     """Returns the last pull of the function that is being traced; None if it was in another function.
 
     Args:
-      key: the pulls are stored in the function's graph under this key.
+      key: of the collection in which the function's graph stores its pulls.
       version: of the push.
 
     Raises:
-      ValueError: there is none, and the version comes neither from an argument of the function nor from another one.
+      ValueError: there is no pull, and the version comes neither from an argument of the function nor from another
+        function.
     """
     graph = tf.compat.v1.get_default_graph()
     while graph is not None:
-        if found := graph.get_collection_ref(key):
-            pulled: PulledModel = found[-1]
+        if pulls := graph.get_collection_ref(key):
+            pulled: PulledModel = pulls[-1]
             return pulled
         graph = graph_around(graph)
     if is_within(version.graph) and version.op.type not in _FROM_ELSEWHERE:
@@ -356,18 +400,13 @@ def latest_pull(key: str, version: Any) -> PulledModel | None:
 class PulledVariable:
     """The local copy of a variable, for the current graph and the branches and loops inside it.
 
-    It is the reader of the variable for `reads_replaced`: a read of the variable gives the copy, the same one each time
-    although the variable may have changed. A lookup of rows of a variable without a copy reads these rows on the
-    variable's server; a read of all of it creates the copy. A `tf.function` that is called meanwhile reads the variable
-    itself, since it may be called from other places too.
-
-    Args:
-      variable: a `tf.Variable`.
-      copy: a tensor; None to copy the variable when it is read.
-      transfer_dtype: of the message with that copy; None for the variable's own.
+    It is the reader of the variable for `reads_replaced`: each read of the variable gives the same copy, even if the
+    variable has changed. A lookup of rows of a variable without a copy (None) reads these rows on the variable's
+    server; a read of the whole variable creates the copy. A `tf.function` that is called in the scope reads the
+    variable itself, since it may be called from other places too.
 
     Attributes:
-      read_later: what was sent for the copy if it was created by a read, and the rows that were looked up.
+      read_later: the tensors that were sent for the copy if a read created it, and the rows that were looked up.
     """
 
     def __init__(self, variable: Any, copy: Any, transfer_dtype: tf.DType | None = None) -> None:
@@ -384,8 +423,7 @@ class PulledVariable:
         if self._copy is None and may_make:
             # In the outer graph, whichever branch or loop reads it first, so that all share it.
             with self._graph.as_default(), tf.control_dependencies(None):
-                self._copy, sent = read_rounded(self._variable, self._transfer_dtype)
-            self.read_later += sent
+                self._copy = self._read()
         return self._copy
 
     def note_rows(self, rows: Any) -> None:
@@ -393,57 +431,18 @@ class PulledVariable:
         if tf.compat.v1.get_default_graph() is self._graph:
             self.read_later.append(rows)
 
-
-class TablesOfRule:
-    """Finds the tables among a rule's variables, and their gradients among those that are pushed.
-
-    Args:
-      variables: of the rule, as given.
-
-    Attributes:
-      given: all variables of the rule.
-      variables: those that are the `variable` of a table, by their positions.
-    """
-
-    def __init__(self, variables: Sequence[Any]) -> None:
-        # Here and not in the rule, since TensorFlow would save them with the rule's checkpoints.
-        self.given = tuple(variables)
-        self.variables: dict[int, TableVariable] = {
-            number: variable
-            for number, variable in enumerate(map(variable_of, variables))
-            if isinstance(variable, TableVariable)
-        }
-
-    def others(self, values: Sequence[Any]) -> list[Any]:
-        """Returns the variables, or their gradients, that are not of tables."""
-        return [value for number, value in enumerate(values) if number not in self.variables]
-
-    def value_checks(self, gradients: Sequence[Any]) -> list[Any]:
-        """Returns operations that fail if a gradient of a table, of those of a push, is not finite."""
-        given = [(gradients[number], table) for number, table in self.variables.items()]
-        return [check for gradient, table in given if gradient is not None for check in value_checks(gradient, table)]
-
-    def apply(self, gradients: Sequence[Any], checks: Sequence[Any], accepted: Any, *, may_reject: bool) -> Any:
-        """Applies the gradients of tables if the others were accepted; returns `accepted`.
-
-        Args:
-          gradients: those of a push, of all variables; None for a table that the step did not use.
-          checks: operations before which nothing is changed.
-          accepted: a bool scalar.
-          may_reject: whether `accepted` may be False.
-        """
-        given = [
-            (table, gradients[number]) for number, table in self.variables.items() if gradients[number] is not None
-        ]
-
-        def apply_all() -> Any:
-            with tf.control_dependencies(list(checks)):
-                for table, gradient in given:
-                    table.apply_gradients(gradient)
-            return tf.constant(True)
-
-        if given and may_reject:
-            tf.cond(accepted, apply_all, lambda: tf.constant(False))
-        elif given:
-            apply_all()
-        return accepted
+    def _read(self) -> Any:
+        """Returns the variable's value on the worker, in its own dtype, without recording it on gradient tapes."""
+        variable, dtype = self._variable, self._transfer_dtype
+        if dtype is None or not is_rounded(variable):
+            value = read_variable(variable)
+            self.read_later.append(value)
+            return value
+        sent = []
+        for part in parts_of(variable):
+            with tf.device(part.device):
+                sent.append(rounded(read_variable(part), dtype))
+        self.read_later += sent
+        with tf.device(None):
+            values = [tf.cast(value, variable.dtype) for value in sent]
+            return values[0] if len(values) == 1 else tf.concat(values, 0)

@@ -1,7 +1,8 @@
-"""The settings of the update rules, with their checks: shared by the rules of a cluster and by their simulation.
+"""The own settings of each update rule, with their checks: shared by the rules of a cluster and by their simulation.
 
-The rule `Synchronous` of `coordinator.updates.rules` and that of `coordinator.simulation.rules` both take the fields of
-`SynchronousSettings`, and so on. Neither TensorFlow nor NumPy is imported here.
+The rule `Synchronous` of `coordinator.updates.rules` and the rule of that name in `coordinator.simulation.rules` both
+take the fields of `SynchronousSettings`, and so on. `UpdateRule` has the keywords that all
+rules of a cluster share. Neither TensorFlow nor NumPy is imported here.
 
 All classes raise when they are created:
   SettingError: a value is out of range; it is a `ValueError`.
@@ -57,11 +58,11 @@ def _takes(function: Any, number: int) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class RoundingSettings:
-    """Settings of what all rules round on its way; a simulation sends nothing, and has none.
+    """Settings of the rounding of messages, for all rules; a simulation sends nothing, and has none.
 
     Attributes:
       transfer_dtype: `tf.bfloat16`; None and `tf.float32` round nothing.
-      error_feedback: whether each worker adds to a push what rounding took from its earlier ones.
+      error_feedback: whether each worker adds to a push what rounding took from its earlier pushes.
     """
 
     transfer_dtype: Any = None
@@ -78,7 +79,7 @@ class RoundingSettings:
 
     @property
     def dtype(self) -> Any:
-        """The dtype that is rounded to; None if nothing is."""
+        """The dtype of rounded messages; None if nothing is rounded."""
         return None if self.transfer_dtype is None or self.transfer_dtype.name == "float32" else self.transfer_dtype
 
 

@@ -4,285 +4,127 @@ worker                       parameter servers
 with rule.pull() as v:  <--  the version and the dense variables, one message per server
     gradients
 rule.push(gradients, v) -->  the gradients, one message per server; the rule decides, its optimizer applies
-
-What rounding took from the gradients that each worker has pushed: added to its next push (error feedback).
-
-    push n     sent  = rounded(gradient + error)
-               error = gradient + error - sent
-
-It promises that what a worker has sent in all differs from the sum of its gradients by at most the rounding of its last
-push. The errors of a new or restarted worker are zero; they are in no checkpoint.
-
-(Seide et al. 2014, "1-Bit Stochastic Gradient Descent"; Karimireddy et al., arXiv 1901.09847.)
 """
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypedDict, TypeVar
 
-import numpy as np
 import tensorflow as tf
 
 from coordinator.data.epochs import Epochs
 from coordinator.ps_strategy.fusing.repeated_function import disable_fusing
+from coordinator.ps_strategy.keras.internals.optimizers import variable_of
 from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
 from coordinator.ps_strategy.tensorflow_internals.replicas import refuse_replica
 from coordinator.ps_strategy.tensorflow_internals.shared_variable import ServerMutex, reads_not_replaced, reads_replaced
+from coordinator.ps_strategy.tensorflow_internals.unstored_variable import TableVariable
 from coordinator.updates.gradient_optimizer import gradient_optimizer
-from coordinator.updates.gradients import (
-    check_number,
-    checked,
-    given_gradients,
-    is_rounded,
-    not_finite,
-    ordered,
-    rounded,
-)
-from coordinator.updates.local_model import make_per_worker
-from coordinator.updates.model import (
-    Model,
-    PulledModel,
-    PulledVariable,
-    TablesOfRule,
-    checked_version,
-    latest_pull,
-    pull,
-)
-from coordinator.updates.rule_state import (
-    COUNTS,
-    FIRST_SEEN,
-    HISTOGRAM,
-    LAST_SEEN,
-    STEPS,
-    WAITED,
-    RuleState,
-    range_number,
-    zeros,
-)
+from coordinator.updates.gradients import check_number, checked, given_gradients, not_finite, value_checks
+from coordinator.updates.model import Model, PulledModel, PulledVariable, RoundingErrors, checked_version, latest_pull
+from coordinator.updates.rule_state import Gate, RuleState, RuleStatistics, range_number
 from coordinator.updates.settings import RoundingSettings
 
-# Of the histogram in a summary.
-_MOST_VALUES = 100_000
+
+class CommonSettings(TypedDict, total=False):
+    """The keywords that all rules take; `UpdateRule` explains them and has their defaults."""
+
+    embeddings: Sequence[Any] | None
+    learning_rate: Any
+    require_finite: bool
 
 
-@dataclasses.dataclass(frozen=True)
-class Staleness:
-    """The staleness of the pushed gradients, in updates.
+class RoundedSettings(CommonSettings, total=False):
+    """The keywords of rules that can round what is sent."""
+
+    transfer_dtype: Any
+    error_feedback: bool
+
+
+class CommittedSettings(RoundedSettings, total=False):
+    """The keywords of rules that can commit each range once."""
+
+    once: Epochs | None
+
+
+_Constructor = TypeVar("_Constructor", bound=Callable[..., None])
+
+
+def takes_settings(constructor: _Constructor) -> _Constructor:
+    """Decorates a rule's constructor, whose `**settings: Unpack[...]` takes the keywords of that TypedDict only.
+
+    Type checkers and editors read the TypedDict. The signature for `help` and the documentation lists its keywords one
+    by one, with the defaults of `UpdateRule`. Any other keyword is a TypeError, as without `**settings`.
+    """
+    *own, settings = inspect.signature(constructor).parameters.values()
+    [accepted] = typing.get_args(settings.annotation)
+    common = inspect.signature(UpdateRule.__init__).parameters
+    signature = inspect.Signature([*own, *(common[name] for name in accepted.__annotations__)], return_annotation=None)
+
+    @functools.wraps(constructor)
+    def construct(self: Any, *arguments: Any, **keywords: Any) -> None:
+        for name in keywords:
+            if name not in signature.parameters:
+                raise TypeError(f"{constructor.__qualname__}() got an unexpected keyword argument {name!r}")
+        constructor(self, *arguments, **keywords)
+
+    construct.__signature__ = signature  # type: ignore[attr-defined]
+    return typing.cast(_Constructor, construct)
+
+
+class TablesOfRule:
+    """Finds the tables among a rule's variables, and their gradients among the pushed gradients.
+
+    Tables update their rows themselves, by key, on all servers.
 
     Attributes:
-      histogram: the number of gradients of each staleness, from 0 on; the last also counts all larger ones.
+      given: all variables of the rule, as given.
+      variables: the variables that are the `variable` of a table, by their positions.
     """
 
-    histogram: tuple[int, ...]
+    def __init__(self, variables: Sequence[Any]) -> None:
+        # Here and not in the rule, since TensorFlow would save them with the rule's checkpoints.
+        self.given = tuple(variables)
+        wholes = enumerate(map(variable_of, variables))
+        self.variables = {number: variable for number, variable in wholes if isinstance(variable, TableVariable)}
 
-    @property
-    def count(self) -> int:
-        """The number of gradients."""
-        return sum(self.histogram)
+    def others(self, values: Sequence[Any]) -> list[Any]:
+        """Returns the variables, or the gradients, that do not belong to tables."""
+        return [value for number, value in enumerate(values) if number not in self.variables]
 
-    @property
-    def mean(self) -> float:
-        """The mean; 0 without gradients."""
-        return sum(staleness * count for staleness, count in enumerate(self.histogram)) / max(self.count, 1)
+    def value_checks(self, gradients: Sequence[Any]) -> list[Any]:
+        """Returns operations that fail if a gradient of a table is not finite."""
+        return [check for table, gradient in self._pushed(gradients) for check in value_checks(gradient, table)]
 
-    @property
-    def median(self) -> int:
-        """The median; the lower one of two."""
-        return self.percentile(50)
-
-    @property
-    def p99(self) -> int:
-        """The 99th percentile."""
-        return self.percentile(99)
-
-    @property
-    def max(self) -> int:
-        """The maximum; 0 without gradients."""
-        return max((staleness for staleness, count in enumerate(self.histogram) if count), default=0)
-
-    def percentile(self, percent: float) -> int:
-        """Returns the least staleness that `percent` of the gradients do not exceed; 0 without gradients."""
-        # Exact; `numpy.percentile` with weights rounds, and differed for 1 of 57,000 random histograms.
-        cumulative = np.cumsum(self.histogram)
-        return int(np.searchsorted(cumulative, percent / 100 * cumulative[-1])) if self.count else 0
-
-    def __str__(self) -> str:
-        return f"staleness mean {self.mean:.2f}, median {self.median}, p99 {self.p99}, max {self.max}"
-
-
-@dataclasses.dataclass(frozen=True)
-class RuleStatistics:
-    """The counters of a rule at one moment, over all of training, including restored checkpoints.
-
-    It contains all that a push counts, or none of it, even while functions run: `staleness.count` is `pushes`, with
-    `Delayed` it is `updates`.
-
-    Attributes:
-      updates: the number of updates: the model's version.
-      pushes: pushed gradients, including rejected ones.
-      rejected: rejected gradients.
-      pulls: the number of times that a worker pulled the model.
-      bytes_pulled: the size of the pulls, including rows that were looked up.
-      bytes_pushed: the size of the pushes.
-      not_finite: pushes with a gradient that has an infinite value or NaN, including rejected ones.
-      staleness: of the pushed gradients, including rejected ones.
-      clocks: the number of steps that each worker has finished, one for each accepted push, by task index; only workers
-        that have run a step. The clock that a rule compares may be larger: a worker that joins late starts at the clock
-        of another, which is not counted here.
-      idle_shares: the share of its time, from 0 to 1, that each worker has waited for the rule, by task index.
-    """
-
-    updates: int
-    pushes: int
-    rejected: int
-    pulls: int
-    bytes_pulled: int
-    bytes_pushed: int
-    not_finite: int
-    staleness: Staleness
-    clocks: dict[int, int]
-    idle_shares: dict[int, float]
-
-    @classmethod
-    def of(cls, state: RuleState) -> "RuleStatistics":
-        """Reads the state of a rule.
-
-        Raises:
-          tf.errors.OpError: the home server does not answer.
-        """
-        counts, seconds = (tensor.numpy() for tensor in state.read())
-        named, histogram, steps = np.split(counts, [HISTOGRAM, STEPS])
-        seen = np.flatnonzero((seconds[:, FIRST_SEEN] > 0) | (steps > 0))
-        lengths = np.maximum(seconds[:, LAST_SEEN] - seconds[:, FIRST_SEEN], 1e-9)
-        return cls(
-            **dict(zip(COUNTS, map(int, named), strict=True)),
-            staleness=Staleness(tuple(map(int, histogram[: int(histogram.nonzero()[0].max(initial=0)) + 1]))),
-            clocks={int(worker): int(steps[worker]) for worker in seen},
-            idle_shares={int(worker): float(min(seconds[worker, WAITED] / lengths[worker], 1.0)) for worker in seen},
-        )
-
-    def write_summaries(self, step: Any, prefix: str = "updates") -> None:
-        """Writes TensorBoard summaries to the default `tf.summary` writer.
+    def apply(self, gradients: Sequence[Any], checks: Sequence[Any], accepted: Any, *, may_reject: bool) -> Any:
+        """Applies the gradients of tables if the others were accepted; returns `accepted`.
 
         Args:
-          step: an integer.
-          prefix: of the names of the summaries.
+          gradients: of all variables; None for a table that the step did not use.
+          checks: operations before which nothing is changed.
+          accepted: a bool scalar.
+          may_reject: whether `accepted` may be False.
         """
-        for name in COUNTS:
-            tf.summary.scalar(f"{prefix}/{name}", getattr(self, name), step=step)
-        for name in ("mean", "median", "p99", "max"):
-            tf.summary.scalar(f"{prefix}/staleness/{name}", float(getattr(self.staleness, name)), step=step)
-        counts = np.array(self.staleness.histogram)
-        # In proportion: a value for each gradient of a long training would take gigabytes.
-        shown = np.ceil(counts * min(1.0, _MOST_VALUES / max(1, counts.sum()))).astype(np.int64)
-        tf.summary.histogram(f"{prefix}/staleness", np.repeat(np.arange(len(counts)), shown), step=step)
-        for worker, share in self.idle_shares.items():
-            tf.summary.scalar(f"{prefix}/idle_share/worker_{worker}", share, step=step)
+        pushed = self._pushed(gradients)
 
-    def __str__(self) -> str:
-        idle = ", ".join(f"{share:.0%}" for share in self.idle_shares.values())
-        not_finite = f"{self.not_finite} NOT FINITE, " if self.not_finite else ""
-        return (
-            f"{self.updates} updates, {self.rejected} of {self.pushes} gradients rejected, {not_finite}"
-            f"{self.staleness}; "
-            f"{self.pulls} pulls; {self.bytes_pulled / 1e6:.1f} MB pulled, {self.bytes_pushed / 1e6:.1f} MB pushed; "
-            f"workers idle {idle or 'never'}"
-        )
+        def apply_all() -> Any:
+            with tf.control_dependencies(list(checks)):
+                for table, gradient in pushed:
+                    table.apply_gradients(gradient)
+            return tf.constant(True)
 
+        if pushed and may_reject:
+            tf.cond(accepted, apply_all, lambda: tf.constant(False))
+        elif pushed:
+            apply_all()
+        return accepted
 
-class RoundingErrors:
-    """The rounding errors of each worker. Created in the strategy's scope; used in scheduled functions.
-
-    Args:
-      model: whose dense gradients are rounded.
-      are_kept: False to keep none: then gradients are as they are.
-
-    Raises:
-      ValueError: the shape of a variable is unknown.
-    """
-
-    def __init__(self, model: Model, *, are_kept: bool) -> None:
-        self._dtype = model.transfer_dtype
-        numbers = [number for number in range(len(model.variables)) if are_kept and model.is_rounded(number)]
-        for variable in (model.variables[number] for number in numbers):
-            if not variable.shape.is_fully_defined():
-                raise ValueError(
-                    f"error_feedback needs variables of known shapes: that of {variable.name!r} is {variable.shape}. "
-                    "Create it with one, or list it in embeddings=, which are not rounded."
-                )
-        with tf.variable_creator_scope(make_per_worker):
-            self._errors = {
-                number: zeros(model.variables[number].shape.as_list(), tf.float32, "rounding_error")
-                for number in numbers
-            }
-
-    def added_to(self, gradients: Mapping[int, Any]) -> dict[int, Any]:
-        """Returns gradients, by the positions of their variables, with the errors of this worker's earlier pushes."""
-        return {
-            number: gradient + self._errors[number].read_value() if self._is_kept(number, gradient) else gradient
-            for number, gradient in gradients.items()
-        }
-
-    def keep(self, gradients: Mapping[int, Any], not_finite: Any, accepted: Any) -> None:
-        """Stores what rounding takes from the gradients of a push, unless it was rejected or is not finite.
-
-        Args:
-          gradients: those of `added_to`.
-          not_finite: 1 if the push has a value that is not finite, otherwise 0; an int64 scalar.
-          accepted: whether it is accepted; a bool, or a bool scalar.
-        """
-        for number, gradient in gradients.items():
-            if self._is_kept(number, gradient):
-                lost = gradient - tf.cast(rounded(gradient, self._dtype), gradient.dtype)
-                self._assign_if(tf.logical_and(tf.equal(not_finite, 0), accepted), self._errors[number], lost)
-
-    @staticmethod
-    def _assign_if(condition: Any, error: tf.Variable, lost: Any) -> None:
-        def assign() -> Any:
-            error.assign(lost, read_value=False)
-            return tf.no_op()
-
-        tf.cond(condition, assign, tf.no_op)
-
-    def _is_kept(self, number: int, gradient: Any) -> bool:
-        return number in self._errors and is_rounded(gradient)
-
-
-def switch(current: Any, rule: Any) -> None:
-    """Replaces a rule by another one once all scheduled functions have finished.
-
-    Args:
-      current: the `UpdateRule` that is used.
-      rule: the one that replaces it.
-
-    Raises:
-      ValueError: it is for other variables, for other epochs or none (`once`), or in use.
-      Exception: what `join` raises; then nothing is switched.
-    """
-    _check_successor(current, rule)
-    strategy = current._strategy
-    strategy.join()
-    # What other threads have scheduled since then runs afterwards.
-    with strategy.quiet():
-        current._finish()
-        rule.state = current.state
-        rule._use_state()
-        current._successor = lambda: rule.current
-        strategy.extended.services.rules.discard(current)
-        change = f"{type(current).__name__} to {type(rule).__name__}"
-        strategy.events.record("rule_changed", name=type(rule).__name__, detail=change)
-        strategy.extended.services.retrace()
-
-
-def _check_successor(current: Any, rule: Any) -> None:
-    if rule is current or rule._successor or current._strategy is not rule._strategy:
-        raise ValueError("switch_to takes a rule of the same strategy that was not used before.")
-    mine, theirs = ([id(v) for v in (*each._model.variables, *each._tables.variables)] for each in (current, rule))
-    if mine != theirs:
-        raise ValueError("switch_to takes a rule that was created for the same variables, in the same order.")
-    if current._once is not rule._once:
-        raise ValueError("switch_to takes a rule that was created with the same once= as this one.")
+    def _pushed(self, gradients: Sequence[Any]) -> list[tuple[Any, Any]]:
+        return [(table, gradients[n]) for n, table in self.variables.items() if gradients[n] is not None]
 
 
 class UpdateRule(tf.Module):
@@ -295,16 +137,16 @@ class UpdateRule(tf.Module):
       optimizer: a Keras 3 optimizer, or a function `(variable, gradient, learning_rate)` that changes a variable, or a
         part of a sharded one.
       variables: `tf.Variable`s or `keras.Variable`s, for which gradients are pushed. The `variable` of a table may be
-        among them: its gradients go to the table's own optimizer, at once if the push is accepted, whatever the rule
-        does with the others.
+        among them: when a push is accepted, its gradients go directly to the table's own optimizer, independently of
+        what the rule does with the others.
       embeddings: variables that steps look up by rows; never copied to a worker as a whole. By default the sharded
-        variables, and those of `Embedding` layers, which Keras names "embeddings".
+        variables, and the variables of `Embedding` layers, which Keras names "embeddings".
       learning_rate: for an update function: a number, a scalar `tf.Variable`, or a function of the version that was
         pulled, an int64 scalar; a schedule of Keras is one. It is called once with 0 to check it.
       allow_duplicate_indices: whether an update function accepts `tf.IndexedSlices` with repeated indices. A function
         that only adds multiples of the gradient, as plain SGD does with `scatter_sub`, has the same effect then.
         Otherwise rows of the same index are summed first, on the worker.
-      once: `coordinator.data.Epochs` of which the rule commits each range once; None for none. See `push`.
+      once: `coordinator.data.Epochs` whose ranges the rule commits once each; None without. See `push`.
       require_finite: whether a push with an infinite value or NaN raises `tf.errors.InvalidArgumentError`, before
         anything is sent. By default it is taken, and counted in `statistics().not_finite`.
       transfer_dtype: `tf.bfloat16` rounds dense float32 variables and gradients while they are sent, to half of the
@@ -350,11 +192,11 @@ class UpdateRule(tf.Module):
             )
         if transfer_dtype is None:
             transfer_dtype = strategy.extended.services.options.transfer_dtype
-        rounding = RoundingSettings(transfer_dtype, error_feedback)
-        self._model = Model(self._tables.others(variables), embeddings, rounding.dtype)
+        dtype = RoundingSettings(transfer_dtype, error_feedback).dtype
+        self._model = Model(self._tables.others(variables), embeddings, dtype, is_packed=self.may_wait)
         self._errors = RoundingErrors(self._model, are_kept=error_feedback)
         self.state = RuleState(once)
-        # Of the locks on the servers, and of the collection in which a graph stores its pulls.
+        # Names the locks on the servers, and the collection in which a graph stores its pulls.
         self._key = f"coordinator/updates/{self.state.number}"
         self._optimizer = gradient_optimizer(optimizer, self._model.given, learning_rate, allow_duplicate_indices)
         # Returns the rule that follows this one. Not the rule itself, which TensorFlow would save with this one.
@@ -378,7 +220,16 @@ class UpdateRule(tf.Module):
 
     def ordered(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Returns gradients of these variables as `push` takes them; raises ValueError if one is not the rule's."""
-        return ordered(gradients, variables, self._tables.given)
+        wholes = list(map(variable_of, variables))
+        by_variable = {id(variable): gradient for variable, gradient in zip(wholes, gradients, strict=True)}
+        in_order = [by_variable.pop(id(variable_of(variable)), None) for variable in self._tables.given]
+        for variable in wholes:
+            if by_variable.get(id(variable)) is not None:
+                raise ValueError(
+                    f"The rule was created without the variable {variable.name!r}, which has a gradient. Create it "
+                    "with all variables that are trained."
+                )
+        return in_order
 
     @tf.autograph.experimental.do_not_convert
     def pull(self) -> contextlib.AbstractContextManager[Any]:
@@ -409,7 +260,7 @@ class UpdateRule(tf.Module):
 
         Raises:
           RuntimeError: outside of a scheduled function.
-          ValueError: the number of gradients is not that of the variables, all are None, or a shape or the id of a row
+          ValueError: there are more or fewer gradients than variables, all are None, or a shape or the id of a row
             does not fit its variable. Shapes that are unknown while the function is traced are checked when it runs,
             before anything is sent: then it raises `tf.errors.InvalidArgumentError`. So are ids, by the rules that
             collect gradients on the servers before they apply them. Or `positions` are missing, or given to a rule
@@ -472,7 +323,28 @@ class UpdateRule(tf.Module):
           Exception: what `join` raises; then nothing is switched.
         """
         self._refuse_closed("switch_to")
-        switch(self.current, rule)
+        current, strategy = self.current, self._strategy
+        current._check_successor(rule)
+        strategy.join()
+        # What other threads have scheduled since then runs afterwards.
+        with strategy.quiet():
+            current._finish()
+            rule.state = current.state
+            rule._use_state()
+            current._successor = lambda: rule.current
+            strategy.extended.services.rules.discard(current)
+            change = f"{type(current).__name__} to {type(rule).__name__}"
+            strategy.events.record("rule_changed", name=type(rule).__name__, detail=change)
+            strategy.extended.services.retrace()
+
+    def _check_successor(self, rule: "UpdateRule") -> None:
+        if rule is self or rule._successor or self._strategy is not rule._strategy:
+            raise ValueError("switch_to takes a rule of the same strategy that was not used before.")
+        mine, theirs = ([id(variable_of(v)) for v in either._tables.given] for either in (self, rule))
+        if mine != theirs:
+            raise ValueError("switch_to takes a rule that was created for the same variables, in the same order.")
+        if self._once is not rule._once:
+            raise ValueError("switch_to takes a rule that was created with the same once= as this one.")
 
     # Overridden by the rules.
 
@@ -494,8 +366,13 @@ class UpdateRule(tf.Module):
         """Whether a pull or a push may wait for other workers. Then steps are not fused."""
         return True
 
+    # Where a worker waits until it may pull.
+    _gate: Gate | None = None
+
     def _begin_step(self) -> Any:
         """Waits until the worker may pull, and returns the version that it will pull, an int64 scalar."""
+        if self._gate is not None:
+            return self._gate.wait_open()
         with tf.device(self.state.home):
             return self.state.version.read_value()
 
@@ -507,8 +384,7 @@ class UpdateRule(tf.Module):
         numbers = self._model.pulled_at_once(with_large=self.sends_pulled_values)
         variables = [*(self._model.variables[number] for number in numbers), *self._optimizer.scalars]
         only_on = None if self._pulls_after_version else self.state.home
-        dtype = self._model.transfer_dtype
-        values, size = pull(variables, [version], only_on, is_packed=self.may_wait, transfer_dtype=dtype)
+        values, size = self._model.pull(variables, [version], only_on)
         return PulledModel(version, values[len(numbers) :], dict(zip(numbers, values, strict=False)), size, 1)
 
     def settle(self) -> None:
@@ -518,7 +394,7 @@ class UpdateRule(tf.Module):
         """
 
     def _finish(self) -> None:
-        """Applies all that was pushed to the shared model; nothing is scheduled meanwhile."""
+        """Applies all that was pushed to the shared model; called while nothing is scheduled."""
 
     def _use_state(self) -> None:
         """Creates what depends on `state`; a rule calls it in `__init__`, and again with another rule's state."""
@@ -563,14 +439,14 @@ class UpdateRule(tf.Module):
         number, version = range_number(positions, self._once, self._key), checked_version(version)
         model = self._model
         check_number(gradients, len(model.wholes) + len(self._tables.variables))
-        given = given_gradients(self._tables.others(gradients))
+        pushed = given_gradients(self._tables.others(gradients))
         checks = self._tables.value_checks(gradients) if self._require_finite else []
-        given, checks = checked(given, model.wholes, checks, ids=self._checks_ids, values=self._require_finite)
-        prepared = self._optimizer.prepared(list(given.values()), [model.wholes[number] for number in given])
+        pushed, checks = checked(pushed, model.wholes, checks, ids=self._checks_ids, values=self._require_finite)
+        prepared = self._optimizer.prepared(list(pushed.values()), [model.wholes[number] for number in pushed])
         with reads_not_replaced(model.wholes):
-            found = {"version": version, "number": number, "not_finite": not_finite(gradients)}
-            pulled = dataclasses.replace(self._latest_pull(version), **found)
-            exact = self._errors.added_to(model.divided(dict(zip(given, prepared, strict=True))))
+            latest = self._latest_pull(version)
+            pulled = dataclasses.replace(latest, version=version, number=number, not_finite=not_finite(gradients))
+            exact = self._errors.added_to(model.divided(dict(zip(pushed, prepared, strict=True))))
             accepted = self._push(model.rounded(exact), pulled.after(checks))
             self._errors.keep(exact, pulled.not_finite, accepted if self.may_reject else True)
         return self._tables.apply(gradients, checks, accepted, may_reject=self.may_reject)
@@ -588,7 +464,7 @@ class UpdateRule(tf.Module):
         """Returns this step's pull; if that was in another function, the scalars are pulled now."""
         if (pulled := latest_pull(self._key, version)) is not None:
             return pulled
-        scalars, size = pull(self._optimizer.scalars, [], is_packed=self.may_wait)
+        scalars, size = self._model.pull(self._optimizer.scalars)
         return PulledModel(
             tf.constant(0, tf.int64), scalars, {}, size, 0, worker=self._strategy.extended.services.worker_index()
         )
@@ -601,7 +477,7 @@ class UpdateRule(tf.Module):
                 self._optimizer.apply(variables, list(gradients.values()), scalars, rate)
 
     def _lock(self, device: str) -> ServerMutex:
-        """Returns the lock of a server's variables, and of the optimizer's that are there."""
+        """Returns the lock of a server's variables, which also protects the optimizer's variables there."""
         return ServerMutex(f"{self._key}/variables", device)
 
     def __repr__(self) -> str:

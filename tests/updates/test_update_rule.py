@@ -1,11 +1,13 @@
 """Tests of what is common to all rules: pull, push and run, and the errors that they raise."""
 
+import inspect
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.updates import Asynchronous, UpdateRule
+from coordinator.updates import Asynchronous, BoundedDelay, Delayed, ModelAverage, UpdateRule
 from tests.updates.descent import descend
 
 TIMEOUT = 120.0
@@ -182,6 +184,23 @@ def test_the_text_of_a_rule_has_its_settings(rule):
     assert isinstance(rule, UpdateRule)
     assert repr(rule) == "<Asynchronous: <FunctionOptimizer 'descend'>, <Model: 3 variables on 2 servers>>"
     assert repr(rule.state) == f"<RuleState {rule.state.number} on {rule.version.device}>"
+
+
+def test_the_signature_of_a_rule_lists_all_of_its_settings_with_their_defaults():
+    common, shown = inspect.signature(UpdateRule).parameters, inspect.signature(BoundedDelay).parameters
+    rounded = ["embeddings", "learning_rate", "require_finite", "transfer_dtype", "error_feedback"]
+    assert list(shown) == ["optimizer", "variables", "max_delay", "grads_to_wait", *rounded, "once"]
+    assert all(shown[name] == common[name] for name in (*rounded, "once"))
+    assert list(inspect.signature(Delayed).parameters) == ["optimizer", "variables", "delay", *rounded]
+    own = ["period", "warmup_steps", "use_locking"]
+    assert list(inspect.signature(ModelAverage).parameters) == ["optimizer", "variables", *own, *rounded[:3]]
+
+
+@pytest.mark.parametrize("name", ["once", "transfer_dtype", "allow_duplicate_indices", "grads_to_wait"])
+def test_a_rule_refuses_the_settings_of_other_rules(strategy, variables, name):
+    message = rf"ModelAverage.__init__\(\) got an unexpected keyword argument '{name}'"
+    with strategy.scope(), pytest.raises(TypeError, match=message):
+        ModelAverage(descend, variables, learning_rate=1.0, **{name: None})
 
 
 def test_two_rules_of_one_model_count_separately(strategy, rule, variables):

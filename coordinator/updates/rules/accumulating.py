@@ -6,67 +6,56 @@ push -- the gradient --->  stored as a row
                            the mean is applied     <--  the ids of the update
                                                     -->  version + 1
 
-It promises that all servers apply the same updates, each once, whenever a worker dies: an update that was begun on a
-server is finished there; the next worker that pushes, or the client, makes it on the other servers. A push is in no
-update before it is accepted; one that never is, is dropped.
+All servers apply the same updates, each once, whenever a worker dies: an update that was begun on a server is finished
+there; the next worker that pushes, or the client, makes it on the other servers. A push is in no update before it is
+accepted; a push that is never accepted is dropped.
 
-Calls the methods that user-defined rules override, and checks what they return.
-
-AutoGraph converts their conditions, as it does in a step. Their operations are added to the graph of the caller: reads
-of variables in a separate function would not wait for the lock that the caller holds.
+The methods that user-defined rules override are called here, and their results checked. AutoGraph converts their
+conditions, as in a step. Their operations are added to the graph of the caller: reads of variables in a separate
+function would not wait for the lock that the caller holds.
 """
 
 import contextlib
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import tensorflow as tf
 
-from coordinator.data.epochs import Epochs
 from coordinator.ps_strategy.membership.bounded_calls import UNREACHED
 from coordinator.updates.gradient_store import PUSH_ID_SIZE, ChosenRows, GradientColumns, GradientStore, PushLog
 from coordinator.updates.model import PulledModel, transfer
 from coordinator.updates.rule_state import Gate
 from coordinator.updates.settings import SynchronousSettings
-from coordinator.updates.update_rule import UpdateRule
+from coordinator.updates.update_rule import CommittedSettings, UpdateRule, takes_settings
 
 
 def decided(method: Callable[[Any, Any], Any], worker: Any, number: Any) -> Any:
-    """Returns what `may_begin` or `is_accepted` decides, a bool scalar.
-
-    Raises:
-      TypeError: the method returns something else.
-    """
-    found = _called(method, worker, number)
-    if not _is_like(found, tf.bool, tf.TensorShape([])):
-        raise TypeError(f"{_named(method)} must return a bool scalar, got {found!r}.")
-    return found
+    """Returns what `may_begin` or `is_accepted` decides, a bool scalar; raises TypeError if it returns another type."""
+    decision = _called(method, worker, number)
+    if not _is_like(decision, tf.bool, tf.TensorShape([])):
+        raise TypeError(f"{_named(method)} must return a bool scalar, got {decision!r}.")
+    return decision
 
 
 def combined_by(method: Callable[..., Any], variable: tf.Variable, gradients: Any, workers: Any, pulled: Any) -> Any:
-    """Returns what `combine` makes of some gradients, of their dtype and of the variable's shape.
-
-    Raises:
-      TypeError: the method returns something else.
-    """
-    found = _called(method, variable, gradients, workers, pulled)
-    if not _is_like(found, gradients.dtype, variable.shape):
+    """Returns the gradient that `combine` makes of several; raises TypeError if it has another dtype or shape."""
+    combined = _called(method, variable, gradients, workers, pulled)
+    if not _is_like(combined, gradients.dtype, variable.shape):
         raise TypeError(
             f"{_named(method)} must return {gradients.dtype.name} of shape {variable.shape} for the variable "
-            f"{variable.name}, got {found!r}. `gradients` has one for each push: their first dimension has to go."
+            f"{variable.name}, got {combined!r}. `gradients` has one for each push: their first dimension has to go."
         )
-    return tf.ensure_shape(found, variable.shape)
+    return tf.ensure_shape(combined, variable.shape)
 
 
 def _called(method: Any, *arguments: Any) -> Any:
-    converted = tf.autograph.to_graph(method.__func__)
-    found = converted(method.__self__, *arguments)
-    return tf.convert_to_tensor(found) if isinstance(found, bool) else found
+    result = tf.autograph.to_graph(method.__func__)(method.__self__, *arguments)
+    return tf.convert_to_tensor(result) if isinstance(result, bool) else result
 
 
-def _is_like(found: Any, dtype: tf.DType, shape: tf.TensorShape) -> bool:
-    return tf.is_tensor(found) and found.dtype == dtype and found.shape.is_compatible_with(shape)
+def _is_like(value: Any, dtype: tf.DType, shape: tf.TensorShape) -> bool:
+    return tf.is_tensor(value) and value.dtype == dtype and value.shape.is_compatible_with(shape)
 
 
 def _named(method: Any) -> str:
@@ -77,14 +66,15 @@ class Accumulating(UpdateRule):
     """Collects gradients on the parameter servers, and applies the mean of each `grads_to_wait` of them.
 
     Updates are made one after another, so there is no choice of locking. Each pull is followed by one push, and all
-    pushes have gradients for the same variables. By itself it accepts each gradient, and lets no worker wait.
+    pushes have gradients for the same variables. The class itself accepts each gradient, and lets no worker wait.
 
     It is the base of user-defined rules, which override `may_begin`, `is_accepted` or `combine`. These are called while
     a step is traced, and AutoGraph converts their conditions. What they may read, on the home server: `self.version`,
     `self.waiting()`, `self.state.slowest_clock(besides=worker)`, and variables of the rule that are on this server.
 
     Args:
-      optimizer, variables, embeddings, learning_rate, once, require_finite: see `UpdateRule`.
+      optimizer, variables, embeddings, learning_rate, once, require_finite, transfer_dtype, error_feedback: see
+        `UpdateRule`.
       grads_to_wait: the number of gradients in an update, at least 1.
 
     Attributes:
@@ -95,30 +85,12 @@ class Accumulating(UpdateRule):
       ValueError: `grads_to_wait` is not an integer of at least 1; and see `UpdateRule`.
     """
 
-    def __init__(  # noqa: PLR0913 - all but two are keywords
-        self,
-        optimizer: Any,
-        variables: Sequence[Any],
-        *,
-        grads_to_wait: int = 1,
-        embeddings: Sequence[Any] | None = None,
-        learning_rate: Any = None,
-        once: Epochs | None = None,
-        require_finite: bool = False,
-        transfer_dtype: Any = None,
-        error_feedback: bool = False,
+    @takes_settings
+    def __init__(
+        self, optimizer: Any, variables: Sequence[Any], *, grads_to_wait: int = 1, **settings: Unpack[CommittedSettings]
     ) -> None:
         SynchronousSettings(grads_to_wait)
-        super().__init__(
-            optimizer,
-            variables,
-            embeddings=embeddings,
-            learning_rate=learning_rate,
-            once=once,
-            require_finite=require_finite,
-            transfer_dtype=transfer_dtype,
-            error_feedback=error_feedback,
-        )
+        super().__init__(optimizer, variables, **settings)
         self._grads_to_wait = grads_to_wait
         self._stores = self._new_stores()
         self._use_state()
@@ -127,8 +99,8 @@ class Accumulating(UpdateRule):
     def flush(self) -> int:
         """Applies all waiting gradients, though they are too few or due later; called after `strategy.join()`.
 
-        Waiting gradients are in no checkpoint, except those of `Delayed`, so call it before saving or restoring one
-        that should be complete.
+        Waiting gradients are in no checkpoint, except with `Delayed`. So call it before saving or restoring a
+        checkpoint that should be complete.
 
         Returns:
           The number of gradients.
@@ -190,11 +162,11 @@ class Accumulating(UpdateRule):
         Called for each variable with dense gradients, or part of a sharded one. Rows (`tf.IndexedSlices`) have a mean.
 
         Args:
-          variable: as it is before the update.
+          variable: the variable, before the update.
           gradients: of the pushes of the update, in their order, `[n, *shape]`; float32 if the variable has 16 bits.
-          workers: that have pushed them, by index, int64 [n].
-          pulled: the values of the variable that they were computed on, as `gradients`; None unless the rule has
-            `sends_pulled_values`.
+          workers: the indices of the workers that have pushed them, int64 [n].
+          pulled: the values of the variable that the gradients were computed on, of the same shape and dtype; None
+            unless the rule has `sends_pulled_values`.
 
         Returns:
           A tensor of the shape of the variable. The optimizer applies it.
@@ -224,13 +196,10 @@ class Accumulating(UpdateRule):
         """Creates the log of pushes; called in the strategy's scope."""
         return PushLog(self.state, self._grads_to_wait, self._accepts)
 
-    def _begin_step(self) -> Any:
-        return super()._begin_step() if self._gate is None else self._gate.wait_open()
-
     def _accepts(self, worker: Any, pulled_version: Any) -> Any:
         if self._gate is None:
             return decided(self.is_accepted, worker, pulled_version)
-        # Not a push of an abandoned call, for which no worker has waited.
+        # Refuses a push of an abandoned call, which did not wait at the gate.
         is_awaited = self.state.workers.pulled_version.sparse_read(worker) == pulled_version
         return is_awaited & decided(self.is_accepted, worker, pulled_version)
 
@@ -270,13 +239,13 @@ class Accumulating(UpdateRule):
         self._apply(columns.device, combined, scalars, rate)
 
     def _build_updates(self, ids: Any) -> Any:
-        """Makes the updates of some accepted pushes, and of those that are complete by then; returns a dependency."""
+        """Makes the updates of some accepted pushes, and the updates that are complete then; returns a dependency."""
 
         def make_first(ids: Any) -> Any:
             with tf.control_dependencies([store.use_once(ids) for store in self._stores]):
                 return self._log.finish(ids, self._grads_to_wait)
 
-        # On the home server, so that an update does not wait for a worker that was stopped meanwhile.
+        # On the home server, so that an update does not wait for a worker that has been stopped.
         with tf.device(self.state.home):
             return tf.while_loop(
                 lambda ids: tf.size(ids) > 0,
@@ -314,11 +283,7 @@ class Accumulating(UpdateRule):
         earlier.update(kinds)
 
     def _store(self, gradients: dict[int, Any], pulled: PulledModel) -> tuple[list[Any], list[Any]]:
-        """Adds a push to the stores of all servers.
-
-        Returns:
-          The arguments of `PushLog.add`, on the home server; and the operations that store the push.
-        """
+        """Adds a push to all stores; returns the arguments of `PushLog.add`, on the home server, and the operations."""
         # After the pull, even if no gradient depends on it: a pull that makes updates takes the same locks. A push that
         # held one of them here would wait for the pull, which comes first on the same variables.
         with tf.control_dependencies([pulled.version]):
@@ -329,10 +294,9 @@ class Accumulating(UpdateRule):
         sizes, stored = [], []
         for store in self._stores:
             values = {n: values_of[n] for n in self._model.by_device.get(store.device, ()) if n in values_of}
-            arrived, (push_there, *rest), size = self._model.send(
-                store.device, gradients, [push, *values.values(), *scalars], is_packed=self.may_wait
-            )
-            values_there, scalars_there = dict(zip(values, rest, strict=False)), rest[len(values) :]
+            extras = [push, *values.values(), *scalars]
+            arrived, (push_there, *others), size = self._model.send(store.device, gradients, extras)
+            values_there, scalars_there = dict(zip(values, others, strict=False)), others[len(values) :]
             stored.append(store.add(push_there, store.columns.row(arrived, scalars_there, values_there)))
             sizes.append(size)
         ranges = [] if pulled.number is None else [pulled.number]
@@ -365,13 +329,13 @@ class Accumulating(UpdateRule):
             self._make_updates(self._grads_to_wait)
 
     def _new_stores(self) -> tuple[GradientStore, ...]:
-        """Creates a store on each server with variables of the model, and on that with the optimizer's count."""
-        beside = {device: self._model.variables[numbers[0]] for device, numbers in self._model.by_device.items()}
+        """Creates a store on each server with variables of the model, and on the server with the optimizer's count."""
+        near = {device: self._model.variables[numbers[0]] for device, numbers in self._model.by_device.items()}
         scalars = self._optimizer.scalars
         if scalars:
-            beside.setdefault(scalars[0].device, scalars[0])
-        # The count is on one server: changed with the update there, so that none is missed.
-        counting_device = scalars[0].device if scalars else next(iter(beside))
+            near.setdefault(scalars[0].device, scalars[0])
+        # The count is on one server: changed with the update there, so that no update is missed.
+        counting_device = scalars[0].device if scalars else next(iter(near))
         dtypes = [*(scalar.dtype for scalar in scalars), tf.float32]
         is_sparse: dict[int, bool] | None = None if self._has_kinds else {}
 
@@ -387,4 +351,4 @@ class Accumulating(UpdateRule):
                 self._lock(device), variable, columns, self._grads_to_wait, use, may_reject=self.may_reject
             )
 
-        return tuple(new_store(device, variable) for device, variable in beside.items())
+        return tuple(new_store(device, variable) for device, variable in near.items())

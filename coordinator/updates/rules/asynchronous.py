@@ -1,8 +1,8 @@
-"""The asynchronous rule: every pushed gradient is applied at once (ElasticDL, "Asynchronous SGD")."""
+"""The asynchronous rule: every gradient is applied as soon as it is pushed (ElasticDL, "Asynchronous SGD")."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import tensorflow as tf
 
@@ -11,19 +11,17 @@ from coordinator.ps_strategy.tensorflow_internals.shared_variable import operati
 from coordinator.updates import decisions
 from coordinator.updates.gradients import flat
 from coordinator.updates.model import PulledModel, bytes_of
-from coordinator.updates.rule_state import RuleState
 from coordinator.updates.rules.accumulating import Accumulating
 from coordinator.updates.settings import AsynchronousSettings
-from coordinator.updates.update_rule import UpdateRule
+from coordinator.updates.update_rule import RoundedSettings, UpdateRule, takes_settings
 
 
 class CollectedPushes(Accumulating):
     """The pushes of an asynchronous rule that are stored on all servers before they are applied: none is rejected.
 
     Args:
-      rule: whose pushes these are.
-      optimizer, variables, embeddings, learning_rate, once: see `UpdateRule`.
-      grads_to_wait: the number of gradients in an update.
+      rule: the rule whose pushes these are.
+      optimizer, variables, **settings: see `Accumulating`.
     """
 
     def __init__(self, rule: UpdateRule, optimizer: Any, variables: Sequence[Any], **settings: Any) -> None:
@@ -37,29 +35,16 @@ class CollectedPushes(Accumulating):
         """Same as the rule's."""
         return self._may_wait
 
-    def add(self, gradients: dict[int, Any], pulled: PulledModel) -> Any:
-        """Stores a push, and makes the updates that are complete then."""
-        return self._push(gradients, pulled)
-
-    def finish(self) -> int:
-        """Applies all pushes that wait, on the client; returns their number."""
-        return self._make_last_updates()
-
-    def use_state(self, state: RuleState) -> None:
-        """Continues with the state of another rule."""
-        self.state = state
-        self._use_state()
-
 
 class Asynchronous(UpdateRule):
-    """Applies every gradient when it arrives, to whatever the model has become meanwhile.
+    """Applies every gradient when it arrives, to the model of that moment.
 
     With `lr_staleness_modulation` a gradient of staleness s > 0 is applied with the learning rate divided by s
     (arXiv 1511.05950); other gradients that are pushed concurrently are not affected.
 
     Args:
-      optimizer, variables, embeddings, learning_rate, allow_duplicate_indices, require_finite: see `UpdateRule`.
-      transfer_dtype, error_feedback: likewise.
+      optimizer, variables, embeddings, learning_rate, allow_duplicate_indices, require_finite, transfer_dtype,
+        error_feedback: see `UpdateRule`.
       once: see `UpdateRule`. A push is then stored on all servers, committed, and applied on all; if its worker dies
         after the commit, another one applies it. Always locked, and without modulation.
       use_locking: True applies one gradient at a time to the variables of a server and the optimizer's slots.
@@ -72,32 +57,20 @@ class Asynchronous(UpdateRule):
       TypeError: `lr_staleness_modulation` is something else; and see `UpdateRule`.
     """
 
-    def __init__(  # noqa: PLR0913 - all but two are keywords
+    @takes_settings
+    def __init__(
         self,
         optimizer: Any,
         variables: Sequence[Any],
         *,
         use_locking: bool = True,
         lr_staleness_modulation: bool | Callable[..., Any] = False,
-        embeddings: Sequence[Any] | None = None,
-        learning_rate: Any = None,
         allow_duplicate_indices: bool = False,
         once: Epochs | None = None,
-        require_finite: bool = False,
-        transfer_dtype: Any = None,
-        error_feedback: bool = False,
+        **settings: Unpack[RoundedSettings],
     ) -> None:
         scale = AsynchronousSettings(lr_staleness_modulation).learning_rate_scale
-        super().__init__(
-            optimizer,
-            variables,
-            embeddings=embeddings,
-            learning_rate=learning_rate,
-            allow_duplicate_indices=allow_duplicate_indices,
-            require_finite=require_finite,
-            transfer_dtype=transfer_dtype,
-            error_feedback=error_feedback,
-        )
+        super().__init__(optimizer, variables, allow_duplicate_indices=allow_duplicate_indices, **settings)
         self._use_locking = use_locking
         self._scale = tf.function(scale) if scale else None
         # Stores the pushes, if they are stored first. Held by a function, so that TensorFlow does not save it twice.
@@ -108,19 +81,15 @@ class Asynchronous(UpdateRule):
                     "lr_staleness_modulation and use_locking=False cannot be combined with once= or with grads_to_wait "
                     "above 1: stored gradients are applied later, perhaps by another worker, one update at a time."
                 )
+            # What is checked or rounded is so before the push is stored.
+            same = {name: settings.get(name) for name in ("embeddings", "learning_rate")}
             collected = CollectedPushes(
-                self,
-                optimizer,
-                variables,
-                embeddings=embeddings,
-                learning_rate=learning_rate,
-                once=once,
-                grads_to_wait=self._grads_to_wait,
+                self, optimizer, variables, once=once, grads_to_wait=self._grads_to_wait, **same
             )
             self._collected = lambda: collected
             self.state = collected.state
 
-    # An update is counted when the home server has applied it, before or after the other servers do.
+    # An update is counted when the home server has applied it, which may be before or after the other servers do.
     _pulls_after_version = False
     # The number of gradients in an update. A subclass may set it before it calls `__init__`.
     _grads_to_wait = 1
@@ -136,7 +105,7 @@ class Asynchronous(UpdateRule):
 
     def _push(self, gradients: dict[int, Any], pulled: PulledModel) -> Any:
         if self._collected is not None:
-            return self._collected().add(gradients, pulled)
+            return self._collected()._push(gradients, pulled)
         home = self.state.home
         rate = self._optimizer.learning_rate(pulled.scalars, pulled.version)
         scalars = [*pulled.scalars, rate]
@@ -158,20 +127,22 @@ class Asynchronous(UpdateRule):
 
     def _finish(self) -> None:
         if self._collected is not None:
-            self._collected().finish()
+            self._collected()._finish()
 
     def _use_state(self) -> None:
         if self._collected is not None:
-            self._collected().use_state(self.state)
+            collected = self._collected()
+            collected.state = self.state
+            collected._use_state()
 
     def _update(self, device: str, gradients: dict[int, Any], extras: Sequence[Any], change: Callable[..., Any]) -> Any:
         """Sends gradients to a server, and has `change(device, gradients, extras)` change its variables there.
 
         A lock in a separate function waits only for what uses the same variables; TensorFlow would have locks in one
-        function wait for each other, on whatever servers they are. It cannot be one that the server calls by itself,
-        which would be built faster: an update function may use variables of other servers.
+        function wait for each other, even on different servers. A function that the server calls by itself would be
+        built faster, but is not possible: an update function may use variables of other servers.
         """
-        arrived, extras_there, _ = self._model.send(device, gradients, extras, is_packed=self.may_wait)
+        arrived, extras_there, _ = self._model.send(device, gradients, extras)
         with tf.device(device):
             if not self._use_locking:
                 return change(device, arrived, extras_there)

@@ -1,24 +1,25 @@
 """The rule of bounded delay: a worker waits before it computes a gradient that could be too late."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import tensorflow as tf
 
-from coordinator.data.epochs import Epochs
 from coordinator.ps_strategy.membership.cluster_definition import MAX_WORKERS
 from coordinator.updates import decisions
 from coordinator.updates.rule_state import NO_STEP
 from coordinator.updates.rules.accumulating import Accumulating
 from coordinator.updates.settings import BoundedDelaySettings
+from coordinator.updates.update_rule import CommittedSettings, takes_settings
 
 
 class BoundedDelay(Accumulating):
     """Lets a worker begin a step only if then no gradient can become more than `max_delay` updates old.
 
     A worker that begins may be overtaken by all steps in flight, and may overtake them: it waits until neither its own
-    gradient nor one of theirs can come too late. So no work is discarded. A slow or dead worker is waited for only
-    until the client knows that it has no step in flight. (ps-lite's tau: Li et al., OSDI'14, "bounded delay".)
+    gradient nor a gradient in flight can come too late. So no work is discarded. The others wait for a slow or dead
+    worker only until the client knows that it has no step in flight. (ps-lite's tau: Li et al., OSDI'14, "bounded
+    delay".)
 
     `max_delay=0` is bulk synchronous without rejections: all workers compute concurrently if `grads_to_wait` is their
     number, and one after another if it is 1. `float("inf")` is asynchronous: no worker waits.
@@ -34,32 +35,18 @@ class BoundedDelay(Accumulating):
         `UpdateRule`.
     """
 
-    def __init__(  # noqa: PLR0913 - all but two are keywords
+    @takes_settings
+    def __init__(
         self,
         optimizer: Any,
         variables: Sequence[Any],
         *,
         max_delay: float | None,
         grads_to_wait: int = 1,
-        embeddings: Sequence[Any] | None = None,
-        learning_rate: Any = None,
-        once: Epochs | None = None,
-        require_finite: bool = False,
-        transfer_dtype: Any = None,
-        error_feedback: bool = False,
+        **settings: Unpack[CommittedSettings],
     ) -> None:
         self._max_delay = BoundedDelaySettings(max_delay, grads_to_wait).largest_delay
-        super().__init__(
-            optimizer,
-            variables,
-            grads_to_wait=grads_to_wait,
-            embeddings=embeddings,
-            learning_rate=learning_rate,
-            once=once,
-            require_finite=require_finite,
-            transfer_dtype=transfer_dtype,
-            error_feedback=error_feedback,
-        )
+        super().__init__(optimizer, variables, grads_to_wait=grads_to_wait, **settings)
 
     def may_begin(self, worker: Any, clock: Any) -> Any:
         """See `Accumulating`."""

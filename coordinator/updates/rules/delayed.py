@@ -8,34 +8,35 @@ servers               g1   g1 g2       g1 g2          g2
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import tensorflow as tf
 
 from coordinator.updates.gradient_store import ChosenRows, DelayedPushes, GradientColumns, QueuedGradients
 from coordinator.updates.rules.accumulating import Accumulating
 from coordinator.updates.settings import DelayedSettings
+from coordinator.updates.update_rule import RoundedSettings, takes_settings
 
 
 class Delayed(Accumulating):
     """Queues gradients on the parameter servers, to study the effect of any staleness.
 
-    A pull first applies, in the order of their pushes, one update each, all gradients that were pushed more than their
-    delay ago; then it pulls the model. A gradient that is due later does not block those behind it. With a delay of 0
-    it is the asynchronous rule, except for the time between a push and the next pull.
+    A pull first applies all gradients that were pushed more than their delay ago, in the order of their pushes, one
+    update each; then it pulls the model. A gradient that is due later does not block the gradients behind it. With a
+    delay of 0 it is the asynchronous rule, except for the time between a push and the next pull.
 
     No queued gradient is lost: not when a worker dies, since it is on the servers; not in a checkpoint, which contains
     the queue (delays count from the time of the push); not at the end, if `flush` is called.
 
     The staleness of a gradient is counted when it is applied: the version then minus the version at its pull. All
-    times are those of one clock, the home server's.
+    times are read from one clock, the home server's.
 
     Args:
       optimizer, variables, embeddings, learning_rate, require_finite, transfer_dtype, error_feedback: see
         `UpdateRule`. A gradient is applied with the learning rate and the count of updates that its step has pulled.
       delay: seconds, `math.inf` for until `flush`; or a function that takes a worker's index, an int64 scalar, and the
         time of the push in seconds since 1970, a float64 scalar, and returns seconds, a scalar. It is called for
-        each push, in a graph: AutoGraph converts its conditions, and random numbers are those of `tf.random`. Results
+        each push, in a graph: AutoGraph converts its conditions, and random numbers come from `tf.random`. Results
         below 0 count as 0.
 
     Raises:
@@ -46,29 +47,17 @@ class Delayed(Accumulating):
     _has_kinds = True
     _log: DelayedPushes
 
+    @takes_settings
     def __init__(
         self,
         optimizer: Any,
         variables: Sequence[Any],
         *,
         delay: float | Callable[[Any, Any], Any],
-        embeddings: Sequence[Any] | None = None,
-        learning_rate: Any = None,
-        require_finite: bool = False,
-        transfer_dtype: Any = None,
-        error_feedback: bool = False,
+        **settings: Unpack[RoundedSettings],
     ) -> None:
         self._delay = _delay_function(DelayedSettings(delay).delay)
-        super().__init__(
-            optimizer,
-            variables,
-            grads_to_wait=1,
-            embeddings=embeddings,
-            learning_rate=learning_rate,
-            require_finite=require_finite,
-            transfer_dtype=transfer_dtype,
-            error_feedback=error_feedback,
-        )
+        super().__init__(optimizer, variables, grads_to_wait=1, **settings)
 
     @property
     def may_wait(self) -> bool:
@@ -76,7 +65,7 @@ class Delayed(Accumulating):
         return True
 
     def settle(self) -> None:
-        """Does nothing: the gradients in the queue are to be late, also those of the end of an epoch."""
+        """Does nothing: queued gradients should be late, at the end of an epoch too."""
 
     def _begin_step(self) -> Any:
         with tf.control_dependencies(self._build_updates(self._log.release(False))):

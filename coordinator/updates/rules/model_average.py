@@ -1,32 +1,32 @@
-r"""Model averaging: every worker trains its own model, which takes part in the mean of all models meanwhile (Bagua).
+r"""Model averaging: every worker trains its own model, and the models are averaged while workers compute (Bagua).
 
 worker   x0 ---- gradients of x0 ------------------------.  x = mean + (x - x0), then the worker's own optimizer
             \                                           /
 servers      '-> x0 - base: stored, counted; the mean --'   mean += (x0 - base) / workers; base = mean
 
-Which changes of local models count, and whether models are averaged now: decided on one parameter server.
+The parts, from the decision to the models:
 
-client --> generation, on or off --> read by each worker before each step
-worker --> number of a change that all servers have stored --> counted, with the number of workers that train
-
-The mean of the workers' models, on the parameter server that has the shared one: it moves by what workers change.
-
-    store      worker's change --> | changes of worker 0 |  2 rows, by the parity of the change's number
-                                   | changes of worker 1 |
-    advance    changes that are counted by now (see `AveragingControl`) --> mean --> the shared variables, the worker
+    AveragingControl   on one parameter server: which changes of local models count, whether models are averaged now
+        client --> generation, on or off --> read by each worker before each step
+        worker --> number of a change that all servers have stored --> counted, with the number of workers that train
+    ModelMean          on each parameter server, for the shared variables there
+        store      worker's change --> | changes of worker 0 |  2 rows, by the parity of the change's number
+                                       | changes of worker 1 |
+        advance    changes that are counted by now --> mean --> the shared variables, the worker
+    AveragedModel      on each worker: its own model, and which of its changes are in the mean
 
 A change is stored on all servers, then counted, and then added by each server when any worker asks it for the mean. So
 a worker that dies leaves no change on a part of the servers, and a change that is stored again is added once.
 
-It promises a worker the mean of one moment on all servers: of the changes that were counted when it asked. Where the
-mean has moved on since, the server subtracts the latest changes again.
+The servers give a worker the mean of one moment: of the changes that were counted when it asked. Where the mean has
+moved on since, the server subtracts the latest changes again.
 """
 
 import concurrent.futures
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import tensorflow as tf
 
@@ -36,15 +36,16 @@ from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStr
 from coordinator.ps_strategy.tensorflow_internals.shared_variable import ServerMutex, client_may_call, operations_added
 from coordinator.updates import decisions
 from coordinator.updates.local_model import AveragedModel
-from coordinator.updates.model import PulledModel, bytes_of, pull, transfer
+from coordinator.updates.model import PulledModel, bytes_of, transfer
 from coordinator.updates.rule_state import zeros
 from coordinator.updates.rules.asynchronous import Asynchronous
 from coordinator.updates.settings import ModelAverageSettings
+from coordinator.updates.update_rule import CommonSettings, takes_settings
 from coordinator.workers.cluster import WorkerState
 
 # Seconds between two checks whether an awaited worker was lost.
 CHECK_INTERVAL = 0.1
-# How often each worker may have averaged, as a mean, since another one became idle, until that one counts no longer.
+# An idle worker no longer counts when the others have averaged this often each, as a mean, since it became idle.
 PATIENCE = 10
 
 # The rows of what is known of each worker: its newest connection; the generation of its model, 0 for none; 1 + the
@@ -53,63 +54,87 @@ _FENCE, _MODEL, _IDLE, _NUMBER, _DIVISOR = range(5)
 
 
 class AveragingControl:
-    """Variables on a parameter server that say what workers average.
+    """Variables on a parameter server that say what workers average. No checkpoint contains them.
 
     Local models have a *generation*. A worker whose model is of another generation than this one takes the shared model
     first. So all workers restart from the shared model when the client says so, and after a parameter server was lost
     and its variables were restored.
 
-    A change counts once, whatever becomes of the worker: in one write, its number is recorded with the number of the
-    workers that train then, by which it is divided. A worker trains from when it has taken a model until it is lost, or
-    is idle while the others average, `PATIENCE` times as often as there are models.
+    A change counts once, even if its worker dies: in one write, its number is recorded with the number of workers that
+    train then, by which it is divided. A worker trains from when it has taken a model until it is lost, or is idle
+    while the others average, `PATIENCE` times as often as there are models.
 
-    Created in the strategy's scope. It is in no checkpoint.
-
-    Args:
-      near: a variable whose server this is on.
-      lock_name: of the mutex that protects it.
-
-    Attributes:
-      device: of that server.
+    Created in the strategy's scope, on the server of the variable `near`; a mutex named `lock_name` protects it.
+    `count` is `_count` as a function, for the same reasons as in `ModelMean`.
     """
 
     def __init__(self, near: tf.Variable, lock_name: str) -> None:
-        # 0 is that of a worker without a model.
+        # A worker without a model has generation 0.
         self._generations = itertools.count(1)
         self._is_on = True
         self._generation = 0
         self.device: str = near.device
         self._lock = ServerMutex(lock_name, self.device)
+        self.count = tf.function(self._count, autograph=False)
         with tf.distribute.get_strategy().extended.colocate_vars_with(near):
             self._variable = tf.Variable(self._initial_value, trainable=False, name="averaging")
             self._workers = zeros([5, MAX_WORKERS], tf.int64, "averaging_workers")
             self._counted = zeros([], tf.int64, "counted_changes")
 
     def read(self, others: Sequence[tf.Variable] = ()) -> Any:
-        """Returns the generation, 1 if models are averaged or else 0, and other values; int64, on the worker.
+        """Returns the generation, 1 if models are averaged or else 0, and other int64 scalars, read in one message.
 
-        Args:
-          others: int64 scalars, whose values are read in one message with these.
+        The result is int64, on the worker.
         """
         with tf.device(self.device):
-            found = tf.concat([self._variable.read_value(), *(other.read_value()[tf.newaxis] for other in others)], 0)
-        return tf.identity(found)
+            read = tf.concat([self._variable.read_value(), *(other.read_value()[tf.newaxis] for other in others)], 0)
+        return tf.identity(read)
 
-    def count(self, ids: Any, are_stored: Sequence[Any]) -> tuple[Any, Any, Any]:
-        """Counts a worker among those that train, and its last change if all servers have stored it.
+    def remove(self, worker: int, *, is_lost: bool) -> None:
+        """Records on the client that a worker does not train now; a lost worker's late calls then count nothing."""
+        # If the server is down, what it knows is lost with it.
+        with contextlib.suppress(*UNREACHED):
+            self._remove(worker, is_lost)
 
-        Called in a scheduled function; all tensors are on this server. A call of an older connection or generation
-        counts nothing.
+    def switch(self, *, is_on: bool) -> None:
+        """Stops or resumes averaging."""
+        self._is_on = is_on
+        self._variable.assign(self._value(), read_value=False)
+
+    def gather(self, strategy: ParameterServerStrategy, add_change: Any) -> bool:
+        """Has every live worker add the last change of its model; afterwards all restart from the shared model.
+
+        Called while nothing is scheduled. `add_change` is a `tf.function` that has the servers add what the worker has
+        changed, and returns whether the worker had a model. Returns whether any worker had a model; raises what
+        `strategy.join` raises.
+        """
+        workers = [worker for worker in strategy.cluster.workers if worker.state is WorkerState.LIVE]
+        # Twice, since the first call of a worker may have to finish what an earlier call, which was cut off, has begun.
+        twice = [*workers, *workers]
+        futures = {strategy.schedule(add_change, worker=worker.index): worker for worker in twice}
+        while concurrent.futures.wait(futures, timeout=CHECK_INTERVAL).not_done:
+            for future, worker in futures.items():
+                if worker.state is not WorkerState.LIVE:
+                    # Its model is lost, also if it returns.
+                    future.cancel()
+        strategy.join()
+        self._variable.assign(self._initial_value(), read_value=False)
+        return any(strategy.local_results(list(futures)))
+
+    def _count(self, ids: Any, are_stored: Sequence[Any]) -> tuple[Any, Any, Any]:
+        """Counts a worker as training, and counts its last change if all servers have stored it.
+
+        A call of an older connection or generation counts nothing. All tensors are on this server.
 
         Args:
-          ids: int64, at least 4: the index of the worker, the number of its connection, the generation of its model,
-            and the number of its change.
-          are_stored: whether each server has stored it, bool scalars; none for no change.
+          ids: int64, at least 4: the worker's index, the number of its connection, the generation of its model, the
+            number of its change.
+          are_stored: whether each server has stored the change, bool scalars; none without a change.
 
         Returns:
           What is counted now, int64 [2, 1 + MAX_WORKERS]: the generation, then the number of each worker's last change;
-          0, then what divides each of these changes. And int64 scalars: 1 if the change was counted by this call, and 1
-          if it is counted now, otherwise 0.
+          0, then the divisor of each of these changes. And int64 scalars: 1 if this call counted the change, and 1 if
+          it is counted now, otherwise 0.
         """
         with tf.device(self.device):
             worker, connection, generation, number = tf.unstack(ids[:4])
@@ -133,50 +158,6 @@ class AveragingControl:
             counted = tf.concat([first, tf.stack([numbers, divisors])], 1)
             return counted, news, tf.math.count_nonzero(is_own & tf.equal(numbers, number))
 
-    def remove(self, worker: int, *, is_lost: bool) -> None:
-        """Records that a worker does not train for the moment; called on the client.
-
-        Args:
-          worker: its index.
-          is_lost: whether its connection is closed; later calls of this connection count nothing.
-        """
-        # If the server is down, what it knows is lost with it.
-        with contextlib.suppress(*UNREACHED):
-            self._remove(worker, is_lost)
-
-    def switch(self, *, is_on: bool) -> None:
-        """Stops or resumes averaging."""
-        self._is_on = is_on
-        self._write()
-
-    def gather(self, strategy: ParameterServerStrategy, add_change: Any) -> bool:
-        """Has every live worker add the last change of its model; afterwards all restart from the shared model.
-
-        Args:
-          strategy: nothing is scheduled on it now.
-          add_change: a `tf.function` that has the servers add what the worker has changed, and returns whether it had a
-            model.
-
-        Returns:
-          Whether any worker had a model.
-
-        Raises:
-          Exception: what `strategy.join` raises.
-        """
-        workers = [worker for worker in strategy.cluster.workers if worker.state is WorkerState.LIVE]
-        # Twice, since the first call of a worker may have to finish what an earlier one, which was cut off, has begun.
-        twice = [*workers, *workers]
-        futures = {strategy.schedule(add_change, worker=worker.index): worker for worker in twice}
-        while concurrent.futures.wait(futures, timeout=CHECK_INTERVAL).not_done:
-            for future, worker in futures.items():
-                if worker.state is not WorkerState.LIVE:
-                    # Its model is lost, also if it returns.
-                    future.cancel()
-        strategy.join()
-        self._generation = next(self._generations)
-        self._write()
-        return any(strategy.local_results(list(futures)))
-
     @client_may_call(tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.bool))
     def _remove(self, worker: Any, is_lost: Any) -> None:
         with self._lock.hold([worker, is_lost]):
@@ -187,35 +168,29 @@ class AveragingControl:
             self._workers.scatter_nd_update([[_FENCE, worker], [_MODEL, worker], [_IDLE, worker]], row)
 
     def _initial_value(self) -> Any:
-        """Returns the value on a new or restored server."""
+        """Returns the value with a new generation; also the value on a new or restored server."""
         self._generation = next(self._generations)
         return self._value()
-
-    def _write(self) -> None:
-        self._variable.assign(self._value(), read_value=False)
 
     def _value(self) -> Any:
         return tf.constant([self._generation, int(self._is_on)], tf.int64)
 
 
-# What a server knows of each worker: the numbers of the changes in the rows for even and odd numbers; of the changes
-# that are in the mean, the number of the latest, that of the one before, and what the latest was divided by.
+# What a server knows of each worker: the numbers of the changes in the rows for even and odd numbers; and about the
+# changes in the mean, the numbers of the latest and of the one before it, and the divisor of the latest.
 _EVEN, _ODD, _ADDED, _BEFORE, _MEAN_DIVISOR = range(5)
 
 
 class ModelMean:
     """The mean of the workers' models on one parameter server, and the latest changes of each worker.
 
-    It is in no checkpoint. The first request of a newer generation replaces the mean by the shared variables. The mean
-    is float64, so that it does not drift; a change is one row of float32, or of float64 if one of the variables is.
+    No checkpoint contains it. The first request of a newer generation replaces the mean by the shared variables. When
+    the mean moves, it is assigned to them. `numbers` are their positions in the model. The mean is float64, so that it
+    does not drift; a change is one row of float32, or of float64 if one of the variables is.
 
-    Args:
-      numbers: the positions of the variables in the model.
-      variables: the shared variables; the mean is assigned to them when it moves.
-      lock: of their server; protects all of this. What runs under it needs no other machine, and finishes once begun.
-
-    Raises:
-      ValueError: the shape of a variable is unknown.
+    The server's lock protects all of this. What runs under it needs no other machine, and finishes once begun. `store`
+    and `advance` are functions, so that locks of several servers in one step do not wait for each other, and all calls
+    share one trace.
     """
 
     def __init__(self, numbers: Sequence[int], variables: Sequence[Any], lock: ServerMutex) -> None:
@@ -224,6 +199,8 @@ class ModelMean:
         self._variables = list(variables)
         self.lock = lock
         self._sizes = [_size(variable) for variable in variables]
+        self.store = tf.function(self._store, autograph=False)
+        self.advance = tf.function(self._advance, autograph=False)
         self._dtype = tf.float64 if any(variable.dtype == tf.float64 for variable in variables) else tf.float32
         with tf.distribute.get_strategy().extended.colocate_vars_with(self._variables[0]):
             # A TensorList: a variable with an unknown number of rows would crash the server.
@@ -232,15 +209,11 @@ class ModelMean:
             self._known = zeros([5, MAX_WORKERS], tf.int64, "known_changes")
             self._generation = zeros([], tf.int64, "generation")
 
-    def store(self, change: Sequence[Any], ids: Any) -> Any:
-        """Stores a change of a worker's model; called in a scheduled function, with tensors on this server.
+    def _store(self, change: Sequence[Any], ids: Any) -> Any:
+        """Stores a change of the variables; returns whether it is stored, a bool scalar.
 
-        Args:
-          change: of the variables.
-          ids: see `AveragingControl.count`.
-
-        Returns:
-          Whether it is stored, a bool scalar: not if it is of an older generation, or a later one is stored.
+        It is not if its generation is older, or a later change is stored. `ids` is explained at
+        `AveragingControl._count`. All tensors are on this server.
         """
         with tf.device(self.device):
             row = tf.concat([tf.reshape(tf.cast(part, self._dtype), [-1]) for part in change], 0)
@@ -252,22 +225,23 @@ class ModelMean:
             tf.cond(is_stored, lambda: self._put(row, worker, number), tf.no_op)
             return tf.identity(is_stored)
 
-    def advance(self, counted: Any) -> tuple[list[Any], Any]:
-        """Adds all changes that are counted to the mean; called in a scheduled function.
-
-        Args:
-          counted: what `AveragingControl.count` has returned, on this server.
+    def _advance(self, counted: Any) -> tuple[list[Any], Any]:
+        """Adds all counted changes to the mean; `counted` is the result of `AveragingControl.count`, on this server.
 
         Returns:
-          The mean, like the variables, and 1 if it is of the moment of `counted`, otherwise 0, an int64 scalar. It is
-          not if the latest two changes of a worker were added since, or models of a newer generation are known.
+          The mean, like the variables, and an int64 scalar: 1 if it is the mean of the moment of `counted`, 0 if the
+          latest two changes of a worker were added since, or models of a newer generation are known.
         """
         with self.lock.hold([counted]):
             (generation, numbers), (_, divisors) = (tf.split(row, [1, MAX_WORKERS]) for row in tf.unstack(counted))
             is_current = self._begin(generation[0])
             known = tf.unstack(self._known.read_value())
             is_new = is_current & (_in_row(known, numbers) == numbers) & (numbers > known[_ADDED])
-            mean = tf.cond(tf.reduce_any(is_new), lambda: self._add(is_new, numbers, divisors, known), self._read)
+            mean = tf.cond(
+                tf.reduce_any(is_new),
+                lambda: self._add(is_new, numbers, divisors, known),
+                lambda: tf.cast(self._mean.read_value(), self._dtype),
+            )
             is_later = known[_ADDED] > numbers
             mean, is_of_moment = tf.cond(
                 tf.reduce_any(is_later), lambda: self._without(is_later, numbers, known), lambda: (mean, is_current)
@@ -284,7 +258,7 @@ class ModelMean:
             self._mean.assign_add(self._shared() - before, read_value=False)
 
     def _begin(self, generation: Any) -> Any:
-        """Begins a newer generation; returns whether the given one is the newest, a bool scalar."""
+        """Begins this generation if it is newer; returns whether it is the newest, a bool scalar."""
         current = self._generation.read_value()
 
         def begin() -> Any:
@@ -325,7 +299,7 @@ class ModelMean:
         return mean
 
     def _without(self, is_later: Any, numbers: Any, known: Sequence[Any]) -> tuple[Any, Any]:
-        """Returns the mean without the latest change of some workers, and whether those before have these numbers."""
+        """Returns the mean without the latest change of some workers, and whether the one before has these numbers."""
         _, _, added, before, divisor = known
         are_kept = (_in_row(known, added) == added) & (before == numbers)
         return tf.cast(self._moved(is_later, added, -divisor), self._dtype), tf.reduce_all(are_kept | ~is_later)
@@ -344,12 +318,9 @@ class ModelMean:
             )
             return count + 1, mean + tf.cast(row, tf.float64) / tf.cast(divisors[worker], tf.float64)
 
-        # One by one, since there is one as a rule: a sum of several rows at once takes several times as long.
+        # One by one, since usually there is one: a sum of several rows in one operation takes several times as long.
         state = tf.constant(0), self._mean.read_value()
         return tf.while_loop(lambda count, _: count < tf.size(workers), add, state, parallel_iterations=1)[1]
-
-    def _read(self) -> Any:
-        return tf.cast(self._mean.read_value(), self._dtype)
 
     def _shared(self) -> Any:
         return tf.concat(
@@ -388,7 +359,7 @@ def _size(variable: Any) -> int:
     return int(size)
 
 
-# How often a worker that joins asks for a mean that is of one moment on all servers.
+# How often a worker that joins asks for a mean of one moment on all servers.
 _MOST_REQUESTS = 100
 
 
@@ -397,7 +368,7 @@ class _Answer(NamedTuple):
 
     Attributes:
       mean: in the order of the worker's variables.
-      is_of_moment: whether it has the same changes on all servers, a bool scalar.
+      is_of_moment: whether the mean has the same changes on all servers, a bool scalar.
       is_counted: whether the worker's change is counted, a bool scalar.
       version: of the shared model, an int64 scalar; None if no update was counted.
     """
@@ -416,7 +387,7 @@ class ModelAverage(Asynchronous):
     returned. The worker's model becomes mean + (model - x0), and its own optimizer applies the gradients to it. No
     worker ever waits for another. (Bagua, Gan et al. 2021, "Asynchronous Model Average".)
 
-    Nothing that a worker has learned is averaged away. On all servers, whatever workers do at the same time:
+    Nothing that a worker has learned is averaged away. On all servers, with any number of concurrent workers:
 
         mean after - mean before = sum of all changes that workers have made to their models / number of workers
 
@@ -432,21 +403,21 @@ class ModelAverage(Asynchronous):
     counts every gradient, as with the other rules, and a schedule follows it; slots and bias corrections are the
     worker's.
 
-    A worker that joins, or was restarted, begins with the mean, which does not change by that. From then on it is one
-    of the workers by whose number changes are divided, until it is lost, or is idle while the others average about 10
-    times each. After a parameter server was lost, all workers begin with the restored values. To return to a checkpoint
+    A worker that joins, or was restarted, begins with the mean, which this does not change. From then on changes are
+    divided by a number that counts this worker, until it is lost, or is idle while the others average about 10 times
+    each. After a parameter server was lost, all workers begin with the restored values. To return to a checkpoint
     during training, restore it between `abort` and `resume`.
 
     Embeddings have no local copies: their gradients are pushed as with `Asynchronous`, each as a separate update.
 
-    Nothing is rounded, whatever `Options.transfer_dtype` is: a model, unlike a gradient, would lose with each averaging
+    `Options.transfer_dtype` does not apply: a rounded model, unlike a gradient, would lose with each averaging
     all changes that are smaller than its rounding.
 
     Args:
       optimizer, variables, embeddings, learning_rate, require_finite: see `UpdateRule`.
       use_locking: see `Asynchronous`; for the gradients of embeddings.
       period: the least time between two averagings of one worker, in seconds; 0 averages with every step.
-      warmup_steps: until a worker has finished this number of steps, including those with an earlier rule or before a
+      warmup_steps: until a worker has finished this number of steps, including steps with an earlier rule or before a
         restart, all workers train the shared model as with `Asynchronous` (where Bagua's workers reduce their gradients
         synchronously).
 
@@ -455,6 +426,7 @@ class ModelAverage(Asynchronous):
       TypeError: they are not numbers; and see `UpdateRule`.
     """
 
+    @takes_settings
     def __init__(
         self,
         optimizer: Any,
@@ -462,21 +434,11 @@ class ModelAverage(Asynchronous):
         *,
         period: float = 0.0,
         warmup_steps: int = 0,
-        embeddings: Sequence[Any] | None = None,
-        learning_rate: Any = None,
         use_locking: bool = True,
-        require_finite: bool = False,
+        **settings: Unpack[CommonSettings],
     ) -> None:
         ModelAverageSettings(period, warmup_steps)
-        super().__init__(
-            optimizer,
-            variables,
-            use_locking=use_locking,
-            embeddings=embeddings,
-            learning_rate=learning_rate,
-            require_finite=require_finite,
-            transfer_dtype=tf.float32,
-        )
+        super().__init__(optimizer, variables, use_locking=use_locking, transfer_dtype=tf.float32, **settings)
         self._period = float(period)
         self._warmup_steps = warmup_steps
         if not self._model.dense:
@@ -494,8 +456,8 @@ class ModelAverage(Asynchronous):
     def abort(self, timeout: float | None = None) -> None:
         """Stops averaging, and makes all models the mean, with all that workers have changed.
 
-        Waits until all scheduled functions have finished; nothing may be scheduled meanwhile. Workers take the mean
-        with their next step. Until `resume`, further training stays local; another `abort` averages it.
+        Waits until all scheduled functions have finished; nothing may be scheduled until it returns. Workers take the
+        mean with their next step. Until `resume`, further training stays local; another `abort` averages it.
 
         Args:
           timeout: in seconds, as in `strategy.join`.
@@ -553,7 +515,7 @@ class ModelAverage(Asynchronous):
         is_due = tf.function(decisions.is_average_due)(since, self._period, clock, self._warmup_steps)
         is_due = tf.logical_and(is_on, is_due)
         received = tf.cond(is_due, lambda: self._average(values, generation, now), lambda: tf.constant(0, tf.int64))
-        scalars, size_of_scalars = pull(self._optimizer.scalars, [])
+        scalars, size_of_scalars = self._model.pull(self._optimizer.scalars)
         return PulledModel(
             tf.identity(version),
             scalars,
@@ -572,11 +534,8 @@ class ModelAverage(Asynchronous):
         is_warming_up, _ = pulled.rule_data
         if not self._warmup_steps:
             return self._push_own(gradients, pulled)
-        return tf.cond(
-            is_warming_up,
-            lambda: self._push_shared(gradients, pulled),
-            lambda: self._push_own(gradients, pulled),
-        )
+        push_shared = super()._push
+        return tf.cond(is_warming_up, lambda: push_shared(gradients, pulled), lambda: self._push_own(gradients, pulled))
 
     def _finish(self) -> None:
         self._control.switch(is_on=False)
@@ -585,7 +544,7 @@ class ModelAverage(Asynchronous):
             self.state.count(updates=1)
 
     def _apply(self, device: str, gradients: dict[int, Any], scalars: Sequence[Any], rate: Any) -> None:
-        mean = next((each for each in self._means if each.device == device), None)
+        mean = next((mean for mean in self._means if mean.device == device), None)
         if mean is None or gradients.keys().isdisjoint(mean.numbers):
             super()._apply(device, gradients, scalars, rate)
             return
@@ -614,17 +573,17 @@ class ModelAverage(Asynchronous):
         own = self._own
 
         def take_shared() -> list[Any]:
-            values, size = pull([self._model.variables[number] for number in own.numbers], [version])
+            values, size = self._model.pull([self._model.variables[number] for number in own.numbers], [version])
             own.replace(values, tf.zeros_like(generation))
             return [*values, size]
 
         # Not inlined, since only a worker's first step needs it: others would send messages without content for it.
         join = tf.function(self._join, autograph=False, experimental_attributes={"_noinline": True})
-        found = (
+        taken = (
             tf.cond(is_warming_up, take_shared, lambda: join(generation)) if self._warmup_steps else join(generation)
         )
         own.record_averaged(version, now)
-        return [*found, tf.constant(1, tf.int64)]
+        return [*taken, tf.constant(1, tf.int64)]
 
     def _join(self, generation: Any) -> list[Any]:
         """Makes the worker's model the mean; returns its values, and their size in bytes."""
@@ -651,15 +610,15 @@ class ModelAverage(Asynchronous):
         return bytes_of(answer.mean, None)
 
     def _exchange(self, values: Sequence[Any], generation: Any, *, is_update: bool) -> _Answer:
-        """Adds what has led to the values of the worker's model to the mean, and moves the model there; see `_ask`."""
+        """Adds the change up to these values of the worker's model to the mean, and moves the model there."""
         own, connection = self._own, self._strategy.extended.services.connection_number()
-        # Unless an earlier call was cut off, whose change is counted first.
+        # Unless an earlier call was cut off: then its change is counted first.
         is_handed_over = _only_if(own.is_counted(), lambda: own.hand_over(values, connection))
         with tf.control_dependencies([is_handed_over]):
             change = dict(zip(own.numbers, own.change(), strict=True))
             ids = self._ids(generation)
         answer = self._ask(ids, change, is_update=is_update)
-        # Only now all servers have added the change, so that the next but one may take its place there.
+        # Only now all servers have added the change, and the change after the next may take its place there.
         with tf.control_dependencies([answer.is_of_moment]):
             is_recorded = _only_if(answer.is_counted, own.record_counted)
         with tf.control_dependencies([is_recorded]):
@@ -676,9 +635,9 @@ class ModelAverage(Asynchronous):
         """Has a change of the worker's model counted, and asks all servers for the mean of that moment.
 
         Args:
-          ids: see `_ids`.
-          change: by position; None for none.
-          is_update: whether the version grows if the change is counted by this call.
+          ids: the result of `_ids`.
+          change: by position; None without a change.
+          is_update: whether the version grows if this call counts the change.
         """
         control, home = self._control, self.state.home
         ids_at: dict[str, Any] = {}
@@ -689,12 +648,14 @@ class ModelAverage(Asynchronous):
             parts = [change[number] for number in mean.numbers]
             size += sum(part.shape.num_elements() * part.dtype.size for part in parts)
             *parts, ids_at[mean.device] = transfer([*parts, ids], None, mean.device, is_mixed=True)[0]
-            is_stored = _at_once(mean.device, mean.store, parts, ids_at[mean.device])
+            with tf.device(mean.device):
+                is_stored = mean.store(parts, ids_at[mean.device])
             are_stored += transfer([is_stored], mean.device, control.device)[0]
         for device in {control.device, home} - ids_at.keys():
             [ids_at[device]] = transfer([ids], None, device)[0]
-        counted, is_new, is_counted = _at_once(control.device, control.count, ids_at[control.device], are_stored)
-        # By device, and what it is; one message from each.
+        with tf.device(control.device):
+            counted, is_new, is_counted = control.count(ids_at[control.device], are_stored)
+        # What each device answers, by name or by the position of a variable; one message from each.
         answers: dict[str, dict[Any, Any]] = {control.device: {"is_counted": is_counted}}
         if is_update:
             [is_new_there], _ = transfer([is_new], control.device, home)
@@ -702,31 +663,22 @@ class ModelAverage(Asynchronous):
             answers.setdefault(home, {})["version"] = version
         for mean in self._means:
             with tf.device(mean.device):
-                counted_there = tf.identity(counted)
-            parts, is_of_moment = _at_once(mean.device, mean.advance, counted_there)
+                parts, is_of_moment = mean.advance(tf.identity(counted))
             answered = answers.setdefault(mean.device, {})
-            answered.update(zip(mean.numbers, parts, strict=True))
-            answered[mean] = is_of_moment
-        found: dict[Any, Any] = {}
+            answered.update(zip((*mean.numbers, mean), (*parts, is_of_moment), strict=True))
+        received: dict[Any, Any] = {}
         for device, named in answers.items():
-            arrived, _ = transfer([*named.values()], device, None, is_mixed=True)
-            found.update(zip(named, arrived, strict=True))
-        are_of_moment = [found[mean] > 0 for mean in self._means]
+            received.update(zip(named, transfer([*named.values()], device, None, is_mixed=True)[0], strict=True))
+        are_of_moment = [received[mean] > 0 for mean in self._means]
         return _Answer(
-            [found[number] for number in self._own.numbers],
+            [received[number] for number in self._own.numbers],
             tf.reduce_all(are_of_moment),
-            found["is_counted"] > 0,
-            found.get("version"),
+            received["is_counted"] > 0,
+            received.get("version"),
         )
 
     def _count_update(self, updates: Any, ids: Any, size: int) -> Any:
-        """Counts an averaging on the home server, where the arguments are; returns the version.
-
-        Args:
-          updates: 1, or 0 if it was counted before; an int64 scalar.
-          ids: see `_ids`.
-          size: of the change in bytes.
-        """
+        """Counts an averaging, of `size` bytes, on the home server, unless it is counted; returns the version."""
         state = self.state
         with state.lock.hold([updates, ids]):
             version = state.version.read_value()
@@ -736,20 +688,17 @@ class ModelAverage(Asynchronous):
             state.count(staleness=staleness, gradients=updates, **counted)
             return version + updates
 
-    def _push_shared(self, gradients: dict[int, Any], pulled: PulledModel) -> Any:
-        return super()._push(gradients, pulled)
-
     def _push_own(self, gradients: dict[int, Any], pulled: PulledModel) -> Any:
-        """Applies the gradients of a step to the worker's model, and pushes those of embeddings."""
+        """Applies the gradients of a step to the worker's model, and pushes the gradients of embeddings."""
         embeddings = self._model.embeddings
         dense = {number: gradient for number, gradient in gradients.items() if number not in embeddings}
-        rest = {number: gradient for number, gradient in gradients.items() if number in embeddings}
+        sparse = {number: gradient for number, gradient in gradients.items() if number in embeddings}
         rate = self._optimizer.learning_rate(pulled.scalars, pulled.version)
         with operations_added() as trained:
             # The averaging needs the same mutex.
             self._own.train(dense, rate, after=pulled.rule_data[1])
-        if rest:
-            counted = self._push_shared(rest, pulled)
+        if sparse:
+            counted = super()._push(sparse, pulled)
         else:
             with tf.control_dependencies(list(pulled.checks)):
                 self._optimizer.count()
@@ -775,7 +724,7 @@ class ModelAverage(Asynchronous):
     def _build_bringing(self) -> Any:
         """Adds what the worker has changed to the mean, if it has a model; returns whether it has.
 
-        After a call that was cut off, this is what that call had handed over, and only the next time the rest.
+        After a call that was cut off, this adds what that call had handed over, and only the next call adds the rest.
         """
         generation = self._control.read()[0]
         own = self._own
@@ -797,9 +746,9 @@ def _only_if(condition: Any, action: Callable[[], object]) -> Any:
 
 
 def _at_once(device: str, section: Callable[..., Any], *arguments: Any) -> Any:
-    """Adds what runs under a lock of a server, where the arguments are.
+    """Adds operations that run under a lock of a server, where the arguments are.
 
-    TensorFlow would have locks in one function wait for each other, on whatever servers they are.
+    TensorFlow would have locks in one function wait for each other, even locks of different servers.
     """
     with tf.device(device):
         return tf.function(lambda: section(*arguments), autograph=False)()

@@ -9,43 +9,43 @@ servers   model - g1      model - g2      model - g3      model - g4
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import tensorflow as tf
 
-from coordinator.data.epochs import Epochs
 from coordinator.updates import decisions
-from coordinator.updates.gradients import restored
 from coordinator.updates.local_model import LocalModel
-from coordinator.updates.model import PulledModel, pull
+from coordinator.updates.model import PulledModel, restored
 from coordinator.updates.rule_state import Gate
+from coordinator.updates.rules.accumulating import Accumulating
 from coordinator.updates.rules.asynchronous import Asynchronous
 from coordinator.updates.settings import StaleSynchronousSettings
+from coordinator.updates.update_rule import CommittedSettings, takes_settings
 
 
 class StaleSynchronous(Asynchronous):
     """Pulls every few steps; in between, a worker applies its gradients to its own copy as well as pushing them.
 
-    A push is that of `Asynchronous`. The staleness of a step's gradients counts from the worker's last pull. A new or
-    restarted worker pulls first. Values that were restored from a checkpoint, or assigned to the model, reach a worker
-    with its next pull.
+    A push does what a push of `Asynchronous` does. The staleness of a step's gradients counts from the worker's last
+    pull. A new or restarted worker pulls first. Values that were restored from a checkpoint, or assigned to the model,
+    reach a worker with its next pull.
 
-    Embeddings have no local copies: each step looks up their rows on the parameter servers. Nor have the optimizer's
-    count of updates and its learning rate, so that a push is as exact as with `Asynchronous`.
+    Embeddings have no local copies: each step looks up their rows on the parameter servers. The optimizer's count of
+    updates and its learning rate have no local copies either, so a push is as exact as with `Asynchronous`.
 
     With `max_lead`, a worker begins a step only if it is fewer than `max_lead` steps ahead of the slowest worker that
-    has steps to do. Idle and dead workers are not waited for; one that returns continues at the clock of the slowest,
-    the first of all at the greatest clock.
+    has steps to do. Nobody waits for idle and dead workers. A worker that returns continues at the clock of the slowest
+    worker; the first of all workers continues at the greatest clock.
 
     Args:
       optimizer, variables, embeddings, learning_rate, require_finite, transfer_dtype, error_feedback: see `UpdateRule`.
         Each worker has an optimizer of this kind for its copy, with its own slots and the learning rate of the shared
-        one.
+        optimizer.
       get_model_frequency: a worker pulls once in this number of steps; 1 pulls before each.
       max_lead: at least 1, with which the workers run in lockstep; None never waits.
       grads_to_wait: the number of gradients in an update of the shared model, which applies their mean; each worker
-        still applies its own gradients to its copy. Above 1, `flush` applies those that are left at the end, and there
-        is no modulation.
+        still applies its own gradients to its copy. Above 1, `flush` applies the gradients that are left at the end,
+        and there is no modulation.
       use_locking, lr_staleness_modulation, once: see `Asynchronous`; the local copy is changed with the full rate.
 
     Raises:
@@ -53,7 +53,8 @@ class StaleSynchronous(Asynchronous):
       TypeError: they are not integers; and see `Asynchronous`.
     """
 
-    def __init__(  # noqa: PLR0913 - all but two are keywords
+    @takes_settings
+    def __init__(
         self,
         optimizer: Any,
         variables: Sequence[Any],
@@ -63,53 +64,23 @@ class StaleSynchronous(Asynchronous):
         grads_to_wait: int = 1,
         use_locking: bool = True,
         lr_staleness_modulation: bool | Callable[..., Any] = False,
-        embeddings: Sequence[Any] | None = None,
-        learning_rate: Any = None,
-        once: Epochs | None = None,
-        require_finite: bool = False,
-        transfer_dtype: Any = None,
-        error_feedback: bool = False,
+        **settings: Unpack[CommittedSettings],
     ) -> None:
         StaleSynchronousSettings(get_model_frequency, max_lead, lr_staleness_modulation, grads_to_wait)
         self._grads_to_wait = grads_to_wait
         super().__init__(
-            optimizer,
-            variables,
-            use_locking=use_locking,
-            lr_staleness_modulation=lr_staleness_modulation,
-            embeddings=embeddings,
-            learning_rate=learning_rate,
-            once=once,
-            require_finite=require_finite,
-            transfer_dtype=transfer_dtype,
-            error_feedback=error_feedback,
+            optimizer, variables, use_locking=use_locking, lr_staleness_modulation=lr_staleness_modulation, **settings
         )
         self._frequency = get_model_frequency
         self._max_lead = max_lead
         self._local = LocalModel(self._model, self._optimizer)
         self._use_state()
 
-    def flush(self) -> int:
-        """Applies the gradients that wait for an update, though they are too few; called after `strategy.join()`.
+    flush = Accumulating.flush
+    settle = Accumulating.settle
 
-        They are in no checkpoint, so call it before saving or restoring one that should be complete.
-
-        Returns:
-          The number of gradients.
-
-        Raises:
-          StrategyClosedError: the strategy is closed.
-          tf.errors.OpError: a parameter server does not answer.
-        """
-        self._refuse_closed("flush")
-        current = self.current
-        if current is self:
-            return self._collected().finish() if self._collected is not None else 0
-        return current.flush() if hasattr(current, "flush") else 0
-
-    def settle(self) -> None:
-        """See `UpdateRule`: applies the gradients that wait."""
-        self.flush()
+    def _make_last_updates(self) -> int:
+        return self._collected().flush() if self._collected is not None else 0
 
     def _use_state(self) -> None:
         super()._use_state()
@@ -122,9 +93,6 @@ class StaleSynchronous(Asynchronous):
                 lambda worker, clock: decisions.may_lead(clock, state.slowest_clock(besides=worker), max_lead),
             )
 
-    def _begin_step(self) -> Any:
-        return super()._begin_step() if self._gate is None else self._gate.wait_open()
-
     def _pull_model(self, version: Any) -> PulledModel:
         local, optimizer = self._local, self._optimizer
         is_due = tf.function(decisions.is_pull_due)
@@ -134,7 +102,7 @@ class StaleSynchronous(Asynchronous):
             *values, pulled_version, size, pulls = tf.cond(
                 is_due(local.steps.read_value(), self._frequency), lambda: self._pull_all(version), self._read_local
             )
-        scalars, size_of_scalars = pull(optimizer.scalars, opened)
+        scalars, size_of_scalars = self._model.pull(optimizer.scalars, opened)
         copies = dict(zip(local.numbers, values, strict=True))
         return PulledModel(pulled_version, scalars, copies, size + size_of_scalars, pulls)
 
@@ -157,13 +125,13 @@ class StaleSynchronous(Asynchronous):
         local = self._local
         model = self._model
         variables = [model.variables[number] for number in local.numbers]
-        values, size = pull(variables, [version], transfer_dtype=model.transfer_dtype)
+        values, size = model.pull(variables, [version])
         local.assign(values)
         local.steps.assign(0, read_value=False)
         local.version.assign(version, read_value=False)
         return [*values, tf.identity(version), size, tf.constant(1, tf.int64)]
 
     def _read_local(self) -> list[Any]:
-        """Returns the same of the local data, with a size of 0 and 0 pulls."""
+        """Returns the worker's own variables, their version, a size of 0 and 0 pulls."""
         nothing = tf.constant(0, tf.int64)
         return [*self._local.values(), self._local.version.read_value(), nothing, nothing]

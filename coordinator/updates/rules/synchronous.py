@@ -9,11 +9,11 @@ from coordinator.updates.rules.accumulating import Accumulating
 class Synchronous(Accumulating):
     """Applies the mean of `grads_to_wait` gradients of the current model version; rejects gradients of older ones.
 
-    The result is that of one process that applies the mean, but for `global_clipnorm`, and `clipnorm` of a sharded
-    variable, which clip each gradient before the mean. No worker waits: one whose gradient is late, or one too many,
-    repeats its minibatch with the new model; `rule.run` does that. So workers beyond `grads_to_wait` are backup workers
-    (Chen et al., arXiv 1604.00981): an update needs only the fastest, and a dead worker delays none. A worker may also
-    give several gradients to one update.
+    One process that applies the mean gets the same result, except with `global_clipnorm`, and with `clipnorm` of a
+    sharded variable: these clip each gradient before the mean. No worker waits: if a gradient is late, or one too many,
+    its worker repeats the minibatch with the new model; `rule.run` does that. So workers beyond `grads_to_wait` are
+    backup workers (Chen et al., arXiv 1604.00981): an update needs only the fastest workers, and a dead worker delays
+    none. A worker may also give several gradients to one update.
 
     A gradient whose push returned False is in no update. (ElasticDL, "Asynchronous SGD": synchronous mode.)
 

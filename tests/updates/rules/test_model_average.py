@@ -267,7 +267,7 @@ def test_a_change_reaches_all_servers_if_the_step_that_had_it_counted_fails(stra
         with tf.control_dependencies([tf.debugging.Assert(polls < 0, ["as planned"])]):
             return advance(tf.identity(counted))
 
-    monkeypatch.setattr(other, "advance", fail_later)
+    monkeypatch.setattr(other, "advance", tf.function(fail_later, autograph=False))
     failing = strategy.schedule(ascent(rule, weights), (tf.constant(1.0),), worker=0)
     # The change is counted, and this server does not add it yet.
     wait_until(lambda: rule.version.numpy() == 2)

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.updates.rule_state import COUNTS, MAX_STALENESS, NO_CLOCK, RuleState
-from coordinator.updates.update_rule import RuleStatistics
+from coordinator.updates.rule_state import COUNTS, MAX_STALENESS, NO_CLOCK, RuleState, RuleStatistics
 from tests.ps_strategy.every_worker import on_every_worker
 
 TIMEOUT = 120.0

@@ -9,7 +9,7 @@ from coordinator.ps_strategy.fusing.message_packing import MAX_PACKED_BYTES
 from coordinator.ps_strategy.keras.internals.optimizers import variable_of, without_repeats
 from coordinator.updates import Asynchronous
 from coordinator.updates.gradients import flat, rebuilt
-from coordinator.updates.model import Model, pull
+from coordinator.updates.model import Model
 from tests.updates.descent import mostly_long
 
 TIMEOUT = 120.0
@@ -163,7 +163,7 @@ def test_reads_wait_for_the_version_of_all_servers_or_of_their_server(strategy):
     def waiting(only_on):
         @tf.function(autograph=False)
         def step(version):
-            return pull(variables, [tf.identity(version, name="earlier")], only_on)
+            return Model(variables).pull(variables, [tf.identity(version, name="earlier")], only_on)
 
         operations = step.get_concrete_function(tf.constant(3, tf.int64)).graph.get_operations()
         reads = [operation for operation in operations if operation.type == "ReadVariableOp"]

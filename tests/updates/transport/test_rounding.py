@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from coordinator.updates import Asynchronous, BoundedDelay, Delayed, ModelAverage, StaleSynchronous, Synchronous
-from coordinator.updates.gradients import restored, rounded
+from coordinator.updates.model import restored, rounded
 from tests.ps_strategy.every_worker import concrete_function
 from tests.ps_strategy.sharded.partitioners import partitioned
 from tests.updates.descent import descend, mostly_long, run
