@@ -48,6 +48,7 @@ from coordinator.ps_strategy.tensorflow_internals.checkpoint_savers import (
     slices_restored,
     temporary_prefix,
 )
+from coordinator.ps_strategy.tensorflow_internals.handles import is_on_parameter_server
 
 # TensorFlow cannot read pieces of tensors of other types.
 DTYPES = frozenset(
@@ -149,7 +150,7 @@ class BlockCheckpoints:
     def _is_large(self, variable: Any) -> bool:
         size, dtype = variable.shape.num_elements(), variable.dtype
         is_large = dtype in DTYPES and size is not None and size * dtype.size > self._memory
-        return is_large and tf.DeviceSpec.from_string(variable.device).job == "ps"
+        return is_large and is_on_parameter_server(variable.device)
 
     def write(self, variables: Sequence[SavedVariable], prefix: str, io_device: str | None) -> Sequence[str]:
         """Writes the values of variables; see `LargeVariables`."""
@@ -370,7 +371,7 @@ class Snapshots:
             self._checkpoint.write(prefix)
         for save in saves:
             for device, values in _by_device(save.values).items():
-                if is_on_server(device):
+                if is_on_parameter_server(device):
                     self._read(device, values)
 
     def take(self, prefix: str) -> "Snapshot":
@@ -435,11 +436,6 @@ def _by_device(values: Sequence[SavedValue]) -> dict[str, list[SavedValue]]:
     return found
 
 
-def is_on_server(device: str) -> bool:
-    """Returns whether a device is of a parameter server."""
-    return tf.DeviceSpec.from_string(device).job == "ps"
-
-
 class Snapshot:
     """Values of one moment.
 
@@ -466,7 +462,7 @@ class Snapshot:
         if self._save is None:
             return
         values = _by_device(self._save.values)
-        for device in [each for each in values if not is_on_server(each)]:
+        for device in [each for each in values if not is_on_parameter_server(each)]:
             self._kept[device] = [
                 _Kept(value.saved, tensor) for value in values[device] if (tensor := value.read()) is not None
             ]
@@ -476,7 +472,7 @@ class Snapshot:
             self._kept[device] = read(device, values[device])
             return []
 
-        on_each_server([each for each in values if is_on_server(each)], "copy", read_on)
+        on_each_server([each for each in values if is_on_parameter_server(each)], "copy", read_on)
         for number, (name, each) in enumerate(self._save.themselves):
             saved = each.write_to_checkpoint(name, f"{self._temporary()}-{number}")
             self._written.extend(saved.prefixes)
@@ -495,13 +491,13 @@ class Snapshot:
         if self._save is None:
             return
         temporary = self._temporary()
-        for number, device in enumerate(each for each in self._kept if not is_on_server(each)):
+        for number, device in enumerate(each for each in self._kept if not is_on_parameter_server(each)):
             self._written += self._write_on(device, f"{temporary}-client{number}", threading.Event(), hurry)
 
         def write_on(device: str, task: str, stopped: threading.Event) -> list[str]:
             return self._write_on(device, f"{temporary}-{task}", stopped, hurry)
 
-        self._written += on_each_server([each for each in self._kept if is_on_server(each)], "save", write_on)
+        self._written += on_each_server([each for each in self._kept if is_on_parameter_server(each)], "save", write_on)
         self._check()
         merge(self._save.prefix, self._save.device, self._written)
         for finish in self._finished:

@@ -26,6 +26,7 @@ from coordinator.ps_strategy.tensorflow_internals.handles import (
     TableResource,
     TracedFunctions,
     forget_handles,
+    is_on_parameter_server,
     new_handle,
     replace_handles,
     set_table_content,
@@ -121,7 +122,7 @@ class VariableStore:
           variable: a `tf.Variable`; one that is not on a parameter server is ignored.
           initial_value: the argument of its constructor: a value, a function that returns one, or None.
         """
-        if tf.DeviceSpec.from_string(variable.device).job != "ps":
+        if not is_on_parameter_server(variable.device):
             return
         setattr(variable, _INITIAL_VALUE, _repeatable(variable, initial_value))
         self._variables[next(self._numbers)] = variable

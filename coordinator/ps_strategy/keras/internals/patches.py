@@ -43,6 +43,7 @@ from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
 from coordinator.data.source import without_autotuning
 from coordinator.ps_strategy.keras.internals.evaluation_scope import EvaluationScope, stored_variable
+from coordinator.ps_strategy.tensorflow_internals.handles import is_on_parameter_server
 from coordinator.ps_strategy.tensorflow_internals.process import attribute_replaced
 from coordinator.ps_strategy.tensorflow_internals.replicas import first_part_spec
 
@@ -189,7 +190,7 @@ def _table_on_server(value: Any) -> tf.Variable | None:
         return None
     table = value._value if scope is None else scope.stored(value)
     is_known = isinstance(table, tf.Variable) and table.shape.rank and table.shape[0] is not None
-    return table if is_known and tf.DeviceSpec.from_string(table.device).job == "ps" else None
+    return table if is_known and is_on_parameter_server(table.device) else None
 
 
 class EpochIterator(StockEpochIterator):

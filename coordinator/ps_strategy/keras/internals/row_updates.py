@@ -40,6 +40,7 @@ from coordinator.ps_strategy.keras.internals.optimizers import (
     with_parts,
     without_repeats,
 )
+from coordinator.ps_strategy.tensorflow_internals.handles import is_on_parameter_server
 from coordinator.ps_strategy.tensorflow_internals.process import attribute_replaced
 from coordinator.ps_strategy.tensorflow_internals.replicas import apply_once, is_one_of_several
 from coordinator.ps_strategy.tensorflow_internals.unstored_variable import TableVariable
@@ -85,7 +86,9 @@ def row_updates(*, by_rows: bool = True) -> Iterator[None]:
         sparse = [
             variable
             for gradient, variable in zip(grads, trainable_variables, strict=True)
-            if by_rows and isinstance(gradient, tf.IndexedSlices) and _is_on_server(variable)
+            if by_rows
+            and isinstance(gradient, tf.IndexedSlices)
+            and is_on_parameter_server(variable_of(variable).device)
         ]
         if not isinstance(self, _ByRows):
             if sparse and _may_update_rows(self, sparse, said):
@@ -98,10 +101,6 @@ def row_updates(*, by_rows: bool = True) -> Iterator[None]:
 
     with attribute_replaced(base, name, apply):
         yield
-
-
-def _is_on_server(variable: Any) -> bool:
-    return tf.DeviceSpec.from_string(variable_of(variable).device).job == "ps"
 
 
 def _may_update_rows(optimizer: Any, variables: Sequence[Any], said: set[str]) -> bool:
