@@ -1,25 +1,21 @@
-"""Values of a checkpoint, taken at one moment and written later, while training goes on.
+"""What of a checkpoint the parameter servers write and read themselves: snapshots, and large variables in blocks.
 
-    take    in `quiet()`: each server keeps the values of its variables; tables are written
-    write   later: each server writes what it keeps, and forgets it; the files become one checkpoint
+    snapshot   take    in `quiet()`: each server keeps the values of its variables; tables are written
+               write   later: each server writes what it keeps, and forgets it; the files become one checkpoint
+    blocks     save    each server, block by block: lock the variable, copy a block of rows, release it; write the block
+               restore each server, block by block: read the block, assign it to its rows
 
 A server keeps a value by not changing the memory that has it: the next update of the variable copies it first. So
 taking a snapshot costs a call to each server, and memory for the variables that are updated before they are written.
 
-Promises: values are of the moment at which the snapshot was taken. They are not sent to the client. What is not written
-to its end leaves no file behind, except where files cannot be deleted.
-
-Saves and restores large variables in blocks, on their parameter servers.
-
-    save     for each server at the same time, for one block after the other:
-             lock the variable, copy a block of rows, release it; write the block
-    restore  likewise: read a block, assign it to its rows
-
-Promises: a server needs at most `memory` bytes more, and an update waits for the copy of a block at most. Values are
-not sent to the client. What is written is a checkpoint of TensorFlow, in which the variable is a tensor in pieces: it
-is read with blocks of any size, by TensorFlow too, whole or as parts on several servers.
-
-Steps may change the variable between two blocks, so that its rows are of different moments.
+Promises:
+- Values are not sent to the client.
+- The values of a snapshot are of the moment at which it was taken. A snapshot that is not written to its end leaves no
+  file behind, except where files cannot be deleted.
+- A save or restore in blocks needs at most `memory` bytes more of a server, and an update waits for the copy of one
+  block at most. Steps may change the variable between two blocks, so that its rows are of different moments.
+- What is written is a checkpoint of TensorFlow, in which a large variable is a tensor in pieces. It is read with blocks
+  of any size, by TensorFlow too, whole or as parts on several servers.
 """
 
 import concurrent.futures
@@ -31,8 +27,8 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -156,16 +152,14 @@ class BlockCheckpoints:
         """Writes the values of variables; see `LargeVariables`."""
 
         def write_on(device: str, task: str, stopped: threading.Event) -> list[str]:
-            written: list[str] = []
-            for each in variables:
-                if each.variable.device == device:
-                    write = functools.partial(_write, each, _writer(device, each.variable.dtype, io_device))
-                    for blocks in self._files(each.variable):
-                        if stopped.is_set():
-                            return []
-                        written.append(f"{prefix}-{task}-{len(written):05}")
-                        write(written[-1], blocks)
-            return written
+            copier = functools.cache(functools.partial(_copier, device))
+            files = (
+                ((each.name, block_spec(each, block), copier(each.variable.dtype)(each, block)) for block in blocks)
+                for each in variables
+                if each.variable.device == device
+                for blocks in self._files(each.variable)
+            )
+            return _write_files(io_device or device, f"{prefix}-{task}", files, stopped)
 
         return on_each_server([each.variable.device for each in variables], "save", write_on)
 
@@ -173,14 +167,15 @@ class BlockCheckpoints:
         """Restores the values of variables; see `LargeVariables`."""
 
         def read_on(device: str, task: str, stopped: threading.Event) -> list[str]:
+            del task
+            reader = functools.cache(functools.partial(_reader, device, io_device))
             for each in variables:
                 if each.variable.device == device:
                     _allocate(each.variable)
-                    read = functools.partial(_read, each, _reader(device, each.variable.dtype, io_device), path)
-                    for blocks in self._files(each.variable):
+                    for block in itertools.chain.from_iterable(self._files(each.variable)):
                         if stopped.is_set():
                             return []
-                        read(blocks)
+                        reader(each.variable.dtype)(each, block, path)
             return []
 
         on_each_server([each.variable.device for each in variables], "restore", read_on)
@@ -240,71 +235,37 @@ def block_spec(saved: SavedVariable, block: Block) -> str:
     return f"{' '.join(map(str, shape))} {':'.join(parts)}"
 
 
-def _int64(numbers: Sequence[Any]) -> tf.Tensor:
-    return tf.constant(numbers, tf.int64)
+_RESOURCE, _STRING = tf.TensorSpec([], tf.resource), tf.TensorSpec([], tf.string)
+_INDICES = tf.TensorSpec([None], tf.int64)
 
 
-_STRING, _STRINGS = tf.TensorSpec([], tf.string), tf.TensorSpec([None], tf.string)
-_RESOURCE, _MATRIX = tf.TensorSpec([], tf.resource), tf.TensorSpec([None, None], tf.int64)
+def _copier(device: str, dtype: tf.DType) -> Callable[[SavedVariable, Block], Any]:
+    """Returns a function that copies a block of a variable of a server, while no update can change it."""
+
+    @tf.function(autograph=False, input_signature=[_RESOURCE, _INDICES, _INDICES])
+    def copy(handle: Any, begin: Any, shape: Any) -> Any:
+        length = shape[tf.size(begin) - 1]
+        along = tf.range(begin[-1], begin[-1] + length)[:, tf.newaxis]
+        indices = tf.concat([tf.repeat(begin[tf.newaxis, :-1], length, axis=0), along], axis=1)
+        block = tf.raw_ops.ResourceGatherNd(resource=handle, indices=indices, dtype=dtype)
+        # A read of single rows makes each later read of the whole variable a copy, and each addition to it, until this.
+        with tf.control_dependencies([block]):
+            undone = tf.raw_ops.DisableCopyOnRead(resource=handle)
+        with tf.control_dependencies([undone]):
+            return tf.reshape(block, shape)
+
+    def copied(saved: SavedVariable, block: Block) -> Any:
+        begin, shape = tf.constant(block.begin[: block.axes], tf.int64), tf.constant(block.shape, tf.int64)
+        with tf.device(device):
+            return copy(saved.variable.handle, begin, shape)
+
+    return copied
 
 
-def _write(saved: SavedVariable, writer: Callable[[int], Any], prefix: str, blocks: Sequence[Block]) -> None:
-    begin = _int64([block.begin[: block.axes] for block in blocks])
-    specs = tf.constant([block_spec(saved, block) for block in blocks])
-    shapes = _int64([block.shape for block in blocks])
-    name = tf.constant(saved.name)
-    writer(len(blocks))(saved.variable.handle, tf.constant(prefix), name, specs, begin, shapes)
+def _reader(device: str, io_device: str | None, dtype: tf.DType) -> Callable[[SavedVariable, Block, str], None]:
+    """Returns a function that reads a block of a variable of a server from the checkpoint at a path."""
 
-
-def _writer(device: str, dtype: tf.DType, io_device: str | None) -> Callable[[int], Any]:
-    """Returns the function that writes a number of blocks to a file."""
-
-    @functools.cache
-    def writer(count: int) -> Any:
-        @tf.function(autograph=False, input_signature=[_RESOURCE, _STRING, _STRING, _STRINGS, _MATRIX, _MATRIX])
-        def write(handle: Any, prefix: Any, name: Any, specs: Any, begin: Any, shapes: Any) -> Any:
-            blocks: list[Any] = []
-            for number in range(count):
-                # One after the other: each holds the variable's lock, and no two are to delay one update.
-                with tf.device(device), tf.control_dependencies(blocks[-1:]):
-                    blocks.append(_copy(handle, dtype, begin[number], shapes[number]))
-            with tf.device(io_device or device):
-                names = tf.fill([count], name)
-                saved = tf.raw_ops.SaveV2(prefix=prefix, tensor_names=names, shape_and_slices=specs, tensors=blocks)
-                # A function does not run operations that write files, unless what it returns depends on them.
-                with tf.control_dependencies([saved]):
-                    return tf.identity(prefix)
-
-        return write
-
-    return writer
-
-
-def _copy(handle: Any, dtype: tf.DType, begin: Any, shape: Any) -> Any:
-    """Copies a block of a variable, while no update can change it."""
-    length = shape[tf.size(begin) - 1]
-    along = tf.range(begin[-1], begin[-1] + length)[:, tf.newaxis]
-    indices = tf.concat([tf.repeat(begin[tf.newaxis, :-1], length, axis=0), along], axis=1)
-    block = tf.raw_ops.ResourceGatherNd(resource=handle, indices=indices, dtype=dtype)
-    # A read of single rows makes each later read of the whole variable a copy, and each addition to it, until this.
-    with tf.control_dependencies([block]):
-        undone = tf.raw_ops.DisableCopyOnRead(resource=handle)
-    with tf.control_dependencies([undone]):
-        return tf.reshape(block, shape)
-
-
-def _read(saved: SavedVariable, reader: Any, path: str, blocks: Sequence[Block]) -> None:
-    for block in blocks:
-        begin, shape = _int64(block.begin), _int64(block.shape)
-        spec = tf.constant(block_spec(saved, block))
-        reader(saved.variable.handle, tf.constant(path), tf.constant(saved.name), spec, begin, begin + shape)
-
-
-def _reader(device: str, dtype: tf.DType, io_device: str | None) -> Any:
-    """Returns the function that reads a block of a variable from a checkpoint."""
-    indices = tf.TensorSpec([None], tf.int64)
-
-    @tf.function(autograph=False, input_signature=[_RESOURCE, _STRING, _STRING, _STRING, indices, indices])
+    @tf.function(autograph=False, input_signature=[_RESOURCE, _STRING, _STRING, _STRING, _INDICES, _INDICES])
     def read(handle: Any, path: Any, name: Any, spec: Any, begin: Any, end: Any) -> None:
         with tf.device(io_device or device):
             block = tf.raw_ops.RestoreV2(
@@ -317,7 +278,12 @@ def _reader(device: str, dtype: tf.DType, io_device: str | None) -> Any:
             with tf.control_dependencies([assigned]):
                 tf.raw_ops.DisableCopyOnRead(resource=handle)
 
-    return read
+    def read_block(saved: SavedVariable, block: Block, path: str) -> None:
+        begin, shape = tf.constant(block.begin, tf.int64), tf.constant(block.shape, tf.int64)
+        text = map(tf.constant, (path, saved.name, block_spec(saved, block)))
+        read(saved.variable.handle, *text, begin, begin + shape)
+
+    return read_block
 
 
 def _allocate(variable: Any) -> None:
@@ -329,21 +295,53 @@ def _allocate(variable: Any) -> None:
         tf.raw_ops.AssignVariableOp(resource=variable.handle, value=empty)
 
 
-# Values of a server are written in files of about this size, and each file's memory is free when it is written.
+# A tensor or a part of it: its name in the checkpoint, the part as `SaveV2` takes it, and the value.
+Piece = tuple[str, str, Any]
+
+
+def _write_files(
+    device: str,
+    prefix: str,
+    files: Iterable[Iterable[Piece]],
+    stopped: threading.Event,
+    hurry: threading.Event | None = None,
+) -> list[str]:
+    """Writes files on a device, until `stopped` is set; returns their prefixes.
+
+    Args:
+      device: writes the files.
+      prefix: of the names of the files.
+      files: the pieces of each file. A file's pieces are taken before it is written, and freed when it is written.
+      stopped: ends the writing.
+      hurry: until it is set, there is a pause after each file for as long as that took.
+    """
+    written: list[str] = []
+    for pieces in files:
+        if stopped.is_set():
+            break
+        began = time.monotonic()
+        written.append(f"{prefix}-{len(written):05}")
+        _write_file(device, written[-1], pieces)
+        if hurry is not None:
+            hurry.wait(time.monotonic() - began)
+    return written
+
+
+def _write_file(device: str, prefix: str, pieces: Iterable[Piece]) -> None:
+    names, specs, tensors = zip(*pieces, strict=True)
+    with tf.device(device):
+        tf.raw_ops.SaveV2(prefix=prefix, tensor_names=names, shape_and_slices=specs, tensors=tensors)
+
+
+# The values of a snapshot are written in files of about this size.
 _FILE_BYTES = 2**26
-_HANDLE = tf.TensorSpec([], tf.resource)
+# A value that a server keeps.
+_Kept = tuple[SavedVariable, Any]
 
 
-class _Kept(NamedTuple):
-    """A value that a server keeps."""
-
-    saved: SavedVariable
-    tensor: Any
-
-    @property
-    def size(self) -> int:
-        """The number of its bytes; of text, of its elements."""
-        return int(self.tensor.shape.num_elements() or 0) * self.tensor.dtype.size
+def _size(tensor: Any) -> int:
+    """Returns the number of bytes of a tensor; of text, of its elements."""
+    return int(tensor.shape.num_elements() or 0) * tensor.dtype.size
 
 
 class Snapshots:
@@ -367,9 +365,7 @@ class Snapshots:
         """Makes, before the first snapshot, the functions that read the variables, so that training does not wait."""
         if self._readers:
             return
-        with saves_captured() as saves:
-            self._checkpoint.write(prefix)
-        for save in saves:
+        for save in self._captured(prefix):
             for device, values in _by_device(save.values).items():
                 if is_on_parameter_server(device):
                     self._read(device, values)
@@ -381,66 +377,57 @@ class Snapshots:
           tf.errors.OpError: a server does not answer, or a table cannot be written.
         """
         delete_unfinished(prefix)
+        saves = self._captured(prefix)
+        return Snapshot(saves[0] if saves else None, self._read, self._memory, self._check)
+
+    def _captured(self, prefix: str) -> list[CapturedSave]:
         with saves_captured() as saves:
             self._checkpoint.write(prefix)
-        return Snapshot(saves, self._read, self._memory, self._check)
+        return saves
 
     def _read(self, device: str, values: Sequence[SavedValue]) -> list[_Kept]:
         """Returns the values of a server."""
-        variables = _variables(values)
-        try:
-            handles = [value.saved.variable.handle for value in variables]
-            with tf.device(device):
-                tensors = self._reader(device, _dtypes(variables))(handles) if handles else []
-        except tf.errors.FailedPreconditionError:
-            # One has no value yet: they are read one by one, as TensorFlow does.
-            variables, tensors = [], []
-        read = {id(value): tensor for value, tensor in zip(variables, tensors, strict=True)}
+        variables = [value for value in values if value.saved.variable is not None]
+        handles = [value.saved.variable.handle for value in variables]
+        dtypes = tuple(value.saved.variable.dtype for value in variables)
+        read: dict[int, Any] = {}
+        # If one has no value yet, they are read one by one, as TensorFlow does.
+        with contextlib.suppress(tf.errors.FailedPreconditionError), tf.device(device):
+            tensors = self._reader(device, dtypes)(handles) if handles else []
+            read = {id(value): tensor for value, tensor in zip(variables, tensors, strict=True)}
         found = ((value.saved, read[id(value)] if id(value) in read else value.read()) for value in values)
-        return [_Kept(saved, tensor) for saved, tensor in found if tensor is not None]
+        return [(saved, tensor) for saved, tensor in found if tensor is not None]
 
     def _reader(self, device: str, dtypes: tuple[tf.DType, ...]) -> Any:
-        reader = self._readers.get((device, dtypes))
-        if reader is None:
-            reader = self._readers[device, dtypes] = _new_reader(device, dtypes)
-        return reader
+        if (device, dtypes) not in self._readers:
 
+            @tf.function(autograph=False, input_signature=[[_RESOURCE] * len(dtypes)])
+            def read(handles: Sequence[Any]) -> Any:
+                values = []
+                for handle, dtype in zip(handles, dtypes, strict=True):
+                    with tf.device(device):
+                        # Otherwise, after lookups of single rows, a read is a copy.
+                        shared = tf.raw_ops.DisableCopyOnRead(resource=handle)
+                        with tf.control_dependencies([shared]):
+                            values.append(tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype))
+                return values
 
-def _new_reader(device: str, dtypes: Sequence[tf.DType]) -> Any:
-    @tf.function(autograph=False, input_signature=[[_HANDLE] * len(dtypes)])
-    def read(handles: Sequence[Any]) -> Any:
-        values = []
-        for handle, dtype in zip(handles, dtypes, strict=True):
-            with tf.device(device):
-                # Otherwise, after lookups of single rows, a read is a copy.
-                shared = tf.raw_ops.DisableCopyOnRead(resource=handle)
-                with tf.control_dependencies([shared]):
-                    values.append(tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype))
-        return values
-
-    return read.get_concrete_function()
-
-
-def _dtypes(values: Sequence[SavedValue]) -> tuple[tf.DType, ...]:
-    return tuple(value.saved.variable.dtype for value in values)
-
-
-def _variables(values: Sequence[SavedValue]) -> list[SavedValue]:
-    return [value for value in values if value.saved.variable is not None]
+            self._readers[device, dtypes] = read.get_concrete_function()
+        return self._readers[device, dtypes]
 
 
 def _by_device(values: Sequence[SavedValue]) -> dict[str, list[SavedValue]]:
-    found: dict[str, list[SavedValue]] = {}
+    by_device: dict[str, list[SavedValue]] = {}
     for value in values:
-        found.setdefault(value.device, []).append(value)
-    return found
+        by_device.setdefault(value.device, []).append(value)
+    return by_device
 
 
 class Snapshot:
     """Values of one moment.
 
     Args:
-      saves: what is to be written: of one checkpoint, or nothing if it was written already.
+      save: the checkpoint that is to be written; None if it was written already.
       read: reads values of a server.
       memory: see `Snapshots`.
       check: see `Snapshots`.
@@ -448,33 +435,33 @@ class Snapshot:
 
     def __init__(
         self,
-        saves: Sequence[CapturedSave],
+        save: CapturedSave | None,
         read: Callable[[str, Sequence[SavedValue]], list[_Kept]],
         memory: int,
         check: Callable[[], object],
     ) -> None:
-        self._save = saves[0] if saves else None
+        self._save = save
         self._check = check
         self._memory = memory
         self._written: list[str] = []
         self._finished: list[Callable[[], None]] = []
         self._kept: dict[str, list[_Kept]] = {}
-        if self._save is None:
+        if save is None:
             return
-        values = _by_device(self._save.values)
-        for device in [each for each in values if not is_on_parameter_server(each)]:
-            self._kept[device] = [
-                _Kept(value.saved, tensor) for value in values[device] if (tensor := value.read()) is not None
-            ]
+        values = _by_device(save.values)
+        servers = [*filter(is_on_parameter_server, values)]
+        for device in values.keys() - servers:
+            found = [(value.saved, value.read()) for value in values[device]]
+            self._kept[device] = [(saved, tensor) for saved, tensor in found if tensor is not None]
 
         def read_on(device: str, task: str, stopped: threading.Event) -> list[str]:
             del task, stopped
             self._kept[device] = read(device, values[device])
             return []
 
-        on_each_server([each for each in values if is_on_parameter_server(each)], "copy", read_on)
-        for number, (name, each) in enumerate(self._save.themselves):
-            saved = each.write_to_checkpoint(name, f"{self._temporary()}-{number}")
+        on_each_server(servers, "copy", read_on)
+        for number, (name, each) in enumerate(save.themselves):
+            saved = each.write_to_checkpoint(name, f"{self._temporary(save)}-{number}")
             self._written.extend(saved.prefixes)
             self._finished.append(saved.finish)
 
@@ -490,14 +477,15 @@ class Snapshot:
         """
         if self._save is None:
             return
-        temporary = self._temporary()
-        for number, device in enumerate(each for each in self._kept if not is_on_parameter_server(each)):
-            self._written += self._write_on(device, f"{temporary}-client{number}", threading.Event(), hurry)
+        temporary = self._temporary(self._save)
 
         def write_on(device: str, task: str, stopped: threading.Event) -> list[str]:
             return self._write_on(device, f"{temporary}-{task}", stopped, hurry)
 
-        self._written += on_each_server([each for each in self._kept if is_on_parameter_server(each)], "save", write_on)
+        servers = [*filter(is_on_parameter_server, self._kept)]
+        for number, device in enumerate(self._kept.keys() - servers):
+            self._written += write_on(device, f"client{number}", threading.Event())
+        self._written += on_each_server(servers, "save", write_on)
         self._check()
         merge(self._save.prefix, self._save.device, self._written)
         for finish in self._finished:
@@ -507,45 +495,38 @@ class Snapshot:
         """Frees what the servers keep."""
         self._kept.clear()
 
-    def _temporary(self) -> str:
-        assert self._save is not None
-        temporary = temporary_prefix(self._save.prefix)
+    def _temporary(self, save: CapturedSave) -> str:
+        temporary = temporary_prefix(save.prefix)
         tf.io.gfile.makedirs(os.path.dirname(temporary))
         return temporary
 
     def _write_on(self, device: str, prefix: str, stopped: threading.Event, hurry: threading.Event) -> list[str]:
-        written: list[str] = []
-        left = self._kept[device]
-        while left and not stopped.is_set():
-            group = [left.pop()]
-            while left and sum(each.size for each in (*group, left[-1])) <= _FILE_BYTES:
-                group.append(left.pop())
-            written.append(f"{prefix}-{len(written):05}")
-            began = time.monotonic()
-            with tf.device(device):
-                self._write_file(written[-1], group)
-            hurry.wait(time.monotonic() - began)
-        return written
+        files = (self._pieces(device, group) for group in _grouped(self._kept[device]))
+        return _write_files(device, prefix, files, stopped, hurry)
 
-    def _write_file(self, prefix: str, group: list[_Kept]) -> None:
-        names, specs, tensors = [], [], []
-        for kept in group:
-            for spec, tensor in self._pieces(kept):
-                names.append(kept.saved.name)
-                specs.append(spec)
-                tensors.append(tensor)
-        # Freed as soon as they are written.
-        group.clear()
-        tf.raw_ops.SaveV2(prefix=prefix, tensor_names=names, shape_and_slices=specs, tensors=tensors)
+    def _pieces(self, device: str, group: list[_Kept]) -> Iterator[Piece]:
+        """Yields the values of a group in pieces, and empties the group."""
+        while group:
+            saved, tensor = group.pop()
+            if saved.variable is None or tensor.dtype not in DTYPES or _size(tensor) <= self._memory:
+                yield saved.name, saved.slice_spec, tensor
+                continue
+            for block in blocks_of(tensor.shape.as_list(), tensor.dtype.size, self._memory // _BLOCKS_IN_MEMORY):
+                yield saved.name, block_spec(saved, block), _sliced(device, tensor, block)
 
-    def _pieces(self, kept: _Kept) -> Iterator[tuple[str, Any]]:
-        """Returns slices of a value, with what `SaveV2` takes for each."""
-        saved, tensor = kept
-        if saved.variable is None or tensor.dtype not in DTYPES or kept.size <= self._memory:
-            yield saved.slice_spec, tensor
-            return
-        for block in blocks_of(tensor.shape.as_list(), tensor.dtype.size, self._memory // 8):
-            yield block_spec(saved, block), tf.slice(tensor, block.begin, block.shape)
+
+def _grouped(kept: list[_Kept]) -> Iterator[list[_Kept]]:
+    """Yields the values of each file, and removes them from the list."""
+    while kept:
+        group = [kept.pop()]
+        while kept and sum(_size(tensor) for _, tensor in (*group, kept[-1])) <= _FILE_BYTES:
+            group.append(kept.pop())
+        yield group
+
+
+def _sliced(device: str, tensor: Any, block: Block) -> Any:
+    with tf.device(device):
+        return tf.slice(tensor, block.begin, block.shape)
 
 
 def delete_unfinished(prefix: str) -> None:
