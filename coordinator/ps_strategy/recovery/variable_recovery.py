@@ -4,20 +4,17 @@
         |                 |                   |                         |
         '-----------------'-- a server is lost, or a save is in progress '--> None: to be tried again
 
-Promises: `recover` restores all variables of all parameter servers to the checkpoint, or reports that it must be called
-again; functions that were traced before stay usable.
-
-Meanwhile the checkpoint manager's `save` is replaced. It saves while no scheduled function runs, so that a checkpoint
-is a snapshot, and not while variables are being recovered. A save that fails because a parameter server was lost, or
-does not reach another one yet, is repeated, and its caller does not notice. A save that fails leaves the latest
-checkpoint as it was: TensorFlow declares it the latest one only when all is written. Asynchronous saves are refused.
-
-The client that began last to use a directory owns it; see `checkpoint_owner`. A former one neither saves nor recovers.
-
-Restores lost variables from the checkpoints of a manager, or by a function of the user's.
-
-Promises: the newest readable checkpoint in the manager's directory is restored; a damaged one is skipped, with a
-warning, and so is what another client has written; nothing of it stays in the variables.
+Promises:
+- `recover` restores all variables of all parameter servers to the checkpoint, or reports that it must be called again.
+  Functions that were traced before stay usable.
+- The newest readable checkpoint in the manager's directory is restored. A damaged one is skipped with a warning, and so
+  is one that another client has written; nothing of it stays in the variables.
+- A checkpoint is a snapshot: while a manager is restored from, its `save` is replaced by one that saves while no
+  scheduled function runs and no variable is being recovered. A save that fails because a parameter server was lost, or
+  does not reach another one yet, is repeated, and its caller does not notice.
+- A save that fails leaves the latest checkpoint as it was: TensorFlow declares it the latest one only when all is
+  written. Asynchronous saves are refused.
+- The client that began last to use a directory owns it; see `checkpoint_owner`. A former one neither saves nor recovers.
 """
 
 import abc
@@ -30,7 +27,7 @@ import os
 import time
 from collections.abc import Callable
 from threading import Lock
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -56,11 +53,11 @@ _SERVER_LOST = (*UNREACHED, tf.errors.CancelledError)
 
 
 class SaveServices(NamedTuple):
-    """What a strategy does for what saves its checkpoints.
+    """What a strategy does for a `CheckpointSource`.
 
     Attributes:
-      save: calls a function that saves and returns the path, in `quiet()`; again after a recovery if a parameter server
-        was lost meanwhile. It takes the function and the directory, and returns the path.
+      save: takes a function that saves and returns the path, and the directory. Calls the function in `quiet()`, once
+        more after a recovery if a parameter server was lost during the call, and returns the path.
       steps: returns the number of the training step, or None while a server does not answer.
       begins_at_zero: whether `steps` counts from the beginning of this program.
       memory: `Options.checkpoint_memory`.
@@ -97,7 +94,7 @@ class CheckpointSource(abc.ABC):
 
     @abc.abstractmethod
     def to_restore(self) -> list[str]:
-        """Returns the paths of the checkpoints, newest first. What is being saved now is not to be one any more."""
+        """Returns the paths of the checkpoints, newest first. What is being saved now must not become one."""
 
     @abc.abstractmethod
     def restored(self, path: str | None) -> None:
@@ -113,15 +110,25 @@ class CheckpointRestore:
       owner: which checkpoints may be restored.
 
     Raises:
-      TypeError: it is neither.
+      TypeError: `source` is none of these.
       ValueError: the manager's checkpoint was saved or restored asynchronously before, or TensorFlow does not find
         checkpoints in its directory.
     """
 
     def __init__(self, source: Any, owner: CheckpointOwner | None = None) -> None:
         self._owner = owner or CheckpointOwner()
+        self._source = source
         self.manager = source if isinstance(source, tf.train.CheckpointManager | CheckpointSource) else None
-        if self.manager is None and (isinstance(source, type) or not callable(source)):
+        if self.manager is not None:
+            checkpoint_path(self.manager.directory)
+            if saves_asynchronously(self.manager.checkpoint):
+                raise ValueError(
+                    "restore_from was given a manager whose checkpoint was saved or restored with "
+                    "tf.train.CheckpointOptions(enable_async=True) before, which does not survive the loss of a "
+                    "parameter server. Give it a manager of a new tf.train.Checkpoint of the same objects, and leave "
+                    "enable_async out."
+                )
+        elif isinstance(source, type) or not callable(source):
             advice = (
                 " Pass a manager of it: coordinator.Checkpoints(checkpoint, directory)."
                 if isinstance(source, tf.train.Checkpoint)
@@ -131,16 +138,6 @@ class CheckpointRestore:
                 "restore_from takes coordinator.Checkpoints, a tf.train.CheckpointManager, or a function without "
                 f"arguments that restores a checkpoint and returns its path; got {source!r}.{advice}"
             )
-        if self.manager is not None:
-            checkpoint_path(self.manager.directory)
-        if self.manager is not None and saves_asynchronously(self.manager.checkpoint):
-            raise ValueError(
-                "restore_from was given a manager whose checkpoint was saved or restored with "
-                "tf.train.CheckpointOptions(enable_async=True) before, which does not survive the loss of a parameter "
-                "server. Give it a manager of a new tf.train.Checkpoint of the same objects, and leave enable_async "
-                "out."
-            )
-        self._source = source
 
     def checkpoints(self) -> list[str]:
         """Returns the paths of the checkpoints in the manager's directory, newest first."""
@@ -149,7 +146,7 @@ class CheckpointRestore:
             return self.manager.to_restore()
         state = tf.train.get_checkpoint_state(self.manager.directory)
         paths = [] if state is None else [*state.all_model_checkpoint_paths, state.model_checkpoint_path]
-        # Without repetitions, each where it comes last.
+        # Each path once, where it comes last.
         return list(dict.fromkeys(path for path in reversed([*self.manager.checkpoints, *paths]) if path))
 
     def restore(self, prepare: Callable[[], None]) -> str | None:
@@ -200,43 +197,12 @@ class CheckpointRestore:
             forget_last_saved_step(self.manager)
 
 
-# The number of checkpoints of which something is remembered; older ones are restored only if all of these are damaged.
+# How many checkpoints are remembered; older ones are restored only if all of these are damaged.
 _REMEMBERED = 100
 # How often a save is repeated, if a server is out of another one's reach although none is lost.
 _UNREACHED_SAVES = 3
 
-Remembered = TypeVar("Remembered")
 Step = Any  # An integer variable, of TensorFlow or Keras, or a function that returns an int.
-
-
-class SavedProgress:
-    """Counts the finished functions whose effect is in the variables: not those that a recovery has undone.
-
-    Args:
-      finished: returns how many functions have finished so far, undone ones included.
-    """
-
-    def __init__(self, finished: Callable[[], int]) -> None:
-        self._finished = finished
-        self._undone = 0
-        # By the path of the checkpoint, the latest ones. One that is missing was written before this program began to
-        # train, or very long ago.
-        self._saved: dict[str, int] = {}
-
-    def count(self) -> int:
-        """Returns how many functions have finished and were not undone."""
-        return self._finished() - self._undone
-
-    def record(self, checkpoint: str, count: int) -> None:
-        """Records what `count` returned when the writing of a checkpoint began."""
-        self._saved = _latest(self._saved, checkpoint, count)
-
-    def roll_back(self, checkpoint: str | None) -> tuple[int, int]:
-        """Records that a checkpoint was restored, or the initial values. Returns `count` before and after."""
-        before = self.count()
-        after = 0 if checkpoint is None else min(before, self._saved.get(checkpoint, 0))
-        self._undone += before - after
-        return before, after
 
 
 class VariableRecovery:
@@ -245,7 +211,8 @@ class VariableRecovery:
     Args:
       membership: connects to them.
       variables: those on the parameter servers, with the tables.
-      finished: returns how many scheduled functions have finished so far, without the library's own.
+      finished: returns how many scheduled functions have finished so far, undone ones included, without the library's
+        own.
       wait_recovered: waits until the parameter servers are recovered, as long as that can be expected; returns whether
         they are. It is called on threads that save a checkpoint.
       quiet: returns a scope in which no scheduled function runs.
@@ -274,18 +241,22 @@ class VariableRecovery:
         self._membership = membership
         self._variables = variables
         self.states_held = variables.states_held
-        self._progress = SavedProgress(finished)
+        self._finished = finished
         self._wait_recovered = wait_recovered
         self._quiet = quiet
         self._source: CheckpointRestore | None = None
         self._step: Step | None = None
         self._on_rollback: Callable[[Rollback], object] | None = None
-        # By the path of the checkpoint, of which a state need not be a part. A state that was added later is reset:
-        # the checkpoint has nothing of what was done since.
-        self._saved_states: dict[str, States] = {}
+        # How many finished functions a recovery has undone: their effect is not in the variables.
+        self._undone = 0
+        # By the path of each of the latest checkpoints: how many functions had finished when its writing began, without
+        # the undone ones, and the states saved beside it. A checkpoint that is missing was written before this program
+        # began to train, or very long ago. A state that was added later is reset: the checkpoint has nothing of what
+        # was done since.
+        self._saved: dict[str, tuple[int, States]] = {}
         self._replaced_of_manager = contextlib.ExitStack()
-        # Held while a checkpoint is saved, and during an attempt to recover. The lock of the
-        # membership may be taken while it is held, never the other way round.
+        # Held while a checkpoint is saved, and during an attempt to recover. The lock of the membership may be taken
+        # while it is held, never the other way round.
         self.variables_in_use = Lock()
         # Found by the attempts since the last success.
         self._lost: set[str] = set()
@@ -301,7 +272,7 @@ class VariableRecovery:
           TypeError: `source`, `step` or `on_rollback` is of a wrong type.
           ValueError: the manager's checkpoint was used asynchronously.
         """
-        found = CheckpointRestore(source, self._owner)
+        restore = CheckpointRestore(source, self._owner)
         _check(step)
         if on_rollback is not None and not callable(on_rollback):
             raise TypeError(f"on_rollback must be a function that takes a Rollback, got {on_rollback!r}.")
@@ -309,20 +280,20 @@ class VariableRecovery:
         self._variables.note_tables()
         self._variables.is_restored = True
         self.release_manager()
-        if found.manager is not None:
-            self._owner.take(found.manager.directory, found.checkpoints())
-        if isinstance(found.manager, CheckpointSource):
+        if restore.manager is not None:
+            self._owner.take(restore.manager.directory, restore.checkpoints())
+        if isinstance(restore.manager, CheckpointSource):
             self._step = step
-            services = self._save_of_source, self._read_steps, step is None, self._memory, self._events, self._owner
-            found.manager.begin(SaveServices(*services))
-            self._replaced_of_manager.callback(found.manager.end)
-        elif found.manager is not None:
-            save = functools.partial(self._save, found.manager.save, found.manager.directory)
-            self._replaced_of_manager.enter_context(attribute_replaced(found.manager, "save", save))
+            services = self._save_of_source, self._steps, step is None, self._memory, self._events, self._owner
+            restore.manager.begin(SaveServices(*services))
+            self._replaced_of_manager.callback(restore.manager.end)
+        elif restore.manager is not None:
+            save = functools.partial(self._save, restore.manager.save, restore.manager.directory)
+            self._replaced_of_manager.enter_context(attribute_replaced(restore.manager, "save", save))
             self._replaced_of_manager.enter_context(
-                asynchronous_saves_refused(found.manager.checkpoint, _asynchronous_refused)
+                asynchronous_saves_refused(restore.manager.checkpoint, _asynchronous_refused)
             )
-        self._source, self._step = found, step
+        self._source, self._step = restore, step
 
     def release_manager(self) -> None:
         """Restores the checkpoint manager's own `save`, unless other code has replaced it, and undoes the rest."""
@@ -340,7 +311,11 @@ class VariableRecovery:
         return lost
 
     def try_once(self) -> Rollback | bool:
-        """Makes one attempt; returns and reports a rollback, or whether no variable is missing. Raises as `recover`."""
+        """Makes one attempt and reports a rollback; returns it, or whether no variable is missing.
+
+        Raises:
+          Exception: see `recover`.
+        """
         rollback = self.recover()
         if rollback is None and self.missing() is not None:
             return False
@@ -359,8 +334,8 @@ class VariableRecovery:
         """Makes one attempt; to be called on a thread without its own executor, while no function runs.
 
         Returns:
-          The rollback, or None. Then it must be tried again, unless `missing` returns None too: a parameter server does
-          not answer or was lost once more, or a checkpoint is being saved, which will fail soon.
+          The rollback, or None. After None call it again, unless `missing` returns None too: a parameter server does not
+          answer or was lost once more, or a checkpoint is being saved, which will fail soon.
 
         Raises:
           RuntimeError: `restore_from` was not called.
@@ -392,7 +367,8 @@ class VariableRecovery:
                 self._is_half_restored = True
                 checkpoint = source.restore(lambda: self._renew(with_values=source.manager is None))
                 self._variables.initialize_rest()
-                for state, saved in self._saved_states.get(checkpoint or "", States()).items():
+                _, states = self._saved.get(checkpoint or "", (0, States()))
+                for state, saved in states.items():
                     if state.serialize() != saved:
                         state.deserialize(saved)
                 step = self._read_step()
@@ -403,13 +379,13 @@ class VariableRecovery:
                 return None
             raise
         if self._membership.lost_parameter_server() is not None:
-            # Nothing had to be restored on it, so that its second loss raised no error.
+            # Nothing had to be restored on the server, so its second loss raised no error.
             return None
         return self._rollback(source, checkpoint, step)
 
     def _renew(self, *, with_values: bool) -> None:
         self._variables.renew()
-        if with_values:  # A function of the user's may read variables before it restores them.
+        if with_values:  # The user's function may read variables before it restores them.
             self._variables.initialize_rest()
 
     def _read_step(self) -> int | None:
@@ -417,10 +393,10 @@ class VariableRecovery:
             return None
         return int(self._step() if callable(self._step) else self._step.numpy())
 
-    def _read_steps(self) -> int | None:
+    def _steps(self) -> int | None:
         """Returns the number of the step; None while a server does not answer."""
         if self._step is None:
-            return self._progress.count()
+            return self._progress()
         try:
             return self._read_step()
         except tf.errors.OpError:
@@ -428,14 +404,20 @@ class VariableRecovery:
                 raise
             return None
 
+    def _progress(self) -> int:
+        """Returns how many functions have finished and were not undone."""
+        return self._finished() - self._undone
+
     def _rollback(self, source: CheckpointRestore, checkpoint: str | None, step: int | None) -> Rollback:
         assert self._began is not None
-        before: int | None = None
-        after = step
+        before, after = None, step
         if source.manager is not None:
-            before, finished = self._progress.roll_back(checkpoint)
-            after = finished if step is None else step
-            before += after - finished
+            progress = self._progress()
+            saved, _ = self._saved.get(checkpoint or "", (0, None))
+            undone = max(0, progress - saved)
+            self._undone += undone
+            after = progress - undone if step is None else step
+            before = after + undone
         lost = tuple(sorted(self._lost))
         seconds = time.monotonic() - self._began
         self._lost, self._began, self._is_half_restored = set(), None, False
@@ -453,17 +435,16 @@ class VariableRecovery:
           ValueError: the save is asynchronous.
           tf.errors.OpError: the save failed for another reason.
         """
-        if any(
-            isinstance(each, tf.train.CheckpointOptions) and each.enable_async for each in (*args, *kwargs.values())
-        ):
+        arguments = (*args, *kwargs.values())
+        if any(isinstance(value, tf.train.CheckpointOptions) and value.enable_async for value in arguments):
             # Before the checkpoint's number is incremented.
             raise _asynchronous_refused()
         began = time.monotonic()
-        given = inspect.signature(save).bind(*args, **kwargs)
-        given.arguments["options"] = _with_callback(given.arguments.get("options"), self._note_written)
+        bound = inspect.signature(save).bind(*args, **kwargs)
+        bound.arguments["options"] = _with_callback(bound.arguments.get("options"), self._note_written)
         try:
             with self._quiet():
-                path = self._save_quietly(save, directory, *given.args, **given.kwargs)
+                path = self._save_quietly(save, directory, *bound.args, **bound.kwargs)
         except (tf.errors.OpError, CheckpointsTakenOver) as error:
             seconds = time.monotonic() - began
             self._events.record("checkpoint_failed", name=directory, seconds=seconds, detail=type(error).__name__)
@@ -489,7 +470,7 @@ class VariableRecovery:
             with self.variables_in_use:
                 missing = self.missing()
                 if missing is None:
-                    count = self._progress.count()
+                    count = self._progress()
                     try:
                         self._owner.require()
                         states = self._variables.copied_states()
@@ -504,8 +485,7 @@ class VariableRecovery:
                             raise
                     else:
                         if path is not None:
-                            self._progress.record(path, count)
-                            self._saved_states = _latest(self._saved_states, path, states)
+                            self._saved = dict([*self._saved.items(), (path, (count, states))][-_REMEMBERED:])
                         return path
             if missing is None:
                 unreached += 1
@@ -518,15 +498,8 @@ class VariableRecovery:
                 raise missing
 
 
-def _latest(remembered: dict[str, Remembered], path: str, value: Remembered) -> dict[str, Remembered]:
-    """Returns what is remembered of checkpoints, and of one more; without the oldest ones if there are many."""
-    return dict([*remembered.items(), (path, value)][-_REMEMBERED:])
-
-
 def _check(step: Any) -> None:
-    if step is None or callable(step):
-        return
-    if not (hasattr(step, "numpy") and tf.as_dtype(step.dtype).is_integer):
+    if step is not None and not callable(step) and not (hasattr(step, "numpy") and tf.as_dtype(step.dtype).is_integer):
         raise TypeError(
             f"step must be an integer variable, or a function that returns an int, such as optimizer.iterations; "
             f"got {step!r}."
