@@ -4,7 +4,10 @@ r"""The small files through which training, its evaluators and readers of result
     training.json       in the checkpoint directory: whether training has started or finished
     best.json           in the evaluator's `best_dir`: the result of the best checkpoint
 
-Reading and writing them on a local file system needs no TensorFlow import, so a training client, a dashboard or a
+    SidecarEvaluator --one line per evaluation--> evaluations.jsonl --SidecarMetrics--> EarlyStopping, ReduceLROnPlateau
+                                                                                   \--> logs of the epoch, history
+
+Reading and writing the files on a local file system needs no TensorFlow import, so a training client, a dashboard or a
 script can do so cheaply. Files of a directory that is a URL, such as `gs://bucket/run`, go through `tf.io.gfile`.
 
 Promises:
@@ -13,18 +16,11 @@ Promises:
   * The marker of an earlier training in the same directory does not end the evaluation of a later one, whichever
     process starts first. If the client starts first, `mark_training_started` replaces the old marker, and without that
     call every checkpoint written after the marker invalidates it. If the evaluator starts first, it does not act on a
-    marker found at its start until `new_training_grace` has passed. A marker that appears later counts at once.
+    marker found at its start until `new_training_grace` has passed. A marker that appears later counts immediately.
+  * `SidecarMetrics` acts on each result once, in order, whenever it arrives: an epoch may have several or none. Results
+    that were there when `fit` began belong to an earlier training, and are left out.
 
 File times are compared only with times of the same file system, never with the clock of another machine.
-
-A Keras callback by which training acts on what a sidecar evaluator finds.
-
-    SidecarEvaluator --one line per evaluation--> evaluations.jsonl --SidecarMetrics--> EarlyStopping, ReduceLROnPlateau
-                                                                                   \\--> logs of the epoch, history
-
-Promises:
-  * Each result is acted on once, in order, whenever it arrives: an epoch may have several or none.
-  * Results that were there when `fit` began are left out: they are of an earlier training.
 """
 
 import contextlib
@@ -97,14 +93,14 @@ def append_result(directory: str | os.PathLike[str], result: EvaluationResult) -
     """
     path = _file_in(directory, RESULTS_FILE)
     if is_url(path):
-        # Object stores have files that are written at once.
+        # Object stores only write whole files.
         lines = [*_complete_lines(directory), result.to_json().encode()]
         replace_text(path, b"".join(line + b"\n" for line in lines).decode())
         return
     pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a+b") as file:
         file.seek(0)
-        file.truncate(file.read().rfind(b"\n") + 1)  # removes a line that a killed writer left unfinished
+        file.truncate(file.read().rfind(b"\n") + 1)  # Removes a line that a killed writer left unfinished.
         file.write(result.to_json().encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
@@ -123,17 +119,17 @@ def results(directory: str | os.PathLike[str]) -> list[EvaluationResult]:
       EvaluationError: a line before the last cannot be parsed. (The last line may still be being written.)
     """
     lines = _complete_lines(directory)
-    found = []
+    parsed = []
     for index, line in enumerate(lines):
         try:
-            found.append(EvaluationResult.from_json(line))
+            parsed.append(EvaluationResult.from_json(line))
         except ValueError as error:
             if index < len(lines) - 1:
                 raise EvaluationError(
                     f"Line {index + 1} of {_file_in(directory, RESULTS_FILE)!r} is not an evaluation result: "
                     f"{line[:80]!r}. Remove or repair that line."
                 ) from error
-    return found
+    return parsed
 
 
 def latest_result(directory: str | os.PathLike[str]) -> EvaluationResult | None:
@@ -261,7 +257,7 @@ def replace_text(path: str, text: str) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(draft, 0o644)  # mkstemp creates private files, but other users' processes may have to read this one
+        os.chmod(draft, 0o644)  # `mkstemp` creates private files, but other users may have to read this one.
         os.replace(draft, target)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
@@ -275,9 +271,9 @@ class SidecarMetrics(keras.callbacks.Callback):
         stop = keras.callbacks.EarlyStopping("loss", patience=5)
         model.fit(source, epochs=100, callbacks=[SidecarMetrics(directory, [stop])])
 
-    A callback that it is given takes an evaluation for an epoch: `patience` counts evaluations, and `monitor` names a
-    metric of the evaluator. The logs of the epochs of `fit` have the newest result as `sidecar_loss` and so on, and
-    `sidecar_step`, the training step of its checkpoint.
+    Its callbacks take an evaluation for an epoch: `patience` counts evaluations, and `monitor` names a metric of the
+    evaluator. The logs of the epochs of `fit` have the newest result as `sidecar_loss` and so on, and `sidecar_step`,
+    the training step of its checkpoint.
 
     Args:
       directory: the checkpoint directory, as the evaluator has it.
@@ -286,10 +282,10 @@ class SidecarMetrics(keras.callbacks.Callback):
       poll_interval: looks for results at the end of each epoch, and of a batch after this many seconds.
 
     Attributes:
-      results: those that were acted on in this `fit`, oldest first.
+      results: the results of this `fit` on which it has acted, oldest first.
 
     Raises:
-      ValueError: one of the callbacks keeps the weights of the moment, which are not those that were evaluated.
+      ValueError: a callback keeps the present weights, which are not the evaluated ones.
     """
 
     def __init__(
@@ -319,19 +315,19 @@ class SidecarMetrics(keras.callbacks.Callback):
         self._polled_at = 0.0
 
     def set_params(self, params: dict[str, Any]) -> None:
-        """Passes them on."""
+        """Passes the parameters on to the callbacks."""
         super().set_params(params)
         for callback in self._callbacks:
             callback.set_params(params)
 
     def set_model(self, model: Any) -> None:
-        """Passes it on."""
+        """Passes the model on to the callbacks."""
         super().set_model(model)
         for callback in self._callbacks:
             callback.set_model(model)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Passes it on, and looks which results are there already."""
+        """Passes the call on, and counts the results of earlier trainings."""
         self.results = []
         self._earlier = len(results(self._directory))
         self._polled_at = time.monotonic()
@@ -339,12 +335,12 @@ class SidecarMetrics(keras.callbacks.Callback):
             callback.on_train_begin(logs)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:  # noqa: ARG002 - Keras' names
-        """Acts on new results, if it has not looked for some time."""
+        """Acts on new results, if the poll interval has passed."""
         if time.monotonic() - self._polled_at >= self._poll_interval:
             self._act()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:  # noqa: ARG002 - Keras' names
-        """Acts on new results, and adds the newest to the logs."""
+        """Acts on new results, and adds the newest one to the logs."""
         self._act()
         if self.results and logs is not None:
             newest = self.results[-1]
@@ -352,7 +348,7 @@ class SidecarMetrics(keras.callbacks.Callback):
             logs.update({f"{self._prefix}{name}": value for name, value in newest.metrics.items()})
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Acts on new results, and passes it on."""
+        """Acts on new results, and passes the call on."""
         self._act()
         for callback in self._callbacks:
             callback.on_train_end(logs)

@@ -47,35 +47,19 @@ from coordinator.ps_strategy.tensorflow_internals.checkpoint_savers import (
 from coordinator.ps_strategy.tensorflow_internals.handles import is_on_parameter_server
 
 # TensorFlow cannot read pieces of tensors of other types.
-DTYPES = frozenset(
-    {
-        tf.float32,
-        tf.float64,
-        tf.bfloat16,
-        tf.int8,
-        tf.int16,
-        tf.int32,
-        tf.int64,
-        tf.uint8,
-        tf.bool,
-        tf.complex64,
-        tf.complex128,
-    }
-)
-# A block is this part of the memory, so that an update waits for a few milliseconds. Some blocks are in one file, since
-# TensorFlow opens all files of a tensor at once. The rest is for the buffer with which TensorFlow writes.
+_NAMES = "float32 float64 bfloat16 int8 int16 int32 int64 uint8 bool complex64 complex128"
+_DTYPES = frozenset(map(tf.as_dtype, _NAMES.split()))
+# A block is an eighth of the memory, so that an update waits for a few milliseconds. A file has three blocks, since
+# TensorFlow opens all files of a tensor at the same time. TensorFlow's buffer for writing takes the rest of the memory.
 _BLOCKS_IN_MEMORY, _BLOCKS_IN_FILE = 8, 3
 _INDEX_BYTES = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """A box of a tensor, whose elements lie together.
+    """A box of a tensor, whose elements lie together: its first indices, and its size along each axis.
 
-    Attributes:
-      begin: the indices of its first element.
-      shape: its size along each axis.
-      axes: of this many axes, it has one index of each but the last and some of the last; of the axes after these, all.
+    It has one index of each of the first `axes - 1` axes, some indices of the next axis, and all of the others.
     """
 
     begin: tuple[int, ...]
@@ -84,12 +68,9 @@ class Block:
 
 
 def blocks_of(shape: Sequence[int], element_bytes: int, most_bytes: int) -> Iterator[Block]:
-    """Divides a tensor into blocks that have at most `most_bytes`, with the indices that copying them needs.
+    """Divides a tensor, whose shape has no zeros, into blocks of one element at least.
 
-    Args:
-      shape: of the tensor, without zeros.
-      element_bytes: the size of an element.
-      most_bytes: of a block. A block has one element at least.
+    A block has at most `most_bytes`, with the indices that copying it needs.
     """
     axes, cell = 1, math.prod(shape[1:]) * element_bytes
     while axes < len(shape) and cell + axes * _INDEX_BYTES > most_bytes:
@@ -107,45 +88,36 @@ def blocks_of(shape: Sequence[int], element_bytes: int, most_bytes: int) -> Iter
 def saved_in_blocks(memory: int, written: Callable[[str], object] = lambda path: None) -> Iterator[None]:
     """A scope in which variables on parameter servers of more than `memory` bytes are saved in blocks.
 
-    Args:
-      memory: in bytes.
-      written: called with the path of each checkpoint that was written.
+    `written` is called with the path of each checkpoint that was written.
     """
     with slices_restored(), savers_replaced(BlockCheckpoints(memory), written):
         yield
 
 
 class BlockCheckpoints:
-    """Implements `LargeVariables` for the variables on the parameter servers.
-
-    Args:
-      memory: in bytes. Larger variables are saved in blocks.
-    """
+    """Implements `LargeVariables` for variables of more than `memory` bytes on parameter servers."""
 
     def __init__(self, memory: int) -> None:
         self._memory = memory
 
     def to_write(self, variables: Sequence[SavedVariable]) -> Sequence[SavedVariable]:
         """Returns the large variables that have a value."""
-        return [each for each in variables if self._is_large(each.variable) and each.variable.is_initialized()]
+        return [saved for saved in variables if self._is_large(saved.variable) and saved.variable.is_initialized()]
 
     def to_read(self, variables: Sequence[SavedVariable], path: str) -> Sequence[SavedVariable]:
         """Returns the large variables that the checkpoint has in pieces: of a whole tensor, TensorFlow reads all."""
-        large = [each for each in variables if self._is_large(each.variable)]
-        if not large:
-            return []
-        stored = StoredPieces(path)
-        taken = []
-        for each in large:
-            shape, _ = _place(each)
-            elements = stored.largest(each.name)
-            if elements is not None and stored.shapes.get(each.name) == shape:
-                taken += [each] * (elements * each.variable.dtype.size <= self._memory)
-        return taken
+        large = [saved for saved in variables if self._is_large(saved.variable)]
+        stored = StoredPieces(path) if large else None
+        return [saved for saved in large if stored is not None and self._is_in_blocks(saved, stored)]
+
+    def _is_in_blocks(self, saved: SavedVariable, stored: StoredPieces) -> bool:
+        elements, (shape, _) = stored.largest(saved.name), _place(saved)
+        is_small = elements is not None and elements * saved.variable.dtype.size <= self._memory
+        return is_small and stored.shapes.get(saved.name) == shape
 
     def _is_large(self, variable: Any) -> bool:
         size, dtype = variable.shape.num_elements(), variable.dtype
-        is_large = dtype in DTYPES and size is not None and size * dtype.size > self._memory
+        is_large = dtype in _DTYPES and size is not None and size * dtype.size > self._memory
         return is_large and is_on_parameter_server(variable.device)
 
     def write(self, variables: Sequence[SavedVariable], prefix: str, io_device: str | None) -> Sequence[str]:
@@ -190,15 +162,12 @@ class BlockCheckpoints:
 def on_each_server(
     devices: Sequence[str], verb: str, call: Callable[[str, str, threading.Event], list[str]]
 ) -> list[str]:
-    """Calls a function for each of some servers at the same time.
+    """Calls a function for each of some servers at the same time, and returns the joined lists that it returned.
 
     Args:
-      devices: of the servers; each may occur several times.
+      devices: of the servers; a device may occur several times.
       verb: for the names of the threads.
       call: takes a device, a short name of its server, and an event that tells it to stop.
-
-    Returns:
-      All that it returned.
 
     Raises:
       tf.errors.OpError: a call failed. The others are stopped.
@@ -214,10 +183,7 @@ def on_each_server(
         # After Ctrl-C, too. A call that a lost server does not answer fails when the heartbeat has noticed it.
         stopped.set()
         concurrent.futures.wait(calls)
-    for failed in calls:
-        if failed.exception() is not None:
-            failed.result()
-    return [each for ended in calls for each in ended.result()]
+    return [*itertools.chain.from_iterable(ended.result() for ended in calls)]
 
 
 def _place(saved: SavedVariable) -> tuple[list[int], list[int]]:
@@ -306,14 +272,10 @@ def _write_files(
     stopped: threading.Event,
     hurry: threading.Event | None = None,
 ) -> list[str]:
-    """Writes files on a device, until `stopped` is set; returns their prefixes.
+    """Writes files, each of some pieces, on a device until `stopped` is set; returns the prefixes of the files.
 
-    Args:
-      device: writes the files.
-      prefix: of the names of the files.
-      files: the pieces of each file. A file's pieces are taken before it is written, and freed when it is written.
-      stopped: ends the writing.
-      hurry: until it is set, there is a pause after each file for as long as that took.
+    The pieces of a file are taken before it is written, and freed when it is written. Until `hurry` is set, there is a
+    pause after each file for as long as that took.
     """
     written: list[str] = []
     for pieces in files:
@@ -424,14 +386,7 @@ def _by_device(values: Sequence[SavedValue]) -> dict[str, list[SavedValue]]:
 
 
 class Snapshot:
-    """Values of one moment.
-
-    Args:
-      save: the checkpoint that is to be written; None if it was written already.
-      read: reads values of a server.
-      memory: see `Snapshots`.
-      check: see `Snapshots`.
-    """
+    """Values of one moment; `save` is None if they were written already, and `read` reads the values of a server."""
 
     def __init__(
         self,
@@ -508,7 +463,7 @@ class Snapshot:
         """Yields the values of a group in pieces, and empties the group."""
         while group:
             saved, tensor = group.pop()
-            if saved.variable is None or tensor.dtype not in DTYPES or _size(tensor) <= self._memory:
+            if saved.variable is None or tensor.dtype not in _DTYPES or _size(tensor) <= self._memory:
                 yield saved.name, saved.slice_spec, tensor
                 continue
             for block in blocks_of(tensor.shape.as_list(), tensor.dtype.size, self._memory // _BLOCKS_IN_MEMORY):

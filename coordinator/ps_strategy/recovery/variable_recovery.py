@@ -14,7 +14,8 @@ Promises:
   does not reach another one yet, is repeated, and its caller does not notice.
 - A save that fails leaves the latest checkpoint as it was: TensorFlow declares it the latest one only when all is
   written. Asynchronous saves are refused.
-- The client that began last to use a directory owns it; see `checkpoint_owner`. A former one neither saves nor recovers.
+- The client that began last to use a directory owns it; see `checkpoint_owner`. A former owner neither saves nor
+  recovers.
 """
 
 import abc
@@ -74,11 +75,9 @@ class SaveServices(NamedTuple):
 
 
 class CheckpointSource(abc.ABC):
-    """Saves checkpoints and knows them, as a `tf.train.CheckpointManager` does; called by the strategy.
+    """Saves checkpoints in a directory and knows them, as a `tf.train.CheckpointManager` does; the strategy calls it.
 
-    Attributes:
-      checkpoint: a `tf.train.Checkpoint`.
-      directory: where the checkpoints are.
+    An abstract class, since `coordinator.Checkpoints` is in a higher layer than the recovery.
     """
 
     checkpoint: tf.train.Checkpoint
@@ -156,7 +155,8 @@ class CheckpointRestore:
           prepare: called before each attempt; gives all variables new resources.
 
         Returns:
-          The path of the restored checkpoint, or None if there was none. For a function, its result, if that is a path.
+          The path of the restored checkpoint, or None if there was none. Of a user's function, its result if that is a
+          path.
 
         Raises:
           tf.errors.OpError: a server was lost.
@@ -209,19 +209,15 @@ class VariableRecovery:
     """Recovers the parameter servers of one cluster.
 
     Args:
-      membership: connects to them.
-      variables: those on the parameter servers, with the tables.
-      finished: returns how many scheduled functions have finished so far, undone ones included, without the library's
-        own.
+      membership: connects to the parameter servers.
+      variables: on the parameter servers, with the tables.
+      finished: returns how many of the user's functions have finished so far, undone ones included.
       wait_recovered: waits until the parameter servers are recovered, as long as that can be expected; returns whether
         they are. It is called on threads that save a checkpoint.
       quiet: returns a scope in which no scheduled function runs.
       memory: `Options.checkpoint_memory`.
       events: where checkpoints are recorded.
       owner: this client as the owner of the directory of checkpoints.
-
-    Attributes:
-      states_held: see `VariableStore`.
     """
 
     def __init__(
@@ -334,8 +330,8 @@ class VariableRecovery:
         """Makes one attempt; to be called on a thread without its own executor, while no function runs.
 
         Returns:
-          The rollback, or None. After None call it again, unless `missing` returns None too: a parameter server does not
-          answer or was lost once more, or a checkpoint is being saved, which will fail soon.
+          The rollback, or None. After None call it again, unless `missing` returns None too: a parameter server does
+          not answer or was lost once more, or a checkpoint is being saved, which will fail soon.
 
         Raises:
           RuntimeError: `restore_from` was not called.

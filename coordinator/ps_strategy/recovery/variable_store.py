@@ -103,7 +103,7 @@ class VariableStore:
         self._numbers = itertools.count()
         self._tables: weakref.WeakKeyDictionary[Any, _Table] = weakref.WeakKeyDictionary()
         self._recovered: weakref.WeakSet[Recovered] = weakref.WeakSet()
-        # The resources of deleted tables, which are freed later: the garbage collector may delete a table on any thread,
+        # The resources of deleted tables. They are freed later: the garbage collector may delete a table on any thread,
         # at any moment, and must not wait for a server.
         self._deleted: collections.deque[TableResource] = collections.deque()
         self._states: weakref.WeakSet[ClientState] = weakref.WeakSet()
