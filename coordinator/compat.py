@@ -191,8 +191,8 @@ class ClusterCoordinator:
 
         Args:
           fn: a `tf.function` or concrete function.
-          args: its positional arguments; per-worker iterators are replaced by those of the worker that runs it.
-          kwargs: its keyword arguments, likewise.
+          args: its positional arguments; a per-worker iterator becomes the iterator of the worker that runs `fn`.
+          kwargs: its keyword arguments, with iterators as in `args`.
 
         Raises:
           TypeError: `fn` is something else.
@@ -281,7 +281,7 @@ def _as_tensor(value: Any) -> Any:
 
 @contextlib.contextmanager
 def _errors_of_tensorflow() -> Iterator[None]:
-    """A scope in which errors of this library are raised as those that TensorFlow documents in their place."""
+    """A scope in which errors of this library are raised as the ones that TensorFlow documents in their place."""
     try:
         yield
     except concurrent.futures.CancelledError as error:

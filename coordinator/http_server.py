@@ -70,7 +70,7 @@ class HttpServer:
     ) -> None:
         self._answer = answer
         self._name = name
-        self._names = {"localhost", *(each.lower() for each in names)}
+        self._names = {"localhost", *map(str.lower, names)}
         self._listener = _listening(host, port)
         own, self.port = self._listener.getsockname()[:2]
         self.is_loopback = ipaddress.ip_address(own).is_loopback
@@ -227,7 +227,7 @@ class HttpServer:
                     waiting.connection.close()
                     raise
                 self._answers[thread] = waiting
-            self._threads = [*(each for each in self._threads if each.is_alive()), thread]
+            self._threads = [*filter(threading.Thread.is_alive, self._threads), thread]
 
     def _respond(self, waiting: "_Waiting") -> None:
         try:
@@ -251,7 +251,7 @@ class HttpServer:
             self._wake()
 
     def _wake(self) -> None:
-        # Without room in the buffer the thread wakes anyway; after `close` nothing is to be woken.
+        # The buffer is full, so the thread wakes anyway; or the server is closed.
         with contextlib.suppress(OSError):
             self._waker.send(b"\0")
 

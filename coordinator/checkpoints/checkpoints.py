@@ -6,8 +6,8 @@
     quiet(): take a snapshot, on the servers -->      failed   --> log it, delete it, keep all others
 
     ckpt-7.index, ckpt-7.data-*     the checkpoint number 7
-    ckpt-8_temp/                    one that is being written, or was when its program ended
-    checkpoints.json                what is known of the complete ones
+    ckpt-8_temp/                    a checkpoint that is being written, or was when its program ended
+    checkpoints.json                the complete checkpoints
     checkpoint                      their names, for `tf.train.latest_checkpoint`
 
 Promises:
@@ -15,9 +15,9 @@ Promises:
   deleted, which happens only after a newer one has been listed. Each list is replaced in one step.
 - A failed write is logged immediately and counted. It is tried again when a policy is due the next time.
 - A snapshot of a moment that a recovery has undone is not listed.
-- What another client that uses the directory has saved is neither overwritten nor deleted.
+- Checkpoints of another client that uses the directory are neither overwritten nor deleted.
 - No lock is held while files are written or a policy is asked. Files are changed on one thread.
-- All paths are those of `tf.io.gfile`.
+- All paths may be URLs that `tf.io.gfile` takes.
 """
 
 import collections
@@ -129,7 +129,7 @@ def path_of(directory: str, number: int) -> str:
 
 
 def load(directory: str) -> list[SavedCheckpoint]:
-    """Returns the complete checkpoints, oldest first; without a list of ours, those of a `tf.train.CheckpointManager`.
+    """Returns the complete checkpoints, oldest first; without a list of ours, from the list of TensorFlow's manager.
 
     Raises:
       ValueError: the list cannot be parsed.
@@ -163,8 +163,8 @@ def numbers(directory: str) -> list[int]:
     """Returns the numbers of all checkpoints with any file, and deletes unfinished ones."""
     matches = map(_NAME.match, tf.io.gfile.listdir(directory) if tf.io.gfile.isdir(directory) else [])
     known = [(int(match[1]), match[2]) for match in matches if match]
-    for number, rest in known:
-        if rest.startswith("_temp"):
+    for number, suffix in known:
+        if suffix.startswith("_temp"):
             delete_unfinished(path_of(directory, number))
     return [number for number, _ in known]
 
@@ -230,11 +230,11 @@ class History:
           EvaluationError: the file of results is damaged.
         """
         complete = self.complete_ones()
-        written = {(os.path.basename(each.checkpoint), each.written_ns): each for each in results(self._directory)}
-        found = [written.get((os.path.basename(each.path), each.written_ns)) for each in complete]
+        metrics = {(os.path.basename(it.checkpoint), it.written_ns): it.metrics for it in results(self._directory)}
+        found = [metrics.get((os.path.basename(known.path), known.written_ns), {}) for known in complete]
         return [
-            dataclasses.replace(each, metrics={**result.metrics, **each.metrics}) if result else each
-            for each, result in zip(complete, found, strict=True)
+            dataclasses.replace(known, metrics={**written, **known.metrics})
+            for known, written in zip(complete, found, strict=True)
         ]
 
     def best(self) -> str | None:
@@ -269,7 +269,7 @@ class History:
             store(self._directory, kept)
         except BaseException:
             with self._lock:
-                self._complete = [each for each in self._complete if each.path != path]
+                self._complete = [checkpoint for checkpoint in self._complete if checkpoint.path != path]
             raise
         paths = {checkpoint.path for checkpoint in kept}
         with self._lock:
@@ -282,7 +282,7 @@ class History:
                 _logger.warning("The checkpoint %s, which is not kept, cannot be deleted: %s", dropped_path, error)
 
     def give_up(self) -> None:
-        """Records that nothing is being saved any more."""
+        """Records that nothing is being saved."""
         with self._lock:
             self._saving = None
 
@@ -294,13 +294,13 @@ class History:
             _logger.warning("The list of the checkpoints in %s cannot be written: %s", self._directory, error)
 
     def to_restore(self) -> list[str]:
-        """Returns the paths of the complete checkpoints, newest first. What is being saved will not be complete."""
+        """Returns the paths of the complete checkpoints, newest first. The one that is being saved is given up."""
         with self._lock:
             self._is_undone = True
             return [checkpoint.path for checkpoint in reversed(self._complete)]
 
     def restored(self, path: str | None) -> SavedCheckpoint | None:
-        """Forgets the checkpoints after the one that was restored, and returns that one."""
+        """Forgets the checkpoints after the restored one, which it returns."""
         with self._lock:
             paths = [checkpoint.path for checkpoint in self._complete]
             self._complete = self._complete[: paths.index(path) + 1] if path in paths else []
@@ -323,7 +323,7 @@ class History:
         return is_there
 
     def _kept(self) -> list[SavedCheckpoint]:
-        """Returns the checkpoints that are kept, of those that are still there."""
+        """Returns the checkpoints that are still there and that a policy keeps."""
         complete, policies = self.complete_ones(), self._keep
         if policies is not None:
             try:
@@ -337,7 +337,7 @@ class History:
         if policies is None:
             return complete
         now = Moment(complete[-1].step, time.time())
-        kept = {complete[-1].path}.union(*({each.path for each in policy.kept(complete, now)} for policy in policies))
+        kept = {complete[-1].path}.union(known.path for policy in policies for known in policy.kept(complete, now))
         return [checkpoint for checkpoint in complete if checkpoint.path in kept]
 
 
@@ -347,7 +347,7 @@ _CLOSING_TIMEOUT = 600.0
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointsStatistics:
-    """What saving has cost so far.
+    """The cost of saving so far.
 
     Attributes:
       saved: how many checkpoints this object has completed.
@@ -377,10 +377,10 @@ class Checkpoints(CheckpointSource):
       checkpoint: a `tf.train.Checkpoint` of all that is saved: model, optimizer, epochs, update rule.
       directory: where the checkpoints are; the client and all parameter servers must be able to write there.
       save: when `save()` saves: if one of these policies is due (`EverySteps`, `EveryMinutes`, `EveryHours`).
-      keep: which checkpoints are kept: the newest, and those that one of these policies keeps (`Latest`, `Best`,
-        `EverySteps`, `EveryMinutes`, `EveryHours`); None to keep all.
+      keep: the newest checkpoint is kept, and each that one of these policies keeps (`Latest`, `Best`, `EverySteps`,
+        `EveryMinutes`, `EveryHours`); None to keep all.
       background: whether training goes on while a snapshot is written. The parameter servers need memory for the
-        variables that change meanwhile.
+        variables that change during the write.
 
     Raises:
       TypeError: an argument is of a wrong type.
@@ -447,7 +447,7 @@ class Checkpoints(CheckpointSource):
         No policy is asked while a checkpoint is being written, and without a new step since the last one.
 
         Args:
-          now: whether to save in any case, after the one that is being written.
+          now: whether to save in any case, after the checkpoint that is being written.
 
         Returns:
           The path of the checkpoint, which is complete once it is in `history`; None if none was begun.
@@ -488,7 +488,7 @@ class Checkpoints(CheckpointSource):
           **metrics: numbers, by name.
 
         Returns:
-          Whether there is such a checkpoint. It may have been deleted meanwhile, or could not be written.
+          Whether there is such a checkpoint: it may have been deleted, or could not be written.
         """
         is_there = self._history.report(checkpoint, {name: float(value) for name, value in metrics.items()})
         self._thread.submit(self._store)
@@ -516,8 +516,8 @@ class Checkpoints(CheckpointSource):
         """Allows saving; `strategy.restore_from` calls it."""
         complete = self._history.complete_ones()
         restored = int(self.checkpoint.save_counter.numpy())
-        self._last = next((each for each in complete if each.number == restored), None)
-        known = [*numbers(self.directory), *(each.number for each in complete), self._number]
+        self._last = next((known for known in complete if known.number == restored), None)
+        known = [*numbers(self.directory), *(checkpoint.number for checkpoint in complete), self._number]
         self._number = self._former_number = max(known)
         self._offset = _step_of(self._last) - (services.steps() or 0) if services.begins_at_zero else 0
         self._snapshots = Snapshots(self.checkpoint, services.memory, services.owner.require)
@@ -541,7 +541,7 @@ class Checkpoints(CheckpointSource):
         """Records that a recovery has restored a checkpoint, and that newer ones are damaged."""
         services, self._last = self._services, self._history.restored(path)
         if services is not None and services.begins_at_zero and _number_of(self._last) <= self._former_number:
-            # What this program has done is undone, and its count of steps begins again.
+            # The steps of this program are undone, and their count begins again.
             self._offset = _step_of(self._last)
         self._thread.submit(self._store)
 
@@ -551,7 +551,7 @@ class Checkpoints(CheckpointSource):
             return False
         now = Moment(step + self._offset, time.time())
         complete = self._history.complete_ones()
-        history = [] if last is None else [*(each for each in complete if each.number < last.number), last]
+        history = [] if last is None else [*(known for known in complete if known.number < last.number), last]
         return any(policy.is_due(history, now) for policy in self._save_policies)
 
     def _take(self, services: SaveServices, path: str, *, must_succeed: bool) -> "Callable[[], None] | None":

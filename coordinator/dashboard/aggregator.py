@@ -111,7 +111,7 @@ _MANY = 64
 
 @dataclasses.dataclass
 class _Worker:
-    """What one worker runs, and its segments."""
+    """The running call of one worker, its busy seconds, and its segments."""
 
     running: Segment | None = None
     busy: float = 0.0
@@ -251,7 +251,7 @@ class Timeline:
 
 # Rates are means of this time, in seconds.
 _RATE_WINDOW = 10.0
-# What the end of a call means to the task stream.
+# The outcome of a call in the task stream, by the kind of event that ends it.
 _OUTCOMES = {
     "closures_finished": "finished",
     "closures_failed": "failed",
@@ -261,7 +261,7 @@ _OUTCOMES = {
 }
 
 
-# What a row has as the statistics of its worker have it.
+# The attributes of a row that are copied from the statistics of its worker.
 _WORKER_COUNTS = ("finished", "failed", "retried", "losses", "reconnections", "reconnecting_seconds")
 
 

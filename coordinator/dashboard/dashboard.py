@@ -240,7 +240,7 @@ class PageServer:
 
 @dataclasses.dataclass(frozen=True)
 class Sources:
-    """Where the dashboard reads what it shows. None of these may keep the strategy alive.
+    """Where the dashboard reads its content. None of these may keep the strategy alive.
 
     Attributes:
       statistics: returns the counts of the cluster, without waiting.

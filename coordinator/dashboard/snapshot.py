@@ -16,7 +16,7 @@ _MOST = 0.75
 
 @dataclasses.dataclass(frozen=True)
 class ServerUsage:
-    """What a process has used since its start, and its machine since its own, as the kernel counts.
+    """The resources that a process has used since its start, and its machine since its own, as the kernel counts.
 
     Attributes:
       task: its job and index, such as `ps 0`, or `client`.
@@ -48,11 +48,7 @@ class ServerUsage:
 
 
 class UsageRecord:
-    """What each task has used lately.
-
-    Args:
-      window: for how long usages are kept, in seconds; the latest two of a task are always kept.
-    """
+    """The usage of each task in the last `window` seconds, and always its latest two usages."""
 
     def __init__(self, window: float = 0.0) -> None:
         self._window = window
@@ -61,16 +57,16 @@ class UsageRecord:
     def add(self, usage: Iterable[ServerUsage]) -> bool:
         """Adds the present usage of tasks; returns whether any of it is new."""
         is_new = False
-        for each in usage:
-            kept = self._kept.setdefault(each.task, deque([each]))
-            if each.time == kept[-1].time:
+        for latest in usage:
+            kept = self._kept.setdefault(latest.task, deque([latest]))
+            if latest.time == kept[-1].time:
                 # `is_reachable` may have changed.
-                kept[-1] = each
+                kept[-1] = latest
                 continue
-            if not is_comparable(each, kept[-1]):
+            if not is_comparable(latest, kept[-1]):
                 kept.clear()
-            kept.append(each)
-            while len(kept) > 2 and kept[0].time < each.time - self._window:
+            kept.append(latest)
+            while len(kept) > 2 and kept[0].time < latest.time - self._window:
                 kept.popleft()
             is_new = True
         return is_new

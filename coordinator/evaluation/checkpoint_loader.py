@@ -202,7 +202,7 @@ class CheckpointLoader:
 
         Args:
           checkpoint: a TensorFlow checkpoint or a weights file.
-          path: where to read it: its own path, or that of a copy.
+          path: of the checkpoint, or of its copy, which is read.
 
         Raises:
           EvaluationError: the checkpoint does not fit the object, or holds no counter of training steps.
@@ -281,13 +281,13 @@ class CheckpointLoader:
         """Returns (name, variable) for every variable to load below `root`; tables have no variables."""
         if self._is_model:
             return [(weight.path, weight) for weight in self._target.weights if not is_table(weight)]
-        found = [each for each in tf.train.TrackableView(root).descendants() if not is_table(each)]
-        keras_variables = [(item.path, item) for item in found if isinstance(item, keras.Variable)]
-        return keras_variables + [(item.name, item) for item in found if isinstance(item, tf.Variable)]
+        items = [item for item in tf.train.TrackableView(root).descendants() if not is_table(item)]
+        keras_variables = [(item.path, item) for item in items if isinstance(item, keras.Variable)]
+        return keras_variables + [(item.name, item) for item in items if isinstance(item, tf.Variable)]
 
 
 def _tables(root: tf.train.Checkpoint) -> list[SelfSaving]:
-    return [each for each in tf.train.TrackableView(root).descendants() if isinstance(each, SelfSaving)]
+    return [item for item in tf.train.TrackableView(root).descendants() if isinstance(item, SelfSaving)]
 
 
 def _named_objects(trackable: Any) -> dict[str, Any]:

@@ -97,8 +97,8 @@ class CheckpointFile:
 
     def require_unchanged(self) -> None:
         """Raises `OSError` if the index or weights file was written again since the checkpoint was found."""
-        found = CheckpointFile.of_file(self.files()[0])
-        if found is not None and found != self:
+        present = CheckpointFile.of_file(self.files()[0])
+        if present is not None and present != self:
             raise OSError(f"{self.path!r} was replaced while it was being read")
 
     def copy_to(self, prefix: str) -> str:

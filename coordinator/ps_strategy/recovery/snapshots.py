@@ -1,7 +1,7 @@
-"""What of a checkpoint the parameter servers write and read themselves: snapshots, and large variables in blocks.
+"""The parts of a checkpoint that parameter servers write and read themselves: snapshots, large variables in blocks.
 
     snapshot   take    in `quiet()`: each server keeps the values of its variables; tables are written
-               write   later: each server writes what it keeps, and forgets it; the files become one checkpoint
+               write   later: each server writes and forgets the values; the files become one checkpoint
     blocks     save    each server, block by block: lock the variable, copy a block of rows, release it; write the block
                restore each server, block by block: read the block, assign it to its rows
 
@@ -14,8 +14,8 @@ Promises:
   file behind, except where files cannot be deleted.
 - A save or restore in blocks needs at most `memory` bytes more of a server, and an update waits for the copy of one
   block at most. Steps may change the variable between two blocks, so that its rows are of different moments.
-- What is written is a checkpoint of TensorFlow, in which a large variable is a tensor in pieces. It is read with blocks
-  of any size, by TensorFlow too, whole or as parts on several servers.
+- The result is a checkpoint of TensorFlow, in which a large variable is a tensor in pieces. It is read with blocks of
+  any size, by TensorFlow too, whole or as parts on several servers.
 """
 
 import concurrent.futures
@@ -126,14 +126,14 @@ class BlockCheckpoints:
         def write_on(device: str, task: str, stopped: threading.Event) -> list[str]:
             copier = functools.cache(functools.partial(_copier, device))
             files = (
-                ((each.name, block_spec(each, block), copier(each.variable.dtype)(each, block)) for block in blocks)
-                for each in variables
-                if each.variable.device == device
-                for blocks in self._files(each.variable)
+                ((saved.name, block_spec(saved, block), copier(saved.variable.dtype)(saved, block)) for block in blocks)
+                for saved in variables
+                if saved.variable.device == device
+                for blocks in self._files(saved.variable)
             )
             return _write_files(io_device or device, f"{prefix}-{task}", files, stopped)
 
-        return on_each_server([each.variable.device for each in variables], "save", write_on)
+        return on_each_server([saved.variable.device for saved in variables], "save", write_on)
 
     def read(self, variables: Sequence[SavedVariable], path: str, io_device: str | None) -> None:
         """Restores the values of variables; see `LargeVariables`."""
@@ -141,16 +141,16 @@ class BlockCheckpoints:
         def read_on(device: str, task: str, stopped: threading.Event) -> list[str]:
             del task
             reader = functools.cache(functools.partial(_reader, device, io_device))
-            for each in variables:
-                if each.variable.device == device:
-                    _allocate(each.variable)
-                    for block in itertools.chain.from_iterable(self._files(each.variable)):
+            for saved in variables:
+                if saved.variable.device == device:
+                    _allocate(saved.variable)
+                    for block in itertools.chain.from_iterable(self._files(saved.variable)):
                         if stopped.is_set():
                             return []
-                        reader(each.variable.dtype)(each, block, path)
+                        reader(saved.variable.dtype)(saved, block, path)
             return []
 
-        on_each_server([each.variable.device for each in variables], "restore", read_on)
+        on_each_server([saved.variable.device for saved in variables], "restore", read_on)
 
     def _files(self, variable: Any) -> Iterator[tuple[Block, ...]]:
         """Returns the blocks of each file of a variable."""
@@ -353,12 +353,12 @@ class Snapshots:
         handles = [value.saved.variable.handle for value in variables]
         dtypes = tuple(value.saved.variable.dtype for value in variables)
         read: dict[int, Any] = {}
-        # If one has no value yet, they are read one by one, as TensorFlow does.
+        # If one variable has no value yet, all are read one by one, as TensorFlow does.
         with contextlib.suppress(tf.errors.FailedPreconditionError), tf.device(device):
             tensors = self._reader(device, dtypes)(handles) if handles else []
             read = {id(value): tensor for value, tensor in zip(variables, tensors, strict=True)}
-        found = ((value.saved, read[id(value)] if id(value) in read else value.read()) for value in values)
-        return [(saved, tensor) for saved, tensor in found if tensor is not None]
+        kept = [(value.saved, read[id(value)] if id(value) in read else value.read()) for value in values]
+        return [(saved, tensor) for saved, tensor in kept if tensor is not None]
 
     def _reader(self, device: str, dtypes: tuple[tf.DType, ...]) -> Any:
         if (device, dtypes) not in self._readers:
@@ -406,8 +406,8 @@ class Snapshot:
         values = _by_device(save.values)
         servers = [*filter(is_on_parameter_server, values)]
         for device in values.keys() - servers:
-            found = [(value.saved, value.read()) for value in values[device]]
-            self._kept[device] = [(saved, tensor) for saved, tensor in found if tensor is not None]
+            kept = [(value.saved, value.read()) for value in values[device]]
+            self._kept[device] = [(saved, tensor) for saved, tensor in kept if tensor is not None]
 
         def read_on(device: str, task: str, stopped: threading.Event) -> list[str]:
             del task, stopped
@@ -415,8 +415,8 @@ class Snapshot:
             return []
 
         on_each_server(servers, "copy", read_on)
-        for number, (name, each) in enumerate(save.themselves):
-            saved = each.write_to_checkpoint(name, f"{self._temporary(save)}-{number}")
+        for number, (name, table) in enumerate(save.themselves):
+            saved = table.write_to_checkpoint(name, f"{self._temporary(save)}-{number}")
             self._written.extend(saved.prefixes)
             self._finished.append(saved.finish)
 
@@ -424,7 +424,7 @@ class Snapshot:
         """Writes the checkpoint; to be called once.
 
         Args:
-          hurry: until it is set, a server pauses after each file for as long as that took, and runs steps meanwhile.
+          hurry: until it is set, a server pauses after each file for as long as that took, in which it runs steps.
 
         Raises:
           tf.errors.OpError: a server was lost, or files cannot be written.
@@ -485,7 +485,7 @@ def _sliced(device: str, tensor: Any, block: Block) -> Any:
 
 
 def delete_unfinished(prefix: str) -> None:
-    """Deletes what was written of a checkpoint that was not finished."""
+    """Deletes the files of an unfinished checkpoint."""
     folder = os.path.dirname(temporary_prefix(prefix))
     with contextlib.suppress(tf.errors.OpError):
         if folder != os.path.dirname(prefix):

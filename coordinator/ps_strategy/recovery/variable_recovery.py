@@ -8,9 +8,9 @@ Promises:
 - `recover` restores all variables of all parameter servers to the checkpoint, or reports that it must be called again.
   Functions that were traced before stay usable.
 - The newest readable checkpoint in the manager's directory is restored. A damaged one is skipped with a warning, and so
-  is one that another client has written; nothing of it stays in the variables.
-- A checkpoint is a snapshot: while a manager is restored from, its `save` is replaced by one that saves while no
-  scheduled function runs and no variable is being recovered. A save that fails because a parameter server was lost, or
+  is the checkpoint of another client; nothing of it stays in the variables.
+- A checkpoint is a snapshot: the `save` of the manager is replaced, and saves while no scheduled function runs and no
+  variable is being recovered. A save that fails because a parameter server was lost, or
   does not reach another one yet, is repeated, and its caller does not notice.
 - A save that fails leaves the latest checkpoint as it was: TensorFlow declares it the latest one only when all is
   written. Asynchronous saves are refused.
@@ -62,11 +62,11 @@ class SaveServices(NamedTuple):
       steps: returns the number of the training step, or None while a server does not answer.
       begins_at_zero: whether `steps` counts from the beginning of this program.
       memory: `Options.checkpoint_memory`.
-      events: where it records what it has saved.
+      events: records the saved checkpoints.
       owner: whether the directory still belongs to this client.
     """
 
-    save: Callable[[Callable[[], str], str], str]
+    save: Callable[[Callable[[], str], str], str | None]
     steps: Callable[[], int | None]
     begins_at_zero: bool
     memory: int
@@ -93,7 +93,7 @@ class CheckpointSource(abc.ABC):
 
     @abc.abstractmethod
     def to_restore(self) -> list[str]:
-        """Returns the paths of the checkpoints, newest first. What is being saved now must not become one."""
+        """Returns the paths of the checkpoints, newest first. A checkpoint that is being saved must not become one."""
 
     @abc.abstractmethod
     def restored(self, path: str | None) -> None:
@@ -243,7 +243,7 @@ class VariableRecovery:
         self._source: CheckpointRestore | None = None
         self._step: Step | None = None
         self._on_rollback: Callable[[Rollback], object] | None = None
-        # How many finished functions a recovery has undone: their effect is not in the variables.
+        # How many finished functions recoveries have undone: their effect is not in the variables.
         self._undone = 0
         # By the path of each of the latest checkpoints: how many functions had finished when its writing began, without
         # the undone ones, and the states saved beside it. A checkpoint that is missing was written before this program
@@ -280,7 +280,7 @@ class VariableRecovery:
             self._owner.take(restore.manager.directory, restore.checkpoints())
         if isinstance(restore.manager, CheckpointSource):
             self._step = step
-            services = self._save_of_source, self._steps, step is None, self._memory, self._events, self._owner
+            services = self._save_quietly, self._steps, step is None, self._memory, self._events, self._owner
             restore.manager.begin(SaveServices(*services))
             self._replaced_of_manager.callback(restore.manager.end)
         elif restore.manager is not None:
@@ -353,6 +353,11 @@ class VariableRecovery:
             self.variables_in_use.release()
 
     def _attempt(self, source: CheckpointRestore) -> Rollback | None:
+        def renew() -> None:
+            self._variables.renew()
+            if source.manager is None:  # The user's function may read variables before it restores them.
+                self._variables.initialize_rest()
+
         self._lost.update(self._membership.lost_parameter_servers())
         self._began = self._began or time.monotonic()
         try:
@@ -361,7 +366,7 @@ class VariableRecovery:
                 if not self._membership.reconnect_parameter_servers():
                     return None
                 self._is_half_restored = True
-                checkpoint = source.restore(lambda: self._renew(with_values=source.manager is None))
+                checkpoint = source.restore(renew)
                 self._variables.initialize_rest()
                 _, states = self._saved.get(checkpoint or "", (0, States()))
                 for state, saved in states.items():
@@ -378,11 +383,6 @@ class VariableRecovery:
             # Nothing had to be restored on the server, so its second loss raised no error.
             return None
         return self._rollback(source, checkpoint, step)
-
-    def _renew(self, *, with_values: bool) -> None:
-        self._variables.renew()
-        if with_values:  # The user's function may read variables before it restores them.
-            self._variables.initialize_rest()
 
     def _read_step(self) -> int | None:
         if self._step is None:
@@ -439,8 +439,7 @@ class VariableRecovery:
         bound = inspect.signature(save).bind(*args, **kwargs)
         bound.arguments["options"] = _with_callback(bound.arguments.get("options"), self._note_written)
         try:
-            with self._quiet():
-                path = self._save_quietly(save, directory, *bound.args, **bound.kwargs)
+            path = self._save_quietly(functools.partial(save, *bound.args, **bound.kwargs), directory)
         except (tf.errors.OpError, CheckpointsTakenOver) as error:
             seconds = time.monotonic() - began
             self._events.record("checkpoint_failed", name=directory, seconds=seconds, detail=type(error).__name__)
@@ -454,13 +453,12 @@ class VariableRecovery:
         self._owner.require()
         self._owner.record(path)
 
-    def _save_of_source(self, save: Callable[[], str], directory: str) -> str:
+    def _save_quietly(self, save: Callable[[], str | None], directory: str) -> str | None:
+        """Calls `save` while no function runs, again after a recovery; see `SaveServices`."""
         with self._quiet():
-            path = self._save_quietly(save, directory)
-        assert path is not None
-        return path
+            return self._save_repeatedly(save, directory)
 
-    def _save_quietly(self, save: Callable[..., str | None], directory: str, *args: Any, **kwargs: Any) -> str | None:
+    def _save_repeatedly(self, save: Callable[[], str | None], directory: str) -> str | None:
         unreached = 0
         while True:
             with self.variables_in_use:
@@ -470,7 +468,7 @@ class VariableRecovery:
                     try:
                         self._owner.require()
                         states = self._variables.copied_states()
-                        path = save(*args, **kwargs)
+                        path = save()
                     except tf.errors.OpError as error:
                         # Another client that uses the directory may have deleted the files.
                         self._owner.require()
@@ -511,7 +509,7 @@ def _with_callback(options: Any, callback: Callable[[str], object]) -> Any:
 
 
 def _asynchronous_refused() -> ValueError:
-    """Returns the error for a checkpoint that is to be saved or restored asynchronously."""
+    """Returns the error for an asynchronous save or restore of the checkpoint."""
     return ValueError(
         "The checkpoint that restore_from restores cannot be saved or restored with "
         "tf.train.CheckpointOptions(enable_async=True): TensorFlow's asynchronous checkpoint keeps using the "

@@ -44,7 +44,7 @@ _INITIAL_VALUE = "_coordinator_initial_value"
 
 
 class _Table(NamedTuple):
-    """What is known of a table: its resource, its initial content (empty for none), and whether that is known.
+    """A table's resource, its initial content (empty for none), and whether that is known.
 
     The content is None until it is noted. It is not known if it was too large to be copied.
     """
@@ -55,7 +55,7 @@ class _Table(NamedTuple):
 
 
 class Recovered(Protocol):
-    """What has state on the servers beside variables and tables, or derived from them."""
+    """An object with state on the servers that is no variable or table, or is derived from some."""
 
     def recover(self) -> None:
         """Makes the state fit the present values of the variables; called on the client."""
@@ -115,7 +115,7 @@ class VariableStore:
         """Adds a variable that was just created.
 
         Args:
-          variable: a `tf.Variable`; one that is not on a parameter server is ignored.
+          variable: a `tf.Variable`; ignored unless it is on a parameter server.
           initial_value: the argument of its constructor: a value, a function that returns one, or None.
         """
         if not is_on_parameter_server(variable.device):
@@ -160,11 +160,11 @@ class VariableStore:
                 state.hold()
 
     def add_recovered(self, recovered: Recovered) -> None:
-        """Adds an object that has state on the servers beside variables and tables. It is kept weakly."""
+        """Adds an object with other state on the servers. It is kept weakly."""
         self._recovered.add(recovered)
 
     def add_table(self, table: Any, resource: TableResource, recovered_by: Recovered | None = None) -> None:
-        """Adds a mutable table on a parameter server that was just created, and frees those that were deleted.
+        """Adds a mutable table that was just created on a parameter server, and frees deleted ones.
 
         Args:
           table: the table.
@@ -268,10 +268,9 @@ def _repeatable(variable: Any, initial_value: Any) -> Any:
 
 
 def _initialize(variable: Any) -> None:
-    initial_value = given = getattr(variable, _INITIAL_VALUE)
+    known = getattr(variable, _INITIAL_VALUE)
     with tf.device(variable.device):
-        if callable(initial_value):
-            initial_value = initial_value()
+        initial_value = known() if callable(known) else known
         if initial_value is None:
             _logger.warning(
                 "The variable %r is not in the checkpoint, and its initial value is no longer known: it is zero now. "
@@ -280,11 +279,11 @@ def _initialize(variable: Any) -> None:
             )
             initial_value = tf.zeros(_smallest(variable.shape), variable.dtype)
         variable.assign(initial_value, read_value=False)
-        if isinstance(given, RowsInBlocks):
+        if isinstance(known, RowsInBlocks):
             del initial_value
-            given.write(variable)
+            known.write(variable)
 
 
 def _smallest(shape: tf.TensorShape) -> list[int]:
-    """Returns the smallest shape that is compatible with one that may be partly unknown."""
+    """Returns the smallest shape that is compatible with a partly unknown one."""
     return [] if shape.rank is None else [dimension or 0 for dimension in shape]

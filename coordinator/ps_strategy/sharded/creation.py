@@ -174,11 +174,13 @@ def rows_of_whole(
 
 
 def _takes_partition(function: Callable[..., Any]) -> bool:
-    return _names_partition(function) or any(each.kind is each.VAR_KEYWORD for each in _parameters(function))
+    return _names_partition(function) or any(
+        argument.kind is argument.VAR_KEYWORD for argument in _parameters(function)
+    )
 
 
 def _names_partition(function: Callable[..., Any]) -> bool:
-    return {"partition_shape", "partition_offset"} <= {each.name for each in _parameters(function)}
+    return {"partition_shape", "partition_offset"} <= {argument.name for argument in _parameters(function)}
 
 
 def _parameters(function: Callable[..., Any]) -> Sequence[inspect.Parameter]:
@@ -205,20 +207,20 @@ def check_partitioner(partitioner: Any) -> None:
 
 
 def partition_by(partitioner: Partitioner, shape: tf.TensorShape, dtype: tf.DType) -> Partition | None:
-    """Returns how a partitioner divides a variable; None for one that stays whole.
+    """Returns how a partitioner divides a variable; None if the variable stays whole.
 
     Raises:
       ValueError: the partitioner divides other axes than the first, or returns nothing.
     """
     if not shape.rank or shape[0] is None or dtype in (tf.resource, tf.variant):
         return None
-    found = partitioner(shape=shape, dtype=dtype)
-    if not found or found[0] == 0 or any(count != 1 for count in found[1:]):
+    counts = partitioner(shape=shape, dtype=dtype)
+    if not counts or counts[0] == 0 or any(count != 1 for count in counts[1:]):
         raise ValueError(
             "variable_partitioner must return a list/tuple whose elements are 1 besides the first element (non-zero), "
-            f"got: {found!r}"
+            f"got: {counts!r}"
         )
-    parts = min(int(found[0]), shape[0])
+    parts = min(int(counts[0]), shape[0])
     return Partition(shape[0], parts) if parts > 1 else None
 
 
