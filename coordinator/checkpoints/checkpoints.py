@@ -230,7 +230,10 @@ class History:
           EvaluationError: the file of results is damaged.
         """
         complete = self.complete_ones()
-        metrics = {(os.path.basename(it.checkpoint), it.written_ns): it.metrics for it in results(self._directory)}
+        metrics = {
+            (os.path.basename(result.checkpoint), result.written_ns): result.metrics
+            for result in results(self._directory)
+        }
         found = [metrics.get((os.path.basename(known.path), known.written_ns), {}) for known in complete]
         return [
             dataclasses.replace(known, metrics={**written, **known.metrics})
@@ -341,6 +344,8 @@ class History:
         return [checkpoint for checkpoint in complete if checkpoint.path in kept]
 
 
+# Stands for no checkpoint.
+_NONE = SavedCheckpoint("", 0, 0, 0.0)
 # How long `close` waits for a checkpoint that is being written, in seconds.
 _CLOSING_TIMEOUT = 600.0
 
@@ -519,7 +524,7 @@ class Checkpoints(CheckpointSource):
         self._last = next((known for known in complete if known.number == restored), None)
         known = [*numbers(self.directory), *(checkpoint.number for checkpoint in complete), self._number]
         self._number = self._former_number = max(known)
-        self._offset = _step_of(self._last) - (services.steps() or 0) if services.begins_at_zero else 0
+        self._offset = (self._last or _NONE).step - (services.steps() or 0) if services.begins_at_zero else 0
         self._snapshots = Snapshots(self.checkpoint, services.memory, services.owner.require)
         self._services, self._events, self._owner = services, services.events, services.owner
 
@@ -540,14 +545,14 @@ class Checkpoints(CheckpointSource):
     def restored(self, path: str | None) -> None:
         """Records that a recovery has restored a checkpoint, and that newer ones are damaged."""
         services, self._last = self._services, self._history.restored(path)
-        if services is not None and services.begins_at_zero and _number_of(self._last) <= self._former_number:
+        if services is not None and services.begins_at_zero and (self._last or _NONE).number <= self._former_number:
             # The steps of this program are undone, and their count begins again.
-            self._offset = _step_of(self._last)
+            self._offset = (self._last or _NONE).step
         self._thread.submit(self._store)
 
     def _is_due(self, services: SaveServices) -> bool:
         step, last = services.steps(), self._last
-        if step is None or step + self._offset == _step_of(last):
+        if step is None or step + self._offset == (last or _NONE).step:
             return False
         now = Moment(step + self._offset, time.time())
         complete = self._history.complete_ones()
@@ -651,11 +656,3 @@ class Checkpoints(CheckpointSource):
     def _raise_error(self) -> None:
         if (error := self._statistics.error) is not None:
             raise error
-
-
-def _step_of(checkpoint: SavedCheckpoint | None) -> int:
-    return 0 if checkpoint is None else checkpoint.step
-
-
-def _number_of(checkpoint: SavedCheckpoint | None) -> int:
-    return 0 if checkpoint is None else checkpoint.number

@@ -174,9 +174,7 @@ def rows_of_whole(
 
 
 def _takes_partition(function: Callable[..., Any]) -> bool:
-    return _names_partition(function) or any(
-        argument.kind is argument.VAR_KEYWORD for argument in _parameters(function)
-    )
+    return _names_partition(function) or any(known.kind is known.VAR_KEYWORD for known in _parameters(function))
 
 
 def _names_partition(function: Callable[..., Any]) -> bool:
