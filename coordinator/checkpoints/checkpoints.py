@@ -290,11 +290,8 @@ class History:
             self._saving = None
 
     def store(self) -> None:
-        """Writes the lists."""
-        try:
-            store(self._directory, self.complete_ones())
-        except tf.errors.OpError as error:
-            _logger.warning("The list of the checkpoints in %s cannot be written: %s", self._directory, error)
+        """Writes the lists; raises `tf.errors.OpError` if that fails."""
+        store(self._directory, self.complete_ones())
 
     def to_restore(self) -> list[str]:
         """Returns the paths of the complete checkpoints, newest first. The one that is being saved is given up."""
@@ -620,10 +617,9 @@ class Checkpoints(CheckpointSource):
         """Writes the lists, on the background thread."""
         try:
             self._owner.require()
+            self._history.store()
         except (CheckpointsTakenOver, tf.errors.OpError) as error:
             _logger.warning("The list of the checkpoints in %s cannot be written: %s", self.directory, error)
-        else:
-            self._history.store()
 
     def _fail(self, path: str, error: BaseException) -> None:
         self._history.give_up()

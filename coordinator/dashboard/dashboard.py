@@ -20,7 +20,6 @@ Guarantees:
 """
 
 import contextlib
-import dataclasses
 import hmac
 import importlib.resources
 import json
@@ -238,29 +237,17 @@ class PageServer:
         return HTTPStatus.NOT_FOUND, _TEXT, b"The dashboard has no such page.\n"
 
 
-@dataclasses.dataclass(frozen=True)
-class Sources:
-    """Where the dashboard reads its content. None of these may keep the strategy alive.
+class Dashboard:
+    """Serves a page about a strategy until it is closed.
 
-    Attributes:
+    None of the sources may keep the strategy alive.
+
+    Args:
+      address: where to listen.
       statistics: returns the counts of the cluster, without waiting.
       events: has the strategy's events.
       usage: asks the parameter servers what they use, which may take seconds.
       rules: asks for the counters of the update rules, which may take seconds.
-    """
-
-    statistics: Callable[[], ClusterStatistics]
-    events: EventStream
-    usage: Callable[[], Sequence[ServerUsage]]
-    rules: Callable[[], Sequence[RuleRow]]
-
-
-class Dashboard:
-    """Serves a page about a strategy until it is closed.
-
-    Args:
-      address: where to listen.
-      sources: what it shows.
 
     Attributes:
       url: of the page, with its token.
@@ -269,14 +256,22 @@ class Dashboard:
       LaunchError: it cannot listen there.
     """
 
-    def __init__(self, address: PageAddress, sources: Sources) -> None:
-        self._sources = sources
+    def __init__(
+        self,
+        address: PageAddress,
+        statistics: Callable[[], ClusterStatistics],
+        events: EventStream,
+        usage: Callable[[], Sequence[ServerUsage]],
+        rules: Callable[[], Sequence[RuleRow]],
+    ) -> None:
+        self._statistics, self._events = statistics, events
+        self._read_usage, self._read_rules = usage, rules
         program = pathlib.PurePath(sys.argv[0]).name if sys.argv else ""
         self._aggregator = Aggregator(time.time(), program)
         self._usage: Sequence[ServerUsage] = ()
         self._rules: Sequence[RuleRow] = ()
         self._next_event = 0
-        self._publisher = Publisher(self._aggregator.snapshot(time.time(), sources.statistics()))
+        self._publisher = Publisher(self._aggregator.snapshot(time.time(), statistics()))
         self._server = PageServer(address, self._publisher)
         self.url = self._server.url
         self._publishing = BackgroundThread("coordinator-dashboard", self._publish)
@@ -310,11 +305,11 @@ class Dashboard:
                 self._publish_once()
 
     def _publish_once(self) -> None:
-        events, self._next_event, dropped = self._sources.events.since(self._next_event)
+        events, self._next_event, dropped = self._events.since(self._next_event)
         now = time.time()
         self._aggregator.add(events, dropped, now)
         self._aggregator.add_usage(self._usage)
-        self._publisher.publish(self._aggregator.snapshot(now, self._sources.statistics(), self._rules))
+        self._publisher.publish(self._aggregator.snapshot(now, self._statistics(), self._rules))
 
     def _poll_servers(self) -> None:
         errors = _ErrorLog("The dashboard could not read the servers' usage and the rules' counters; it keeps trying.")
@@ -322,8 +317,8 @@ class Dashboard:
             if not self._publisher.is_watched:
                 continue
             with errors.logged():
-                self._usage = self._sources.usage()
-                self._rules = self._sources.rules()
+                self._usage = self._read_usage()
+                self._rules = self._read_rules()
 
 
 class _ErrorLog:

@@ -172,7 +172,7 @@ class SidecarEvaluator:
       on_evaluation: called with each `EvaluationResult` after it is in the results file.
       log_dir: directory for TensorBoard summaries of the metrics; None for no summaries. Next to those of training,
         TensorBoard draws both in one chart.
-      best_dir: directory for a copy of the best checkpoint (see `best_checkpoint`); None for no copy.
+      best_dir: directory for a copy of the best checkpoint; None for no copy.
       best_metric: name of the metric that decides which checkpoint is best.
       best_mode: "min" if a lower value is better, "max" if a higher one is.
       poll_interval: seconds between two checks of the directory.
