@@ -63,12 +63,7 @@ _STALL_REPORT_INTERVAL = 60.0
 
 
 class SerialThread:
-    """Makes calls in the background, in order. All methods may be called from any thread.
-
-    Args:
-      name: of the thread.
-      purpose: of the calls, for messages.
-    """
+    """Makes calls in the background, in order, for a `purpose`. All methods may be called from any thread."""
 
     def __init__(self, name: str, purpose: str) -> None:
         self._name = name
@@ -131,8 +126,7 @@ def path_of(directory: str, number: int) -> str:
 def load(directory: str) -> list[SavedCheckpoint]:
     """Returns the complete checkpoints, oldest first; without a list of ours, from the list of TensorFlow's manager.
 
-    Raises:
-      ValueError: the list cannot be parsed.
+    Raises `ValueError` if the list cannot be parsed.
     """
     file = os.path.join(directory, LIST_FILE)
     if not tf.io.gfile.exists(file):
@@ -170,11 +164,7 @@ def numbers(directory: str) -> list[int]:
 
 
 def store(directory: str, checkpoints: Sequence[SavedCheckpoint]) -> None:
-    """Replaces the lists.
-
-    Raises:
-      tf.errors.OpError: they cannot be written.
-    """
+    """Replaces the lists; raises `tf.errors.OpError` if they cannot be written."""
     fields = map(dataclasses.asdict, checkpoints)
     entries = [{"name": os.path.basename(values.pop("path")), **values} for values in fields]
     replace_file(os.path.join(directory, LIST_FILE), json.dumps({"checkpoints": entries}, indent=1) + "\n")
@@ -186,11 +176,7 @@ def store(directory: str, checkpoints: Sequence[SavedCheckpoint]) -> None:
 
 
 def delete(path: str) -> None:
-    """Deletes the files of a checkpoint, the index first: without an index there is no checkpoint.
-
-    Raises:
-      tf.errors.OpError: they cannot be deleted.
-    """
+    """Deletes a checkpoint, the index first, without which there is none; raises `tf.errors.OpError` if it cannot."""
     for file in files(path):
         tf.io.gfile.remove(file)
 
@@ -203,11 +189,8 @@ def files(path: str) -> list[str]:
 class History:
     """The complete checkpoints of a directory, and the one that is being saved.
 
-    `complete` and `store` change files, and are called on one thread; all other methods on any thread.
-
-    Args:
-      directory: where the checkpoints are.
-      keep: which checkpoints are kept, beside the newest; None to keep all.
+    `complete` and `store` change files, and are called on one thread; all other methods on any thread. Without `keep`,
+    all checkpoints are kept.
     """
 
     def __init__(self, directory: str, keep: Sequence[KeepPolicy] | None) -> None:

@@ -51,11 +51,7 @@ def save_at_signals(
 class _InterruptingSignals:
     """A scope in which a signal raises SystemExit in the main thread. From then on further ones are ignored.
 
-    Args:
-      signals: their numbers.
-
-    Attributes:
-      received: the number of the first signal, or None.
+    `received` is the number of the first signal, or None.
     """
 
     def __init__(self, signals: Collection[signal.Signals]) -> None:

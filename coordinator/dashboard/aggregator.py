@@ -41,9 +41,6 @@ class HistoryRecorder:
 
     The periods are of equal length. When there are too many of them, each two become one, so that a run of a minute
     shows its seconds, and a run of a week its whole course.
-
-    Args:
-      started: the time from which the periods are counted.
     """
 
     def __init__(self, started: float) -> None:
@@ -276,12 +273,7 @@ class _Sample:
 
 
 class Aggregator:
-    """Collects events and counts, and makes snapshots of them.
-
-    Args:
-      started: when the strategy was created.
-      program: its file name.
-    """
+    """Collects events and counts of a strategy that was created at `started` by a program, and makes snapshots."""
 
     def __init__(self, started: float, program: str) -> None:
         self._started = started

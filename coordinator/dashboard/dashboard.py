@@ -71,11 +71,7 @@ _JSON, _TEXT = "application/json", "text/plain; charset=utf-8"
 
 
 class Publisher:
-    """Has the latest snapshot.
-
-    Args:
-      first: is served until another one is published.
-    """
+    """Has the latest snapshot; `first` is served until another one is published."""
 
     def __init__(self, first: Snapshot) -> None:
         self._changed = threading.Condition()
@@ -108,8 +104,7 @@ class Publisher:
     def messages(self, interval: float) -> Iterator[str]:
         """Yields server-sent events: all of the latest snapshot, then what is new in each, until `close`.
 
-        Args:
-          interval: after so many seconds without a snapshot, there is an empty message.
+        After `interval` seconds without a snapshot, there is an empty message.
         """
         with self._changed:
             self._streams += 1
@@ -141,12 +136,9 @@ class Publisher:
 
 
 def state_of(snapshot: Snapshot, since: float = 0.0) -> str:
-    """Returns a snapshot as JSON.
+    """Returns a snapshot as JSON, with the names of its attributes; advice as its sentence.
 
-    Args:
-      snapshot: is encoded with the names of its attributes; a segment of the stream as a list of its values, advice as
-        its sentence.
-      since: leaves out the segments that ended before.
+    A segment of the stream is a list of its values; segments that ended before `since` are left out.
     """
     segments = [vars(segment).values() for segment in snapshot.stream if segment.end >= since]
     stream = [[round(value, 3) if isinstance(value, float) else value for value in segment] for segment in segments]
@@ -203,11 +195,7 @@ class PageServer:
         self.url = PageAddress(address.host, self.server_port, self.token).url
 
     def close(self, timeout: float) -> None:
-        """Ends all connections and threads; the publisher must be closed, so that streams say goodbye.
-
-        Args:
-          timeout: how long to wait for threads, in seconds.
-        """
+        """Ends all connections and threads in `timeout` seconds; the publisher must be closed, so that streams end."""
         self._server.close(timeout)
 
     def _answer(self, request: Request) -> None:

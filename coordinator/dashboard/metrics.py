@@ -34,9 +34,6 @@ class Metrics:
     Prometheus takes a fall for a restart of the program, and counts the whole new value again. A rule's counts fall
     when a checkpoint is restored, the bytes of a host when one of its network interfaces disappears. Such a count
     stays, and then grows as before.
-
-    Args:
-      latest: returns the latest snapshot.
     """
 
     def __init__(self, latest: Callable[[], Snapshot]) -> None:

@@ -18,30 +18,24 @@ _MOST = 0.75
 class ServerUsage:
     """The resources that a process has used since its start, and its machine since its own, as the kernel counts.
 
-    Attributes:
-      task: its job and index, such as `ps 0`, or `client`.
-      time: when this was read, in seconds since the epoch; 0 if it has not been read yet.
-      is_reachable: whether it answers.
-      memory: resident memory, in bytes.
-      cpu: processor time, in seconds.
-      received: bytes that its host has received over all its network interfaces.
-      sent: bytes that its host has sent.
-      processors: how many it may use at the same time.
-      machine: tells machines apart.
-      host: the name of its machine.
-      machine_cpu: processor time of all that runs on its machine, in seconds.
-      machine_processors: how many its machine has.
+    `received` and `sent` are bytes of the host, over all its network interfaces; times of processors are in seconds.
     """
 
+    # Its job and index, such as `ps 0`, or `client`.
     task: str
+    # When this was read; 0 if it has not been read yet.
     time: float = 0.0
     is_reachable: bool = True
+    # Resident, in bytes.
     memory: int = 0
     cpu: float = 0.0
     received: int = 0
     sent: int = 0
+    # How many it may use at the same time.
     processors: float = 1.0
+    # Tells machines apart.
     machine: str = ""
+    # The name of the machine, the processor time of all that runs there, and its number of processors.
     host: str = ""
     machine_cpu: float = 0.0
     machine_processors: int = 1

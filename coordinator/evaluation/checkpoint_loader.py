@@ -31,11 +31,7 @@ _WEIGHTS_FILE_COUNTERS = ("optimizer/inner_optimizer/vars/0", "optimizer/vars/0"
 
 
 class TensorFlowCheckpoint:
-    """An open checkpoint.
-
-    Args:
-      path: its path, without `.index`.
-      label: the path to show in messages, if it differs.
+    """An open checkpoint, which messages call `label`, or by its path, which is without `.index`.
 
     Raises:
       tf.errors.OpError, OSError, IndexError: the files cannot be read: they are incomplete, or were deleted.
@@ -65,14 +61,7 @@ class TensorFlowCheckpoint:
         return self._reader.get_tensor(key)
 
     def find(self, root: Any, variables: Iterable[tuple[str, Any]]) -> list[str]:
-        """Finds variables in the checkpoint.
-
-        Args:
-          root: a trackable object with the structure of the saved one.
-          variables: (name, variable) pairs, of variables below `root`.
-
-        Returns:
-          The key of each variable, for `value`.
+        """Returns the keys of variables, given as (name, variable), below `root`, an object with the saved structure.
 
         Raises:
           EvaluationError: a variable is missing or has another shape.
@@ -97,11 +86,7 @@ class TensorFlowCheckpoint:
         return keys
 
     def find_tables(self, root: Any, tables: Iterable[SelfSaving]) -> list[tuple[SelfSaving, str]]:
-        """Finds tables that grow in the checkpoint; see `find`.
-
-        Returns:
-          Each table and the name that its content has, for `read_from_checkpoint`.
-        """
+        """Returns each table that grows with the name of its content, for `read_from_checkpoint`; see `find`."""
         saved = self._saved(root, SelfSaving.ATTRIBUTE)
         tables = list(tables)
         for table in tables:
@@ -198,11 +183,7 @@ class CheckpointLoader:
             )
 
     def load(self, checkpoint: CheckpointFile, path: str) -> int:
-        """Loads a checkpoint; returns its training step.
-
-        Args:
-          checkpoint: a TensorFlow checkpoint or a weights file.
-          path: of the checkpoint, or of its copy, which is read.
+        """Loads a checkpoint from its own path, or the path of a copy; returns its training step.
 
         Raises:
           EvaluationError: the checkpoint does not fit the object, or holds no counter of training steps.

@@ -102,20 +102,13 @@ class CheckpointFile:
             raise OSError(f"{self.path!r} was replaced while it was being read")
 
     def copy_to(self, prefix: str) -> str:
-        """Copies the checkpoint.
+        """Copies the checkpoint to a path without `.weights.h5`, replacing existing files; returns the copy's path.
 
         TensorFlow never rewrites the files of a complete checkpoint, so these are hard-linked where the file system
         allows it. A weights file may be rewritten in place, so its content is copied.
 
-        Args:
-          prefix: path of the copy, without `.weights.h5`. Existing files are replaced.
-
-        Returns:
-          The path of the copy.
-
         Raises:
-          OSError, tf.errors.OpError: a file cannot be read or written.
-          OSError: the checkpoint was replaced since it was found.
+          OSError, tf.errors.OpError: a file cannot be read or written, or the checkpoint was replaced in between.
         """
         stem = self.path.removesuffix(WEIGHTS_SUFFIX)
         for file in self.files():
@@ -164,14 +157,9 @@ def find_newest(directory: str) -> CheckpointFile | None:
 def newest_checkpoint(
     found: Collection[CheckpointFile], latest: str | None, listed: Collection[str]
 ) -> CheckpointFile | None:
-    """Chooses the newest of the checkpoints found.
+    """Chooses the newest of the checkpoints found; a state file names the latest and all others by name.
 
     The order in TensorFlow's state file takes precedence over file times, because copying a directory changes those.
-
-    Args:
-      found: the checkpoints in the directory.
-      latest: name of the checkpoint that the state file calls the latest; None without a state file.
-      listed: names of all checkpoints in the state file.
     """
     superseded = set(listed) - {latest}
     candidates = [checkpoint for checkpoint in found if checkpoint.name not in superseded] or found

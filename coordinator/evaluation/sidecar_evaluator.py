@@ -86,8 +86,7 @@ class BestCheckpoint:
     def copied(self, checkpoint: CheckpointFile) -> Iterator[str]:
         """A scope with a copy of the checkpoint, which yields its path, and deletes it unless `offer` accepted it.
 
-        Raises:
-          OSError, tf.errors.OpError: the checkpoint cannot be copied, or was replaced while it was copied.
+        Raises `OSError` or `tf.errors.OpError` if the checkpoint cannot be copied, or was replaced while it was copied.
         """
         tf.io.gfile.makedirs(self._directory)
         try:

@@ -192,8 +192,7 @@ def mark_training_finished(directory: str | os.PathLike[str]) -> None:
 def read_marker(directory: str | os.PathLike[str]) -> TrainingMarker | None:
     """Returns the state that training reported last in `directory`, or None if it reported none.
 
-    Raises:
-      EvaluationError: the marker file cannot be parsed.
+    Raises `EvaluationError` if the marker file cannot be parsed.
     """
     path = _file_in(directory, MARKER_FILE)
     if (found := _read(path)) is None:
@@ -238,8 +237,7 @@ def _read(path: str) -> tuple[bytes, int] | None:
 def replace_text(path: str, text: str) -> None:
     """Replaces the content of a file in one step; creates the file and its directory if necessary.
 
-    Raises:
-      OSError, tf.errors.OpError: the file cannot be written. It then keeps its old content.
+    Raises `OSError` or `tf.errors.OpError` if it cannot be written. It then keeps its old content.
     """
     if is_url(path):
         import tensorflow as tf

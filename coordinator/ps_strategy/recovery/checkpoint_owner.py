@@ -51,12 +51,7 @@ class CheckpointOwner:
         self._own: dict[str, bytes | None] = {}
 
     def take(self, directory: str, existing: Sequence[str]) -> None:
-        """Makes this client the owner of a directory.
-
-        Args:
-          directory: has the checkpoints; it is created if necessary.
-          existing: the paths of the checkpoints that are there.
-        """
+        """Makes this client the owner of a directory, which is created, with the paths of the existing checkpoints."""
         self.leave()
         number, path = uuid.uuid4().hex, os.path.join(directory, OWNER_FILE)
         self._own = {os.path.basename(checkpoint): None for checkpoint in existing}
@@ -126,11 +121,7 @@ class CheckpointOwner:
 
 
 def replace_file(path: str, text: str) -> None:
-    """Replaces the content of a file in one step.
-
-    Raises:
-      tf.errors.OpError: it cannot be written.
-    """
+    """Replaces the content of a file in one step; raises `tf.errors.OpError` if it cannot be written."""
     draft = f"{path}.{uuid.uuid4().hex}.new"
     try:
         with tf.io.gfile.GFile(draft, "w") as file:

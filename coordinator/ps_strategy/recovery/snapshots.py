@@ -335,8 +335,7 @@ class Snapshots:
     def take(self, prefix: str) -> "Snapshot":
         """Takes a snapshot, which becomes a checkpoint at `prefix`; to be called while nothing runs.
 
-        Raises:
-          tf.errors.OpError: a server does not answer, or a table cannot be written.
+        Raises `tf.errors.OpError` if a server does not answer, or a table cannot be written.
         """
         delete_unfinished(prefix)
         saves = self._captured(prefix)
@@ -423,8 +422,7 @@ class Snapshot:
     def write(self, hurry: threading.Event) -> None:
         """Writes the checkpoint; to be called once.
 
-        Args:
-          hurry: until it is set, a server pauses after each file for as long as that took, in which it runs steps.
+        Until `hurry` is set, a server pauses after each file for as long as that took, in which it runs steps.
 
         Raises:
           tf.errors.OpError: a server was lost, or files cannot be written.

@@ -307,11 +307,7 @@ class VariableRecovery:
         return lost
 
     def try_once(self) -> Rollback | bool:
-        """Makes one attempt and reports a rollback; returns it, or whether no variable is missing.
-
-        Raises:
-          Exception: see `recover`.
-        """
+        """Calls `recover`, and reports a rollback; returns it, or whether no variable is missing."""
         rollback = self.recover()
         if rollback is None and self.missing() is not None:
             return False

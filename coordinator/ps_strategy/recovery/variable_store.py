@@ -112,12 +112,7 @@ class VariableStore:
         self.is_restored = False
 
     def add(self, variable: Any, initial_value: Any) -> None:
-        """Adds a variable that was just created.
-
-        Args:
-          variable: a `tf.Variable`; ignored unless it is on a parameter server.
-          initial_value: the argument of its constructor: a value, a function that returns one, or None.
-        """
+        """Adds a new variable, with the `initial_value` of its constructor, if it is on a parameter server."""
         if not is_on_parameter_server(variable.device):
             return
         setattr(variable, _INITIAL_VALUE, _repeatable(variable, initial_value))
@@ -166,10 +161,7 @@ class VariableStore:
     def add_table(self, table: Any, resource: TableResource, recovered_by: Recovered | None = None) -> None:
         """Adds a mutable table that was just created on a parameter server, and frees deleted ones.
 
-        Args:
-          table: the table.
-          resource: the table's, on its server.
-          recovered_by: fills the table again after a recovery; by default the table gets its initial content.
+        After a recovery, `recovered_by` fills the table again; by default it gets its initial content.
         """
         self._tables[table] = _Table(resource, None if recovered_by is None else {})
         if recovered_by is not None:
@@ -205,10 +197,8 @@ class VariableStore:
     def renew(self) -> None:
         """Gives every variable and table a new resource on its server, and every function the new handles.
 
-        Variables have no value then, tables their initial content, and states on the client are reset.
-
-        Raises:
-          tf.errors.OpError: a server does not answer.
+        Variables have no value then, tables their initial content, and states on the client are reset. Raises
+        `tf.errors.OpError` if a server does not answer.
         """
         variables, tables = self.variables(), self.tables()
         # All are created before the first replaces an old one: if a server fails until then, nothing has changed.

@@ -27,9 +27,7 @@ BLOCK_BYTES = 2**22
 class Placement:
     """Chooses servers. Thread-safe; variables that several threads create at the same time are counted when they exist.
 
-    Args:
-      devices: of the parameter servers.
-      variables: returns the variables that exist.
+    `devices` are of the parameter servers; `variables` returns the variables that exist.
     """
 
     def __init__(self, devices: Sequence[str], variables: Callable[[], Iterable[Any]]) -> None:
@@ -157,11 +155,7 @@ def _rows_of_function(
 def rows_of_whole(
     function: Callable[[], Any], shape: tf.TensorShape, dtype: tf.DType, name: str | None, first: int, count: int
 ) -> Any:
-    """Returns rows of the whole value that a function returns.
-
-    Raises:
-      ValueError: the whole value is large; the message says how to have it computed in parts.
-    """
+    """Returns rows of the whole value that a function returns; raises `ValueError` if the whole value is large."""
     size = shape.num_elements() * dtype.size
     if size > LARGEST_WHOLE:
         raise ValueError(
@@ -207,8 +201,7 @@ def check_partitioner(partitioner: Any) -> None:
 def partition_by(partitioner: Partitioner, shape: tf.TensorShape, dtype: tf.DType) -> Partition | None:
     """Returns how a partitioner divides a variable; None if the variable stays whole.
 
-    Raises:
-      ValueError: the partitioner divides other axes than the first, or returns nothing.
+    Raises `ValueError` if the partitioner divides other axes than the first, or returns nothing.
     """
     if not shape.rank or shape[0] is None or dtype in (tf.resource, tf.variant):
         return None
@@ -237,14 +230,9 @@ def create_sharded(
     devices: Sequence[str],
     arguments: dict[str, Any],
 ) -> ShardedVariable:
-    """Creates a sharded variable.
+    """Creates a sharded variable, whose constructor got `arguments`.
 
-    Args:
-      create_part: called with a device and the arguments of a variable, creates a variable there.
-      partition: which rows are in which part.
-      initial: the initial value.
-      devices: of each part.
-      arguments: of the constructor, for the whole variable.
+    `create_part` is called with the device and the arguments of each part.
     """
     name = arguments.get("name") or "Variable"
     parts = []

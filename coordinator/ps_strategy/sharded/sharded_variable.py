@@ -198,8 +198,7 @@ class ShardedVariable(SavedInSlices, UnstoredVariable):
     def split_rows(self, slices: tf.IndexedSlices) -> list[tf.IndexedSlices]:
         """Returns for each part the rows of `slices` that it has, with their indices in the part.
 
-        Raises:
-          TypeError: `slices` is no `tf.IndexedSlices`.
+        Raises `TypeError` for other arguments than `tf.IndexedSlices`.
         """
         if not isinstance(slices, tf.IndexedSlices):
             raise TypeError(f"Argument `sparse_delta` must be a `tf.IndexedSlices`. Received arg: {slices}")
