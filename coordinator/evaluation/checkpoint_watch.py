@@ -177,32 +177,26 @@ class Move(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Situation:
-    """What an evaluator sees in the directory.
+    """What an evaluator sees in the directory."""
 
-    Attributes:
-      newest: the newest checkpoint; None if there is none.
-      result: the result of `newest`; None if it is not evaluated yet.
-      marker: what training reported, read before the search for `newest`: if training had finished by then, `newest`
-        is its last checkpoint.
-      is_stopped: whether the evaluator was asked to stop.
-      max_evaluations: end after a checkpoint with this number or a higher one.
-      marker_at_start: what training had reported when the evaluator started.
-      evaluated_at_start: the newest checkpoint when the evaluator started, if it had a result by then.
-      is_settling: whether `newest` is a weights file that changed so recently that training may still be writing it.
-      is_in_grace_period: whether the evaluator started so recently that a new training may be about to start in this
-        directory.
-      is_long_unreadable: whether `newest` has been unreadable for longer than training takes to write it.
-    """
-
+    # The newest checkpoint, and its result; None if there is none yet.
     newest: CheckpointFile | None = None
     result: EvaluationResult | None = None
+    # What training reported. It is read before the search for `newest`: if training had finished by then, `newest` is
+    # its last checkpoint.
     marker: TrainingMarker | None = None
+    # Whether the evaluator was asked to stop.
     is_stopped: bool = False
+    # End after a checkpoint with this number or a higher one.
     max_evaluations: int | None = None
+    # When the evaluator started: what training had reported, and the newest checkpoint if it had a result by then.
     marker_at_start: TrainingMarker | None = None
     evaluated_at_start: CheckpointFile | None = None
+    # Whether `newest` is a weights file that changed so recently that training may still be writing it.
     is_settling: bool = False
+    # Whether the evaluator started so recently that a new training may be about to start in this directory.
     is_in_grace_period: bool = False
+    # Whether `newest` has been unreadable for longer than training takes to write it.
     is_long_unreadable: bool = False
 
 
