@@ -124,14 +124,14 @@ class BlockCheckpoints:
         """Writes the values of variables; see `LargeVariables`."""
 
         def write_on(device: str, task: str, stopped: threading.Event) -> list[str]:
-            copier = functools.cache(functools.partial(_copier, device))
+            writer = functools.cache(functools.partial(_writer, device, io_device))
             files = (
-                ((saved.name, block_spec(saved, block), copier(saved.variable.dtype)(saved, block)) for block in blocks)
+                functools.partial(writer(saved.variable.dtype, len(blocks)), saved, blocks)
                 for saved in variables
                 if saved.variable.device == device
                 for blocks in self._files(saved.variable)
             )
-            return _write_files(io_device or device, f"{prefix}-{task}", files, stopped)
+            return _write_files(f"{prefix}-{task}", files, stopped)
 
         return on_each_server([saved.variable.device for saved in variables], "save", write_on)
 
@@ -202,30 +202,50 @@ def block_spec(saved: SavedVariable, block: Block) -> str:
 
 
 _RESOURCE, _STRING = tf.TensorSpec([], tf.resource), tf.TensorSpec([], tf.string)
-_INDICES = tf.TensorSpec([None], tf.int64)
+_STRINGS, _INDICES = tf.TensorSpec([None], tf.string), tf.TensorSpec([None], tf.int64)
+_MATRIX = tf.TensorSpec([None, None], tf.int64)
 
 
-def _copier(device: str, dtype: tf.DType) -> Callable[[SavedVariable, Block], Any]:
-    """Returns a function that copies a block of a variable of a server, while no update can change it."""
+def _writer(device: str, io_device: str | None, dtype: tf.DType, count: int) -> Callable[..., None]:
+    """Returns a function that copies a number of blocks of a variable of a server, and writes them to a file.
 
-    @tf.function(autograph=False, input_signature=[_RESOURCE, _INDICES, _INDICES])
-    def copy(handle: Any, begin: Any, shape: Any) -> Any:
-        length = shape[tf.size(begin) - 1]
-        along = tf.range(begin[-1], begin[-1] + length)[:, tf.newaxis]
-        indices = tf.concat([tf.repeat(begin[tf.newaxis, :-1], length, axis=0), along], axis=1)
-        block = tf.raw_ops.ResourceGatherNd(resource=handle, indices=indices, dtype=dtype)
-        # A read of single rows makes each later read of the whole variable a copy, and each addition to it, until this.
-        with tf.control_dependencies([block]):
-            undone = tf.raw_ops.DisableCopyOnRead(resource=handle)
-        with tf.control_dependencies([undone]):
-            return tf.reshape(block, shape)
+    It is one call of the server, which frees the blocks before the next call: a client frees values of a server later.
+    """
 
-    def copied(saved: SavedVariable, block: Block) -> Any:
-        begin, shape = tf.constant(block.begin[: block.axes], tf.int64), tf.constant(block.shape, tf.int64)
-        with tf.device(device):
-            return copy(saved.variable.handle, begin, shape)
+    @tf.function(autograph=False, input_signature=[_RESOURCE, _STRING, _STRING, _STRINGS, _MATRIX, _MATRIX])
+    def write(handle: Any, prefix: Any, name: Any, specs: Any, begin: Any, shapes: Any) -> Any:
+        blocks: list[Any] = []
+        for number in range(count):
+            # One after the other: each holds the variable's lock, and no two may delay the same update.
+            with tf.device(device), tf.control_dependencies(blocks[-1:]):
+                blocks.append(_copy(handle, dtype, begin[number], shapes[number]))
+        with tf.device(io_device or device):
+            names = tf.fill([count], name)
+            saved = tf.raw_ops.SaveV2(prefix=prefix, tensor_names=names, shape_and_slices=specs, tensors=blocks)
+            # A function runs operations that write files only if its result depends on them.
+            with tf.control_dependencies([saved]):
+                return tf.identity(prefix)
 
-    return copied
+    def write_blocks(saved: SavedVariable, blocks: Sequence[Block], prefix: str) -> None:
+        begin = tf.constant([block.begin[: block.axes] for block in blocks], tf.int64)
+        shapes = tf.constant([block.shape for block in blocks], tf.int64)
+        specs = tf.constant([block_spec(saved, block) for block in blocks])
+        write(saved.variable.handle, tf.constant(prefix), tf.constant(saved.name), specs, begin, shapes)
+
+    return write_blocks
+
+
+def _copy(handle: Any, dtype: tf.DType, begin: Any, shape: Any) -> Any:
+    """Copies a block of a variable, while no update can change it."""
+    length = shape[tf.size(begin) - 1]
+    along = tf.range(begin[-1], begin[-1] + length)[:, tf.newaxis]
+    indices = tf.concat([tf.repeat(begin[tf.newaxis, :-1], length, axis=0), along], axis=1)
+    block = tf.raw_ops.ResourceGatherNd(resource=handle, indices=indices, dtype=dtype)
+    # A read of single rows makes each later read of the whole variable a copy, and each addition to it, until this.
+    with tf.control_dependencies([block]):
+        undone = tf.raw_ops.DisableCopyOnRead(resource=handle)
+    with tf.control_dependencies([undone]):
+        return tf.reshape(block, shape)
 
 
 def _reader(device: str, io_device: str | None, dtype: tf.DType) -> Callable[[SavedVariable, Block, str], None]:
@@ -261,38 +281,26 @@ def _allocate(variable: Any) -> None:
         tf.raw_ops.AssignVariableOp(resource=variable.handle, value=empty)
 
 
-# A tensor or a part of it: its name in the checkpoint, the part as `SaveV2` takes it, and the value.
-Piece = tuple[str, str, Any]
-
-
 def _write_files(
-    device: str,
     prefix: str,
-    files: Iterable[Iterable[Piece]],
+    files: Iterable[Callable[[str], object]],
     stopped: threading.Event,
     hurry: threading.Event | None = None,
 ) -> list[str]:
-    """Writes files, each of some pieces, on a device until `stopped` is set; returns the prefixes of the files.
+    """Calls the functions that write files with the prefix of each, until `stopped` is set; returns the prefixes.
 
-    The pieces of a file are taken before it is written, and freed when it is written. Until `hurry` is set, there is a
-    pause after each file for as long as that took.
+    Until `hurry` is set, there is a pause after each file for as long as that took.
     """
     written: list[str] = []
-    for pieces in files:
+    for write in files:
         if stopped.is_set():
             break
         began = time.monotonic()
         written.append(f"{prefix}-{len(written):05}")
-        _write_file(device, written[-1], pieces)
+        write(written[-1])
         if hurry is not None:
             hurry.wait(time.monotonic() - began)
     return written
-
-
-def _write_file(device: str, prefix: str, pieces: Iterable[Piece]) -> None:
-    names, specs, tensors = zip(*pieces, strict=True)
-    with tf.device(device):
-        tf.raw_ops.SaveV2(prefix=prefix, tensor_names=names, shape_and_slices=specs, tensors=tensors)
 
 
 # The values of a snapshot are written in files of about this size.
@@ -454,18 +462,24 @@ class Snapshot:
         return temporary
 
     def _write_on(self, device: str, prefix: str, stopped: threading.Event, hurry: threading.Event) -> list[str]:
-        files = (self._pieces(device, group) for group in _grouped(self._kept[device]))
-        return _write_files(device, prefix, files, stopped, hurry)
+        files = (functools.partial(self._write_file, device, group) for group in _grouped(self._kept[device]))
+        return _write_files(prefix, files, stopped, hurry)
 
-    def _pieces(self, device: str, group: list[_Kept]) -> Iterator[Piece]:
-        """Yields the values of a group in pieces, and empties the group."""
-        while group:
-            saved, tensor = group.pop()
+    def _write_file(self, device: str, group: list[_Kept], prefix: str) -> None:
+        with tf.device(device):
+            names, specs, tensors = zip(*self._pieces(group), strict=True)
+            # The values are freed as soon as they are written.
+            group.clear()
+            tf.raw_ops.SaveV2(prefix=prefix, tensor_names=names, shape_and_slices=specs, tensors=tensors)
+
+    def _pieces(self, group: list[_Kept]) -> Iterator[tuple[str, str, Any]]:
+        """Yields the name of each value, what `SaveV2` takes for a piece of it, and the piece."""
+        for saved, tensor in group:
             if saved.variable is None or tensor.dtype not in _DTYPES or _size(tensor) <= self._memory:
                 yield saved.name, saved.slice_spec, tensor
                 continue
             for block in blocks_of(tensor.shape.as_list(), tensor.dtype.size, self._memory // _BLOCKS_IN_MEMORY):
-                yield saved.name, block_spec(saved, block), _sliced(device, tensor, block)
+                yield saved.name, block_spec(saved, block), tf.slice(tensor, block.begin, block.shape)
 
 
 def _grouped(kept: list[_Kept]) -> Iterator[list[_Kept]]:
@@ -475,11 +489,6 @@ def _grouped(kept: list[_Kept]) -> Iterator[list[_Kept]]:
         while kept and sum(_size(tensor) for _, tensor in (*group, kept[-1])) <= _FILE_BYTES:
             group.append(kept.pop())
         yield group
-
-
-def _sliced(device: str, tensor: Any, block: Block) -> Any:
-    with tf.device(device):
-        return tf.slice(tensor, block.begin, block.shape)
 
 
 def delete_unfinished(prefix: str) -> None:
