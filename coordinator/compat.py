@@ -11,7 +11,7 @@
 
 It promises what TensorFlow's documentation of these names promises: the same arguments, results, types and errors
 (`tf.errors.CancelledError` and `tf.errors.UnavailableError` where this library has its own). docs/migrating.md lists
-what differs. Everything is done by `coordinator.ParameterServerStrategy`, whose methods a program may use as well.
+the differences. `coordinator.ParameterServerStrategy` does all work; a program may use its methods as well.
 """
 
 import concurrent.futures
@@ -72,7 +72,7 @@ class ParameterServerStrategy(parameter_server_strategy.ParameterServerStrategy,
     def __init__(
         self, cluster_resolver: Any, variable_partitioner: Any = None, *, options: Options | None = None
     ) -> None:
-        # What is out of use may wait for garbage collection, and is closed by it.
+        # Garbage collection closes strategies that are out of use.
         gc.collect()
         former = ParameterServerStrategy._latest()
         if former is not None and former._closing.alive:
@@ -83,13 +83,13 @@ class ParameterServerStrategy(parameter_server_strategy.ParameterServerStrategy,
             former.close()
         super().__init__(cluster_resolver, variable_partitioner, options=options)
         ParameterServerStrategy._latest = weakref.ref(self)
-        # What tf_keras asks for before it uses a ClusterCoordinator in `fit`, and for exact evaluation.
+        # tf_keras asks for these before it uses a ClusterCoordinator in `fit`, and for exact evaluation.
         self._should_use_with_coordinator = True
         self._num_workers, self._num_ps = len(self.cluster.workers), len(self.parameter_servers)
 
     @property
     def _cluster_coordinator(self) -> "ClusterCoordinator":
-        # TensorFlow's own ClusterCoordinator(strategy) returns what it finds here.
+        # TensorFlow's own ClusterCoordinator(strategy) returns this.
         return ClusterCoordinator(self)
 
     def experimental_distribute_datasets_from_function(
@@ -110,11 +110,7 @@ class ParameterServerStrategy(parameter_server_strategy.ParameterServerStrategy,
 
 
 class RemoteValue(tf.distribute.coordinator.RemoteValue):
-    """The result of a scheduled function, before it exists.
-
-    Args:
-      future: has the result.
-    """
+    """The result of a scheduled function, which may not have run yet; `future` has the result."""
 
     def __init__(self, future: Future) -> None:
         self._future = future
@@ -195,8 +191,8 @@ class ClusterCoordinator:
 
         Args:
           fn: a `tf.function` or concrete function.
-          args: its positional arguments; per-worker iterators are replaced by those of the worker that runs it.
-          kwargs: its keyword arguments, likewise.
+          args: its positional arguments; a per-worker iterator becomes the iterator of the worker that runs `fn`.
+          kwargs: its keyword arguments, with iterators as in `args`.
 
         Raises:
           TypeError: `fn` is something else.
@@ -267,12 +263,7 @@ class ClusterCoordinator:
 
 
 class _IgnoringContext:
-    """A dataset function that calls another one with other arguments, under its name.
-
-    Args:
-      function: returns a dataset.
-      *args: its arguments.
-    """
+    """A dataset function that calls another one, whose name it has, with `args` instead of the input context."""
 
     def __init__(self, function: Callable[..., Any], *args: Any) -> None:
         self.__name__ = getattr(function, "__name__", "dataset function")
@@ -284,13 +275,13 @@ class _IgnoringContext:
 
 
 def _as_tensor(value: Any) -> Any:
-    # What is not NumPy or bytes is None or a composite tensor.
+    # Other values than NumPy's and bytes are None or composite tensors.
     return tf.convert_to_tensor(value) if isinstance(value, np.ndarray | np.generic | bytes) else value
 
 
 @contextlib.contextmanager
 def _errors_of_tensorflow() -> Iterator[None]:
-    """A scope in which errors of this library are raised as those that TensorFlow documents in their place."""
+    """A scope in which errors of this library are raised as the ones that TensorFlow documents in their place."""
     try:
         yield
     except concurrent.futures.CancelledError as error:

@@ -1,16 +1,16 @@
 """A small HTTP server: of the dashboard in the client, and of the health of a server of the cluster.
 
     NAME-accept     accepts connections, and reads the requests of all of them
-    NAME-request    one for each request that is complete: answers it, and ends the connection
+    NAME-request    one for each complete request: answers it, and ends the connection
 
 Strangers may connect as they like. Guarantees:
 
 - A connection costs a thread only while its request is answered. One without a complete request ends after 10 seconds.
-- There are at most 128 of these: the oldest one ends when a new one comes. Each has a tenth of a second, so that
-  whoever sends a request at once is answered, however many connect and send nothing.
+- At most 128 connections wait for a request or an answer: the oldest one ends when a new one comes. Each has a tenth of
+  a second, so that a peer that sends its request immediately is answered, however many connect and send nothing.
 - A request for a host that is not this machine is refused: a page of another site, whatever name that site has given
   this address, reads nothing.
-- GET alone is answered. A peer that takes nothing for 10 seconds is left.
+- Only GET is answered. A peer that takes nothing for 10 seconds is left.
 """
 
 import collections
@@ -34,20 +34,16 @@ from coordinator.background_thread import BackgroundThread, start_once
 
 _logger = logging.getLogger("coordinator")
 
-# How long a peer may take to send all of a request, or to take what is sent to it, in seconds.
+# How long a peer may take to send a whole request, or to take an answer, in seconds.
 _PEER_TIMEOUT = 10.0
-# How many connections may be without an answer, and how long each may be so before another one takes its place.
+# How many connections may be without an answer, and after how many seconds another one may take the place of each.
 _MOST_WAITING, _SHORTEST_WAIT = 128, 0.1
-# Requests beyond that wait for their turn.
-_MOST_ANSWERS = 32
-# The oldest stream ends when there is one more.
-_MOST_STREAMS = 32
+# Further requests wait for their turn; for a further stream, the oldest one ends.
+_MOST_ANSWERS, _MOST_STREAMS = 32, 32
 _LONGEST_REQUEST = 1 << 16
 _HEAD_END = re.compile(rb"\r?\n\r?\n")
-# After an error, in seconds.
-_PAUSE = 0.1
-# How long `close` lets answers end by themselves, in seconds.
-_GRACE = 1.0
+# The pause after an error, and how long `close` lets answers end by themselves, in seconds.
+_PAUSE, _GRACE = 0.1, 1.0
 
 
 class HttpServer:
@@ -55,14 +51,14 @@ class HttpServer:
 
     Args:
       host: the name or IP address of this machine at which it listens; `::` is all addresses, of IPv4 too.
-      port: 0 for any free one.
-      answer: answers a request, on a thread of its own.
-      name: of its threads.
-      names: by which this machine is known, beside `localhost` and its addresses.
+      port: 0 for any free port.
+      answer: answers a request, on a separate thread.
+      name: the beginning of the names of its threads.
+      names: other names of this machine than `localhost` and its addresses.
 
     Attributes:
       port: on which it listens.
-      is_loopback: it can be reached from this machine alone.
+      is_loopback: whether only this machine can reach it.
 
     Raises:
       OSError: it cannot listen there.
@@ -74,17 +70,17 @@ class HttpServer:
     ) -> None:
         self._answer = answer
         self._name = name
-        self._names = {"localhost", *(each.lower() for each in names)}
+        self._names = {"localhost", *map(str.lower, names)}
         self._listener = _listening(host, port)
         own, self.port = self._listener.getsockname()[:2]
         self.is_loopback = ipaddress.ip_address(own).is_loopback
         self._woken, self._waker = socket.socketpair()
         self._waker.setblocking(False)
-        # By descriptor, the oldest first. The thread that accepts them alone uses these, until it has ended.
+        # By descriptor, the oldest first. Only the accepting thread uses these three, until it has ended.
         self._waiting: dict[int, _Waiting] = {}
         self._complete: collections.deque[_Waiting] = collections.deque()
         self._threads: list[threading.Thread] = []
-        # Guards these.
+        # Guards the next two.
         self._lock = threading.Lock()
         self._answers: dict[threading.Thread, _Waiting] = {}
         self._streams: dict[threading.Thread, _Waiting] = {}
@@ -92,32 +88,25 @@ class HttpServer:
         self._thread.start()
 
     def close(self, timeout: float) -> None:
-        """Ends all connections and threads; streams should have ended, or they are cut.
-
-        Args:
-          timeout: how long to wait for threads, in seconds.
-        """
+        """Ends all connections and threads in `timeout` seconds; streams that have not ended are cut."""
         deadline = time.monotonic() + timeout
         self._thread.stop()
         self._wake()
         self._thread.wait_stopped()
-        grace = time.monotonic() + min(_GRACE, timeout)
-        for thread in self._threads:
-            thread.join(max(0.0, grace - time.monotonic()))
+        self._join_answers(time.monotonic() + min(_GRACE, timeout))
         with self._lock:
             for answered in (*self._answers.values(), *self._streams.values()):
                 _shut(answered.connection)
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        self._join_answers(deadline)
         self._waker.close()
 
-    def is_own_host(self, host: str | None) -> bool:
-        """Returns whether a request's `Host` names this machine, and not a site that resolves to its address.
+    def _join_answers(self, deadline: float) -> None:
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
-        Args:
-          host: the header; None if there is none, which no browser sends.
-        """
-        if host is None:
+    def is_own_host(self, host: str | None) -> bool:
+        """Returns whether a request's `Host` names this machine, and not a site that resolves to its address."""
+        if host is None:  # Every browser sends the header.
             return True
         try:
             name = urllib.parse.urlsplit(f"//{host}").hostname
@@ -140,13 +129,13 @@ class HttpServer:
             request.send_text(HTTPStatus.FORBIDDEN, text)
 
     def begin_stream(self) -> None:
-        """Counts the answer that this thread gives as a stream: it takes the place of the oldest one, not of others."""
+        """Counts the answer of this thread as a stream: it takes the place of the oldest stream, not of an answer."""
         with self._lock:
             thread = threading.current_thread()
             self._streams[thread] = self._answers.pop(thread)
             if len(self._streams) > _MOST_STREAMS:
-                # Not the first to begin: threads that start together begin in any order.
-                oldest = min(self._streams, key=lambda each: self._streams[each].began)
+                # By the age of the connection: threads that start together begin in any order.
+                oldest = min(self._streams, key=lambda thread: self._streams[thread].began)
                 _shut(self._streams.pop(oldest).connection)
         self._wake()
 
@@ -173,13 +162,12 @@ class HttpServer:
         """Waits until something happens, and does what follows."""
         self._start_answers()
         now = time.monotonic()
-        for descriptor in [each for each, waiting in self._waiting.items() if waiting.deadline <= now]:
-            self._waiting.pop(descriptor).connection.close()
+        while (oldest := next(iter(self._waiting.values()), None)) is not None and oldest.deadline <= now:
+            self._drop_oldest()
         poll = select.poll()
         poll.register(self._woken, select.POLLIN)
         for descriptor in self._waiting:
             poll.register(descriptor, select.POLLIN)
-        oldest = next(iter(self._waiting.values()), None)
         wait = None if oldest is None else oldest.deadline - now
         has_room = len(self._waiting) + len(self._complete) < _MOST_WAITING
         if has_room or (oldest is not None and now >= oldest.replaceable_at):
@@ -221,7 +209,7 @@ class HttpServer:
         except BlockingIOError:
             return
         except OSError:
-            # As at the end of what it sends.
+            # The connection is broken: as if the peer had sent all.
             pass
         # The end of the head may have come in two pieces.
         if _HEAD_END.search(waiting.received, max(0, before - 3)):
@@ -239,7 +227,7 @@ class HttpServer:
                     waiting.connection.close()
                     raise
                 self._answers[thread] = waiting
-            self._threads = [*(each for each in self._threads if each.is_alive()), thread]
+            self._threads = [*filter(threading.Thread.is_alive, self._threads), thread]
 
     def _respond(self, waiting: "_Waiting") -> None:
         try:
@@ -247,8 +235,7 @@ class HttpServer:
                 connection.settimeout(_PEER_TIMEOUT)
                 try:
                     Request(self, connection, bytes(waiting.received))
-                except OSError:
-                    # The peer has gone, or takes nothing.
+                except OSError:  # The peer has gone, or takes nothing.
                     return
                 except Exception:
                     _logger.exception("%s could not answer a request.", self._name)
@@ -264,7 +251,7 @@ class HttpServer:
             self._wake()
 
     def _wake(self) -> None:
-        # It is awake, if there is no room; or closed.
+        # The buffer is full, so the thread wakes anyway; or the server is closed.
         with contextlib.suppress(OSError):
             self._waker.send(b"\0")
 
@@ -281,18 +268,12 @@ class _Waiting:
 
 
 class Request(http.server.BaseHTTPRequestHandler):
-    """A request, which its constructor answers.
-
-    Args:
-      server: says how.
-      connection: takes the answer.
-      received: the request.
-    """
+    """A request that was `received`; the constructor has the server answer it on the connection."""
 
     server_version, sys_version = "coordinator", ""
 
     def __init__(self, server: HttpServer, connection: socket.socket, received: bytes) -> None:
-        # Not that of the base, which would read the request from the connection.
+        # The base's constructor, which would read the request from the connection, is not called.
         self._server = server
         self.client_address = ("", 0)
         self.rfile = io.BytesIO(received)

@@ -5,32 +5,25 @@
       v                                               complete --> list it, delete what is not kept
     quiet(): take a snapshot, on the servers -->      failed   --> log it, delete it, keep all others
 
-Promises:
-- What is listed is complete, and of one moment. An older checkpoint is deleted only after a newer one has been listed.
-- A failed write is logged at once and counted. It is tried again when a policy is due the next time.
-- A snapshot of a moment that a recovery has undone is not listed.
-- What another client that uses the directory has saved is neither overwritten nor deleted.
-- No lock is held while files are written or a policy is asked.
-
-The checkpoints of a directory, as files.
-
     ckpt-7.index, ckpt-7.data-*     the checkpoint number 7
-    ckpt-8_temp/                    one that is being written, or was when its program ended
-    checkpoints.json                what is known of the complete ones
+    ckpt-8_temp/                    a checkpoint that is being written, or was when its program ended
+    checkpoints.json                the complete checkpoints
     checkpoint                      their names, for `tf.train.latest_checkpoint`
 
-Promises: a checkpoint is in the lists only when all of it is written, and is taken off them before it is deleted. Each
-list is replaced in one step. All paths are those of `tf.io.gfile`.
-
-What is known of the checkpoints of a directory, and of the one that is being saved.
-
-Promises: a checkpoint is in the history when all of it is written. No lock is held while files are written or a policy
-is asked. Files are changed on one thread, the one that calls `complete` and `store`.
+Promises:
+- A checkpoint is listed only when all of it is written, and is of one moment. It is taken off the lists before it is
+  deleted, which happens only after a newer one has been listed. Each list is replaced in one step.
+- A failed write is logged immediately and counted. It is tried again when a policy is due the next time.
+- A snapshot of a moment that a recovery has undone is not listed.
+- Checkpoints of another client that uses the directory are neither overwritten nor deleted.
+- No lock is held while files are written or a policy is asked. Files are changed on one thread.
+- All paths may be URLs that `tf.io.gfile` takes.
 """
 
 import collections
 import contextlib
 import dataclasses
+import functools
 import json
 import logging
 import math
@@ -38,8 +31,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
 
@@ -71,17 +63,12 @@ _STALL_REPORT_INTERVAL = 60.0
 
 
 class SerialThread:
-    """Makes calls in the background, in order. All methods may be called from any thread.
+    """Makes calls in the background, in order, for a `purpose`. All methods may be called from any thread."""
 
-    Args:
-      name: of the thread.
-      calls: what they do, for messages.
-    """
-
-    def __init__(self, name: str, calls: str) -> None:
+    def __init__(self, name: str, purpose: str) -> None:
         self._name = name
-        self._purpose = calls
-        # A signal may interrupt a condition's `__enter__`, which is Python, and leave it locked; not a lock's.
+        self._purpose = purpose
+        # A signal may interrupt a condition's `__enter__`, which is Python, and leave it locked; a lock's it cannot.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._calls: collections.deque[Callable[[], object]] = collections.deque()
@@ -89,7 +76,7 @@ class SerialThread:
 
     @uninterrupted
     def submit(self, call: Callable[[], object]) -> None:
-        """Makes a call after those before it. If it raises an exception, that is logged."""
+        """Makes a call after the earlier ones. An exception that it raises is logged."""
         with self._lock:
             self._calls.append(call)
             if self._is_running:
@@ -137,61 +124,51 @@ def path_of(directory: str, number: int) -> str:
 
 
 def load(directory: str) -> list[SavedCheckpoint]:
-    """Returns the complete checkpoints, oldest first. Those of a `tf.train.CheckpointManager` are known by its list.
+    """Returns the complete checkpoints, oldest first; without a list of ours, from the list of TensorFlow's manager.
 
-    Raises:
-      ValueError: the list cannot be parsed.
+    Raises `ValueError` if the list cannot be parsed.
     """
     file = os.path.join(directory, LIST_FILE)
     if not tf.io.gfile.exists(file):
-        found = _of_manager(directory)
+        listed = _of_manager(directory)
     else:
         with tf.io.gfile.GFile(file) as lines:
             text = lines.read()
         try:
             entries = [(entry.pop("name"), entry) for entry in json.loads(text)["checkpoints"]]
-            found = [SavedCheckpoint(os.path.join(directory, name), **entry) for name, entry in entries]
+            listed = [SavedCheckpoint(os.path.join(directory, name), **entry) for name, entry in entries]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{file!r} is not a list of checkpoints: {text[:80]!r}. Repair or remove it.") from error
-    return [each for each in found if tf.io.gfile.exists(f"{each.path}.index")]
+    return [checkpoint for checkpoint in listed if tf.io.gfile.exists(f"{checkpoint.path}.index")]
 
 
 def _of_manager(directory: str) -> list[SavedCheckpoint]:
     state = tf.train.get_checkpoint_state(directory)
-    if state is None:
-        return []
-    paths = [os.path.join(directory, os.path.basename(path)) for path in state.all_model_checkpoint_paths]
-    times = [*state.all_model_checkpoint_timestamps, *[0.0] * len(paths)]
-    found = []
-    for path, saved_at in zip(paths, times, strict=False):
-        number = re.search(r"-(\d+)$", path)
-        found.append(SavedCheckpoint(path, int(number.group(1)) if number else 0, 0, saved_at))
-    return found
+    names = [os.path.basename(path) for path in state.all_model_checkpoint_paths] if state else []
+    times = [*state.all_model_checkpoint_timestamps, *[0.0] * len(names)] if state else []
+    listed = []
+    for name, saved_at in zip(names, times, strict=False):
+        number = re.search(r"-(\d+)$", name)
+        listed.append(SavedCheckpoint(os.path.join(directory, name), int(number[1]) if number else 0, 0, saved_at))
+    return listed
 
 
 def numbers(directory: str) -> list[int]:
-    """Returns the numbers of all checkpoints with any file, and deletes what was not written to its end."""
-    found = []
-    for name in tf.io.gfile.listdir(directory) if tf.io.gfile.isdir(directory) else []:
-        if match := _NAME.match(name):
-            found.append(int(match.group(1)))
-            if match.group(2).startswith("_temp"):
-                delete_unfinished(path_of(directory, found[-1]))
-    return found
+    """Returns the numbers of all checkpoints with any file, and deletes unfinished ones."""
+    matches = map(_NAME.match, tf.io.gfile.listdir(directory) if tf.io.gfile.isdir(directory) else [])
+    known = [(int(match[1]), match[2]) for match in matches if match]
+    for number, suffix in known:
+        if suffix.startswith("_temp"):
+            delete_unfinished(path_of(directory, number))
+    return [number for number, _ in known]
 
 
 def store(directory: str, checkpoints: Sequence[SavedCheckpoint]) -> None:
-    """Replaces the lists.
-
-    Raises:
-      tf.errors.OpError: they cannot be written.
-    """
-    entries = []
-    for each in checkpoints:
-        fields = dataclasses.asdict(each)
-        entries.append({"name": os.path.basename(fields.pop("path")), **fields})
+    """Replaces the lists; raises `tf.errors.OpError` if they cannot be written."""
+    fields = map(dataclasses.asdict, checkpoints)
+    entries = [{"name": os.path.basename(values.pop("path")), **values} for values in fields]
     replace_file(os.path.join(directory, LIST_FILE), json.dumps({"checkpoints": entries}, indent=1) + "\n")
-    # TensorFlow has no function for it that is not deprecated.
+    # TensorFlow's only function that writes this file is deprecated.
     lines = [f'model_checkpoint_path: "{entry["name"]}"' for entry in entries[-1:]]
     lines += [f'all_model_checkpoint_paths: "{entry["name"]}"' for entry in entries]
     lines += [f"all_model_checkpoint_timestamps: {entry['time']!r}" for entry in entries]
@@ -199,11 +176,7 @@ def store(directory: str, checkpoints: Sequence[SavedCheckpoint]) -> None:
 
 
 def delete(path: str) -> None:
-    """Deletes the files of a checkpoint, the index first: without it there is none.
-
-    Raises:
-      tf.errors.OpError: they cannot be deleted.
-    """
+    """Deletes a checkpoint, the index first, without which there is none; raises `tf.errors.OpError` if it cannot."""
     for file in files(path):
         tf.io.gfile.remove(file)
 
@@ -213,33 +186,11 @@ def files(path: str) -> list[str]:
     return [*tf.io.gfile.glob(f"{path}.index"), *tf.io.gfile.glob(f"{path}.data-*")]
 
 
-def written_ns(path: str) -> int:
-    """Returns when the index of a checkpoint was written, as evaluators know it; 0 if there is none."""
-    found = CheckpointFile.of_file(f"{path}.index")
-    return 0 if found is None else found.written_ns
-
-
-def with_results(directory: str, checkpoints: Collection[SavedCheckpoint]) -> list[SavedCheckpoint]:
-    """Returns checkpoints with the metrics that evaluators have written into the directory.
-
-    Raises:
-      EvaluationError: the file of results is damaged.
-    """
-    found = {(os.path.basename(each.checkpoint), each.written_ns): each.metrics for each in results(directory)}
-    return [
-        dataclasses.replace(
-            each, metrics={**found.get((os.path.basename(each.path), each.written_ns), {}), **each.metrics}
-        )
-        for each in checkpoints
-    ]
-
-
 class History:
-    """The checkpoints of a directory. All methods may be called from any thread, unless they say otherwise.
+    """The complete checkpoints of a directory, and the one that is being saved.
 
-    Args:
-      directory: where they are.
-      keep: which are kept, beside the newest; None to keep all.
+    `complete` and `store` change files, and are called on one thread; all other methods on any thread. Without `keep`,
+    all checkpoints are kept.
     """
 
     def __init__(self, directory: str, keep: Sequence[KeepPolicy] | None) -> None:
@@ -256,14 +207,27 @@ class History:
             return list(self._complete)
 
     def measured(self) -> list[SavedCheckpoint]:
-        """Returns them with the metrics that evaluators have found. Raises `EvaluationError` if these are damaged."""
-        return with_results(self._directory, self.complete_ones())
+        """Returns the complete checkpoints, oldest first, with the metrics that evaluators have written.
+
+        Raises:
+          EvaluationError: the file of results is damaged.
+        """
+        complete = self.complete_ones()
+        metrics = {
+            (os.path.basename(result.checkpoint), result.written_ns): result.metrics
+            for result in results(self._directory)
+        }
+        found = [metrics.get((os.path.basename(known.path), known.written_ns), {}) for known in complete]
+        return [
+            dataclasses.replace(known, metrics={**written, **known.metrics})
+            for known, written in zip(complete, found, strict=True)
+        ]
 
     def best(self) -> str | None:
-        """Returns the path of the best by the first `Best`, or None. Raises as `measured`."""
-        policy = next((each for each in self._keep or () if isinstance(each, Best)), None)
-        found = policy.kept(self.measured(), Moment(0, 0.0)) if policy is not None else ()
-        return found[0].path if found else None
+        """Returns the path of the best checkpoint by the first `Best`, or None. Raises as `measured`."""
+        policy = next((policy for policy in self._keep or () if isinstance(policy, Best)), None)
+        best = policy.kept(self.measured(), Moment(0, 0.0)) if policy is not None else ()
+        return best[0].path if best else None
 
     def begin(self, saving: SavedCheckpoint) -> None:
         """Records that a checkpoint is being saved."""
@@ -271,108 +235,110 @@ class History:
             self._saving, self._is_undone = saving, False
 
     def complete(self) -> None:
-        """Records that what is being saved is written, lists it, and deletes what is not kept.
+        """Records that the checkpoint that is being saved is written, lists it, and deletes what is not kept.
 
         Raises:
-          RuntimeError: a recovery has undone it.
-          tf.errors.OpError: the lists cannot be written. It is not complete then.
+          RuntimeError: a recovery has undone the step.
+          tf.errors.OpError: the lists cannot be written. The checkpoint is not complete then.
         """
         with self._lock:
             path = "" if self._saving is None else self._saving.path
-        written_at_ns = written_ns(path)
+        # Evaluators know a checkpoint by its name and this time.
+        file = CheckpointFile.of_file(f"{path}.index")
         with self._lock:
             if self._is_undone or self._saving is None:
                 raise RuntimeError("A recovery has undone the step of which it is a snapshot.")
-            self._complete.append(dataclasses.replace(self._saving, written_ns=written_at_ns))
+            self._complete.append(dataclasses.replace(self._saving, written_ns=file.written_ns if file else 0))
             self._saving = None
         try:
             kept = self._kept()
             store(self._directory, kept)
         except BaseException:
             with self._lock:
-                self._complete = [each for each in self._complete if each.path != path]
+                self._complete = [checkpoint for checkpoint in self._complete if checkpoint.path != path]
             raise
-        paths = {each.path for each in kept}
+        paths = {checkpoint.path for checkpoint in kept}
         with self._lock:
-            dropped = [each for each in self._complete if each.path not in paths]
-            self._complete = [each for each in self._complete if each.path in paths]
-        for each in dropped:
+            dropped = [checkpoint.path for checkpoint in self._complete if checkpoint.path not in paths]
+            self._complete = [checkpoint for checkpoint in self._complete if checkpoint.path in paths]
+        for dropped_path in dropped:
             try:
-                delete(each.path)
+                delete(dropped_path)
             except tf.errors.OpError as error:
-                _logger.warning("The checkpoint %s, which is not kept, cannot be deleted: %s", each.path, error)
+                _logger.warning("The checkpoint %s, which is not kept, cannot be deleted: %s", dropped_path, error)
 
     def give_up(self) -> None:
-        """Records that nothing is being saved any more."""
+        """Records that nothing is being saved."""
         with self._lock:
             self._saving = None
 
     def store(self) -> None:
-        """Writes the lists."""
-        try:
-            store(self._directory, self.complete_ones())
-        except tf.errors.OpError as error:
-            _logger.warning("The list of the checkpoints in %s cannot be written: %s", self._directory, error)
+        """Writes the lists; raises `tf.errors.OpError` if that fails."""
+        store(self._directory, self.complete_ones())
 
     def to_restore(self) -> list[str]:
-        """Returns the paths of the complete ones, newest first; what is being saved will not be one."""
+        """Returns the paths of the complete checkpoints, newest first. The one that is being saved is given up."""
         with self._lock:
             self._is_undone = True
-            return [each.path for each in reversed(self._complete)]
+            return [checkpoint.path for checkpoint in reversed(self._complete)]
 
     def restored(self, path: str | None) -> SavedCheckpoint | None:
-        """Forgets the checkpoints after the one that was restored, and returns that."""
+        """Forgets the checkpoints after the restored one, which it returns."""
         with self._lock:
-            found = next((each for each in self._complete if each.path == path), None)
-            self._complete = self._complete[: self._complete.index(found) + 1] if found is not None else []
-            return found
+            paths = [checkpoint.path for checkpoint in self._complete]
+            self._complete = self._complete[: paths.index(path) + 1] if path in paths else []
+            return self._complete[-1] if self._complete else None
 
     def report(self, checkpoint: str | int, metrics: Mapping[str, float]) -> bool:
         """Adds metrics to a checkpoint with this path or step; returns whether there is one."""
-        found = False
+        is_there = False
 
-        def measured(each: SavedCheckpoint) -> SavedCheckpoint:
-            nonlocal found
-            if checkpoint not in (each.path, each.step):
-                return each
-            found = True
-            return dataclasses.replace(each, metrics={**each.metrics, **metrics})
+        def measured(known: SavedCheckpoint) -> SavedCheckpoint:
+            nonlocal is_there
+            if checkpoint not in (known.path, known.step):
+                return known
+            is_there = True
+            return dataclasses.replace(known, metrics={**known.metrics, **metrics})
 
         with self._lock:
-            self._complete = [measured(each) for each in self._complete]
+            self._complete = [measured(known) for known in self._complete]
             self._saving = None if self._saving is None else measured(self._saving)
-        return found
+        return is_there
 
     def _kept(self) -> list[SavedCheckpoint]:
-        """Returns those that are kept, of those that are still there."""
-        complete = [each for each in self.complete_ones() if files(each.path)]
-        if self._keep is None:
-            return complete
-        try:
-            complete = with_results(self._directory, complete)
-        except EvaluationError as error:
-            _logger.warning(
-                "All checkpoints in %s are kept, as it is not known which are best: %s", self._directory, error
-            )
+        """Returns the checkpoints that are still there and that a policy keeps."""
+        complete, policies = self.complete_ones(), self._keep
+        if policies is not None:
+            try:
+                complete = self.measured()
+            except EvaluationError as error:
+                policies = None
+                _logger.warning(
+                    "All checkpoints in %s are kept, as it is not known which are best: %s", self._directory, error
+                )
+        complete = [checkpoint for checkpoint in complete if files(checkpoint.path)]
+        if policies is None:
             return complete
         now = Moment(complete[-1].step, time.time())
-        kept = {complete[-1].path}.union(*({each.path for each in policy.kept(complete, now)} for policy in self._keep))
-        return [each for each in complete if each.path in kept]
+        kept = {complete[-1].path}.union(known.path for policy in policies for known in policy.kept(complete, now))
+        return [checkpoint for checkpoint in complete if checkpoint.path in kept]
 
 
+# Stands for no checkpoint.
+_NONE = SavedCheckpoint("", 0, 0, 0.0)
 # How long `close` waits for a checkpoint that is being written, in seconds.
 _CLOSING_TIMEOUT = 600.0
 
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointsStatistics:
-    """What saving has cost so far.
+    """The cost of saving so far.
 
     Attributes:
       saved: how many checkpoints this object has completed.
       failed: how many it could not complete.
-      pause: how long no function could run because of the last save, in seconds; the wait for those that ran included.
-      longest_pause: of all.
+      pause: how long no function could run because of the last save, in seconds, with the wait for running functions.
+      longest_pause: the longest pause of all saves, in seconds.
       seconds: from the beginning of the last complete save to its end.
       bytes: the size of its files.
       error: of the last save if that failed, else None.
@@ -390,16 +356,16 @@ class CheckpointsStatistics:
 class Checkpoints(CheckpointSource):
     """Saves, keeps and finds the checkpoints of a directory. Give it to `strategy.restore_from` before saving.
 
-    Restore the checkpoint with which training continues before that: `checkpoint.restore(checkpoints.latest)`.
+    Before that, restore the checkpoint with which training continues: `checkpoint.restore(checkpoints.latest)`.
 
     Args:
       checkpoint: a `tf.train.Checkpoint` of all that is saved: model, optimizer, epochs, update rule.
       directory: where the checkpoints are; the client and all parameter servers must be able to write there.
       save: when `save()` saves: if one of these policies is due (`EverySteps`, `EveryMinutes`, `EveryHours`).
-      keep: which checkpoints are kept: the newest, and those that one of these policies keeps (`Latest`, `Best`,
-        `EverySteps`, `EveryMinutes`, `EveryHours`); None to keep all.
+      keep: the newest checkpoint is kept, and each that one of these policies keeps (`Latest`, `Best`, `EverySteps`,
+        `EveryMinutes`, `EveryHours`); None to keep all.
       background: whether training goes on while a snapshot is written. The parameter servers need memory for the
-        variables that change meanwhile.
+        variables that change during the write.
 
     Raises:
       TypeError: an argument is of a wrong type.
@@ -429,9 +395,10 @@ class Checkpoints(CheckpointSource):
         self._snapshots: Snapshots | None = None
         self._statistics = CheckpointsStatistics()
         self._events = EventStream()
-        # What training continued from or tried to save last.
+        # The checkpoint that training continued from or tried to save last.
         self._last: SavedCheckpoint | None = None
-        # The step before the first of this program; the number of the last checkpoint, and of the last before it.
+        # The step before the first of this program; the number of the last checkpoint, and of the last one before this
+        # program.
         self._offset = 0
         self._number = self._former_number = 0
 
@@ -465,7 +432,7 @@ class Checkpoints(CheckpointSource):
         No policy is asked while a checkpoint is being written, and without a new step since the last one.
 
         Args:
-          now: whether to save in any case, after the one that is being written.
+          now: whether to save in any case, after the checkpoint that is being written.
 
         Returns:
           The path of the checkpoint, which is complete once it is in `history`; None if none was begun.
@@ -487,11 +454,11 @@ class Checkpoints(CheckpointSource):
             return None
         self._number += 1
         path = path_of(self.directory, self._number)
-        saving = self._take(services, path, must_succeed=now)
-        if saving is None:
+        write = self._take(services, path, must_succeed=now)
+        if write is None:
             return None
         self._hurry.clear()
-        self._thread.submit(lambda: self._write(saving))
+        self._thread.submit(write)
         if not self._background:
             self._wait(None)
             if now:
@@ -506,7 +473,7 @@ class Checkpoints(CheckpointSource):
           **metrics: numbers, by name.
 
         Returns:
-          Whether there is such a checkpoint. It may have been deleted meanwhile, or could not be written.
+          Whether there is such a checkpoint: it may have been deleted, or could not be written.
         """
         is_there = self._history.report(checkpoint, {name: float(value) for name, value in metrics.items()})
         self._thread.submit(self._store)
@@ -534,10 +501,10 @@ class Checkpoints(CheckpointSource):
         """Allows saving; `strategy.restore_from` calls it."""
         complete = self._history.complete_ones()
         restored = int(self.checkpoint.save_counter.numpy())
-        self._last = next((each for each in complete if each.number == restored), None)
-        known = [*numbers(self.directory), *(each.number for each in complete), self._number]
+        self._last = next((known for known in complete if known.number == restored), None)
+        known = [*numbers(self.directory), *(checkpoint.number for checkpoint in complete), self._number]
         self._number = self._former_number = max(known)
-        self._offset = _step_of(self._last) - (services.steps() or 0) if services.begins_at_zero else 0
+        self._offset = (self._last or _NONE).step - (services.steps() or 0) if services.begins_at_zero else 0
         self._snapshots = Snapshots(self.checkpoint, services.memory, services.owner.require)
         self._services, self._events, self._owner = services, services.events, services.owner
 
@@ -558,40 +525,40 @@ class Checkpoints(CheckpointSource):
     def restored(self, path: str | None) -> None:
         """Records that a recovery has restored a checkpoint, and that newer ones are damaged."""
         services, self._last = self._services, self._history.restored(path)
-        if services is not None and services.begins_at_zero and _number_of(self._last) <= self._former_number:
-            # What this program has done is undone, and its count of steps begins again.
-            self._offset = _step_of(self._last)
+        if services is not None and services.begins_at_zero and (self._last or _NONE).number <= self._former_number:
+            # The steps of this program are undone, and their count begins again.
+            self._offset = (self._last or _NONE).step
         self._thread.submit(self._store)
 
     def _is_due(self, services: SaveServices) -> bool:
         step, last = services.steps(), self._last
-        if step is None or step + self._offset == _step_of(last):
+        if step is None or step + self._offset == (last or _NONE).step:
             return False
         now = Moment(step + self._offset, time.time())
-        history: list[SavedCheckpoint] = []
-        if last is not None:
-            history = [each for each in self._history.complete_ones() if each.number < last.number] + [last]
+        complete = self._history.complete_ones()
+        history = [] if last is None else [*(known for known in complete if known.number < last.number), last]
         return any(policy.is_due(history, now) for policy in self._save_policies)
 
-    def _take(self, services: SaveServices, path: str, *, must_succeed: bool) -> "_Saving | None":
-        """Takes a snapshot while no function runs, or writes it; returns None if that failed."""
+    def _take(self, services: SaveServices, path: str, *, must_succeed: bool) -> "Callable[[], None] | None":
+        """Takes a snapshot while no function runs, or writes it; returns what is left to be done, None if it failed."""
         assert self._snapshots is not None
-        snapshots, taken = self._snapshots, None
+        snapshots, snapshot = self._snapshots, None
         with contextlib.suppress(tf.errors.OpError):
-            # If a server is lost, that is found below.
+            # A lost server is noticed below.
             snapshots.prepare(path)
         began = time.monotonic()
 
         def take() -> str:
-            nonlocal taken
+            nonlocal snapshot
             step = services.steps()
             if step is None:
                 raise tf.errors.UnavailableError(None, None, "The parameter server that counts the steps is lost.")
             self._last = SavedCheckpoint(path, self._number, step + self._offset, time.time())
             self.checkpoint.save_counter.assign(self._number)
             self._history.begin(self._last)
-            taken = snapshots.take(path) if self._background else None
-            if taken is None:
+            if self._background:
+                snapshot = snapshots.take(path)
+            else:
                 self.checkpoint.write(path)
             return path
 
@@ -606,37 +573,36 @@ class Checkpoints(CheckpointSource):
             pause = time.monotonic() - began
             longest = max(pause, self._statistics.longest_pause)
             self._statistics = dataclasses.replace(self._statistics, pause=pause, longest_pause=longest)
-        return _Saving(path, taken, began)
+        return functools.partial(self._write, path, snapshot, began)
 
-    def _write(self, saving: "_Saving") -> None:
-        """Writes a snapshot, on the background thread."""
+    def _write(self, path: str, snapshot: Snapshot | None, began: float) -> None:
+        """Writes a snapshot, unless all is written already, and lists the checkpoint; on the background thread."""
         try:
-            if saving.snapshot is not None:
-                saving.snapshot.write(self._hurry)
-            self._owner.record(saving.path)
+            if snapshot is not None:
+                snapshot.write(self._hurry)
+            self._owner.record(path)
             self._owner.require()
             self._history.complete()
         except Exception as error:  # noqa: BLE001 - it is logged, and `wait` raises it
-            self._fail(saving.path, error)
+            self._fail(path, error)
             return
         finally:
-            if saving.snapshot is not None:
-                saving.snapshot.forget()
-        seconds = time.monotonic() - saving.began
-        self._events.record("checkpoint_saved", name=saving.path, seconds=seconds)
-        size = sum(tf.io.gfile.stat(file).length for file in files(saving.path))
+            if snapshot is not None:
+                snapshot.forget()
+        seconds = time.monotonic() - began
+        self._events.record("checkpoint_saved", name=path, seconds=seconds)
+        size = sum(tf.io.gfile.stat(file).length for file in files(path))
         done = self._statistics
         self._statistics = dataclasses.replace(done, saved=done.saved + 1, seconds=seconds, bytes=size, error=None)
-        _logger.info("The checkpoint %s is complete: %.1f MB in %.1f s.", saving.path, size / 1e6, seconds)
+        _logger.info("The checkpoint %s is complete: %.1f MB in %.1f s.", path, size / 1e6, seconds)
 
     def _store(self) -> None:
         """Writes the lists, on the background thread."""
         try:
             self._owner.require()
+            self._history.store()
         except (CheckpointsTakenOver, tf.errors.OpError) as error:
             _logger.warning("The list of the checkpoints in %s cannot be written: %s", self.directory, error)
-        else:
-            self._history.store()
 
     def _fail(self, path: str, error: BaseException) -> None:
         self._history.give_up()
@@ -658,7 +624,7 @@ class Checkpoints(CheckpointSource):
             "%s: %s",
             path,
             type(error).__name__,
-            # What follows says where TensorFlow's call was made.
+            # The following lines say where TensorFlow's call was made.
             str(error).partition("\n")[0],
         )
 
@@ -669,19 +635,3 @@ class Checkpoints(CheckpointSource):
     def _raise_error(self) -> None:
         if (error := self._statistics.error) is not None:
             raise error
-
-
-class _Saving(NamedTuple):
-    """A save in progress; `snapshot` is None if all is written already."""
-
-    path: str
-    snapshot: Snapshot | None
-    began: float
-
-
-def _step_of(checkpoint: SavedCheckpoint | None) -> int:
-    return 0 if checkpoint is None else checkpoint.step
-
-
-def _number_of(checkpoint: SavedCheckpoint | None) -> int:
-    return 0 if checkpoint is None else checkpoint.number

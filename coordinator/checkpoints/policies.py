@@ -35,7 +35,7 @@ class SavedCheckpoint:
     Attributes:
       path: as TensorFlow takes it, without `.index`.
       number: increases with each checkpoint of a directory.
-      step: the training step of which it is a snapshot; 0 if that is unknown.
+      step: the training step at its snapshot; 0 if that is unknown.
       time: of the snapshot, in Unix seconds.
       metrics: what was measured with it, by name.
       written_ns: when its files were written, in Unix nanoseconds of their file system; 0 if that is unknown.
@@ -65,7 +65,7 @@ class KeepPolicy(Protocol):
     """Which checkpoints to keep."""
 
     def kept(self, history: Sequence[SavedCheckpoint], now: Moment) -> Sequence[SavedCheckpoint]:
-        """Returns those of the history that are kept; it has complete checkpoints, oldest first."""
+        """Returns the kept checkpoints of the history, which has complete ones, oldest first."""
 
 
 class _Every(abc.ABC):
@@ -80,11 +80,11 @@ class _Every(abc.ABC):
     def kept(self, history: Sequence[SavedCheckpoint], now: Moment) -> Sequence[SavedCheckpoint]:
         """Returns the first checkpoint of each interval, or the newest `latest` of these."""
         del now
-        found: list[SavedCheckpoint] = []
-        for each in history:
-            if not found or self._has_passed(found[-1], each):
-                found.append(each)
-        return found if self.latest is None else found[-self.latest :]
+        firsts: list[SavedCheckpoint] = []
+        for checkpoint in history:
+            if not firsts or self._has_passed(firsts[-1], checkpoint):
+                firsts.append(checkpoint)
+        return firsts if self.latest is None else firsts[-self.latest :]
 
     @abc.abstractmethod
     def _has_passed(self, before: SavedCheckpoint | None, after: Moment | SavedCheckpoint) -> bool:
@@ -108,9 +108,9 @@ class EverySteps(_Every):
 
 
 class EveryMinutes(_Every):
-    """Saves `minutes` after the last checkpoint, and the first one at once; keeps checkpoints at least as far apart.
+    """Saves `minutes` after the last checkpoint, the first one immediately; keeps checkpoints at least as far apart.
 
-    The oldest is the first of those that it keeps. With `latest`, it keeps only that many of them, the newest.
+    It keeps the oldest checkpoint and following ones. With `latest`, it keeps only that many of these, the newest.
     """
 
     def __init__(self, minutes: float, latest: int | None = None) -> None:
@@ -165,23 +165,23 @@ class Best:
     def kept(self, history: Sequence[SavedCheckpoint], now: Moment) -> Sequence[SavedCheckpoint]:
         """Returns at most `count` of those whose metric is known, best first."""
         del now
-        measured = [each for each in history if not math.isnan(each.metrics.get(self.metric, math.nan))]
+        measured = [known for known in history if not math.isnan(known.metrics.get(self.metric, math.nan))]
         return sorted(measured, key=self._rank)[: self.count]
 
-    def _rank(self, each: SavedCheckpoint) -> tuple[float, int]:
-        value = each.metrics[self.metric]
-        return (value if self.mode == "min" else -value), -each.number
+    def _rank(self, checkpoint: SavedCheckpoint) -> tuple[float, int]:
+        value = checkpoint.metrics[self.metric]
+        return (value if self.mode == "min" else -value), -checkpoint.number
 
 
 def check_policies(name: str, policies: Sequence[Any], method: str) -> None:
     """Raises `TypeError` if `policies` is not a sequence of objects with a method."""
     if not isinstance(policies, Sequence) or isinstance(policies, str):
         raise TypeError(f"{name} must be a list of policies, such as [coordinator.checkpoints.{_EXAMPLES[method]}].")
-    for each in policies:
-        if isinstance(each, type) or not callable(getattr(each, method, None)):
+    for policy in policies:
+        if isinstance(policy, type) or not callable(getattr(policy, method, None)):
             raise TypeError(
                 f"{name} must be a list of policies with a method {method}(history, now), such as "
-                f"coordinator.checkpoints.{_EXAMPLES[method]}; got {each!r}."
+                f"coordinator.checkpoints.{_EXAMPLES[method]}; got {policy!r}."
             )
 
 

@@ -51,16 +51,12 @@ def save_at_signals(
 class _InterruptingSignals:
     """A scope in which a signal raises SystemExit in the main thread. From then on further ones are ignored.
 
-    Args:
-      signals: their numbers.
-
-    Attributes:
-      received: the number of the first one that has arrived, or None.
+    `received` is the number of the first signal, or None.
     """
 
     def __init__(self, signals: Collection[signal.Signals]) -> None:
         self.received: int | None = None
-        # The exception is to be raised at the next opportunity.
+        # Whether the exception must be raised at the next opportunity.
         self._is_due = False
         self._signals = signals
 

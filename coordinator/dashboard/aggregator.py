@@ -4,17 +4,7 @@
     events ---------+--> Aggregator --> Snapshot --> page, /api/state, /metrics, coordinator top
     server usage --/
 
-It promises to read no clock and to start nothing: the times are those of the events and of the caller.
-
-How a rate and reported values change over all of training, in bounded memory.
-
-The periods are of equal length. When there are too many of them, each two become one, so that a run of a minute shows
-its seconds, and a run of a week still its whole course.
-
-What each worker has run in the last minute, from the events of closures.
-
-Calls of one function that follow each other closely are one segment, so that a thousand short calls a second are as
-cheap to show as one long one. How long a worker was busy is counted exactly.
+It promises to read no clock and to start nothing: all times come from the events and the caller. Its memory is bounded.
 """
 
 import dataclasses
@@ -40,18 +30,17 @@ from coordinator.dashboard.snapshot import (
 from coordinator.events.event_stream import Event
 from coordinator.statistics import ClusterStatistics, WorkerStatistics
 
-# An even number.
-_MOST_PERIODS = 600
-_FIRST_PERIOD = 1.0
-# Names of values; further ones are left out.
+# Of a history: the number of periods, which is even, and the first length of a period, in seconds.
+_MOST_PERIODS, _FIRST_PERIOD = 600, 1.0
+# The number of reported names that a history has; further ones are left out.
 _MOST_NAMES = 8
 
 
 class HistoryRecorder:
-    """Collects the finished closures and the reported values of each period.
+    """Collects the finished closures and the reported values of each period, over all of training.
 
-    Args:
-      started: the time from which the periods are counted.
+    The periods are of equal length. When there are too many of them, each two become one, so that a run of a minute
+    shows its seconds, and a run of a week its whole course.
     """
 
     def __init__(self, started: float) -> None:
@@ -65,7 +54,7 @@ class HistoryRecorder:
         self.latest: dict[str, float] = {}
 
     def report(self, name: str, value: float) -> None:
-        """Adds a value to the present period. Those that are no numbers are not drawn, and not added."""
+        """Adds a value to the present period; infinity and NaN are left out, as they cannot be drawn."""
         if not math.isfinite(value) or (name not in self.latest and len(self.latest) >= _MOST_NAMES):
             return
         self.latest[name] = value
@@ -73,12 +62,7 @@ class HistoryRecorder:
         self._sums[name] = total + value, count + 1
 
     def advance(self, now: float, finished: int) -> None:
-        """Ends the present period if it is over.
-
-        Args:
-          now: the present time.
-          finished: how many closures have finished since the strategy was created.
-        """
+        """Ends the present period if it is over; `finished` closures have finished since the strategy was created."""
         seconds = now - self._began
         if seconds < self._period:
             return
@@ -106,7 +90,7 @@ class HistoryRecorder:
 
 
 def _halved(column: list[float | None]) -> list[float | None]:
-    """Returns the mean of each two values; of those that are not None."""
+    """Returns the mean of each two values, leaving out None."""
     halved: list[float | None] = []
     for pair in zip(column[::2], column[1::2], strict=True):
         known = [value for value in pair if value is not None]
@@ -114,7 +98,7 @@ def _halved(column: list[float | None]) -> list[float | None]:
     return halved
 
 
-# In seconds.
+# How much of the past the task stream shows, in seconds.
 STREAM_LENGTH = 60.0
 # The shortest break that is shown, in seconds: a tenth of a percent of the width; more with many workers, whose rows
 # are a few pixels high.
@@ -124,7 +108,7 @@ _MANY = 64
 
 @dataclasses.dataclass
 class _Worker:
-    """What one worker runs, and its segments."""
+    """The running call of one worker, its busy seconds, and its segments."""
 
     running: Segment | None = None
     busy: float = 0.0
@@ -132,7 +116,11 @@ class _Worker:
 
 
 class TaskStream:
-    """Collects when each worker was busy, and with what."""
+    """Collects what each worker has run in the last minute, from the events of closures.
+
+    Calls of one function that follow each other closely are one segment, so that a thousand short calls a second are as
+    cheap to show as one long one. How long a worker was busy is counted exactly.
+    """
 
     def __init__(self) -> None:
         self._workers: defaultdict[int, _Worker] = defaultdict(_Worker)
@@ -166,7 +154,7 @@ class TaskStream:
         return state.busy + (max(0.0, now - state.running.start) if state.running else 0.0)
 
     def segments(self, now: float) -> tuple[Segment, ...]:
-        """Returns the segments of the last minute, those of one worker in their order; forgets older ones."""
+        """Returns the segments of the last minute, by worker and time; forgets older ones."""
         shown: list[Segment] = []
         for _, state in sorted(self._workers.items()):
             while state.segments and state.segments[0].end < now - STREAM_LENGTH:
@@ -179,12 +167,12 @@ class TaskStream:
     def _continues(self, last: Segment, ended: Segment) -> bool:
         shortest = _BREAK if len(self._workers) <= _MANY else _BREAK_OF_MANY
         is_same = (last.function, last.outcome) == (ended.function, ended.outcome)
-        # No segment is longer than the stream, so that what is older can be forgotten.
+        # Segments are shorter than the stream, so that older ones can be forgotten.
         return is_same and ended.start - last.end < shortest and ended.end - last.start < STREAM_LENGTH / 10
 
 
 _MOST_ENTRIES = 200
-# Of an error's message, which may be long.
+# The length of an error's message, in characters.
 _LONGEST_DETAIL = 300
 
 
@@ -201,11 +189,15 @@ def _on(event: Event) -> str:
 
 
 def _recovered(event: Event) -> str:
-    source = f" from {pathlib.PurePath(event.name).name}" if event.name else ""
+    source = f" from {_file(event)}" if event.name else ""
     return f"The parameter servers are back{_after(event)}{source}, {event.count:,} steps lost"
 
 
-# The level of each kind, and what is said.
+def _file(event: Event) -> str:
+    return pathlib.PurePath(event.name).name
+
+
+# Each kind of event in the timeline: its level, and its text.
 _WORDS: dict[str, tuple[str, Callable[[Event], str]]] = {
     "worker_lost": ("error", lambda event: f"{event.task} was lost{_detail(event)}"),
     "worker_returned": ("good", lambda event: f"{event.task} is connected{_after(event)}"),
@@ -214,14 +206,8 @@ _WORDS: dict[str, tuple[str, Callable[[Event], str]]] = {
     # Its detail is the whole message of an error.
     "parameter_server_lost": ("error", lambda event: f"{event.task} was lost"),
     "parameter_server_recovered": ("good", _recovered),
-    "checkpoint_saved": (
-        "info",
-        lambda event: f"Checkpoint {pathlib.PurePath(event.name).name} saved in {event.seconds:.1f} s",
-    ),
-    "checkpoint_failed": (
-        "error",
-        lambda event: f"Checkpoint {pathlib.PurePath(event.name).name} failed{_detail(event)}",
-    ),
+    "checkpoint_saved": ("info", lambda event: f"Checkpoint {_file(event)} saved in {event.seconds:.1f} s"),
+    "checkpoint_failed": ("error", lambda event: f"Checkpoint {_file(event)} failed{_detail(event)}"),
     "function_quarantined": ("error", lambda event: f"{event.name} is quarantined{_detail(event)}"),
     "thread_failed": ("error", lambda event: f"The thread {event.name} met an error and goes on{_detail(event)}"),
     "rule_changed": ("info", lambda event: f"The update rule has changed{_detail(event)}"),
@@ -237,18 +223,17 @@ class Timeline:
         self._number = 0
 
     def add(self, event: Event) -> None:
-        """Adds an event, if it is of a kind that is shown."""
-        if event.kind not in _WORDS:
-            return
-        level, words = _WORDS[event.kind]
-        self._append(event.time, event.kind, level, event.task, words(event))
+        """Adds an event, if its kind is shown."""
+        if event.kind in _WORDS:
+            level, words = _WORDS[event.kind]
+            self._append(event.time, event.kind, level, event.task, words(event))
 
     def add_gap(self, time: float, dropped: int) -> None:
-        """Adds that events were dropped because they came faster than they were read."""
+        """Adds that events were dropped, because they came faster than the dashboard read them."""
         self._append(time, "events_dropped", "info", "", f"{dropped:,} events were not read in time")
 
     def entries(self) -> tuple[TimelineEntry, ...]:
-        """Returns them, in order."""
+        """Returns the entries, oldest first."""
         return tuple(self._entries)
 
     def _append(self, time: float, kind: str, level: str, task: str, text: str) -> None:
@@ -263,7 +248,7 @@ class Timeline:
 
 # Rates are means of this time, in seconds.
 _RATE_WINDOW = 10.0
-# What the end of a call means to the task stream.
+# The outcome of a call in the task stream, by the kind of event that ends it.
 _OUTCOMES = {
     "closures_finished": "finished",
     "closures_failed": "failed",
@@ -273,9 +258,13 @@ _OUTCOMES = {
 }
 
 
+# The attributes of a row that are copied from the statistics of its worker.
+_WORKER_COUNTS = ("finished", "failed", "retried", "losses", "reconnections", "reconnecting_seconds")
+
+
 @dataclasses.dataclass(frozen=True)
 class _Sample:
-    """What was counted at one moment: in all, and by worker."""
+    """Counts at one moment: of all finished closures; of finished closures and busy seconds by worker."""
 
     time: float
     total: int
@@ -284,12 +273,7 @@ class _Sample:
 
 
 class Aggregator:
-    """Collects events and counts, and makes snapshots of them.
-
-    Args:
-      started: when the strategy was created.
-      program: its file name.
-    """
+    """Collects events and counts of a strategy that was created at `started` by a program, and makes snapshots."""
 
     def __init__(self, started: float, program: str) -> None:
         self._started = started
@@ -306,13 +290,7 @@ class Aggregator:
         self._advice: ScaleAdvice | None = None
 
     def add(self, events: Sequence[Event], dropped: int, now: float) -> None:
-        """Adds events, in order.
-
-        Args:
-          events: those since the last call.
-          dropped: how many were lost before the first of them.
-          now: the present time.
-        """
+        """Adds the events since the last call, in order; before the first of them, `dropped` events were lost."""
         if dropped:
             self._timeline.add_gap(now, dropped)
         for event in events:
@@ -331,13 +309,7 @@ class Aggregator:
         self._has_new_usage = self._usage.add(usage) or self._has_new_usage
 
     def snapshot(self, now: float, statistics: ClusterStatistics, rules: Sequence[RuleRow] = ()) -> Snapshot:
-        """Adds the counts of one moment, and returns all that is shown.
-
-        Args:
-          now: the present time.
-          statistics: the counts.
-          rules: the counters of the update rules.
-        """
+        """Adds the counts of the moment `now`, and returns all that is shown."""
         self._history.advance(now, statistics.finished)
         self._add_sample(now, statistics)
         path, saved_at = self._checkpoint
@@ -370,17 +342,16 @@ class Aggregator:
             return
         begin, end = self._usage.period()
         if end <= begin:
-            # What the latest task had used before cannot be compared: it was started again, or has a network less.
+            # The usages of the latest task cannot be compared: it was started again, or has lost a network interface.
             return
-        # Of the time in which the usage was measured: both began and ended together.
+        # The rate is of the period in which the usage was measured.
         rate = (self._finished_at(end) - self._finished_at(begin)) / (end - begin)
-        # It takes milliseconds for hundreds of workers.
-        if rate > 0:
+        if rate > 0:  # The advice takes milliseconds for hundreds of workers.
             self._advice = scale_advice(Load(len(idle), rate, resources, sum(idle) / len(idle), waiting))
             self._has_new_usage = False
 
     def _finished_at(self, time: float) -> float:
-        """Returns how many closures had finished then, on a straight line between two samples."""
+        """Returns how many closures had finished at a time, by linear interpolation between two samples."""
         for before, after in itertools.pairwise(self._samples):
             if before.time < after.time and time <= after.time:
                 share = max(0.0, time - before.time) / (after.time - before.time)
@@ -437,12 +408,7 @@ class Aggregator:
                     share=rates[worker.index] / fastest if fastest else 0.0,
                     idle=min(1.0, max(0.0, 1.0 - busy[worker.index])),
                     waited=max(waited, default=None),
-                    finished=worker.finished,
-                    failed=worker.failed,
-                    retried=worker.retried,
-                    losses=worker.losses,
-                    reconnections=worker.reconnections,
-                    reconnecting_seconds=worker.reconnecting_seconds,
+                    **{name: getattr(worker, name) for name in _WORKER_COUNTS},
                 )
             )
         return tuple(rows)
@@ -457,12 +423,8 @@ def _per_second(worker: int, window: Sequence[_Sample], counts: Callable[[_Sampl
 
 
 def _server_row(latest: ServerUsage, before: ServerUsage) -> ServerRow:
-    seconds = latest.time - before.time
     if not is_comparable(latest, before):
         return ServerRow(latest, 0.0, 0.0, 0.0)
-    return ServerRow(
-        latest,
-        (latest.cpu - before.cpu) / seconds,
-        (latest.received - before.received) / seconds,
-        (latest.sent - before.sent) / seconds,
-    )
+    seconds = latest.time - before.time
+    rates = ((getattr(latest, name) - getattr(before, name)) / seconds for name in ("cpu", "received", "sent"))
+    return ServerRow(latest, *rates)

@@ -5,10 +5,6 @@
     coordinator-dashboard-accept     takes connections (`PageServer`)
     coordinator-dashboard-request    one for each request that is answered
 
-It promises that training does not wait for it, and that `close` ends its threads; it waits 5 s for a server at most.
-
-The HTTP server of the dashboard.
-
     /TOKEN/             the page, and its files
     /TOKEN/api/state    the latest snapshot, as JSON
     /TOKEN/api/target   how many workers to have, as JSON
@@ -16,14 +12,14 @@ The HTTP server of the dashboard.
     /TOKEN/metrics      for Prometheus
 
 Guarantees:
-- Nothing that it answers changes anything, and it answers GET alone.
+- Training does not wait for the dashboard. `close` ends its threads, and waits 5 s for a server at most.
+- Only GET is answered, and no answer changes anything.
 - Nothing is answered without the token, nor to a page of another site, whatever name that site gave this address.
-- Connections have an end: after `close`, or when the peer sends no request, or takes nothing, for some seconds. Those
+- Connections have an end: after `close`, or when the peer sends no request, or takes nothing, for some seconds. Peers
   that do not show the token, however many, keep nobody out (`http_server.py`); the oldest of 33 streams ends.
 """
 
 import contextlib
-import dataclasses
 import hmac
 import importlib.resources
 import json
@@ -35,7 +31,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from http import HTTPStatus
-from typing import Any
 
 from coordinator.addresses import PageAddress
 from coordinator.background_thread import BackgroundThread
@@ -47,22 +42,42 @@ from coordinator.events.event_stream import EventStream
 from coordinator.http_server import HttpServer, Request
 from coordinator.statistics import ClusterStatistics
 
-# A reader that has asked in this time, in seconds, counts: Prometheus asks every 15 s or every minute.
+_logger = logging.getLogger("coordinator")
+
+# In seconds. A reader that has asked in this time counts: Prometheus asks every 15 s or every minute.
 _WATCH_TIME = 75.0
+# Between two snapshots, and between two polls of the servers.
+_INTERVAL, _INTERVAL_UNWATCHED = 0.5, 1.0
+_POLL_INTERVAL = 2.0
+# A stream without a new snapshot says in this interval that it is alive.
+_ALIVE_INTERVAL = 5.0
+# How long `close` waits for a connection or a server that does not answer.
+_CLOSE_TIMEOUT = 5.0
+
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+_TYPES = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+_JSON, _TEXT = "application/json", "text/plain; charset=utf-8"
 
 
 class Publisher:
-    """Has the latest snapshot.
-
-    Args:
-      first: is served until another one is published.
-    """
+    """Has the latest snapshot; `first` is served until another one is published."""
 
     def __init__(self, first: Snapshot) -> None:
         self._changed = threading.Condition()
         self._snapshot = first
         self._number = 0
-        # The latest snapshot without what the one before it had.
+        # The latest snapshot without the segments that the one before it had.
         self._increment = ""
         self._streams = 0
         self._asked_at = -_WATCH_TIME
@@ -87,10 +102,9 @@ class Publisher:
         return self._snapshot
 
     def messages(self, interval: float) -> Iterator[str]:
-        """Returns server-sent events: all of the latest snapshot, then what is new in each, until `close`.
+        """Yields server-sent events: all of the latest snapshot, then what is new in each, until `close`.
 
-        Args:
-          interval: after this time without a snapshot, in seconds, there is an empty message.
+        After `interval` seconds without a snapshot, there is an empty message.
         """
         with self._changed:
             self._streams += 1
@@ -122,14 +136,12 @@ class Publisher:
 
 
 def state_of(snapshot: Snapshot, since: float = 0.0) -> str:
-    """Returns a snapshot as JSON.
+    """Returns a snapshot as JSON, with the names of its attributes; advice as its sentence.
 
-    Args:
-      snapshot: is encoded with the names of its attributes; a segment of the stream as a list of its values, advice as
-        its sentence.
-      since: leaves out the segments that ended before.
+    A segment of the stream is a list of its values; segments that ended before `since` are left out.
     """
-    stream = [_rounded(vars(segment)) for segment in snapshot.stream if segment.end >= since]
+    segments = [vars(segment).values() for segment in snapshot.stream if segment.end >= since]
+    stream = [[round(value, 3) if isinstance(value, float) else value for value in segment] for segment in segments]
     fields = {**vars(snapshot), "stream": stream, "advice": snapshot.advice.text if snapshot.advice else ""}
     return json.dumps(fields, default=vars, separators=(",", ":"), allow_nan=False)
 
@@ -139,29 +151,8 @@ def target_of(snapshot: Snapshot) -> str:
     return json.dumps(snapshot.advice, default=vars, allow_nan=False)
 
 
-def _rounded(segment: dict[str, Any]) -> list[Any]:
-    return [round(value, 3) if isinstance(value, float) else value for value in segment.values()]
-
-
 def _message(state: str) -> str:
     return f"data: {state}\n\n"
-
-
-# A stream without a new snapshot says in this interval, in seconds, that it is alive.
-_ALIVE_INTERVAL = 5.0
-_HEADERS = {
-    "Cache-Control": "no-store",
-    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-}
-_TYPES = {
-    "html": "text/html; charset=utf-8",
-    "css": "text/css; charset=utf-8",
-    "js": "text/javascript; charset=utf-8",
-    "svg": "image/svg+xml",
-}
 
 
 class PageServer:
@@ -176,7 +167,7 @@ class PageServer:
       url: of the page, with the token.
       host: at which it listens.
       server_port: on which it listens.
-      is_loopback: it can be reached from this machine alone.
+      is_loopback: whether only this machine can reach it.
       files: of the page, by name.
 
     Raises:
@@ -186,7 +177,9 @@ class PageServer:
     def __init__(self, address: PageAddress, publisher: Publisher) -> None:
         self.token = address.token or secrets.token_urlsafe(16)
         self.host = address.host
-        self.files = _page_files()
+        page = importlib.resources.files("coordinator.dashboard") / "page"
+        files = {file.name: file for file in page.iterdir() if file.name.rpartition(".")[2] in _TYPES}
+        self.files = {name: file.read_bytes() for name, file in files.items()}
         self._publisher = publisher
         self._metrics = Metrics(publisher.watch)
         try:
@@ -202,84 +195,47 @@ class PageServer:
         self.url = PageAddress(address.host, self.server_port, self.token).url
 
     def close(self, timeout: float) -> None:
-        """Ends all connections and threads; the publisher must be closed, so that streams say goodbye.
-
-        Args:
-          timeout: how long to wait for threads, in seconds.
-        """
+        """Ends all connections and threads in `timeout` seconds; the publisher must be closed, so that streams end."""
         self._server.close(timeout)
 
     def _answer(self, request: Request) -> None:
         token, slash, path = request.path.partition("?")[0].removeprefix("/").partition("/")
         if not hmac.compare_digest(token.encode(), self.token.encode()):
-            text = "Open the dashboard by its whole address, with its token: `strategy.dashboard_url` has it.\n"
-            _send(request, HTTPStatus.FORBIDDEN, "text/plain; charset=utf-8", text.encode())
+            text = b"Open the dashboard by its whole address, with its token: `strategy.dashboard_url` has it.\n"
+            request.send(HTTPStatus.FORBIDDEN, _TEXT, text, _HEADERS)
         elif not slash:
             request.send(HTTPStatus.MOVED_PERMANENTLY, _TYPES["html"], b"", {"Location": f"/{self.token}/"})
+        elif path == "api/stream":
+            request.begin_stream("text/event-stream", _HEADERS)
+            for message in self._publisher.messages(_ALIVE_INTERVAL):
+                request.wfile.write(message.encode())
         else:
-            self._answer_owner(request, path)
+            request.send(*self._answer_to_owner(path), _HEADERS)
 
-    def _answer_owner(self, request: Request, path: str) -> None:
-        match path:
-            case "api/stream":
-                request.begin_stream("text/event-stream", _HEADERS)
-                for message in self._publisher.messages(_ALIVE_INTERVAL):
-                    request.wfile.write(message.encode())
+    def _answer_to_owner(self, path: str) -> tuple[HTTPStatus, str, bytes]:
+        match path or "index.html":
             case "api/state":
-                _send(request, HTTPStatus.OK, "application/json", state_of(self._publisher.watch()).encode())
+                return HTTPStatus.OK, _JSON, state_of(self._publisher.watch()).encode()
             case "api/target":
-                _send(request, HTTPStatus.OK, "application/json", target_of(self._publisher.watch()).encode())
+                return HTTPStatus.OK, _JSON, target_of(self._publisher.watch()).encode()
             case "metrics":
-                _send(request, HTTPStatus.OK, CONTENT_TYPE, self._metrics.text().encode())
-            case _ if file := self.files.get(path or "index.html"):
-                _send(request, HTTPStatus.OK, _TYPES[(path or "index.html").rpartition(".")[2]], file)
-            case _:
-                text = b"The dashboard has no such page.\n"
-                _send(request, HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", text)
-
-
-def _send(request: Request, status: HTTPStatus, content_type: str, body: bytes) -> None:
-    request.send(status, content_type, body, _HEADERS)
-
-
-def _page_files() -> dict[str, bytes]:
-    folder = importlib.resources.files("coordinator.dashboard") / "page"
-    return {file.name: file.read_bytes() for file in folder.iterdir() if file.name.rpartition(".")[2] in _TYPES}
-
-
-_logger = logging.getLogger("coordinator")
-
-# Between two snapshots, in seconds.
-_INTERVAL, _INTERVAL_UNWATCHED = 0.5, 1.0
-# Between two polls of the servers, in seconds.
-_POLL_INTERVAL = 2.0
-# How long `close` waits for a connection or a server that does not answer, in seconds.
-_CLOSE_TIMEOUT = 5.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Sources:
-    """Where the dashboard reads what it shows. None of these may keep the strategy alive.
-
-    Attributes:
-      statistics: returns the counts of the cluster, at once.
-      events: has the strategy's events.
-      usage: asks the parameter servers what they use, which may take seconds.
-      rules: asks for the counters of the update rules, which may take seconds.
-    """
-
-    statistics: Callable[[], ClusterStatistics]
-    events: EventStream
-    usage: Callable[[], Sequence[ServerUsage]]
-    rules: Callable[[], Sequence[RuleRow]]
+                return HTTPStatus.OK, CONTENT_TYPE, self._metrics.text().encode()
+            case name if name in self.files:
+                return HTTPStatus.OK, _TYPES[name.rpartition(".")[2]], self.files[name]
+        return HTTPStatus.NOT_FOUND, _TEXT, b"The dashboard has no such page.\n"
 
 
 class Dashboard:
     """Serves a page about a strategy until it is closed.
 
+    None of the sources may keep the strategy alive.
+
     Args:
       address: where to listen.
-      sources: what it shows.
+      statistics: returns the counts of the cluster, without waiting.
+      events: has the strategy's events.
+      usage: asks the parameter servers what they use, which may take seconds.
+      rules: asks for the counters of the update rules, which may take seconds.
 
     Attributes:
       url: of the page, with its token.
@@ -288,14 +244,22 @@ class Dashboard:
       LaunchError: it cannot listen there.
     """
 
-    def __init__(self, address: PageAddress, sources: Sources) -> None:
-        self._sources = sources
+    def __init__(
+        self,
+        address: PageAddress,
+        statistics: Callable[[], ClusterStatistics],
+        events: EventStream,
+        usage: Callable[[], Sequence[ServerUsage]],
+        rules: Callable[[], Sequence[RuleRow]],
+    ) -> None:
+        self._statistics, self._events = statistics, events
+        self._read_usage, self._read_rules = usage, rules
         program = pathlib.PurePath(sys.argv[0]).name if sys.argv else ""
         self._aggregator = Aggregator(time.time(), program)
         self._usage: Sequence[ServerUsage] = ()
         self._rules: Sequence[RuleRow] = ()
         self._next_event = 0
-        self._publisher = Publisher(self._aggregator.snapshot(time.time(), sources.statistics()))
+        self._publisher = Publisher(self._aggregator.snapshot(time.time(), statistics()))
         self._server = PageServer(address, self._publisher)
         self.url = self._server.url
         self._publishing = BackgroundThread("coordinator-dashboard", self._publish)
@@ -315,7 +279,7 @@ class Dashboard:
         self._polling.stop()
         self._publishing.wait_stopped()
         try:
-            # What happened last is shown too.
+            # The last events are shown too.
             self._publish_once()
         finally:
             self._publisher.close()
@@ -329,11 +293,11 @@ class Dashboard:
                 self._publish_once()
 
     def _publish_once(self) -> None:
-        events, self._next_event, dropped = self._sources.events.since(self._next_event)
+        events, self._next_event, dropped = self._events.since(self._next_event)
         now = time.time()
         self._aggregator.add(events, dropped, now)
         self._aggregator.add_usage(self._usage)
-        self._publisher.publish(self._aggregator.snapshot(now, self._sources.statistics(), self._rules))
+        self._publisher.publish(self._aggregator.snapshot(now, self._statistics(), self._rules))
 
     def _poll_servers(self) -> None:
         errors = _ErrorLog("The dashboard could not read the servers' usage and the rules' counters; it keeps trying.")
@@ -341,16 +305,12 @@ class Dashboard:
             if not self._publisher.is_watched:
                 continue
             with errors.logged():
-                self._usage = self._sources.usage()
-                self._rules = self._sources.rules()
+                self._usage = self._read_usage()
+                self._rules = self._read_rules()
 
 
 class _ErrorLog:
-    """Logs errors of what is repeated; one that comes again and again only once.
-
-    Args:
-      message: is logged with each error.
-    """
+    """Logs errors of repeated work, with a message; an error that comes again and again only once."""
 
     def __init__(self, message: str) -> None:
         self._message = message

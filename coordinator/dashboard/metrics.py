@@ -7,14 +7,17 @@ event, and the name and number of an update rule.
 import dataclasses
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from coordinator.dashboard.snapshot import RuleRow, ServerRow, Snapshot
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-_Samples = Iterable[tuple[Mapping[str, Any], float]]
+# What follows the name of the metric (nothing, except in a histogram), the labels and the value.
+_Sample = tuple[str, Mapping[str, Any], float]
+# The name, the type, the help and the samples.
+_Metric = tuple[str, str, str, Sequence[_Sample]]
 # The counts of a rule beside its histogram, with the words and the help of their metrics.
 _RULE_COUNTS = {
     "updates": ("updates_total", "Updates of the model."),
@@ -28,17 +31,14 @@ _RULE_COUNTS = {
 class Metrics:
     """Writes the metrics of the latest snapshot, in which no count falls from one call to the next.
 
-    Prometheus takes a fall for a restart of the program, and counts again all that is left. A rule's counts fall when a
-    checkpoint is restored, the bytes of a host when one of its network interfaces disappears: they stay, and then grow
-    as before.
-
-    Args:
-      latest: returns the latest snapshot.
+    Prometheus takes a fall for a restart of the program, and counts the whole new value again. A rule's counts fall
+    when a checkpoint is restored, the bytes of a host when one of its network interfaces disappears. Such a count
+    stays, and then grows as before.
     """
 
     def __init__(self, latest: Callable[[], Snapshot]) -> None:
         self._latest = latest
-        # What was counted and what was written, by rule and by parameter server.
+        # By rule and by parameter server: the counts that were read last, and what was written for them.
         self._written: dict[Any, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         self._lock = threading.Lock()
 
@@ -70,102 +70,14 @@ class Metrics:
 
 
 def metrics_of(snapshot: Snapshot) -> str:
-    """Returns the metrics of a snapshot as text."""
-    lines: list[str] = []
-    for metrics in (_of_cluster, _of_workers, _of_servers, _of_rules):
-        for name, kind, text, samples in metrics(snapshot):
-            _add(lines, name, kind, text, ((name, labels, value) for labels, value in samples))
-    if snapshot.rules:
-        samples_of_rules = [sample for rule in snapshot.rules for sample in _histogram(rule)]
-        text = "Staleness of the pushed gradients, in updates."
-        _add(lines, "coordinator_rule_staleness_updates", "histogram", text, samples_of_rules)
-    return "".join(f"{line}\n" for line in lines)
+    """Returns the metrics of a snapshot as text; those without samples are left out."""
+    parts = (_of_cluster, _of_workers, _of_servers, _of_rules)
+    return "".join(_text(*metric) for part in parts for metric in part(snapshot))
 
 
-def _of_cluster(snapshot: Snapshot) -> Iterable[tuple[str, str, str, _Samples]]:
-    alone: Mapping[str, Any] = {}
-    yield "coordinator_start_time_seconds", "gauge", "When the strategy was created.", [(alone, snapshot.started)]
-    yield "coordinator_closures_waiting", "gauge", "Closures that wait for a worker.", [(alone, snapshot.waiting)]
-    yield "coordinator_closures_running", "gauge", "Closures that a worker runs now.", [(alone, snapshot.running)]
-    for word, text in (
-        ("finished", "Closures with a result."),
-        ("failed", "Closures with an error."),
-        ("cancelled", "Closures that were cancelled."),
-        ("retried", "Attempts after which a closure was queued again."),
-    ):
-        yield f"coordinator_closures_{word}_total", "counter", text, [(alone, getattr(snapshot, word))]
-    text = "Steps that were undone when a checkpoint was restored."
-    yield "coordinator_steps_lost_total", "counter", text, [(alone, snapshot.steps_lost)]
-    if snapshot.checkpoint_time:
-        text = "When the latest checkpoint was complete."
-        yield "coordinator_checkpoint_time_seconds", "gauge", text, [(alone, snapshot.checkpoint_time)]
-    if snapshot.event_counts:
-        counts = [({"kind": kind}, count) for kind, count in sorted(snapshot.event_counts.items())]
-        yield "coordinator_events_total", "counter", "Events, by their kind; closures of one call are one.", counts
-    if snapshot.values:
-        values = [({"name": name}, value) for name, value in sorted(snapshot.values.items())]
-        yield "coordinator_reported_value", "gauge", "The latest of each value that the program reported.", values
-
-
-def _of_workers(snapshot: Snapshot) -> Iterable[tuple[str, str, str, _Samples]]:
-    for name, kind, text, attribute in (
-        ("closures_finished_total", "counter", "Closures with a result from the worker.", "finished"),
-        ("closures_failed_total", "counter", "Closures with an error from the worker.", "failed"),
-        ("closures_retried_total", "counter", "Attempts on the worker that were repeated.", "retried"),
-        ("losses_total", "counter", "How often the worker was lost.", "losses"),
-        ("reconnections_total", "counter", "How often the worker was reconnected.", "reconnections"),
-        ("idle_ratio", "gauge", "Share of the last minute in which the worker ran nothing.", "idle"),
-    ):
-        samples = [({"worker": worker.index}, getattr(worker, attribute)) for worker in snapshot.workers]
-        yield f"coordinator_worker_{name}", kind, text, samples
-    states = [({"worker": worker.index}, worker.state == "live") for worker in snapshot.workers]
-    yield "coordinator_worker_up", "gauge", "Whether the worker is live.", states
-
-
-def _of_servers(snapshot: Snapshot) -> Iterable[tuple[str, str, str, _Samples]]:
-    usages = [row.usage for row in snapshot.servers]
-    states = [({"task": usage.task}, usage.is_reachable) for usage in usages]
-    yield "coordinator_parameter_server_up", "gauge", "Whether the parameter server answers.", states
-    for name, kind, text, attribute in (
-        ("resident_memory_bytes", "gauge", "Resident memory of the parameter server.", "memory"),
-        ("cpu_seconds_total", "counter", "Processor time of the parameter server.", "cpu"),
-        ("host_received_bytes_total", "counter", "What the host of the server received.", "received"),
-        ("host_sent_bytes_total", "counter", "What the host of the server sent.", "sent"),
-    ):
-        samples = [({"task": usage.task}, getattr(usage, attribute)) for usage in usages if usage.time]
-        yield f"coordinator_parameter_server_{name}", kind, text, samples
-
-
-def _of_rules(snapshot: Snapshot) -> Iterable[tuple[str, str, str, _Samples]]:
-    for attribute, (name, text) in _RULE_COUNTS.items():
-        samples = [(_rule_labels(rule), getattr(rule, attribute)) for rule in snapshot.rules]
-        yield f"coordinator_rule_{name}", "counter", text, samples
-
-
-def _histogram(rule: RuleRow) -> Iterable[tuple[str, Mapping[str, Any], float]]:
-    """Returns the samples of a rule's staleness, in buckets of which each is twice as wide as the one before."""
-    name, labels, limit = "coordinator_rule_staleness_updates", _rule_labels(rule), 1
-    total = sum(rule.histogram)
-    yield f"{name}_bucket", {**labels, "le": 0}, sum(rule.histogram[:1])
-    while limit < len(rule.histogram):
-        yield f"{name}_bucket", {**labels, "le": limit}, sum(rule.histogram[: limit + 1])
-        limit *= 2
-    yield f"{name}_bucket", {**labels, "le": "+Inf"}, total
-    yield f"{name}_sum", labels, sum(staleness * count for staleness, count in enumerate(rule.histogram))
-    yield f"{name}_count", labels, total
-
-
-def _rule_labels(rule: RuleRow) -> Mapping[str, Any]:
-    return {"rule": rule.name, "number": rule.number}
-
-
-def _add(
-    lines: list[str], name: str, kind: str, text: str, samples: Iterable[tuple[str, Mapping[str, Any], float]]
-) -> None:
-    """Adds one metric; nothing if it has no samples."""
-    written = [f"{each}{_labels(labels)} {_number(value)}" for each, labels, value in samples]
-    if written:
-        lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}", *written]
+def _text(name: str, kind: str, text: str, samples: Sequence[_Sample]) -> str:
+    lines = [f"{name}{suffix}{_labels(labels)} {_number(value)}\n" for suffix, labels, value in samples]
+    return "".join([f"# HELP {name} {text}\n# TYPE {name} {kind}\n", *lines]) if lines else ""
 
 
 def _labels(labels: Mapping[str, Any]) -> str:
@@ -177,3 +89,78 @@ def _labels(labels: Mapping[str, Any]) -> str:
 def _number(value: float) -> str:
     # The shortest form that is the same number; integers without ".0".
     return str(int(value)) if float(value).is_integer() else repr(float(value))
+
+
+def _of_cluster(snapshot: Snapshot) -> Iterator[_Metric]:
+    for name, kind, text, value in (
+        ("start_time_seconds", "gauge", "When the strategy was created.", snapshot.started),
+        ("closures_waiting", "gauge", "Closures that wait for a worker.", snapshot.waiting),
+        ("closures_running", "gauge", "Closures that a worker runs now.", snapshot.running),
+        ("closures_finished_total", "counter", "Closures with a result.", snapshot.finished),
+        ("closures_failed_total", "counter", "Closures with an error.", snapshot.failed),
+        ("closures_cancelled_total", "counter", "Closures that were cancelled.", snapshot.cancelled),
+        ("closures_retried_total", "counter", "Attempts after which a closure was queued again.", snapshot.retried),
+        ("steps_lost_total", "counter", "Steps that were undone when a checkpoint was restored.", snapshot.steps_lost),
+    ):
+        yield f"coordinator_{name}", kind, text, [("", {}, value)]
+    if saved_at := snapshot.checkpoint_time:
+        text = "When the latest checkpoint was complete."
+        yield "coordinator_checkpoint_time_seconds", "gauge", text, [("", {}, saved_at)]
+    text = "Events, by their kind; closures of one call are one."
+    counts = sorted(snapshot.event_counts.items())
+    yield "coordinator_events_total", "counter", text, [("", {"kind": kind}, count) for kind, count in counts]
+    text = "The latest of each value that the program reported."
+    values = sorted(snapshot.values.items())
+    yield "coordinator_reported_value", "gauge", text, [("", {"name": name}, value) for name, value in values]
+
+
+def _of_workers(snapshot: Snapshot) -> Iterator[_Metric]:
+    for name, kind, text, attribute in (
+        ("closures_finished_total", "counter", "Closures with a result from the worker.", "finished"),
+        ("closures_failed_total", "counter", "Closures with an error from the worker.", "failed"),
+        ("closures_retried_total", "counter", "Attempts on the worker that were repeated.", "retried"),
+        ("losses_total", "counter", "How often the worker was lost.", "losses"),
+        ("reconnections_total", "counter", "How often the worker was reconnected.", "reconnections"),
+        ("idle_ratio", "gauge", "Share of the last minute in which the worker ran nothing.", "idle"),
+    ):
+        samples = [("", {"worker": worker.index}, getattr(worker, attribute)) for worker in snapshot.workers]
+        yield f"coordinator_worker_{name}", kind, text, samples
+    states = [("", {"worker": worker.index}, worker.state == "live") for worker in snapshot.workers]
+    yield "coordinator_worker_up", "gauge", "Whether the worker is live.", states
+
+
+def _of_servers(snapshot: Snapshot) -> Iterator[_Metric]:
+    usages = [row.usage for row in snapshot.servers]
+    states = [("", {"task": usage.task}, usage.is_reachable) for usage in usages]
+    yield "coordinator_parameter_server_up", "gauge", "Whether the parameter server answers.", states
+    for name, kind, text, attribute in (
+        ("resident_memory_bytes", "gauge", "Resident memory of the parameter server.", "memory"),
+        ("cpu_seconds_total", "counter", "Processor time of the parameter server.", "cpu"),
+        ("host_received_bytes_total", "counter", "What the host of the server received.", "received"),
+        ("host_sent_bytes_total", "counter", "What the host of the server sent.", "sent"),
+    ):
+        samples = [("", {"task": usage.task}, getattr(usage, attribute)) for usage in usages if usage.time]
+        yield f"coordinator_parameter_server_{name}", kind, text, samples
+
+
+def _of_rules(snapshot: Snapshot) -> Iterator[_Metric]:
+    labels = [{"rule": rule.name, "number": rule.number} for rule in snapshot.rules]
+    for attribute, (name, text) in _RULE_COUNTS.items():
+        counts = [getattr(rule, attribute) for rule in snapshot.rules]
+        samples = [("", own, count) for own, count in zip(labels, counts, strict=True)]
+        yield f"coordinator_rule_{name}", "counter", text, samples
+    text = "Staleness of the pushed gradients, in updates."
+    buckets = [each for rule, own in zip(snapshot.rules, labels, strict=True) for each in _buckets(rule.histogram, own)]
+    yield "coordinator_rule_staleness_updates", "histogram", text, buckets
+
+
+def _buckets(histogram: tuple[int, ...], labels: Mapping[str, Any]) -> Iterable[_Sample]:
+    """Yields the samples of a rule's staleness, in buckets that are each twice as wide as the one before."""
+    limit, total = 1, sum(histogram)
+    yield "_bucket", {**labels, "le": 0}, sum(histogram[:1])
+    while limit < len(histogram):
+        yield "_bucket", {**labels, "le": limit}, sum(histogram[: limit + 1])
+        limit *= 2
+    yield "_bucket", {**labels, "le": "+Inf"}, total
+    yield "_sum", labels, sum(staleness * count for staleness, count in enumerate(histogram))
+    yield "_count", labels, total

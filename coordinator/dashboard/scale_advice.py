@@ -1,13 +1,13 @@
-"""Says how fast training would be with other numbers of workers, from what was measured with the present one.
+"""Says how fast training would be with other numbers of workers, from what was measured with the present number.
 
-The cluster is a closed queueing network. A worker that has finished a step begins the next one. A step takes some time
-of each resource that all workers share, the processes of the parameter servers and the client and the processors of
-their hosts, where it waits behind the steps of other workers; the rest of its time it needs its worker alone. Mean
-value analysis computes the rate of such a network for any number of workers.
+The cluster is a closed queueing network: a worker that has finished a step begins the next one. All workers share some
+resources: the processes of the parameter servers and of the client, and the processors of their hosts. A step takes
+some time of each, and waits there behind the steps of other workers; the rest of its time it needs only its worker.
+Mean value analysis computes the rate of such a network for any number of workers.
 
-Nothing is busy for more than all of the time: if a step needs 40 ms of processor time on a host with two processors,
-the rate is 50 steps per second at most, however many workers there are. The network, in which a step uses one resource
-after another, would exceed this, since on real hosts it uses a process and a processor at the same time.
+No resource can be busy for more than 100 % of the time: if a step needs 40 ms of processor time on a host with two
+processors, the rate is at most 50 steps per second with any number of workers. The network would exceed this limit,
+because its steps use one resource after another, while real steps use a process and a processor at the same time.
 
 Sources: Reiser, Lavenberg, "Mean-Value Analysis of Closed Multichain Queuing Networks" (1980); Lazowska et al.,
 "Quantitative System Performance" (1984), chapter 5 about bounds and chapter 6 about mean value analysis.
@@ -18,15 +18,15 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
-# A worker is worth having that brings this share of what a single one does.
+# A worker is worth having if it brings this share of what a single worker does.
 _WORTH = 0.5
-# Up to this multiple of the present workers; what is further away cannot be told from what is measured now.
+# Rates are computed up to this multiple of the present workers; measurements say nothing about more.
 _FURTHEST = 4
-# Workers that are idle for more than this share, while nothing waits, are given too little by the program.
+# Workers that are idle for more than this share, while nothing waits, get too little work from the program.
 _IDLE = 0.25
 # A resource that is busy for this share of the time limits the rate.
 _BUSY = 0.8
-# One that is busy for this share may be so with fewer workers, too: nothing measured says with how many.
+# A resource that is busy for this share may be as busy with fewer workers: no measurement says with how many.
 _FULL = 0.95
 
 
@@ -73,7 +73,7 @@ class ScaleAdvice:
 
     Attributes:
       workers: how many there are.
-      target: the greatest number of which each worker brings at least half of what a single one does.
+      target: the greatest number with which each worker brings at least half of what a single worker does.
       rate: steps per second of all workers together.
       expected: the rate with each number of workers, up to four times the present one.
       bottleneck: what limits the rate first when workers are added.
@@ -112,14 +112,14 @@ def expected_rates(load: Load, most: int) -> list[float]:
     """Returns the rate in steps per second with 1, 2, ..., `most` workers."""
     demands = [resource.share / load.rate for resource in load.resources]
     rates = list(_rates(own_seconds(load), demands, max(most, load.workers)))
-    # Measured loads may be higher than the network's at any time of the workers' own.
+    # The measured load may be higher than the network's with any time of the workers' own.
     factor = load.rate / rates[load.workers - 1]
     limit = load.rate / load.busiest.share if load.busiest.share else math.inf
     return [min(factor * rate, limit) for rate in rates[:most]]
 
 
 def own_seconds(load: Load) -> float:
-    """Returns for how long a step needs nothing that is shared, in seconds: so that the rate is the measured one."""
+    """Returns for how long a step needs only its worker, in seconds, so that the computed rate is the measured one."""
     demands = [resource.share / load.rate for resource in load.resources]
     low, high = 0.0, load.workers / load.rate
     # To a millionth of the time between two steps of a worker.

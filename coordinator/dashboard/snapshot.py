@@ -1,4 +1,4 @@
-"""What the dashboard shows of a strategy at one moment: values without behavior, which become JSON as they are.
+"""What the dashboard shows of a strategy at one moment: values, which become JSON with the names of their attributes.
 
 The page, `/api/state`, `/metrics` and `coordinator top` all show this. All times are in seconds since the epoch, all
 durations in seconds.
@@ -10,67 +10,57 @@ from collections.abc import Iterable, Sequence
 
 from coordinator.dashboard.scale_advice import Resource, ScaleAdvice
 
-# A task that uses this share of its host's processor time is what keeps the host busy.
+# A task that uses this share of its host's processor time keeps the host busy.
 _MOST = 0.75
 
 
 @dataclasses.dataclass(frozen=True)
 class ServerUsage:
-    """What a process has used since it was started, and its machine since it was, as its kernel counts.
+    """The resources that a process has used since its start, and its machine since its own, as the kernel counts.
 
-    Attributes:
-      task: its job and index, such as `ps 0`, or `client`.
-      time: when this was read, in seconds since the epoch; 0 if it has not been read yet.
-      is_reachable: whether it answers.
-      memory: resident memory, in bytes.
-      cpu: processor time, in seconds.
-      received: bytes that its host has received over all its network interfaces.
-      sent: bytes that its host has sent.
-      processors: how many it may use at the same time.
-      machine: tells machines apart.
-      host: the name of its machine.
-      machine_cpu: processor time of all that runs on its machine, in seconds.
-      machine_processors: how many its machine has.
+    `received` and `sent` are bytes of the host, over all its network interfaces; times of processors are in seconds.
     """
 
+    # Its job and index, such as `ps 0`, or `client`.
     task: str
+    # When this was read; 0 if it has not been read yet.
     time: float = 0.0
     is_reachable: bool = True
+    # Resident, in bytes.
     memory: int = 0
     cpu: float = 0.0
     received: int = 0
     sent: int = 0
+    # How many it may use at the same time.
     processors: float = 1.0
+    # Tells machines apart.
     machine: str = ""
+    # The name of the machine, the processor time of all that runs there, and its number of processors.
     host: str = ""
     machine_cpu: float = 0.0
     machine_processors: int = 1
 
 
 class UsageRecord:
-    """What each task has used lately.
-
-    Args:
-      window: for how long usages are kept, in seconds; the latest two of a task always are.
-    """
+    """The usage of each task in the last `window` seconds, and always its latest two usages."""
 
     def __init__(self, window: float = 0.0) -> None:
         self._window = window
         self._kept: dict[str, deque[ServerUsage]] = {}
 
     def add(self, usage: Iterable[ServerUsage]) -> bool:
-        """Adds what tasks use now, and returns whether any of it is new."""
+        """Adds the present usage of tasks; returns whether any of it is new."""
         is_new = False
-        for each in usage:
-            kept = self._kept.setdefault(each.task, deque([each]))
-            if each.time == kept[-1].time:
-                # Whether it answers may have changed.
-                kept[-1] = each
+        for latest in usage:
+            kept = self._kept.setdefault(latest.task, deque([latest]))
+            if latest.time == kept[-1].time:
+                # `is_reachable` may have changed.
+                kept[-1] = latest
                 continue
-            if not is_comparable(each, kept[-1]):
+            if not is_comparable(latest, kept[-1]):
                 kept.clear()
-            kept.append(each)
-            while len(kept) > 2 and kept[0].time < each.time - self._window:
+            kept.append(latest)
+            while len(kept) > 2 and kept[0].time < latest.time - self._window:
                 kept.popleft()
             is_new = True
         return is_new
@@ -80,12 +70,12 @@ class UsageRecord:
         return [(kept[-1], kept[-2] if len(kept) > 1 else kept[-1]) for kept in self._kept.values()]
 
     def period(self) -> tuple[float, float]:
-        """Returns when the latest usages that are kept begin and end, in seconds since the epoch."""
+        """Returns the times of the first and the last kept usage of the task that was read last."""
         kept = max(self._kept.values(), key=lambda kept: kept[-1].time)
         return kept[0].time, kept[-1].time
 
     def resources(self) -> tuple[Resource, ...]:
-        """Returns how busy each task and each host was, in the time of the usages that are kept; nothing of only one.
+        """Returns how busy each task and each host was while its kept usages were read, if they are at least two.
 
         The client is a Python program, which uses one processor at a time. If one task uses most of the processor time
         of its host, both are one resource, with the name of the task.
@@ -107,7 +97,7 @@ class UsageRecord:
 
 
 def is_comparable(latest: ServerUsage, before: ServerUsage) -> bool:
-    """Returns whether the differences are what was used in between: a process that was started again counts from 0."""
+    """Returns whether the differences are the usage in between: a process that was started again counts from 0."""
     is_later = latest.time > before.time > 0
     return is_later and latest.cpu >= before.cpu and latest.received >= before.received
 
@@ -119,29 +109,21 @@ def _name(task: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class WorkerRow:
-    """A worker.
-
-    Attributes:
-      index: its task index.
-      state: `live`, `lost` or `stopped`.
-      function: what it runs now; empty if nothing.
-      calls: how many closures that call has.
-      running_since: when that call began; 0 if nothing runs.
-      rate: closures that it has finished per second, in the last 10 s.
-      share: its rate, as a share of the fastest worker's.
-      idle: the share of the last minute in which it ran nothing.
-      waited: the share of its time, of all of training, that it has waited in the update rules; None without a rule.
-      finished, failed, retried, losses, reconnections, reconnecting_seconds: see `coordinator.WorkerStatistics`.
-    """
+    """A worker; the counts at the end are those of `coordinator.WorkerStatistics`."""
 
     index: int
+    # `live`, `lost` or `stopped`.
     state: str
+    # What it runs now, empty if nothing; how many closures that call has; when the call began, 0 if nothing runs.
     function: str
     calls: int
     running_since: float
+    # Closures that it has finished per second, in the last 10 s, and that as a share of the fastest worker's.
     rate: float
     share: float
+    # The share of the last minute in which it ran nothing.
     idle: float
+    # The share of its time, of all of training, that it has waited in the update rules; None without a rule.
     waited: float | None
     finished: int
     failed: int
@@ -153,32 +135,21 @@ class WorkerRow:
 
 @dataclasses.dataclass(frozen=True)
 class ServerRow:
-    """A parameter server.
-
-    Attributes:
-      usage: what it has used so far.
-      cores: how many processors it keeps busy, between the latest two readings.
-      receiving: bytes per second that its host receives, likewise.
-      sending: bytes per second that its host sends, likewise.
-    """
+    """A parameter server: what it has used so far, and its rates between the latest two readings."""
 
     usage: ServerUsage
+    # How many processors it keeps busy.
     cores: float
+    # Bytes per second of its host.
     receiving: float
     sending: float
 
 
 @dataclasses.dataclass(frozen=True)
 class RuleRow:
-    """The counters of an update rule; see `coordinator.updates.RuleStatistics`.
+    """The counters of an update rule; see `coordinator.updates.RuleStatistics`."""
 
-    Attributes:
-      number: tells rules of the same name apart.
-      name: its class.
-      histogram: the number of gradients of each staleness; the last also counts all larger ones.
-      waited: the share of its time that each worker has waited for the rule, by task index.
-    """
-
+    # Tells rules of the same class apart.
     number: int
     name: str
     updates: int
@@ -188,94 +159,63 @@ class RuleRow:
     bytes_pushed: int
     mean: float
     p99: int
+    # The number of gradients of each staleness; the last also counts all larger ones.
     histogram: tuple[int, ...]
+    # The share of its time that each worker has waited for the rule, by task index.
     waited: dict[int, float]
 
 
 @dataclasses.dataclass(frozen=True)
 class TimelineEntry:
-    """Something that happened, other than that closures run.
+    """Something that happened, other than that closures run."""
 
-    Attributes:
-      number: grows with each.
-      time: when.
-      kind: that of the event.
-      level: `good`, `info`, `warning` or `error`.
-      task: of the server it happened to, such as `worker 0`; empty if to none.
-      text: says it.
-    """
-
+    # Grows with each entry.
     number: int
     time: float
+    # The kind of the event.
     kind: str
+    # `good`, `info`, `warning` or `error`.
     level: str
+    # The server, such as `worker 0`; empty for none.
     task: str
     text: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """A time in which a worker ran calls of one function, with short breaks at most.
-
-    Attributes:
-      worker: its index.
-      start: when the first of them began.
-      end: when the last of them ended, or the time of the snapshot if it still runs.
-      function: what was called.
-      outcome: `finished`, `failed`, `cancelled`, `retried`, `lost` or, while it runs, `running`.
-      closures: how many.
-    """
+    """A time in which a worker ran calls of one function, with short breaks at most."""
 
     worker: int
+    # When the first call began and the last one ended; the time of the snapshot if it still runs.
     start: float
     end: float
     function: str
+    # `finished`, `failed`, `cancelled`, `retried`, `lost` or, while it runs, `running`.
     outcome: str
     closures: int
 
 
 @dataclasses.dataclass(frozen=True)
 class History:
-    """How the rate and the reported values changed, as columns of equal length.
+    """How the rate and the reported values changed, as columns of equal length."""
 
-    Attributes:
-      times: the ends of equally long periods.
-      rates: closures finished per second.
-      values: for each reported name, its mean in each period, None where it was not reported.
-    """
-
+    # The ends of equally long periods, and the closures finished per second in each.
     times: tuple[float, ...] = ()
     rates: tuple[float, ...] = ()
+    # For each reported name, its mean in each period, None where it was not reported.
     values: dict[str, tuple[float | None, ...]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """All that is shown.
-
-    Attributes:
-      time: of this snapshot.
-      started: when the strategy was created.
-      program: its file name.
-      rate: closures that all workers together have finished per second, in the last 10 s.
-      waiting, running, finished, failed, cancelled, retried: see `coordinator.ClusterStatistics`.
-      checkpoint_time: when the latest checkpoint was complete; 0 if there is none.
-      checkpoint: its path.
-      values: the latest of each reported value, such as the loss.
-      steps_lost: steps that were undone because a parameter server was lost and a checkpoint restored.
-      event_counts: how many events of each kind there were.
-      workers: in the order of their indices.
-      servers: the parameter servers, in the order of their indices.
-      rules: the update rules.
-      history: since the strategy was created.
-      timeline: the latest, in order.
-      stream: what each worker has run in the last minute.
-      advice: how many workers to have; None before enough was measured.
-    """
+    """All that is shown; the counts of closures are those of `coordinator.ClusterStatistics`."""
 
     time: float
+    # When the strategy was created.
     started: float
+    # The file name of the program.
     program: str
+    # Closures that all workers together have finished per second, in the last 10 s.
     rate: float = 0.0
     waiting: int = 0
     running: int = 0
@@ -283,15 +223,24 @@ class Snapshot:
     failed: int = 0
     cancelled: int = 0
     retried: int = 0
+    # When the latest checkpoint was complete, 0 if there is none, and its path.
     checkpoint_time: float = 0.0
     checkpoint: str = ""
+    # The latest of each reported value, such as the loss.
     values: dict[str, float] = dataclasses.field(default_factory=dict)
+    # Steps that were undone because a parameter server was lost and a checkpoint restored.
     steps_lost: int = 0
+    # How many events of each kind there were.
     event_counts: dict[str, int] = dataclasses.field(default_factory=dict)
+    # By index.
     workers: tuple[WorkerRow, ...] = ()
     servers: tuple[ServerRow, ...] = ()
     rules: tuple[RuleRow, ...] = ()
+    # Since the strategy was created.
     history: History = History()
+    # The latest entries, oldest first.
     timeline: tuple[TimelineEntry, ...] = ()
+    # What each worker has run in the last minute.
     stream: tuple[Segment, ...] = ()
+    # How many workers to have; None before enough was measured.
     advice: ScaleAdvice | None = None

@@ -56,6 +56,7 @@ from coordinator.ps_strategy.tensorflow_internals.checkpoint_savers import (
     merged,
     savers_replaced,
 )
+from coordinator.ps_strategy.tensorflow_internals.handles import is_on_parameter_server
 from coordinator.ps_strategy.tensorflow_internals.process import current_server_def
 from coordinator.ps_strategy.tensorflow_internals.replicas import alone
 from coordinator.ps_strategy.tensorflow_internals.unstored_variable import TableVariable
@@ -162,7 +163,7 @@ def _number(line: bytes | None, factor: int = 1) -> int | None:
 def _first_line(device: str, path: str) -> bytes | None:
     """Returns the first line of a file of a server's machine, or of this one; None if there is no such file."""
     try:
-        if tf.DeviceSpec.from_string(device).job != "ps":
+        if not is_on_parameter_server(device):
             with open(path, "rb") as file:
                 return file.readline()
         with tf.device(device):

@@ -1,12 +1,9 @@
 """Loads checkpoints into the object that is evaluated, and finds the training step in them.
 
-TensorFlow checkpoints are loaded into any trackable object, `.weights.h5` files into a Keras model.
+TensorFlow checkpoints are loaded into any trackable object, `.weights.h5` files into a Keras model. A TensorFlow
+checkpoint must have objects, as `tf.train.Checkpoint` and `tf.train.CheckpointManager` write it.
 
 Promise: after `load`, every variable holds the value from the checkpoint. If one does not fit, `load` raises.
-
-Reads the objects, variables and training step in a TensorFlow checkpoint.
-
-Supports object-based checkpoints, as written by `tf.train.Checkpoint` and `tf.train.CheckpointManager`.
 """
 
 import os
@@ -29,17 +26,15 @@ _GRAPH_KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _VARIABLE = "VARIABLE_VALUE"
 _USER_COUNTERS = ("step", "global_step")
 _OPTIMIZER_COUNTERS = ("_iterations", "iterations", "iter")
+# In a loss-scaling optimizer, the inner optimizer holds the counter.
+_WEIGHTS_FILE_COUNTERS = ("optimizer/inner_optimizer/vars/0", "optimizer/vars/0")
 
 
 class TensorFlowCheckpoint:
-    """An open checkpoint.
-
-    Args:
-      path: its path, without `.index`.
-      label: the path to show in messages, if it differs.
+    """An open checkpoint, which messages call `label`, or by its path, which is without `.index`.
 
     Raises:
-      tf.errors.OpError, OSError, IndexError: the files cannot be read: incomplete, or deleted in the meantime.
+      tf.errors.OpError, OSError, IndexError: the files cannot be read: they are incomplete, or were deleted.
       EvaluationError: the checkpoint is not object-based.
     """
 
@@ -66,14 +61,7 @@ class TensorFlowCheckpoint:
         return self._reader.get_tensor(key)
 
     def find(self, root: Any, variables: Iterable[tuple[str, Any]]) -> list[str]:
-        """Finds variables in the checkpoint.
-
-        Args:
-          root: a trackable object with the structure of the saved one.
-          variables: (name, variable) pairs, of variables below `root`.
-
-        Returns:
-          The key of each variable, for `value`.
+        """Returns the keys of variables, given as (name, variable), below `root`, an object with the saved structure.
 
         Raises:
           EvaluationError: a variable is missing or has another shape.
@@ -98,21 +86,16 @@ class TensorFlowCheckpoint:
         return keys
 
     def find_tables(self, root: Any, tables: Iterable[SelfSaving]) -> list[tuple[SelfSaving, str]]:
-        """Finds tables that grow in the checkpoint; see `find`.
-
-        Returns:
-          Each table and the name that its content has, for `read_from_checkpoint`.
-        """
+        """Returns each table that grows with the name of its content, for `read_from_checkpoint`; see `find`."""
         saved = self._saved(root, SelfSaving.ATTRIBUTE)
-        found = []
+        tables = list(tables)
         for table in tables:
             if id(table) not in saved:
                 raise EvaluationError(
                     f"The checkpoint {self._label!r} holds nothing of {table!r}. Save the model whose layers have the "
                     "table, or the table itself: tf.train.Checkpoint(model=model, table=table)."
                 )
-            found.append((table, saved[id(table)]))
-        return found
+        return [(table, saved[id(table)]) for table in tables]
 
     def trained_step(self) -> int | None:
         """Returns the number of training steps before the checkpoint; None if it holds no counter.
@@ -121,14 +104,11 @@ class TensorFlowCheckpoint:
         another strategy's Keras optimizer may lose counts when workers race. Otherwise this is the `iterations` of the
         optimizer nearest to the root; of several at the same depth, the largest.
         """
-        for name in _USER_COUNTERS:
-            step = self._count(self._children(0).get(name))
-            if step is not None:
-                return step
+        if (step := self._first_count(0, _USER_COUNTERS)) is not None:
+            return step
         level, seen = [0], {0}
         while level:
-            steps = [self._iterations(node) for node in level]
-            known = [step for step in steps if step is not None]
+            known = [step for node in level if (step := self._iterations(node)) is not None]
             if known:
                 return max(known)
             level = sorted({child for node in level for child in self._children(node).values()} - seen)
@@ -136,11 +116,13 @@ class TensorFlowCheckpoint:
         return None
 
     def _iterations(self, optimizer: int) -> int | None:
-        children = self._children(optimizer)
-        if "inner_optimizer" in children:
-            # A loss-scaling optimizer also has a counter, but only the inner one is right.
-            return self._iterations(children["inner_optimizer"])
-        counts = (self._count(children.get(name)) for name in _OPTIMIZER_COUNTERS)
+        inner = self._children(optimizer).get("inner_optimizer")
+        # A loss-scaling optimizer also has a counter, but only the inner one is right.
+        return self._first_count(optimizer, _OPTIMIZER_COUNTERS) if inner is None else self._iterations(inner)
+
+    def _first_count(self, node: int, names: Iterable[str]) -> int | None:
+        children = self._children(node)
+        counts = (self._count(children[name]) for name in names if name in children)
         return next((count for count in counts if count is not None), None)
 
     def _children(self, node: int) -> dict[str, int]:
@@ -158,22 +140,18 @@ class TensorFlowCheckpoint:
                 return attribute.checkpoint_key
         return None
 
-    def _count(self, node: int | None) -> int | None:
-        key = None if node is None else self._key(node)
+    def _count(self, node: int) -> int | None:
+        key = self._key(node)
         if key is None or self._shapes[key] or not self._dtypes[key].is_integer:
             return None
         return int(self.value(key))
 
 
-# In a loss-scaling optimizer, the inner optimizer holds the counter.
-_WEIGHTS_FILE_COUNTERS = ("optimizer/inner_optimizer/vars/0", "optimizer/vars/0")
-
-
 class CheckpointLoader:
     """Loads checkpoints into one object.
 
-    Of a Keras model the weights are loaded; the optimizer's slot variables are not, since evaluation does not need
-    them. The optimizer's `iterations` are set to the training step, for callbacks that read them.
+    Only the weights of a Keras model are loaded: evaluation does not need the optimizer's slot variables. The
+    optimizer's `iterations` are set to the training step, for callbacks that read them.
 
     Args:
       target: a Keras model or another trackable object, which training saves under the name `model` or as the root; or
@@ -205,11 +183,7 @@ class CheckpointLoader:
             )
 
     def load(self, checkpoint: CheckpointFile, path: str) -> int:
-        """Loads a checkpoint; returns its training step.
-
-        Args:
-          checkpoint: a TensorFlow checkpoint or a weights file.
-          path: where to read it: its own path, or that of a copy.
+        """Loads a checkpoint from its own path, or the path of a copy; returns its training step.
 
         Raises:
           EvaluationError: the checkpoint does not fit the object, or holds no counter of training steps.
@@ -223,14 +197,14 @@ class CheckpointLoader:
 
     def _load_tensorflow(self, checkpoint: CheckpointFile, path: str) -> int:
         opened = TensorFlowCheckpoint(path, label=checkpoint.path)
-        # A new root each time: a root keeps every value for which it has no object.
+        # A new root for each checkpoint: a root keeps every value for which it has no object.
         root = tf.train.Checkpoint(**self._objects(is_named="model" in opened.names()))
         step = _require_step(opened.trained_step(), checkpoint.path)
         variables = self._variables(root)
         keys, tables = opened.find(root, variables), opened.find_tables(root, _tables(root))
         if self._is_model:
-            # Assigned here rather than by `root.read`, which keeps the values for which the evaluator's optimizer has
-            # no variables, and with each further checkpoint keeps them once more.
+            # Not by `root.read`, which keeps the values for which the evaluator's optimizer has no variables, once more
+            # with each further checkpoint.
             for (_, weight), key in zip(variables, keys, strict=True):
                 weight.assign(opened.value(key))
             try:
@@ -285,23 +259,20 @@ class CheckpointLoader:
         return _named_objects(self._target)
 
     def _variables(self, root: tf.train.Checkpoint) -> list[tuple[str, Any]]:
-        """Returns (name, variable) for every variable to load; `root` has the objects. Tables have none."""
+        """Returns (name, variable) for every variable to load below `root`; tables have no variables."""
         if self._is_model:
             return [(weight.path, weight) for weight in self._target.weights if not is_table(weight)]
-        found = [each for each in tf.train.TrackableView(root).descendants() if not is_table(each)]
-        keras_variables = [(item.path, item) for item in found if isinstance(item, keras.Variable)]
-        return keras_variables + [(item.name, item) for item in found if isinstance(item, tf.Variable)]
+        items = [item for item in tf.train.TrackableView(root).descendants() if not is_table(item)]
+        keras_variables = [(item.path, item) for item in items if isinstance(item, keras.Variable)]
+        return keras_variables + [(item.name, item) for item in items if isinstance(item, tf.Variable)]
 
 
 def _tables(root: tf.train.Checkpoint) -> list[SelfSaving]:
-    return [each for each in tf.train.TrackableView(root).descendants() if isinstance(each, SelfSaving)]
+    return [item for item in tf.train.TrackableView(root).descendants() if isinstance(item, SelfSaving)]
 
 
 def _named_objects(trackable: Any) -> dict[str, Any]:
-    """Returns the objects that `trackable` saves, by name.
-
-    Those of a `tf.train.Checkpoint` with a root are the root's and its own, side by side as in the checkpoint.
-    """
+    """Returns the objects that `trackable` saves, by name; the root's and its own for a checkpoint with a root."""
     objects = dict(tf.train.TrackableView(trackable).children(trackable))
     if isinstance(trackable, tf.train.Checkpoint):
         objects = {name: item for name, item in objects.items() if name not in ("_root", "save_counter")}

@@ -9,11 +9,8 @@
     it has one, and training finished or `max_evaluations` ----> END, or WAIT during the grace period after the start
     otherwise -------------------------------------------------> WAIT
 
-`next_move` is a pure function of the situation: it uses no clock, file or thread.
-
-Checkpoints as files: finding the newest one in a directory, and copying one while training may replace it.
-
-Paths may be URLs that `tf.io.gfile` takes, such as `gs://bucket/run`.
+`next_move` is a pure function of the situation: it uses no clock, file or thread. Checkpoints are files that are
+found and copied while training may replace them. Paths may be URLs that `tf.io.gfile` takes, such as `gs://bucket/run`.
 """
 
 import contextlib
@@ -35,6 +32,12 @@ WEIGHTS_SUFFIX = ".weights.h5"
 
 # `ckpt-12`, `epoch_3` and `weights.03` end in a number; the digits of `loss-0.25` belong to a decimal.
 _NUMBER = re.compile(r"(?:^|[-_]|[^\d.]\.)(\d+)$")
+
+# A weights file is read once it has not changed for this long, in seconds. Testing for training's lock is no
+# alternative: the test takes the lock, and training fails if it starts to write at that moment.
+SETTLING_TIME = 0.2
+
+_logger = logging.getLogger("coordinator")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,14 +73,14 @@ class CheckpointFile:
 
     @property
     def is_keras_weights(self) -> bool:
-        """True for a Keras `.weights.h5` file, False for a TensorFlow checkpoint."""
+        """Whether it is a Keras `.weights.h5` file, not a TensorFlow checkpoint."""
         return self.path.endswith(WEIGHTS_SUFFIX)
 
     @property
     def number(self) -> int | None:
         """The number at the end of the name, as written by a `CheckpointManager`; None if there is none."""
-        found = _NUMBER.search(self.name.removesuffix(WEIGHTS_SUFFIX))
-        return int(found.group(1)) if found else None
+        match = _NUMBER.search(self.name.removesuffix(WEIGHTS_SUFFIX))
+        return int(match[1]) if match else None
 
     @property
     def identity(self) -> tuple[str, int]:
@@ -89,30 +92,23 @@ class CheckpointFile:
         if self.is_keras_weights:
             return [self.path]
         directory, name = os.path.split(self.path)
-        data = [each for each in _names_in(directory) if each.startswith(f"{name}.data-")]
-        return [self.path + INDEX_SUFFIX, *(os.path.join(directory, each) for each in data)]
+        data = [file for file in _names_in(directory) if file.startswith(f"{name}.data-")]
+        return [self.path + INDEX_SUFFIX, *(os.path.join(directory, file) for file in data)]
 
     def require_unchanged(self) -> None:
         """Raises `OSError` if the index or weights file was written again since the checkpoint was found."""
-        found = CheckpointFile.of_file(self.files()[0])
-        if found is not None and found != self:
+        present = CheckpointFile.of_file(self.files()[0])
+        if present is not None and present != self:
             raise OSError(f"{self.path!r} was replaced while it was being read")
 
     def copy_to(self, prefix: str) -> str:
-        """Copies the checkpoint.
+        """Copies the checkpoint to a path without `.weights.h5`, replacing existing files; returns the copy's path.
 
         TensorFlow never rewrites the files of a complete checkpoint, so these are hard-linked where the file system
         allows it. A weights file may be rewritten in place, so its content is copied.
 
-        Args:
-          prefix: path of the copy, without `.weights.h5`. Existing files are replaced.
-
-        Returns:
-          The path of the copy.
-
         Raises:
-          OSError, tf.errors.OpError: a file cannot be read or written.
-          OSError: the checkpoint was replaced since it was found.
+          OSError, tf.errors.OpError: a file cannot be read or written, or the checkpoint was replaced in between.
         """
         stem = self.path.removesuffix(WEIGHTS_SUFFIX)
         for file in self.files():
@@ -127,7 +123,7 @@ class CheckpointFile:
 def _link(source: str, target: str) -> bool:
     try:
         os.link(source, target)
-    except OSError:  # another file system, or one without links; copying raises if something else is wrong
+    except OSError:  # Another file system, or one without links. Copying raises if something else is wrong.
         return False
     return True
 
@@ -139,7 +135,7 @@ def remove(path: str) -> None:
 
 
 def _names_in(directory: str) -> list[str]:
-    """Returns the names of what is in a directory; none if there is no such directory."""
+    """Returns the names of the files in a directory; none if there is no such directory."""
     try:
         return [str(name) for name in tf.io.gfile.listdir(directory)]
     except tf.errors.NotFoundError:
@@ -161,25 +157,13 @@ def find_newest(directory: str) -> CheckpointFile | None:
 def newest_checkpoint(
     found: Collection[CheckpointFile], latest: str | None, listed: Collection[str]
 ) -> CheckpointFile | None:
-    """Chooses the newest of the checkpoints found.
+    """Chooses the newest of the checkpoints found; a state file names the latest and all others by name.
 
     The order in TensorFlow's state file takes precedence over file times, because copying a directory changes those.
-
-    Args:
-      found: the checkpoints in the directory.
-      latest: name of the checkpoint that the state file calls the latest; None without a state file.
-      listed: names of all checkpoints in the state file.
     """
     superseded = set(listed) - {latest}
     candidates = [checkpoint for checkpoint in found if checkpoint.name not in superseded] or found
     return max(candidates, key=lambda checkpoint: (checkpoint.written_ns, checkpoint.number or 0), default=None)
-
-
-_LOG = logging.getLogger("coordinator")
-
-# A weights file is read once it has not changed for this long, in seconds. Testing for training's lock is no
-# alternative: the test takes the lock, and training fails if it starts to write at that moment.
-SETTLING_TIME = 0.2
 
 
 class Move(enum.Enum):
@@ -193,32 +177,26 @@ class Move(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Situation:
-    """What an evaluator sees in the directory.
+    """What an evaluator sees in the directory."""
 
-    Attributes:
-      newest: the newest checkpoint; None if there is none.
-      result: the result of `newest`; None if it is not evaluated yet.
-      marker: what training reported, read before the search for `newest`: if training had finished by then, `newest`
-        is its last checkpoint.
-      is_stopped: True if the evaluator was asked to stop.
-      max_evaluations: end after a checkpoint with this number or a higher one.
-      marker_at_start: what training had reported when the evaluator started.
-      evaluated_at_start: the newest checkpoint when the evaluator started, if it had a result by then.
-      is_settling: True if `newest` is a weights file that changed so recently that it may still be being written.
-      is_in_grace_period: True if the evaluator started so recently that a new training may be about to start in this
-        directory.
-      is_long_unreadable: True if `newest` has been unreadable for too long to be still being written.
-    """
-
+    # The newest checkpoint, and its result; None if there is none yet.
     newest: CheckpointFile | None = None
     result: EvaluationResult | None = None
+    # What training reported. It is read before the search for `newest`: if training had finished by then, `newest` is
+    # its last checkpoint.
     marker: TrainingMarker | None = None
+    # Whether the evaluator was asked to stop.
     is_stopped: bool = False
+    # End after a checkpoint with this number or a higher one.
     max_evaluations: int | None = None
+    # When the evaluator started: what training had reported, and the newest checkpoint if it had a result by then.
     marker_at_start: TrainingMarker | None = None
     evaluated_at_start: CheckpointFile | None = None
+    # Whether `newest` is a weights file that changed so recently that training may still be writing it.
     is_settling: bool = False
+    # Whether the evaluator started so recently that a new training may be about to start in this directory.
     is_in_grace_period: bool = False
+    # Whether `newest` has been unreadable for longer than training takes to write it.
     is_long_unreadable: bool = False
 
 
@@ -242,15 +220,14 @@ def _is_training_finished(situation: Situation) -> bool:
     if marker is None or not marker.is_finished:
         return False
     if newest is not None and newest.written_ns > marker.written_ns:
-        return False  # a later training is writing here
+        return False  # A later training is writing here.
     return not (situation.is_in_grace_period and marker == situation.marker_at_start)
 
 
 def _has_evaluated_enough(situation: Situation) -> bool:
     """Returns True if the newest checkpoint is evaluated and its number is at least `max_evaluations`."""
-    if situation.result is None or situation.max_evaluations is None:
-        return False
-    if situation.result.number < situation.max_evaluations:
+    result, most = situation.result, situation.max_evaluations
+    if result is None or most is None or result.number < most:
         return False
     return not (situation.is_in_grace_period and situation.newest == situation.evaluated_at_start)
 
@@ -291,7 +268,7 @@ class CheckpointWatch:
     def look(self, is_stopped: bool = False) -> Situation:
         """Returns the current situation."""
         now = time.monotonic()
-        marker = read_marker(self._directory)  # before the checkpoints: see `Situation.marker`
+        marker = read_marker(self._directory)  # Before the checkpoints: see `Situation.marker`.
         newest = find_newest(self._directory)
         if newest != self._newest:
             self._newest, self._newest_since = newest, now
@@ -327,10 +304,10 @@ class CheckpointWatch:
         now = time.monotonic()
         if self._waiting_since is None:
             self._waiting_since, self._advised = now, 0
-            _LOG.info("Evaluator is waiting %s.", awaited(situation, self._directory))
+            _logger.info("Evaluator is waiting %s.", awaited(situation, self._directory))
         elif now - self._waiting_since >= (self._advised + 1) * self._advice_after:
             self._advised = int((now - self._waiting_since) / self._advice_after)
-            _LOG.warning("%s", advice(situation, self._directory, now - self._waiting_since))
+            _logger.warning("%s", advice(situation, self._directory, now - self._waiting_since))
 
 
 def awaited(situation: Situation, directory: str) -> str:

@@ -3,14 +3,18 @@
     client ----checkpoints, marker---> checkpoint directory ---newest checkpoint---> SidecarEvaluator
                                        evaluations.jsonl <--one line per evaluation--/
 
+    best_dir/best-3.index, best-3.data-*   (or best-3.weights.h5)   a copy of the best checkpoint
+    best_dir/best.json                                              its result, for `best_result`
+    best_dir/checkpoint                                             its name, for tf.train.latest_checkpoint
+
 After the section on evaluation in the TensorFlow RFC "Single-client Parameter Server Training" (2020): evaluation does
 not delay training, and always takes the newest checkpoint.
 
 Promises:
-  * No checkpoint is evaluated twice, not even by a restarted evaluator: `evaluations.jsonl` lists those that are
-    done. Its line is written after everything else: after a kill between an evaluation and its line, it is evaluated
-    again. Checkpoints may be skipped.
-  * Every variable that is evaluated was loaded from the checkpoint; one that does not fit is an error; it never
+  * No checkpoint is evaluated twice, not even by a restarted evaluator: `evaluations.jsonl` lists the evaluated ones.
+    Its line is written after everything else: after a kill between an evaluation and its line, the checkpoint is
+    evaluated again. Checkpoints may be skipped.
+  * Every variable that is evaluated was loaded from the checkpoint. A variable that does not fit is an error; it never
     keeps its random initial value.
   * It ends by itself: when training has finished (`mark_training_finished`) and the last checkpoint is evaluated, at
     `max_evaluations`, when `stop` is set, or with an error. `status_files` describes what happens to a marker that an
@@ -18,17 +22,9 @@ Promises:
   * It prints nothing; the log `coordinator` says what it waits for.
   * A model that was created in the scope of a `ParameterServerStrategy` is evaluated on its workers, each example once
     also if some die; a parameter server that is lost and returns gets the values of the same checkpoint again.
-
-The best checkpoint, copied to a separate directory.
-
-    best_dir/best-3.index, best-3.data-*   (or best-3.weights.h5)   the copy
-    best_dir/best.json                                              its result, for `best_result`
-    best_dir/checkpoint                                             its name, for tf.train.latest_checkpoint
-
-Promises:
   * The copy that `best.json` names always exists and is complete. A new copy gets a new name; then `best.json` is
     replaced in one step; only then the old copy is deleted. A restarted evaluator continues from `best.json`.
-  * The checkpoint is copied before its evaluation, so training may delete it meanwhile.
+  * The checkpoint is copied before its evaluation, so training may delete it during the evaluation.
 """
 
 import contextlib
@@ -62,17 +58,18 @@ from coordinator.options import check_number
 from coordinator.paths import checkpoint_path, is_url, path_text
 from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
 
+_logger = logging.getLogger("coordinator")
+
+# Raised while reading a checkpoint that is incomplete or was deleted: IndexError comes from TensorFlow's reader,
+# KeyError from HDF5.
+_UNREADABLE = (tf.errors.OpError, OSError, IndexError, KeyError)
+
 
 class BestCheckpoint:
     """The best checkpoint by one metric. Only one evaluator at a time may use its directory.
 
-    Args:
-      directory: where the copy is stored.
-      metric: name of the metric to compare.
-      mode: "min" if lower is better, "max" if higher is.
-
     Raises:
-      ValueError: the mode is unknown, or TensorFlow does not find checkpoints in such a directory.
+      ValueError: the mode is not "min" or "max", or TensorFlow does not find checkpoints in such a directory.
       EvaluationError: `best.json` in the directory is not an evaluation result.
     """
 
@@ -87,10 +84,9 @@ class BestCheckpoint:
 
     @contextlib.contextmanager
     def copied(self, checkpoint: CheckpointFile) -> Iterator[str]:
-        """A context that yields the path of a copy of the checkpoint, and deletes it unless `offer` accepted it.
+        """A scope with a copy of the checkpoint, which yields its path, and deletes it unless `offer` accepted it.
 
-        Raises:
-          OSError, tf.errors.OpError: the checkpoint cannot be copied, or was replaced while it was copied.
+        Raises `OSError` or `tf.errors.OpError` if the checkpoint cannot be copied, or was replaced while it was copied.
         """
         tf.io.gfile.makedirs(self._directory)
         try:
@@ -99,7 +95,7 @@ class BestCheckpoint:
             self._remove_others()
 
     def offer(self, copy: str, result: EvaluationResult) -> bool:
-        """Makes a copy the best if its result is better than the best so far. Returns True if it is.
+        """Makes a copy the best if its result is better than the best so far; returns whether it is.
 
         Raises:
           EvaluationError: the result lacks the metric to compare.
@@ -139,13 +135,6 @@ class BestCheckpoint:
                 remove(os.path.join(self._directory, name))
 
 
-_LOG = logging.getLogger("coordinator")
-
-# Raised while reading a checkpoint that is incomplete or was deleted: IndexError comes from TensorFlow's reader,
-# KeyError from HDF5.
-_UNREADABLE = (tf.errors.OpError, OSError, IndexError, KeyError)
-
-
 class SidecarEvaluator:
     """Evaluates the checkpoints in a directory as training writes them.
 
@@ -182,7 +171,7 @@ class SidecarEvaluator:
       on_evaluation: called with each `EvaluationResult` after it is in the results file.
       log_dir: directory for TensorBoard summaries of the metrics; None for no summaries. Next to those of training,
         TensorBoard draws both in one chart.
-      best_dir: directory for a copy of the best checkpoint (see `best_checkpoint`); None for no copy.
+      best_dir: directory for a copy of the best checkpoint; None for no copy.
       best_metric: name of the metric that decides which checkpoint is best.
       best_mode: "min" if a lower value is better, "max" if a higher one is.
       poll_interval: seconds between two checks of the directory.
@@ -238,7 +227,7 @@ class SidecarEvaluator:
         self._batch_size, self._evaluate = batch_size, evaluate
         strategy = getattr(model, "distribute_strategy", None)
         self._strategy = strategy if isinstance(strategy, ParameterServerStrategy) else None
-        # The checkpoint that is evaluated, and where it is read; and whether its values were lost meanwhile for good.
+        # The checkpoint that is being evaluated, and the path where it is read; whether its values were lost for good.
         self._current: tuple[CheckpointFile, str] | None = None
         self._are_values_lost = False
         self._loader = CheckpointLoader(model, data)
@@ -313,7 +302,7 @@ class SidecarEvaluator:
             pause = min(self._poll_interval, SETTLING_TIME) if situation.is_settling else self._poll_interval
             self._stop.wait(min(pause, max(0.0, deadline - time.monotonic())))
         if situation.newest is None and not situation.is_stopped:
-            _LOG.warning("Training finished without a checkpoint in %r: nothing to evaluate.", self._directory)
+            _logger.warning("Training finished without a checkpoint in %r: nothing to evaluate.", self._directory)
         return added
 
     def _evaluate_checkpoint(self, checkpoint: CheckpointFile, watch: CheckpointWatch) -> EvaluationResult | None:
@@ -325,24 +314,24 @@ class SidecarEvaluator:
                 self._current, self._are_values_lost = (checkpoint, path), False
                 step = self._loader.load(checkpoint, path)
                 if path == checkpoint.path and not checkpoint.is_keras_weights:
-                    checkpoint.require_unchanged()  # otherwise the values loaded are newer than this checkpoint
+                    checkpoint.require_unchanged()  # Otherwise the loaded values are newer than this checkpoint.
             except tf.errors.UnavailableError:
                 if self._strategy is None:
                     raise
-                # Until the parameter server is back; it raises the error of one that does not return.
+                # Wait until the parameter server is back; `join` raises the error of one that does not return.
                 self._strategy.join()
                 return None
             except _UNREADABLE as error:
                 self._current = None
                 if watch.add_unreadable(checkpoint):
-                    _LOG.warning("Evaluator cannot read %r and will try again: %s", checkpoint.path, error)
+                    _logger.warning("Evaluator cannot read %r and will try again: %s", checkpoint.path, error)
                 return None
-            _LOG.info("Start of evaluation of %r at step %d.", checkpoint.path, step)
+            _logger.info("Start of evaluation of %r at step %d.", checkpoint.path, step)
             metrics = flat_metrics(self._evaluate_model() if self._evaluate is None else self._evaluate(step))
             self._current = None
             if self._are_values_lost:
                 text = "The result of %r is not used: its values were lost with a parameter server, and it is gone."
-                _LOG.warning(text, checkpoint.path)
+                _logger.warning(text, checkpoint.path)
                 return None
             number = watch.evaluations + 1 if checkpoint.number is None else checkpoint.number
             result = EvaluationResult(checkpoint.path, number, step, metrics, time.time(), checkpoint.written_ns)
@@ -379,10 +368,10 @@ class SidecarEvaluator:
                     tf.summary.scalar(name, value)
             self._summaries.flush()
         if self._best is not None and self._best.offer(path, result):
-            _LOG.info("Evaluator: %r is the best checkpoint so far.", result.checkpoint)
+            _logger.info("Evaluator: %r is the best checkpoint so far.", result.checkpoint)
         append_result(self._directory, result)
         metrics = ", ".join(f"{name}: {value:g}" for name, value in result.metrics.items())
-        _LOG.info("End of evaluation of %r at step %d. Metrics: %s", result.checkpoint, result.step, metrics)
+        _logger.info("End of evaluation of %r at step %d. Metrics: %s", result.checkpoint, result.step, metrics)
         if self._on_evaluation is not None:
             self._on_evaluation(result)
 

@@ -1,10 +1,10 @@
-r"""The small files through which training, its evaluators and readers of results communicate.
+"""The small files through which training, its evaluators and readers of results communicate.
 
     evaluations.jsonl   in the checkpoint directory: one line of JSON per evaluation, oldest first
     training.json       in the checkpoint directory: whether training has started or finished
     best.json           in the evaluator's `best_dir`: the result of the best checkpoint
 
-Reading and writing them on a local file system needs no TensorFlow import, so a training client, a dashboard or a
+Reading and writing the files on a local file system needs no TensorFlow import, so a training client, a dashboard or a
 script can do so cheaply. Files of a directory that is a URL, such as `gs://bucket/run`, go through `tf.io.gfile`.
 
 Promises:
@@ -13,18 +13,9 @@ Promises:
   * The marker of an earlier training in the same directory does not end the evaluation of a later one, whichever
     process starts first. If the client starts first, `mark_training_started` replaces the old marker, and without that
     call every checkpoint written after the marker invalidates it. If the evaluator starts first, it does not act on a
-    marker found at its start until `new_training_grace` has passed. A marker that appears later counts at once.
+    marker found at its start until `new_training_grace` has passed. A marker that appears later counts immediately.
 
 File times are compared only with times of the same file system, never with the clock of another machine.
-
-A Keras callback by which training acts on what a sidecar evaluator finds.
-
-    SidecarEvaluator --one line per evaluation--> evaluations.jsonl --SidecarMetrics--> EarlyStopping, ReduceLROnPlateau
-                                                                                   \\--> logs of the epoch, history
-
-Promises:
-  * Each result is acted on once, in order, whenever it arrives: an epoch may have several or none.
-  * Results that were there when `fit` began are left out: they are of an earlier training.
 """
 
 import contextlib
@@ -34,13 +25,9 @@ import os
 import pathlib
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-import keras
+from collections.abc import Mapping
 
 from coordinator.errors import EvaluationError
-from coordinator.options import check_number
 from coordinator.paths import is_url, path_text
 
 RESULTS_FILE = "evaluations.jsonl"
@@ -97,14 +84,14 @@ def append_result(directory: str | os.PathLike[str], result: EvaluationResult) -
     """
     path = _file_in(directory, RESULTS_FILE)
     if is_url(path):
-        # Object stores have files that are written at once.
+        # Object stores only write whole files.
         lines = [*_complete_lines(directory), result.to_json().encode()]
         replace_text(path, b"".join(line + b"\n" for line in lines).decode())
         return
     pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a+b") as file:
         file.seek(0)
-        file.truncate(file.read().rfind(b"\n") + 1)  # removes a line that a killed writer left unfinished
+        file.truncate(file.read().rfind(b"\n") + 1)  # Removes a line that a killed writer left unfinished.
         file.write(result.to_json().encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
@@ -123,17 +110,17 @@ def results(directory: str | os.PathLike[str]) -> list[EvaluationResult]:
       EvaluationError: a line before the last cannot be parsed. (The last line may still be being written.)
     """
     lines = _complete_lines(directory)
-    found = []
+    parsed = []
     for index, line in enumerate(lines):
         try:
-            found.append(EvaluationResult.from_json(line))
+            parsed.append(EvaluationResult.from_json(line))
         except ValueError as error:
             if index < len(lines) - 1:
                 raise EvaluationError(
                     f"Line {index + 1} of {_file_in(directory, RESULTS_FILE)!r} is not an evaluation result: "
                     f"{line[:80]!r}. Remove or repair that line."
                 ) from error
-    return found
+    return parsed
 
 
 def latest_result(directory: str | os.PathLike[str]) -> EvaluationResult | None:
@@ -196,8 +183,7 @@ def mark_training_finished(directory: str | os.PathLike[str]) -> None:
 def read_marker(directory: str | os.PathLike[str]) -> TrainingMarker | None:
     """Returns the state that training reported last in `directory`, or None if it reported none.
 
-    Raises:
-      EvaluationError: the marker file cannot be parsed.
+    Raises `EvaluationError` if the marker file cannot be parsed.
     """
     path = _file_in(directory, MARKER_FILE)
     if (found := _read(path)) is None:
@@ -242,8 +228,7 @@ def _read(path: str) -> tuple[bytes, int] | None:
 def replace_text(path: str, text: str) -> None:
     """Replaces the content of a file in one step; creates the file and its directory if necessary.
 
-    Raises:
-      OSError, tf.errors.OpError: the file cannot be written. It then keeps its old content.
+    Raises `OSError` or `tf.errors.OpError` if it cannot be written. It then keeps its old content.
     """
     if is_url(path):
         import tensorflow as tf
@@ -261,105 +246,9 @@ def replace_text(path: str, text: str) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(draft, 0o644)  # mkstemp creates private files, but other users' processes may have to read this one
+        os.chmod(draft, 0o644)  # `mkstemp` creates private files, but other users may have to read this one.
         os.replace(draft, target)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(draft)
         raise
-
-
-class SidecarMetrics(keras.callbacks.Callback):
-    """Passes the results of a sidecar evaluation to Keras callbacks, and adds them to the logs of epochs.
-
-        stop = keras.callbacks.EarlyStopping("loss", patience=5)
-        model.fit(source, epochs=100, callbacks=[SidecarMetrics(directory, [stop])])
-
-    A callback that it is given takes an evaluation for an epoch: `patience` counts evaluations, and `monitor` names a
-    metric of the evaluator. The logs of the epochs of `fit` have the newest result as `sidecar_loss` and so on, and
-    `sidecar_step`, the training step of its checkpoint.
-
-    Args:
-      directory: the checkpoint directory, as the evaluator has it.
-      callbacks: called with each result as if it were an epoch (`on_epoch_end`), and when training begins and ends.
-      prefix: of the names in the logs.
-      poll_interval: looks for results at the end of each epoch, and of a batch after this many seconds.
-
-    Attributes:
-      results: those that were acted on in this `fit`, oldest first.
-
-    Raises:
-      ValueError: one of the callbacks keeps the weights of the moment, which are not those that were evaluated.
-    """
-
-    def __init__(
-        self,
-        directory: str | os.PathLike[str],
-        callbacks: Sequence[keras.callbacks.Callback] = (),
-        prefix: str = "sidecar_",
-        poll_interval: float = 1.0,
-    ) -> None:
-        super().__init__()
-        check_number("poll_interval", poll_interval, minimum=0, unit="seconds")
-        for callback in callbacks:
-            if isinstance(callback, keras.callbacks.ModelCheckpoint) or getattr(
-                callback, "restore_best_weights", False
-            ):
-                raise ValueError(
-                    f"{type(callback).__name__} would keep the weights of the moment at which a result arrives, which "
-                    "were trained on since. The evaluator keeps those that it has found best: "
-                    "SidecarEvaluator(best_dir=...) and coordinator.evaluation.best_result."
-                )
-        self._directory = path_text(directory)
-        self._callbacks = list(callbacks)
-        self._prefix = prefix
-        self._poll_interval = poll_interval
-        self.results: list[EvaluationResult] = []
-        self._earlier = 0
-        self._polled_at = 0.0
-
-    def set_params(self, params: dict[str, Any]) -> None:
-        """Passes them on."""
-        super().set_params(params)
-        for callback in self._callbacks:
-            callback.set_params(params)
-
-    def set_model(self, model: Any) -> None:
-        """Passes it on."""
-        super().set_model(model)
-        for callback in self._callbacks:
-            callback.set_model(model)
-
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Passes it on, and looks which results are there already."""
-        self.results = []
-        self._earlier = len(results(self._directory))
-        self._polled_at = time.monotonic()
-        for callback in self._callbacks:
-            callback.on_train_begin(logs)
-
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:  # noqa: ARG002 - Keras' names
-        """Acts on new results, if it has not looked for some time."""
-        if time.monotonic() - self._polled_at >= self._poll_interval:
-            self._act()
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:  # noqa: ARG002 - Keras' names
-        """Acts on new results, and adds the newest to the logs."""
-        self._act()
-        if self.results and logs is not None:
-            newest = self.results[-1]
-            logs[f"{self._prefix}step"] = newest.step
-            logs.update({f"{self._prefix}{name}": value for name, value in newest.metrics.items()})
-
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Acts on new results, and passes it on."""
-        self._act()
-        for callback in self._callbacks:
-            callback.on_train_end(logs)
-
-    def _act(self) -> None:
-        self._polled_at = time.monotonic()
-        for result in results(self._directory)[self._earlier + len(self.results) :]:
-            for callback in self._callbacks:
-                callback.on_epoch_end(len(self.results), dict(result.metrics))
-            self.results.append(result)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from coordinator.addresses import parse_page_address
-from coordinator.dashboard.dashboard import Dashboard, Sources
+from coordinator.dashboard.dashboard import Dashboard
 from coordinator.dashboard.snapshot import RuleRow, ServerUsage, UsageRecord
 from coordinator.events.event_stream import EventStream, log_written_as
 from coordinator.options import Options
@@ -88,8 +88,8 @@ def dashboard_of(
       rules: the update rules, each with `statistics()`; also rules that are added later.
     """
     polling = ServerPolling(servers, rules)
-    sources = Sources(scheduler.cluster.statistics, scheduler.queue.events, polling.usage, polling.rules)
-    with contextlib.closing(Dashboard(parse_page_address(address, "Options.dashboard"), sources)) as dashboard:
+    sources = scheduler.cluster.statistics, scheduler.queue.events, polling.usage, polling.rules
+    with contextlib.closing(Dashboard(parse_page_address(address, "Options.dashboard"), *sources)) as dashboard:
         yield dashboard.url
 
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 from coordinator.ps_strategy.keras.internals import optimizers as keras_optimizers
 from coordinator.ps_strategy.keras.internals.optimizers import parts_of, variable_of
 from coordinator.ps_strategy.keras.internals.row_updates import updates_rows
+from coordinator.ps_strategy.tensorflow_internals.handles import is_on_parameter_server
 
 UpdateFunction = Callable[[tf.Variable, Any, Any], object]
 
@@ -219,7 +220,7 @@ def gradient_optimizer(
                 "changes, so that it needs one row for each index."
             )
         scalars = keras_optimizers.scalar_variables(optimizer)
-        if any(tf.DeviceSpec.from_string(variable.device).job != "ps" for variable in scalars):
+        if not all(is_on_parameter_server(variable.device) for variable in scalars):
             raise ValueError("The optimizer's variables are on no parameter server. Create it inside strategy.scope().")
         return KerasOptimizer(optimizer, variables)
     if not callable(optimizer) or hasattr(optimizer, "apply_gradients"):

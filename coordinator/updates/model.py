@@ -31,6 +31,7 @@ import tensorflow as tf
 
 from coordinator.ps_strategy.fusing.message_packing import MAX_PACKED_BYTES, is_worth_packing, pack
 from coordinator.ps_strategy.keras.internals.optimizers import gradients_of_parts, parts_of, variable_of
+from coordinator.ps_strategy.tensorflow_internals.handles import is_on_parameter_server
 from coordinator.ps_strategy.tensorflow_internals.shared_variable import graph_around, is_within, read_variable
 from coordinator.updates.gradients import after_checks, flat, rebuilt
 from coordinator.updates.rule_state import zeros
@@ -91,7 +92,7 @@ class Model:
         if len(wholes) < len(self.wholes):
             raise ValueError("A variable is in the list of variables twice.")
         for variable in self.wholes:
-            if tf.DeviceSpec.from_string(variable.device).job != "ps":
+            if not is_on_parameter_server(variable.device):
                 raise ValueError(
                     f"The variable {variable.name!r} is on {variable.device or 'no server'}, not on a parameter "
                     "server. Create it inside strategy.scope()."

@@ -11,7 +11,7 @@ import pytest
 
 from coordinator.addresses import PageAddress
 from coordinator.dashboard import dashboard as module
-from coordinator.dashboard.dashboard import Dashboard, Sources
+from coordinator.dashboard.dashboard import Dashboard
 from coordinator.dashboard.snapshot import ServerUsage
 from coordinator.events.event_stream import EventStream
 from coordinator.statistics import ClusterStatistics
@@ -23,7 +23,7 @@ COUNTS = ClusterStatistics(waiting=0, running=0, finished=0, failed=0, cancelled
 def test_the_page_ends_although_the_last_counts_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_INTERVAL_UNWATCHED", 1000.0)
     counts = [COUNTS]
-    dashboard = Dashboard(PageAddress("127.0.0.1", 0), Sources(counts.pop, EventStream(), list, list))
+    dashboard = Dashboard(PageAddress("127.0.0.1", 0), counts.pop, EventStream(), list, list)
     with pytest.raises(IndexError):
         dashboard.close()
     with pytest.raises(urllib.error.URLError, match="refused"):
@@ -40,7 +40,7 @@ def test_servers_that_cannot_be_asked_are_reported_once(
         asked.append(1)
         raise ValueError("no such file")
 
-    dashboard = Dashboard(PageAddress("127.0.0.1", 0), Sources(lambda: COUNTS, EventStream(), usage, list))
+    dashboard = Dashboard(PageAddress("127.0.0.1", 0), lambda: COUNTS, EventStream(), usage, list)
     with caplog.at_level(logging.ERROR, logger="coordinator"):
         urllib.request.urlopen(dashboard.url + "api/state", timeout=30).close()
         wait_until(lambda: len(asked) > 3)
@@ -66,7 +66,7 @@ def test_the_page_goes_on_after_counts_that_could_not_be_read(
             return json.load(answer)["finished"]
 
     with caplog.at_level(logging.ERROR, logger="coordinator"):
-        dashboard = Dashboard(PageAddress("127.0.0.1", 0), Sources(statistics, EventStream(), list, list))
+        dashboard = Dashboard(PageAddress("127.0.0.1", 0), statistics, EventStream(), list, list)
         try:
             wait_until(lambda: finished() >= 5)
         finally:

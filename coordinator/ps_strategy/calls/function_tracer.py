@@ -39,7 +39,7 @@ from coordinator.ps_strategy.tensorflow_internals.functions import (
     untraced_copy,
     with_defaults,
 )
-from coordinator.ps_strategy.tensorflow_internals.handles import is_on_parameter_server, owner_of_handle
+from coordinator.ps_strategy.tensorflow_internals.handles import is_server_handle, owner_of_handle
 from coordinator.ps_strategy.tensorflow_internals.process import MADE_BEFORE, is_from_before
 from coordinator.runtime import FusionKey
 
@@ -501,7 +501,7 @@ def _refuse_compiled(concrete: Any) -> None:
             "for one machine, and a scheduled function is sent to another one and uses variables on yet others. "
             "Leave jit_compile out, and give it to a function of tensors that this one calls."
         )
-    for name, handle in compiled_calls(concrete, is_on_parameter_server):
+    for name, handle in compiled_calls(concrete, is_server_handle):
         variable = owner_of_handle(handle)
         raise ValueError(
             f"The function {name!r}, which {concrete.graph.name!r} calls, has jit_compile=True and uses "

@@ -57,7 +57,7 @@ from coordinator.ps_strategy.tensorflow_internals.functions import (
     structure_outputs,
     under_another_name,
 )
-from coordinator.ps_strategy.tensorflow_internals.handles import owner_of_handle, present_handle
+from coordinator.ps_strategy.tensorflow_internals.handles import is_on_parameter_server, owner_of_handle, present_handle
 from coordinator.runtime import FiniteInput, FusionKey
 from coordinator.workers.scheduler import Scheduler
 
@@ -446,7 +446,7 @@ def refuse_unknown_shapes(name: str, used: Sequence[Any]) -> None:
       used: what it uses, variables among other things.
     """
     for variable in used:
-        if not isinstance(variable, tf.Variable) or tf.DeviceSpec.from_string(variable.device).job != "ps":
+        if not isinstance(variable, tf.Variable) or not is_on_parameter_server(variable.device):
             continue
         if not variable.shape.is_fully_defined():
             raise ValueError(

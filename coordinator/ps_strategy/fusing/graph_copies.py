@@ -32,7 +32,7 @@ from coordinator.ps_strategy.tensorflow_internals.functions import (
     is_stateful,
     renamed_by_content,
 )
-from coordinator.ps_strategy.tensorflow_internals.handles import copy_handle_data, is_on_parameter_server, variable_spec
+from coordinator.ps_strategy.tensorflow_internals.handles import copy_handle_data, is_server_handle, variable_spec
 
 # The gate's message if it is closed, for the servers' logs.
 _CLOSED = "coordinator: this call prepares a function and does nothing else; this is no error"
@@ -233,7 +233,7 @@ def servers_of_resources(concrete: Any) -> dict[str, str]:
     return {
         tensor.op.name: capture.device
         for tensor, capture in zip(symbolic, captured, strict=True)
-        if is_on_parameter_server(capture)
+        if is_server_handle(capture)
     }
 
 

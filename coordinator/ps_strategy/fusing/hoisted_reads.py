@@ -32,6 +32,7 @@ from coordinator.ps_strategy.tensorflow_internals.functions import (
     is_stateful,
     renamed_by_content,
 )
+from coordinator.ps_strategy.tensorflow_internals.handles import is_on_parameter_server
 
 # `tf.Variable.read_value` reads in its own name scope.
 _READ_VALUE = re.compile(r"(^|/)Read(_\d+)?/ReadVariableOp(_\d+)?$")
@@ -61,15 +62,11 @@ _CALLS = {
 }
 
 
-def is_on_server(node: Any) -> bool:
-    """Returns True if an operation is placed on a parameter server, where reads of its variables send nothing."""
-    return tf.DeviceSpec.from_string(node.device).job == "ps"
-
-
 def is_hoistable(node: Any) -> bool:
     """Returns True if an operation is a read of a variable that may be made elsewhere, as far as it says itself."""
     is_plain_read = node.op == "ReadVariableOp" and len(node.input) == 1 and not _READ_VALUE.search(node.name)
-    return is_plain_read and not is_on_server(node)
+    # On a parameter server, reads of its variables send nothing.
+    return is_plain_read and not is_on_parameter_server(node.device)
 
 
 def reads_of(function: Any, number: int) -> list[Any]:
@@ -202,7 +199,7 @@ class _Body:
         """Hoists all reads out of the functions that the operations call."""
         self._join_reads()
         for node in list(self._nodes):
-            if node.op in _CALLS and not is_on_server(node):
+            if node.op in _CALLS and not is_on_parameter_server(node.device):
                 self._hoist_out_of(node, _CALLS[node.op])
 
     def _join_reads(self) -> None:

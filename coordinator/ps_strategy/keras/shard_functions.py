@@ -21,7 +21,7 @@ from coordinator.data.source import Source
 from coordinator.ps_strategy.keras.internals.optimizers import parts_of
 from coordinator.ps_strategy.keras.internals.patches import EvaluationScope, stored_variable
 from coordinator.ps_strategy.tensorflow_internals.functions import captured_inputs
-from coordinator.ps_strategy.tensorflow_internals.handles import is_on_parameter_server, owner_of_handle
+from coordinator.ps_strategy.tensorflow_internals.handles import is_server_handle, owner_of_handle
 from coordinator.ps_strategy.tensorflow_internals.unstored_variable import TableVariable
 
 _State = list[Any]
@@ -75,7 +75,7 @@ class ModelCopies:
         """Raises ValueError if a function reads a variable or table on a parameter server that has no copy."""
         handles = {id(part.handle) for copy in self._copies.values() for part in parts_of(copy)}
         for captured in captured_inputs(concrete):
-            if is_on_parameter_server(captured) and id(captured) not in handles:
+            if is_server_handle(captured) and id(captured) not in handles:
                 owner = owner_of_handle(captured)
                 raise ValueError(
                     f'model_state="snapshot" copies the weights of Keras layers alone, and the model reads '

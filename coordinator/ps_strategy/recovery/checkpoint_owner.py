@@ -1,16 +1,16 @@
-"""Which client a directory of checkpoints belongs to, so that no other one overwrites or restores what it saves.
+"""Which client owns a directory of checkpoints, so that no other client overwrites or restores what the owner saves.
 
-    restore_from   take: `owner.json` names this client, whatever it named before; note which checkpoints are there
-    save           require: is `owner.json` still this client's?  no --> CheckpointsTakenOver, nothing is written
+    restore_from   take: `owner.json` names this client from now on; note which checkpoints are there
+    save           require: does `owner.json` still name this client?  no --> CheckpointsTakenOver, nothing is written
     recovery       require, and has: only checkpoints that were there or that this client wrote are restored
 
 The client that began last owns the directory: a job starts again after its machine vanished, and the former client may
-wake up later. Neither process numbers, which are 1 in every container, nor host names, nor clocks tell who is who: each
-`take` has a random number, and names those that it knows to be former ones, since a file system may show an older
-content of a file for a while.
+wake up later. Process numbers, which are 1 in every container, host names and clocks do not identify a client. So each
+`take` writes a random number, and the numbers of former owners, since a file system may show an older content of a file
+for a while.
 
-Promise: a client that has lost the directory writes and deletes nothing there, except what a call that runs on the
-servers at that moment writes: files of that one checkpoint, which are not listed, and which the owner does not restore.
+Promise: a client that has lost the directory writes and deletes nothing there, except files of the checkpoint that
+servers are writing at that moment. These are not listed, and the owner does not restore them.
 """
 
 import contextlib
@@ -47,24 +47,27 @@ class CheckpointOwner:
         self._directory: str | None = None
         self._number = ""
         self._former: list[str] = []
-        # By name. What identifies the content of those that this client wrote; None for those that were there.
+        # The checkpoints, by name: a digest of what this client wrote; None for a checkpoint that was there before.
         self._own: dict[str, bytes | None] = {}
 
     def take(self, directory: str, existing: Sequence[str]) -> None:
-        """Makes this client the owner of a directory.
-
-        Args:
-          directory: with the checkpoints; it is created.
-          existing: the paths of the checkpoints that are there.
-        """
+        """Makes this client the owner of a directory, which is created, with the paths of the existing checkpoints."""
         self.leave()
         number, path = uuid.uuid4().hex, os.path.join(directory, OWNER_FILE)
-        self._own = {os.path.basename(each): None for each in existing}
+        self._own = {os.path.basename(checkpoint): None for checkpoint in existing}
         try:
             former = _record_in(directory)
             self._former = [former["number"], *former["former"]][:_FORMER] if former else []
             tf.io.gfile.makedirs(directory)
-            replace_file(path, json.dumps({"number": number, "former": self._former, **_described()}) + "\n")
+            record = {
+                "number": number,
+                "former": self._former,
+                "process": os.getpid(),
+                "program": sys.argv[0] if sys.argv else "",
+                "host": socket.gethostname(),
+                "since": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            }
+            replace_file(path, json.dumps(record) + "\n")
         except (OSError, tf.errors.OpError) as error:
             _logger.warning(
                 "%s cannot be written, so it is not noticed if another client uses these checkpoints: %s", path, error
@@ -73,7 +76,7 @@ class CheckpointOwner:
         self._directory, self._number = directory, number
 
     def leave(self) -> None:
-        """Stops checking. The record stays: nobody else is the owner."""
+        """Stops checking. The record stays, since no other client is the owner."""
         self._directory = None
 
     def require(self) -> None:
@@ -84,14 +87,14 @@ class CheckpointOwner:
           tf.errors.OpError: the record cannot be read.
         """
         directory = self._directory
-        found = None if directory is None else _record_in(directory)
+        record = None if directory is None else _record_in(directory)
         # Without one, somebody has emptied the directory. It is not written again: its next owner may be doing that.
-        if found is None or found["number"] in (self._number, *self._former):
+        if record is None or record["number"] in (self._number, *self._former):
             return
         raise CheckpointsTakenOver(
             str(directory),
-            f"The checkpoints in {directory!r} belong to another client since {found.get('since')}: process "
-            f"{found.get('process')} ({found.get('program')}) on the host {found.get('host')}. This one, process "
+            f"The checkpoints in {directory!r} belong to another client since {record.get('since')}: process "
+            f"{record.get('process')} ({record.get('program')}) on the host {record.get('host')}. This one, process "
             f"{os.getpid()} on {socket.gethostname()}, neither saves nor restores there any more, so that neither "
             "client gets the other's model. End this program. Or, if the other one has ended, call "
             "strategy.restore_from again here.",
@@ -109,7 +112,7 @@ class CheckpointOwner:
             self.record(path)
 
     def has(self, path: str) -> bool:
-        """Returns whether a checkpoint was there before, or is as this client wrote it."""
+        """Returns whether a checkpoint was there before `take`, or has the content that this client wrote."""
         if self._directory is None:
             return True
         name = os.path.basename(path)
@@ -118,11 +121,7 @@ class CheckpointOwner:
 
 
 def replace_file(path: str, text: str) -> None:
-    """Replaces the content of a file in one step.
-
-    Raises:
-      tf.errors.OpError: it cannot be written.
-    """
+    """Replaces the content of a file in one step; raises `tf.errors.OpError` if it cannot be written."""
     draft = f"{path}.{uuid.uuid4().hex}.new"
     try:
         with tf.io.gfile.GFile(draft, "w") as file:
@@ -141,20 +140,11 @@ def _normal(directory: str) -> str:
 def _record_in(directory: str) -> dict[str, Any] | None:
     try:
         with tf.io.gfile.GFile(os.path.join(directory, OWNER_FILE)) as file:
-            found = json.loads(file.read())
-        return {**found, "number": str(found["number"]), "former": [*map(str, found["former"])]}
+            record = json.loads(file.read())
+        return {**record, "number": str(record["number"]), "former": [*map(str, record["former"])]}
     except (tf.errors.NotFoundError, tf.errors.FailedPreconditionError, ValueError, TypeError, KeyError):
-        # Missing, in what is no directory, or damaged.
+        # The file is missing or damaged, or its folder is none.
         return None
-
-
-def _described() -> dict[str, Any]:
-    return {
-        "process": os.getpid(),
-        "program": sys.argv[0] if sys.argv else "",
-        "host": socket.gethostname(),
-        "since": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-    }
 
 
 def _content_of(path: str) -> bytes | None:

@@ -1,25 +1,21 @@
-"""Values of a checkpoint, taken at one moment and written later, while training goes on.
+"""The parts of a checkpoint that parameter servers write and read themselves: snapshots, large variables in blocks.
 
-    take    in `quiet()`: each server keeps the values of its variables; tables are written
-    write   later: each server writes what it keeps, and forgets it; the files become one checkpoint
+    snapshot   take    in `quiet()`: each server keeps the values of its variables; tables are written
+               write   later: each server writes and forgets the values; the files become one checkpoint
+    blocks     save    each server, block by block: lock the variable, copy a block of rows, release it; write the block
+               restore each server, block by block: read the block, assign it to its rows
 
 A server keeps a value by not changing the memory that has it: the next update of the variable copies it first. So
 taking a snapshot costs a call to each server, and memory for the variables that are updated before they are written.
 
-Promises: values are of the moment at which the snapshot was taken. They are not sent to the client. What is not written
-to its end leaves no file behind, except where files cannot be deleted.
-
-Saves and restores large variables in blocks, on their parameter servers.
-
-    save     for each server at the same time, for one block after the other:
-             lock the variable, copy a block of rows, release it; write the block
-    restore  likewise: read a block, assign it to its rows
-
-Promises: a server needs at most `memory` bytes more, and an update waits for the copy of a block at most. Values are
-not sent to the client. What is written is a checkpoint of TensorFlow, in which the variable is a tensor in pieces: it
-is read with blocks of any size, by TensorFlow too, whole or as parts on several servers.
-
-Steps may change the variable between two blocks, so that its rows are of different moments.
+Promises:
+- Values are not sent to the client.
+- The values of a snapshot are of the moment at which it was taken. A snapshot that is not written to its end leaves no
+  file behind, except where files cannot be deleted.
+- A save or restore in blocks needs at most `memory` bytes more of a server, and an update waits for the copy of one
+  block at most. Steps may change the variable between two blocks, so that its rows are of different moments.
+- The result is a checkpoint of TensorFlow, in which a large variable is a tensor in pieces. It is read with blocks of
+  any size, by TensorFlow too, whole or as parts on several servers.
 """
 
 import concurrent.futures
@@ -31,8 +27,8 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -48,37 +44,22 @@ from coordinator.ps_strategy.tensorflow_internals.checkpoint_savers import (
     slices_restored,
     temporary_prefix,
 )
+from coordinator.ps_strategy.tensorflow_internals.handles import is_on_parameter_server
 
 # TensorFlow cannot read pieces of tensors of other types.
-DTYPES = frozenset(
-    {
-        tf.float32,
-        tf.float64,
-        tf.bfloat16,
-        tf.int8,
-        tf.int16,
-        tf.int32,
-        tf.int64,
-        tf.uint8,
-        tf.bool,
-        tf.complex64,
-        tf.complex128,
-    }
-)
-# A block is this part of the memory, so that an update waits for a few milliseconds. Some blocks are in one file, since
-# TensorFlow opens all files of a tensor at once. The rest is for the buffer with which TensorFlow writes.
+_NAMES = "float32 float64 bfloat16 int8 int16 int32 int64 uint8 bool complex64 complex128"
+_DTYPES = frozenset(map(tf.as_dtype, _NAMES.split()))
+# A block is an eighth of the memory, so that an update waits for a few milliseconds. A file has three blocks, since
+# TensorFlow opens all files of a tensor at the same time. TensorFlow's buffer for writing takes the rest of the memory.
 _BLOCKS_IN_MEMORY, _BLOCKS_IN_FILE = 8, 3
 _INDEX_BYTES = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """A box of a tensor, whose elements lie together.
+    """A box of a tensor, whose elements lie together: its first indices, and its size along each axis.
 
-    Attributes:
-      begin: the indices of its first element.
-      shape: its size along each axis.
-      axes: of this many axes, it has one index of each but the last and some of the last; of the axes after these, all.
+    It has one index of each of the first `axes - 1` axes, some indices of the next axis, and all of the others.
     """
 
     begin: tuple[int, ...]
@@ -87,12 +68,9 @@ class Block:
 
 
 def blocks_of(shape: Sequence[int], element_bytes: int, most_bytes: int) -> Iterator[Block]:
-    """Divides a tensor into blocks that have at most `most_bytes`, with the indices that copying them needs.
+    """Divides a tensor, whose shape has no zeros, into blocks of one element at least.
 
-    Args:
-      shape: of the tensor, without zeros.
-      element_bytes: the size of an element.
-      most_bytes: of a block. A block has one element at least.
+    A block has at most `most_bytes`, with the indices that copying it needs.
     """
     axes, cell = 1, math.prod(shape[1:]) * element_bytes
     while axes < len(shape) and cell + axes * _INDEX_BYTES > most_bytes:
@@ -110,79 +88,69 @@ def blocks_of(shape: Sequence[int], element_bytes: int, most_bytes: int) -> Iter
 def saved_in_blocks(memory: int, written: Callable[[str], object] = lambda path: None) -> Iterator[None]:
     """A scope in which variables on parameter servers of more than `memory` bytes are saved in blocks.
 
-    Args:
-      memory: in bytes.
-      written: called with the path of each checkpoint that was written.
+    `written` is called with the path of each checkpoint that was written.
     """
     with slices_restored(), savers_replaced(BlockCheckpoints(memory), written):
         yield
 
 
 class BlockCheckpoints:
-    """Implements `LargeVariables` for the variables on the parameter servers.
-
-    Args:
-      memory: in bytes. Larger variables are saved in blocks.
-    """
+    """Implements `LargeVariables` for variables of more than `memory` bytes on parameter servers."""
 
     def __init__(self, memory: int) -> None:
         self._memory = memory
 
     def to_write(self, variables: Sequence[SavedVariable]) -> Sequence[SavedVariable]:
         """Returns the large variables that have a value."""
-        return [each for each in variables if self._is_large(each.variable) and each.variable.is_initialized()]
+        return [saved for saved in variables if self._is_large(saved.variable) and saved.variable.is_initialized()]
 
     def to_read(self, variables: Sequence[SavedVariable], path: str) -> Sequence[SavedVariable]:
         """Returns the large variables that the checkpoint has in pieces: of a whole tensor, TensorFlow reads all."""
-        large = [each for each in variables if self._is_large(each.variable)]
-        if not large:
-            return []
-        stored = StoredPieces(path)
-        taken = []
-        for each in large:
-            shape, _ = _place(each)
-            elements = stored.largest(each.name)
-            if elements is not None and stored.shapes.get(each.name) == shape:
-                taken += [each] * (elements * each.variable.dtype.size <= self._memory)
-        return taken
+        large = [saved for saved in variables if self._is_large(saved.variable)]
+        stored = StoredPieces(path) if large else None
+        return [saved for saved in large if stored is not None and self._is_in_blocks(saved, stored)]
+
+    def _is_in_blocks(self, saved: SavedVariable, stored: StoredPieces) -> bool:
+        elements, (shape, _) = stored.largest(saved.name), _place(saved)
+        is_small = elements is not None and elements * saved.variable.dtype.size <= self._memory
+        return is_small and stored.shapes.get(saved.name) == shape
 
     def _is_large(self, variable: Any) -> bool:
         size, dtype = variable.shape.num_elements(), variable.dtype
-        is_large = dtype in DTYPES and size is not None and size * dtype.size > self._memory
-        return is_large and tf.DeviceSpec.from_string(variable.device).job == "ps"
+        is_large = dtype in _DTYPES and size is not None and size * dtype.size > self._memory
+        return is_large and is_on_parameter_server(variable.device)
 
     def write(self, variables: Sequence[SavedVariable], prefix: str, io_device: str | None) -> Sequence[str]:
         """Writes the values of variables; see `LargeVariables`."""
 
         def write_on(device: str, task: str, stopped: threading.Event) -> list[str]:
-            written: list[str] = []
-            for each in variables:
-                if each.variable.device == device:
-                    write = functools.partial(_write, each, _writer(device, each.variable.dtype, io_device))
-                    for blocks in self._files(each.variable):
-                        if stopped.is_set():
-                            return []
-                        written.append(f"{prefix}-{task}-{len(written):05}")
-                        write(written[-1], blocks)
-            return written
+            writer = functools.cache(functools.partial(_writer, device, io_device))
+            files = (
+                functools.partial(writer(saved.variable.dtype, len(blocks)), saved, blocks)
+                for saved in variables
+                if saved.variable.device == device
+                for blocks in self._files(saved.variable)
+            )
+            return _write_files(f"{prefix}-{task}", files, stopped)
 
-        return on_each_server([each.variable.device for each in variables], "save", write_on)
+        return on_each_server([saved.variable.device for saved in variables], "save", write_on)
 
     def read(self, variables: Sequence[SavedVariable], path: str, io_device: str | None) -> None:
         """Restores the values of variables; see `LargeVariables`."""
 
         def read_on(device: str, task: str, stopped: threading.Event) -> list[str]:
-            for each in variables:
-                if each.variable.device == device:
-                    _allocate(each.variable)
-                    read = functools.partial(_read, each, _reader(device, each.variable.dtype, io_device), path)
-                    for blocks in self._files(each.variable):
+            del task
+            reader = functools.cache(functools.partial(_reader, device, io_device))
+            for saved in variables:
+                if saved.variable.device == device:
+                    _allocate(saved.variable)
+                    for block in itertools.chain.from_iterable(self._files(saved.variable)):
                         if stopped.is_set():
                             return []
-                        read(blocks)
+                        reader(saved.variable.dtype)(saved, block, path)
             return []
 
-        on_each_server([each.variable.device for each in variables], "restore", read_on)
+        on_each_server([saved.variable.device for saved in variables], "restore", read_on)
 
     def _files(self, variable: Any) -> Iterator[tuple[Block, ...]]:
         """Returns the blocks of each file of a variable."""
@@ -194,15 +162,12 @@ class BlockCheckpoints:
 def on_each_server(
     devices: Sequence[str], verb: str, call: Callable[[str, str, threading.Event], list[str]]
 ) -> list[str]:
-    """Calls a function for each of some servers at the same time.
+    """Calls a function for each of some servers at the same time, and returns the joined lists that it returned.
 
     Args:
-      devices: of the servers; each may occur several times.
+      devices: of the servers; a device may occur several times.
       verb: for the names of the threads.
       call: takes a device, a short name of its server, and an event that tells it to stop.
-
-    Returns:
-      All that it returned.
 
     Raises:
       tf.errors.OpError: a call failed. The others are stopped.
@@ -218,10 +183,7 @@ def on_each_server(
         # After Ctrl-C, too. A call that a lost server does not answer fails when the heartbeat has noticed it.
         stopped.set()
         concurrent.futures.wait(calls)
-    for failed in calls:
-        if failed.exception() is not None:
-            failed.result()
-    return [each for ended in calls for each in ended.result()]
+    return [*itertools.chain.from_iterable(ended.result() for ended in calls)]
 
 
 def _place(saved: SavedVariable) -> tuple[list[int], list[int]]:
@@ -239,44 +201,38 @@ def block_spec(saved: SavedVariable, block: Block) -> str:
     return f"{' '.join(map(str, shape))} {':'.join(parts)}"
 
 
-def _int64(numbers: Sequence[Any]) -> tf.Tensor:
-    return tf.constant(numbers, tf.int64)
+_RESOURCE, _STRING = tf.TensorSpec([], tf.resource), tf.TensorSpec([], tf.string)
+_STRINGS, _INDICES = tf.TensorSpec([None], tf.string), tf.TensorSpec([None], tf.int64)
+_MATRIX = tf.TensorSpec([None, None], tf.int64)
 
 
-_STRING, _STRINGS = tf.TensorSpec([], tf.string), tf.TensorSpec([None], tf.string)
-_RESOURCE, _MATRIX = tf.TensorSpec([], tf.resource), tf.TensorSpec([None, None], tf.int64)
+def _writer(device: str, io_device: str | None, dtype: tf.DType, count: int) -> Callable[..., None]:
+    """Returns a function that copies a number of blocks of a variable of a server, and writes them to a file.
 
+    It is one call of the server, which frees the blocks before the next call: a client frees values of a server later.
+    """
 
-def _write(saved: SavedVariable, writer: Callable[[int], Any], prefix: str, blocks: Sequence[Block]) -> None:
-    begin = _int64([block.begin[: block.axes] for block in blocks])
-    specs = tf.constant([block_spec(saved, block) for block in blocks])
-    shapes = _int64([block.shape for block in blocks])
-    name = tf.constant(saved.name)
-    writer(len(blocks))(saved.variable.handle, tf.constant(prefix), name, specs, begin, shapes)
+    @tf.function(autograph=False, input_signature=[_RESOURCE, _STRING, _STRING, _STRINGS, _MATRIX, _MATRIX])
+    def write(handle: Any, prefix: Any, name: Any, specs: Any, begin: Any, shapes: Any) -> Any:
+        blocks: list[Any] = []
+        for number in range(count):
+            # One after the other: each holds the variable's lock, and no two may delay the same update.
+            with tf.device(device), tf.control_dependencies(blocks[-1:]):
+                blocks.append(_copy(handle, dtype, begin[number], shapes[number]))
+        with tf.device(io_device or device):
+            names = tf.fill([count], name)
+            saved = tf.raw_ops.SaveV2(prefix=prefix, tensor_names=names, shape_and_slices=specs, tensors=blocks)
+            # A function runs operations that write files only if its result depends on them.
+            with tf.control_dependencies([saved]):
+                return tf.identity(prefix)
 
+    def write_blocks(saved: SavedVariable, blocks: Sequence[Block], prefix: str) -> None:
+        begin = tf.constant([block.begin[: block.axes] for block in blocks], tf.int64)
+        shapes = tf.constant([block.shape for block in blocks], tf.int64)
+        specs = tf.constant([block_spec(saved, block) for block in blocks])
+        write(saved.variable.handle, tf.constant(prefix), tf.constant(saved.name), specs, begin, shapes)
 
-def _writer(device: str, dtype: tf.DType, io_device: str | None) -> Callable[[int], Any]:
-    """Returns the function that writes a number of blocks to a file."""
-
-    @functools.cache
-    def writer(count: int) -> Any:
-        @tf.function(autograph=False, input_signature=[_RESOURCE, _STRING, _STRING, _STRINGS, _MATRIX, _MATRIX])
-        def write(handle: Any, prefix: Any, name: Any, specs: Any, begin: Any, shapes: Any) -> Any:
-            blocks: list[Any] = []
-            for number in range(count):
-                # One after the other: each holds the variable's lock, and no two are to delay one update.
-                with tf.device(device), tf.control_dependencies(blocks[-1:]):
-                    blocks.append(_copy(handle, dtype, begin[number], shapes[number]))
-            with tf.device(io_device or device):
-                names = tf.fill([count], name)
-                saved = tf.raw_ops.SaveV2(prefix=prefix, tensor_names=names, shape_and_slices=specs, tensors=blocks)
-                # A function does not run operations that write files, unless what it returns depends on them.
-                with tf.control_dependencies([saved]):
-                    return tf.identity(prefix)
-
-        return write
-
-    return writer
+    return write_blocks
 
 
 def _copy(handle: Any, dtype: tf.DType, begin: Any, shape: Any) -> Any:
@@ -292,18 +248,10 @@ def _copy(handle: Any, dtype: tf.DType, begin: Any, shape: Any) -> Any:
         return tf.reshape(block, shape)
 
 
-def _read(saved: SavedVariable, reader: Any, path: str, blocks: Sequence[Block]) -> None:
-    for block in blocks:
-        begin, shape = _int64(block.begin), _int64(block.shape)
-        spec = tf.constant(block_spec(saved, block))
-        reader(saved.variable.handle, tf.constant(path), tf.constant(saved.name), spec, begin, begin + shape)
+def _reader(device: str, io_device: str | None, dtype: tf.DType) -> Callable[[SavedVariable, Block, str], None]:
+    """Returns a function that reads a block of a variable of a server from the checkpoint at a path."""
 
-
-def _reader(device: str, dtype: tf.DType, io_device: str | None) -> Any:
-    """Returns the function that reads a block of a variable from a checkpoint."""
-    indices = tf.TensorSpec([None], tf.int64)
-
-    @tf.function(autograph=False, input_signature=[_RESOURCE, _STRING, _STRING, _STRING, indices, indices])
+    @tf.function(autograph=False, input_signature=[_RESOURCE, _STRING, _STRING, _STRING, _INDICES, _INDICES])
     def read(handle: Any, path: Any, name: Any, spec: Any, begin: Any, end: Any) -> None:
         with tf.device(io_device or device):
             block = tf.raw_ops.RestoreV2(
@@ -316,7 +264,12 @@ def _reader(device: str, dtype: tf.DType, io_device: str | None) -> Any:
             with tf.control_dependencies([assigned]):
                 tf.raw_ops.DisableCopyOnRead(resource=handle)
 
-    return read
+    def read_block(saved: SavedVariable, block: Block, path: str) -> None:
+        begin, shape = tf.constant(block.begin, tf.int64), tf.constant(block.shape, tf.int64)
+        text = map(tf.constant, (path, saved.name, block_spec(saved, block)))
+        read(saved.variable.handle, *text, begin, begin + shape)
+
+    return read_block
 
 
 def _allocate(variable: Any) -> None:
@@ -328,21 +281,37 @@ def _allocate(variable: Any) -> None:
         tf.raw_ops.AssignVariableOp(resource=variable.handle, value=empty)
 
 
-# Values of a server are written in files of about this size, and each file's memory is free when it is written.
+def _write_files(
+    prefix: str,
+    files: Iterable[Callable[[str], object]],
+    stopped: threading.Event,
+    hurry: threading.Event | None = None,
+) -> list[str]:
+    """Calls the functions that write files with the prefix of each, until `stopped` is set; returns the prefixes.
+
+    Until `hurry` is set, there is a pause after each file for as long as that took.
+    """
+    written: list[str] = []
+    for write in files:
+        if stopped.is_set():
+            break
+        began = time.monotonic()
+        written.append(f"{prefix}-{len(written):05}")
+        write(written[-1])
+        if hurry is not None:
+            hurry.wait(time.monotonic() - began)
+    return written
+
+
+# The values of a snapshot are written in files of about this size.
 _FILE_BYTES = 2**26
-_HANDLE = tf.TensorSpec([], tf.resource)
+# A value that a server keeps.
+_Kept = tuple[SavedVariable, Any]
 
 
-class _Kept(NamedTuple):
-    """A value that a server keeps."""
-
-    saved: SavedVariable
-    tensor: Any
-
-    @property
-    def size(self) -> int:
-        """The number of its bytes; of text, of its elements."""
-        return int(self.tensor.shape.num_elements() or 0) * self.tensor.dtype.size
+def _size(tensor: Any) -> int:
+    """Returns the number of bytes of a tensor; of text, of its elements."""
+    return int(tensor.shape.num_elements() or 0) * tensor.dtype.size
 
 
 class Snapshots:
@@ -366,127 +335,102 @@ class Snapshots:
         """Makes, before the first snapshot, the functions that read the variables, so that training does not wait."""
         if self._readers:
             return
-        with saves_captured() as saves:
-            self._checkpoint.write(prefix)
-        for save in saves:
+        for save in self._captured(prefix):
             for device, values in _by_device(save.values).items():
-                if is_on_server(device):
+                if is_on_parameter_server(device):
                     self._read(device, values)
 
     def take(self, prefix: str) -> "Snapshot":
         """Takes a snapshot, which becomes a checkpoint at `prefix`; to be called while nothing runs.
 
-        Raises:
-          tf.errors.OpError: a server does not answer, or a table cannot be written.
+        Raises `tf.errors.OpError` if a server does not answer, or a table cannot be written.
         """
         delete_unfinished(prefix)
+        saves = self._captured(prefix)
+        return Snapshot(saves[0] if saves else None, self._read, self._memory, self._check)
+
+    def _captured(self, prefix: str) -> list[CapturedSave]:
         with saves_captured() as saves:
             self._checkpoint.write(prefix)
-        return Snapshot(saves, self._read, self._memory, self._check)
+        return saves
 
     def _read(self, device: str, values: Sequence[SavedValue]) -> list[_Kept]:
         """Returns the values of a server."""
-        variables = _variables(values)
-        try:
-            handles = [value.saved.variable.handle for value in variables]
-            with tf.device(device):
-                tensors = self._reader(device, _dtypes(variables))(handles) if handles else []
-        except tf.errors.FailedPreconditionError:
-            # One has no value yet: they are read one by one, as TensorFlow does.
-            variables, tensors = [], []
-        read = {id(value): tensor for value, tensor in zip(variables, tensors, strict=True)}
-        found = ((value.saved, read[id(value)] if id(value) in read else value.read()) for value in values)
-        return [_Kept(saved, tensor) for saved, tensor in found if tensor is not None]
+        variables = [value for value in values if value.saved.variable is not None]
+        handles = [value.saved.variable.handle for value in variables]
+        dtypes = tuple(value.saved.variable.dtype for value in variables)
+        read: dict[int, Any] = {}
+        # If one variable has no value yet, all are read one by one, as TensorFlow does.
+        with contextlib.suppress(tf.errors.FailedPreconditionError), tf.device(device):
+            tensors = self._reader(device, dtypes)(handles) if handles else []
+            read = {id(value): tensor for value, tensor in zip(variables, tensors, strict=True)}
+        kept = [(value.saved, read[id(value)] if id(value) in read else value.read()) for value in values]
+        return [(saved, tensor) for saved, tensor in kept if tensor is not None]
 
     def _reader(self, device: str, dtypes: tuple[tf.DType, ...]) -> Any:
-        reader = self._readers.get((device, dtypes))
-        if reader is None:
-            reader = self._readers[device, dtypes] = _new_reader(device, dtypes)
-        return reader
+        if (device, dtypes) not in self._readers:
 
+            @tf.function(autograph=False, input_signature=[[_RESOURCE] * len(dtypes)])
+            def read(handles: Sequence[Any]) -> Any:
+                values = []
+                for handle, dtype in zip(handles, dtypes, strict=True):
+                    with tf.device(device):
+                        # Otherwise, after lookups of single rows, a read is a copy.
+                        shared = tf.raw_ops.DisableCopyOnRead(resource=handle)
+                        with tf.control_dependencies([shared]):
+                            values.append(tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype))
+                return values
 
-def _new_reader(device: str, dtypes: Sequence[tf.DType]) -> Any:
-    @tf.function(autograph=False, input_signature=[[_HANDLE] * len(dtypes)])
-    def read(handles: Sequence[Any]) -> Any:
-        values = []
-        for handle, dtype in zip(handles, dtypes, strict=True):
-            with tf.device(device):
-                # Otherwise, after lookups of single rows, a read is a copy.
-                shared = tf.raw_ops.DisableCopyOnRead(resource=handle)
-                with tf.control_dependencies([shared]):
-                    values.append(tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype))
-        return values
-
-    return read.get_concrete_function()
-
-
-def _dtypes(values: Sequence[SavedValue]) -> tuple[tf.DType, ...]:
-    return tuple(value.saved.variable.dtype for value in values)
-
-
-def _variables(values: Sequence[SavedValue]) -> list[SavedValue]:
-    return [value for value in values if value.saved.variable is not None]
+            self._readers[device, dtypes] = read.get_concrete_function()
+        return self._readers[device, dtypes]
 
 
 def _by_device(values: Sequence[SavedValue]) -> dict[str, list[SavedValue]]:
-    found: dict[str, list[SavedValue]] = {}
+    by_device: dict[str, list[SavedValue]] = {}
     for value in values:
-        found.setdefault(value.device, []).append(value)
-    return found
-
-
-def is_on_server(device: str) -> bool:
-    """Returns whether a device is of a parameter server."""
-    return tf.DeviceSpec.from_string(device).job == "ps"
+        by_device.setdefault(value.device, []).append(value)
+    return by_device
 
 
 class Snapshot:
-    """Values of one moment.
-
-    Args:
-      saves: what is to be written: of one checkpoint, or nothing if it was written already.
-      read: reads values of a server.
-      memory: see `Snapshots`.
-      check: see `Snapshots`.
-    """
+    """Values of one moment; `save` is None if they were written already, and `read` reads the values of a server."""
 
     def __init__(
         self,
-        saves: Sequence[CapturedSave],
+        save: CapturedSave | None,
         read: Callable[[str, Sequence[SavedValue]], list[_Kept]],
         memory: int,
         check: Callable[[], object],
     ) -> None:
-        self._save = saves[0] if saves else None
+        self._save = save
         self._check = check
         self._memory = memory
         self._written: list[str] = []
         self._finished: list[Callable[[], None]] = []
         self._kept: dict[str, list[_Kept]] = {}
-        if self._save is None:
+        if save is None:
             return
-        values = _by_device(self._save.values)
-        for device in [each for each in values if not is_on_server(each)]:
-            self._kept[device] = [
-                _Kept(value.saved, tensor) for value in values[device] if (tensor := value.read()) is not None
-            ]
+        values = _by_device(save.values)
+        servers = [*filter(is_on_parameter_server, values)]
+        for device in values.keys() - servers:
+            kept = [(value.saved, value.read()) for value in values[device]]
+            self._kept[device] = [(saved, tensor) for saved, tensor in kept if tensor is not None]
 
         def read_on(device: str, task: str, stopped: threading.Event) -> list[str]:
             del task, stopped
             self._kept[device] = read(device, values[device])
             return []
 
-        on_each_server([each for each in values if is_on_server(each)], "copy", read_on)
-        for number, (name, each) in enumerate(self._save.themselves):
-            saved = each.write_to_checkpoint(name, f"{self._temporary()}-{number}")
+        on_each_server(servers, "copy", read_on)
+        for number, (name, table) in enumerate(save.themselves):
+            saved = table.write_to_checkpoint(name, f"{self._temporary(save)}-{number}")
             self._written.extend(saved.prefixes)
             self._finished.append(saved.finish)
 
     def write(self, hurry: threading.Event) -> None:
         """Writes the checkpoint; to be called once.
 
-        Args:
-          hurry: until it is set, a server pauses after each file for as long as that took, and runs steps meanwhile.
+        Until `hurry` is set, a server pauses after each file for as long as that took, in which it runs steps.
 
         Raises:
           tf.errors.OpError: a server was lost, or files cannot be written.
@@ -494,14 +438,15 @@ class Snapshot:
         """
         if self._save is None:
             return
-        temporary = self._temporary()
-        for number, device in enumerate(each for each in self._kept if not is_on_server(each)):
-            self._written += self._write_on(device, f"{temporary}-client{number}", threading.Event(), hurry)
+        temporary = self._temporary(self._save)
 
         def write_on(device: str, task: str, stopped: threading.Event) -> list[str]:
             return self._write_on(device, f"{temporary}-{task}", stopped, hurry)
 
-        self._written += on_each_server([each for each in self._kept if is_on_server(each)], "save", write_on)
+        servers = [*filter(is_on_parameter_server, self._kept)]
+        for number, device in enumerate(self._kept.keys() - servers):
+            self._written += write_on(device, f"client{number}", threading.Event())
+        self._written += on_each_server(servers, "save", write_on)
         self._check()
         merge(self._save.prefix, self._save.device, self._written)
         for finish in self._finished:
@@ -511,49 +456,43 @@ class Snapshot:
         """Frees what the servers keep."""
         self._kept.clear()
 
-    def _temporary(self) -> str:
-        assert self._save is not None
-        temporary = temporary_prefix(self._save.prefix)
+    def _temporary(self, save: CapturedSave) -> str:
+        temporary = temporary_prefix(save.prefix)
         tf.io.gfile.makedirs(os.path.dirname(temporary))
         return temporary
 
     def _write_on(self, device: str, prefix: str, stopped: threading.Event, hurry: threading.Event) -> list[str]:
-        written: list[str] = []
-        left = self._kept[device]
-        while left and not stopped.is_set():
-            group = [left.pop()]
-            while left and sum(each.size for each in (*group, left[-1])) <= _FILE_BYTES:
-                group.append(left.pop())
-            written.append(f"{prefix}-{len(written):05}")
-            began = time.monotonic()
-            with tf.device(device):
-                self._write_file(written[-1], group)
-            hurry.wait(time.monotonic() - began)
-        return written
+        files = (functools.partial(self._write_file, device, group) for group in _grouped(self._kept[device]))
+        return _write_files(prefix, files, stopped, hurry)
 
-    def _write_file(self, prefix: str, group: list[_Kept]) -> None:
-        names, specs, tensors = [], [], []
-        for kept in group:
-            for spec, tensor in self._pieces(kept):
-                names.append(kept.saved.name)
-                specs.append(spec)
-                tensors.append(tensor)
-        # Freed as soon as they are written.
-        group.clear()
-        tf.raw_ops.SaveV2(prefix=prefix, tensor_names=names, shape_and_slices=specs, tensors=tensors)
+    def _write_file(self, device: str, group: list[_Kept], prefix: str) -> None:
+        with tf.device(device):
+            names, specs, tensors = zip(*self._pieces(group), strict=True)
+            # The values are freed as soon as they are written.
+            group.clear()
+            tf.raw_ops.SaveV2(prefix=prefix, tensor_names=names, shape_and_slices=specs, tensors=tensors)
 
-    def _pieces(self, kept: _Kept) -> Iterator[tuple[str, Any]]:
-        """Returns slices of a value, with what `SaveV2` takes for each."""
-        saved, tensor = kept
-        if saved.variable is None or tensor.dtype not in DTYPES or kept.size <= self._memory:
-            yield saved.slice_spec, tensor
-            return
-        for block in blocks_of(tensor.shape.as_list(), tensor.dtype.size, self._memory // 8):
-            yield block_spec(saved, block), tf.slice(tensor, block.begin, block.shape)
+    def _pieces(self, group: list[_Kept]) -> Iterator[tuple[str, str, Any]]:
+        """Yields the name of each value, what `SaveV2` takes for a piece of it, and the piece."""
+        for saved, tensor in group:
+            if saved.variable is None or tensor.dtype not in _DTYPES or _size(tensor) <= self._memory:
+                yield saved.name, saved.slice_spec, tensor
+                continue
+            for block in blocks_of(tensor.shape.as_list(), tensor.dtype.size, self._memory // _BLOCKS_IN_MEMORY):
+                yield saved.name, block_spec(saved, block), tf.slice(tensor, block.begin, block.shape)
+
+
+def _grouped(kept: list[_Kept]) -> Iterator[list[_Kept]]:
+    """Yields the values of each file, and removes them from the list."""
+    while kept:
+        group = [kept.pop()]
+        while kept and sum(_size(tensor) for _, tensor in (*group, kept[-1])) <= _FILE_BYTES:
+            group.append(kept.pop())
+        yield group
 
 
 def delete_unfinished(prefix: str) -> None:
-    """Deletes what was written of a checkpoint that was not finished."""
+    """Deletes the files of an unfinished checkpoint."""
     folder = os.path.dirname(temporary_prefix(prefix))
     with contextlib.suppress(tf.errors.OpError):
         if folder != os.path.dirname(prefix):

@@ -4,20 +4,18 @@
         |                 |                   |                         |
         '-----------------'-- a server is lost, or a save is in progress '--> None: to be tried again
 
-Promises: `recover` restores all variables of all parameter servers to the checkpoint, or reports that it must be called
-again; functions that were traced before stay usable.
-
-Meanwhile the checkpoint manager's `save` is replaced. It saves while no scheduled function runs, so that a checkpoint
-is a snapshot, and not while variables are being recovered. A save that fails because a parameter server was lost, or
-does not reach another one yet, is repeated, and its caller does not notice. A save that fails leaves the latest
-checkpoint as it was: TensorFlow declares it the latest one only when all is written. Asynchronous saves are refused.
-
-The client that began last to use a directory owns it; see `checkpoint_owner`. A former one neither saves nor recovers.
-
-Restores lost variables from the checkpoints of a manager, or by a function of the user's.
-
-Promises: the newest readable checkpoint in the manager's directory is restored; a damaged one is skipped, with a
-warning, and so is what another client has written; nothing of it stays in the variables.
+Promises:
+- `recover` restores all variables of all parameter servers to the checkpoint, or reports that it must be called again.
+  Functions that were traced before stay usable.
+- The newest readable checkpoint in the manager's directory is restored. A damaged one is skipped with a warning, and so
+  is the checkpoint of another client; nothing of it stays in the variables.
+- A checkpoint is a snapshot: the `save` of the manager is replaced, and saves while no scheduled function runs and no
+  variable is being recovered. A save that fails because a parameter server was lost, or
+  does not reach another one yet, is repeated, and its caller does not notice.
+- A save that fails leaves the latest checkpoint as it was: TensorFlow declares it the latest one only when all is
+  written. Asynchronous saves are refused.
+- The client that began last to use a directory owns it; see `checkpoint_owner`. A former owner neither saves nor
+  recovers.
 """
 
 import abc
@@ -30,7 +28,7 @@ import os
 import time
 from collections.abc import Callable
 from threading import Lock
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -56,19 +54,19 @@ _SERVER_LOST = (*UNREACHED, tf.errors.CancelledError)
 
 
 class SaveServices(NamedTuple):
-    """What a strategy does for what saves its checkpoints.
+    """What a strategy does for a `CheckpointSource`.
 
     Attributes:
-      save: calls a function that saves and returns the path, in `quiet()`; again after a recovery if a parameter server
-        was lost meanwhile. It takes the function and the directory, and returns the path.
+      save: takes a function that saves and returns the path, and the directory. Calls the function in `quiet()`, once
+        more after a recovery if a parameter server was lost during the call, and returns the path.
       steps: returns the number of the training step, or None while a server does not answer.
       begins_at_zero: whether `steps` counts from the beginning of this program.
       memory: `Options.checkpoint_memory`.
-      events: where it records what it has saved.
+      events: records the saved checkpoints.
       owner: whether the directory still belongs to this client.
     """
 
-    save: Callable[[Callable[[], str], str], str]
+    save: Callable[[Callable[[], str], str], str | None]
     steps: Callable[[], int | None]
     begins_at_zero: bool
     memory: int
@@ -77,11 +75,9 @@ class SaveServices(NamedTuple):
 
 
 class CheckpointSource(abc.ABC):
-    """Saves checkpoints and knows them, as a `tf.train.CheckpointManager` does; called by the strategy.
+    """Saves checkpoints in a directory and knows them, as a `tf.train.CheckpointManager` does; the strategy calls it.
 
-    Attributes:
-      checkpoint: a `tf.train.Checkpoint`.
-      directory: where the checkpoints are.
+    An abstract class, since `coordinator.Checkpoints` is in a higher layer than the recovery.
     """
 
     checkpoint: tf.train.Checkpoint
@@ -97,7 +93,7 @@ class CheckpointSource(abc.ABC):
 
     @abc.abstractmethod
     def to_restore(self) -> list[str]:
-        """Returns the paths of the checkpoints, newest first. What is being saved now is not to be one any more."""
+        """Returns the paths of the checkpoints, newest first. A checkpoint that is being saved must not become one."""
 
     @abc.abstractmethod
     def restored(self, path: str | None) -> None:
@@ -113,15 +109,25 @@ class CheckpointRestore:
       owner: which checkpoints may be restored.
 
     Raises:
-      TypeError: it is neither.
+      TypeError: `source` is none of these.
       ValueError: the manager's checkpoint was saved or restored asynchronously before, or TensorFlow does not find
         checkpoints in its directory.
     """
 
     def __init__(self, source: Any, owner: CheckpointOwner | None = None) -> None:
         self._owner = owner or CheckpointOwner()
+        self._source = source
         self.manager = source if isinstance(source, tf.train.CheckpointManager | CheckpointSource) else None
-        if self.manager is None and (isinstance(source, type) or not callable(source)):
+        if self.manager is not None:
+            checkpoint_path(self.manager.directory)
+            if saves_asynchronously(self.manager.checkpoint):
+                raise ValueError(
+                    "restore_from was given a manager whose checkpoint was saved or restored with "
+                    "tf.train.CheckpointOptions(enable_async=True) before, which does not survive the loss of a "
+                    "parameter server. Give it a manager of a new tf.train.Checkpoint of the same objects, and leave "
+                    "enable_async out."
+                )
+        elif isinstance(source, type) or not callable(source):
             advice = (
                 " Pass a manager of it: coordinator.Checkpoints(checkpoint, directory)."
                 if isinstance(source, tf.train.Checkpoint)
@@ -131,16 +137,6 @@ class CheckpointRestore:
                 "restore_from takes coordinator.Checkpoints, a tf.train.CheckpointManager, or a function without "
                 f"arguments that restores a checkpoint and returns its path; got {source!r}.{advice}"
             )
-        if self.manager is not None:
-            checkpoint_path(self.manager.directory)
-        if self.manager is not None and saves_asynchronously(self.manager.checkpoint):
-            raise ValueError(
-                "restore_from was given a manager whose checkpoint was saved or restored with "
-                "tf.train.CheckpointOptions(enable_async=True) before, which does not survive the loss of a parameter "
-                "server. Give it a manager of a new tf.train.Checkpoint of the same objects, and leave enable_async "
-                "out."
-            )
-        self._source = source
 
     def checkpoints(self) -> list[str]:
         """Returns the paths of the checkpoints in the manager's directory, newest first."""
@@ -149,7 +145,7 @@ class CheckpointRestore:
             return self.manager.to_restore()
         state = tf.train.get_checkpoint_state(self.manager.directory)
         paths = [] if state is None else [*state.all_model_checkpoint_paths, state.model_checkpoint_path]
-        # Without repetitions, each where it comes last.
+        # Each path once, where it comes last.
         return list(dict.fromkeys(path for path in reversed([*self.manager.checkpoints, *paths]) if path))
 
     def restore(self, prepare: Callable[[], None]) -> str | None:
@@ -159,7 +155,8 @@ class CheckpointRestore:
           prepare: called before each attempt; gives all variables new resources.
 
         Returns:
-          The path of the restored checkpoint, or None if there was none. For a function, its result, if that is a path.
+          The path of the restored checkpoint, or None if there was none. Of a user's function, its result if that is a
+          path.
 
         Raises:
           tf.errors.OpError: a server was lost.
@@ -200,61 +197,27 @@ class CheckpointRestore:
             forget_last_saved_step(self.manager)
 
 
-# The number of checkpoints of which something is remembered; older ones are restored only if all of these are damaged.
+# How many checkpoints are remembered; older ones are restored only if all of these are damaged.
 _REMEMBERED = 100
 # How often a save is repeated, if a server is out of another one's reach although none is lost.
 _UNREACHED_SAVES = 3
 
-Remembered = TypeVar("Remembered")
 Step = Any  # An integer variable, of TensorFlow or Keras, or a function that returns an int.
-
-
-class SavedProgress:
-    """Counts the finished functions whose effect is in the variables: not those that a recovery has undone.
-
-    Args:
-      finished: returns how many functions have finished so far, undone ones included.
-    """
-
-    def __init__(self, finished: Callable[[], int]) -> None:
-        self._finished = finished
-        self._undone = 0
-        # By the path of the checkpoint, the latest ones. One that is missing was written before this program began to
-        # train, or very long ago.
-        self._saved: dict[str, int] = {}
-
-    def count(self) -> int:
-        """Returns how many functions have finished and were not undone."""
-        return self._finished() - self._undone
-
-    def record(self, checkpoint: str, count: int) -> None:
-        """Records what `count` returned when the writing of a checkpoint began."""
-        self._saved = _latest(self._saved, checkpoint, count)
-
-    def roll_back(self, checkpoint: str | None) -> tuple[int, int]:
-        """Records that a checkpoint was restored, or the initial values. Returns `count` before and after."""
-        before = self.count()
-        after = 0 if checkpoint is None else min(before, self._saved.get(checkpoint, 0))
-        self._undone += before - after
-        return before, after
 
 
 class VariableRecovery:
     """Recovers the parameter servers of one cluster.
 
     Args:
-      membership: connects to them.
-      variables: those on the parameter servers, with the tables.
-      finished: returns how many scheduled functions have finished so far, without the library's own.
+      membership: connects to the parameter servers.
+      variables: on the parameter servers, with the tables.
+      finished: returns how many of the user's functions have finished so far, undone ones included.
       wait_recovered: waits until the parameter servers are recovered, as long as that can be expected; returns whether
         they are. It is called on threads that save a checkpoint.
       quiet: returns a scope in which no scheduled function runs.
       memory: `Options.checkpoint_memory`.
       events: where checkpoints are recorded.
       owner: this client as the owner of the directory of checkpoints.
-
-    Attributes:
-      states_held: see `VariableStore`.
     """
 
     def __init__(
@@ -274,18 +237,22 @@ class VariableRecovery:
         self._membership = membership
         self._variables = variables
         self.states_held = variables.states_held
-        self._progress = SavedProgress(finished)
+        self._finished = finished
         self._wait_recovered = wait_recovered
         self._quiet = quiet
         self._source: CheckpointRestore | None = None
         self._step: Step | None = None
         self._on_rollback: Callable[[Rollback], object] | None = None
-        # By the path of the checkpoint, of which a state need not be a part. A state that was added later is reset:
-        # the checkpoint has nothing of what was done since.
-        self._saved_states: dict[str, States] = {}
+        # How many finished functions recoveries have undone: their effect is not in the variables.
+        self._undone = 0
+        # By the path of each of the latest checkpoints: how many functions had finished when its writing began, without
+        # the undone ones, and the states saved beside it. A checkpoint that is missing was written before this program
+        # began to train, or very long ago. A state that was added later is reset: the checkpoint has nothing of what
+        # was done since.
+        self._saved: dict[str, tuple[int, States]] = {}
         self._replaced_of_manager = contextlib.ExitStack()
-        # Held while a checkpoint is saved, and during an attempt to recover. The lock of the
-        # membership may be taken while it is held, never the other way round.
+        # Held while a checkpoint is saved, and during an attempt to recover. The lock of the membership may be taken
+        # while it is held, never the other way round.
         self.variables_in_use = Lock()
         # Found by the attempts since the last success.
         self._lost: set[str] = set()
@@ -301,7 +268,7 @@ class VariableRecovery:
           TypeError: `source`, `step` or `on_rollback` is of a wrong type.
           ValueError: the manager's checkpoint was used asynchronously.
         """
-        found = CheckpointRestore(source, self._owner)
+        restore = CheckpointRestore(source, self._owner)
         _check(step)
         if on_rollback is not None and not callable(on_rollback):
             raise TypeError(f"on_rollback must be a function that takes a Rollback, got {on_rollback!r}.")
@@ -309,20 +276,20 @@ class VariableRecovery:
         self._variables.note_tables()
         self._variables.is_restored = True
         self.release_manager()
-        if found.manager is not None:
-            self._owner.take(found.manager.directory, found.checkpoints())
-        if isinstance(found.manager, CheckpointSource):
+        if restore.manager is not None:
+            self._owner.take(restore.manager.directory, restore.checkpoints())
+        if isinstance(restore.manager, CheckpointSource):
             self._step = step
-            services = self._save_of_source, self._read_steps, step is None, self._memory, self._events, self._owner
-            found.manager.begin(SaveServices(*services))
-            self._replaced_of_manager.callback(found.manager.end)
-        elif found.manager is not None:
-            save = functools.partial(self._save, found.manager.save, found.manager.directory)
-            self._replaced_of_manager.enter_context(attribute_replaced(found.manager, "save", save))
+            services = self._save_quietly, self._steps, step is None, self._memory, self._events, self._owner
+            restore.manager.begin(SaveServices(*services))
+            self._replaced_of_manager.callback(restore.manager.end)
+        elif restore.manager is not None:
+            save = functools.partial(self._save, restore.manager.save, restore.manager.directory)
+            self._replaced_of_manager.enter_context(attribute_replaced(restore.manager, "save", save))
             self._replaced_of_manager.enter_context(
-                asynchronous_saves_refused(found.manager.checkpoint, _asynchronous_refused)
+                asynchronous_saves_refused(restore.manager.checkpoint, _asynchronous_refused)
             )
-        self._source, self._step = found, step
+        self._source, self._step = restore, step
 
     def release_manager(self) -> None:
         """Restores the checkpoint manager's own `save`, unless other code has replaced it, and undoes the rest."""
@@ -340,7 +307,7 @@ class VariableRecovery:
         return lost
 
     def try_once(self) -> Rollback | bool:
-        """Makes one attempt; returns and reports a rollback, or whether no variable is missing. Raises as `recover`."""
+        """Calls `recover`, and reports a rollback; returns it, or whether no variable is missing."""
         rollback = self.recover()
         if rollback is None and self.missing() is not None:
             return False
@@ -359,7 +326,7 @@ class VariableRecovery:
         """Makes one attempt; to be called on a thread without its own executor, while no function runs.
 
         Returns:
-          The rollback, or None. Then it must be tried again, unless `missing` returns None too: a parameter server does
+          The rollback, or None. After None call it again, unless `missing` returns None too: a parameter server does
           not answer or was lost once more, or a checkpoint is being saved, which will fail soon.
 
         Raises:
@@ -382,6 +349,11 @@ class VariableRecovery:
             self.variables_in_use.release()
 
     def _attempt(self, source: CheckpointRestore) -> Rollback | None:
+        def renew() -> None:
+            self._variables.renew()
+            if source.manager is None:  # The user's function may read variables before it restores them.
+                self._variables.initialize_rest()
+
         self._lost.update(self._membership.lost_parameter_servers())
         self._began = self._began or time.monotonic()
         try:
@@ -390,9 +362,10 @@ class VariableRecovery:
                 if not self._membership.reconnect_parameter_servers():
                     return None
                 self._is_half_restored = True
-                checkpoint = source.restore(lambda: self._renew(with_values=source.manager is None))
+                checkpoint = source.restore(renew)
                 self._variables.initialize_rest()
-                for state, saved in self._saved_states.get(checkpoint or "", States()).items():
+                _, states = self._saved.get(checkpoint or "", (0, States()))
+                for state, saved in states.items():
                     if state.serialize() != saved:
                         state.deserialize(saved)
                 step = self._read_step()
@@ -403,24 +376,19 @@ class VariableRecovery:
                 return None
             raise
         if self._membership.lost_parameter_server() is not None:
-            # Nothing had to be restored on it, so that its second loss raised no error.
+            # Nothing had to be restored on the server, so its second loss raised no error.
             return None
         return self._rollback(source, checkpoint, step)
-
-    def _renew(self, *, with_values: bool) -> None:
-        self._variables.renew()
-        if with_values:  # A function of the user's may read variables before it restores them.
-            self._variables.initialize_rest()
 
     def _read_step(self) -> int | None:
         if self._step is None:
             return None
         return int(self._step() if callable(self._step) else self._step.numpy())
 
-    def _read_steps(self) -> int | None:
+    def _steps(self) -> int | None:
         """Returns the number of the step; None while a server does not answer."""
         if self._step is None:
-            return self._progress.count()
+            return self._progress()
         try:
             return self._read_step()
         except tf.errors.OpError:
@@ -428,14 +396,20 @@ class VariableRecovery:
                 raise
             return None
 
+    def _progress(self) -> int:
+        """Returns how many functions have finished and were not undone."""
+        return self._finished() - self._undone
+
     def _rollback(self, source: CheckpointRestore, checkpoint: str | None, step: int | None) -> Rollback:
         assert self._began is not None
-        before: int | None = None
-        after = step
+        before, after = None, step
         if source.manager is not None:
-            before, finished = self._progress.roll_back(checkpoint)
-            after = finished if step is None else step
-            before += after - finished
+            progress = self._progress()
+            saved, _ = self._saved.get(checkpoint or "", (0, None))
+            undone = max(0, progress - saved)
+            self._undone += undone
+            after = progress - undone if step is None else step
+            before = after + undone
         lost = tuple(sorted(self._lost))
         seconds = time.monotonic() - self._began
         self._lost, self._began, self._is_half_restored = set(), None, False
@@ -453,17 +427,15 @@ class VariableRecovery:
           ValueError: the save is asynchronous.
           tf.errors.OpError: the save failed for another reason.
         """
-        if any(
-            isinstance(each, tf.train.CheckpointOptions) and each.enable_async for each in (*args, *kwargs.values())
-        ):
+        arguments = (*args, *kwargs.values())
+        if any(isinstance(value, tf.train.CheckpointOptions) and value.enable_async for value in arguments):
             # Before the checkpoint's number is incremented.
             raise _asynchronous_refused()
         began = time.monotonic()
-        given = inspect.signature(save).bind(*args, **kwargs)
-        given.arguments["options"] = _with_callback(given.arguments.get("options"), self._note_written)
+        bound = inspect.signature(save).bind(*args, **kwargs)
+        bound.arguments["options"] = _with_callback(bound.arguments.get("options"), self._note_written)
         try:
-            with self._quiet():
-                path = self._save_quietly(save, directory, *given.args, **given.kwargs)
+            path = self._save_quietly(functools.partial(save, *bound.args, **bound.kwargs), directory)
         except (tf.errors.OpError, CheckpointsTakenOver) as error:
             seconds = time.monotonic() - began
             self._events.record("checkpoint_failed", name=directory, seconds=seconds, detail=type(error).__name__)
@@ -477,23 +449,22 @@ class VariableRecovery:
         self._owner.require()
         self._owner.record(path)
 
-    def _save_of_source(self, save: Callable[[], str], directory: str) -> str:
+    def _save_quietly(self, save: Callable[[], str | None], directory: str) -> str | None:
+        """Calls `save` while no function runs, again after a recovery; see `SaveServices`."""
         with self._quiet():
-            path = self._save_quietly(save, directory)
-        assert path is not None
-        return path
+            return self._save_repeatedly(save, directory)
 
-    def _save_quietly(self, save: Callable[..., str | None], directory: str, *args: Any, **kwargs: Any) -> str | None:
+    def _save_repeatedly(self, save: Callable[[], str | None], directory: str) -> str | None:
         unreached = 0
         while True:
             with self.variables_in_use:
                 missing = self.missing()
                 if missing is None:
-                    count = self._progress.count()
+                    count = self._progress()
                     try:
                         self._owner.require()
                         states = self._variables.copied_states()
-                        path = save(*args, **kwargs)
+                        path = save()
                     except tf.errors.OpError as error:
                         # Another client that uses the directory may have deleted the files.
                         self._owner.require()
@@ -504,8 +475,7 @@ class VariableRecovery:
                             raise
                     else:
                         if path is not None:
-                            self._progress.record(path, count)
-                            self._saved_states = _latest(self._saved_states, path, states)
+                            self._saved = dict([*self._saved.items(), (path, (count, states))][-_REMEMBERED:])
                         return path
             if missing is None:
                 unreached += 1
@@ -518,15 +488,8 @@ class VariableRecovery:
                 raise missing
 
 
-def _latest(remembered: dict[str, Remembered], path: str, value: Remembered) -> dict[str, Remembered]:
-    """Returns what is remembered of checkpoints, and of one more; without the oldest ones if there are many."""
-    return dict([*remembered.items(), (path, value)][-_REMEMBERED:])
-
-
 def _check(step: Any) -> None:
-    if step is None or callable(step):
-        return
-    if not (hasattr(step, "numpy") and tf.as_dtype(step.dtype).is_integer):
+    if step is not None and not callable(step) and not (hasattr(step, "numpy") and tf.as_dtype(step.dtype).is_integer):
         raise TypeError(
             f"step must be an integer variable, or a function that returns an int, such as optimizer.iterations; "
             f"got {step!r}."
@@ -542,7 +505,7 @@ def _with_callback(options: Any, callback: Callable[[str], object]) -> Any:
 
 
 def _asynchronous_refused() -> ValueError:
-    """Returns the error for a checkpoint that is to be saved or restored asynchronously."""
+    """Returns the error for an asynchronous save or restore of the checkpoint."""
     return ValueError(
         "The checkpoint that restore_from restores cannot be saved or restored with "
         "tf.train.CheckpointOptions(enable_async=True): TensorFlow's asynchronous checkpoint keeps using the "

@@ -1,13 +1,12 @@
 """The variables and mutable lookup tables on the parameter servers, with their initial values.
 
-What is on a parameter server is lost with it. Here it is recreated in the same Python objects: a variable or table is a
-Python object that holds the handle of a resource on a server, so it gets the handle of a new resource, and so does
-every function that captured the old one.
+A variable or table is a Python object that holds the handle of a resource on a server, and is lost with the server. A
+recovery keeps the object: it gives it the handle of a new resource, and every function that captured the old handle.
 
 Promise: after `renew`, the restoring of a checkpoint and `initialize_rest`, all variables are as a restarted client
-would find them after restoring that checkpoint. That is why those on servers that survived are renewed too: a metric
+would find them after restoring that checkpoint. Variables on servers that survived are therefore renewed too: a metric
 whose total and count are on two servers stays consistent, even if no checkpoint holds it. The initial content of a
-table is what it had at the first `note_tables`.
+table is its content at the first `note_tables`.
 """
 
 import collections
@@ -26,6 +25,7 @@ from coordinator.ps_strategy.tensorflow_internals.handles import (
     TableResource,
     TracedFunctions,
     forget_handles,
+    is_on_parameter_server,
     new_handle,
     replace_handles,
     set_table_content,
@@ -35,23 +35,18 @@ from coordinator.ps_strategy.tensorflow_internals.handles import (
 
 _logger = logging.getLogger("coordinator")
 
-# The initial content of a table is copied to the client unless it has more entries than this.
-_MOST_ENTRIES = 2**20
-
-# An initial value that is an array is copied to the client unless it is larger than this, in bytes.
-_LARGEST_COPY = 2**20
-# The attribute of a variable that has its initial value, or the function that returns it. Kept elsewhere, it would keep
-# the variable alive: the function that creates the initial value of a Keras variable refers to that variable.
+# The largest initial content of a table that is copied to the client, in entries, and the largest array that is an
+# initial value, in bytes.
+_MOST_ENTRIES, _LARGEST_COPY = 2**20, 2**20
+# The attribute of a variable with its initial value, or the function that returns it. Kept elsewhere, the function
+# would keep the variable alive: the function that creates the initial value of a Keras variable refers to the variable.
 _INITIAL_VALUE = "_coordinator_initial_value"
 
 
 class _Table(NamedTuple):
-    """What is known of a table.
+    """A table's resource, its initial content (empty for none), and whether that is known.
 
-    Attributes:
-      resource: on its server.
-      content: the initial one; empty for none, None if it was not noted.
-      is_known: False if the initial content was too large to be copied.
+    The content is None until it is noted. It is not known if it was too large to be copied.
     """
 
     resource: TableResource
@@ -60,7 +55,7 @@ class _Table(NamedTuple):
 
 
 class Recovered(Protocol):
-    """What has state on the servers beside variables and tables, or derived from them."""
+    """An object with state on the servers that is no variable or table, or is derived from some."""
 
     def recover(self) -> None:
         """Makes the state fit the present values of the variables; called on the client."""
@@ -85,7 +80,7 @@ class ClientState(Protocol):
         """Undoes `hold`."""
 
 
-# Those that are alive, and what `serialize` has returned.
+# The states that are alive, each with what its `serialize` has returned.
 States = weakref.WeakKeyDictionary[ClientState, Any]
 
 
@@ -96,6 +91,9 @@ class VariableStore:
 
     Args:
       traced: has every function that may have captured the handle of a variable or table.
+
+    Attributes:
+      is_restored: whether `restore_from` was called.
     """
 
     def __init__(self, traced: TracedFunctions) -> None:
@@ -105,34 +103,28 @@ class VariableStore:
         self._numbers = itertools.count()
         self._tables: weakref.WeakKeyDictionary[Any, _Table] = weakref.WeakKeyDictionary()
         self._recovered: weakref.WeakSet[Recovered] = weakref.WeakSet()
-        # Of tables that were deleted. What the server holds of them is freed later: the garbage collector may delete a
-        # table on any thread, at any moment, and must not wait for a server.
+        # The resources of deleted tables. They are freed later: the garbage collector may delete a table on any thread,
+        # at any moment, and must not wait for a server.
         self._deleted: collections.deque[TableResource] = collections.deque()
         self._states: weakref.WeakSet[ClientState] = weakref.WeakSet()
         self._states_lock = threading.Lock()
         self._are_held = False
-        # Whether `restore_from` was called.
         self.is_restored = False
 
     def add(self, variable: Any, initial_value: Any) -> None:
-        """Adds a variable that was just created.
-
-        Args:
-          variable: a `tf.Variable`; one that is not on a parameter server is ignored.
-          initial_value: the argument of its constructor: a value, a function that returns one, or None.
-        """
-        if tf.DeviceSpec.from_string(variable.device).job != "ps":
+        """Adds a new variable, with the `initial_value` of its constructor, if it is on a parameter server."""
+        if not is_on_parameter_server(variable.device):
             return
         setattr(variable, _INITIAL_VALUE, _repeatable(variable, initial_value))
         self._variables[next(self._numbers)] = variable
 
     def variables(self) -> list[Any]:
         """Returns the variables that are alive, in the order of their creation."""
-        # The references are copied in one step, since variables may be created meanwhile.
+        # `valuerefs` copies the references in one step: other threads may be creating variables.
         return [variable for reference in self._variables.valuerefs() if (variable := reference()) is not None]
 
     def forget(self) -> None:
-        """Has all variables and tables refer to nothing: TensorFlow was reset, and what they referred to is gone."""
+        """Makes all variables and tables refer to nothing: TensorFlow was reset, and their resources are gone."""
         forget_handles([*self.variables(), *self.tables()])
 
     @contextlib.contextmanager
@@ -156,23 +148,20 @@ class VariableStore:
         return weakref.WeakKeyDictionary({state: state.serialize() for state in list(self._states)})
 
     def add_state(self, state: ClientState) -> None:
-        """Adds what goes back with the variables. It is not kept alive; adding it again has no effect."""
+        """Adds a state that is rolled back with the variables. It is kept weakly; adding it again has no effect."""
         with self._states_lock:
             self._states.add(state)
             if self._are_held:
                 state.hold()
 
     def add_recovered(self, recovered: Recovered) -> None:
-        """Adds what has state beside variables and tables. It is not kept alive."""
+        """Adds an object with other state on the servers. It is kept weakly."""
         self._recovered.add(recovered)
 
     def add_table(self, table: Any, resource: TableResource, recovered_by: Recovered | None = None) -> None:
-        """Adds a mutable table on a parameter server that was just created, and frees those that were deleted.
+        """Adds a mutable table that was just created on a parameter server, and frees deleted ones.
 
-        Args:
-          table: the table.
-          resource: what the server holds of it.
-          recovered_by: fills the table again after a recovery, which otherwise gives it its initial content.
+        After a recovery, `recovered_by` fills the table again; by default it gets its initial content.
         """
         self._tables[table] = _Table(resource, None if recovered_by is None else {})
         if recovered_by is not None:
@@ -191,7 +180,7 @@ class VariableStore:
         return [table for reference in self._tables.keyrefs() if (table := reference()) is not None]
 
     def resource_of(self, table: Any) -> TableResource:
-        """Returns what a server holds of a table."""
+        """Returns the resource of a table on its server."""
         return self._tables[table].resource
 
     def note_tables(self) -> None:
@@ -199,7 +188,7 @@ class VariableStore:
         for table in self.tables():
             if self._tables[table].content is not None:
                 continue
-            # That a server is lost is reported elsewhere.
+            # A lost server is reported by the recovery.
             with contextlib.suppress(tf.errors.OpError):
                 entries = int(table.size())
                 content = table_content(table) if 0 < entries <= _MOST_ENTRIES else {}
@@ -208,16 +197,14 @@ class VariableStore:
     def renew(self) -> None:
         """Gives every variable and table a new resource on its server, and every function the new handles.
 
-        Variables have no value then, tables their initial content, and states on the client are reset.
-
-        Raises:
-          tf.errors.OpError: a server does not answer.
+        Variables have no value then, tables their initial content, and states on the client are reset. Raises
+        `tf.errors.OpError` if a server does not answer.
         """
         variables, tables = self.variables(), self.tables()
-        # All are created before the first replaces an old one: if a server fails meanwhile, nothing has changed.
+        # All are created before the first replaces an old one: if a server fails until then, nothing has changed.
         renewed = [(variable, new_handle(variable)) for variable in variables]
         for table in tables:
-            # Otherwise, one on a server that was not lost would be found again, with its content.
+            # Otherwise a table on a server that was not lost would be found again, with its content.
             self.resource_of(table).free()
             renewed.append((table, self.resource_of(table).handle()))
         replace_handles(renewed, self._traced)
@@ -251,8 +238,8 @@ class VariableStore:
                     "now. Add it to the checkpoint, or fill it in on_rollback.",
                     table_name(table),
                 )
-        for each in list(self._recovered):
-            each.recover()
+        for recovered in list(self._recovered):
+            recovered.recover()
 
 
 def _repeatable(variable: Any, initial_value: Any) -> Any:
@@ -264,17 +251,16 @@ def _repeatable(variable: Any, initial_value: Any) -> Any:
     elements = variable.shape.num_elements()
     if elements is not None and elements * variable.dtype.size > _LARGEST_COPY:
         return None
-    # Outside of the function that is being traced, if one is.
+    # Outside of a function that is being traced.
     with tf.init_scope():
         value = tf.convert_to_tensor(initial_value, variable.dtype).numpy()
     return value.copy() if value.nbytes <= _LARGEST_COPY else None
 
 
 def _initialize(variable: Any) -> None:
-    initial_value = given = getattr(variable, _INITIAL_VALUE)
+    known = getattr(variable, _INITIAL_VALUE)
     with tf.device(variable.device):
-        if callable(initial_value):
-            initial_value = initial_value()
+        initial_value = known() if callable(known) else known
         if initial_value is None:
             _logger.warning(
                 "The variable %r is not in the checkpoint, and its initial value is no longer known: it is zero now. "
@@ -283,11 +269,11 @@ def _initialize(variable: Any) -> None:
             )
             initial_value = tf.zeros(_smallest(variable.shape), variable.dtype)
         variable.assign(initial_value, read_value=False)
-        if isinstance(given, RowsInBlocks):
+        if isinstance(known, RowsInBlocks):
             del initial_value
-            given.write(variable)
+            known.write(variable)
 
 
 def _smallest(shape: tf.TensorShape) -> list[int]:
-    """Returns the smallest shape that is compatible with one that may be partly unknown."""
+    """Returns the smallest shape that is compatible with a partly unknown one."""
     return [] if shape.rank is None else [dimension or 0 for dimension in shape]

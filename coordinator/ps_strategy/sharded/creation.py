@@ -1,9 +1,7 @@
-"""Creates variables in parts, each with its rows of the initial value, on its parameter server.
+"""Creates variables, whole or in parts, each on its parameter server with its rows of the initial value.
 
-The parameter server of each new variable: round robin, unless that gives one server much more than another.
-
-Variables of the same size, and small ones whatever their size, go to one server after the other, as in TensorFlow. A
-large one goes to the server that holds the fewest bytes if the next one in turn would hold a quarter more than that.
+Variables of the same size, and small ones of any size, go to one server after the other, as in TensorFlow. A large
+variable goes to the server that holds the fewest bytes if the next one in turn would hold a quarter more than that.
 """
 
 import dataclasses
@@ -20,14 +18,16 @@ from coordinator.ps_strategy.sharded.sharded_variable import Partition, ShardedV
 # Smaller variables are placed in turn, in bytes.
 _LARGE = 2**20
 _TOLERATED = 1.25
+# A value that can only be computed as a whole, on each server, is refused if it is larger, in bytes.
+LARGEST_WHOLE = 2**28
+# How many bytes of a value that is computed by rows are computed at a time.
+BLOCK_BYTES = 2**22
 
 
 class Placement:
-    """Chooses servers. Thread-safe; variables that several threads create at once are counted when they exist.
+    """Chooses servers. Thread-safe; variables that several threads create at the same time are counted when they exist.
 
-    Args:
-      devices: of the parameter servers.
-      variables: returns the variables that exist.
+    `devices` are of the parameter servers; `variables` returns the variables that exist.
     """
 
     def __init__(self, devices: Sequence[str], variables: Callable[[], Iterable[Any]]) -> None:
@@ -37,11 +37,7 @@ class Placement:
         self._numbers = itertools.count()
 
     def next_devices(self, sizes: Sequence[int]) -> list[str]:
-        """Returns the devices of new variables.
-
-        Args:
-          sizes: in bytes, 0 if it is not known.
-        """
+        """Returns the devices of new variables with these sizes in bytes, 0 if a size is not known."""
         held = self._held() if max(sizes) >= _LARGE else dict.fromkeys(self._devices, 0)
         return [self._next(size, held) for size in sizes]
 
@@ -49,7 +45,7 @@ class Placement:
         """Chooses a server, and adds the variable to the bytes that it holds."""
         number = next(self._numbers) % len(self._devices)
         device = self._devices[number]
-        # The first of several, in turn.
+        # Of several such servers, the next one in turn.
         least = min((*self._devices[number:], *self._devices[:number]), key=held.__getitem__)
         if size >= _LARGE and held[device] + size > _TOLERATED * (held[least] + size):
             device = least
@@ -59,16 +55,10 @@ class Placement:
     def _held(self) -> dict[str, int]:
         held = dict.fromkeys(self._devices, 0)
         for variable in self._variables():
-            # What is in parts holds nothing itself.
+            # A variable in parts holds nothing itself.
             if variable.device in held and not hasattr(variable, "parts"):
                 held[variable.device] += (variable.shape.num_elements() or 0) * variable.dtype.size
         return held
-
-
-# A value that can only be computed as a whole, on each server, is refused if it is larger, in bytes.
-LARGEST_WHOLE = 2**28
-# How many bytes of a value that is computed by rows are computed at once.
-BLOCK_BYTES = 2**22
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,10 +67,10 @@ class InitialValue:
 
     Attributes:
       shape: of the whole value.
-      dtype: likewise.
+      dtype: of the whole value.
       rows: called with the first row and the number of rows, returns these rows.
-      whole: what to give to the constructor of a variable that is not sharded.
-      block_rows: how many rows are computed together, at multiples of this number; None for all that are asked for.
+      whole: for the constructor of a variable that is not sharded.
+      block_rows: how many rows are computed together, at multiples of this number; None for all requested rows.
     """
 
     shape: tf.TensorShape
@@ -96,24 +86,21 @@ def rows_of_block(shape: tf.TensorShape, dtype: tf.DType) -> int:
 
 
 class RowsInBlocks:
-    """The initial value of some rows, written block by block: a server needs memory for the rows and one block.
+    """The initial value of `count` rows, written block by block: a server needs memory for the rows and one block.
 
-    Args:
-      initial: the initial value of all rows; with `block_rows`.
-      first: the first of the rows.
-      count: the number of rows.
+    `initial`, the initial value of all rows, has `block_rows`.
     """
 
     def __init__(self, initial: InitialValue, first: int, count: int) -> None:
         self._initial, self._first, self._count = initial, first, count
 
     def __call__(self) -> tf.Tensor:
-        """Returns memory for the rows, whose content is not defined until `write`."""
+        """Returns memory for the rows; its content is undefined until `write`."""
         shape = [self._count, *self._initial.shape[1:]]
         return tf.raw_ops.Empty(shape=shape, dtype=self._initial.dtype, init=False)
 
     def write(self, variable: tf.Variable) -> None:
-        """Writes all rows into a variable that has them, and no others."""
+        """Writes all rows into a variable that has exactly these rows."""
         size, end = self._initial.block_rows, self._first + self._count
         assert size is not None
         borders = [self._first, *range(self._first // size * size + size, end, size), end]
@@ -132,10 +119,10 @@ def initial_value_of(value: Any, shape: Any = None, dtype: Any = None, name: str
 
     Args:
       value: a value, or a function without arguments that returns it. A function may take `partition_shape` and
-        `partition_offset`, and return these rows; then it is called for each block of a part. If not, it is called for
-        each part, and rows are taken of the result.
-      shape: None if it is that of the value. If it is None, a function has to be called once to learn it.
-      dtype: likewise.
+        `partition_offset`, and return these rows: it is called for each block of a part. Otherwise it is called for
+        each part, and the rows are taken from the result.
+      shape: None for the shape of the value; a function is then called once to learn it.
+      dtype: None for the dtype of the value, as `shape`.
       name: of the variable, for messages.
     """
     if not callable(value):
@@ -168,11 +155,7 @@ def _rows_of_function(
 def rows_of_whole(
     function: Callable[[], Any], shape: tf.TensorShape, dtype: tf.DType, name: str | None, first: int, count: int
 ) -> Any:
-    """Returns rows of the whole value that a function returns.
-
-    Raises:
-      ValueError: the whole value is large; the message says how to have it computed in parts.
-    """
+    """Returns rows of the whole value that a function returns; raises `ValueError` if the whole value is large."""
     size = shape.num_elements() * dtype.size
     if size > LARGEST_WHOLE:
         raise ValueError(
@@ -185,11 +168,11 @@ def rows_of_whole(
 
 
 def _takes_partition(function: Callable[..., Any]) -> bool:
-    return _names_partition(function) or any(each.kind is each.VAR_KEYWORD for each in _parameters(function))
+    return _names_partition(function) or any(known.kind is known.VAR_KEYWORD for known in _parameters(function))
 
 
 def _names_partition(function: Callable[..., Any]) -> bool:
-    return {"partition_shape", "partition_offset"} <= {each.name for each in _parameters(function)}
+    return {"partition_shape", "partition_offset"} <= {argument.name for argument in _parameters(function)}
 
 
 def _parameters(function: Callable[..., Any]) -> Sequence[inspect.Parameter]:
@@ -199,10 +182,10 @@ def _parameters(function: Callable[..., Any]) -> Sequence[inspect.Parameter]:
         return ()
 
 
-# Called with the shape and the dtype of a variable, returns the number of partitions along each axis.
+# A function that takes the shape and the dtype of a variable, and returns the number of partitions along each axis.
 Partitioner = Callable[..., Sequence[int]]
 
-# Arguments of a variable that concern it as a whole.
+# Arguments that concern a variable as a whole.
 _OPTIONS = ("synchronization", "aggregation", "distribute_strategy")
 
 
@@ -216,25 +199,24 @@ def check_partitioner(partitioner: Any) -> None:
 
 
 def partition_by(partitioner: Partitioner, shape: tf.TensorShape, dtype: tf.DType) -> Partition | None:
-    """Returns how a partitioner divides a variable; None for one that stays whole.
+    """Returns how a partitioner divides a variable; None if the variable stays whole.
 
-    Raises:
-      ValueError: the partitioner divides other axes than the first, or returns nothing.
+    Raises `ValueError` if the partitioner divides other axes than the first, or returns nothing.
     """
     if not shape.rank or shape[0] is None or dtype in (tf.resource, tf.variant):
         return None
-    found = partitioner(shape=shape, dtype=dtype)
-    if not found or found[0] == 0 or any(count != 1 for count in found[1:]):
+    counts = partitioner(shape=shape, dtype=dtype)
+    if not counts or counts[0] == 0 or any(count != 1 for count in counts[1:]):
         raise ValueError(
             "variable_partitioner must return a list/tuple whose elements are 1 besides the first element (non-zero), "
-            f"got: {found!r}"
+            f"got: {counts!r}"
         )
-    parts = min(int(found[0]), shape[0])
+    parts = min(int(counts[0]), shape[0])
     return Partition(shape[0], parts) if parts > 1 else None
 
 
 def part_sizes(partition: Partition | None, initial: InitialValue) -> list[int]:
-    """Returns the size of each part in bytes; of the whole variable if there is no partition, 0 if it is not known."""
+    """Returns the size of each part, or of the whole variable without a partition, in bytes; 0 if it is not known."""
     if partition is None:
         return [(initial.shape.num_elements() or 0) * initial.dtype.size]
     row = (initial.shape[1:].num_elements() or 0) * initial.dtype.size
@@ -248,14 +230,9 @@ def create_sharded(
     devices: Sequence[str],
     arguments: dict[str, Any],
 ) -> ShardedVariable:
-    """Creates a sharded variable.
+    """Creates a sharded variable, whose constructor got `arguments`.
 
-    Args:
-      create_part: called with a device and the arguments of a variable, creates a variable there.
-      partition: which rows are in which part.
-      initial: the initial value.
-      devices: of each part.
-      arguments: those of the constructor of the whole variable.
+    `create_part` is called with the device and the arguments of each part.
     """
     name = arguments.get("name") or "Variable"
     parts = []
@@ -266,26 +243,25 @@ def create_sharded(
             "shape": tf.TensorShape([count]).concatenate(initial.shape[1:]),
             "dtype": initial.dtype,
             "initial_value": _initial_rows(initial, first, count),
-            # Gradients are those of the whole variable.
+            # Gradients belong to the whole variable.
             "trainable": False,
             "constraint": None,
         }
         parts.append(create_part(devices[number], **own))
     full_name = parts[0].name.removesuffix(":0").removesuffix("/part_0")
-    trainable = arguments.get("trainable")
+    if (trainable := arguments.get("trainable")) is None:
+        trainable = arguments.get("synchronization") is not tf.VariableSynchronization.ON_READ
     return ShardedVariable(
         parts,
         full_name,
-        trainable=arguments.get("synchronization") is not tf.VariableSynchronization.ON_READ
-        if trainable is None
-        else trainable,
+        trainable=trainable,
         constraint=arguments.get("constraint"),
         **{option: arguments[option] for option in _OPTIONS if arguments.get(option) is not None},
     )
 
 
 def _initial_rows(initial: InitialValue, first: int, count: int) -> Callable[[], Any]:
-    # A function that is being traced would write them whenever it runs.
+    # A function that is being traced would write the rows whenever it runs.
     if initial.block_rows is None or initial.block_rows >= count or not tf.executing_eagerly():
         return functools.partial(initial.rows, first, count)
     return RowsInBlocks(initial, first, count)

@@ -6,15 +6,13 @@
     parts[2] [2, 4]  part_2                on ps 0
     parts[3] [2, 4]  part_3                on ps 1
 
-Look-ups and updates of rows send to each server the rows that it has, and no others; rows are returned in the order in
-which they were asked for. Gradients are those of the whole variable, `tf.IndexedSlices` with its row numbers. What
-needs the whole value, such as `numpy()` or an operator, reads all parts. An update of several parts is not atomic; each
-row's is, as in any other variable.
+Each part has consecutive rows, as in TensorFlow's "div" layout: if the parts cannot all have the same number of rows,
+the first ones have one row more.
 
-Which rows of a sharded variable are in which part: TensorFlow's "div" layout.
-
-Each part has consecutive rows, the first ones one row more if they cannot all have the same number: 10 rows in 4 parts
-are 3 + 3 + 2 + 2.
+Look-ups and updates of rows send to each server only the rows that it has; rows are returned in the order in which they
+were asked for. A gradient is one of the whole variable: `tf.IndexedSlices` with its row numbers. Operations on the
+whole value, such as `numpy()` or an operator, read all parts. An update of several parts is not atomic; an update of
+one row is, as in any other variable.
 """
 
 import dataclasses
@@ -40,7 +38,7 @@ class Routed:
 
     Attributes:
       part: of each row, int32 [n].
-      local: for each part, the indices in this part, as given [n of the part].
+      local: for each part, the indices of the rows in the part [n of the part].
       count: of parts.
     """
 
@@ -52,20 +50,15 @@ class Routed:
         """Returns the values of each part's rows, for values of all rows, [n, ...]."""
         return tf.dynamic_partition(values, self.part, self.count)
 
-    def stitch(self, found: Sequence[Any]) -> Any:
-        """Returns what belongs to each row, [n, ...], for what belongs to those of each part."""
+    def stitch(self, values: Sequence[Any]) -> Any:
+        """Puts the values of the parts' rows back into the order of all rows, [n, ...]."""
         positions = self.split(tf.range(tf.size(self.part)))
-        return tf.dynamic_stitch(positions, found)
+        return tf.dynamic_stitch(positions, values)
 
 
 @dataclasses.dataclass(frozen=True)
 class Partition:
-    """A division of rows into parts.
-
-    Attributes:
-      rows: number of rows.
-      parts: number of parts, at least 1 and at most that of rows.
-    """
+    """A division of `rows` rows into `parts` parts, of at least one row each."""
 
     rows: int
     parts: int
@@ -82,11 +75,9 @@ class Partition:
         return (0, *itertools.accumulate(self.sizes))[:-1]
 
     def route(self, indices: Any) -> Routed:
-        """Finds the parts of rows.
+        """Finds the parts of rows, whose indices are int32 or int64 [n].
 
-        Args:
-          indices: int32 or int64 [n]. One outside of the variable is given to the first or last part, where it is
-            outside too, so that the part's server refuses it.
+        An index out of range goes to the first or last part. It is out of range there too, so that server refuses it.
         """
         base, extra = divmod(self.rows, self.parts)
         part = (indices - extra) // base
@@ -149,7 +140,7 @@ class ShardedVariable(SavedInSlices, UnstoredVariable):
     Args:
       parts: `tf.Variable`s, as `Partition` divides their rows.
       name: without `:0`, name scopes included.
-      options: those of `UnstoredVariable`.
+      options: see `UnstoredVariable`.
 
     Attributes:
       parts: the variables that have the rows.
@@ -165,7 +156,7 @@ class ShardedVariable(SavedInSlices, UnstoredVariable):
 
     @property
     def variables(self) -> list[tf.Variable]:
-        """The parts; itself alone while functions are traced for a SavedModel, which has it as one variable."""
+        """The parts; only itself while functions are traced for a SavedModel, which has it as one variable."""
         return [self] if is_being_exported() else list(self.parts)
 
     def __iter__(self) -> Iterator[tf.Variable]:
@@ -175,24 +166,24 @@ class ShardedVariable(SavedInSlices, UnstoredVariable):
         return self.partition.rows
 
     def __getitem__(self, index: Any) -> Any:
-        """Returns what `tf.Variable` does; an int or a slice along the first axis reads these rows alone."""
+        """Returns what `tf.Variable` does; an int or a slice along the first axis reads only these rows."""
         first, *rest = index if isinstance(index, tuple) and index else (index,)
         rows = self._rows_at(first)
         if rows is None or is_being_exported():
             return tf.convert_to_tensor(self)[index]
-        found = self.sparse_read(rows)
+        values = self.sparse_read(rows)
         if not rest:
-            return found
-        return found[tuple(rest)] if isinstance(rows, int) or rows.shape.rank == 0 else found[(slice(None), *rest)]
+            return values
+        return values[tuple(rest)] if isinstance(rows, int) or rows.shape.rank == 0 else values[(slice(None), *rest)]
 
     def _rows_at(self, index: Any) -> Any:
         """Returns the numbers of the rows of an index along the first axis; None for one of another kind."""
         count = self.partition.rows
         if isinstance(index, slice):
             bounds = (index.start, index.stop, index.step)
-            if all(each is None or isinstance(each, int | np.integer) for each in bounds):
+            if all(bound is None or isinstance(bound, int | np.integer) for bound in bounds):
                 rows = range(count)[index]
-                # TensorFlow refuses some of the bounds that are none.
+                # TensorFlow refuses some bounds of an empty range.
                 bounds = (rows.start, rows.stop, rows.step) if rows else (0, 0, 1)
                 return None if rows == range(count) else tf.range(*bounds, dtype=tf.int64)
         elif isinstance(index, int | np.integer) and not isinstance(index, bool):
@@ -207,8 +198,7 @@ class ShardedVariable(SavedInSlices, UnstoredVariable):
     def split_rows(self, slices: tf.IndexedSlices) -> list[tf.IndexedSlices]:
         """Returns for each part the rows of `slices` that it has, with their indices in the part.
 
-        Raises:
-          TypeError: `slices` is no `tf.IndexedSlices`.
+        Raises `TypeError` for other arguments than `tf.IndexedSlices`.
         """
         if not isinstance(slices, tf.IndexedSlices):
             raise TypeError(f"Argument `sparse_delta` must be a `tf.IndexedSlices`. Received arg: {slices}")
@@ -228,8 +218,8 @@ class ShardedVariable(SavedInSlices, UnstoredVariable):
             with not_recorded():
                 indices = tf.convert_to_tensor(indices)
                 routed = self.partition.route(tf.reshape(indices, [-1]))
-                found = [part.sparse_read(local) for part, local in zip(self.parts, routed.local, strict=True)]
-                rows = tf.reshape(routed.stitch(found), tf.concat([tf.shape(indices), self.shape[1:]], 0))
+                read = [part.sparse_read(local) for part, local in zip(self.parts, routed.local, strict=True)]
+                rows = tf.reshape(routed.stitch(read), tf.concat([tf.shape(indices), self.shape[1:]], 0))
                 rows.set_shape(indices.shape.concatenate(self.shape[1:]))
             return self._rows_read(rows, indices)
 
@@ -244,7 +234,7 @@ class ShardedVariable(SavedInSlices, UnstoredVariable):
             return rows if indices.shape[-1] == 1 else tf.gather_nd(rows, indices[..., 1:], batch_dims)
 
     def _read_variable_op(self, no_copy: bool = False) -> Any:
-        # Private: all reads of the whole value go through it.
+        # Private: all reads of the whole value go through this method.
         if is_being_exported():
             return super()._read_variable_op(no_copy)
         with not_recorded():
@@ -285,11 +275,7 @@ class ShardedVariable(SavedInSlices, UnstoredVariable):
     scatter_nd_update = _scatter_nd_method("scatter_nd_update")
 
     def _split_value(self, value: Any) -> list[Any]:
-        """Returns the rows of each part of a value.
-
-        Raises:
-          ValueError: it has another shape than the variable.
-        """
+        """Returns the rows of each part of a value; raises ValueError for a value of another shape."""
         value = tf.convert_to_tensor(value, self.dtype)
         if not self.shape.is_compatible_with(value.shape):
             raise ValueError(

@@ -51,10 +51,15 @@ def restored_functions(table: Any) -> tuple[Any, Any]:
     return create.concrete_functions[0], initialize.concrete_functions[0]
 
 
-def is_on_parameter_server(tensor: Any) -> bool:
+def is_on_parameter_server(device: str) -> bool:
+    """Returns True if a device, as variables, tensors and operations name theirs, belongs to a parameter server."""
+    return bool(tf.DeviceSpec.from_string(device).job == "ps")
+
+
+def is_server_handle(tensor: Any) -> bool:
     """Returns True if a captured tensor is the handle of a resource on a parameter server."""
     is_resource = tensor.dtype == tf.resource and not tf.is_symbolic_tensor(tensor)
-    return is_resource and tf.DeviceSpec.from_string(tensor.device).job == "ps"
+    return is_resource and is_on_parameter_server(tensor.device)
 
 
 def owner_of_handle(tensor: Any) -> Any | None:

@@ -18,6 +18,7 @@ from tensorflow.python.eager import record
 from tensorflow.python.ops import control_flow_v2_func_graphs, resource_variable_ops
 
 from coordinator.ps_strategy.tensorflow_internals.checkpoint_savers import VARIABLE
+from coordinator.ps_strategy.tensorflow_internals.handles import is_on_parameter_server
 
 
 @contextlib.contextmanager
@@ -292,7 +293,7 @@ def _anywhere_method(method: str) -> Any:
 
     def scatter_nd(self: Any, indices: Any, updates: Any, name: str | None = None) -> Any:
         # A kernel called by itself does not know the shape of a variable on a server, and refuses all updates.
-        if not tf.executing_eagerly() or tf.DeviceSpec.from_string(self.device).job != "ps":
+        if not tf.executing_eagerly() or not is_on_parameter_server(self.device):
             return getattr(super(ExclusiveScatter, self), method)(indices, updates, name)
         _scatter_nd(self, method, tf.convert_to_tensor(indices), tf.convert_to_tensor(updates, self.dtype))
         return self._lazy_read(None)

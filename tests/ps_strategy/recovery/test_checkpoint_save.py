@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from coordinator.errors import ParameterServerLost
-from coordinator.ps_strategy.recovery.variable_recovery import SavedProgress, VariableRecovery
+from coordinator.ps_strategy.recovery.variable_recovery import VariableRecovery
 from coordinator.ps_strategy.recovery.variable_store import VariableStore
 from coordinator.ps_strategy.tensorflow_internals.handles import TracedFunctions
 
@@ -19,6 +19,7 @@ class Servers:
     """Servers that a test loses, and that are recovered when a save waits for them."""
 
     def __init__(self) -> None:
+        self.finished = 7
         self.lost = False
         self.is_hopeless = False
         self.waits = 0
@@ -26,7 +27,7 @@ class Servers:
         self.quiet_periods = 0
         self.is_quiet = False
         store = VariableStore(TracedFunctions())
-        self.recovery = VariableRecovery(self, store, lambda: 7, self.wait_recovered, self.quiet)
+        self.recovery = VariableRecovery(self, store, lambda: self.finished, self.wait_recovered, self.quiet)
 
     def lost_parameter_server(self):
         return LOST if self.lost else None
@@ -219,36 +220,31 @@ def test_a_refused_save_is_not_counted(manager, servers, asynchronous):
     assert manager.save().endswith("ckpt-1")
 
 
-class Finished:
-    """How many functions have finished."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def __call__(self) -> int:
-        return self.count
+def steps_of_a_recovery(servers) -> tuple[int, int]:
+    servers.lost = True
+    rollback = servers.recovery.recover()
+    return rollback.step_before, rollback.step_after
 
 
-def test_progress_undone_by_a_recovery_does_not_count():
-    finished = Finished()
-    progress = SavedProgress(finished)
-    finished.count = 10
-    progress.record("ckpt-1", progress.count())
-    finished.count = 25
-    assert progress.roll_back("ckpt-1") == (25, 10)
-    assert progress.count() == 10
-    finished.count = 30
-    assert progress.count() == 15
-    progress.record("ckpt-2", progress.count())
-    finished.count = 32
-    assert progress.roll_back("ckpt-2") == (17, 15)
-    assert progress.roll_back("ckpt-1") == (15, 10)
+def test_progress_undone_by_a_recovery_does_not_count(manager, servers):
+    servers.recovery.restore_from(manager)
+    servers.finished = 10
+    manager.save()
+    servers.finished = 25
+    assert steps_of_a_recovery(servers) == (25, 10)
+    servers.finished = 30
+    second = manager.save()
+    servers.finished = 32
+    assert steps_of_a_recovery(servers) == (17, 15)
+    tf.io.gfile.remove(f"{second}.index")
+    assert steps_of_a_recovery(servers) == (15, 10)
 
 
-def test_a_checkpoint_from_before_this_program_has_no_progress_of_it():
-    finished = Finished()
-    progress = SavedProgress(finished)
-    finished.count = 5
-    assert progress.roll_back("of-an-earlier-run") == (5, 0)
-    finished.count = 9
-    assert progress.roll_back(None) == (4, 0)
+def test_a_checkpoint_from_before_this_program_has_no_progress_of_it(manager, servers, tmp_path):
+    assert manager.save()
+    servers.recovery.restore_from(manager)
+    servers.finished = 5
+    assert steps_of_a_recovery(servers) == (5, 0)
+    servers.finished = 9
+    servers.recovery.restore_from(tf.train.CheckpointManager(manager.checkpoint, str(tmp_path / "empty"), 1))
+    assert steps_of_a_recovery(servers) == (4, 0)

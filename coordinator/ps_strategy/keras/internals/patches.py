@@ -36,6 +36,7 @@ from keras.src.trainers.data_adapters.array_slicing import convert_to_sliceable
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
 from coordinator.data.source import without_autotuning
+from coordinator.ps_strategy.tensorflow_internals.handles import is_on_parameter_server
 from coordinator.ps_strategy.tensorflow_internals.process import attribute_replaced
 from coordinator.ps_strategy.tensorflow_internals.replicas import first_part_spec
 
@@ -211,7 +212,7 @@ def _table_on_server(value: Any) -> tf.Variable | None:
         return None
     table = value._value if scope is None else scope.stored(value)
     is_known = isinstance(table, tf.Variable) and table.shape.rank and table.shape[0] is not None
-    return table if is_known and tf.DeviceSpec.from_string(table.device).job == "ps" else None
+    return table if is_known and is_on_parameter_server(table.device) else None
 
 
 class EpochIterator(StockEpochIterator):

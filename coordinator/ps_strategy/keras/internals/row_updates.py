@@ -39,6 +39,7 @@ from coordinator.ps_strategy.keras.internals.optimizers import (
     with_parts,
     without_repeats,
 )
+from coordinator.ps_strategy.tensorflow_internals.handles import is_on_parameter_server
 from coordinator.ps_strategy.tensorflow_internals.process import attribute_replaced
 from coordinator.ps_strategy.tensorflow_internals.replicas import apply_once, is_one_of_several
 from coordinator.ps_strategy.tensorflow_internals.unstored_variable import TableVariable
@@ -81,7 +82,7 @@ def row_updates(*, by_rows: bool = True) -> Iterator[None]:
 
     def is_by_rows(gradient: Any, variable: Any) -> bool:
         is_sparse = by_rows and isinstance(gradient, tf.IndexedSlices)
-        return is_sparse and tf.DeviceSpec.from_string(variable_of(variable).device).job == "ps"
+        return is_sparse and is_on_parameter_server(variable_of(variable).device)
 
     @functools.wraps(stock)
     def apply(self: Any, grads: Sequence[Any], trainable_variables: Sequence[Any]) -> None:
