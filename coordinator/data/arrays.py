@@ -74,7 +74,7 @@ def arrays(*structure: Any) -> Source:
 
     Raises:
       ValueError: there is none, they have different numbers of rows, none at all, or more than 1 GiB: write them to
-        a file, and use `coordinator.data.files`.
+        a file, and use `coordinator.data.rows`.
     """
     return _Arrays(structure if len(structure) > 1 else structure[0] if structure else ())
 
@@ -116,7 +116,7 @@ def _check(found: Sequence[np.ndarray[Any, Any]]) -> None:
         if each.nbytes > _LARGEST:
             raise ValueError(
                 f"arrays was given an array of {each.nbytes / 2**30:.1f} GiB, which each worker would have to keep in "
-                "its memory; at most 1 GiB is allowed. Write it to a file with np.save, and use coordinator.data.files."
+                "its memory; at most 1 GiB is allowed. Write it to a file with np.save, and use coordinator.data.rows."
             )
 
 

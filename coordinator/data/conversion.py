@@ -25,7 +25,7 @@ def convert(paths: Sequence[str], folder: str) -> str:
       folder: where the files are written; it is created.
 
     Returns:
-      The call of `coordinator.data.files` that reads them.
+      The call of `coordinator.data.records` that reads them.
 
     Raises:
       LaunchError: pyarrow is not installed, or a file cannot be converted; the message says why.
@@ -56,7 +56,7 @@ def convert(paths: Sequence[str], folder: str) -> str:
             with contextlib.suppress(tf.errors.OpError):
                 tf.io.gfile.remove(each)
         raise
-    return f"coordinator.data.files({outputs!r}, features={{\n{columns}}})"
+    return f"coordinator.data.records({outputs!r}, features={{\n{columns}}})"
 
 
 def _check(path: str, output: str, outputs: Sequence[str]) -> None:

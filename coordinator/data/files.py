@@ -583,7 +583,7 @@ class _Rows(Source):
         return shuffled_rows(tf.reshape(numbers, [-1, *self._shape]), positions)
 
     def __repr__(self) -> str:
-        return f"<coordinator.data.files: {self.size} examples in {len(self._paths)} files>"
+        return f"<coordinator.data.rows: {self.size} examples in {len(self._paths)} files>"
 
 
 def _count(path: str, header: int, width: int) -> int:
