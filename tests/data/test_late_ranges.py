@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from coordinator.data import Epochs, arrays, client, records
-from coordinator.data.late_ranges import LateRanges
+from coordinator.data.ranges import LateRange, LateRanges
 from tests.data.fake_strategy import FakeStrategy
 from tests.data.test_files import FEATURES, write_records
 from tests.data.visits import EXACT, Visits, numbered
@@ -58,7 +58,7 @@ def ranges_of(count, slots=2):
     """Returns what reads, and `count` ranges whose functions wait."""
     reader = Slots()
     found = LateRanges(slots, lambda number: number, reader)
-    late = [found.new(number, lambda *_: None) for number in range(count)]
+    late = [LateRange(number, found, lambda *_: None) for number in range(count)]
     for each in late:
         each.follow(None)
     return reader, late
