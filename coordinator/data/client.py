@@ -134,7 +134,32 @@ class _Iterable(_ClientSource):
 
     def reader(self) -> Callable[[Any], Any]:
         """See `Source.reader`."""
-        return _Reading(self._begun, self.size).with_examples
+        examples: Iterator[Any] = iter(())
+        # The epoch and the number of the next example; of no epoch, so that the first range begins one.
+        at_epoch, at = -1, 0
+
+        def read() -> Any:
+            nonlocal at
+            try:
+                example = next(examples)
+            except StopIteration:
+                raise ValueError(
+                    f"The data ended after {at} examples in epoch {at_epoch}; it had {self.size} before, or by "
+                    "size=. Epochs need the same examples each time."
+                ) from None
+            at += 1
+            return example
+
+        def with_examples(positions: Any) -> Any:
+            nonlocal examples, at_epoch, at
+            epoch, start, count, _, _ = map(int, positions)
+            if epoch != at_epoch or start < at:
+                examples, at_epoch, at = self._begun(), epoch, 0
+            while at < start:
+                read()
+            return positions, _stacked([read() for _ in range(count)])
+
+        return with_examples
 
     def _begun(self) -> Iterator[Any]:
         """Begins again; checks that the first examples are the same as the first time."""
@@ -150,36 +175,6 @@ class _Iterable(_ClientSource):
 
     def __repr__(self) -> str:
         return f"<coordinator.data.client: {self.size} examples of {self._name}, in order>"
-
-
-class _Reading:
-    """The reading of one loop: where it is, and how it goes on from there."""
-
-    def __init__(self, begin: Callable[[], Iterator[Any]], size: int) -> None:
-        self._begin = begin
-        self._size = size
-        self._examples: Iterator[Any] = iter(())
-        # Of the next example; the end, so that it begins with the first range.
-        self._epoch, self._next = -1, 0
-
-    def with_examples(self, positions: Any) -> Any:
-        epoch, start, count, _, _ = map(int, positions)
-        if epoch != self._epoch or start < self._next:
-            self._examples, self._epoch, self._next = self._begin(), epoch, 0
-        while self._next < start:
-            self._read()
-        return positions, _stacked([self._read() for _ in range(count)])
-
-    def _read(self) -> Any:
-        try:
-            example = next(self._examples)
-        except StopIteration:
-            raise ValueError(
-                f"The data ended after {self._next} examples in epoch {self._epoch}; it had {self._size} before, or by "
-                "size=. Epochs need the same examples each time."
-            ) from None
-        self._next += 1
-        return example
 
 
 def _count(examples: Iterator[Any], name: str) -> int:

@@ -96,11 +96,7 @@ class _Columns:
         return bool(self._known)
 
     def feature(self, name: str, value: Any) -> tf.train.Feature:
-        """Returns a value of a column as a feature.
-
-        Raises:
-          LaunchError: it has no value, or one of another type than before.
-        """
+        """Returns a value of a column as a feature; LaunchError if it is missing, or has another type than before."""
         is_list = isinstance(value, list | tuple)
         values = list(value) if is_list else [value]
         kind = _kind(name, values)

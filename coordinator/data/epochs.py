@@ -19,7 +19,7 @@ import json
 import logging
 import threading
 import weakref
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -70,7 +70,7 @@ class EpochsStatistics:
 
 
 @dataclasses.dataclass(frozen=True)
-class EpochsState:
+class EpochsSettings:
     """The data and the settings that decide which examples a range has.
 
     Attributes:
@@ -87,52 +87,6 @@ class EpochsState:
     batches_per_range: int
     drop_remainder: bool
     permutation: tuple[int, ...]
-
-    def to_json(self, ledger: Ledger, waiting: Collection[int] = ()) -> str:
-        """Returns the state with the ranges that are done, except ranges whose gradients wait for an update."""
-        below = min([ledger.below, *waiting])
-        return json.dumps(
-            {
-                "version": _VERSION,
-                **dataclasses.asdict(self),
-                "below": below,
-                "done": sorted({*range(below, ledger.below), *ledger.done}.difference(waiting)),
-                "skipped": sorted(ledger.skipped),
-            }
-        )
-
-    def from_json(self, text: Any) -> tuple[int, Sequence[int], Sequence[int]]:
-        """Returns the ranges that are done: all below a number, further ones; and which of them were skipped.
-
-        Raises:
-          ValueError: data or settings are others.
-        """
-        saved = json.loads(text if isinstance(text, str) else bytes(text))
-        if saved.get("version") != _VERSION:
-            raise ValueError(
-                f"The checkpoint has epochs of format {saved.get('version')}, and this release of coordinator reads "
-                f"format {_VERSION}: use the release that wrote it."
-            )
-        own = dataclasses.asdict(self) | {"permutation": list(self.permutation)}
-        differing = [name for name, value in own.items() if saved[name] != value]
-        if differing == ["permutation"]:
-            raise ValueError(
-                "The checkpoint was written with a release of TensorFlow that shuffles in another way, so its epoch "
-                "cannot be continued. Continue with that release until the epochs are done."
-            )
-        if differing:
-            names = {"size": "the number of examples", "digest": "the content of the data"}
-            parts = [
-                names[name] if name == "digest" else f"{names.get(name, name)} ({saved[name]} then, {own[name]} now)"
-                for name in differing
-                if name != "permutation"
-            ]
-            raise ValueError(
-                f"The epochs in the checkpoint are of other data or settings; these differ: {', '.join(parts)}. "
-                "Continue with those of then, or leave the epochs out of the tf.train.Checkpoint to begin with the "
-                "first example."
-            )
-        return saved["below"], saved["done"], saved["skipped"]
 
 
 class Epochs(tf.train.experimental.PythonState):
@@ -188,7 +142,7 @@ class Epochs(tf.train.experimental.PythonState):
         # More than one, since ranges that were given back may be of the epoch before.
         self._shuffled_chunk = functools.lru_cache(4)(functools.partial(_shuffled_chunk, self._seed, self._per_epoch))
         permutation = () if shuffle is None else tuple(shuffled_here(np.arange(8), shuffle, 0, 1000).tolist())
-        self.settings = EpochsState(
+        self.settings = EpochsSettings(
             source.size, source.digest, batch_size, shuffle, batches_per_range, drop_remainder, permutation
         )
         self._lock = threading.RLock()  # a signal in `Condition.__enter__`, which is Python, would leave it locked
@@ -322,10 +276,17 @@ class Epochs(tf.train.experimental.PythonState):
             self._ledger.skip_below(epoch * self._per_epoch)
 
     def serialize(self) -> str:
-        """Returns the state, which TensorFlow stores in a checkpoint."""
+        """Returns the state, which TensorFlow stores in a checkpoint.
+
+        It has the ranges that are done, except ranges whose gradients wait for an update.
+        """
         waiting = {number for record in list(self._records) for number in record.waiting()}
+        ledger, settings = self._ledger, dataclasses.asdict(self.settings)
         with self._lock:
-            return self.settings.to_json(self._ledger, waiting)
+            below = min([ledger.below, *waiting])
+            done = sorted({*range(below, ledger.below), *ledger.done}.difference(waiting))
+            skipped = sorted(ledger.skipped)
+        return json.dumps({"version": _VERSION, **settings, "below": below, "done": done, "skipped": skipped})
 
     def deserialize(self, text: Any) -> None:
         """Continues from a state that `serialize` has returned; TensorFlow calls it to restore a checkpoint.
@@ -333,11 +294,12 @@ class Epochs(tf.train.experimental.PythonState):
         Raises:
           ValueError: it is of other data, or of other settings; the message names what differs.
         """
-        below, done, skipped = self.settings.from_json(text)
+        saved = json.loads(text if isinstance(text, str) else bytes(text))
+        self._check_saved(saved)
         with self._lock:
             self._is_reset = False
             self._restorations += 1
-            self._ledger.restore(below, done, skipped)
+            self._ledger.restore(saved["below"], saved["done"], saved["skipped"])
             self._changed.notify_all()
 
     @property
@@ -385,6 +347,32 @@ class Epochs(tf.train.experimental.PythonState):
     def __repr__(self) -> str:
         return f"<Epochs: {self.remaining} of {self._ledger.total} ranges of {self.source!r} are left>"
 
+    def _check_saved(self, saved: Mapping[str, Any]) -> None:
+        if saved.get("version") != _VERSION:
+            raise ValueError(
+                f"The checkpoint has epochs of format {saved.get('version')}, and this release of coordinator reads "
+                f"format {_VERSION}: use the release that wrote it."
+            )
+        own = dataclasses.asdict(self.settings) | {"permutation": list(self.settings.permutation)}
+        differing = [name for name, value in own.items() if saved[name] != value]
+        if differing == ["permutation"]:
+            raise ValueError(
+                "The checkpoint was written with a release of TensorFlow that shuffles in another way, so its epoch "
+                "cannot be continued. Continue with that release until the epochs are done."
+            )
+        if differing:
+            names = {"size": "the number of examples", "digest": "the content of the data"}
+            parts = [
+                names[name] if name == "digest" else f"{names.get(name, name)} ({saved[name]} then, {own[name]} now)"
+                for name in differing
+                if name != "permutation"
+            ]
+            raise ValueError(
+                f"The epochs in the checkpoint are of other data or settings; these differ: {', '.join(parts)}. "
+                "Continue with those of then, or leave the epochs out of the tf.train.Checkpoint to begin with the "
+                "first example."
+            )
+
     def _yield_ranges(self, strategy: Any) -> Iterator[Any]:
         read, late = self.source.reader(), self._late.get(strategy)
         if self._prefetch and late is None:
@@ -397,7 +385,7 @@ class Epochs(tf.train.experimental.PythonState):
             ahead = min(ahead, max(_LEAST_AHEAD_PER_WORKER * workers, self.source.most_out // self._width))
         # A loop that waits is woken for several ranges, but ranges without a function must not keep it waiting.
         self._refill = max(ahead // 2, MOST_UNSCHEDULED)
-        # What this loop has taken; with some of it functions are scheduled by now.
+        # What this loop has taken. Some has functions by now: asking for each range would take longer.
         taken: dict[int, None] = {}
         try:
             while True:

@@ -116,14 +116,7 @@ def _file_size(path: str) -> int:
 def _checked_paths(paths: Any, name: str) -> list[str]:
     """Returns the paths of files, without the indexes that an earlier run kept beside them: a pattern may match both.
 
-    Args:
-      paths: one, or several.
-      name: of the function that was given them, for messages.
-
-    Raises:
-      TypeError: something else.
-      ValueError: there is none, or one is what `pathlib` makes of a URL.
-      FileNotFoundError: a file does not exist.
+    It raises what the function `name` raises for paths, and ValueError for what `pathlib` makes of a URL.
     """
     if isinstance(paths, str | os.PathLike):
         paths = [paths]
@@ -140,7 +133,7 @@ def _checked_paths(paths: Any, name: str) -> list[str]:
 
 
 class _Files(Source):
-    """A source of consecutive examples in files.
+    """A source of consecutive examples in files: so many in each file.
 
     Args:
       name: of the function that creates the source, for messages.
@@ -191,12 +184,9 @@ class _Files(Source):
 
     @abstractmethod
     def _examples(self, start: Any, count: Any, *on_worker: Any) -> Any:
-        """Reads examples, as a tensor.
+        """Reads `count` examples from number `start` of all files on, int64 scalars, as a tensor.
 
-        Args:
-          start: the number of the first example in all files, an int64 scalar.
-          count: how many, an int64 scalar.
-          *on_worker: the index, and the content of the files where they are mapped.
+        A worker has the index, and the content of the files where they are mapped.
         """
 
     def _files_of(self, numbers: Any) -> Any:
@@ -212,9 +202,9 @@ class _Files(Source):
         Args:
           maps: what `_maps` returned on this worker; empty if the files are not mapped.
           start: the number of the first example, an int64 scalar.
-          count: how many.
-          positions_of: takes the index of a file, and a vector of numbers of examples in all files, where the number
-            after the last of the file is allowed; returns where they begin in the file, in bytes.
+          count: how many, an int64 scalar.
+          positions_of: takes the index of a file, and numbers of examples in all files, also the one after the last of
+            the file; returns where they begin in the file, in bytes.
         """
 
         def read_part(file: Any, begin: Any, end: Any) -> Any:
@@ -241,11 +231,7 @@ class _Files(Source):
         return tf.cond(first == last, lambda: read_part(first, start, end), lambda: as_one_operation(read_parts))
 
     def _maps(self) -> Any:
-        """Returns the content of all files, a list of vectors of bytes, of which nothing is read yet.
-
-        Raises:
-          ValueError: a file has another size.
-        """
+        """Returns the content of all files, a list of vectors of bytes, before any of it is read."""
         maps = tf.raw_ops.EmptyTensorList(element_shape=_VECTOR, max_num_elements=-1, element_dtype=tf.uint8)
         for path, size in zip(self._paths, self._sizes, strict=True):
             try:
@@ -334,15 +320,10 @@ def _read_bytes(path: Any, begin: Any, end: Any, size: Any) -> Any:
 
 
 class _FramedFiles(_Files):
-    """A source of examples of different sizes.
+    """A source of examples of different sizes, which `name`s the index too: "records", "lines" or "lines-N".
 
     The index, 8 bytes for each example, is kept in a file beside each file, and in the memory of each worker. It is a
     cache: unless it is whole, and was made of the present file, it is made again.
-
-    Args:
-      paths: of the files.
-      name: names the index, and the source in messages: "records", or "lines" or "lines-N".
-      parse: see `_Files`.
     """
 
     # Whether an index could not be kept, which is tried and logged once.
@@ -361,13 +342,7 @@ class _FramedFiles(_Files):
 
     @abstractmethod
     def _unframed(self, data: Any, begins: Any, sizes: Any) -> Any:
-        """Returns the examples in some bytes, a string vector.
-
-        Args:
-          data: the bytes, a string scalar.
-          begins: where each example begins in them, an int64 vector.
-          sizes: how many bytes it has, an int64 vector.
-        """
+        """Returns the examples in some bytes, a string vector, where they begin and have these sizes, int64 vectors."""
 
     def _examples(self, start: Any, count: Any, *on_worker: Any) -> Any:
         starts, *maps = on_worker

@@ -106,13 +106,10 @@ class Ledger:
         return self._out.get(number) == 0
 
     def check_scheduled(self, taken: dict[int, None]) -> None:
-        """Removes the ranges with which functions were scheduled, if many were taken or none is left to take.
-
-        Args:
-          taken: the ranges that a loop has taken. Some are scheduled by now: asking for each range would take longer.
+        """Removes ranges with functions from those that a loop has taken, if they are many or no other can be taken.
 
         Raises:
-          RuntimeError: too many are left, or any when there is no range to take.
+          RuntimeError: too many are left, or any when no other can be taken.
         """
         if len(taken) < MOST_UNSCHEDULED and self.has_next():
             return
@@ -143,11 +140,10 @@ class Ledger:
             self._failures.pop(number, None)
 
     def fail(self, number: int, error: BaseException | None) -> bool:
-        """Gives a range back, or skips it; returns whether it is skipped.
+        """Gives a range back, or skips it, after the error of its function; None if the function was cancelled.
 
-        Args:
-          number: of the range.
-          error: of its function; None if the function was cancelled.
+        Returns:
+          Whether it is skipped.
         """
         if error is not None and not isinstance(error, ClosureCancelledError | ParameterServerLost):
             self._failures[number] = failures = self._failures.get(number, 0) + 1

@@ -50,13 +50,9 @@ class PositionRange(np.ndarray[Any, np.dtype[np.int64]]):
 class LateRange:
     """A range that is chosen when a worker takes the function that has it as an argument.
 
-    Args:
-      number: of the range, until then.
-      ranges: the ranges to choose from.
-      follower: called with it and the future of the function that is scheduled with it.
-
     Attributes:
-      number: as given, or the number of the range for which it was exchanged.
+      number: of the range; another one when it was exchanged.
+      ranges: the ranges to choose from.
     """
 
     __slots__ = ("_follower", "is_scheduled", "number", "ranges")
@@ -68,11 +64,7 @@ class LateRange:
         self._follower = follower
 
     def follow(self, future: Future) -> None:
-        """Records that a function is scheduled with it.
-
-        Raises:
-          ValueError: another one was.
-        """
+        """Records that a function is scheduled with it; ValueError if another one was."""
         if self.is_scheduled:
             raise ValueError(
                 "Two functions were scheduled with one range of Epochs(prefetch=...), which gives each function the "
@@ -138,7 +130,7 @@ class LateRanges:
         self._count = slots
         self._positions_of = positions_of
         self._reader = reader
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         # By the number of its range.
         self._waiting: dict[int, LateRange] = {}
         # A heap of the ranges that wait and that no worker reads; some of them may not wait any longer.
@@ -168,12 +160,14 @@ class LateRanges:
     def forget(self, worker: int) -> None:
         """Lets other workers read what a worker has read ahead: it is lost."""
         with self._lock:
-            self._forget(worker)
+            for _, number in self._reading.pop(worker, ()):
+                if number in self._waiting:
+                    heapq.heappush(self._unread, number)
 
     def _choose(self, late: LateRange, worker: int, connection: int) -> Choice:
         with self._lock:
             if self._connections.get(worker) != connection:
-                self._forget(worker)
+                self.forget(worker)
                 self._connections[worker] = connection
             slots = self._reading.setdefault(worker, [])
             slot, dropped = self._exchange(late, slots)
@@ -214,8 +208,3 @@ class LateRanges:
             if number in self._waiting:
                 return number
         return None
-
-    def _forget(self, worker: int) -> None:
-        for _, number in self._reading.pop(worker, ()):
-            if number in self._waiting:
-                heapq.heappush(self._unread, number)

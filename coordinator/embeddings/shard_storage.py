@@ -12,9 +12,14 @@ read. The index is created with all of its buckets, since adding some would stop
 
 Index, free rows and counts of waiting keys are no variables of a checkpoint; `rebuild` derives the first two from
 `key_of` and `stamp`.
+
+Checkpoints and deltas read and write the content in slices. A slice is read or written under the mutex, so that each
+key, row, slot and stamp in it is of one moment; slices are of different moments if training goes on. Nothing is sent to
+the client except what it reads.
 """
 
 import contextlib
+import enum
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -22,24 +27,33 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from coordinator.embeddings.table_settings import TableSettings
 from coordinator.ps_strategy.tensorflow_internals.handles import create_mutable_table
 from coordinator.ps_strategy.tensorflow_internals.shared_variable import ServerMutex, client_may_call, operations_added
 
 # The positions of `counts`. Rows below `USED` are in use or free; `CLOCK` counts pushes; `CHANGES` grows when rows that
-# the index has are changed or freed, and is odd meanwhile; `NEXT_WAITING` is the number of keys that have ever waited;
-# `HAND` is where the search for the oldest rows goes on; `RESTORED` is 1 if a checkpoint was restored.
-USED, FREE, CLOCK, ADMITTED, EVICTED, REFUSED, DROPPED, WAITING, CHANGES, NEXT_WAITING, HAND, RESTORED = range(12)
-_COUNTS = 12
+# the index has are changed or freed, and is odd until they are written; `NEXT_WAITING` is the number of keys that have
+# ever waited; `HAND` is where the search for the oldest rows goes on; `RESTORED` is 1 if a checkpoint was restored.
+Count = enum.IntEnum(
+    "Count",
+    "USED FREE CLOCK ADMITTED EVICTED REFUSED DROPPED WAITING CHANGES NEXT_WAITING HAND RESTORED",
+    start=0,
+)
 
 FREE_STAMP = -1
 # As `counts`, since a stamp is compared with `CLOCK`, which grows with each push of all training.
 STAMPS = tf.int64
 # What an entry of the index takes, its part of the buckets included; measured.
-INDEX_BYTES = 42
+_INDEX_BYTES = 42
 # The index gives it for keys that it does not have.
 UNKNOWN = -1
 # How many rows or keys are handled in one step where all are: so few that others wait at most some milliseconds.
 SLICE = 2**16
+# Of how many rows the oldest are looked for at a time: their stamps and numbers take 16 bytes each.
+_STAMPS_AT_ONCE = 2**20
+
+_KEYS = tf.TensorSpec([None], tf.int64)
+_NUMBER = tf.TensorSpec([], tf.int64)
 
 
 class Index(tf.lookup.experimental.MutableHashTable):
@@ -47,18 +61,14 @@ class Index(tf.lookup.experimental.MutableHashTable):
 
 
 class ShardStorage:
-    """The storage of one table on one parameter server, or in this process; see `TablePlace`.
+    """The storage of one table on one parameter server, or in this process; see `Table`.
 
-    Methods that change something are called under `mutex`, where it is not said that they take it.
+    Methods that change something are called under `mutex`, unless their docstring says that they hold it.
 
     Args:
-      name: of the table.
+      settings: of the table.
       device: of the server's CPU.
-      capacity: the greatest number of rows.
-      dim: the length of a row.
-      slots: what a new row has in each slot, by the slot's name: arrays of the shape of a row, or scalars.
-      initializer: see `initializers`.
-      counts_waiting: whether keys wait to be admitted.
+      capacity: the greatest number of rows here.
       number: unique among the tables of the strategy.
 
     Attributes:
@@ -66,33 +76,23 @@ class ShardStorage:
       mutex: held for every change of them.
     """
 
-    def __init__(
-        self,
-        name: str,
-        device: str,
-        capacity: int,
-        dim: int,
-        slots: Mapping[str, np.ndarray],
-        initializer: Callable[[Any, int], Any],
-        *,
-        counts_waiting: bool,
-        number: int,
-    ) -> None:
-        self.name, self.device, self.capacity, self.dim = name, device, capacity, dim
-        self._initializer = initializer
-        self._slot_values = dict(slots)
+    def __init__(self, settings: TableSettings, device: str, capacity: int, number: int) -> None:
+        name = self.name = settings.name
+        self.device, self.capacity, self.dim = device, capacity, settings.dim
+        self._settings = settings
         self.mutex = ServerMutex(f"coordinator/embeddings/{number}", device)
         with self.placed():
-            self.counts = tf.Variable(lambda: tf.zeros([_COUNTS], tf.int64), trainable=False, name=f"{name}/counts")
-            self.rows = self._reserved("rows", [dim], tf.float32)
+            self.counts = tf.Variable(lambda: tf.zeros([len(Count)], tf.int64), trainable=False, name=f"{name}/counts")
+            self.rows = self._reserved("rows", [self.dim], tf.float32)
             self.slots = {
-                slot: self._reserved(slot.strip("_"), list(value.shape), tf.float32) for slot, value in slots.items()
+                slot: self._reserved(slot.strip("_"), list(value.shape), tf.float32)
+                for slot, value in settings.update.slots.items()
             }
             self.key_of = self._reserved("key_of", [], tf.int64)
             self.stamp = self._reserved("stamp", [], STAMPS)
             self.free = self._reserved("free", [], tf.int64)
             self.evicted = self._reserved("evicted", [], tf.int64)
-            self.waiting = self._reserved("waiting", [], tf.int64) if counts_waiting else None
+            self.waiting = self._reserved("waiting", [], tf.int64) if settings.admission.counts else None
         arguments = (tf.int64, tf.int64, UNKNOWN)
         self.index, resource = create_mutable_table(Index, device, arguments, {"name": f"{name}/index"})
         services = getattr(tf.distribute.get_strategy().extended, "services", None)
@@ -102,7 +102,7 @@ class ShardStorage:
 
     @contextlib.contextmanager
     def placed(self) -> Iterator[None]:
-        """A scope in which variables are created on this server."""
+        """Opens a scope in which variables are created on this server."""
         beside = types.SimpleNamespace(device=self.device)
 
         def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
@@ -121,45 +121,33 @@ class ShardStorage:
             name=f"{self.name}/{name}",
         )
 
-    @staticmethod
-    def full_size(capacity: int, dim: int, slots: Mapping[str, np.ndarray], *, counts_waiting: bool) -> int:
-        """Returns how many bytes a storage with these arguments takes when it is full."""
-        numbers = dim + sum(int(np.prod(value.shape)) for value in slots.values())
-        of_row = 4 * numbers + 32 + 8 * counts_waiting
-        return capacity * (of_row + INDEX_BYTES * (1 + counts_waiting))
-
     @property
     def _large(self) -> list[tf.Variable]:
-        rest = [] if self.waiting is None else [self.waiting]
-        return [self.rows, *self.slots.values(), self.key_of, self.stamp, self.free, self.evicted, *rest]
+        waiting = [] if self.waiting is None else [self.waiting]
+        return [self.rows, *self.slots.values(), self.key_of, self.stamp, self.free, self.evicted, *waiting]
 
     def bytes_per_row(self) -> int:
         """Returns what a row takes of the server's memory, without the index and the list of evicted keys."""
-        large = [each for each in self._large if each is not self.evicted]
-        return sum(int(np.prod(each.shape[1:])) * each.dtype.size for each in large)
-
-    @property
-    def index_entries(self) -> int:
-        """The greatest number of keys in the index."""
-        return self.capacity * (1 if self.waiting is None else 2)
+        large = [variable for variable in self._large if variable is not self.evicted]
+        return sum(int(np.prod(variable.shape[1:])) * variable.dtype.size for variable in large)
 
     @client_may_call()
     def reserve(self) -> None:
         """Empties the table, and allocates its variables and the buckets of its index again.
 
-        While a value that the client assigned is still referred to, the first change of a row would copy all of it, and
-        so use the memory of all rows; a value that is assigned in a function is not.
+        The values are assigned in a function: while a value that the client assigned is still referred to, the first
+        change of a row would copy all of it, and so use the memory of all rows.
         """
         with self.mutex.hold():
             for variable in self._large:
                 empty = tf.raw_ops.Empty(shape=variable.shape, dtype=variable.dtype, init=False)
                 tf.raw_ops.AssignVariableOp(resource=variable.handle, value=empty)
-            self.counts.assign(tf.zeros([_COUNTS], tf.int64), read_value=False)
+            self.counts.assign(tf.zeros([len(Count)], tf.int64), read_value=False)
             self._create_buckets()
 
     def _create_buckets(self) -> None:
-        """Empties the index, which then has buckets for all rows: a table that was filled and emptied keeps them."""
-        entries = tf.constant(self.index_entries, tf.int64)
+        """Empties the index, and fills and empties it again: then it has buckets for all rows, and keeps them."""
+        entries = tf.constant(self.capacity * (1 if self.waiting is None else 2), tf.int64)
 
         def fill(first: Any) -> Any:
             keys = tf.range(first, tf.minimum(first + SLICE, entries))
@@ -171,7 +159,7 @@ class ShardStorage:
         with tf.control_dependencies(tf.nest.flatten(filled)):
             tf.raw_ops.LookupTableImportV2(table_handle=self.index.resource_handle, keys=nothing, values=nothing)
 
-    # Used by the shard, on the server.
+    # Rows by their keys, on the server.
 
     def find(self, keys: Any) -> Any:
         """Returns what the index has for keys, int64 [n]."""
@@ -180,59 +168,60 @@ class ShardStorage:
         found.set_shape(keys.shape)
         return found
 
-    def allocate(self, keys: Any, steps: Any) -> Any:
-        """Gives rows to keys that have none; there must be as many.
+    def room(self) -> Any:
+        """Returns how many rows can be given to keys."""
+        counts = self.counts.read_value()
+        return self.capacity - counts[Count.USED] + counts[Count.FREE]
 
-        Args:
-          keys: int64 [n].
-          steps: what their stamps become, int64 [n] or a scalar.
+    def allocate(self, keys: Any, steps: Any) -> Any:
+        """Gives rows to keys (int64 [n]) that have none, with `steps` as stamps; there must be room for all.
 
         Returns:
-          Their numbers, int64 [n]. They are not in the index yet.
+          The numbers of the rows, int64 [n]. They are not in the index yet.
         """
         counts = self.counts.read_value()
         number = tf.size(keys, tf.int64)
-        recycled = tf.minimum(number, counts[FREE])
-        again = self.free.sparse_read(counts[FREE] - 1 - tf.range(recycled))
-        numbers = tf.concat([again, counts[USED] + tf.range(number - recycled)], 0)
+        recycled = tf.minimum(number, counts[Count.FREE])
+        again = self.free.sparse_read(counts[Count.FREE] - 1 - tf.range(recycled))
+        numbers = tf.concat([again, counts[Count.USED] + tf.range(number - recycled)], 0)
         write(self.key_of, numbers, keys)
         write(self.stamp, numbers, tf.broadcast_to(tf.cast(steps, STAMPS), tf.shape(numbers)))
-        self.add_counts({USED: number - recycled, FREE: -recycled, ADMITTED: number})
+        self.add_counts({Count.USED: number - recycled, Count.FREE: -recycled, Count.ADMITTED: number})
         return numbers
 
     def initialize(self, numbers: Any, keys: Any) -> None:
         """Writes the initial rows of keys, and their slots."""
-        write(self.rows, numbers, tf.ensure_shape(self._initializer(keys, self.dim), [None, self.dim]))
-        for name, value in self._slot_values.items():
+        write(self.rows, numbers, tf.ensure_shape(self._settings.initializer(keys, self.dim), [None, self.dim]))
+        for name, value in self._settings.update.slots.items():
             write(self.slots[name], numbers, tf.broadcast_to(value, tf.concat([tf.shape(numbers), value.shape], 0)))
 
     def release(self, numbers: Any) -> None:
         """Frees rows that are in use."""
         keys = self.key_of.sparse_read(numbers)
-        first, before = self.counts.sparse_read(FREE), self.counts.sparse_read(EVICTED)
+        first, before = self.counts.sparse_read(Count.FREE), self.counts.sparse_read(Count.EVICTED)
         number = tf.size(numbers, tf.int64)
 
         def free() -> None:
             write(self.stamp, numbers, tf.fill(tf.shape(numbers), tf.constant(FREE_STAMP, STAMPS)))
             write(self.free, first + tf.range(number), numbers)
             write(self.evicted, (before + tf.range(number)) % self.capacity, keys)
-            self.add_counts({FREE: number, EVICTED: number})
+            self.add_counts({Count.FREE: number, Count.EVICTED: number})
 
         self.change_rows([keys, first, before], lambda: self.index.remove(keys), free)
 
     def change_rows(self, after: Sequence[Any], *actions: Callable[[], object]) -> None:
-        """Does what changes or frees rows that the index has; see `in_order`.
+        """Changes or frees rows that the index has, by actions that run in their order; see `in_order`.
 
         A look-up that does not hold the mutex learns from `CHANGES` that rows have been changed since it began.
         """
-        changes = self.counts.sparse_read([CHANGES])
+        changes = self.counts.sparse_read([Count.CHANGES])
         # It is odd before if a call was cancelled in the middle.
         odd = changes + 1 + changes % 2
         in_order(
             [*after, odd],
-            lambda: write(self.counts, [CHANGES], odd),
+            lambda: write(self.counts, [Count.CHANGES], odd),
             *actions,
-            lambda: write(self.counts, [CHANGES], odd + 1),
+            lambda: write(self.counts, [Count.CHANGES], odd + 1),
         )
 
     def add_counts(self, added: Mapping[int, Any]) -> None:
@@ -241,17 +230,14 @@ class ShardStorage:
         self.counts.scatter_nd_add([[position] for position in added], amounts)
 
     def wait(self, keys: Any, times: Any, is_new: Any) -> None:
-        """Records how often waiting keys were seen; what has waited longest is forgotten if there is no room.
+        """Records how often keys (int64 [n], without rows) were seen, and which of them have not waited before.
 
-        Args:
-          keys: int64 [n], without rows.
-          times: how often each was seen, int64 [n], at least 1.
-          is_new: whether each has not been waiting yet, bool [n].
+        If there is no room for all, the keys that have waited longest are forgotten.
         """
         assert self.waiting is not None
         # More would not have room in the ring, of which each place is written once here.
         keys, times, is_new = (each[: self.capacity] for each in (keys, times, is_new))
-        first = self.counts.sparse_read(NEXT_WAITING)
+        first = self.counts.sparse_read(Count.NEXT_WAITING)
         new = tf.boolean_mask(keys, is_new)
         number = tf.size(new, tf.int64)
         places = tf.range(first, first + number)
@@ -266,7 +252,7 @@ class ShardStorage:
             # They may be among the keys.
             lambda: self.index.remove(forgotten),
             lambda: write(waiting, places % self.capacity, new),
-            lambda: self.add_counts({NEXT_WAITING: number, WAITING: number - tf.size(forgotten, tf.int64)}),
+            lambda: self.add_counts({Count.NEXT_WAITING: number, Count.WAITING: number - tf.size(forgotten, tf.int64)}),
         )
 
     @client_may_call()
@@ -280,7 +266,7 @@ class ShardStorage:
 
         A table that no checkpoint holds is empty.
         """
-        if not self.read_counts()[RESTORED]:
+        if not self.read_counts()[Count.RESTORED]:
             self.reserve()
 
     @client_may_call()
@@ -292,7 +278,7 @@ class ShardStorage:
         with self.mutex.hold():
             with operations_added() as emptied:
                 self._create_buckets()
-            used = self.counts.sparse_read(USED)
+            used = self.counts.sparse_read(Count.USED)
 
             def add(first: Any, freed: Any) -> Any:
                 numbers = tf.range(first, tf.minimum(first + SLICE, used))
@@ -307,14 +293,169 @@ class ShardStorage:
                 start = tf.constant(0, tf.int64)
                 _, freed = tf.while_loop(lambda first, _: first < used, add, [start, start], parallel_iterations=1)
             written = tf.stack([freed, tf.zeros_like(freed), tf.zeros_like(freed), tf.zeros_like(freed)])
-            self.counts.scatter_nd_update([[FREE], [WAITING], [NEXT_WAITING], [CHANGES]], written)
+            self.counts.scatter_nd_update(
+                [[Count.FREE], [Count.WAITING], [Count.NEXT_WAITING], [Count.CHANGES]], written
+            )
+
+    # The content, in slices.
+
+    @client_may_call(_NUMBER, _NUMBER, _NUMBER)
+    def read_rows(self, first: Any, count: Any, since: Any = 0) -> tuple[Any, Any, list[Any], Any]:
+        """Reads `count` rows from number `first` on, as they are at one moment, with this stamp or a later one.
+
+        Slices begin below `USED`. Updates wait until a slice is read, so it should have about 65,536 rows. While
+        training goes on, a key may be evicted and get a row in another slice.
+
+        Returns:
+          The keys, int64 [n]; their rows, float32 [n, dim]; their slots, in the order of `slots`; their stamps,
+          int64 [n]. On the server.
+        """
+        with self.mutex.hold([first, count]):
+            numbers = _slice(first, count, self.counts.sparse_read(Count.USED))
+            stamps = self.stamp.sparse_read(numbers)
+            numbers = tf.boolean_mask(numbers, tf.logical_and(stamps > FREE_STAMP, stamps >= since))
+            slots = [slot.sparse_read(numbers) for slot in self.slots.values()]
+            keys, rows = self.key_of.sparse_read(numbers), self.rows.sparse_read(numbers)
+            return keys, rows, slots, self.stamp.sparse_read(numbers)
+
+    def write_rows(self, keys: Any, rows: Any, slots: Sequence[Any], stamps: Any) -> None:
+        """Writes rows, whether their keys have rows already or not; arguments are as `read_rows` returns them.
+
+        If there is no room for all, the oldest of these and those that are there are left out, and count as evicted.
+
+        Raises:
+          tf.errors.InvalidArgumentError: there is no room for all, and none may be left out.
+        """
+        with self.mutex.hold([keys, rows, *slots, stamps]):
+            with operations_added() as made:
+                is_kept = self._make_room(keys, stamps)
+            with tf.control_dependencies(made):
+                keys, rows, stamps, *slots = (tf.boolean_mask(each, is_kept) for each in (keys, rows, stamps, *slots))
+                found = self.find(keys)
+            new_at = tf.where(found < 0)[:, 0]
+            new = tf.gather(keys, new_at)
+            waited = tf.math.count_nonzero(tf.gather(found, new_at) < UNKNOWN)
+            self.add_counts({Count.WAITING: -waited})
+            numbers = tf.tensor_scatter_nd_update(found, new_at[:, tf.newaxis], self.allocate(new, 0))
+            with operations_added() as writes:
+                write(self.rows, numbers, rows)
+                write(self.stamp, numbers, stamps)
+                for slot, values in zip(self.slots.values(), slots, strict=True):
+                    write(slot, numbers, values)
+            with tf.control_dependencies(writes):
+                self.index.insert(keys, numbers)
+
+    def _make_room(self, keys: Any, stamps: Any) -> Any:
+        """Makes room for rows that a checkpoint has; returns which of them there is room for, bool [n]."""
+        missing = tf.math.count_nonzero(self.find(keys) < 0) - self.room()
+        every = tf.ones(tf.shape(keys), tf.bool)
+        if self._settings.when_full != "error":
+            return tf.cond(missing > 0, lambda: self._leave_out_oldest(keys, stamps, missing), lambda: every)
+        text = (
+            f"The table {self.name} has no room for the rows of a checkpoint: {self.device} has room for "
+            f"{self.capacity} rows. Create it with a larger capacity, or with when_full='evict_oldest', by which "
+            "rows without a gradient for longest are left out."
+        )
+        tf.debugging.Assert(missing <= 0, [text])
+        return every
+
+    def _leave_out_oldest(self, keys: Any, stamps: Any, missing: Any) -> Any:
+        """Makes room for `missing` rows, at least 1, by the oldest of the rows that are there and that are read.
+
+        Those that are there are evicted, the others left out; see `_make_room`.
+        """
+        found = self.find(keys)
+        is_new = found < 0
+        is_there = tf.logical_not(is_new)
+        # Rows that are there get their new stamps now, so that they are not taken for older than they will be.
+        with operations_added() as stamped:
+            write(self.stamp, tf.boolean_mask(found, is_there), tf.boolean_mask(stamps, is_there))
+        # New rows have negative numbers here.
+        places = -1 - tf.range(tf.size(keys, tf.int64))
+        new = tf.boolean_mask(stamps, is_new), tf.boolean_mask(places, is_new)
+        with tf.control_dependencies(stamped):
+            used = self.counts.sparse_read(Count.USED)
+
+            def search(first: Any, stamps: Any, numbers: Any) -> Any:
+                more = _slice(first, _STAMPS_AT_ONCE, used)
+                more_stamps = self.stamp.sparse_read(more)
+                is_used = more_stamps > FREE_STAMP
+                stamps = tf.concat([stamps, tf.boolean_mask(more_stamps, is_used)], 0)
+                numbers = tf.concat([numbers, tf.boolean_mask(more, is_used)], 0)
+                return first + _STAMPS_AT_ONCE, *_oldest(stamps, numbers, missing)
+
+            *_, oldest = tf.while_loop(
+                lambda first, *_: first < used,
+                search,
+                (tf.constant(0, tf.int64), *_oldest(*new, missing)),
+                shape_invariants=(tf.TensorShape([]), tf.TensorShape([None]), tf.TensorShape([None])),
+                parallel_iterations=1,
+            )
+        left_out = -1 - tf.boolean_mask(oldest, oldest < 0)
+        number = tf.size(left_out, tf.int64)
+        with operations_added() as released:
+            self.release(tf.boolean_mask(oldest, oldest >= 0))
+        with tf.control_dependencies(released):
+            self.add_counts({Count.ADMITTED: number, Count.EVICTED: number})
+            is_there = self.find(keys) >= 0
+        is_kept = tf.tensor_scatter_nd_update(is_new, left_out[:, tf.newaxis], tf.fill([number], False))
+        return tf.logical_or(is_kept, is_there)
+
+    def read_evicted(self, first: Any, count: Any) -> Any:
+        """Returns `count` keys that were evicted after `first` others, int64 [n]; the last `capacity` are known."""
+        with self.mutex.hold([first, count]):
+            last = tf.minimum(first + count, self.counts.sparse_read(Count.EVICTED))
+            return self.evicted.sparse_read(tf.range(first, last) % self.capacity)
+
+    def remove(self, keys: Any) -> None:
+        """Evicts the keys that have rows; each may occur several times."""
+        with self.mutex.hold([keys]):
+            found = tf.unique(self.find(keys))[0]
+            self.release(tf.boolean_mask(found, found >= 0))
+
+    @client_may_call(_NUMBER, _NUMBER)
+    def read_waiting(self, first: Any, count: Any) -> tuple[Any, Any]:
+        """Reads a slice of the keys that wait, of `capacity` places at most; some keys there have been admitted.
+
+        Returns:
+          The keys, and how often each was seen, both int64 [n]. On the server.
+        """
+        if self.waiting is None:
+            return tf.zeros([0], tf.int64), tf.zeros([0], tf.int64)
+        with self.mutex.hold([first, count]):
+            last = tf.minimum(self.counts.sparse_read(Count.NEXT_WAITING), self.capacity)
+            keys = self.waiting.sparse_read(_slice(first, count, last))
+            keys = tf.unique(keys)[0]
+            found = self.find(keys)
+            is_waiting = found < UNKNOWN
+            return tf.boolean_mask(keys, is_waiting), -1 - tf.boolean_mask(found, is_waiting)
+
+    @client_may_call(_KEYS, _KEYS)
+    def write_waiting(self, keys: Any, times: Any) -> None:
+        """Sets how often keys that have no row were seen; arguments are as `read_waiting` returns them."""
+        if self.waiting is None:
+            return
+        with self.mutex.hold([keys, times]):
+            found = self.find(keys)
+            at = tf.where(found < 0)[:, 0]
+            self.wait(tf.gather(keys, at), tf.gather(times, at), tf.gather(found, at) == UNKNOWN)
+
+
+def _slice(first: Any, count: Any, end: Any) -> Any:
+    return tf.range(first, tf.maximum(first, tf.minimum(first + count, end)))
+
+
+def _oldest(stamps: Any, numbers: Any, count: Any) -> tuple[Any, Any]:
+    """Returns the least `count` stamps, or all, and their numbers."""
+    negative, at = tf.math.top_k(-stamps, tf.minimum(tf.cast(count, tf.int32), tf.size(stamps)), sorted=False)
+    return -negative, tf.gather(numbers, at)
 
 
 def write(variable: tf.Variable, numbers: Any, values: Any) -> None:
     """Assigns to rows of a variable, each number once.
 
-    Ten times as fast as the kernel of `tf.Variable.scatter_update` here, which locks out readers. With this one, who
-    reads without the mutex may see a half of a row.
+    This kernel is ten times as fast as the one of `tf.Variable.scatter_update`, which locks out readers. A reader that
+    does not hold the mutex may see half of a row.
     """
     tf.raw_ops.ResourceScatterUpdate(resource=variable.handle, indices=numbers, updates=values)
 
@@ -326,3 +467,11 @@ def in_order(after: Sequence[Any], *actions: Callable[[], object]) -> None:
         with tf.control_dependencies(list(done)), operations_added() as added:
             action()
         done = added
+
+
+def full_size(settings: TableSettings, capacity: int) -> int:
+    """Returns how many bytes a full storage takes, with room for `capacity` rows."""
+    slots, counts_waiting = settings.update.slots, settings.admission.counts
+    numbers = settings.dim + sum(int(np.prod(value.shape)) for value in slots.values())
+    of_row = 4 * numbers + 32 + 8 * counts_waiting
+    return capacity * (of_row + _INDEX_BYTES * (1 + counts_waiting))

@@ -6,14 +6,8 @@ table.lookup(keys)     -->  its keys     finds their rows, and creates those of 
 table.apply_gradients  -->  its keys     updates the rows that these keys have now
                             and rows
 
-Where the parts of a table are: on the parameter servers of a strategy, or in this process.
-
-A table in one process is for what needs no cluster: predictions, evaluation beside training, a notebook, tests. It
-reads the checkpoints of the same table on servers, and the servers read its own.
-
-How much memory the servers' machines have, so that a table which cannot fit is refused before it fills them.
-
-Linux promises more memory than there is, and kills a process that uses what it was promised.
+In a process without a strategy a table has one part, there. It is for what needs no cluster: predictions, evaluation
+beside training, a notebook, tests. It reads the checkpoints of the same table on servers, and the servers read its own.
 """
 
 import collections
@@ -29,7 +23,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from coordinator.embeddings.shard_storage import ADMITTED, CLOCK, DROPPED, EVICTED, REFUSED, WAITING, ShardStorage
+from coordinator.embeddings.shard_storage import Count, ShardStorage, full_size
 from coordinator.embeddings.table_checkpoint import TableCheckpoint
 from coordinator.embeddings.table_settings import (
     EVERY_KEY,
@@ -49,7 +43,6 @@ from coordinator.paths import checkpoint_path
 from coordinator.ps_strategy.keras.internals.optimizers import without_repeats
 from coordinator.ps_strategy.keras.internals.row_updates import table_updates
 from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
-from coordinator.ps_strategy.recovery.variable_store import Recovered
 from coordinator.ps_strategy.tensorflow_internals.checkpoint_savers import (
     SelfSaved,
     SelfSaving,
@@ -61,51 +54,437 @@ from coordinator.ps_strategy.tensorflow_internals.replicas import alone
 from coordinator.ps_strategy.tensorflow_internals.unstored_variable import TableVariable
 
 _NUMBERS = itertools.count()
-# What a strategy replaces while it is open, for tables; as long as the process.
+# For tables without a strategy, what a strategy replaces while it is open; as long as the process.
 _REPLACED = contextlib.ExitStack()
+# The name of what a delta has.
+_DELTA = "delta"
+_GIGABYTE = 1e9
 
 
 @dataclasses.dataclass(frozen=True)
-class TablePlace:
-    """The devices of a table's parts.
+class TableStatistics:
+    """Counters of a table since it was created.
 
     Attributes:
-      devices: a CPU for each part.
-      number: unique among the tables of the same devices.
-      refuse_closed: raises `StrategyClosedError`, which says what was called, if the strategy is closed.
-      add_recovered: see `VariableStore`.
+      capacity: the greatest number of rows.
+      size: the number of keys that have a row: `admitted - evicted`.
+      waiting: the number of keys that wait to be admitted.
+      admitted: how many rows were given to keys; a key that returns after its eviction counts again.
+      evicted: how many rows were removed, or left out of a checkpoint that was restored because there was no room.
+      refused: how many keys got no row because the table was full; a key counts each time.
+      dropped: how many rows of gradients had a key without a row, and changed nothing.
+      steps: the number of calls of `apply_gradients`.
+      bytes: what the rows in use take of the servers' memory, with keys and slots, without the index.
     """
 
-    devices: Sequence[str]
-    number: int
-    refuse_closed: Callable[[str], None]
-    add_recovered: Callable[[Recovered], None]
+    capacity: int
+    size: int
+    waiting: int
+    admitted: int
+    evicted: int
+    refused: int
+    dropped: int
+    steps: int
+    bytes: int
 
-    @classmethod
-    def of_scope(cls) -> "TablePlace":
-        """Returns the place of a table that is created now.
+
+class Table(SelfSaving):
+    """An embedding table with a row for each key that was trained on.
+
+    Created in `strategy.scope()`, it is on the parameter servers. In a process without a strategy it is in that
+    process, with the same checkpoints: for predictions, evaluation beside training, notebooks and tests.
+
+    Args:
+      name: for messages and variables.
+      dim: the length of a row.
+      capacity: the greatest number of rows. It is divided among the parameter servers, each of which has the keys of
+        an equal part of all hash values. Rows take memory when they are first used, the index at once, about 42 bytes
+        for each row of the capacity (twice that with `MinCount(2)` or more).
+      optimizer: changes the rows that a gradient has: an elementwise optimizer of Keras 3, `RowwiseAdagrad`, or a
+        function `(rows, gradient)` that calls `rows.assign_sub`, `assign_add` or `assign`, such as
+        `lambda rows, gradient: rows.assign_sub(0.1 * gradient)`. An optimizer is copied.
+      initializer: a function `(keys, dim)` that returns the first rows of keys, float32 [n, dim], as `Uniform`,
+        `Normal` and `Constant` do.
+      admission: `MinCount` or `Probability`; None gives a row to each key at once.
+      eviction: `OlderThan` or `SmallerThan`, or several: which rows `evict()` removes.
+      when_full: what new keys get when there is no room: "error" raises `tf.errors.InvalidArgumentError` in the step;
+        "default_row" gives them the default, and no row; "evict_oldest" removes rows that have had no gradient for
+        longest. It does not compare all rows: of the next 2,000 or more, it removes the oldest. When a checkpoint
+        is restored and there is no room for all rows, "error" raises; otherwise the rows with the oldest gradients are
+        left out, with a warning.
+      default: each number of the row that keys without a row get.
+
+    Raises:
+      RuntimeError: a strategy is open, and it is not created in its scope.
+      TypeError, ValueError: an argument is wrong, or the table does not fit the memory of a server.
+
+    Attributes:
+      name, dim, capacity: as given.
+      variable: represents all rows as source of `tape.gradient`, a `tf.Variable` of shape [capacity, dim] without a
+        value. Gradients for it are `tf.IndexedSlices` with keys as indices.
+      shards: the parts of the table, by parameter server.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 - each is one decision of the user's
+        self,
+        name: str,
+        dim: int,
+        capacity: int,
+        optimizer: Any,
+        initializer: Callable[[Any, int], Any] | None = None,
+        admission: Admission | None = None,
+        eviction: Eviction | Sequence[Eviction] = (),
+        when_full: str = "error",
+        default: float = 0.0,
+    ) -> None:
+        devices, number, self._services = _place_of_scope()
+        self._settings = TableSettings(
+            name=name,
+            dim=dim,
+            capacity=capacity,
+            optimizer=optimizer,
+            initializer=initializer or Uniform(),
+            admission=admission or EVERY_KEY,
+            eviction=(eviction,) if isinstance(eviction, OlderThan | SmallerThan) else tuple(eviction or ()),
+            when_full=when_full,
+            default=default,
+        )
+        self.name, self.dim, self.capacity = name, dim, capacity
+        parts = capacities(capacity, len(devices))
+        check_fits(name, [full_size(self._settings, part) for part in parts], devices)
+        if max(parts) > tf.int32.max:
+            raise ValueError(
+                f"The table {name!r} would have {max(parts):,} rows on one parameter server, and TensorFlow numbers at "
+                f"most {tf.int32.max:,} there. Use more parameter servers, or a smaller capacity."
+            )
+        self.shards = tuple(
+            TableShard(self._settings, device, part, number) for device, part in zip(devices, parts, strict=True)
+        )
+        # Kept alive by the optimizers that use them.
+        self._accumulating: weakref.WeakSet[AccumulatedGradient] = weakref.WeakSet()
+        self._checkpoint = TableCheckpoint(name, self.shards, self._discard_accumulated)
+        if self._services is not None:
+            self._services.variables.add_recovered(self._checkpoint)
+        self.variable = TableVariable(name, [capacity, dim], tf.float32, self.apply_gradients, self._accumulated)
+
+    @property
+    def default(self) -> float:
+        """Each number of the row that keys without a row get."""
+        return self._settings.default
+
+    @property
+    def history(self) -> str:
+        """Identifies what the content has come from; another text after each restore and recovery."""
+        return self._checkpoint.history
+
+    @property
+    def learning_rate(self) -> float | None:
+        """The optimizer's learning rate, which can be set; None if a schedule or function gives it."""
+        rate = self.shards[0].rate
+        return None if rate is None else float(rate.numpy())
+
+    @learning_rate.setter
+    def learning_rate(self, rate: float) -> None:
+        for shard in self.shards:
+            if shard.rate is None:
+                raise ValueError("The learning rate of this table is not a number, and cannot be set.")
+            shard.rate.assign(rate)
+
+    @tf.autograph.experimental.do_not_convert
+    def lookup(self, keys: Any, training: bool = False) -> Any:
+        """Returns the rows of keys, and tells gradient tapes.
+
+        Args:
+          keys: integers or strings of any shape.
+          training: True gives rows to new keys, or counts them, as `admission` says. Otherwise nothing changes, and
+            keys without a row get the default.
+
+        Returns:
+          float32, of the shape of `keys` and one more dimension.
 
         Raises:
-          RuntimeError: in the scope of another strategy, or outside of the scope while a strategy is open.
+          TypeError: the keys are of another type.
         """
-        strategy: Any = tf.distribute.get_strategy()
-        if isinstance(strategy, ParameterServerStrategy):
-            services = strategy.extended.services
-            number, devices = next(services.unique_numbers), strategy.extended.parameter_devices
-            return cls(devices, number, services.refuse_closed, services.variables.add_recovered)
-        definition = current_server_def()
-        if tf.distribute.has_strategy() or (definition is not None and len(definition.cluster.job) > 1):
-            raise RuntimeError(
-                "A table is created inside strategy.scope() of a coordinator.ParameterServerStrategy, or in a process "
-                "that has no strategy."
+        keys = as_integers(keys)
+        flat = tf.reshape(keys, [-1])
+        unique, positions = tf.unique(flat)
+        parts, places = divided = self._divided(unique)
+        # Read by `apply_gradients`, since the keys of the gradient are this tensor.
+        unique.divided = divided
+        with alone():
+            of_parts = [shard.lookup(part, training=training) for shard, part in zip(self.shards, parts, strict=True)]
+        rows = tf.gather(tf.ensure_shape(tf.dynamic_stitch(places, of_parts), [None, self.dim]), positions)
+        rows = tf.reshape(rows, tf.concat([tf.shape(keys), [self.dim]], 0))
+
+        def gradient(output: Any) -> tf.IndexedSlices:
+            values = tf.math.unsorted_segment_sum(tf.reshape(output, [-1, self.dim]), positions, tf.size(unique))
+            return tf.IndexedSlices(values, unique, tf.constant([self.capacity, self.dim], tf.int64))
+
+        return self.variable.recorded(tf.ensure_shape(rows, [*keys.shape, self.dim]), gradient)
+
+    @tf.autograph.experimental.do_not_convert
+    def apply_gradients(self, gradient: tf.IndexedSlices) -> None:
+        """Has the optimizer update the rows of a gradient, where they are.
+
+        Rows of the same key are summed first. Gradients of keys without a row are dropped. Additions of concurrent
+        steps are not lost; each update of a server's rows is whole before the next one.
+
+        Args:
+          gradient: what `tape.gradient` returns for `variable`: `tf.IndexedSlices` with keys as indices.
+
+        Raises:
+          TypeError: it is something else.
+        """
+        if not isinstance(gradient, tf.IndexedSlices):
+            raise TypeError(
+                f"The gradient of the table {self.name!r} must be the tf.IndexedSlices that tape.gradient returns for "
+                f"table.variable, got {gradient!r}. It is None if the loss does not depend on a look-up of the table "
+                "that the tape has seen: call table.lookup in the function that has the tape, and not in a branch or "
+                "loop of which the tape is outside."
             )
-        number = next(_NUMBERS)
-        if number == 0:
-            _REPLACED.enter_context(savers_replaced(_NoLargeVariables()))
-            _REPLACED.enter_context(table_updates())
-        with tf.init_scope(), tf.device("/device:CPU:0"):
-            device: str = tf.zeros([]).device
-        return cls((device,), number, lambda _: None, lambda _: None)
+        gradient = without_repeats(gradient)
+        values = self._settings.update.clipped(tf.cast(gradient.values, tf.float32))
+        keys = tf.cast(gradient.indices, tf.int64)
+        parts, places = getattr(gradient.indices, "divided", None) or self._divided(keys)
+        for shard, part, place in zip(self.shards, parts, places, strict=True):
+            shard.push(part, tf.gather(values, place))
+
+    def _accumulated(self) -> "AccumulatedGradient":
+        storages = [shard.storage for shard in self.shards]
+        accumulated = AccumulatedGradient(storages, self._divided, [self.capacity, self.dim])
+        self._accumulating.add(accumulated)
+        return accumulated
+
+    def _discard_accumulated(self) -> None:
+        for accumulated in list(self._accumulating):
+            accumulated.discard()
+
+    def size(self) -> int:
+        """Returns the number of keys that have a row."""
+        return self.statistics().size
+
+    def evict(self) -> int:
+        """Removes the rows that `eviction` names, and returns how many; called on the client.
+
+        Training goes on: rows are removed in small portions. A key whose row was removed gets its initial row
+        when it is admitted again.
+
+        Raises:
+          ValueError: the table was created without `eviction`.
+          StrategyClosedError: the strategy is closed.
+          tf.errors.OpError: a server does not answer.
+        """
+        self._refuse_closed("evict")
+        if not self._settings.eviction:
+            raise ValueError(f"The table {self.name!r} was created without eviction=, so evict() has nothing to do.")
+        removed = 0
+        for shard in self.shards:
+            first = 0
+            while first >= 0:
+                number, following = shard.evict(tf.constant(first, tf.int64))
+                removed, first = removed + int(number), int(following)
+        return removed
+
+    def statistics(self) -> TableStatistics:
+        """Returns the table's counters, read from the servers.
+
+        Raises:
+          StrategyClosedError: the strategy is closed.
+          tf.errors.OpError: a server does not answer.
+        """
+        self._refuse_closed("statistics")
+        counts = np.stack([shard.storage.read_counts().numpy() for shard in self.shards])
+        total = counts.sum(axis=0)
+        sizes = counts[:, Count.ADMITTED] - counts[:, Count.EVICTED]
+        memory = sum(int(size) * shard.storage.bytes_per_row() for size, shard in zip(sizes, self.shards, strict=True))
+        return TableStatistics(
+            capacity=self.capacity,
+            size=int(sizes.sum()),
+            waiting=int(total[Count.WAITING]),
+            admitted=int(total[Count.ADMITTED]),
+            evicted=int(total[Count.EVICTED]),
+            refused=int(total[Count.REFUSED]),
+            dropped=int(total[Count.DROPPED]),
+            steps=int(counts[:, Count.CLOCK].max()),
+            bytes=memory,
+        )
+
+    def save_delta(self, path: str) -> None:
+        """Writes what has changed since the table was last saved or restored, or its last delta; called on the client.
+
+        A delta has the rows that had a gradient or were given to a key since, and the keys that were evicted since.
+        A table is saved as a whole by a `tf.train.Checkpoint` that contains it.
+
+        Args:
+          path: the prefix of the files, as of `tf.train.Checkpoint.write`.
+
+        Raises:
+          ValueError: it was not saved or restored before, or not since a recovery has emptied it; it had no room for
+            some rows that were restored; or more keys than it has rows were evicted since.
+          StrategyClosedError: the strategy is closed.
+          tf.errors.OpError: a server does not answer, or the files cannot be written.
+        """
+        self._refuse_closed("save_delta")
+        with merged(checkpoint_path(path), self.shards[0].device) as (temporary, written):
+            saved = self._checkpoint.write(_DELTA, temporary, delta=True)
+            written.extend(saved.prefixes)
+        saved.finish()
+
+    def restore_delta(self, path: str) -> None:
+        """Changes the table by a delta, which must be the next one after what was restored last.
+
+        Restore the checkpoint first, then its deltas in their order: the table is then as it was at the last of them.
+
+        Args:
+          path: what `save_delta` was given.
+
+        Raises:
+          ValueError: it is not the next delta, or of a table with other rows or slots.
+          StrategyClosedError: the strategy is closed.
+          tf.errors.OpError: it cannot be read, or a server does not answer.
+        """
+        self._refuse_closed("restore_delta")
+        self._checkpoint.read(_DELTA, checkpoint_path(path), delta=True)
+
+    def write_to_checkpoint(self, name: str, prefix: str) -> SelfSaved:
+        """Writes the table to a checkpoint; see `SelfSaving`."""
+        return self._checkpoint.write(name, prefix)
+
+    def read_from_checkpoint(self, name: str, path: str) -> None:
+        """Restores the table from a checkpoint, of any number of servers; see `SelfSaving`."""
+        self._checkpoint.read(name, path)
+
+    def _divided(self, keys: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+        """Returns the keys that each server has, and their places among all."""
+        servers = len(self.shards)
+        if servers == 1:
+            return [keys], [tf.range(tf.size(keys))]
+        owner = server_of(bucket_of(keys), servers)
+        places = tf.dynamic_partition(tf.range(tf.size(keys)), owner, servers)
+        return [tf.gather(keys, place) for place in places], places
+
+    def _refuse_closed(self, called: str) -> None:
+        if self._services is not None:
+            self._services.refuse_closed(
+                f"table.{called}() asks the parameter servers and cannot be called any more; call it before "
+                "strategy.close()"
+            )
+
+    def __repr__(self) -> str:
+        return f"<Table {self.name!r}: {self.capacity} x {self.dim} on {len(self.shards)} servers>"
+
+
+class AccumulatedGradient:
+    """Gradients of a table, which an optimizer takes after some steps. They are in no checkpoint.
+
+    Each server keeps the rows for its keys, with the keys, one after the other. They are in resources that are looked
+    up by name at each use, as the mutex is, so that they exist, empty, on a restarted server too. A `tf.Variable` must
+    have a known shape: a worker that is given a handle of another one dies (`Check failed` in
+    `RemoteMgr::DeserializeRemoteTensorHandle`, TensorFlow 2.21).
+
+    Args:
+      storages: of the table, by parameter server. The mutex of each is held for every change there.
+      divided: returns the keys that each server has, and their places among all.
+      shape: of the table.
+    """
+
+    def __init__(self, storages: Sequence[ShardStorage], divided: Callable[[Any], Any], shape: Sequence[int]) -> None:
+        self._divided = divided
+        self._shape = list(shape)
+        # Unlike the names of any other client of the servers.
+        self._name = f"coordinator/embeddings/{uuid.uuid4().hex}"
+        self._specs = {"keys": tf.TensorSpec([None], tf.int64), "rows": tf.TensorSpec([None, shape[1]], tf.float32)}
+        added = [*self._specs.values()]
+        # For each server its device, a function that adds keys and rows, and one that takes all.
+        self._parts = [
+            (
+                storage.device,
+                tf.function(functools.partial(self._append, storage), input_signature=added, autograph=False),
+                tf.function(functools.partial(self._take, storage), input_signature=[], autograph=False),
+            )
+            for storage in storages
+        ]
+
+    def add(self, gradient: tf.IndexedSlices) -> None:
+        """Keeps a gradient, whose indices are keys."""
+        keys, places = self._divided(gradient.indices)
+        for (device, append, _), mine, place in zip(self._parts, keys, places, strict=True):
+            rows = tf.gather(gradient.values, place)
+            with tf.device(device):
+                append(mine, rows)
+
+    def take(self) -> tf.IndexedSlices:
+        """Returns the sum of all gradients since the last call, in which keys may occur several times."""
+        keys, rows = zip(*self._take_all(), strict=True)
+        return tf.IndexedSlices(tf.concat(rows, 0), tf.concat(keys, 0), tf.constant(self._shape, tf.int64))
+
+    def discard(self) -> None:
+        """Forgets all gradients since the last `take`; called on the client."""
+        self._take_all()
+
+    def _take_all(self) -> list[tuple[Any, Any]]:
+        taken = []
+        for device, _, take in self._parts:
+            with tf.device(device):
+                taken.append(take())
+        return taken
+
+    def _append(self, storage: ShardStorage, keys: Any, rows: Any) -> Any:
+        with storage.mutex.hold([keys, rows]):
+            for handle, kept, added in zip(*self._read(), (keys, rows), strict=True):
+                tf.raw_ops.AssignVariableOp(resource=handle, value=tf.concat([kept, added], 0))
+        return tf.constant(0)
+
+    def _take(self, storage: ShardStorage) -> tuple[Any, Any]:
+        with storage.mutex.hold():
+            handles, (keys, rows) = self._read()
+            with tf.control_dependencies([keys, rows]):
+                for handle, kept in zip(handles, (keys, rows), strict=True):
+                    tf.raw_ops.AssignVariableOp(resource=handle, value=kept[:0])
+        return keys, rows
+
+    def _read(self) -> tuple[list[Any], list[Any]]:
+        """Returns the handles of the keys and rows, and their values."""
+        handles, values = [], []
+        for name, spec in self._specs.items():
+            unknown = tf.TensorShape(None)
+            handle = tf.raw_ops.VarHandleOp(dtype=spec.dtype, shape=unknown, shared_name=f"{self._name}/{name}")
+            value = tf.cond(
+                tf.raw_ops.VarIsInitializedOp(resource=handle),
+                functools.partial(tf.raw_ops.ReadVariableOp, resource=handle, dtype=spec.dtype),
+                functools.partial(tf.zeros, [0, *spec.shape[1:]], spec.dtype),
+            )
+            handles.append(handle)
+            values.append(tf.ensure_shape(value, spec.shape))
+        return handles, values
+
+
+def _place_of_scope() -> tuple[Sequence[str], int, Any]:
+    """Returns where a table that is created now has its parts.
+
+    Returns:
+      The device of a CPU for each part; a number that is unique among the tables of these devices; and the services of
+      the strategy, None in a process without one.
+
+    Raises:
+      RuntimeError: in the scope of another strategy, or outside of the scope while a strategy is open.
+    """
+    strategy: Any = tf.distribute.get_strategy()
+    if isinstance(strategy, ParameterServerStrategy):
+        services = strategy.extended.services
+        return strategy.extended.parameter_devices, next(services.unique_numbers), services
+    definition = current_server_def()
+    if tf.distribute.has_strategy() or (definition is not None and len(definition.cluster.job) > 1):
+        raise RuntimeError(
+            "A table is created inside strategy.scope() of a coordinator.ParameterServerStrategy, or in a process "
+            "that has no strategy."
+        )
+    number = next(_NUMBERS)
+    if number == 0:
+        _REPLACED.enter_context(savers_replaced(_NoLargeVariables()))
+        _REPLACED.enter_context(table_updates())
+    with tf.init_scope(), tf.device("/device:CPU:0"):
+        return (tf.zeros([]).device,), number, None
 
 
 class _NoLargeVariables:
@@ -121,11 +500,10 @@ class _NoLargeVariables:
         """Reads nothing."""
 
 
-_GIGABYTE = 1e9
-
-
 def check_fits(table: str, needed: Sequence[int], devices: Sequence[str]) -> None:
-    """Raises ValueError if the memory of servers does not suffice for a table.
+    """Raises ValueError if a table does not fit the memory of the servers: it is refused before it fills them.
+
+    Linux promises more memory than there is, and kills a process that uses what it was promised.
 
     Args:
       table: its name.
@@ -183,411 +561,3 @@ def _read(path: Any) -> Any:
     lines = tf.raw_ops.TextLineDataset(filenames=path, compression_type=none, buffer_size=tf.constant(4096, tf.int64))
     first = tf.raw_ops.TakeDataset(input_dataset=lines, count=one, **types)
     return tf.raw_ops.DatasetToSingleElement(dataset=first, **types)[0]
-
-
-class AccumulatedGradient:
-    """Gradients of a table, which an optimizer takes after some steps. They are in no checkpoint.
-
-    Args:
-      storages: of the table, by parameter server.
-      divided: returns the keys that each server has, and their places among all.
-      shape: of the table.
-    """
-
-    def __init__(self, storages: Sequence[ShardStorage], divided: Callable[[Any], Any], shape: Sequence[int]) -> None:
-        self._parts = [AccumulatedRows(storage) for storage in storages]
-        self._divided = divided
-        self._shape = list(shape)
-
-    def add(self, gradient: tf.IndexedSlices) -> None:
-        """Keeps a gradient, whose indices are keys."""
-        keys, places = self._divided(gradient.indices)
-        for part, mine, place in zip(self._parts, keys, places, strict=True):
-            part.add(mine, tf.gather(gradient.values, place))
-
-    def take(self) -> tf.IndexedSlices:
-        """Returns the sum of all gradients since the last call, in which keys may occur several times."""
-        keys, rows = zip(*[part.take() for part in self._parts], strict=True)
-        return tf.IndexedSlices(tf.concat(rows, 0), tf.concat(keys, 0), tf.constant(self._shape, tf.int64))
-
-    def discard(self) -> None:
-        """Forgets all gradients since the last `take`; called on the client."""
-        for part in self._parts:
-            part.take()
-
-
-class AccumulatedRows:
-    """The rows of gradients of one shard, with their keys, one after the other, on its server.
-
-    They are in resources that are looked up by name at each use, as the mutex is, so that they exist, empty, on a
-    restarted server too. A `tf.Variable` must have a known shape: a worker that is given a handle of another one dies
-    (`Check failed` in `RemoteMgr::DeserializeRemoteTensorHandle`, TensorFlow 2.21).
-
-    Args:
-      storage: of the shard; its mutex is held for every change.
-    """
-
-    def __init__(self, storage: ShardStorage) -> None:
-        self._storage = storage
-        # Other than those of any other client of the server.
-        self._name = f"coordinator/embeddings/{uuid.uuid4().hex}"
-        keys, rows = tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, storage.dim], tf.float32)
-        self._specs = {"keys": keys, "rows": rows}
-        self._add = tf.function(self._append, input_signature=[keys, rows], autograph=False)
-        self._take_all = tf.function(self._take, input_signature=[], autograph=False)
-
-    def add(self, keys: Any, gradient: Any) -> None:
-        """Keeps the rows of a gradient."""
-        with tf.device(self._storage.device):
-            self._add(keys, gradient)
-
-    def take(self) -> tuple[Any, Any]:
-        """Returns all keys, which may occur several times, and their rows; nothing is kept."""
-        with tf.device(self._storage.device):
-            keys, rows = self._take_all()
-        return keys, rows
-
-    def _append(self, keys: Any, gradient: Any) -> Any:
-        with self._storage.mutex.hold([keys, gradient]):
-            for handle, kept, added in zip(*self._read(), (keys, gradient), strict=True):
-                tf.raw_ops.AssignVariableOp(resource=handle, value=tf.concat([kept, added], 0))
-        return tf.constant(0)
-
-    def _take(self) -> tuple[Any, Any]:
-        with self._storage.mutex.hold():
-            handles, (keys, rows) = self._read()
-            with tf.control_dependencies([keys, rows]):
-                for handle, kept in zip(handles, (keys, rows), strict=True):
-                    tf.raw_ops.AssignVariableOp(resource=handle, value=kept[:0])
-        return keys, rows
-
-    def _read(self) -> tuple[list[Any], list[Any]]:
-        """Returns the handles of the keys and rows, and their values."""
-        handles, values = [], []
-        for name, spec in self._specs.items():
-            unknown = tf.TensorShape(None)
-            handle = tf.raw_ops.VarHandleOp(dtype=spec.dtype, shape=unknown, shared_name=f"{self._name}/{name}")
-            value = tf.cond(
-                tf.raw_ops.VarIsInitializedOp(resource=handle),
-                functools.partial(tf.raw_ops.ReadVariableOp, resource=handle, dtype=spec.dtype),
-                functools.partial(tf.zeros, [0, *spec.shape[1:]], spec.dtype),
-            )
-            handles.append(handle)
-            values.append(tf.ensure_shape(value, spec.shape))
-        return handles, values
-
-
-# The name of what a delta has.
-_DELTA = "delta"
-
-
-@dataclasses.dataclass(frozen=True)
-class TableStatistics:
-    """Counters of a table since it was created.
-
-    Attributes:
-      capacity: the greatest number of rows.
-      size: the number of keys that have a row: `admitted - evicted`.
-      waiting: the number of keys that wait to be admitted.
-      admitted: how many rows were given to keys; a key that returns after its eviction counts again.
-      evicted: how many rows were removed, or left out of a checkpoint that was restored because there was no room.
-      refused: how many keys got no row because the table was full; a key counts each time.
-      dropped: how many rows of gradients had a key without a row, and changed nothing.
-      steps: the number of calls of `apply_gradients`.
-      bytes: what the rows in use take of the servers' memory, with keys and slots, without the index.
-    """
-
-    capacity: int
-    size: int
-    waiting: int
-    admitted: int
-    evicted: int
-    refused: int
-    dropped: int
-    steps: int
-    bytes: int
-
-
-class Table(SelfSaving):
-    """An embedding table with a row for each key that was trained on.
-
-    Created in `strategy.scope()`, it is on the parameter servers. In a process without a strategy it is in that
-    process, with the same checkpoints: for predictions, evaluation beside training, notebooks and tests.
-
-    Args:
-      name: for messages and variables.
-      dim: the length of a row.
-      capacity: the greatest number of rows. It is divided among the parameter servers, each of which has the keys of
-        an equal part of all hash values. Rows take memory when they are first used, the index at once, about 42 bytes
-        for each row of the capacity (twice that with `MinCount(2)` or more).
-      optimizer: changes the rows that a gradient has: an elementwise optimizer of Keras 3, `RowwiseAdagrad`, or a
-        function `(rows, gradient)` that calls `rows.assign_sub`, `assign_add` or `assign`, such as
-        `lambda rows, gradient: rows.assign_sub(0.1 * gradient)`. An optimizer is copied.
-      initializer: a function `(keys, dim)` that returns the first rows of keys, float32 [n, dim], as `Uniform`,
-        `Normal` and `Constant` do.
-      admission: `MinCount` or `Probability`; None gives a row to each key at once.
-      eviction: `OlderThan` or `SmallerThan`, or several: which rows `evict()` removes.
-      when_full: what new keys get when there is no room: "error" raises `tf.errors.InvalidArgumentError` in the step;
-        "default_row" gives them the default, and no row; "evict_oldest" removes rows that have had no gradient for
-        longest. Not all rows are compared for it: of the next 2,000 or more, it removes the oldest. When a checkpoint
-        is restored and there is no room for all rows, "error" raises; otherwise those with the oldest gradients are
-        left out, with a warning.
-      default: each number of the row that keys without a row get.
-
-    Raises:
-      RuntimeError: a strategy is open, and it is not created in its scope.
-      TypeError, ValueError: an argument is wrong, or the table does not fit the memory of a server.
-
-    Attributes:
-      name, dim, capacity: as given.
-      variable: represents all rows as source of `tape.gradient`, a `tf.Variable` of shape [capacity, dim] without a
-        value. Gradients for it are `tf.IndexedSlices` with keys as indices.
-      shards: the parts of the table, by parameter server.
-    """
-
-    def __init__(  # noqa: PLR0913, PLR0917 - each is one decision of the user's
-        self,
-        name: str,
-        dim: int,
-        capacity: int,
-        optimizer: Any,
-        initializer: Callable[[Any, int], Any] | None = None,
-        admission: Admission | None = None,
-        eviction: Eviction | Sequence[Eviction] = (),
-        when_full: str = "error",
-        default: float = 0.0,
-    ) -> None:
-        self._place = place = TablePlace.of_scope()
-        self._settings = TableSettings(
-            name=name,
-            dim=dim,
-            capacity=capacity,
-            optimizer=optimizer,
-            initializer=initializer or Uniform(),
-            admission=admission or EVERY_KEY,
-            eviction=(eviction,) if isinstance(eviction, OlderThan | SmallerThan) else tuple(eviction or ()),
-            when_full=when_full,
-            default=default,
-        )
-        self.name, self.dim, self.capacity = name, dim, capacity
-        parts = capacities(capacity, len(place.devices))
-        check_fits(name, [self._settings.full_size(part) for part in parts], place.devices)
-        if max(parts) > tf.int32.max:
-            raise ValueError(
-                f"The table {name!r} would have {max(parts):,} rows on one parameter server, and TensorFlow numbers at "
-                f"most {tf.int32.max:,} there. Use more parameter servers, or a smaller capacity."
-            )
-        self.shards = tuple(
-            TableShard(self._settings, device, part, place.number)
-            for device, part in zip(place.devices, parts, strict=True)
-        )
-        # Those that optimizers have, which keep them alive.
-        self._accumulating: weakref.WeakSet[AccumulatedGradient] = weakref.WeakSet()
-        self._checkpoint = TableCheckpoint(name, self.shards, self._discard_accumulated)
-        place.add_recovered(self._checkpoint)
-        self.variable = TableVariable(name, [capacity, dim], tf.float32, self.apply_gradients, self._accumulated)
-
-    @property
-    def default(self) -> float:
-        """Each number of the row that keys without a row get."""
-        return self._settings.default
-
-    @property
-    def history(self) -> str:
-        """Identifies what the content has come from; another text after each restore and recovery."""
-        return self._checkpoint.history
-
-    @property
-    def learning_rate(self) -> float | None:
-        """The optimizer's learning rate, which can be set; None if a schedule or function gives it."""
-        rate = self.shards[0].rate
-        return None if rate is None else float(rate.numpy())
-
-    @learning_rate.setter
-    def learning_rate(self, rate: float) -> None:
-        for shard in self.shards:
-            if shard.rate is None:
-                raise ValueError("The learning rate of this table is not a number, and cannot be set.")
-            shard.rate.assign(rate)
-
-    @tf.autograph.experimental.do_not_convert
-    def lookup(self, keys: Any, training: bool = False) -> Any:
-        """Returns the rows of keys, and tells gradient tapes.
-
-        Args:
-          keys: integers or strings of any shape.
-          training: True gives rows to new keys, or counts them, as `admission` says. Otherwise nothing changes, and
-            keys without a row get the default.
-
-        Returns:
-          float32, of the shape of `keys` and one more dimension.
-
-        Raises:
-          TypeError: the keys are of another type.
-        """
-        keys = as_integers(keys)
-        flat = tf.reshape(keys, [-1])
-        unique, positions = tf.unique(flat)
-        parts, places = divided = self._divided(unique)
-        # Read by `apply_gradients`, since the keys of the gradient are this tensor.
-        unique.divided = divided
-        with alone():
-            found = [shard.lookup(part, training=training) for shard, part in zip(self.shards, parts, strict=True)]
-        rows = tf.gather(tf.ensure_shape(tf.dynamic_stitch(places, found), [None, self.dim]), positions)
-        rows = tf.reshape(rows, tf.concat([tf.shape(keys), [self.dim]], 0))
-
-        def gradient(output: Any) -> tf.IndexedSlices:
-            values = tf.math.unsorted_segment_sum(tf.reshape(output, [-1, self.dim]), positions, tf.size(unique))
-            return tf.IndexedSlices(values, unique, tf.constant([self.capacity, self.dim], tf.int64))
-
-        return self.variable.recorded(tf.ensure_shape(rows, [*keys.shape, self.dim]), gradient)
-
-    @tf.autograph.experimental.do_not_convert
-    def apply_gradients(self, gradient: tf.IndexedSlices) -> None:
-        """Has the optimizer update the rows of a gradient, where they are.
-
-        Rows of the same key are summed first. Those of keys that have no row are dropped. Additions of concurrent
-        steps are not lost; each update of a server's rows is whole before the next one.
-
-        Args:
-          gradient: what `tape.gradient` returns for `variable`: `tf.IndexedSlices` with keys as indices.
-
-        Raises:
-          TypeError: it is something else.
-        """
-        if not isinstance(gradient, tf.IndexedSlices):
-            raise TypeError(
-                f"The gradient of the table {self.name!r} must be the tf.IndexedSlices that tape.gradient returns for "
-                f"table.variable, got {gradient!r}. It is None if the loss does not depend on a look-up of the table "
-                "that the tape has seen: call table.lookup in the function that has the tape, and not in a branch or "
-                "loop of which the tape is outside."
-            )
-        gradient = without_repeats(gradient)
-        values = self._settings.update.clipped(tf.cast(gradient.values, tf.float32))
-        keys = tf.cast(gradient.indices, tf.int64)
-        parts, places = getattr(gradient.indices, "divided", None) or self._divided(keys)
-        for shard, part, place in zip(self.shards, parts, places, strict=True):
-            shard.push(part, tf.gather(values, place))
-
-    def _accumulated(self) -> AccumulatedGradient:
-        storages = [shard.storage for shard in self.shards]
-        accumulated = AccumulatedGradient(storages, self._divided, [self.capacity, self.dim])
-        self._accumulating.add(accumulated)
-        return accumulated
-
-    def _discard_accumulated(self) -> None:
-        for accumulated in list(self._accumulating):
-            accumulated.discard()
-
-    def size(self) -> int:
-        """Returns the number of keys that have a row."""
-        return self.statistics().size
-
-    def evict(self) -> int:
-        """Removes the rows that `eviction` names, and returns how many; called on the client.
-
-        Training goes on meanwhile: rows are removed in small portions. A key whose row was removed gets its initial row
-        when it is admitted again.
-
-        Raises:
-          ValueError: the table was created without `eviction`.
-          StrategyClosedError: the strategy is closed.
-          tf.errors.OpError: a server does not answer.
-        """
-        self._refuse_closed("evict")
-        if not self._settings.eviction:
-            raise ValueError(f"The table {self.name!r} was created without eviction=, so evict() has nothing to do.")
-        removed = 0
-        for shard in self.shards:
-            first = 0
-            while first >= 0:
-                number, following = shard.evict(tf.constant(first, tf.int64))
-                removed, first = removed + int(number), int(following)
-        return removed
-
-    def statistics(self) -> TableStatistics:
-        """Returns the table's counters, read from the servers.
-
-        Raises:
-          StrategyClosedError: the strategy is closed.
-          tf.errors.OpError: a server does not answer.
-        """
-        self._refuse_closed("statistics")
-        counts = np.stack([shard.storage.read_counts().numpy() for shard in self.shards])
-        total = counts.sum(axis=0)
-        sizes = counts[:, ADMITTED] - counts[:, EVICTED]
-        memory = sum(int(size) * shard.storage.bytes_per_row() for size, shard in zip(sizes, self.shards, strict=True))
-        return TableStatistics(
-            capacity=self.capacity,
-            size=int(sizes.sum()),
-            waiting=int(total[WAITING]),
-            admitted=int(total[ADMITTED]),
-            evicted=int(total[EVICTED]),
-            refused=int(total[REFUSED]),
-            dropped=int(total[DROPPED]),
-            steps=int(counts[:, CLOCK].max()),
-            bytes=memory,
-        )
-
-    def save_delta(self, path: str) -> None:
-        """Writes what has changed since the table was last saved or restored, or its last delta; called on the client.
-
-        These are the rows that have had a gradient or were given to a key since, and the keys that were evicted since.
-        A table is saved as a whole by a `tf.train.Checkpoint` that contains it.
-
-        Args:
-          path: the prefix of the files, as of `tf.train.Checkpoint.write`.
-
-        Raises:
-          ValueError: it was not saved or restored before, or not since a recovery has emptied it; it had no room for
-            some rows that were restored; or more keys than it has rows were evicted since.
-          StrategyClosedError: the strategy is closed.
-          tf.errors.OpError: a server does not answer, or the files cannot be written.
-        """
-        self._refuse_closed("save_delta")
-        with merged(checkpoint_path(path), self.shards[0].device) as (temporary, written):
-            saved = self._checkpoint.write(_DELTA, temporary, delta=True)
-            written.extend(saved.prefixes)
-        saved.finish()
-
-    def restore_delta(self, path: str) -> None:
-        """Changes the table by a delta, which must be the next one after what was restored last.
-
-        Restore the checkpoint first, then its deltas in their order: the table is then as it was at the last of them.
-
-        Args:
-          path: what `save_delta` was given.
-
-        Raises:
-          ValueError: it is not the next delta, or of a table with other rows or slots.
-          StrategyClosedError: the strategy is closed.
-          tf.errors.OpError: it cannot be read, or a server does not answer.
-        """
-        self._refuse_closed("restore_delta")
-        self._checkpoint.read(_DELTA, checkpoint_path(path), delta=True)
-
-    def write_to_checkpoint(self, name: str, prefix: str) -> SelfSaved:
-        """Writes the table to a checkpoint; see `SelfSaving`."""
-        return self._checkpoint.write(name, prefix)
-
-    def read_from_checkpoint(self, name: str, path: str) -> None:
-        """Restores the table from a checkpoint, of any number of servers; see `SelfSaving`."""
-        self._checkpoint.read(name, path)
-
-    def _divided(self, keys: Any) -> tuple[Sequence[Any], Sequence[Any]]:
-        """Returns the keys that each server has, and their places among all."""
-        servers = len(self.shards)
-        if servers == 1:
-            return [keys], [tf.range(tf.size(keys))]
-        owner = server_of(bucket_of(keys), servers)
-        places = tf.dynamic_partition(tf.range(tf.size(keys)), owner, servers)
-        return [tf.gather(keys, place) for place in places], places
-
-    def _refuse_closed(self, called: str) -> None:
-        self._place.refuse_closed(
-            f"table.{called}() asks the parameter servers and cannot be called any more; call it before "
-            "strategy.close()"
-        )
-
-    def __repr__(self) -> str:
-        return f"<Table {self.name!r}: {self.capacity} x {self.dim} on {len(self.shards)} servers>"

@@ -1,10 +1,8 @@
-"""What a table is created with, checked, and how gradients change its rows.
+"""What a table is created with: its keys, initial rows, admission, eviction and optimizer.
 
-Initial rows of tables, as pure functions of the key.
-
-So a key gets the same row in whatever order keys come, on however many servers, and again after it was evicted. An
-initializer is a function `(keys, dim)` that takes int64 keys [n] and returns float32 rows [n, dim]; any such function
-of TensorFlow operations will do.
+Initial rows are pure functions of the key, so a key gets the same row in any order of the keys, on any number of
+servers, and again after it was evicted. An initializer is a function `(keys, dim)` of TensorFlow operations that takes
+int64 keys [n] and returns float32 rows [n, dim].
 """
 
 import dataclasses
@@ -16,16 +14,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from coordinator.embeddings.shard_storage import ShardStorage
 from coordinator.options import check_integer, check_number
 from coordinator.ps_strategy.keras.internals.optimizers import Rows, is_optimizer
 from coordinator.ps_strategy.keras.internals.row_updates import RowOptimizer
 
-# Each key belongs to one of these, whatever the number of servers is. A server has a range of them.
+# Each key belongs to one of these, for any number of servers. A server has a range of them.
 BUCKETS = 1024
 _BUCKET_BITS = 10
 
-# Of splitmix64 (Steele, Lea, Flood 2014), as signed numbers.
+# The constants of splitmix64 (Steele, Lea, Flood 2014), as signed numbers.
 _MULTIPLIERS = np.int64(-4658895280553007687), np.int64(-7723592293110705685)
 _INCREMENT = np.int64(-7046029254386353131)
 # Any number: it separates the hash of strings from those of other programs.
@@ -33,12 +30,9 @@ _STRING_HASH_KEY = [0x636F6F7264696E61, 0x746F722F6B657973]
 
 
 def as_integers(keys: Any) -> Any:
-    """Returns keys as int64, of the same shape.
+    """Returns keys as int64, of the same shape; TypeError if they are neither integers nor strings.
 
     Strings are hashed to 63 bits, by SipHash; of n strings, about n * n / 2**64 pairs get the same number.
-
-    Raises:
-      TypeError: they are neither integers nor strings.
     """
     keys = tf.convert_to_tensor(keys)
     if keys.dtype == tf.string:
@@ -56,7 +50,7 @@ def mixed(keys: Any) -> Any:
 
 
 def uniform_bits(keys: Any, columns: int, seed: int) -> Any:
-    """Returns random numbers that are a function of the key, the column and the seed alone, uint64 [n, columns]."""
+    """Returns random numbers that depend only on the key, the column and the seed, uint64 [n, columns]."""
     # As splitmix64 draws from the state that a key sets: each number mixes the state after one more increment.
     start = mixed(keys + np.int64(seed))
     steps = np.arange(columns, dtype=np.int64)
@@ -71,7 +65,7 @@ def bucket_of(keys: Any) -> Any:
 
 
 def hash_position(keys: Any) -> Any:
-    """Returns numbers whose order is that of the buckets, and so of the servers; int64, another one for each key."""
+    """Returns a different int64 number for each key, in the order of the buckets, and so of the servers."""
     return tf.bitwise.bitwise_xor(mixed(keys), tf.int64.min)
 
 
@@ -83,7 +77,7 @@ def in_hash_order(keys: Any) -> Any:
 
 
 def server_of(buckets: Any, servers: int) -> Any:
-    """Returns which of the servers has each bucket: the first range of buckets is the first server's."""
+    """Returns the index of the server that has each bucket: the first range of buckets is the first server's."""
     return buckets * servers // BUCKETS
 
 
@@ -124,11 +118,7 @@ class MinCount:
         return self.n > 1
 
     def admits(self, times: Any) -> Any:
-        """Returns which keys are admitted, bool.
-
-        Args:
-          times: how often each was looked up before, int64 [n].
-        """
+        """Returns which keys are admitted, bool [n], that were looked up so many times before, int64 [n]."""
         return times + 1 >= self.n
 
 
@@ -150,7 +140,7 @@ class Probability:
     counts = False
 
     def admits(self, times: Any) -> Any:
-        """Returns which keys are admitted, bool; see `MinCount.admits`."""
+        """Returns which keys are admitted; see `MinCount.admits`."""
         # Without seeds, so that the steps of a fused call draw different numbers.
         return tf.raw_ops.RandomUniform(shape=tf.shape(times), dtype=tf.float32, seed=0, seed2=0) < self.p
 
@@ -193,15 +183,13 @@ Eviction = OlderThan | SmallerThan
 def evicted(policies: Sequence[Eviction], rows: Callable[[], Any], ages: Any) -> Any:
     """Returns which rows at least one of the policies evicts, bool [n].
 
-    Args:
-      policies: any number.
-      rows: returns the rows, float [n, dim]; called if a policy needs them.
-      ages: the steps since the last gradient of each row, int64 [n].
+    `rows` returns the rows, float [n, dim]; it is called if a policy needs them. The ages are the steps since the last
+    gradient of each row, int64 [n].
     """
-    found = tf.zeros(tf.shape(ages), tf.bool)
+    is_evicted = tf.zeros(tf.shape(ages), tf.bool)
     for policy in policies:
-        found |= ages > policy.steps if isinstance(policy, OlderThan) else tf.norm(rows(), axis=1) < policy.norm
-    return found
+        is_evicted |= ages > policy.steps if isinstance(policy, OlderThan) else tf.norm(rows(), axis=1) < policy.norm
+    return is_evicted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -299,11 +287,7 @@ class FunctionUpdate:
 
 @dataclasses.dataclass(frozen=True)
 class TableSettings:
-    """What a table is created with; see `Table`.
-
-    Raises:
-      TypeError, ValueError: one of them is wrong.
-    """
+    """What a table is created with, checked; see `Table`."""
 
     name: str
     dim: int
@@ -325,28 +309,20 @@ class TableSettings:
             raise TypeError(f"initializer must be a function (keys, dim), or None, got {self.initializer!r}.")
         if not isinstance(self.admission, MinCount | Probability):
             raise TypeError(f"admission must be MinCount(n), Probability(p) or None, got {self.admission!r}.")
-        for each in self.eviction:
-            if not isinstance(each, OlderThan | SmallerThan):
+        for policy in self.eviction:
+            if not isinstance(policy, OlderThan | SmallerThan):
                 raise TypeError(
-                    f"eviction must be OlderThan(steps), SmallerThan(norm) or a list of them, got {each!r}."
+                    f"eviction must be OlderThan(steps), SmallerThan(norm) or a list of them, got {policy!r}."
                 )
         if self.when_full not in _WHEN_FULL:
             raise ValueError(f"when_full must be one of {_WHEN_FULL}, got {self.when_full!r}.")
 
     @functools.cached_property
     def update(self) -> RowOptimizer | FunctionUpdate:
-        """How gradients change rows.
-
-        Raises:
-          TypeError, ValueError: no such optimizer can be used.
-        """
+        """How gradients change rows; TypeError or ValueError if no such optimizer can be used."""
         optimizer = self.optimizer
         if is_optimizer(optimizer):
             return RowOptimizer(optimizer, self.dim)
         if not callable(optimizer) or hasattr(optimizer, "apply_gradients"):
             raise TypeError(f"optimizer must be a Keras 3 optimizer or a function (rows, gradient), got {optimizer!r}.")
         return FunctionUpdate(optimizer)
-
-    def full_size(self, capacity: int) -> int:
-        """Returns how many bytes a full part of the table takes, with room for `capacity` rows."""
-        return ShardStorage.full_size(capacity, self.dim, self.update.slots, counts_waiting=self.admission.counts)

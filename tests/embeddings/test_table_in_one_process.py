@@ -9,8 +9,8 @@ import tensorflow as tf
 
 import coordinator
 from coordinator.embeddings import Embedding, MinCount, OlderThan, Table
-from coordinator.embeddings.serving_export import Base, write_rows
-from coordinator.embeddings.shard_storage import CLOCK
+from coordinator.embeddings.serving_export import write_rows
+from coordinator.embeddings.shard_storage import Count
 from coordinator.errors import EvaluationError
 from coordinator.evaluation.checkpoint_loader import CheckpointLoader
 from coordinator.evaluation.checkpoint_watch import CheckpointFile
@@ -104,7 +104,7 @@ def test_steps_deltas_and_evictions(tmp_path):
 
 def contents_of(table):
     """Returns the rows and the stamp of each key."""
-    keys, rows, _, stamps = (np.asarray(each) for each in table.shards[0].content.read_rows(0, 100_000, 0))
+    keys, rows, _, stamps = (np.asarray(each) for each in table.shards[0].storage.read_rows(0, 100_000, 0))
     return {key: (*rows[at].tolist(), stamps[at]) for at, key in enumerate(keys.tolist())}
 
 
@@ -163,10 +163,10 @@ def observations(pushes, folder):
     options = {"eviction": OlderThan(3), "when_full": "evict_oldest"}
     table = Table("words", DIM, 50, subtract, **options)
     step, storage = make_step(table), table.shards[0].storage
-    storage.counts.scatter_nd_update([[CLOCK]], [pushes])
+    storage.counts.scatter_nd_update([[Count.CLOCK]], [pushes])
 
     def note(of, *more):
-        clock = int(of.shards[0].storage.read_counts()[CLOCK])
+        clock = int(of.shards[0].storage.read_counts()[Count.CLOCK])
         found.append(({key: (*row[:-1], clock - int(row[-1])) for key, row in contents_of(of).items()}, *more))
 
     def train(first, number):
@@ -174,7 +174,8 @@ def observations(pushes, folder):
 
     train(0, 10)
     full = tf.train.Checkpoint(table=table).write(f"{folder}/full{pushes}")
-    exported = Base(f"{folder}/rows{pushes}", write_rows(table, f"{folder}/rows{pushes}", tf.float32))
+    prefix = f"{folder}/rows{pushes}"
+    exported = prefix, write_rows(table, prefix, tf.float32)
     # The last ten keys take the places of the first.
     for first in range(10, 60, 10):
         train(first, 10)
