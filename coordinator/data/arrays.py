@@ -84,8 +84,20 @@ class _Arrays(Source):
     def __init__(self, structure: Any) -> None:
         self._structure = tf.nest.map_structure(np.asarray, structure)
         values: Sequence[np.ndarray[Any, Any]] = tf.nest.flatten(self._structure)
-        _check(values)
-        self.size = len(values[0])
+        if not values:
+            raise ValueError("arrays takes at least one array.")
+        sizes = [array.shape[0] if array.ndim else 0 for array in values]
+        if len(set(sizes)) > 1:
+            raise ValueError(f"arrays takes arrays with the same number of rows, got {', '.join(map(str, sizes))}.")
+        if not sizes[0]:
+            raise ValueError("arrays was given arrays without rows.")
+        largest = max(array.nbytes for array in values)
+        if largest > _LARGEST:
+            raise ValueError(
+                f"arrays was given an array of {largest / 2**30:.1f} GiB, which each worker would have to keep in its "
+                "memory; at most 1 GiB is allowed. Write it to a file with np.save, and use coordinator.data.rows."
+            )
+        self.size = sizes[0]
         self.digest = digest_of(_described(values))
         self._on_workers = WorkerArrays(values)
 
@@ -101,22 +113,6 @@ class _Arrays(Source):
 
     def __repr__(self) -> str:
         return f"<coordinator.data.arrays: {self.size} examples>"
-
-
-def _check(values: Sequence[np.ndarray[Any, Any]]) -> None:
-    if not values:
-        raise ValueError("arrays takes at least one array.")
-    sizes = [array.shape[0] if array.ndim else 0 for array in values]
-    if len(set(sizes)) > 1:
-        raise ValueError(f"arrays takes arrays with the same number of rows, got {', '.join(map(str, sizes))}.")
-    if not sizes[0]:
-        raise ValueError("arrays was given arrays without rows.")
-    for array in values:
-        if array.nbytes > _LARGEST:
-            raise ValueError(
-                f"arrays was given an array of {array.nbytes / 2**30:.1f} GiB, which each worker would have to keep in "
-                "its memory; at most 1 GiB is allowed. Write it to a file with np.save, and use coordinator.data.rows."
-            )
 
 
 def _described(values: Sequence[np.ndarray[Any, Any]]) -> Iterator[bytes]:

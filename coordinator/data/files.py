@@ -133,12 +133,12 @@ def _checked_paths(paths: Any, name: str) -> list[str]:
 
 
 class _Files(Source):
-    """A source of consecutive examples in files: so many in each file.
+    """A source of consecutive examples in files.
 
     Args:
       name: of the function that creates the source, for messages.
       paths: of the files.
-      counts: the number of examples of each file.
+      counts: the number of examples in each file.
       index: what each worker keeps in its memory to find the examples.
       parse: takes a tensor of examples, returns a structure of tensors; None returns the tensor.
     """
@@ -174,20 +174,22 @@ class _Files(Source):
 
     def read_range(self, positions: Any) -> Any:
         """See `Source.read_range`."""
-        examples = as_one_operation(self._read, tf.cast(positions, tf.int64), *self._on_workers.read())
+        examples = as_one_operation(self._in_order, tf.cast(positions, tf.int64), *self._on_workers.read())
         return examples if self._parse is None else self._parse(examples)
 
-    def _read(self, positions: Any, *on_worker: Any) -> Any:
-        _, start, count, _, _ = tf.unstack(positions, num=5)
+    def _in_order(self, positions: Any, *on_worker: Any) -> Any:
+        """Reads the examples of a range; they are in another order if the epoch is shuffled."""
+        _, start, count, number, seed = tf.unstack(positions, num=5)
         # Before they are parsed, since a string is moved without a copy.
-        return _shuffled_rows(self._examples(start, count, *on_worker), positions)
+        examples = self._examples(start, count, *on_worker)
+        # For few examples, a permutation by `tf.random.experimental.index_shuffle` takes hundreds of times as long.
+        noise = tf.random.stateless_uniform([count], tf.stack([seed, number]), None, None, tf.int32, alg="philox")
+        _, order = tf.math.top_k(noise, tf.cast(count, tf.int32))
+        return tf.gather(examples, tf.where(seed == IN_ORDER, tf.range(tf.cast(count, tf.int32)), order))
 
     @abstractmethod
     def _examples(self, start: Any, count: Any, *on_worker: Any) -> Any:
-        """Reads `count` examples from number `start` of all files on, int64 scalars, as a tensor.
-
-        A worker has the index, and the content of the files where they are mapped.
-        """
+        """Reads `count` examples from number `start` on, int64 scalars; `on_worker` are the index and mapped files."""
 
     def _files_of(self, numbers: Any) -> Any:
         """Returns the index of the file of each example, for int64 vectors of numbers of examples."""
@@ -281,16 +283,6 @@ def as_one_operation(function: Callable[..., Any], *args: Any) -> Any:
     [result] = tf.raw_ops.PartitionedCall(args=[*tensors, *concrete.captured_inputs], Tout=[output.dtype], f=concrete)
     result.set_shape(output.shape)
     return result
-
-
-def _shuffled_rows(rows: Any, positions: Any) -> Any:
-    """Returns the examples of a range, along the first axis of a tensor, in another order if the epoch is shuffled."""
-    _, _, count, number, seed = tf.unstack(positions, num=5)
-    # For few examples, a permutation by `tf.random.experimental.index_shuffle` takes hundreds of times as long.
-    noise = tf.random.stateless_uniform([count], tf.stack([seed, number]), None, None, tf.int32, alg="philox")
-    _, order = tf.math.top_k(noise, tf.cast(count, tf.int32))
-    order = tf.where(seed == IN_ORDER, tf.range(tf.cast(count, tf.int32)), order)
-    return tf.gather(rows, order)
 
 
 def _copied_bytes(maps: Any, file: Any, begin: Any, end: Any) -> Any:

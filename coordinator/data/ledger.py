@@ -106,10 +106,10 @@ class Ledger:
         return self._out.get(number) == 0
 
     def check_scheduled(self, taken: dict[int, None]) -> None:
-        """Removes ranges with functions from those that a loop has taken, if they are many or no other can be taken.
+        """Removes the ranges with a function from `taken`, when a loop has taken many ranges or can take no other one.
 
         Raises:
-          RuntimeError: too many are left, or any when no other can be taken.
+          RuntimeError: too many are left, or any when no other range can be taken.
         """
         if len(taken) < MOST_UNSCHEDULED and self.has_next():
             return
@@ -140,10 +140,10 @@ class Ledger:
             self._failures.pop(number, None)
 
     def fail(self, number: int, error: BaseException | None) -> bool:
-        """Gives a range back, or skips it, after the error of its function; None if the function was cancelled.
+        """Gives a range back, or skips it, after the error of its function, None if that was cancelled.
 
         Returns:
-          Whether it is skipped.
+          Whether the range is skipped.
         """
         if error is not None and not isinstance(error, ClosureCancelledError | ParameterServerLost):
             self._failures[number] = failures = self._failures.get(number, 0) + 1

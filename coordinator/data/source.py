@@ -70,12 +70,7 @@ def range_vector(
 
 
 def example_indices(positions: Any, size: int) -> Any:
-    """Returns where the examples of a range are in data of which all examples are shuffled: an int64 vector.
-
-    Args:
-      positions: see `Source.read`.
-      size: the number of examples.
-    """
+    """Returns the indices, an int64 vector, of the examples of a range in data that is shuffled as a whole."""
     epoch, start, count, _, seed = tf.unstack(tf.cast(positions, tf.int64), num=5)
     ordered = start + tf.range(count)
     # Both are computed: 60 ns for an example cost less than a branch, which separates the operations around it.
@@ -95,8 +90,7 @@ def shuffled_here(
 def _shuffled(indices: Any, seed: Any, size: Any) -> Any:
     """Returns the places of some indices in a permutation of `range(size)`; all are int64, the seed of two numbers.
 
-    The permutation is pseudorandom and computed where it is needed, the same for each epoch and seed everywhere.
-    (`tf.random.experimental.index_shuffle`; Grain has the same.)
+    The permutation is computed where it is needed, and depends only on the seed. (Grain does the same.)
     """
     return tf.random.experimental.index_shuffle(indices, seed, tf.cast(size, tf.int64) - 1)
 
@@ -111,7 +105,7 @@ def digest_of(parts: Iterable[bytes]) -> str:
 
 
 def without_autotuning(dataset: tf.data.Dataset, options: tf.data.Options | None = None) -> tf.data.Dataset:
-    """Returns a dataset whose iterators can be deleted at once, unless its options ask for autotuning.
+    """Returns a dataset whose iterators are deleted without delay, unless its options ask for autotuning.
 
     TensorFlow tunes a dataset's parallelism on a thread of each iterator, which sleeps for 10 ms after the first
     attempt, and twice as long after each further one, up to a minute. To delete the iterator TensorFlow wakes that
@@ -124,9 +118,7 @@ def without_autotuning(dataset: tf.data.Dataset, options: tf.data.Options | None
     `tf.data.AUTOTUNE` as a number of parallel calls is then the number of threads, 16 at most; as the size of a buffer
     it grows by itself as before.
 
-    Args:
-      dataset: to be iterated.
-      options: the dataset's options; None reads them, which TensorFlow can do only outside of functions.
+    `options` are the dataset's; None reads them, which TensorFlow can do only outside of functions.
     """
     known = dataset.options() if options is None else options
     if known.autotune.enabled is not None:

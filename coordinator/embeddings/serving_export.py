@@ -30,10 +30,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from coordinator.embeddings.shard_storage import SLICE, Count
 from coordinator.embeddings.table import Table
 from coordinator.embeddings.table_settings import as_integers, hash_position, in_hash_order
-from coordinator.embeddings.table_shard import TableShard
+from coordinator.embeddings.table_shard import SLICE, Count, TableShard
 from coordinator.paths import checkpoint_path
 from coordinator.ps_strategy.keras.internals.optimizers import variable_of
 from coordinator.ps_strategy.keras.internals.patches import structured_inputs
@@ -84,7 +83,7 @@ def export(model: keras.Model, path: str | os.PathLike[str], dtype: Any = None, 
 def export_delta(
     model: keras.Model, path: str | os.PathLike[str], base: str | os.PathLike[str], *, serve: Any = None
 ) -> None:
-    """Writes a SavedModel that has the files of a former export, and beside them only what has changed since.
+    """Writes a SavedModel that has the files of a former export, and new files only for what has changed since.
 
     It is a whole model: load it as any other. New in it are the keys that have got a row or a gradient since, the keys
     that lost their row, which get the default, and all other variables. The files of the former export are links to it
@@ -133,7 +132,7 @@ def write_rows(table: Table, prefix: str, dtype: tf.DType, base: tuple[str, Writ
     shards = [_ShardRows(shard, dtype) for shard in table.shards]
     clocks, keys, sizes = [], [], []
     for number, shard in enumerate(shards):
-        clocks.append(int(table.shards[number].storage.read_counts()[Count.CLOCK]))
+        clocks.append(int(table.shards[number].read_counts()[Count.CLOCK]))
         if base is None:
             mine, size = shard.changed(0)
         else:
@@ -163,7 +162,6 @@ class _ShardRows:
 
     def __init__(self, shard: TableShard, dtype: tf.DType) -> None:
         self._shard = shard
-        self._storage = shard.storage
         self._dtype = dtype
         self.changed = self._on_server(self._changed, [_NUMBER])
         self.with_removed = self._on_server(self._with_removed, [_KEYS, _TEXT, *[_NUMBER] * 3])
@@ -180,23 +178,20 @@ class _ShardRows:
 
     def _changed(self, since: Any) -> tuple[Any, Any]:
         """Returns the keys whose stamps are at least `since`."""
-        storage = self._storage
+        shard = self._shard
 
         def read(first: Any) -> Any:
             # Under the mutex, so that keys and stamps are of the same rows.
-            with storage.mutex.hold([first]):
-                numbers = tf.range(first, tf.minimum(first + SLICE, storage.counts.sparse_read(Count.USED)))
-                is_changed = storage.stamp.sparse_read(numbers) >= since
-                return tf.boolean_mask(storage.key_of.sparse_read(numbers), is_changed)
+            with shard.mutex.hold([first]):
+                numbers = tf.range(first, tf.minimum(first + SLICE, shard.counts.sparse_read(Count.USED)))
+                is_changed = shard.stamp.sparse_read(numbers) >= since
+                return tf.boolean_mask(shard.key_of.sparse_read(numbers), is_changed)
 
-        return _sorted(_collected(read, storage.counts.sparse_read(Count.USED)))
+        return _sorted(_collected(read, shard.counts.sparse_read(Count.USED)))
 
     def _with_removed(self, keys: Any, prefix: Any, start: Any, size: Any, total: Any) -> tuple[Any, Any]:
-        """Adds the keys of this server in former files that no longer have a row.
-
-        The files have `total` keys, of which `size` from `start` on are this server's.
-        """
-        storage = self._storage
+        """Adds keys in former files that no longer have a row. The server's are `size` of `total`, from `start` on."""
+        shard = self._shard
 
         def read(first: Any) -> Any:
             length = tf.minimum(tf.constant(SLICE, tf.int64), size - first)
@@ -204,17 +199,18 @@ class _ShardRows:
             known = tf.raw_ops.RestoreV2(
                 prefix=prefix, tensor_names=["keys"], shape_and_slices=tf.reshape(spec, [1]), dtypes=[tf.int64]
             )[0]
-            with storage.mutex.hold([known]):
-                return tf.boolean_mask(known, storage.find(tf.ensure_shape(known, [None])) < 0)
+            with shard.mutex.hold([known]):
+                return tf.boolean_mask(known, shard.find(tf.ensure_shape(known, [None])) < 0)
 
         return _sorted(tf.concat([keys, _collected(read, size)], 0))
 
     def write(self, keys: Any, size: int, first: int, total: int, prefix: str) -> list[str]:
-        """Writes `size` keys and their rows in blocks; returns the prefixes of their files.
+        """Writes `size` keys of `total` and their rows in blocks, from the position `first` on.
 
-        In the files of all servers, which have `total` keys, they begin at the position `first`.
+        Returns:
+          The prefixes of the files.
         """
-        dim = self._storage.dim
+        dim = self._shard.dim
         block = max(1, _BLOCK_BYTES // (dim * 4 + 8))
         prefixes: list[str] = []
         for begin in range(0, size, block):
@@ -345,12 +341,13 @@ def _export(model: keras.Model, path: str | os.PathLike[str], dtype: Any, serve:
     path = checkpoint_path(path).rstrip("/")
     if tf.io.gfile.exists(path):
         raise FileExistsError(f"{path} exists. A SavedModel is exported to a new folder, such as the next version.")
-    tables = _tables_of(model)
+    tables = [variable.table for variable in model.variables if is_table(variable)]
+    if not tables:
+        raise ValueError(f"The model {model.name!r} has no Embedding layer of a table. Export it with model.export.")
     function = _serving_function(model, serve)
     former: Mapping[str, Written] | None = None
     if base is not None:
-        dtype, former = _read_record(base)
-        _check_base(former, tables)
+        dtype, former = _read_record(base, tables)
     # A new name: a folder with another name may belong to somebody else.
     folder = f"{path}.{secrets.token_hex(8)}.part"
     tf.io.gfile.makedirs(folder)
@@ -370,8 +367,12 @@ def _export(model: keras.Model, path: str | os.PathLike[str], dtype: Any, serve:
         raise
 
 
-def _read_record(path: str) -> tuple[tf.DType, dict[str, Written]]:
-    """Returns the dtype of the rows of a former export, and what is in the files of each table, by its name."""
+def _read_record(path: str, tables: Sequence[Table]) -> tuple[tf.DType, dict[str, Written]]:
+    """Returns the dtype of the rows of a former export, and what is in the files of each table, by its name.
+
+    Raises:
+      ValueError: it is no base for a delta of all these tables.
+    """
     try:
         with tf.io.gfile.GFile(os.path.join(path, _RECORD)) as file:
             content = json.load(file)
@@ -382,7 +383,15 @@ def _read_record(path: str) -> tuple[tf.DType, dict[str, Written]]:
             f"{path} is not what coordinator.embeddings.export writes. The base of a delta is a whole export, no "
             "other delta."
         )
-    return tf.as_dtype(content["dtype"]), {name: Written(**table) for name, table in content["tables"].items()}
+    former = {name: Written(**written) for name, written in content["tables"].items()}
+    for table in tables:
+        if table.name not in former or former[table.name].history != table.history:
+            raise ValueError(
+                f"The former export is no base for a delta of the table {table.name!r} as it is now: it is of another "
+                "table or program, or before the table was restored, or lost with a parameter server. Call export, and "
+                "use that as the base."
+            )
+    return tf.as_dtype(content["dtype"]), former
 
 
 def _write_tables(
@@ -403,24 +412,6 @@ def _write_tables(
             indexes.insert(0, f"{prefix}_changes.index")
         served[table] = ServedTable(indexes, table.dim, dtype)
     return served, written
-
-
-def _tables_of(model: keras.Model) -> list[Table]:
-    tables = [variable.table for variable in model.variables if is_table(variable)]
-    if not tables:
-        raise ValueError(f"The model {model.name!r} has no Embedding layer of a table. Export it with model.export.")
-    return tables
-
-
-def _check_base(former: Mapping[str, Written], tables: Sequence[Table]) -> None:
-    for table in tables:
-        written = former.get(table.name)
-        if written is None or written.history != table.history:
-            raise ValueError(
-                f"The former export is no base for a delta of the table {table.name!r} as it is now: it is of another "
-                "table or program, or before the table was restored, or lost with a parameter server. Call export, and "
-                "use that as the base."
-            )
 
 
 def _serving_function(model: keras.Model, serve: Any) -> Any:
@@ -490,7 +481,7 @@ def _link(source: str, target: str, name: str, new_name: str) -> None:
 
 
 def _move_data(folder: str) -> None:
-    """Moves the data of tables beside the indexes, which TensorFlow has copied to the assets."""
+    """Moves the data of tables to the indexes, which TensorFlow has copied to the assets."""
     files = os.path.join(folder, _FILES)
     for name in tf.io.gfile.listdir(files):
         table, _, kind = name.partition(".")

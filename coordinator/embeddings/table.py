@@ -23,12 +23,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from coordinator.embeddings.shard_storage import Count, ShardStorage, full_size
 from coordinator.embeddings.table_checkpoint import TableCheckpoint
 from coordinator.embeddings.table_settings import (
-    EVERY_KEY,
     Admission,
     Eviction,
+    MinCount,
     OlderThan,
     SmallerThan,
     TableSettings,
@@ -38,7 +37,7 @@ from coordinator.embeddings.table_settings import (
     capacities,
     server_of,
 )
-from coordinator.embeddings.table_shard import TableShard
+from coordinator.embeddings.table_shard import Count, TableShard, full_size
 from coordinator.paths import checkpoint_path
 from coordinator.ps_strategy.keras.internals.optimizers import without_repeats
 from coordinator.ps_strategy.keras.internals.row_updates import table_updates
@@ -98,14 +97,14 @@ class Table(SelfSaving):
       name: for messages and variables.
       dim: the length of a row.
       capacity: the greatest number of rows. It is divided among the parameter servers, each of which has the keys of
-        an equal part of all hash values. Rows take memory when they are first used, the index at once, about 42 bytes
-        for each row of the capacity (twice that with `MinCount(2)` or more).
+        an equal part of all hash values. Rows take memory when they are first used. The index takes it from the
+        beginning: about 42 bytes for each row of the capacity (twice as much with `MinCount(2)` or more).
       optimizer: changes the rows that a gradient has: an elementwise optimizer of Keras 3, `RowwiseAdagrad`, or a
         function `(rows, gradient)` that calls `rows.assign_sub`, `assign_add` or `assign`, such as
         `lambda rows, gradient: rows.assign_sub(0.1 * gradient)`. An optimizer is copied.
       initializer: a function `(keys, dim)` that returns the first rows of keys, float32 [n, dim], as `Uniform`,
         `Normal` and `Constant` do.
-      admission: `MinCount` or `Probability`; None gives a row to each key at once.
+      admission: `MinCount` or `Probability`; None gives a row to each key when it is first looked up in training.
       eviction: `OlderThan` or `SmallerThan`, or several: which rows `evict()` removes.
       when_full: what new keys get when there is no room: "error" raises `tf.errors.InvalidArgumentError` in the step;
         "default_row" gives them the default, and no row; "evict_oldest" removes rows that have had no gradient for
@@ -144,7 +143,7 @@ class Table(SelfSaving):
             capacity=capacity,
             optimizer=optimizer,
             initializer=initializer or Uniform(),
-            admission=admission or EVERY_KEY,
+            admission=admission or MinCount(1),
             eviction=(eviction,) if isinstance(eviction, OlderThan | SmallerThan) else tuple(eviction or ()),
             when_full=when_full,
             default=default,
@@ -250,8 +249,7 @@ class Table(SelfSaving):
             shard.push(part, tf.gather(values, place))
 
     def _accumulated(self) -> "AccumulatedGradient":
-        storages = [shard.storage for shard in self.shards]
-        accumulated = AccumulatedGradient(storages, self._divided, [self.capacity, self.dim])
+        accumulated = AccumulatedGradient(self.shards, self._divided, [self.capacity, self.dim])
         self._accumulating.add(accumulated)
         return accumulated
 
@@ -293,10 +291,10 @@ class Table(SelfSaving):
           tf.errors.OpError: a server does not answer.
         """
         self._refuse_closed("statistics")
-        counts = np.stack([shard.storage.read_counts().numpy() for shard in self.shards])
+        counts = np.stack([shard.read_counts().numpy() for shard in self.shards])
         total = counts.sum(axis=0)
         sizes = counts[:, Count.ADMITTED] - counts[:, Count.EVICTED]
-        memory = sum(int(size) * shard.storage.bytes_per_row() for size, shard in zip(sizes, self.shards, strict=True))
+        memory = sum(int(size) * shard.bytes_per_row() for size, shard in zip(sizes, self.shards, strict=True))
         return TableStatistics(
             capacity=self.capacity,
             size=int(sizes.sum()),
@@ -383,12 +381,12 @@ class AccumulatedGradient:
     `RemoteMgr::DeserializeRemoteTensorHandle`, TensorFlow 2.21).
 
     Args:
-      storages: of the table, by parameter server. The mutex of each is held for every change there.
+      shards: of the table, by parameter server. The mutex of each is held for every change there.
       divided: returns the keys that each server has, and their places among all.
       shape: of the table.
     """
 
-    def __init__(self, storages: Sequence[ShardStorage], divided: Callable[[Any], Any], shape: Sequence[int]) -> None:
+    def __init__(self, shards: Sequence[TableShard], divided: Callable[[Any], Any], shape: Sequence[int]) -> None:
         self._divided = divided
         self._shape = list(shape)
         # Unlike the names of any other client of the servers.
@@ -398,11 +396,11 @@ class AccumulatedGradient:
         # For each server its device, a function that adds keys and rows, and one that takes all.
         self._parts = [
             (
-                storage.device,
-                tf.function(functools.partial(self._append, storage), input_signature=added, autograph=False),
-                tf.function(functools.partial(self._take, storage), input_signature=[], autograph=False),
+                shard.device,
+                tf.function(functools.partial(self._append, shard), input_signature=added, autograph=False),
+                tf.function(functools.partial(self._take, shard), input_signature=[], autograph=False),
             )
-            for storage in storages
+            for shard in shards
         ]
 
     def add(self, gradient: tf.IndexedSlices) -> None:
@@ -429,14 +427,14 @@ class AccumulatedGradient:
                 taken.append(take())
         return taken
 
-    def _append(self, storage: ShardStorage, keys: Any, rows: Any) -> Any:
-        with storage.mutex.hold([keys, rows]):
+    def _append(self, shard: TableShard, keys: Any, rows: Any) -> Any:
+        with shard.mutex.hold([keys, rows]):
             for handle, kept, added in zip(*self._read(), (keys, rows), strict=True):
                 tf.raw_ops.AssignVariableOp(resource=handle, value=tf.concat([kept, added], 0))
         return tf.constant(0)
 
-    def _take(self, storage: ShardStorage) -> tuple[Any, Any]:
-        with storage.mutex.hold():
+    def _take(self, shard: TableShard) -> tuple[Any, Any]:
+        with shard.mutex.hold():
             handles, (keys, rows) = self._read()
             with tf.control_dependencies([keys, rows]):
                 for handle, kept in zip(handles, (keys, rows), strict=True):
@@ -460,14 +458,10 @@ class AccumulatedGradient:
 
 
 def _place_of_scope() -> tuple[Sequence[str], int, Any]:
-    """Returns where a table that is created now has its parts.
+    """Returns a CPU for each part of a table that is created now, and a number that no other table there has.
 
-    Returns:
-      The device of a CPU for each part; a number that is unique among the tables of these devices; and the services of
-      the strategy, None in a process without one.
-
-    Raises:
-      RuntimeError: in the scope of another strategy, or outside of the scope while a strategy is open.
+    And the services of the strategy; None in a process without one. RuntimeError in the scope of another strategy, or
+    outside of the scope while a strategy is open.
     """
     strategy: Any = tf.distribute.get_strategy()
     if isinstance(strategy, ParameterServerStrategy):
@@ -501,38 +495,29 @@ class _NoLargeVariables:
 
 
 def check_fits(table: str, needed: Sequence[int], devices: Sequence[str]) -> None:
-    """Raises ValueError if a table does not fit the memory of the servers: it is refused before it fills them.
+    """Raises ValueError if a table that needs so many bytes on each server does not fit there, before it fills them.
 
     Linux promises more memory than there is, and kills a process that uses what it was promised.
-
-    Args:
-      table: its name.
-      needed: bytes on each server, when the table is full.
-      devices: of the servers' CPUs.
     """
     # By machine, as several servers may be on one.
     machines: collections.Counter[bytes] = collections.Counter()
     for size, device in zip(needed, devices, strict=True):
-        limit = _number(_first_line(device, "/sys/fs/cgroup/memory.max"))
-        if limit is not None and size > limit:
-            raise _too_large(table, size, device, limit)
         machine = _first_line(device, "/proc/sys/kernel/random/boot_id") or device.encode()
         machines[machine] += size
-        together, memory = machines[machine], _number(_first_line(device, "/proc/meminfo"), factor=1024)
-        if memory is not None and together > memory:
-            raise _too_large(table, together, f"the machine of {device}", memory)
-
-
-def _too_large(table: str, size: int, place: str, memory: int) -> ValueError:
-    return ValueError(
-        f"The table {table!r} does not fit: when it is full, it takes {size / _GIGABYTE:.1f} GB on {place}, which has "
-        f"{memory / _GIGABYTE:.1f} GB. Use a smaller capacity or dim, an optimizer with less state, or more parameter "
-        "servers."
-    )
+        for taken, place, memory in (
+            (size, device, _number(_first_line(device, "/sys/fs/cgroup/memory.max"))),
+            (machines[machine], f"the machine of {device}", _number(_first_line(device, "/proc/meminfo"), factor=1024)),
+        ):
+            if memory is not None and taken > memory:
+                raise ValueError(
+                    f"The table {table!r} does not fit: when it is full, it takes {taken / _GIGABYTE:.1f} GB on "
+                    f"{place}, which has {memory / _GIGABYTE:.1f} GB. Use a smaller capacity or dim, an optimizer with "
+                    "less state, or more parameter servers."
+                )
 
 
 def _number(line: bytes | None, factor: int = 1) -> int | None:
-    """Returns the first number in a line, such as that of "MemTotal: 24 kB"; None if there is none, as in "max"."""
+    """Returns the first number in a line, such as 24 in "MemTotal: 24 kB"; None if there is none, as in "max"."""
     numbers = [word for word in (line or b"").split() if word.isdigit()]
     return int(numbers[0]) * factor if numbers else None
 

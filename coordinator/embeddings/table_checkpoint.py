@@ -24,9 +24,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from coordinator.embeddings.shard_storage import STAMPS, Count
 from coordinator.embeddings.table_settings import BUCKETS, bucket_of, server_of
-from coordinator.embeddings.table_shard import TableShard
+from coordinator.embeddings.table_shard import STAMPS, Count, TableShard
 from coordinator.ps_strategy.recovery.snapshots import on_each_server
 from coordinator.ps_strategy.tensorflow_internals.checkpoint_savers import SelfSaved
 
@@ -34,7 +33,7 @@ _logger = logging.getLogger("coordinator")
 
 _KEYS_IN_SLICE = 2**17
 _GROUPS = 32
-# A server needs a few times as much beside the table, and steps wait while it copies and writes it.
+# A server needs a few times as much memory for a slice, and steps wait while it copies and writes it.
 _SLICE_BYTES = 2**20
 
 # In the order of reading.
@@ -77,11 +76,10 @@ class TableCheckpoint:
         self._shards = shards
         self._devices = [shard.device for shard in shards]
         self._discard_accumulated = discard_accumulated
-        storage = shards[0].storage
-        slots = {f"slot {name}": slot.shape.as_list()[1:] for name, slot in storage.slots.items()}
+        slots = {f"slot {name}": slot.shape.as_list()[1:] for name, slot in shards[0].slots.items()}
         # The shapes of what a slice of each kind has of a row or key, by name.
         self._columns: dict[str, dict[str, list[int]]] = {
-            "rows": {"keys": [], "rows": [storage.dim], **slots, "stamps": []},
+            "rows": {"keys": [], "rows": [shards[0].dim], **slots, "stamps": []},
             "waiting": {"keys": [], "times": []},
             "evicted": {"keys": []},
         }
@@ -98,15 +96,12 @@ class TableCheckpoint:
         """Forgets gradients, and what was saved unless the recovery has restored the table; see `Recovered`."""
         self._discard_accumulated()
         if not self._counts()[:, Count.RESTORED].all():
-            self._replace_history()
+            self.history = uuid.uuid4().hex
 
     def write(self, name: str, prefix: str, *, delta: bool = False) -> SelfSaved:
-        """Writes all, or what has changed since the last checkpoint or delta.
+        """Writes all, or as a delta what has changed since the last checkpoint or delta.
 
-        Args:
-          name: of the tensors.
-          prefix: of the files.
-          delta: whether what has changed is written.
+        Tensors have names that begin with `name`, and the files names that begin with `prefix`.
 
         Raises:
           ValueError: nothing was saved before a delta, or more keys were evicted since than are known.
@@ -146,17 +141,12 @@ class TableCheckpoint:
         return SelfSaved([*written, f"{prefix}-content"], functools.partial(self._finish, now))
 
     def read(self, name: str, path: str, *, delta: bool = False) -> None:
-        """Replaces the content by that of a checkpoint, or changes it by a delta.
-
-        Args:
-          name: of the tensors.
-          path: of the checkpoint.
-          delta: whether it is a delta.
+        """Replaces the content by the tensors with a name in a checkpoint, or changes it by a delta.
 
         Raises:
           ValueError: it is of a table with other rows or slots, or not a delta to what was restored before.
-          tf.errors.OpError: it cannot be read, or a server does not answer or has no room for its rows, of which none
-            may be left out.
+          tf.errors.OpError: it cannot be read, a server does not answer, or it has no room for its rows and may leave
+            none out.
         """
         content, last = self._content(name, path), self._valid_last()
         if delta and content["since"] != (last and last.name):
@@ -171,11 +161,11 @@ class TableCheckpoint:
             left_out.append(self._read_shard(self._devices.index(device), name, path, content, stopped, delta=delta))
             return []
 
-        self._replace_history()
+        self.history = uuid.uuid4().hex
         self._discard_accumulated()
         on_each_server(self._devices, "restore", read_on)
         # Once more, for writes that have begun since then.
-        self._replace_history()
+        self.history = uuid.uuid4().hex
         missing = sum(left_out)
         is_whole = not missing and (not delta or last is None or last.is_whole)
         self._finish(_Moment(content["name"], self._counts(), self.history, is_whole))
@@ -193,15 +183,18 @@ class TableCheckpoint:
         shard, slices = self._shards[number], content["slices"]
         # Checkpoints that do not name the dtype are older than int64 stamps.
         stamps, evicted = tf.as_dtype(content.get("stamps", "int32")), 0
+        buckets = np.arange(BUCKETS)
+        # The servers that had buckets that this server has now.
+        former = np.unique(server_of(buckets[server_of(buckets, len(self._shards)) == number], len(slices))).tolist()
         if not delta:
-            shard.storage.reserve()
+            shard.reserve()
         for kind in _KINDS:
             if kind == "rows":
-                evicted = int(shard.storage.read_counts()[Count.EVICTED])
-            if kind == "waiting" and delta and shard.storage.waiting is not None:
+                evicted = int(shard.read_counts()[Count.EVICTED])
+            if kind == "waiting" and delta and shard.waiting is not None:
                 # All that wait are in the delta.
-                shard.storage.rebuild()
-            for server in _overlapping(number, len(self._shards), len(slices)):
+                shard.rebuild()
+            for server in former:
                 for index in range(slices[server].get(kind, 0)):
                     if stopped.is_set():
                         return 0
@@ -212,18 +205,15 @@ class TableCheckpoint:
         return left_out
 
     def _set_counts(self, number: int, saved: np.ndarray, evicted_before: int) -> int:
-        """Sets the counts of a server after all was read; the first one gets what cannot be divided.
+        """Sets the counts of a server after all was read, from the counts of all servers that were saved.
 
-        Args:
-          number: of the server.
-          saved: the saved counts, of each server.
-          evicted_before: the count of evicted rows before rows were read.
+        The first server gets what cannot be divided.
 
         Returns:
-          How many rows were left out because there was no room for them.
+          How many rows were left out since the server had evicted so many, because there was no room for them.
         """
-        storage, is_first = self._shards[number].storage, number == 0
-        present = storage.read_counts().numpy()
+        shard, is_first = self._shards[number], number == 0
+        present = shard.read_counts().numpy()
         left_out = int(present[Count.EVICTED]) - evicted_before
         evicted = int(saved[:, Count.EVICTED].sum() * is_first) + left_out
         values = {
@@ -234,23 +224,23 @@ class TableCheckpoint:
             Count.DROPPED: saved[:, Count.DROPPED].sum() * is_first,
             Count.RESTORED: 1,
         }
-        storage.counts.scatter_nd_update([[position] for position in values], np.array([*values.values()], np.int64))
+        shard.counts.scatter_nd_update([[position] for position in values], np.array([*values.values()], np.int64))
         return left_out
 
     def _new_save(self, number: int, kind: str) -> Any:
         """Returns a function that writes a slice: from `first` on, and of rows what has changed since a clock."""
-        storage = self._shards[number].storage
+        shard = self._shards[number]
 
         @tf.function(autograph=False, input_signature=[_NUMBER, _NUMBER, _TEXT, _TEXT])
         def save(first: Any, since: Any, path: Any, name: Any) -> Any:
-            with tf.device(storage.device):
+            with tf.device(shard.device):
                 if kind == "rows":
-                    keys, rows, slots, stamps = storage.read_rows(first, self._rows_in_slice, since)
+                    keys, rows, slots, stamps = shard.read_rows(first, self._rows_in_slice, since)
                     columns = (keys, rows, *slots, stamps)
                 elif kind == "waiting":
-                    columns = storage.read_waiting(first, _KEYS_IN_SLICE)
+                    columns = shard.read_waiting(first, _KEYS_IN_SLICE)
                 else:
-                    columns = (storage.read_evicted(first, _KEYS_IN_SLICE),)
+                    columns = (shard.read_evicted(first, _KEYS_IN_SLICE),)
                 groups = bucket_of(columns[0]) * _GROUPS // BUCKETS
                 parts = [tf.dynamic_partition(column, groups, _GROUPS) for column in columns]
                 names = _names(name, range(_GROUPS), self._columns[kind])
@@ -264,14 +254,14 @@ class TableCheckpoint:
 
     def _new_load(self, number: int, kind: str, stamps: tf.DType) -> Any:
         """Returns a function that reads a server's part of a slice, in which stamps have the given dtype."""
-        storage, columns, servers = self._shards[number].storage, self._columns[kind], len(self._shards)
+        shard, columns, servers = self._shards[number], self._columns[kind], len(self._shards)
         types = {"keys": tf.int64, "times": tf.int64, "stamps": stamps}
         buckets = np.arange(BUCKETS)
         groups = np.unique(buckets[server_of(buckets, servers) == number] * _GROUPS // BUCKETS)
 
         @tf.function(autograph=False, input_signature=[_TEXT, _TEXT])
         def load(path: Any, name: Any) -> None:
-            with tf.device(storage.device):
+            with tf.device(shard.device):
                 dtypes = [types.get(column, tf.float32) for column in columns] * len(groups)
                 tensors = tf.raw_ops.RestoreV2(
                     prefix=path,
@@ -286,16 +276,13 @@ class TableCheckpoint:
                     for column, shape in zip(whole, columns.values(), strict=True)
                 ]
                 if kind == "rows":
-                    storage.write_rows(mine[0], mine[1], mine[2:-1], tf.cast(mine[-1], tf.int64))
+                    shard.write_rows(mine[0], mine[1], mine[2:-1], tf.cast(mine[-1], tf.int64))
                 elif kind == "waiting":
-                    storage.write_waiting(*mine)
+                    shard.write_waiting(*mine)
                 else:
-                    storage.remove(mine[0])
+                    shard.remove(mine[0])
 
         return load
-
-    def _replace_history(self) -> None:
-        self.history = uuid.uuid4().hex
 
     def _finish(self, moment: _Moment) -> None:
         if moment.history == self.history:
@@ -314,14 +301,14 @@ class TableCheckpoint:
         raise ValueError(f"The table {self._table!r} has no delta: save it first, in a tf.train.Checkpoint; {why}.")
 
     def _counts(self) -> np.ndarray:
-        return np.stack([shard.storage.read_counts().numpy() for shard in self._shards])
+        return np.stack([shard.read_counts().numpy() for shard in self._shards])
 
     def _slices(self, counts: np.ndarray, since: _Moment | None) -> list[dict[str, range]]:
         """Returns where the slices of each kind begin, by server."""
         slices = []
         for number, shard in enumerate(self._shards):
-            capacity, mine = shard.storage.capacity, counts[number]
-            waiting = min(mine[Count.NEXT_WAITING], capacity) if shard.storage.waiting is not None else 0
+            capacity, mine = shard.capacity, counts[number]
+            waiting = min(mine[Count.NEXT_WAITING], capacity) if shard.waiting is not None else 0
             used = mine[Count.USED]
             starts = {"rows": range(0, used, self._rows_in_slice), "waiting": range(0, waiting, _KEYS_IN_SLICE)}
             if since is not None:
@@ -354,10 +341,3 @@ def _names(name: Any, groups: Any, columns: Mapping[str, Any]) -> Any:
 
 def _shown(columns: Mapping[str, Sequence[int]]) -> str:
     return ", ".join(f"{name} {list(shape)}" for name, shape in columns.items() if name not in ("keys", "stamps"))
-
-
-def _overlapping(server: int, servers: int, former: int) -> list[int]:
-    """Returns which of the `former` servers had buckets that this server, one of `servers`, has now."""
-    buckets = np.arange(BUCKETS)
-    mine = buckets[server_of(buckets, servers) == server]
-    return [int(owner) for owner in np.unique(server_of(mine, former))]

@@ -8,14 +8,15 @@ int64 keys [n] and returns float32 rows [n, dim].
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+import types
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from coordinator.options import check_integer, check_number
-from coordinator.ps_strategy.keras.internals.optimizers import Rows, is_optimizer
+from coordinator.ps_strategy.keras.internals.optimizers import is_optimizer
 from coordinator.ps_strategy.keras.internals.row_updates import RowOptimizer
 
 # Each key belongs to one of these, for any number of servers. A server has a range of them.
@@ -25,7 +26,7 @@ _BUCKET_BITS = 10
 # The constants of splitmix64 (Steele, Lea, Flood 2014), as signed numbers.
 _MULTIPLIERS = np.int64(-4658895280553007687), np.int64(-7723592293110705685)
 _INCREMENT = np.int64(-7046029254386353131)
-# Any number: it separates the hash of strings from those of other programs.
+# Any number: other programs hash strings with other keys.
 _STRING_HASH_KEY = [0x636F6F7264696E61, 0x746F722F6B657973]
 
 
@@ -146,7 +147,6 @@ class Probability:
 
 
 Admission = MinCount | Probability
-EVERY_KEY = MinCount(1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,7 +239,7 @@ class Normal:
 
 @dataclasses.dataclass(frozen=True)
 class Constant:
-    """Rows of which each number is `value`."""
+    """Rows whose numbers all are `value`."""
 
     value: float = 0.0
 
@@ -260,29 +260,6 @@ def _unit_interval(bits: Any) -> Any:
 
 
 _WHEN_FULL = ("evict_oldest", "default_row", "error")
-
-
-class FunctionUpdate:
-    """A user's function `(rows, gradient)` in place of a `RowOptimizer`, whose members it has."""
-
-    slots: Mapping[str, np.ndarray] = {}
-    learning_rate: float | None = None
-
-    def __init__(self, function: Callable[[Rows, Any], object]) -> None:
-        self._function = function
-
-    def clipped(self, gradient: Any) -> Any:
-        """Returns the gradient unchanged."""
-        return gradient
-
-    def rate_at(self, step: Any) -> Any:
-        """Returns None: the function has what it needs."""
-        del step
-
-    def update(self, rows: Rows, slots: Mapping[str, Rows], gradient: Any, step: Any, rate: Any) -> None:
-        """Calls the function."""
-        del slots, step, rate
-        self._function(rows, gradient)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -318,11 +295,21 @@ class TableSettings:
             raise ValueError(f"when_full must be one of {_WHEN_FULL}, got {self.when_full!r}.")
 
     @functools.cached_property
-    def update(self) -> RowOptimizer | FunctionUpdate:
-        """How gradients change rows; TypeError or ValueError if no such optimizer can be used."""
+    def update(self) -> Any:
+        """A `RowOptimizer`, or a user's function with the members of one.
+
+        Raises:
+          TypeError, ValueError: no such optimizer can be used.
+        """
         optimizer = self.optimizer
         if is_optimizer(optimizer):
             return RowOptimizer(optimizer, self.dim)
         if not callable(optimizer) or hasattr(optimizer, "apply_gradients"):
             raise TypeError(f"optimizer must be a Keras 3 optimizer or a function (rows, gradient), got {optimizer!r}.")
-        return FunctionUpdate(optimizer)
+        return types.SimpleNamespace(
+            slots={},
+            learning_rate=None,
+            clipped=lambda gradient: gradient,
+            rate_at=lambda step: None,  # noqa: ARG005 - the function needs no rate
+            update=lambda rows, slots, gradient, step, rate: optimizer(rows, gradient),  # noqa: ARG005
+        )
