@@ -174,10 +174,10 @@ class _Files(Source):
 
     def read_range(self, positions: Any) -> Any:
         """See `Source.read_range`."""
-        examples = as_one_operation(self._in_order, tf.cast(positions, tf.int64), *self._on_workers.read())
+        examples = as_one_operation(self._shuffled_examples, tf.cast(positions, tf.int64), *self._on_workers.read())
         return examples if self._parse is None else self._parse(examples)
 
-    def _in_order(self, positions: Any, *on_worker: Any) -> Any:
+    def _shuffled_examples(self, positions: Any, *on_worker: Any) -> Any:
         """Reads the examples of a range; they are in another order if the epoch is shuffled."""
         _, start, count, number, seed = tf.unstack(positions, num=5)
         # Before they are parsed, since a string is moved without a copy.

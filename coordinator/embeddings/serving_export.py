@@ -20,11 +20,12 @@ Rows of float16 are stored as int16, since TensorFlow cannot read float16 in pie
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -438,24 +439,9 @@ def _serving_function(model: keras.Model, serve: Any) -> Any:
     return tf.function(call, input_signature=[specs])
 
 
-@contextlib.contextmanager
-def _lookups_replaced(served: dict[Table, ServedTable]) -> Iterator[None]:
-    """Opens a scope in which this thread looks keys up in the exported tables."""
-    thread = threading.get_ident()
-
-    def replacement(table: Table) -> Any:
-        lookup, mine = table.lookup, served[table]
-
-        def replaced(keys: Any, training: bool = False) -> Any:
-            # Steps that other threads trace at this time use the table itself.
-            return mine.lookup(keys) if threading.get_ident() == thread else lookup(keys, training)
-
-        return replaced
-
-    with contextlib.ExitStack() as stack:
-        for table in served:
-            stack.enter_context(attribute_replaced(table, "lookup", replacement(table)))
-        yield
+def _lookup_in(thread: int, served: ServedTable, lookup: Callable[..., Any], keys: Any, training: bool = False) -> Any:
+    """Looks keys up in the exported table on one thread; steps that other threads trace use the table itself."""
+    return served.lookup(keys) if threading.get_ident() == thread else lookup(keys, training)
 
 
 def _save_model(model: keras.Model, function: Any, served: dict[Table, ServedTable], folder: str) -> None:
@@ -463,7 +449,10 @@ def _save_model(model: keras.Model, function: Any, served: dict[Table, ServedTab
     module.tables = list(served.values())
     module.model_variables = [variable_of(variable) for variable in model.variables if not is_table(variable)]
     module.serve = function
-    with _lookups_replaced(served):
+    with contextlib.ExitStack() as stack:
+        for table, exported in served.items():
+            lookup = functools.partial(_lookup_in, threading.get_ident(), exported, table.lookup)
+            stack.enter_context(attribute_replaced(table, "lookup", lookup))
         # TensorFlow traces functions again while it saves.
         tf.saved_model.save(module, folder, signatures=function.get_concrete_function())
 

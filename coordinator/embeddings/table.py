@@ -5,9 +5,6 @@ table.lookup(keys)     -->  its keys     finds their rows, and creates those of 
                        <--  rows
 table.apply_gradients  -->  its keys     updates the rows that these keys have now
                             and rows
-
-In a process without a strategy a table has one part, there. It is for what needs no cluster: predictions, evaluation
-beside training, a notebook, tests. It reads the checkpoints of the same table on servers, and the servers read its own.
 """
 
 import collections
@@ -91,7 +88,7 @@ class Table(SelfSaving):
     """An embedding table with a row for each key that was trained on.
 
     Created in `strategy.scope()`, it is on the parameter servers. In a process without a strategy it is in that
-    process, with the same checkpoints: for predictions, evaluation beside training, notebooks and tests.
+    process, and reads and writes the same checkpoints: for predictions, evaluation beside training, notebooks, tests.
 
     Args:
       name: for messages and variables.

@@ -43,31 +43,37 @@ def as_integers(keys: Any) -> Any:
     return tf.cast(keys, tf.int64)
 
 
-def mixed(keys: Any) -> Any:
+def _mixed(keys: Any) -> Any:
     """Returns numbers that depend on all bits of the keys, by splitmix64; int64, of the same shape."""
     keys = _xor_shift(keys + _INCREMENT, 30) * _MULTIPLIERS[0]
     keys = _xor_shift(keys, 27) * _MULTIPLIERS[1]
     return _xor_shift(keys, 31)
 
 
-def uniform_bits(keys: Any, columns: int, seed: int) -> Any:
-    """Returns random numbers that depend only on the key, the column and the seed, uint64 [n, columns]."""
+def _uniform(keys: Any, columns: int, seed: int) -> Any:
+    """Returns random numbers that depend only on the key, the column and the seed, float32 [n, columns].
+
+    They are between 0 and 1, both excluded.
+    """
     # As splitmix64 draws from the state that a key sets: each number mixes the state after one more increment.
-    start = mixed(keys + np.int64(seed))
+    start = _mixed(keys + np.int64(seed))
     steps = np.arange(columns, dtype=np.int64)
     with np.errstate(over="ignore"):
         steps = steps * _INCREMENT
-    return tf.bitcast(mixed(start[:, tf.newaxis] + steps), tf.uint64)
+    bits = tf.bitcast(_mixed(start[:, tf.newaxis] + steps), tf.uint64)
+    # The 23 highest: with 24, the sum would be rounded.
+    highest = tf.bitwise.right_shift(bits, tf.constant(41, tf.uint64))
+    return (tf.cast(tf.bitcast(highest, tf.int64), tf.float32) + 0.5) * 2.0**-23
 
 
 def bucket_of(keys: Any) -> Any:
     """Returns the bucket of each key, int32."""
-    return tf.cast(_right_shift(mixed(keys), 64 - _BUCKET_BITS), tf.int32)
+    return tf.cast(_right_shift(_mixed(keys), 64 - _BUCKET_BITS), tf.int32)
 
 
 def hash_position(keys: Any) -> Any:
     """Returns a different int64 number for each key, in the order of the buckets, and so of the servers."""
-    return tf.bitwise.bitwise_xor(mixed(keys), tf.int64.min)
+    return tf.bitwise.bitwise_xor(_mixed(keys), tf.int64.min)
 
 
 def in_hash_order(keys: Any) -> Any:
@@ -180,18 +186,6 @@ class SmallerThan:
 Eviction = OlderThan | SmallerThan
 
 
-def evicted(policies: Sequence[Eviction], rows: Callable[[], Any], ages: Any) -> Any:
-    """Returns which rows at least one of the policies evicts, bool [n].
-
-    `rows` returns the rows, float [n, dim]; it is called if a policy needs them. The ages are the steps since the last
-    gradient of each row, int64 [n].
-    """
-    is_evicted = tf.zeros(tf.shape(ages), tf.bool)
-    for policy in policies:
-        is_evicted |= ages > policy.steps if isinstance(policy, OlderThan) else tf.norm(rows(), axis=1) < policy.norm
-    return is_evicted
-
-
 @dataclasses.dataclass(frozen=True)
 class Uniform:
     """Rows of numbers that are uniformly distributed between -`scale` and `scale`.
@@ -206,11 +200,11 @@ class Uniform:
 
     def __post_init__(self) -> None:
         check_number("scale", self.scale, above=0)
-        _check_seed(self.seed)
+        check_integer("seed", self.seed, minimum=-(2**63), maximum=2**63 - 1)
 
     def __call__(self, keys: Any, dim: int) -> Any:
         """Returns the initial rows of keys, float32 [n, dim]."""
-        return (_unit_interval(uniform_bits(keys, dim, self.seed)) * 2.0 - 1.0) * self.scale
+        return (_uniform(keys, dim, self.seed) * 2.0 - 1.0) * self.scale
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,11 +221,11 @@ class Normal:
 
     def __post_init__(self) -> None:
         check_number("stddev", self.stddev, above=0)
-        _check_seed(self.seed)
+        check_integer("seed", self.seed, minimum=-(2**63), maximum=2**63 - 1)
 
     def __call__(self, keys: Any, dim: int) -> Any:
         """Returns the initial rows of keys, float32 [n, dim]."""
-        numbers = _unit_interval(uniform_bits(keys, 2 * dim, self.seed))
+        numbers = _uniform(keys, 2 * dim, self.seed)
         # Box and Muller (1958). No number is 0, so that the logarithm is finite.
         radius = tf.sqrt(-2.0 * tf.math.log(numbers[:, :dim]))
         return radius * tf.cos(2.0 * math.pi * numbers[:, dim:]) * self.stddev
@@ -246,17 +240,6 @@ class Constant:
     def __call__(self, keys: Any, dim: int) -> Any:
         """Returns the initial rows of keys, float32 [n, dim]."""
         return tf.fill([tf.size(keys), dim], tf.constant(self.value, tf.float32))
-
-
-def _check_seed(seed: Any) -> None:
-    check_integer("seed", seed, minimum=-(2**63), maximum=2**63 - 1)
-
-
-def _unit_interval(bits: Any) -> Any:
-    """Returns numbers between 0 and 1, both excluded, float32, from the 23 highest bits."""
-    # With 24, the sum would be rounded.
-    highest = tf.bitwise.right_shift(bits, tf.constant(41, tf.uint64))
-    return (tf.cast(tf.bitcast(highest, tf.int64), tf.float32) + 0.5) * 2.0**-23
 
 
 _WHEN_FULL = ("evict_oldest", "default_row", "error")

@@ -40,7 +40,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from coordinator.embeddings.table_settings import TableSettings, evicted
+from coordinator.embeddings.table_settings import OlderThan, TableSettings
 from coordinator.ps_strategy.keras.internals.optimizers import UnsharedRows
 from coordinator.ps_strategy.tensorflow_internals.handles import create_mutable_table
 from coordinator.ps_strategy.tensorflow_internals.shared_variable import ServerMutex, client_may_call, operations_added
@@ -455,7 +455,12 @@ class TableShard:
         """Returns the rows among these that are in use, and that a policy evicts."""
         stamps = self.stamp.sparse_read(numbers)
         ages = self.counts.sparse_read(Count.CLOCK) - stamps
-        is_evicted = evicted(self._settings.eviction, lambda: self.rows.sparse_read(numbers), ages)
+        is_evicted = tf.zeros(tf.shape(ages), tf.bool)
+        for policy in self._settings.eviction:
+            if isinstance(policy, OlderThan):
+                is_evicted |= ages > policy.steps
+            else:
+                is_evicted |= tf.norm(self.rows.sparse_read(numbers), axis=1) < policy.norm
         return tf.boolean_mask(numbers, tf.logical_and(stamps > FREE_STAMP, is_evicted))
 
     def _evict_oldest(self, missing: Any, found: Any) -> Any:
