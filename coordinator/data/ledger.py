@@ -136,8 +136,8 @@ class Ledger:
                 self._take_again(number)
             else:
                 self._add_done(number)
-        if self.is_done(number):
-            self._failures.pop(number, None)
+        if number in self._failures and self.is_done(number):
+            del self._failures[number]
 
     def fail(self, number: int, error: BaseException | None) -> bool:
         """Gives a range back, or skips it, after the error of its function, None if that was cancelled.
