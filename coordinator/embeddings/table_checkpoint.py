@@ -210,7 +210,7 @@ class TableCheckpoint:
         The first server gets what cannot be divided.
 
         Returns:
-          How many rows were left out since the server had evicted so many, because there was no room for them.
+          How many rows had no room and were left out: rows that the server has evicted since `evicted_before`.
         """
         shard, is_first = self._shards[number], number == 0
         present = shard.read_counts().numpy()
