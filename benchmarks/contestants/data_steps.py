@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from benchmarks.contestants.library import Library
 from benchmarks.contestants.rate_meter import RateMeter
-from coordinator.data import Epochs, Source, arrays, files
+from coordinator.data import Epochs, Source, arrays, records
 from coordinator.data.files import as_one_operation
 from coordinator.future import Future
 
@@ -114,7 +114,7 @@ class DataSteps:
         paths = sorted(map(str, pathlib.Path(folder).glob("*.tfrecord"))) if folder else []
         if way == "endless":
             return self._endless(kind, paths)
-        source: Any = arrays(np.arange(EXAMPLES), _counts()) if kind == "arrays" else files(paths, FEATURES)
+        source: Any = arrays(np.arange(EXAMPLES), _counts()) if kind == "arrays" else records(paths, FEATURES)
         shuffle = _SEED if way == "shuffled" else None
 
         @tf.function

@@ -9,9 +9,14 @@ import tensorflow as tf
 
 from coordinator.data.source import Source, digest_of, example_indices
 
+# What travels to a worker in one message, in bytes.
+_LARGEST = 2**30
+# How many examples of each array the digest depends on.
+_SAMPLE = 64
+
 
 class WorkerArrays:
-    """Arrays for scheduled functions, which read their worker's copy; elsewhere the client's own are read.
+    """Arrays for scheduled functions, which read their worker's copy; elsewhere the client's own arrays are read.
 
     Args:
       values: the arrays, which must not be changed afterwards; or functions that return them on each worker.
@@ -28,7 +33,7 @@ class WorkerArrays:
         if strategy not in self._copies and _has_workers(strategy):
             with strategy.scope():
                 self._copies[strategy] = [
-                    tf.Variable(each, trainable=False, per_worker_variable=True, name="data") for each in self._values
+                    tf.Variable(value, trainable=False, per_worker_variable=True, name="data") for value in self._values
                 ]
 
     def read(self) -> Sequence[Any]:
@@ -41,7 +46,7 @@ class WorkerArrays:
         if tf.executing_eagerly() or not _has_workers(strategy):
             if self._local is None:
                 with tf.init_scope(), tf.device("/device:CPU:0"):
-                    self._local = [each() if callable(each) else tf.constant(each) for each in self._values]
+                    self._local = [value() if callable(value) else tf.constant(value) for value in self._values]
             return self._local
         if strategy not in self._copies:
             raise RuntimeError(
@@ -56,12 +61,6 @@ def _has_workers(strategy: Any) -> bool:
     return hasattr(strategy, "parameter_servers")
 
 
-# What travels to a worker in one message, in bytes.
-_LARGEST = 2**30
-# How many examples of each array the digest depends on.
-_SAMPLE = 64
-
-
 def arrays(*structure: Any) -> Source:
     """Returns a source of the rows of arrays, which every worker keeps in its memory.
 
@@ -74,7 +73,7 @@ def arrays(*structure: Any) -> Source:
 
     Raises:
       ValueError: there is none, they have different numbers of rows, none at all, or more than 1 GiB: write them to
-        a file, and use `coordinator.data.files`.
+        a file, and use `coordinator.data.rows`.
     """
     return _Arrays(structure if len(structure) > 1 else structure[0] if structure else ())
 
@@ -84,11 +83,23 @@ class _Arrays(Source):
 
     def __init__(self, structure: Any) -> None:
         self._structure = tf.nest.map_structure(np.asarray, structure)
-        self._arrays: Sequence[np.ndarray[Any, Any]] = tf.nest.flatten(self._structure)
-        _check(self._arrays)
-        self.size = len(self._arrays[0])
-        self.digest = digest_of(_described(self._arrays))
-        self._on_workers = WorkerArrays(self._arrays)
+        values: Sequence[np.ndarray[Any, Any]] = tf.nest.flatten(self._structure)
+        if not values:
+            raise ValueError("arrays takes at least one array.")
+        sizes = [array.shape[0] if array.ndim else 0 for array in values]
+        if len(set(sizes)) > 1:
+            raise ValueError(f"arrays takes arrays with the same number of rows, got {', '.join(map(str, sizes))}.")
+        if not sizes[0]:
+            raise ValueError("arrays was given arrays without rows.")
+        largest = max(array.nbytes for array in values)
+        if largest > _LARGEST:
+            raise ValueError(
+                f"arrays was given an array of {largest / 2**30:.1f} GiB, which each worker would have to keep in its "
+                "memory; at most 1 GiB is allowed. Write it to a file with np.save, and use coordinator.data.rows."
+            )
+        self.size = sizes[0]
+        self.digest = digest_of(_described(values))
+        self._on_workers = WorkerArrays(values)
 
     def prepare(self, strategy: Any) -> None:
         """Gives each worker a copy, when it first reads."""
@@ -97,31 +108,15 @@ class _Arrays(Source):
     def read_range(self, positions: Any) -> Any:
         """See `Source.read_range`."""
         indices = example_indices(positions, self.size)
-        rows = [tf.gather(each, indices) for each in self._on_workers.read()]
+        rows = [tf.gather(array, indices) for array in self._on_workers.read()]
         return tf.nest.pack_sequence_as(self._structure, rows)
 
     def __repr__(self) -> str:
         return f"<coordinator.data.arrays: {self.size} examples>"
 
 
-def _check(found: Sequence[np.ndarray[Any, Any]]) -> None:
-    if not found:
-        raise ValueError("arrays takes at least one array.")
-    sizes = [each.shape[0] if each.ndim else 0 for each in found]
-    if len(set(sizes)) > 1:
-        raise ValueError(f"arrays takes arrays with the same number of rows, got {', '.join(map(str, sizes))}.")
-    if not sizes[0]:
-        raise ValueError("arrays was given arrays without rows.")
-    for each in found:
-        if each.nbytes > _LARGEST:
-            raise ValueError(
-                f"arrays was given an array of {each.nbytes / 2**30:.1f} GiB, which each worker would have to keep in "
-                "its memory; at most 1 GiB is allowed. Write it to a file with np.save, and use coordinator.data.files."
-            )
-
-
-def _described(found: Sequence[np.ndarray[Any, Any]]) -> Iterator[bytes]:
-    for each in found:
-        yield f"{each.dtype} {each.shape}".encode()
-        sample = each[np.linspace(0, len(each) - 1, _SAMPLE).astype(np.int64)]
-        yield repr(sample.tolist()).encode() if each.dtype.hasobject else np.ascontiguousarray(sample).tobytes()
+def _described(values: Sequence[np.ndarray[Any, Any]]) -> Iterator[bytes]:
+    for array in values:
+        yield f"{array.dtype} {array.shape}".encode()
+        sample = array[np.linspace(0, len(array) - 1, _SAMPLE).astype(np.int64)]
+        yield repr(sample.tolist()).encode() if array.dtype.hasobject else np.ascontiguousarray(sample).tobytes()

@@ -1,5 +1,7 @@
 """Data that the client reads, and sends along with the functions: Parquet, databases, generators, sequences."""
 
+import contextlib
+import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -8,7 +10,7 @@ from typing import Any, NoReturn
 import numpy as np
 import tensorflow as tf
 
-from coordinator.data.source import IN_ORDER, Source, digest_of, shuffled, without_autotuning
+from coordinator.data.source import IN_ORDER, Source, digest_of, shuffled_here, without_autotuning
 
 _logger = logging.getLogger("coordinator")
 
@@ -24,7 +26,7 @@ _MOST_BYTES = 2**28
 def client(data: Any, size: int | None = None) -> Source:
     """Returns a source of what the client reads in Python, for data that servers cannot read.
 
-    `epochs.on` gives a tuple of the range and its examples, which is passed to the function as it is:
+    `epochs.on` gives a tuple of the range and its examples, to be passed to the function unchanged:
     `x, y = source.read(positions)` returns the examples there, and `positions[0]` is the range.
 
     Args:
@@ -56,12 +58,11 @@ def client(data: Any, size: int | None = None) -> Source:
             f"client was given a dataset without an end, {data!r}. Leave its repeat() out, since Epochs(epochs=...) "
             "reads it again; or give the number of examples of an epoch as size=."
         )
-    repeated = without_autotuning(data) if isinstance(data, tf.data.Dataset) else data
-    return _Iterable(repeated if callable(repeated) else repeated.__iter__, size, data)
+    return _Iterable(data, size)
 
 
 class _ClientSource(Source):
-    """A source of which `read` returns what came with the range."""
+    """A source whose `read` returns the examples that came with the range."""
 
     is_on_client = True
 
@@ -71,9 +72,9 @@ class _ClientSource(Source):
         self.size = size
         self.digest = _digest(sample)
         self._spec = tf.nest.map_structure(
-            lambda each: tf.TensorSpec([None, *each.shape[1:]], each.dtype), _stacked(sample[:1])
+            lambda array: tf.TensorSpec([None, *array.shape[1:]], array.dtype), _stacked(sample[:1])
         )
-        example = sum(np.asarray(each).nbytes for each in tf.nest.flatten(sample)) / len(sample)
+        example = sum(np.asarray(part).nbytes for part in tf.nest.flatten(sample)) / len(sample)
         self.most_out = max(1, int(_MOST_BYTES / max(example, 1)))
 
     def element_spec(self) -> Any:
@@ -103,15 +104,13 @@ class _Sequence(_ClientSource):
         epoch, start, count, _, seed = map(int, positions)
         indices = np.arange(start, start + count)
         if seed != IN_ORDER:
-            with tf.init_scope(), tf.device("/device:CPU:0"):
-                numbers = tf.constant([seed, epoch], tf.int64), tf.constant(self.size, tf.int64)
-                indices = shuffled(tf.constant(indices), *numbers).numpy()
+            indices = shuffled_here(indices, seed, epoch, self.size)
         return positions, _stacked(self._at(indices))
 
     def _at(self, indices: Any) -> list[Any]:
         if hasattr(self._data, "__getitems__"):
             return list(self._data.__getitems__(indices.tolist()))
-        return [self._data[each] for each in indices.tolist()]
+        return [self._data[index] for index in indices.tolist()]
 
     def __repr__(self) -> str:
         return f"<coordinator.data.client: {self.size} examples of a {type(self._data).__name__}>"
@@ -121,75 +120,65 @@ class _Iterable(_ClientSource):
     mixes_all = False
     is_sequential = True
 
-    def __init__(self, iterate: Callable[[], Any], size: int | None, data: Any) -> None:
-        self._iterate = iterate
+    def __init__(self, data: Any, size: int | None) -> None:
+        repeated = without_autotuning(data) if isinstance(data, tf.data.Dataset) else data
+        self._iterate: Callable[[], Any] = repeated if callable(repeated) else repeated.__iter__
         self._name = getattr(data, "__name__", type(data).__name__)
         if size is None:
-            size = _length(data)
-        found = iter(iterate())
-        sample = [each for _, each in zip(range(_SAMPLE), found, strict=False)]
-        super().__init__(len(sample) + _count(found, self._name) if size is None else size, sample)
+            # It may have no length, or one that TensorFlow does not know.
+            with contextlib.suppress(TypeError):
+                size = len(data)
+        examples = iter(self._iterate())
+        sample = list(itertools.islice(examples, _SAMPLE))
+        super().__init__(len(sample) + _count(examples, self._name) if size is None else size, sample)
 
     def reader(self) -> Callable[[Any], Any]:
         """See `Source.reader`."""
-        return _Reading(self._begun, self.size).with_examples
+        examples: Iterator[Any] = iter(())
+        # The epoch and the number of the next example; of no epoch, so that the first range begins one.
+        at_epoch, at = -1, 0
+
+        def read() -> Any:
+            nonlocal at
+            try:
+                example = next(examples)
+            except StopIteration:
+                raise ValueError(
+                    f"The data ended after {at} examples in epoch {at_epoch}; it had {self.size} before, or by "
+                    "size=. Epochs need the same examples each time."
+                ) from None
+            at += 1
+            return example
+
+        def with_examples(positions: Any) -> Any:
+            nonlocal examples, at_epoch, at
+            epoch, start, count, _, _ = map(int, positions)
+            if epoch != at_epoch or start < at:
+                examples, at_epoch, at = self._begun(), epoch, 0
+            while at < start:
+                read()
+            return positions, _stacked([read() for _ in range(count)])
+
+        return with_examples
 
     def _begun(self) -> Iterator[Any]:
-        """Begins again; checks that the first examples are those of the first time."""
-        found = iter(self._iterate())
-        sample = [each for _, each in zip(range(_SAMPLE), found, strict=False)]
+        """Begins again; checks that the first examples are the same as the first time."""
+        examples = iter(self._iterate())
+        sample = list(itertools.islice(examples, _SAMPLE))
         if not sample or _digest(sample) != self.digest:
             raise ValueError(
                 f"{self!r} gave other examples when it was iterated again. Epochs need the same ones in the same order "
                 "each time: without randomness, or with a seed that is set at the beginning of each pass."
             )
         yield from sample
-        yield from found
+        yield from examples
 
     def __repr__(self) -> str:
         return f"<coordinator.data.client: {self.size} examples of {self._name}, in order>"
 
 
-class _Reading:
-    """The reading of one loop: where it is, and how it goes on from there."""
-
-    def __init__(self, begin: Callable[[], Iterator[Any]], size: int) -> None:
-        self._begin = begin
-        self._size = size
-        self._examples: Iterator[Any] = iter(())
-        # Of the next example; the end, so that it begins with the first range.
-        self._epoch, self._next = -1, 0
-
-    def with_examples(self, positions: Any) -> Any:
-        epoch, start, count, _, _ = map(int, positions)
-        if epoch != self._epoch or start < self._next:
-            self._examples, self._epoch, self._next = self._begin(), epoch, 0
-        while self._next < start:
-            self._one()
-        return positions, _stacked([self._one() for _ in range(count)])
-
-    def _one(self) -> Any:
-        try:
-            found = next(self._examples)
-        except StopIteration:
-            raise ValueError(
-                f"The data ended after {self._next} examples in epoch {self._epoch}; it had {self._size} before, or by "
-                "size=. Epochs need the same examples each time."
-            ) from None
-        self._next += 1
-        return found
-
-
-def _length(data: Any) -> int | None:
-    try:
-        return len(data)
-    except TypeError:
-        # It has none, or one that TensorFlow does not know.
-        return None
-
-
 def _count(examples: Iterator[Any], name: str) -> int:
-    """Counts the rest of some examples; reports in the log how far it is, since they may have no end."""
+    """Counts the remaining examples; reports in the log how far it is, since they may have no end."""
     count, began, reports = 0, time.monotonic(), 1
     for count, _ in enumerate(examples, 1):
         if time.monotonic() - began >= reports * _REPORT_INTERVAL:
@@ -205,8 +194,8 @@ def _count(examples: Iterator[Any], name: str) -> int:
 
 
 def _digest(sample: list[Any]) -> str:
-    parts = [np.ravel(each)[:_VALUES] for each in tf.nest.flatten(sample)]
-    return digest_of(repr(each.tolist()).encode() if each.dtype.hasobject else each.tobytes() for each in parts)
+    parts = [np.ravel(part)[:_VALUES] for part in tf.nest.flatten(sample)]
+    return digest_of(repr(part.tolist()).encode() if part.dtype.hasobject else part.tobytes() for part in parts)
 
 
 def _stacked(examples: list[Any]) -> Any:
@@ -215,10 +204,10 @@ def _stacked(examples: list[Any]) -> Any:
 
 def _array(parts: Any) -> Any:
     # NumPy's own type of strings has no NUL at their end.
-    found = np.stack([np.asarray(part, object if isinstance(part, bytes | str) else None) for part in parts])
-    if found.dtype.kind in "USO":
-        return tf.constant(found)
+    array = np.stack([np.asarray(part, object if isinstance(part, bytes | str) else None) for part in parts])
+    if array.dtype.kind in "USO":
+        return tf.constant(array)
     if isinstance(parts[0], float):
         # As TensorFlow takes a Python number.
-        return found.astype(np.float32)
-    return found
+        return array.astype(np.float32)
+    return array

@@ -11,52 +11,53 @@ import tensorflow as tf
 
 from coordinator.errors import LaunchError
 
+# How many rows of a Parquet file are converted at a time.
 _ROWS = 1024
+_CONVERTED = bool | int | float | str | bytes
 
 
 def convert(paths: Sequence[str], folder: str) -> str:
     """Writes a TFRecord file of examples for each Parquet or CSV file.
 
-    A column becomes a feature: integers and booleans int64, other numbers float32, str and bytes values string; lists
-    of these likewise.
+    A column becomes a feature: integers and booleans int64, other numbers float32, str and bytes values string. Lists
+    of such values become features of several values.
 
     Args:
       paths: of local files that end in `.parquet` or `.csv`; the first line of a CSV file has the names of its columns.
       folder: where the files are written; it is created.
 
     Returns:
-      The call of `coordinator.data.files` that reads them.
+      The call of `coordinator.data.records` that reads them.
 
     Raises:
       LaunchError: pyarrow is not installed, or a file cannot be converted; the message says why.
     """
     outputs = [os.path.join(folder, os.path.splitext(os.path.basename(path))[0] + ".tfrecord") for path in paths]
     columns = _Columns()
-    # Until all is converted. A program that is killed leaves these alone behind, and they are in nobody's way.
+    # Until all is converted. A program that is killed leaves only these, and they are in nobody's way.
     drafts = [f"{output}.{secrets.token_hex(8)}.tmp" for output in outputs]
     written: list[str] = []
     try:
         for path, output in zip(paths, outputs, strict=True):
-            with _told(path):
+            with _errors_told(path):
                 _check(path, output, outputs)
-        with _told(folder, "written to"):
+        with _errors_told(folder, "written to"):
             tf.io.gfile.makedirs(folder)
         for path, draft in zip(paths, drafts, strict=True):
-            with _told(path):
+            with _errors_told(path):
                 write(_tables(path), draft, columns, path)
             written.append(draft)
         if not columns:
             raise LaunchError(f"There are no rows in {', '.join(map(repr, paths))}.")
         for draft, output in zip(drafts, outputs, strict=True):
-            with _told(output, "written"):
+            with _errors_told(output, "written"):
                 tf.io.gfile.rename(draft, output)
             written[written.index(draft)] = output
     except BaseException:
-        for each in written:
-            with contextlib.suppress(tf.errors.OpError):
-                tf.io.gfile.remove(each)
+        for file in written:
+            _remove(file)
         raise
-    return f"coordinator.data.files({outputs!r}, features={{\n{columns}}})"
+    return f"coordinator.data.records({outputs!r}, features={{\n{columns}}})"
 
 
 def _check(path: str, output: str, outputs: Sequence[str]) -> None:
@@ -69,12 +70,8 @@ def _check(path: str, output: str, outputs: Sequence[str]) -> None:
 
 
 @contextlib.contextmanager
-def _told(path: str, done: str = "converted") -> Iterator[None]:
-    """A scope in which what a file, the system or pyarrow refuses is said in a sentence.
-
-    Raises:
-      LaunchError: it was refused.
-    """
+def _errors_told(path: str, done: str = "converted") -> Iterator[None]:
+    """Raises LaunchError, with a sentence, for what a file, the system or pyarrow refuses."""
     try:
         yield
     except LaunchError:
@@ -84,49 +81,50 @@ def _told(path: str, done: str = "converted") -> Iterator[None]:
         raise LaunchError(f"{path!r} cannot be {done}: {lines[0].rstrip('.')}.") from error
 
 
+def _remove(path: str) -> None:
+    with contextlib.suppress(tf.errors.OpError):
+        tf.io.gfile.remove(path)
+
+
 class _Columns:
     """What the columns of all files have in common, by name: the type, and the numbers of values in a row."""
 
     def __init__(self) -> None:
-        self._found: dict[str, tuple[str, set[int | None]]] = {}
+        self._known: dict[str, tuple[str, set[int | None]]] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._found)
+        return bool(self._known)
 
     def feature(self, name: str, value: Any) -> tf.train.Feature:
-        """Returns a value of a column as a feature.
-
-        Raises:
-          LaunchError: it has no value, or one of another type than before.
-        """
+        """Returns a value of a column as a feature; LaunchError if it is missing, or has another type than before."""
         is_list = isinstance(value, list | tuple)
         values = list(value) if is_list else [value]
         kind = _kind(name, values)
-        former, lengths = self._found.get(name, ("", set()))
+        former, lengths = self._known.get(name, ("", set()))
         if kind and former not in (kind, ""):
             raise LaunchError(f"The column {name!r} has values of type {former} and of type {kind}.")
         lengths.add(len(values) if is_list else None)
-        self._found[name] = kind or former, lengths
+        self._known[name] = kind or former, lengths
         if not values:
             return tf.train.Feature()
         if kind == "int64":
-            if strange := [each for each in values if not -(2**63) <= each < 2**63]:
-                raise LaunchError(f"The column {name!r} has the value {strange[0]}, which is too large for int64.")
+            if large := [number for number in values if not -(2**63) <= number < 2**63]:
+                raise LaunchError(f"The column {name!r} has the value {large[0]}, which is too large for int64.")
             return tf.train.Feature(int64_list=tf.train.Int64List(value=map(int, values)))
         if kind == "string":
-            texts = [each.encode() if isinstance(each, str) else each for each in values]
+            texts = [text.encode() if isinstance(text, str) else text for text in values]
             return tf.train.Feature(bytes_list=tf.train.BytesList(value=texts))
         return tf.train.Feature(float_list=tf.train.FloatList(value=values))
 
     def check(self, names: Iterable[str], path: str) -> None:
         """Raises LaunchError if a file has other columns than those before."""
-        if self._found and set(names) != set(self._found):
-            differing = ", ".join(sorted(set(names) ^ set(self._found)))
+        if self._known and set(names) != set(self._known):
+            differing = ", ".join(sorted(set(names) ^ set(self._known)))
             raise LaunchError(f"{path!r} has other columns than the files before it; these differ: {differing}.")
 
     def __str__(self) -> str:
         lines = []
-        for name, (kind, lengths) in sorted(self._found.items()):
+        for name, (kind, lengths) in sorted(self._known.items()):
             if len(lengths) > 1:
                 form = f"tf.io.RaggedFeature(tf.{kind or 'float32'})"
             else:
@@ -151,32 +149,30 @@ def write(
       LaunchError: a value cannot be written. There is no file then.
     """
     columns = _Columns() if columns is None else columns
-    temporary = f"{output}.{secrets.token_hex(8)}.tmp"
     try:
-        with tf.io.TFRecordWriter(temporary) as writer:
+        with tf.io.TFRecordWriter(output) as writer:
             for table in tables:
                 columns.check(table, source or output)
                 for row in zip(*table.values(), strict=True):
                     features = {name: columns.feature(name, value) for name, value in zip(table, row, strict=True)}
                     example = tf.train.Example(features=tf.train.Features(feature=features))
                     writer.write(example.SerializeToString())
-        tf.io.gfile.rename(temporary, output)
-    finally:
-        if tf.io.gfile.exists(temporary):
-            tf.io.gfile.remove(temporary)
+    except BaseException:
+        _remove(output)
+        raise
     return columns
 
 
 def _kind(name: str, values: Sequence[Any]) -> str:
     kinds = {
-        "int64" if isinstance(each, bool | int) else "float32" if isinstance(each, float) else "string"
-        for each in values
-        if isinstance(each, bool | int | float | str | bytes)
+        "int64" if isinstance(value, bool | int) else "float32" if isinstance(value, float) else "string"
+        for value in values
+        if isinstance(value, _CONVERTED)
     }
-    if len(kinds) > 1 or not all(isinstance(each, bool | int | float | str | bytes) for each in values):
-        found = ", ".join(sorted({type(each).__name__ for each in values}))
+    if len(kinds) > 1 or not all(isinstance(value, _CONVERTED) for value in values):
+        types = ", ".join(sorted({type(value).__name__ for value in values}))
         hint = "Fill missing values in first." if None in values else "Convert them to numbers or strings first."
-        raise LaunchError(f"The column {name!r} has values of the type {found}, which are not converted. {hint}")
+        raise LaunchError(f"The column {name!r} has values of the type {types}, which are not converted. {hint}")
     return kinds.pop() if kinds else ""
 
 
@@ -194,7 +190,7 @@ def _tables(path: str) -> Iterator[dict[str, list[Any]]]:
             raise LaunchError(f"{path!r} is neither .parquet nor .csv.")
     except ImportError as error:
         raise LaunchError("Parquet and CSV files are read by pyarrow: pip install 'coordinator-tf[data]'.") from error
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise LaunchError(f"{path!r} has more than one column {', '.join(map(repr, twice))}.")
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise LaunchError(f"{path!r} has more than one column {', '.join(map(repr, repeated))}.")
     for batch in batches:
         yield batch.to_pydict()

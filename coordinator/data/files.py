@@ -26,56 +26,77 @@ from coordinator.data.arrays import WorkerArrays, arrays
 from coordinator.data.source import IN_ORDER, Source, digest_of
 from coordinator.paths import is_url, path_text
 
-# In bytes: what a worker reads at a time, and what the digest has of a file.
-_BUFFER = 2**18
-_SAMPLE = 2**12
-# What can be copied of a mapped file at once: TensorFlow ends the process if it is asked for a string of 2 GiB.
+_logger = logging.getLogger("coordinator")
+
+# In bytes: what a worker reads at a time, what the client reads at a time, and what the digest has of a file.
+_BUFFER, _BLOCK, _SAMPLE = 2**18, 2**24, 2**12
+# How much of a mapped file one operation copies: TensorFlow ends the process if it is asked for a string of 2 GiB.
 _MOST_COPIED = 2**31 - 2**12
 # An index that is kept beside a file, or is being written, for all kinds of files that have one.
 _INDEX = re.compile(r"(.+)\.(records|lines(-\d+)?)-index\.npy(\.\w+\.tmp)?")
-# The shape of a vector of any length, as operations on lists take it.
+_CHECKSUM_BYTES = 16
+# A record: its length in 8 bytes, a checksum in 4, the data, a checksum in 4.
+_HEADER, _FRAME = 12, 16
+# The shape of a vector of any length, as operations on lists take it; and the types of what datasets have.
 _VECTOR = [-1]
+_STRINGS = {"output_types": [tf.string], "output_shapes": [[]]}
+_STRING_VECTOR = {"output_types": [tf.string], "output_shapes": [[None]]}
 
 
-def checked_paths(paths: Any, name: str) -> list[str]:
-    """Returns the paths of files, without the indexes that an earlier run kept beside them: a pattern may match both.
+def lines(paths: Any, parse: Callable[[Any], Any] | None = None, skip: int = 0) -> Source:
+    """Returns a source of the lines of text files, which the workers read.
+
+    For CSV: `lines(paths, lambda lines: tf.io.decode_csv(lines, defaults), skip=1)`. An index of each file is written
+    beside it, if that is possible, and read the next time.
 
     Args:
-      paths: one, or several.
-      name: of the function that was given them, for messages.
+      paths: of the files, which are not compressed. All workers must be able to read them.
+      parse: takes a vector of lines, without their ends, and returns a structure of tensors. None returns the vector.
+      skip: the number of lines at the beginning of each file to skip, such as headers.
 
     Raises:
-      TypeError: something else.
-      ValueError: there is none, or one is what `pathlib` makes of a URL.
+      TypeError: `paths` is neither a path nor a sequence of paths.
+      ValueError: there are no lines.
       FileNotFoundError: a file does not exist.
     """
-    if isinstance(paths, str | os.PathLike):
-        paths = [paths]
-    if not isinstance(paths, Sequence) or not all(isinstance(each, str | os.PathLike) for each in paths):
-        raise TypeError(f"{name} takes the path of a file, or a list of paths, got {paths!r}.")
-    if not paths:
-        raise ValueError(f"{name} was given no path.")
-    given = [path_text(each) for each in paths]
-    found = [path for path in given if not ((index := _INDEX.fullmatch(path)) and index[1] in given)]
-    for path in found:
-        if not tf.io.gfile.exists(path):
-            raise FileNotFoundError(f"{name} was given {path!r}, which does not exist, or cannot be read from here.")
-    return found
+    return _Lines(paths, parse, skip)
 
 
-def index_path(path: str, name: str) -> str:
-    """Returns where the index of a file is kept.
+def records(paths: Any, features: Mapping[str, Any] | Callable[[Any], Any] | None = None) -> Source:
+    """Returns a source of the records of TFRecord files, which the workers read.
+
+    An index of each file is written beside it, if that is possible, and read the next time. The checksums of the
+    records are not compared.
 
     Args:
-      path: of the file.
-      name: of what it has: "records", or "lines" or "lines-N".
+      paths: of the files, which are not compressed. All workers must be able to read them.
+      features: for `tf.io.parse_example`; or a function that takes a vector of serialized records and returns a
+        structure of tensors. None returns the vector.
+
+    Raises:
+      TypeError: `paths` is neither a path nor a sequence of paths.
+      ValueError: a file is no TFRecord file, or is compressed.
+      FileNotFoundError: a file does not exist.
     """
-    return f"{path}.{name}-index.npy"
+    if features is None or callable(features):
+        return _Records(paths, "records", features)
+    return _Records(paths, "records", lambda serialized: tf.io.parse_example(serialized, features))
 
 
-def file_size(path: str) -> int:
-    """Returns the size of a file in bytes."""
-    return int(tf.io.gfile.stat(path).length)
+def rows(paths: Any, dtype: Any = None, shape: Sequence[int] | None = None) -> Source:
+    """Returns a source of the rows of files, which the workers read.
+
+    Args:
+      paths: of `.npy` files, as `np.save` writes them; or of files of nothing but rows, of `dtype` and `shape`. All
+        workers must be able to read them. A NumPy array is what `arrays` takes.
+      dtype: of the numbers, little-endian; not for `.npy` files, which say it.
+      shape: of a row; not for `.npy` files.
+
+    Raises:
+      TypeError, ValueError: the files are no such files, or not all alike.
+      FileNotFoundError: a file does not exist.
+    """
+    return arrays(paths) if isinstance(paths, np.ndarray) else _Rows(_checked_paths(paths, "rows"), dtype, shape)
 
 
 def written_ns(path: str) -> int:
@@ -88,66 +109,104 @@ def written_ns(path: str) -> int:
     return int(tf.io.gfile.stat(path).mtime_nsec) if is_url(path) else os.stat(path).st_mtime_ns
 
 
-def digest_of_files(paths: Sequence[str], counts: Sequence[int]) -> str:
-    """Returns a digest of the files' names, sizes, numbers of examples, and of the content of some of them."""
-
-    def parts() -> Iterator[bytes]:
-        for path, count in zip(paths, counts, strict=True):
-            yield f"{os.path.basename(path)} {file_size(path)} {count}".encode()
-        for path in dict.fromkeys((paths[0], paths[len(paths) // 2], paths[-1])):
-            with tf.io.gfile.GFile(path, "rb") as file:
-                yield file.read(_SAMPLE)
-
-    return digest_of(parts())
+def _file_size(path: str) -> int:
+    return int(tf.io.gfile.stat(path).length)
 
 
-class FileParts:
-    """The parts of files that ranges of examples take, as operations.
+def _checked_paths(paths: Any, name: str) -> list[str]:
+    """Returns the paths of files, without the indexes that an earlier run kept beside them: a pattern may match both.
+
+    It raises what the function `name` raises for paths, and ValueError for what `pathlib` makes of a URL.
+    """
+    if isinstance(paths, str | os.PathLike):
+        paths = [paths]
+    if not isinstance(paths, Sequence) or not all(isinstance(path, str | os.PathLike) for path in paths):
+        raise TypeError(f"{name} takes the path of a file, or a list of paths, got {paths!r}.")
+    if not paths:
+        raise ValueError(f"{name} was given no path.")
+    texts = [path_text(path) for path in paths]
+    data = [path for path in texts if not ((index := _INDEX.fullmatch(path)) and index[1] in texts)]
+    for path in data:
+        if not tf.io.gfile.exists(path):
+            raise FileNotFoundError(f"{name} was given {path!r}, which does not exist, or cannot be read from here.")
+    return data
+
+
+class _Files(Source):
+    """A source of consecutive examples in files.
 
     Args:
+      name: of the function that creates the source, for messages.
       paths: of the files.
-      counts: the number of examples of each, at least 1.
-
-    Attributes:
-      are_mapped: whether the files are mapped into the memory of the workers.
+      counts: the number of examples in each file.
+      index: what each worker keeps in its memory to find the examples.
+      parse: takes a tensor of examples, returns a structure of tensors; None returns the tensor.
     """
 
-    def __init__(self, paths: Sequence[str], counts: Sequence[int]) -> None:
-        self._paths = list(paths)
-        self._sizes = [file_size(path) for path in paths]
+    mixes_all = False
+
+    def __init__(
+        self,
+        name: str,
+        paths: Sequence[str],
+        counts: Sequence[int],
+        index: Sequence[np.ndarray[Any, Any]] = (),
+        parse: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self.size = sum(counts)
+        if not self.size:
+            raise ValueError(f"{name} was given files without examples: {', '.join(paths[:3])}.")
+        self.digest = _digest_of_files(paths, counts)
+        self._name = name
+        self._parse = parse
+        # Without files that have no examples: no bytes can be read of them.
+        self._paths = [path for path, count in zip(paths, counts, strict=True) if count]
+        self._sizes = [_file_size(path) for path in self._paths]
+        # The number of the first example of each file, and the number after the last of all.
+        self._firsts = [0, *itertools.accumulate(count for count in counts if count)]
         # Other file systems would read the whole file instead.
-        self.are_mapped = not any(is_url(path) for path in paths)
-        self._on_workers = WorkerArrays([self._maps] if self.are_mapped else [])
-        # The number of the first example of each file, and that after the last of all.
-        self._firsts = [0, *itertools.accumulate(counts)]
+        self._are_mapped = not any(is_url(path) for path in self._paths)
+        self._on_workers = WorkerArrays([*index, self._maps] if self._are_mapped else index)
 
     def prepare(self, strategy: Any) -> None:
-        """Has each worker map the files, when it first reads."""
+        """Gives each worker the index, and has it map the files, when it first reads."""
         self._on_workers.prepare(strategy)
 
-    def files_of(self, numbers: Any) -> Any:
-        """Returns the index of the file of each example, of int64 vectors of numbers of examples."""
+    def read_range(self, positions: Any) -> Any:
+        """See `Source.read_range`."""
+        examples = as_one_operation(self._shuffled_examples, tf.cast(positions, tf.int64), *self._on_workers.read())
+        return examples if self._parse is None else self._parse(examples)
+
+    def _shuffled_examples(self, positions: Any, *on_worker: Any) -> Any:
+        """Reads the examples of a range; they are in another order if the epoch is shuffled."""
+        _, start, count, number, seed = tf.unstack(positions, num=5)
+        # Before they are parsed, since a string is moved without a copy.
+        examples = self._examples(start, count, *on_worker)
+        # For few examples, a permutation by `tf.random.experimental.index_shuffle` takes hundreds of times as long.
+        noise = tf.random.stateless_uniform([count], tf.stack([seed, number]), None, None, tf.int32, alg="philox")
+        _, order = tf.math.top_k(noise, tf.cast(count, tf.int32))
+        return tf.gather(examples, tf.where(seed == IN_ORDER, tf.range(tf.cast(count, tf.int32)), order))
+
+    @abstractmethod
+    def _examples(self, start: Any, count: Any, *on_worker: Any) -> Any:
+        """Reads `count` examples from number `start` on, int64 scalars; `on_worker` are the index and mapped files."""
+
+    def _files_of(self, numbers: Any) -> Any:
+        """Returns the index of the file of each example, for int64 vectors of numbers of examples."""
         if len(self._paths) == 1:
             return tf.zeros_like(numbers)
-        found = tf.raw_ops.UpperBound(sorted_inputs=[self._firsts[1:]], values=[numbers], out_type=tf.int64)
-        return tf.squeeze(found, 0)
+        indices = tf.raw_ops.UpperBound(sorted_inputs=[self._firsts[1:]], values=[numbers], out_type=tf.int64)
+        return tf.squeeze(indices, 0)
 
-    def maps(self) -> Sequence[Any]:
-        """Returns what `read` takes, for the function that is being traced."""
-        return self._on_workers.read()
-
-    def read(self, maps: Sequence[Any], first: Any, last: Any, positions_of: Any) -> Any:
-        """Reads the bytes of some examples, across files.
+    def _bytes(self, maps: Sequence[Any], start: Any, count: Any, positions_of: Callable[[Any, Any], Any]) -> Any:
+        """Reads the bytes of some examples, across files, as a string scalar.
 
         Args:
-          maps: the files in the worker's memory; empty if they are not mapped.
-          first: the number of the first example, an int64 scalar.
-          last: that of the last one.
-          positions_of: takes the index of a file, and a vector of numbers of examples in all files, or of that after
-            the last of the file; returns where they begin in the file, in bytes.
-
-        Returns:
-          A string scalar.
+          maps: what `_maps` returned on this worker; empty if the files are not mapped.
+          start: the number of the first example, an int64 scalar.
+          count: how many, an int64 scalar.
+          positions_of: takes the index of a file, and numbers of examples in all files, also the one after the last of
+            the file; returns where they begin in the file, in bytes.
         """
 
         def read_part(file: Any, begin: Any, end: Any) -> Any:
@@ -156,29 +215,26 @@ class FileParts:
                 return _copied_bytes(maps[0], file, begin, end)
             return _read_bytes(tf.constant(self._paths)[file], begin, end, tf.constant(self._sizes, tf.int64)[file])
 
+        end = start + count
         if len(self._paths) == 1:
-            return read_part(tf.constant(0, tf.int64), first, last + 1)
-        begin, end = tf.unstack(self.files_of(tf.stack([first, last])))
+            return read_part(tf.constant(0, tf.int64), start, end)
+        first, last = tf.unstack(self._files_of(tf.stack([start, end - 1])))
         firsts = tf.constant(self._firsts, tf.int64)
 
         def read_parts() -> Any:
             parts = tf.map_fn(
-                lambda file: read_part(file, tf.maximum(first, firsts[file]), tf.minimum(last + 1, firsts[file + 1])),
-                tf.range(begin, end + 1),
+                lambda file: read_part(file, tf.maximum(start, firsts[file]), tf.minimum(end, firsts[file + 1])),
+                tf.range(first, last + 1),
                 fn_output_signature=tf.string,
             )
             return tf.strings.reduce_join(parts)
 
         # Most ranges are in one file.
-        return tf.cond(begin == end, lambda: read_part(begin, first, last + 1), lambda: as_one_operation(read_parts))
+        return tf.cond(first == last, lambda: read_part(first, start, end), lambda: as_one_operation(read_parts))
 
     def _maps(self) -> Any:
-        """Returns the content of all files, a list of vectors of bytes, of which nothing is read yet.
-
-        Raises:
-          ValueError: a file has another size.
-        """
-        found = tf.raw_ops.EmptyTensorList(element_shape=_VECTOR, max_num_elements=-1, element_dtype=tf.uint8)
+        """Returns the content of all files, a list of vectors of bytes, before any of it is read."""
+        maps = tf.raw_ops.EmptyTensorList(element_shape=_VECTOR, max_num_elements=-1, element_dtype=tf.uint8)
         for path, size in zip(self._paths, self._sizes, strict=True):
             try:
                 content = tf.raw_ops.ImmutableConst(dtype=tf.uint8, shape=[size], memory_region_name=path)
@@ -187,16 +243,32 @@ class FileParts:
                     f"{path!r} has another size here than the {size} bytes that it had when the source was created. "
                     "Files must be the same on all workers, and must not change while they are read."
                 ) from error
-            found = tf.raw_ops.TensorListPushBack(input_handle=found, tensor=content)
-        return found
+            maps = tf.raw_ops.TensorListPushBack(input_handle=maps, tensor=content)
+        return maps
+
+    def __repr__(self) -> str:
+        return f"<coordinator.data.{self._name}: {self.size} examples in {len(self._paths)} files>"
+
+
+def _digest_of_files(paths: Sequence[str], counts: Sequence[int]) -> str:
+    """Returns a digest of the files' names, sizes, numbers of examples, and of the content of some of them."""
+
+    def parts() -> Iterator[bytes]:
+        for path, count in zip(paths, counts, strict=True):
+            yield f"{os.path.basename(path)} {_file_size(path)} {count}".encode()
+        for path in dict.fromkeys((paths[0], paths[len(paths) // 2], paths[-1])):
+            with tf.io.gfile.GFile(path, "rb") as file:
+                yield file.read(_SAMPLE)
+
+    return digest_of(parts())
 
 
 def as_one_operation(function: Callable[..., Any], *args: Any) -> Any:
     """Calls a function that only reads, so that it is one operation of the graph that is traced.
 
     A graph of many steps stays small: it takes as many times less to make as the function has operations. The call
-    itself takes some microseconds. And such operations run at the same time; those that open files would otherwise wait
-    for each other, since they count as operations with a state.
+    itself takes some microseconds. And such operations run at the same time; operations that open files would otherwise
+    wait for each other, since they count as operations with a state.
 
     Args:
       function: takes tensors, captures none that is a resource, and returns a tensor.
@@ -204,33 +276,13 @@ def as_one_operation(function: Callable[..., Any], *args: Any) -> Any:
     """
     if tf.executing_eagerly():
         return function(*args)
-    given = [tf.convert_to_tensor(each) for each in args]
+    tensors = [tf.convert_to_tensor(value) for value in args]
     concrete = tf.function(function, autograph=False, experimental_attributes={"_noinline": True})
-    concrete = concrete.get_concrete_function(*given)
+    concrete = concrete.get_concrete_function(*tensors)
     [output] = concrete.outputs
-    [found] = tf.raw_ops.PartitionedCall(args=[*given, *concrete.captured_inputs], Tout=[output.dtype], f=concrete)
-    found.set_shape(output.shape)
-    return found
-
-
-def shuffled_rows(rows: Any, positions: Any) -> Any:
-    """Returns the examples of a range in another order, if the epoch is shuffled.
-
-    Args:
-      rows: a structure of tensors with the examples along the first axis.
-      positions: see `Source.read`.
-    """
-    _, _, count, number, seed = tf.unstack(tf.cast(positions, tf.int64), num=5)
-    # Of few examples, a permutation by `shuffled` takes hundreds of times as long.
-    noise = tf.random.stateless_uniform([count], tf.stack([seed, number]), None, None, tf.int32, alg="philox")
-    _, order = tf.math.top_k(noise, tf.cast(count, tf.int32))
-    order = tf.where(seed == IN_ORDER, tf.range(tf.cast(count, tf.int32)), order)
-    return tf.nest.map_structure(lambda each: tf.gather(each, order), rows)
-
-
-def concatenated(parts: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
-    """Returns int64 arrays as one."""
-    return np.concatenate([np.asarray(part, np.int64) for part in parts])
+    [result] = tf.raw_ops.PartitionedCall(args=[*tensors, *concrete.captured_inputs], Tout=[output.dtype], f=concrete)
+    result.set_shape(output.shape)
+    return result
 
 
 def _copied_bytes(maps: Any, file: Any, begin: Any, end: Any) -> Any:
@@ -242,9 +294,9 @@ def _copied_bytes(maps: Any, file: Any, begin: Any, end: Any) -> Any:
     with tf.control_dependencies([tf.raw_ops.Assert(condition=end - begin <= _MOST_COPIED, data=[message])]):
         end = tf.identity(end)
     # The only operation that makes a string of bytes; they are at its end.
-    found = tf.io.serialize_tensor(content[begin:end])
+    serialized = tf.io.serialize_tensor(content[begin:end])
     count = tf.cast(end - begin, tf.int32)
-    return tf.strings.substr(found, tf.strings.length(found) - count, count)
+    return tf.strings.substr(serialized, tf.strings.length(serialized) - count, count)
 
 
 def _read_bytes(path: Any, begin: Any, end: Any, size: Any) -> Any:
@@ -256,107 +308,55 @@ def _read_bytes(path: Any, begin: Any, end: Any, size: Any) -> Any:
         buffer_size=tf.constant(_BUFFER, tf.int64),
         compression_type="",
     )
-    return tf.raw_ops.DatasetToSingleElement(dataset=part, output_types=[tf.string], output_shapes=[[]])[0]
+    return tf.raw_ops.DatasetToSingleElement(dataset=part, **_STRINGS)[0]
 
 
-_logger = logging.getLogger("coordinator")
-
-_CHECKSUM_BYTES = 16
-
-
-class FramedSource(Source):
-    """A source of examples of different sizes in files, which the workers read.
+class _FramedFiles(_Files):
+    """A source of examples of different sizes, which `name`s the index too: "records", "lines" or "lines-N".
 
     The index, 8 bytes for each example, is kept in a file beside each file, and in the memory of each worker. It is a
     cache: unless it is whole, and was made of the present file, it is made again.
-
-    Args:
-      paths: of the files.
-      name: of the function that was given them, for messages.
-      parse: takes a vector of serialized examples, returns a structure of tensors; None returns the vector.
     """
 
-    mixes_all = False
     # Whether an index could not be kept, which is tried and logged once.
     _is_index_unkept = False
 
     def __init__(self, paths: Any, name: str, parse: Callable[[Any], Any] | None) -> None:
-        self._name = name
-        self._parse = parse
-        given = checked_paths(paths, name)
+        checked = _checked_paths(paths, name)
         # Where each example of a file begins, and the end of the last one.
-        starts = [self._index(path) for path in given]
-        counts = [len(each) - 1 for each in starts]
-        self.size = sum(counts)
-        if not self.size:
-            raise ValueError(f"{name} was given files without examples: {', '.join(given[:3])}.")
-        self.digest = digest_of_files(given, counts)
-        # Without those that have no examples: no bytes can be read of them.
-        self._paths = [path for path, count in zip(given, counts, strict=True) if count]
-        self._parts = FileParts(self._paths, [count for count in counts if count])
-        self._on_workers = WorkerArrays([concatenated([each for each in starts if len(each) > 1])])
+        starts = [self._index(path, name) for path in checked]
+        whole = np.concatenate([each for each in starts if len(each) > 1] or starts)
+        super().__init__(name, checked, [len(each) - 1 for each in starts], [whole], parse)
 
     @abstractmethod
     def _starts(self, path: str) -> np.ndarray[Any, Any]:
         """Returns where each example of a file begins, and the end of the last one, in bytes."""
 
-    def _examples(self, starts: Any, maps: Sequence[Any], start: Any, count: Any) -> Any:
-        """Reads `count` examples from number `start` of all files on, as a string vector.
-
-        Args:
-          starts: where each example begins in its file: of each file one more than it has examples.
-          maps: see `FileParts.read`.
-          start: an int64 scalar.
-          count: likewise.
-        """
-        numbers = start + tf.range(count)
-        # Each file has one start more than examples.
-        places = numbers + self._parts.files_of(numbers)
-        sizes = tf.gather(starts, places + 1) - tf.gather(starts, places)
-        data = self._parts.read(maps, start, start + count - 1, lambda file, numbers: tf.gather(starts, numbers + file))
-        return self._unframed(data, tf.cumsum(sizes, exclusive=True), sizes)
-
     @abstractmethod
     def _unframed(self, data: Any, begins: Any, sizes: Any) -> Any:
-        """Returns the examples in some bytes, a string vector.
+        """Returns the examples in some bytes, a string vector, where they begin and have these sizes, int64 vectors."""
 
-        Args:
-          data: the bytes, a string scalar.
-          begins: where each example begins in them, an int64 vector.
-          sizes: how many it has, likewise.
-        """
+    def _examples(self, start: Any, count: Any, *on_worker: Any) -> Any:
+        starts, *maps = on_worker
+        numbers = start + tf.range(count)
+        # Each file has one start more than examples.
+        places = numbers + self._files_of(numbers)
+        sizes = tf.gather(starts, places + 1) - tf.gather(starts, places)
+        data = self._bytes(maps, start, count, lambda file, numbers: tf.gather(starts, numbers + file))
+        return self._unframed(data, tf.cumsum(sizes, exclusive=True), sizes)
 
-    def prepare(self, strategy: Any) -> None:
-        """Gives each worker the index, and has it map the files, when it first reads."""
-        self._on_workers.prepare(strategy)
-        self._parts.prepare(strategy)
-
-    def read_range(self, positions: Any) -> Any:
-        """See `Source.read_range`."""
-        given = self._on_workers.read()[0], *self._parts.maps()
-        examples = as_one_operation(self._serialized, tf.cast(positions, tf.int64), *given)
-        return examples if self._parse is None else self._parse(examples)
-
-    def _serialized(self, positions: Any, starts: Any, *maps: Any) -> Any:
-        _, start, count, _, _ = tf.unstack(positions, num=5)
-        # Before they are parsed, since a string is moved without a copy.
-        return shuffled_rows(self._examples(starts, maps, start, count), positions)
-
-    def _index(self, path: str) -> np.ndarray[Any, Any]:
+    def _index(self, path: str, name: str) -> np.ndarray[Any, Any]:
         """Returns the starts that were kept beside a file, or finds and keeps them."""
         written = written_ns(path)
-        state = f"{self._name} {file_size(path)} {written}"
+        state = f"{name} {_file_size(path)} {written}"
         # Without the time of the last change, a changed file of the same size would not be noticed.
-        beside = index_path(path, self._name) if written else None
+        beside = f"{path}.{name}-index.npy" if written else None
         starts = None if beside is None else _kept_index(beside, state)
         if starts is None:
             starts = np.asarray(self._starts(path), np.int64)
             if beside is not None and not self._is_index_unkept:
                 self._is_index_unkept = not _keep_index(beside, state, starts)
         return starts
-
-    def __repr__(self) -> str:
-        return f"<coordinator.data.{self._name}: {self.size} examples in {len(self._paths)} files>"
 
 
 def _kept_index(beside: str, state: str) -> np.ndarray[Any, Any] | None:
@@ -394,83 +394,29 @@ def _with_checksum(state: str, starts: np.ndarray[Any, Any]) -> np.ndarray[Any, 
     return np.concatenate([np.frombuffer(checksum, np.int64), starts])
 
 
-def read_blocks(path: str, size: int = 2**24) -> Iterator[bytes]:
-    """Yields the content of a file in blocks of bytes."""
-    with tf.io.gfile.GFile(path, "rb") as file:
-        while block := file.read(size):
-            yield block
-
-
-def lines(paths: Any, parse: Callable[[Any], Any] | None = None, skip: int = 0) -> Source:
-    """Returns a source of the lines of text files, which the workers read.
-
-    For CSV: `lines(paths, lambda lines: tf.io.decode_csv(lines, defaults), skip=1)`. An index of each file is written
-    beside it, if that is possible, and read the next time.
-
-    Args:
-      paths: of the files, which are not compressed. All workers must be able to read them.
-      parse: takes a vector of lines, without their ends, and returns a structure of tensors. None returns the vector.
-      skip: the number of lines at the beginning of each file to skip, such as headers.
-
-    Raises:
-      TypeError: `paths` is neither a path nor a sequence of paths.
-      ValueError: there are no lines.
-      FileNotFoundError: a file does not exist.
-    """
-    return _Lines(paths, parse, skip)
-
-
-class _Lines(FramedSource):
+class _Lines(_FramedFiles):
     def __init__(self, paths: Any, parse: Callable[[Any], Any] | None, skip: int) -> None:
         self._skip = skip
         super().__init__(paths, f"lines-{skip}" if skip else "lines", parse)
 
     def _starts(self, path: str) -> np.ndarray[Any, Any]:
-        size, begin, found = file_size(path), 0, [np.zeros(1, np.int64)]
-        for block in read_blocks(path):
-            found.append(begin + 1 + np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n")))
-            begin += len(block)
-        starts = np.concatenate(found)
-        if starts[-1] != size:
-            starts = np.append(starts, size)
+        begin, ends = 0, [np.zeros(1, np.int64)]
+        with tf.io.gfile.GFile(path, "rb") as file:
+            while block := file.read(_BLOCK):
+                ends.append(begin + 1 + np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n")))
+                begin += len(block)
+        starts = np.concatenate(ends)
+        if starts[-1] != begin:
+            starts = np.append(starts, begin)
         return starts[min(self._skip, len(starts) - 1) :]
 
     def _unframed(self, data: Any, begins: Any, sizes: Any) -> Any:
         return tf.strings.regex_replace(tf.strings.substr(data, begins, sizes), "\r?\n$", "")
 
 
-# A record: its length in 8 bytes, a checksum in 4, the data, a checksum in 4.
-_HEADER, _FRAME = 12, 16
-_BLOCK = 2**24
-# What a worker reads at a time at most, in bytes.
-_STRINGS = {"output_types": [tf.string], "output_shapes": [[]]}
-_STRING_VECTOR = {"output_types": [tf.string], "output_shapes": [[None]]}
-
-
-def records(paths: Any, features: Mapping[str, Any] | Callable[[Any], Any] | None = None) -> Source:
-    """Returns a source of the records of TFRecord files, which the workers read.
-
-    An index of each file is written beside it, if that is possible, and read the next time. The checksums of the
-    records are not compared.
-
-    Args:
-      paths: of the files, which are not compressed. All workers must be able to read them.
-      features: for `tf.io.parse_example`; or a function that takes a vector of serialized records and returns a
-        structure of tensors. None returns the vector.
-
-    Raises:
-      TypeError: `paths` is neither a path nor a sequence of paths.
-      ValueError: a file is no TFRecord file, or is compressed.
-      FileNotFoundError: a file does not exist.
-    """
-    if features is None or callable(features):
-        return _Records(paths, "records", features)
-    return _Records(paths, "records", lambda serialized: tf.io.parse_example(serialized, features))
-
-
-class _Records(FramedSource):
+class _Records(_FramedFiles):
     def _starts(self, path: str) -> np.ndarray[Any, Any]:
-        size, starts = file_size(path), [0]
+        size, starts = _file_size(path), [0]
         with tf.io.gfile.GFile(path, "rb") as file:
             block, begin = b"", 0
             while (start := starts[-1]) < size:
@@ -493,16 +439,17 @@ class _Records(FramedSource):
     def _unframed(self, data: Any, begins: Any, sizes: Any) -> Any:
         return tf.strings.substr(data, begins + _HEADER, sizes - _FRAME)
 
-    def _examples(self, starts: Any, maps: Sequence[Any], start: Any, count: Any) -> Any:
-        if self._parts.are_mapped:
-            return super()._examples(starts, maps, start, count)
+    def _examples(self, start: Any, count: Any, *on_worker: Any) -> Any:
+        if self._are_mapped:
+            return super()._examples(start, count, *on_worker)
+        [starts] = on_worker
         # Elsewhere a file is read up to the part, unless it is known where its records begin.
         ends = tf.stack([start, start + count - 1])
-        first, last = tf.unstack(self._parts.files_of(ends))
+        first, last = tf.unstack(self._files_of(ends))
         # Each file has one start more than records.
         begin = tf.gather(starts, start + first)
         end = tf.gather(starts, start + count + last)
-        found = tf.raw_ops.TFRecordDatasetV2(
+        dataset = tf.raw_ops.TFRecordDatasetV2(
             filenames=tf.constant(self._paths)[first : last + 1],
             compression_type="",
             # No more than is wanted, if that is known.
@@ -510,34 +457,18 @@ class _Records(FramedSource):
             byte_offsets=tf.concat([[begin], tf.zeros([last - first], tf.int64)], 0),
         )
         # As one element, which TensorFlow does not optimize: that fails for a dataset with offsets.
-        found = tf.raw_ops.TakeDataset(input_dataset=found, count=count, **_STRINGS)
-        found = tf.raw_ops.BatchDatasetV2(input_dataset=found, batch_size=count, drop_remainder=True, **_STRING_VECTOR)
-        return tf.raw_ops.DatasetToSingleElement(dataset=found, **_STRING_VECTOR)[0]
+        dataset = tf.raw_ops.TakeDataset(input_dataset=dataset, count=count, **_STRINGS)
+        dataset = tf.raw_ops.BatchDatasetV2(
+            input_dataset=dataset, batch_size=count, drop_remainder=True, **_STRING_VECTOR
+        )
+        return tf.raw_ops.DatasetToSingleElement(dataset=dataset, **_STRING_VECTOR)[0]
 
 
 # The size of a file's header in bytes, the dtype of its rows, and the shape of a row.
 _Header = tuple[int, np.dtype[Any], tuple[int, ...]]
 
 
-def rows(paths: Any, dtype: Any = None, shape: Sequence[int] | None = None) -> Source:
-    """Returns a source of the rows of files, which the workers read.
-
-    Args:
-      paths: of `.npy` files, as `np.save` writes them; or of files of nothing but rows, of `dtype` and `shape`. All
-        workers must be able to read them. A NumPy array is what `arrays` takes.
-      dtype: of the numbers, little-endian; not for `.npy` files, which say it.
-      shape: of a row; not for `.npy` files.
-
-    Raises:
-      TypeError, ValueError: the files are no such files, or not all alike.
-      FileNotFoundError: a file does not exist.
-    """
-    return arrays(paths) if isinstance(paths, np.ndarray) else _Rows(checked_paths(paths, "rows"), dtype, shape)
-
-
-class _Rows(Source):
-    mixes_all = False
-
+class _Rows(_Files):
     def __init__(self, paths: Sequence[str], dtype: Any, shape: Sequence[int] | None) -> None:
         if (dtype is None) != (shape is None):
             raise ValueError("rows takes dtype and shape together, or neither for .npy files.")
@@ -555,45 +486,28 @@ class _Rows(Source):
             raise ValueError(f"rows reads little-endian numbers, got {self._dtype}.")
         self._width = int(np.prod(self._shape, dtype=np.int64)) * self._dtype.itemsize
         self._headers = [header for header, _, _ in headers]
-        counts = [_count(path, header, self._width) for path, header in zip(paths, self._headers, strict=True)]
-        self._firsts = np.cumsum([0, *counts])
-        self.size = sum(counts)
-        self.digest = digest_of_files(paths, counts)
-        self._paths = paths
-        self._parts = FileParts(paths, counts)
+        super().__init__("rows", paths, [self._count(*pair) for pair in zip(paths, self._headers, strict=True)])
 
-    def prepare(self, strategy: Any) -> None:
-        """Has each worker map the files, when it first reads."""
-        self._parts.prepare(strategy)
+    def _count(self, path: str, header: int) -> int:
+        size = _file_size(path) - header
+        count, remainder = divmod(size, self._width)
+        if remainder or not count:
+            raise ValueError(
+                f"{path!r} has {size} bytes of rows, which is no positive multiple of {self._width}, the size of a "
+                "row: check dtype and shape."
+            )
+        return count
 
-    def read_range(self, positions: Any) -> Any:
-        """See `Source.read_range`."""
-        return as_one_operation(self._rows, tf.cast(positions, tf.int64), *self._parts.maps())
-
-    def _rows(self, positions: Any, *maps: Any) -> Any:
-        _, start, count, _, _ = tf.unstack(positions, num=5)
+    def _examples(self, start: Any, count: Any, *on_worker: Any) -> Any:
         headers, firsts = tf.constant(self._headers, tf.int64), tf.constant(self._firsts, tf.int64)
-        data = self._parts.read(
-            maps, start, start + count - 1, lambda file, row: headers[file] + (row - firsts[file]) * self._width
+        data = self._bytes(
+            on_worker, start, count, lambda file, row: headers[file] + (row - firsts[file]) * self._width
         )
         if self._dtype == np.bool_:
             numbers = tf.cast(tf.io.decode_raw(data, tf.uint8), tf.bool)
         else:
             numbers = tf.io.decode_raw(data, tf.as_dtype(self._dtype))
-        return shuffled_rows(tf.reshape(numbers, [-1, *self._shape]), positions)
-
-    def __repr__(self) -> str:
-        return f"<coordinator.data.files: {self.size} examples in {len(self._paths)} files>"
-
-
-def _count(path: str, header: int, width: int) -> int:
-    count, rest = divmod(file_size(path) - header, width)
-    if rest or not count:
-        raise ValueError(
-            f"{path!r} has {file_size(path) - header} bytes of rows, which is no positive multiple of {width}, the "
-            "size of a row: check dtype and shape."
-        )
-    return count
+        return tf.reshape(numbers, [-1, *self._shape])
 
 
 def _npy_header(path: str) -> _Header:

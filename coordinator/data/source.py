@@ -1,16 +1,4 @@
-"""What a source of data is: a number of examples, each of which any worker can read by its position.
-
-Datasets whose iterators can be deleted at once.
-
-TensorFlow tunes a dataset's parallelism on a thread of each iterator, which sleeps for 10 ms after the first attempt,
-and twice as long after each further one, up to a minute. To delete the iterator TensorFlow wakes that thread (by a
-callback of `CancellationManager::StartCancel`), and only then notes that it is to end. If the thread runs in between,
-it sleeps on, and the deletion waits for it: until the iterator is about twice as old, for up to a minute. With
-TensorFlow 2.21 that happened to 5 of 50 iterators on two cores, and to nearly all on one.
-
-On a worker the deletion holds a lock meanwhile that each other call of the client needs, and one of the threads that
-answer probes: the worker seems to be frozen. On the client it holds Python's lock.
-"""
+"""What a source of data is: a number of examples, each of which any worker can read by its position."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -19,25 +7,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-
-
-def without_autotuning(dataset: tf.data.Dataset, options: tf.data.Options | None = None) -> tf.data.Dataset:
-    """Returns a dataset whose iterators have no such thread, unless its options ask for autotuning.
-
-    `tf.data.AUTOTUNE` as a number of parallel calls is then the number of threads, 16 at most; as the size of a buffer
-    it grows by itself as before.
-
-    Args:
-      dataset: to be iterated.
-      options: those of the dataset; None reads them, which TensorFlow can do outside of functions alone.
-    """
-    known = dataset.options() if options is None else options
-    if known.autotune.enabled is not None:
-        return dataset
-    added = tf.data.Options()
-    added.autotune.enabled = False
-    return dataset.with_options(added)
-
 
 # The seed of a range whose examples are in order.
 IN_ORDER = -1
@@ -67,7 +36,7 @@ class Source(ABC):
         """Creates what `read` needs on the workers of a strategy; `Epochs.on` calls it."""
 
     def reader(self) -> Callable[[Any], Any]:
-        """Returns a function that turns each range of a loop into what the loop gives, for that loop alone."""
+        """Returns a function that turns each range of one loop into what this loop yields."""
         return lambda positions: positions
 
     def element_spec(self) -> Any:
@@ -101,30 +70,59 @@ def range_vector(
 
 
 def example_indices(positions: Any, size: int) -> Any:
-    """Returns where the examples of a range are in data of which all examples are shuffled: an int64 vector.
-
-    A pseudorandom permutation that is computed where it is needed, the same for each epoch and seed everywhere.
-    (`tf.random.experimental.index_shuffle`; Grain has the same.)
-
-    Args:
-      positions: see `Source.read`.
-      size: the number of examples.
-    """
+    """Returns the indices, an int64 vector, of the examples of a range in data that is shuffled as a whole."""
     epoch, start, count, _, seed = tf.unstack(tf.cast(positions, tf.int64), num=5)
     ordered = start + tf.range(count)
     # Both are computed: 60 ns for an example cost less than a branch, which separates the operations around it.
-    return tf.where(seed == IN_ORDER, ordered, shuffled(ordered, tf.stack([seed, epoch]), size))
+    return tf.where(seed == IN_ORDER, ordered, _shuffled(ordered, tf.stack([seed, epoch]), size))
 
 
-def shuffled(indices: Any, seed: Any, size: Any) -> Any:
-    """Returns the places of some indices in a permutation of `range(size)`; all are int64, the seed of two numbers."""
+def shuffled_here(
+    indices: np.ndarray[Any, Any], seed: int, epoch: int, size: int
+) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Returns the places of some indices in the permutation of `range(size)` for an epoch, computed on the client."""
+    with tf.init_scope(), tf.device("/device:CPU:0"):
+        numbers = (tf.constant(value, tf.int64) for value in (indices, [seed, epoch], size))
+        places: np.ndarray[Any, np.dtype[np.int64]] = _shuffled(*numbers).numpy()
+        return places
+
+
+def _shuffled(indices: Any, seed: Any, size: Any) -> Any:
+    """Returns the places of some indices in a permutation of `range(size)`; all are int64, the seed of two numbers.
+
+    The permutation is computed where it is needed, and depends only on the seed. (Grain does the same.)
+    """
     return tf.random.experimental.index_shuffle(indices, seed, tf.cast(size, tf.int64) - 1)
 
 
 def digest_of(parts: Iterable[bytes]) -> str:
     """Returns a short digest of some bytes."""
-    found = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(digest_size=16)
     for part in parts:
-        found.update(len(part).to_bytes(8, "little"))
-        found.update(part)
-    return found.hexdigest()
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def without_autotuning(dataset: tf.data.Dataset, options: tf.data.Options | None = None) -> tf.data.Dataset:
+    """Returns a dataset whose iterators are deleted without delay, unless its options ask for autotuning.
+
+    TensorFlow tunes a dataset's parallelism on a thread of each iterator, which sleeps for 10 ms after the first
+    attempt, and twice as long after each further one, up to a minute. To delete the iterator TensorFlow wakes that
+    thread (by a callback of `CancellationManager::StartCancel`), and only then notes that it must end. If the thread
+    runs in between, it sleeps on, and the deletion waits for it: until the iterator is about twice as old, for up to a
+    minute. With TensorFlow 2.21 that happened to 5 of 50 iterators on two cores, and to nearly all on one. On a worker
+    the deletion holds a lock that each other call of the client needs, and one of the threads that answer probes: the
+    worker seems to be frozen. On the client it holds Python's lock.
+
+    `tf.data.AUTOTUNE` as a number of parallel calls is then the number of threads, 16 at most; as the size of a buffer
+    it grows by itself as before.
+
+    `options` are the dataset's; None reads them, which TensorFlow can do only outside of functions.
+    """
+    known = dataset.options() if options is None else options
+    if known.autotune.enabled is not None:
+        return dataset
+    added = tf.data.Options()
+    added.autotune.enabled = False
+    return dataset.with_options(added)

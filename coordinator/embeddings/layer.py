@@ -9,36 +9,30 @@ if TYPE_CHECKING:
     from coordinator.embeddings.table import Table
 
 
-COMBINERS = ("sum", "mean", "sqrtn")
+_COMBINERS = ("sum", "mean", "sqrtn")
 
 
-def flat_keys(keys: Any) -> Any:
+def _flat_keys(keys: Any) -> Any:
     """Returns the keys without their row lengths or positions: a dense tensor."""
     if isinstance(keys, tf.RaggedTensor):
         return keys.flat_values
     return keys.values if isinstance(keys, tf.SparseTensor) else keys
 
 
-def combined(rows: Any, keys: Any, weights: Any, is_used: Any, combiner: str) -> Any:
-    """Combines the rows of the keys along the last dimension of the keys.
-
-    Without keys, it is zeros.
+def _combined(rows: Any, keys: Any, weights: Any, is_used: Any, combiner: str) -> Any:
+    """Combines the rows of the keys along the last dimension of the keys, which the rows' replaces; zeros without keys.
 
     Args:
-      rows: of `flat_keys(keys)`, with a further dimension.
-      keys: a tensor, a `tf.RaggedTensor` or a `tf.SparseTensor`.
+      rows: of `_flat_keys(keys)`, with a further dimension.
+      keys: a tensor, a `tf.RaggedTensor` or a `tf.SparseTensor`; the result is ragged if another dimension is.
       weights: of the keys, in the same form; or None, for 1 each.
-      is_used: for `flat_keys(keys)`, whether they count; or None, if all do.
+      is_used: for `_flat_keys(keys)`, whether they count; or None, if all do.
       combiner: "sum"; "mean", which is divided by the sum of the weights; or "sqrtn", by the root of the sum of their
         squares.
-
-    Returns:
-      A tensor with the last dimension of the keys replaced by that of the rows; a `tf.RaggedTensor` if another
-      dimension of the keys is ragged.
     """
-    flat = flat_keys(keys)
+    flat = _flat_keys(keys)
     # `reshape` fails if there are not as many weights as keys.
-    weights = tf.ones_like(flat, rows.dtype) if weights is None else tf.reshape(flat_keys(weights), tf.shape(flat))
+    weights = tf.ones_like(flat, rows.dtype) if weights is None else tf.reshape(_flat_keys(weights), tf.shape(flat))
     weights = tf.cast(weights, rows.dtype)
     if is_used is not None:
         weights = tf.where(is_used, weights, 0)
@@ -51,7 +45,7 @@ def combined(rows: Any, keys: Any, weights: Any, is_used: Any, combiner: str) ->
 
 
 def _sums(keys: Any) -> tuple[Any, Any]:
-    """Returns a function that sums what belongs to the same place, and one that arranges the sums as the keys are."""
+    """Returns a function that sums along the last dimension of the keys, and one that shapes the sums like the keys."""
     if isinstance(keys, tf.RaggedTensor) and keys.flat_values.shape.rank == 1:
         inner = keys
         while isinstance(inner.values, tf.RaggedTensor):
@@ -73,7 +67,7 @@ def _sums(keys: Any) -> tuple[Any, Any]:
 
     else:
         # The last dimension has a uniform length.
-        axis = flat_keys(keys).shape.rank - 1
+        axis = _flat_keys(keys).shape.rank - 1
         is_ragged = isinstance(keys, tf.RaggedTensor)
         return lambda x: tf.reduce_sum(x, axis), lambda sums: keys.with_flat_values(sums) if is_ragged else sums
     return lambda x: tf.math.unsorted_segment_sum(x, segments, count), arrange
@@ -113,8 +107,8 @@ class Embedding(keras.layers.Layer):
     """
 
     def __init__(self, table: "Table", combiner: str | None = None, mask_zero: bool = False, **options: Any) -> None:
-        if combiner not in (None, *COMBINERS):
-            raise ValueError(f"combiner must be one of {', '.join(map(repr, COMBINERS))} or None, got {combiner!r}.")
+        if combiner not in (None, *_COMBINERS):
+            raise ValueError(f"combiner must be one of {', '.join(map(repr, _COMBINERS))} or None, got {combiner!r}.")
         super().__init__(**options)
         self.table = table
         self.combiner = combiner
@@ -123,7 +117,7 @@ class Embedding(keras.layers.Layer):
         self.autocast = False
         # The rows are on CPUs, which a function that XLA compiles for a GPU cannot reach.
         self.supports_jit = False
-        # Now, since a model that is called first while it is traced would create a variable with values.
+        # Now: a model whose first call is traced would create a variable with values.
         self.build()
 
     def build(self, input_shape: Any = None) -> None:  # noqa: ARG002  # Keras'
@@ -145,7 +139,7 @@ class Embedding(keras.layers.Layer):
         if not isinstance(keys, (tf.RaggedTensor, tf.SparseTensor)):
             keys = tf.convert_to_tensor(keys)
         self._check(keys.dtype.name, isinstance(keys, tf.SparseTensor), weights)
-        flat = flat_keys(keys)
+        flat = _flat_keys(keys)
         if training is None:
             training = self.table.variable.is_recorded()
         rows = self.table.lookup(flat, training=training and self.trainable)
@@ -153,7 +147,7 @@ class Embedding(keras.layers.Layer):
             rows = keys.with_flat_values(rows) if isinstance(keys, tf.RaggedTensor) else rows
         else:
             is_used = self._is_key(flat) if self.mask_zero else None
-            rows = combined(rows, keys, weights, is_used, self.combiner)
+            rows = _combined(rows, keys, weights, is_used, self.combiner)
         return tf.cast(rows, self.compute_dtype)
 
     def compute_mask(self, keys: Any, previous_mask: Any = None) -> Any:  # noqa: ARG002  # Keras'
@@ -216,15 +210,13 @@ class Embedding(keras.layers.Layer):
 
 
 def _variable_of(table: "Table") -> keras.Variable:
-    """Returns the Keras variable of a table, one for all layers, so that a model has it once."""
+    """Returns the Keras variable of a table, the same for all layers, so that a model has it once."""
     variable: Any = table.variable
     if not hasattr(variable, "keras_variable"):
         # Keras gives no other way to have an existing variable than to create it. It is not called while traced.
         with tf.variable_creator_scope(lambda *_, **__: variable):
-            found = keras.Variable(
-                "zeros", (table.capacity, table.dim), variable.dtype.name, name=table.name.replace("/", "_")
-            )
+            shape, name = (table.capacity, table.dim), table.name.replace("/", "_")
+            variable.keras_variable = keras.Variable("zeros", shape, variable.dtype.name, name=name)
         # Read by `export`.
-        found.table = table
-        variable.keras_variable = found
+        variable.keras_variable.table = table
     return variable.keras_variable

@@ -36,7 +36,7 @@ class RowwiseAdagrad(keras.optimizers.Optimizer):
       ValueError: `initial_accumulator_value` is negative, or `epsilon` not positive.
     """
 
-    # Read by the strategy: what it does to a row depends on this row alone.
+    # Read by the strategy: what the optimizer does to a row depends only on this row.
     updates_rows = True
 
     def __init__(
@@ -56,11 +56,16 @@ class RowwiseAdagrad(keras.optimizers.Optimizer):
         self.epsilon = epsilon
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Creates an accumulator for each variable, beside it: a vector with a number for each of its rows."""
+        """Creates an accumulator for each variable, on its server: a vector with a number for each of its rows."""
         if self.built:
             return
         super().build(variables)
-        self._accumulators = [self._new_accumulator(each) for each in variables]
+        initializer, accumulators = keras.initializers.Constant(self.initial_accumulator_value), []
+        for variable in variables:
+            name = f"{getattr(variable, 'path', variable.name).replace('/', '_').replace(':', '_')}_accumulator"
+            with tf.distribute.get_strategy().extended.colocate_vars_with(variable_of(variable)):
+                accumulators.append(self.add_variable(variable.shape[:1], initializer, variable.dtype, name=name))
+        self._accumulators = accumulators
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Updates a variable, or rows of it, with a dense gradient."""
@@ -77,12 +82,3 @@ class RowwiseAdagrad(keras.optimizers.Optimizer):
         """Returns the arguments with which an equal optimizer can be created."""
         own = {"initial_accumulator_value": self.initial_accumulator_value, "epsilon": self.epsilon}
         return {**super().get_config(), **own}
-
-    def _new_accumulator(self, variable: Any) -> keras.Variable:
-        with tf.distribute.get_strategy().extended.colocate_vars_with(variable_of(variable)):
-            return self.add_variable(
-                shape=variable.shape[:1],
-                initializer=keras.initializers.Constant(self.initial_accumulator_value),
-                dtype=variable.dtype,
-                name=f"{getattr(variable, 'path', variable.name).replace('/', '_').replace(':', '_')}_accumulator",
-            )

@@ -5,15 +5,6 @@ table.lookup(keys)     -->  its keys     finds their rows, and creates those of 
                        <--  rows
 table.apply_gradients  -->  its keys     updates the rows that these keys have now
                             and rows
-
-Where the parts of a table are: on the parameter servers of a strategy, or in this process.
-
-A table in one process is for what needs no cluster: predictions, evaluation beside training, a notebook, tests. It
-reads the checkpoints of the same table on servers, and the servers read its own.
-
-How much memory the servers' machines have, so that a table which cannot fit is refused before it fills them.
-
-Linux promises more memory than there is, and kills a process that uses what it was promised.
 """
 
 import collections
@@ -29,12 +20,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from coordinator.embeddings.shard_storage import ADMITTED, CLOCK, DROPPED, EVICTED, REFUSED, WAITING, ShardStorage
 from coordinator.embeddings.table_checkpoint import TableCheckpoint
 from coordinator.embeddings.table_settings import (
-    EVERY_KEY,
     Admission,
     Eviction,
+    MinCount,
     OlderThan,
     SmallerThan,
     TableSettings,
@@ -44,12 +34,11 @@ from coordinator.embeddings.table_settings import (
     capacities,
     server_of,
 )
-from coordinator.embeddings.table_shard import TableShard
+from coordinator.embeddings.table_shard import Count, TableShard, full_size
 from coordinator.paths import checkpoint_path
 from coordinator.ps_strategy.keras.internals.optimizers import without_repeats
 from coordinator.ps_strategy.keras.internals.row_updates import table_updates
 from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
-from coordinator.ps_strategy.recovery.variable_store import Recovered
 from coordinator.ps_strategy.tensorflow_internals.checkpoint_savers import (
     SelfSaved,
     SelfSaving,
@@ -62,224 +51,11 @@ from coordinator.ps_strategy.tensorflow_internals.replicas import alone
 from coordinator.ps_strategy.tensorflow_internals.unstored_variable import TableVariable
 
 _NUMBERS = itertools.count()
-# What a strategy replaces while it is open, for tables; as long as the process.
+# For tables without a strategy, what a strategy replaces while it is open; as long as the process.
 _REPLACED = contextlib.ExitStack()
-
-
-@dataclasses.dataclass(frozen=True)
-class TablePlace:
-    """The devices of a table's parts.
-
-    Attributes:
-      devices: a CPU for each part.
-      number: unique among the tables of the same devices.
-      refuse_closed: raises `StrategyClosedError`, which says what was called, if the strategy is closed.
-      add_recovered: see `VariableStore`.
-    """
-
-    devices: Sequence[str]
-    number: int
-    refuse_closed: Callable[[str], None]
-    add_recovered: Callable[[Recovered], None]
-
-    @classmethod
-    def of_scope(cls) -> "TablePlace":
-        """Returns the place of a table that is created now.
-
-        Raises:
-          RuntimeError: in the scope of another strategy, or outside of the scope while a strategy is open.
-        """
-        strategy: Any = tf.distribute.get_strategy()
-        if isinstance(strategy, ParameterServerStrategy):
-            services = strategy.extended.services
-            number, devices = next(services.unique_numbers), strategy.extended.parameter_devices
-            return cls(devices, number, services.refuse_closed, services.variables.add_recovered)
-        definition = current_server_def()
-        if tf.distribute.has_strategy() or (definition is not None and len(definition.cluster.job) > 1):
-            raise RuntimeError(
-                "A table is created inside strategy.scope() of a coordinator.ParameterServerStrategy, or in a process "
-                "that has no strategy."
-            )
-        number = next(_NUMBERS)
-        if number == 0:
-            _REPLACED.enter_context(savers_replaced(_NoLargeVariables()))
-            _REPLACED.enter_context(table_updates())
-        with tf.init_scope(), tf.device("/device:CPU:0"):
-            device: str = tf.zeros([]).device
-        return cls((device,), number, lambda _: None, lambda _: None)
-
-
-class _NoLargeVariables:
-    """Leaves all variables to TensorFlow; see `LargeVariables`."""
-
-    def to_write(self, *_: Any) -> Sequence[Any]:
-        """Returns none."""
-        return ()
-
-    to_read = write = to_write
-
-    def read(self, *_: Any) -> None:
-        """Reads nothing."""
-
-
-_GIGABYTE = 1e9
-
-
-def check_fits(table: str, needed: Sequence[int], devices: Sequence[str]) -> None:
-    """Raises ValueError if the memory of servers does not suffice for a table.
-
-    Args:
-      table: its name.
-      needed: bytes on each server, when the table is full.
-      devices: of the servers' CPUs.
-    """
-    # By machine, as several servers may be on one.
-    machines: collections.Counter[bytes] = collections.Counter()
-    for size, device in zip(needed, devices, strict=True):
-        limit = _number(_first_line(device, "/sys/fs/cgroup/memory.max"))
-        if limit is not None and size > limit:
-            raise _too_large(table, size, device, limit)
-        machine = _first_line(device, "/proc/sys/kernel/random/boot_id") or device.encode()
-        machines[machine] += size
-        together, memory = machines[machine], _number(_first_line(device, "/proc/meminfo"), factor=1024)
-        if memory is not None and together > memory:
-            raise _too_large(table, together, f"the machine of {device}", memory)
-
-
-def _too_large(table: str, size: int, place: str, memory: int) -> ValueError:
-    return ValueError(
-        f"The table {table!r} does not fit: when it is full, it takes {size / _GIGABYTE:.1f} GB on {place}, which has "
-        f"{memory / _GIGABYTE:.1f} GB. Use a smaller capacity or dim, an optimizer with less state, or more parameter "
-        "servers."
-    )
-
-
-def _number(line: bytes | None, factor: int = 1) -> int | None:
-    """Returns the first number in a line, such as that of "MemTotal: 24 kB"; None if there is none, as in "max"."""
-    numbers = [word for word in (line or b"").split() if word.isdigit()]
-    return int(numbers[0]) * factor if numbers else None
-
-
-def _first_line(device: str, path: str) -> bytes | None:
-    """Returns the first line of a file of a server's machine, or of this one; None if there is no such file."""
-    try:
-        if not is_on_parameter_server(device):
-            with open(path, "rb") as file:
-                return file.readline()
-        with tf.device(device):
-            # Reading a file that does not exist, TensorFlow would log an error that looks like one of the training's.
-            if not tf.io.matching_files(path).shape[0]:
-                return None
-            line: bytes = _read(tf.constant(path)).numpy()
-    except (OSError, tf.errors.NotFoundError, tf.errors.PermissionDeniedError):
-        return None
-    return line
-
-
-@tf.function(autograph=False, input_signature=[tf.TensorSpec([], tf.string)])
-def _read(path: Any) -> Any:
-    # Not `tf.io.read_file`, which finds files of the kernel empty, as they have no size.
-    types = {"output_types": [tf.string], "output_shapes": [[]]}
-    none, one = tf.constant(""), tf.constant(1, tf.int64)
-    lines = tf.raw_ops.TextLineDataset(filenames=path, compression_type=none, buffer_size=tf.constant(4096, tf.int64))
-    first = tf.raw_ops.TakeDataset(input_dataset=lines, count=one, **types)
-    return tf.raw_ops.DatasetToSingleElement(dataset=first, **types)[0]
-
-
-class AccumulatedGradient:
-    """Gradients of a table, which an optimizer takes after some steps. They are in no checkpoint.
-
-    Args:
-      storages: of the table, by parameter server.
-      divided: returns the keys that each server has, and their places among all.
-      shape: of the table.
-    """
-
-    def __init__(self, storages: Sequence[ShardStorage], divided: Callable[[Any], Any], shape: Sequence[int]) -> None:
-        self._parts = [AccumulatedRows(storage) for storage in storages]
-        self._divided = divided
-        self._shape = list(shape)
-
-    def add(self, gradient: tf.IndexedSlices) -> None:
-        """Keeps a gradient, whose indices are keys."""
-        keys, places = self._divided(gradient.indices)
-        for part, mine, place in zip(self._parts, keys, places, strict=True):
-            part.add(mine, tf.gather(gradient.values, place))
-
-    def take(self) -> tf.IndexedSlices:
-        """Returns the sum of all gradients since the last call, in which keys may occur several times."""
-        keys, rows = zip(*[part.take() for part in self._parts], strict=True)
-        return tf.IndexedSlices(tf.concat(rows, 0), tf.concat(keys, 0), tf.constant(self._shape, tf.int64))
-
-    def discard(self) -> None:
-        """Forgets all gradients since the last `take`; called on the client."""
-        for part in self._parts:
-            part.take()
-
-
-class AccumulatedRows:
-    """The rows of gradients of one shard, with their keys, one after the other, on its server.
-
-    They are in resources that are looked up by name at each use, as the mutex is, so that they exist, empty, on a
-    restarted server too. A `tf.Variable` must have a known shape: a worker that is given a handle of another one dies
-    (`Check failed` in `RemoteMgr::DeserializeRemoteTensorHandle`, TensorFlow 2.21).
-
-    Args:
-      storage: of the shard; its mutex is held for every change.
-    """
-
-    def __init__(self, storage: ShardStorage) -> None:
-        self._storage = storage
-        # Other than those of any other client of the server.
-        self._name = f"coordinator/embeddings/{uuid.uuid4().hex}"
-        keys, rows = tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, storage.dim], tf.float32)
-        self._specs = {"keys": keys, "rows": rows}
-        self._add = tf.function(self._append, input_signature=[keys, rows], autograph=False)
-        self._take_all = tf.function(self._take, input_signature=[], autograph=False)
-
-    def add(self, keys: Any, gradient: Any) -> None:
-        """Keeps the rows of a gradient."""
-        with tf.device(self._storage.device):
-            self._add(keys, gradient)
-
-    def take(self) -> tuple[Any, Any]:
-        """Returns all keys, which may occur several times, and their rows; nothing is kept."""
-        with tf.device(self._storage.device):
-            keys, rows = self._take_all()
-        return keys, rows
-
-    def _append(self, keys: Any, gradient: Any) -> Any:
-        with self._storage.mutex.hold([keys, gradient]):
-            for handle, kept, added in zip(*self._read(), (keys, gradient), strict=True):
-                tf.raw_ops.AssignVariableOp(resource=handle, value=tf.concat([kept, added], 0))
-        return tf.constant(0)
-
-    def _take(self) -> tuple[Any, Any]:
-        with self._storage.mutex.hold():
-            handles, (keys, rows) = self._read()
-            with tf.control_dependencies([keys, rows]):
-                for handle, kept in zip(handles, (keys, rows), strict=True):
-                    tf.raw_ops.AssignVariableOp(resource=handle, value=kept[:0])
-        return keys, rows
-
-    def _read(self) -> tuple[list[Any], list[Any]]:
-        """Returns the handles of the keys and rows, and their values."""
-        handles, values = [], []
-        for name, spec in self._specs.items():
-            unknown = tf.TensorShape(None)
-            handle = tf.raw_ops.VarHandleOp(dtype=spec.dtype, shape=unknown, shared_name=f"{self._name}/{name}")
-            value = tf.cond(
-                tf.raw_ops.VarIsInitializedOp(resource=handle),
-                functools.partial(tf.raw_ops.ReadVariableOp, resource=handle, dtype=spec.dtype),
-                functools.partial(tf.zeros, [0, *spec.shape[1:]], spec.dtype),
-            )
-            handles.append(handle)
-            values.append(tf.ensure_shape(value, spec.shape))
-        return handles, values
-
-
 # The name of what a delta has.
 _DELTA = "delta"
+_GIGABYTE = 1e9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -313,25 +89,25 @@ class Table(SelfSaving):
     """An embedding table with a row for each key that was trained on.
 
     Created in `strategy.scope()`, it is on the parameter servers. In a process without a strategy it is in that
-    process, with the same checkpoints: for predictions, evaluation beside training, notebooks and tests.
+    process, and reads and writes the same checkpoints: for predictions, evaluation beside training, notebooks, tests.
 
     Args:
       name: for messages and variables.
       dim: the length of a row.
       capacity: the greatest number of rows. It is divided among the parameter servers, each of which has the keys of
-        an equal part of all hash values. Rows take memory when they are first used, the index at once, about 42 bytes
-        for each row of the capacity (twice that with `MinCount(2)` or more).
+        an equal part of all hash values. Rows take memory when they are first used. The index takes it from the
+        beginning: about 42 bytes for each row of the capacity (twice as much with `MinCount(2)` or more).
       optimizer: changes the rows that a gradient has: an elementwise optimizer of Keras 3, `RowwiseAdagrad`, or a
         function `(rows, gradient)` that calls `rows.assign_sub`, `assign_add` or `assign`, such as
         `lambda rows, gradient: rows.assign_sub(0.1 * gradient)`. An optimizer is copied.
       initializer: a function `(keys, dim)` that returns the first rows of keys, float32 [n, dim], as `Uniform`,
         `Normal` and `Constant` do.
-      admission: `MinCount` or `Probability`; None gives a row to each key at once.
+      admission: `MinCount` or `Probability`; None gives a row to each key when it is first looked up in training.
       eviction: `OlderThan` or `SmallerThan`, or several: which rows `evict()` removes.
       when_full: what new keys get when there is no room: "error" raises `tf.errors.InvalidArgumentError` in the step;
         "default_row" gives them the default, and no row; "evict_oldest" removes rows that have had no gradient for
-        longest. Not all rows are compared for it: of the next 2,000 or more, it removes the oldest. When a checkpoint
-        is restored and there is no room for all rows, "error" raises; otherwise those with the oldest gradients are
+        longest. It does not compare all rows: of the next 2,000 or more, it removes the oldest. When a checkpoint
+        is restored and there is no room for all rows, "error" raises; otherwise the rows with the oldest gradients are
         left out, with a warning.
       default: each number of the row that keys without a row get.
 
@@ -358,34 +134,34 @@ class Table(SelfSaving):
         when_full: str = "error",
         default: float = 0.0,
     ) -> None:
-        self._place = place = TablePlace.of_scope()
+        devices, number, self._services = _place_of_scope()
         self._settings = TableSettings(
             name=name,
             dim=dim,
             capacity=capacity,
             optimizer=optimizer,
             initializer=initializer or Uniform(),
-            admission=admission or EVERY_KEY,
+            admission=admission or MinCount(1),
             eviction=(eviction,) if isinstance(eviction, OlderThan | SmallerThan) else tuple(eviction or ()),
             when_full=when_full,
             default=default,
         )
         self.name, self.dim, self.capacity = name, dim, capacity
-        parts = capacities(capacity, len(place.devices))
-        check_fits(name, [self._settings.full_size(part) for part in parts], place.devices)
+        parts = capacities(capacity, len(devices))
+        check_fits(name, [full_size(self._settings, part) for part in parts], devices)
         if max(parts) > tf.int32.max:
             raise ValueError(
                 f"The table {name!r} would have {max(parts):,} rows on one parameter server, and TensorFlow numbers at "
                 f"most {tf.int32.max:,} there. Use more parameter servers, or a smaller capacity."
             )
         self.shards = tuple(
-            TableShard(self._settings, device, part, place.number)
-            for device, part in zip(place.devices, parts, strict=True)
+            TableShard(self._settings, device, part, number) for device, part in zip(devices, parts, strict=True)
         )
-        # Those that optimizers have, which keep them alive.
+        # Kept alive by the optimizers that use them.
         self._accumulating: weakref.WeakSet[AccumulatedGradient] = weakref.WeakSet()
         self._checkpoint = TableCheckpoint(name, self.shards, self._discard_accumulated)
-        place.add_recovered(self._checkpoint)
+        if self._services is not None:
+            self._services.variables.add_recovered(self._checkpoint)
         self.variable = TableVariable(name, [capacity, dim], tf.float32, self.apply_gradients, self._accumulated)
 
     @property
@@ -433,8 +209,8 @@ class Table(SelfSaving):
         # Read by `apply_gradients`, since the keys of the gradient are this tensor.
         unique.divided = divided
         with alone():
-            found = [shard.lookup(part, training=training) for shard, part in zip(self.shards, parts, strict=True)]
-        rows = tf.gather(tf.ensure_shape(tf.dynamic_stitch(places, found), [None, self.dim]), positions)
+            of_parts = [shard.lookup(part, training=training) for shard, part in zip(self.shards, parts, strict=True)]
+        rows = tf.gather(tf.ensure_shape(tf.dynamic_stitch(places, of_parts), [None, self.dim]), positions)
         rows = tf.reshape(rows, tf.concat([tf.shape(keys), [self.dim]], 0))
 
         def gradient(output: Any) -> tf.IndexedSlices:
@@ -447,7 +223,7 @@ class Table(SelfSaving):
     def apply_gradients(self, gradient: tf.IndexedSlices) -> None:
         """Has the optimizer update the rows of a gradient, where they are.
 
-        Rows of the same key are summed first. Those of keys that have no row are dropped. Additions of concurrent
+        Rows of the same key are summed first. Gradients of keys without a row are dropped. Additions of concurrent
         steps are not lost; each update of a server's rows is whole before the next one.
 
         Args:
@@ -470,9 +246,8 @@ class Table(SelfSaving):
         for shard, part, place in zip(self.shards, parts, places, strict=True):
             shard.push(part, tf.gather(values, place))
 
-    def _accumulated(self) -> AccumulatedGradient:
-        storages = [shard.storage for shard in self.shards]
-        accumulated = AccumulatedGradient(storages, self._divided, [self.capacity, self.dim])
+    def _accumulated(self) -> "AccumulatedGradient":
+        accumulated = AccumulatedGradient(self.shards, self._divided, [self.capacity, self.dim])
         self._accumulating.add(accumulated)
         return accumulated
 
@@ -487,7 +262,7 @@ class Table(SelfSaving):
     def evict(self) -> int:
         """Removes the rows that `eviction` names, and returns how many; called on the client.
 
-        Training goes on meanwhile: rows are removed in small portions. A key whose row was removed gets its initial row
+        Training goes on: rows are removed in small portions. A key whose row was removed gets its initial row
         when it is admitted again.
 
         Raises:
@@ -514,26 +289,26 @@ class Table(SelfSaving):
           tf.errors.OpError: a server does not answer.
         """
         self._refuse_closed("statistics")
-        counts = np.stack([shard.storage.read_counts().numpy() for shard in self.shards])
+        counts = np.stack([shard.read_counts().numpy() for shard in self.shards])
         total = counts.sum(axis=0)
-        sizes = counts[:, ADMITTED] - counts[:, EVICTED]
-        memory = sum(int(size) * shard.storage.bytes_per_row() for size, shard in zip(sizes, self.shards, strict=True))
+        sizes = counts[:, Count.ADMITTED] - counts[:, Count.EVICTED]
+        memory = sum(int(size) * shard.bytes_per_row() for size, shard in zip(sizes, self.shards, strict=True))
         return TableStatistics(
             capacity=self.capacity,
             size=int(sizes.sum()),
-            waiting=int(total[WAITING]),
-            admitted=int(total[ADMITTED]),
-            evicted=int(total[EVICTED]),
-            refused=int(total[REFUSED]),
-            dropped=int(total[DROPPED]),
-            steps=int(counts[:, CLOCK].max()),
+            waiting=int(total[Count.WAITING]),
+            admitted=int(total[Count.ADMITTED]),
+            evicted=int(total[Count.EVICTED]),
+            refused=int(total[Count.REFUSED]),
+            dropped=int(total[Count.DROPPED]),
+            steps=int(counts[:, Count.CLOCK].max()),
             bytes=memory,
         )
 
     def save_delta(self, path: str) -> None:
         """Writes what has changed since the table was last saved or restored, or its last delta; called on the client.
 
-        These are the rows that have had a gradient or were given to a key since, and the keys that were evicted since.
+        A delta has the rows that had a gradient or were given to a key since, and the keys that were evicted since.
         A table is saved as a whole by a `tf.train.Checkpoint` that contains it.
 
         Args:
@@ -585,10 +360,187 @@ class Table(SelfSaving):
         return [tf.gather(keys, place) for place in places], places
 
     def _refuse_closed(self, called: str) -> None:
-        self._place.refuse_closed(
-            f"table.{called}() asks the parameter servers and cannot be called any more; call it before "
-            "strategy.close()"
-        )
+        if self._services is not None:
+            self._services.refuse_closed(
+                f"table.{called}() asks the parameter servers and cannot be called any more; call it before "
+                "strategy.close()"
+            )
 
     def __repr__(self) -> str:
         return f"<Table {self.name!r}: {self.capacity} x {self.dim} on {len(self.shards)} servers>"
+
+
+class AccumulatedGradient:
+    """Gradients of a table, which an optimizer takes after some steps. They are in no checkpoint.
+
+    Each server keeps the rows for its keys, with the keys, one after the other. They are in resources that are looked
+    up by name at each use, as the mutex is, so that they exist, empty, on a restarted server too. A `tf.Variable` must
+    have a known shape: a worker that is given a handle of another one dies (`Check failed` in
+    `RemoteMgr::DeserializeRemoteTensorHandle`, TensorFlow 2.21).
+
+    Args:
+      shards: of the table, by parameter server. The mutex of each is held for every change there.
+      divided: returns the keys that each server has, and their places among all.
+      shape: of the table.
+    """
+
+    def __init__(self, shards: Sequence[TableShard], divided: Callable[[Any], Any], shape: Sequence[int]) -> None:
+        self._divided = divided
+        self._shape = list(shape)
+        # Unlike the names of any other client of the servers.
+        self._name = f"coordinator/embeddings/{uuid.uuid4().hex}"
+        self._specs = {"keys": tf.TensorSpec([None], tf.int64), "rows": tf.TensorSpec([None, shape[1]], tf.float32)}
+        added = [*self._specs.values()]
+        # For each server its device, a function that adds keys and rows, and one that takes all.
+        self._parts = [
+            (
+                shard.device,
+                tf.function(functools.partial(self._append, shard), input_signature=added, autograph=False),
+                tf.function(functools.partial(self._take, shard), input_signature=[], autograph=False),
+            )
+            for shard in shards
+        ]
+
+    def add(self, gradient: tf.IndexedSlices) -> None:
+        """Keeps a gradient, whose indices are keys."""
+        keys, places = self._divided(gradient.indices)
+        for (device, append, _), mine, place in zip(self._parts, keys, places, strict=True):
+            rows = tf.gather(gradient.values, place)
+            with tf.device(device):
+                append(mine, rows)
+
+    def take(self) -> tf.IndexedSlices:
+        """Returns the sum of all gradients since the last call, in which keys may occur several times."""
+        keys, rows = zip(*self._take_all(), strict=True)
+        return tf.IndexedSlices(tf.concat(rows, 0), tf.concat(keys, 0), tf.constant(self._shape, tf.int64))
+
+    def discard(self) -> None:
+        """Forgets all gradients since the last `take`; called on the client."""
+        self._take_all()
+
+    def _take_all(self) -> list[tuple[Any, Any]]:
+        taken = []
+        for device, _, take in self._parts:
+            with tf.device(device):
+                taken.append(take())
+        return taken
+
+    def _append(self, shard: TableShard, keys: Any, rows: Any) -> Any:
+        with shard.mutex.hold([keys, rows]):
+            for handle, kept, added in zip(*self._read(), (keys, rows), strict=True):
+                tf.raw_ops.AssignVariableOp(resource=handle, value=tf.concat([kept, added], 0))
+        return tf.constant(0)
+
+    def _take(self, shard: TableShard) -> tuple[Any, Any]:
+        with shard.mutex.hold():
+            handles, (keys, rows) = self._read()
+            with tf.control_dependencies([keys, rows]):
+                for handle, kept in zip(handles, (keys, rows), strict=True):
+                    tf.raw_ops.AssignVariableOp(resource=handle, value=kept[:0])
+        return keys, rows
+
+    def _read(self) -> tuple[list[Any], list[Any]]:
+        """Returns the handles of the keys and rows, and their values."""
+        handles, values = [], []
+        for name, spec in self._specs.items():
+            unknown = tf.TensorShape(None)
+            handle = tf.raw_ops.VarHandleOp(dtype=spec.dtype, shape=unknown, shared_name=f"{self._name}/{name}")
+            value = tf.cond(
+                tf.raw_ops.VarIsInitializedOp(resource=handle),
+                functools.partial(tf.raw_ops.ReadVariableOp, resource=handle, dtype=spec.dtype),
+                functools.partial(tf.zeros, [0, *spec.shape[1:]], spec.dtype),
+            )
+            handles.append(handle)
+            values.append(tf.ensure_shape(value, spec.shape))
+        return handles, values
+
+
+def _place_of_scope() -> tuple[Sequence[str], int, Any]:
+    """Returns a CPU for each part of a table that is created now, and a number that no other table there has.
+
+    And the services of the strategy; None in a process without one. RuntimeError in the scope of another strategy, or
+    outside of the scope while a strategy is open.
+    """
+    strategy: Any = tf.distribute.get_strategy()
+    if isinstance(strategy, ParameterServerStrategy):
+        services = strategy.extended.services
+        return strategy.extended.parameter_devices, next(services.unique_numbers), services
+    definition = current_server_def()
+    if tf.distribute.has_strategy() or (definition is not None and len(definition.cluster.job) > 1):
+        raise RuntimeError(
+            "A table is created inside strategy.scope() of a coordinator.ParameterServerStrategy, or in a process "
+            "that has no strategy."
+        )
+    number = next(_NUMBERS)
+    if number == 0:
+        _REPLACED.enter_context(savers_replaced(_NoLargeVariables()))
+        _REPLACED.enter_context(table_updates())
+    with tf.init_scope(), tf.device("/device:CPU:0"):
+        return (tf.zeros([]).device,), number, None
+
+
+class _NoLargeVariables:
+    """Leaves all variables to TensorFlow; see `LargeVariables`."""
+
+    def to_write(self, *_: Any) -> Sequence[Any]:
+        """Returns none."""
+        return ()
+
+    to_read = write = to_write
+
+    def read(self, *_: Any) -> None:
+        """Reads nothing."""
+
+
+def check_fits(table: str, needed: Sequence[int], devices: Sequence[str]) -> None:
+    """Raises ValueError if a table that needs so many bytes on each server does not fit there, before it fills them.
+
+    Linux promises more memory than there is, and kills a process that uses what it was promised.
+    """
+    # By machine, as several servers may be on one.
+    machines: collections.Counter[bytes] = collections.Counter()
+    for size, device in zip(needed, devices, strict=True):
+        machine = _first_line(device, "/proc/sys/kernel/random/boot_id") or device.encode()
+        machines[machine] += size
+        for taken, place, memory in (
+            (size, device, _number(_first_line(device, "/sys/fs/cgroup/memory.max"))),
+            (machines[machine], f"the machine of {device}", _number(_first_line(device, "/proc/meminfo"), factor=1024)),
+        ):
+            if memory is not None and taken > memory:
+                raise ValueError(
+                    f"The table {table!r} does not fit: when it is full, it takes {taken / _GIGABYTE:.1f} GB on "
+                    f"{place}, which has {memory / _GIGABYTE:.1f} GB. Use a smaller capacity or dim, an optimizer with "
+                    "less state, or more parameter servers."
+                )
+
+
+def _number(line: bytes | None, factor: int = 1) -> int | None:
+    """Returns the first number in a line, such as 24 in "MemTotal: 24 kB"; None if there is none, as in "max"."""
+    numbers = [word for word in (line or b"").split() if word.isdigit()]
+    return int(numbers[0]) * factor if numbers else None
+
+
+def _first_line(device: str, path: str) -> bytes | None:
+    """Returns the first line of a file of a server's machine, or of this one; None if there is no such file."""
+    try:
+        if not is_on_parameter_server(device):
+            with open(path, "rb") as file:
+                return file.readline()
+        with tf.device(device):
+            # Reading a file that does not exist, TensorFlow would log an error that looks like one of the training's.
+            if not tf.io.matching_files(path).shape[0]:
+                return None
+            line: bytes = _read(tf.constant(path)).numpy()
+    except (OSError, tf.errors.NotFoundError, tf.errors.PermissionDeniedError):
+        return None
+    return line
+
+
+@tf.function(autograph=False, input_signature=[tf.TensorSpec([], tf.string)])
+def _read(path: Any) -> Any:
+    # Not `tf.io.read_file`, which finds files of the kernel empty, as they have no size.
+    types = {"output_types": [tf.string], "output_shapes": [[]]}
+    none, one = tf.constant(""), tf.constant(1, tf.int64)
+    lines = tf.raw_ops.TextLineDataset(filenames=path, compression_type=none, buffer_size=tf.constant(4096, tf.int64))
+    first = tf.raw_ops.TakeDataset(input_dataset=lines, count=one, **types)
+    return tf.raw_ops.DatasetToSingleElement(dataset=first, **types)[0]

@@ -1,44 +1,39 @@
-"""What a table is created with, checked, and how gradients change its rows.
+"""What a table is created with: its keys, initial rows, admission, eviction and optimizer.
 
-Initial rows of tables, as pure functions of the key.
-
-So a key gets the same row in whatever order keys come, on however many servers, and again after it was evicted. An
-initializer is a function `(keys, dim)` that takes int64 keys [n] and returns float32 rows [n, dim]; any such function
-of TensorFlow operations will do.
+Initial rows are pure functions of the key, so a key gets the same row in any order of the keys, on any number of
+servers, and again after it was evicted. An initializer is a function `(keys, dim)` of TensorFlow operations that takes
+int64 keys [n] and returns float32 rows [n, dim].
 """
 
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+import types
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from coordinator.embeddings.shard_storage import ShardStorage
 from coordinator.options import check_integer, check_number
-from coordinator.ps_strategy.keras.internals.optimizers import Rows, is_optimizer
+from coordinator.ps_strategy.keras.internals.optimizers import is_optimizer
 from coordinator.ps_strategy.keras.internals.row_updates import RowOptimizer
 
-# Each key belongs to one of these, whatever the number of servers is. A server has a range of them.
+# Each key belongs to one of these, for any number of servers. A server has a range of them.
 BUCKETS = 1024
 _BUCKET_BITS = 10
 
-# Of splitmix64 (Steele, Lea, Flood 2014), as signed numbers.
+# The constants of splitmix64 (Steele, Lea, Flood 2014), as signed numbers.
 _MULTIPLIERS = np.int64(-4658895280553007687), np.int64(-7723592293110705685)
 _INCREMENT = np.int64(-7046029254386353131)
-# Any number: it separates the hash of strings from those of other programs.
+# Any number: other programs hash strings with other keys.
 _STRING_HASH_KEY = [0x636F6F7264696E61, 0x746F722F6B657973]
 
 
 def as_integers(keys: Any) -> Any:
-    """Returns keys as int64, of the same shape.
+    """Returns keys as int64, of the same shape; TypeError if they are neither integers nor strings.
 
     Strings are hashed to 63 bits, by SipHash; of n strings, about n * n / 2**64 pairs get the same number.
-
-    Raises:
-      TypeError: they are neither integers nor strings.
     """
     keys = tf.convert_to_tensor(keys)
     if keys.dtype == tf.string:
@@ -48,31 +43,37 @@ def as_integers(keys: Any) -> Any:
     return tf.cast(keys, tf.int64)
 
 
-def mixed(keys: Any) -> Any:
+def _mixed(keys: Any) -> Any:
     """Returns numbers that depend on all bits of the keys, by splitmix64; int64, of the same shape."""
     keys = _xor_shift(keys + _INCREMENT, 30) * _MULTIPLIERS[0]
     keys = _xor_shift(keys, 27) * _MULTIPLIERS[1]
     return _xor_shift(keys, 31)
 
 
-def uniform_bits(keys: Any, columns: int, seed: int) -> Any:
-    """Returns random numbers that are a function of the key, the column and the seed alone, uint64 [n, columns]."""
+def _uniform(keys: Any, columns: int, seed: int) -> Any:
+    """Returns random numbers that depend only on the key, the column and the seed, float32 [n, columns].
+
+    They are between 0 and 1, both excluded.
+    """
     # As splitmix64 draws from the state that a key sets: each number mixes the state after one more increment.
-    start = mixed(keys + np.int64(seed))
+    start = _mixed(keys + np.int64(seed))
     steps = np.arange(columns, dtype=np.int64)
     with np.errstate(over="ignore"):
         steps = steps * _INCREMENT
-    return tf.bitcast(mixed(start[:, tf.newaxis] + steps), tf.uint64)
+    bits = tf.bitcast(_mixed(start[:, tf.newaxis] + steps), tf.uint64)
+    # The 23 highest: with 24, the sum would be rounded.
+    highest = tf.bitwise.right_shift(bits, tf.constant(41, tf.uint64))
+    return (tf.cast(tf.bitcast(highest, tf.int64), tf.float32) + 0.5) * 2.0**-23
 
 
 def bucket_of(keys: Any) -> Any:
     """Returns the bucket of each key, int32."""
-    return tf.cast(_right_shift(mixed(keys), 64 - _BUCKET_BITS), tf.int32)
+    return tf.cast(_right_shift(_mixed(keys), 64 - _BUCKET_BITS), tf.int32)
 
 
 def hash_position(keys: Any) -> Any:
-    """Returns numbers whose order is that of the buckets, and so of the servers; int64, another one for each key."""
-    return tf.bitwise.bitwise_xor(mixed(keys), tf.int64.min)
+    """Returns a different int64 number for each key, in the order of the buckets, and so of the servers."""
+    return tf.bitwise.bitwise_xor(_mixed(keys), tf.int64.min)
 
 
 def in_hash_order(keys: Any) -> Any:
@@ -83,7 +84,7 @@ def in_hash_order(keys: Any) -> Any:
 
 
 def server_of(buckets: Any, servers: int) -> Any:
-    """Returns which of the servers has each bucket: the first range of buckets is the first server's."""
+    """Returns the index of the server that has each bucket: the first range of buckets is the first server's."""
     return buckets * servers // BUCKETS
 
 
@@ -124,11 +125,7 @@ class MinCount:
         return self.n > 1
 
     def admits(self, times: Any) -> Any:
-        """Returns which keys are admitted, bool.
-
-        Args:
-          times: how often each was looked up before, int64 [n].
-        """
+        """Returns which keys are admitted, bool [n], that were looked up so many times before, int64 [n]."""
         return times + 1 >= self.n
 
 
@@ -150,13 +147,12 @@ class Probability:
     counts = False
 
     def admits(self, times: Any) -> Any:
-        """Returns which keys are admitted, bool; see `MinCount.admits`."""
+        """Returns which keys are admitted; see `MinCount.admits`."""
         # Without seeds, so that the steps of a fused call draw different numbers.
         return tf.raw_ops.RandomUniform(shape=tf.shape(times), dtype=tf.float32, seed=0, seed2=0) < self.p
 
 
 Admission = MinCount | Probability
-EVERY_KEY = MinCount(1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,20 +186,6 @@ class SmallerThan:
 Eviction = OlderThan | SmallerThan
 
 
-def evicted(policies: Sequence[Eviction], rows: Callable[[], Any], ages: Any) -> Any:
-    """Returns which rows at least one of the policies evicts, bool [n].
-
-    Args:
-      policies: any number.
-      rows: returns the rows, float [n, dim]; called if a policy needs them.
-      ages: the steps since the last gradient of each row, int64 [n].
-    """
-    found = tf.zeros(tf.shape(ages), tf.bool)
-    for policy in policies:
-        found |= ages > policy.steps if isinstance(policy, OlderThan) else tf.norm(rows(), axis=1) < policy.norm
-    return found
-
-
 @dataclasses.dataclass(frozen=True)
 class Uniform:
     """Rows of numbers that are uniformly distributed between -`scale` and `scale`.
@@ -218,11 +200,11 @@ class Uniform:
 
     def __post_init__(self) -> None:
         check_number("scale", self.scale, above=0)
-        _check_seed(self.seed)
+        check_integer("seed", self.seed, minimum=-(2**63), maximum=2**63 - 1)
 
     def __call__(self, keys: Any, dim: int) -> Any:
         """Returns the initial rows of keys, float32 [n, dim]."""
-        return (_unit_interval(uniform_bits(keys, dim, self.seed)) * 2.0 - 1.0) * self.scale
+        return (_uniform(keys, dim, self.seed) * 2.0 - 1.0) * self.scale
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,11 +221,11 @@ class Normal:
 
     def __post_init__(self) -> None:
         check_number("stddev", self.stddev, above=0)
-        _check_seed(self.seed)
+        check_integer("seed", self.seed, minimum=-(2**63), maximum=2**63 - 1)
 
     def __call__(self, keys: Any, dim: int) -> Any:
         """Returns the initial rows of keys, float32 [n, dim]."""
-        numbers = _unit_interval(uniform_bits(keys, 2 * dim, self.seed))
+        numbers = _uniform(keys, 2 * dim, self.seed)
         # Box and Muller (1958). No number is 0, so that the logarithm is finite.
         radius = tf.sqrt(-2.0 * tf.math.log(numbers[:, :dim]))
         return radius * tf.cos(2.0 * math.pi * numbers[:, dim:]) * self.stddev
@@ -251,7 +233,7 @@ class Normal:
 
 @dataclasses.dataclass(frozen=True)
 class Constant:
-    """Rows of which each number is `value`."""
+    """Rows whose numbers all are `value`."""
 
     value: float = 0.0
 
@@ -260,50 +242,12 @@ class Constant:
         return tf.fill([tf.size(keys), dim], tf.constant(self.value, tf.float32))
 
 
-def _check_seed(seed: Any) -> None:
-    check_integer("seed", seed, minimum=-(2**63), maximum=2**63 - 1)
-
-
-def _unit_interval(bits: Any) -> Any:
-    """Returns numbers between 0 and 1, both excluded, float32, from the 23 highest bits."""
-    # With 24, the sum would be rounded.
-    highest = tf.bitwise.right_shift(bits, tf.constant(41, tf.uint64))
-    return (tf.cast(tf.bitcast(highest, tf.int64), tf.float32) + 0.5) * 2.0**-23
-
-
 _WHEN_FULL = ("evict_oldest", "default_row", "error")
-
-
-class FunctionUpdate:
-    """A user's function `(rows, gradient)` in place of a `RowOptimizer`, whose members it has."""
-
-    slots: Mapping[str, np.ndarray] = {}
-    learning_rate: float | None = None
-
-    def __init__(self, function: Callable[[Rows, Any], object]) -> None:
-        self._function = function
-
-    def clipped(self, gradient: Any) -> Any:
-        """Returns the gradient unchanged."""
-        return gradient
-
-    def rate_at(self, step: Any) -> Any:
-        """Returns None: the function has what it needs."""
-        del step
-
-    def update(self, rows: Rows, slots: Mapping[str, Rows], gradient: Any, step: Any, rate: Any) -> None:
-        """Calls the function."""
-        del slots, step, rate
-        self._function(rows, gradient)
 
 
 @dataclasses.dataclass(frozen=True)
 class TableSettings:
-    """What a table is created with; see `Table`.
-
-    Raises:
-      TypeError, ValueError: one of them is wrong.
-    """
+    """What a table is created with, checked; see `Table`."""
 
     name: str
     dim: int
@@ -325,17 +269,17 @@ class TableSettings:
             raise TypeError(f"initializer must be a function (keys, dim), or None, got {self.initializer!r}.")
         if not isinstance(self.admission, MinCount | Probability):
             raise TypeError(f"admission must be MinCount(n), Probability(p) or None, got {self.admission!r}.")
-        for each in self.eviction:
-            if not isinstance(each, OlderThan | SmallerThan):
+        for policy in self.eviction:
+            if not isinstance(policy, OlderThan | SmallerThan):
                 raise TypeError(
-                    f"eviction must be OlderThan(steps), SmallerThan(norm) or a list of them, got {each!r}."
+                    f"eviction must be OlderThan(steps), SmallerThan(norm) or a list of them, got {policy!r}."
                 )
         if self.when_full not in _WHEN_FULL:
             raise ValueError(f"when_full must be one of {_WHEN_FULL}, got {self.when_full!r}.")
 
     @functools.cached_property
-    def update(self) -> RowOptimizer | FunctionUpdate:
-        """How gradients change rows.
+    def update(self) -> Any:
+        """A `RowOptimizer`, or a user's function with the members of one.
 
         Raises:
           TypeError, ValueError: no such optimizer can be used.
@@ -345,8 +289,10 @@ class TableSettings:
             return RowOptimizer(optimizer, self.dim)
         if not callable(optimizer) or hasattr(optimizer, "apply_gradients"):
             raise TypeError(f"optimizer must be a Keras 3 optimizer or a function (rows, gradient), got {optimizer!r}.")
-        return FunctionUpdate(optimizer)
-
-    def full_size(self, capacity: int) -> int:
-        """Returns how many bytes a full part of the table takes, with room for `capacity` rows."""
-        return ShardStorage.full_size(capacity, self.dim, self.update.slots, counts_waiting=self.admission.counts)
+        return types.SimpleNamespace(
+            slots={},
+            learning_rate=None,
+            clipped=lambda gradient: gradient,
+            rate_at=lambda step: None,  # noqa: ARG005 - the function needs no rate
+            update=lambda rows, slots, gradient, step, rate: optimizer(rows, gradient),  # noqa: ARG005
+        )

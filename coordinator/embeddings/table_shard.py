@@ -1,105 +1,554 @@
-"""One parameter server's part of a table: look-ups, gradients and eviction, by key, where the rows are.
+"""One parameter server's part of a table: its rows, their keys and slots, and the index that finds the row of a key.
+
+    index     key -> number of the row, or -1 - times while the key waits to be admitted; -1 for any other key
+    rows      [capacity, dim]      slots  [capacity, ...], one for each of the optimizer's
+    key_of    [capacity]           stamp  [capacity], the step of the last gradient; -1 if the row is free
+    free      [capacity], the numbers of free rows below `used`, as a stack
+    waiting   [capacity], keys that wait to be admitted, as a ring
+    evicted   [capacity], the keys that were evicted last, as a ring
+
+The variables are created for the full capacity, and memory is used as rows are written: what is beyond `used` is never
+read. The index is created with all of its buckets, since adding some would stop all look-ups for seconds.
 
     look-up     find all keys in the index, gather their rows                       no mutex
-                  if some are new, or rows were changed meanwhile: again            under the mutex
+                  if some are new, or rows were changed during that: again          under the mutex
                   count those that wait, give rows to those that are admitted
     gradients   find, read and compute, write these rows and slots, stamp them      under the mutex
     eviction    look for rows in a slice                                            no mutex
                   look again at some of them, remove them from the index, free them under the mutex
 
-No number of a row leaves the server. So whatever was evicted, or given to another key, since a worker looked a key up:
-its gradient finds the key's present row, or none, and is dropped then.
+No number of a row leaves the server. So if a row was evicted, or given to another key, after a worker looked its key
+up, the gradient finds the key's present row, or none, and is then dropped.
 
-A row that is looked up without the mutex is whole, and of its key: rows are written, or freed, so that they can be
-given to another key, only while `CHANGES` is odd, and each time it grows. A look-up for which it is odd or has grown is
-done again, under the mutex. It is odd for the writing alone, which takes a small part of the time of an update.
+A row that is looked up without the mutex is whole, and of its key. Rows are written, or freed so that another key can
+get them, only while `CHANGES` is odd, and it grows each time. A look-up that finds it odd, or grown, is repeated under
+the mutex. It is odd only during the writing, which takes a small part of the time of an update.
 
-Reads and writes of what a parameter server holds of a table, in slices: for checkpoints and deltas.
-
-A slice is read or written under the mutex of the storage, so that each key, row, slot and stamp in it is of one moment;
-slices are of different moments, unless nothing runs meanwhile. Nothing is sent to the client but what it reads.
+Checkpoints and deltas read and write the content in slices. A slice is read or written under the mutex, so that each
+key, row, slot and stamp in it is of one moment; slices are of different moments if training goes on. Nothing is sent to
+the client except what it reads. Index, free rows and counts of waiting keys are no variables of a checkpoint; `rebuild`
+derives the first two from `key_of` and `stamp`.
 """
 
+import contextlib
+import enum
 import functools
-from collections.abc import Sequence
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from coordinator.embeddings.shard_storage import (
-    ADMITTED,
-    CHANGES,
-    CLOCK,
-    DROPPED,
-    EVICTED,
-    FREE,
-    FREE_STAMP,
-    HAND,
-    NEXT_WAITING,
-    REFUSED,
-    UNKNOWN,
-    USED,
-    WAITING,
-    ShardStorage,
-    in_order,
-    write,
-)
-from coordinator.embeddings.table_settings import TableSettings, evicted
+from coordinator.embeddings.table_settings import OlderThan, TableSettings
 from coordinator.ps_strategy.keras.internals.optimizers import UnsharedRows
-from coordinator.ps_strategy.tensorflow_internals.shared_variable import client_may_call, operations_added
+from coordinator.ps_strategy.tensorflow_internals.handles import create_mutable_table
+from coordinator.ps_strategy.tensorflow_internals.shared_variable import ServerMutex, client_may_call, operations_added
 
+# The positions of `counts`. Rows below `USED` are in use or free; `CLOCK` counts pushes; `CHANGES` grows when rows that
+# the index has are changed or freed, and is odd until they are written; `NEXT_WAITING` is the number of keys that have
+# ever waited; `HAND` is where the search for the oldest rows goes on; `RESTORED` is 1 if a checkpoint was restored.
+Count = enum.IntEnum(
+    "Count",
+    "USED FREE CLOCK ADMITTED EVICTED REFUSED DROPPED WAITING CHANGES NEXT_WAITING HAND RESTORED",
+    start=0,
+)
+
+FREE_STAMP = -1
+# As `counts`, since a stamp is compared with `CLOCK`, which grows with each push of all training.
+STAMPS = tf.int64
+# What an entry of the index takes, its part of the buckets included; measured.
+_INDEX_BYTES = 42
+# The index gives it for keys that it does not have.
+UNKNOWN = -1
+# How many rows or keys are handled in one step where all are: so few that others wait at most some milliseconds.
+SLICE = 2**16
 # Of how many rows the oldest are looked for at a time: their stamps and numbers take 16 bytes each.
 _STAMPS_AT_ONCE = 2**20
+# How many rows are evicted at most while others wait for the mutex, and how many rows are searched for them.
+_EVICTED_AT_ONCE, _SEARCHED_AT_ONCE = 1000, 2**14
+# A full table evicts the oldest of this many rows for each that is needed, and at least of the second number.
+_CANDIDATES, _LEAST_CANDIDATES = 4, 2000
+
+# The server prepares such a function once for all steps of a call, and a function in a branch only if the branch is
+# taken. Otherwise the worker would prepare it for each step: most of the time to build a call of many steps.
+_NOT_INLINED = {"_noinline": True}
 
 _KEYS = tf.TensorSpec([None], tf.int64)
 _NUMBER = tf.TensorSpec([], tf.int64)
 
 
-class ShardContent:
-    """The content of one shard. The client may call the methods, and functions may.
+class Index(tf.lookup.experimental.MutableHashTable):
+    """A mutable table that the strategy's scope does not place: it is on the server of its rows."""
 
-    To replace the content, call `storage.reserve()`, then write all slices.
+
+class TableShard:
+    """The part of a table on one parameter server, or in this process. Created in the strategy's scope.
+
+    Methods that change something are called under `mutex`, unless their docstring says that they hold it.
 
     Args:
-      storage: of the shard.
-      may_leave_out: whether rows that are written without room for all take the place of older ones.
+      settings: of the table.
+      device: of the server's CPU.
+      capacity: the greatest number of rows here.
+      number: unique among the tables of the strategy.
+
+    Attributes:
+      index, rows, slots, key_of, stamp, free, waiting, counts: see the module.
+      mutex: held for every change of them.
+      rate: the learning rate, a variable; None if the optimizer computes it.
     """
 
-    def __init__(self, storage: ShardStorage, *, may_leave_out: bool) -> None:
-        self._storage = storage
-        self._may_leave_out = may_leave_out
+    def __init__(self, settings: TableSettings, device: str, capacity: int, number: int) -> None:
+        name = self.name = settings.name
+        self.device, self.capacity, self.dim = device, capacity, settings.dim
+        self._settings = settings
+        self.mutex = ServerMutex(f"coordinator/embeddings/{number}", device)
+        with self._placed():
+            self.counts = tf.Variable(lambda: tf.zeros([len(Count)], tf.int64), trainable=False, name=f"{name}/counts")
+            self.rows = self._reserved("rows", [self.dim], tf.float32)
+            self.slots = {
+                slot: self._reserved(slot.strip("_"), list(value.shape), tf.float32)
+                for slot, value in settings.update.slots.items()
+            }
+            self.key_of = self._reserved("key_of", [], tf.int64)
+            self.stamp = self._reserved("stamp", [], STAMPS)
+            self.free = self._reserved("free", [], tf.int64)
+            self.evicted = self._reserved("evicted", [], tf.int64)
+            self.waiting = self._reserved("waiting", [], tf.int64) if settings.admission.counts else None
+            rate = settings.update.learning_rate
+            self.rate = None
+            if rate is not None:
+                self.rate = tf.Variable(lambda: tf.constant(rate, tf.float32), trainable=False, name=f"{name}/rate")
+        arguments = (tf.int64, tf.int64, UNKNOWN)
+        self.index, resource = create_mutable_table(Index, device, arguments, {"name": f"{name}/index"})
+        services = getattr(tf.distribute.get_strategy().extended, "services", None)
+        if services is not None:
+            services.variables.add_table(self.index, resource, recovered_by=self)
+        self.reserve()
+        # Traced once each, whatever functions use them.
+        self._functions = {
+            # Partial functions, as TensorFlow would count the tracings of all tables, and warn.
+            method: tf.function(
+                functools.partial(method),
+                input_signature=signature,
+                autograph=False,
+                experimental_attributes=_NOT_INLINED,
+            )
+            for method, signature in (
+                (self._lookup, [_KEYS]),
+                (self._lookup_or_create, [_KEYS]),
+                (self._gather_under_mutex, [_KEYS]),
+                (self._create, [_KEYS]),
+                (self._push, [_KEYS, tf.TensorSpec([None, settings.dim], tf.float32)]),
+                (self._evict, [_NUMBER]),
+            )
+        }
 
-    def used(self) -> int:
-        """Returns below which number the rows in use are; called on the client."""
-        return int(self._storage.read_counts()[USED])
+    @contextlib.contextmanager
+    def _placed(self) -> Iterator[None]:
+        """Opens a scope in which variables are created on this server."""
+        beside = types.SimpleNamespace(device=self.device)
+
+        def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+            return next_creator(**{**kwargs, "colocate_with": beside})
+
+        with tf.variable_creator_scope(create), tf.device(self.device):
+            yield
+
+    def _reserved(self, name: str, row: list[int], dtype: tf.DType) -> tf.Variable:
+        shape = [self.capacity, *row]
+        return tf.Variable(
+            lambda: tf.raw_ops.Empty(shape=shape, dtype=dtype, init=False),
+            shape=shape,
+            dtype=dtype,
+            trainable=False,
+            name=f"{self.name}/{name}",
+        )
+
+    @property
+    def _large(self) -> list[tf.Variable]:
+        waiting = [] if self.waiting is None else [self.waiting]
+        return [self.rows, *self.slots.values(), self.key_of, self.stamp, self.free, self.evicted, *waiting]
+
+    def bytes_per_row(self) -> int:
+        """Returns what a row takes of the server's memory, without the index and the list of evicted keys."""
+        large = [variable for variable in self._large if variable is not self.evicted]
+        return sum(int(np.prod(variable.shape[1:])) * variable.dtype.size for variable in large)
+
+    @client_may_call()
+    def reserve(self) -> None:
+        """Empties the table, and allocates its variables and the buckets of its index again.
+
+        The values are assigned in a function: while a value that the client assigned is still referred to, the first
+        change of a row would copy all of it, and so use the memory of all rows.
+        """
+        with self.mutex.hold():
+            for variable in self._large:
+                empty = tf.raw_ops.Empty(shape=variable.shape, dtype=variable.dtype, init=False)
+                tf.raw_ops.AssignVariableOp(resource=variable.handle, value=empty)
+            self.counts.assign(tf.zeros([len(Count)], tf.int64), read_value=False)
+            self._create_buckets()
+
+    def _create_buckets(self) -> None:
+        """Empties the index, and fills and empties it again: then it has buckets for all rows, and keeps them."""
+        entries = tf.constant(self.capacity * (1 if self.waiting is None else 2), tf.int64)
+
+        def fill(first: Any) -> Any:
+            keys = tf.range(first, tf.minimum(first + SLICE, entries))
+            with tf.control_dependencies([self.index.insert(keys, keys)]):
+                return first + SLICE
+
+        filled = tf.while_loop(lambda first: first < entries, fill, [tf.constant(0, tf.int64)], parallel_iterations=1)
+        nothing = tf.zeros([0], tf.int64)
+        with tf.control_dependencies(tf.nest.flatten(filled)):
+            tf.raw_ops.LookupTableImportV2(table_handle=self.index.resource_handle, keys=nothing, values=nothing)
+
+    # Rows by their keys, on the server.
+
+    def find(self, keys: Any) -> Any:
+        """Returns what the index has for keys, int64 [n]."""
+        found = self.index.lookup(keys)
+        # Unknown to TensorFlow, since the table is of another server.
+        found.set_shape(keys.shape)
+        return found
+
+    def _room(self) -> Any:
+        """Returns how many rows can be given to keys."""
+        counts = self.counts.read_value()
+        return self.capacity - counts[Count.USED] + counts[Count.FREE]
+
+    def _allocate(self, keys: Any, steps: Any) -> Any:
+        """Gives rows to keys (int64 [n]) that have none, with `steps` as stamps; there must be room for all.
+
+        Returns:
+          The numbers of the rows, int64 [n]. They are not in the index yet.
+        """
+        counts = self.counts.read_value()
+        number = tf.size(keys, tf.int64)
+        recycled = tf.minimum(number, counts[Count.FREE])
+        again = self.free.sparse_read(counts[Count.FREE] - 1 - tf.range(recycled))
+        numbers = tf.concat([again, counts[Count.USED] + tf.range(number - recycled)], 0)
+        write(self.key_of, numbers, keys)
+        write(self.stamp, numbers, tf.broadcast_to(tf.cast(steps, STAMPS), tf.shape(numbers)))
+        self._add_counts({Count.USED: number - recycled, Count.FREE: -recycled, Count.ADMITTED: number})
+        return numbers
+
+    def _release(self, numbers: Any) -> None:
+        """Frees rows that are in use."""
+        keys = self.key_of.sparse_read(numbers)
+        first, before = self.counts.sparse_read(Count.FREE), self.counts.sparse_read(Count.EVICTED)
+        number = tf.size(numbers, tf.int64)
+
+        def free() -> None:
+            write(self.stamp, numbers, tf.fill(tf.shape(numbers), tf.constant(FREE_STAMP, STAMPS)))
+            write(self.free, first + tf.range(number), numbers)
+            write(self.evicted, (before + tf.range(number)) % self.capacity, keys)
+            self._add_counts({Count.FREE: number, Count.EVICTED: number})
+
+        self._change_rows([keys, first, before], lambda: self.index.remove(keys), free)
+
+    def _change_rows(self, after: Sequence[Any], *actions: Callable[[], object]) -> None:
+        """Changes or frees rows that the index has, by actions that run in their order; see `in_order`.
+
+        A look-up that does not hold the mutex learns from `CHANGES` that rows have been changed since it began.
+        """
+        changes = self.counts.sparse_read([Count.CHANGES])
+        # It is odd before if a call was cancelled in the middle.
+        odd = changes + 1 + changes % 2
+        in_order(
+            [*after, odd],
+            lambda: write(self.counts, [Count.CHANGES], odd),
+            *actions,
+            lambda: write(self.counts, [Count.CHANGES], odd + 1),
+        )
+
+    def _add_counts(self, added: Mapping[int, Any]) -> None:
+        amounts = tf.stack([tf.cast(amount, tf.int64) for amount in added.values()])
+        self.counts.scatter_nd_add([[position] for position in added], amounts)
+
+    def _wait(self, keys: Any, times: Any, is_new: Any) -> None:
+        """Records how often keys without rows were seen, and which of them have not waited before.
+
+        If there is no room for all, the keys that have waited longest are forgotten.
+        """
+        assert self.waiting is not None
+        # More would not have room in the ring. Each place of it is written once here.
+        keys, times, is_new = (each[: self.capacity] for each in (keys, times, is_new))
+        first = self.counts.sparse_read(Count.NEXT_WAITING)
+        new = tf.boolean_mask(keys, is_new)
+        number = tf.size(new, tf.int64)
+        places = tf.range(first, first + number)
+        # Places that have been used before; those beyond have no value yet.
+        again = tf.boolean_mask(places, places >= self.capacity) % self.capacity
+        oldest = self.waiting.sparse_read(again)
+        forgotten = tf.unique(tf.boolean_mask(oldest, self.find(oldest) < UNKNOWN))[0]
+        waiting, added = self.waiting, number - tf.size(forgotten, tf.int64)
+        in_order(
+            [forgotten],
+            lambda: self.index.insert(keys, -1 - times),
+            # They may be among the keys.
+            lambda: self.index.remove(forgotten),
+            lambda: write(waiting, places % self.capacity, new),
+            lambda: self._add_counts({Count.NEXT_WAITING: number, Count.WAITING: added}),
+        )
+
+    # What workers call.
+
+    def lookup(self, keys: Any, *, training: bool) -> Any:
+        """Returns the rows of keys, float32 [n, dim], on the server; the default for keys without one.
+
+        The keys are int64 [n], each once. With `training` they are counted and admitted.
+        """
+        return self._call(self._lookup_or_create if training else self._lookup, keys)
+
+    def push(self, keys: Any, gradient: Any) -> None:
+        """Updates the rows of keys (int64 [n], each once) with a gradient, float32 [n, dim].
+
+        The gradients of keys that have no row are dropped.
+        """
+        self._call(self._push, keys, gradient)
+
+    def evict(self, first: Any) -> Any:
+        """Evicts some rows that the policies evict, from number `first` on, an int64 scalar.
+
+        Returns:
+          How many were evicted, and the row to continue with, or -1 after the last.
+        """
+        return self._call(self._evict, first)
+
+    def _call(self, method: Any, *arguments: Any) -> Any:
+        with tf.device(self.device):
+            return self._functions[method](*arguments)
+
+    def _lookup(self, keys: Any) -> Any:
+        return self._rows_of(keys)[0]
+
+    def _lookup_or_create(self, keys: Any) -> Any:
+        with tf.device(self.device):
+            rows, found = self._rows_of(keys)
+            return tf.cond(tf.reduce_all(found >= 0), lambda: rows, lambda: self._call(self._create, keys))
+
+    def _rows_of(self, keys: Any) -> tuple[Any, Any]:
+        """Returns the rows of keys, and what the index has for the keys: numbers of rows, or negative numbers."""
+        counts = self.counts
+        with tf.device(self.device):
+            before = counts.sparse_read(Count.CHANGES)
+            with tf.control_dependencies([before]):
+                found = self.find(keys)
+            rows = self._gather(found)
+            with tf.control_dependencies([rows]):
+                after = counts.sparse_read(Count.CHANGES)
+            is_same = tf.logical_and(before == after, before % 2 == 0)
+            return tf.cond(is_same, lambda: (rows, found), lambda: self._call(self._gather_under_mutex, keys))
+
+    def _gather_under_mutex(self, keys: Any) -> tuple[Any, Any]:
+        with self.mutex.hold([keys]):
+            found = self.find(keys)
+            return self._gather(found), found
+
+    def _gather(self, found: Any) -> Any:
+        is_there = found >= 0
+
+        def with_default() -> Any:
+            there = tf.where(is_there)[:, 0]
+            rows = self.rows.sparse_read(tf.gather(found, there))
+            default = tf.fill([tf.size(found), self._settings.dim], self._settings.default)
+            return tf.tensor_scatter_nd_update(default, there[:, tf.newaxis], rows)
+
+        return tf.cond(tf.reduce_all(is_there), lambda: self.rows.sparse_read(found), with_default)
+
+    def _create(self, keys: Any) -> Any:
+        """Counts and admits keys, and returns their rows."""
+        settings = self._settings
+        with self.mutex.hold([keys]):
+            found = self.find(keys)
+            unknown_at = tf.where(found < 0)[:, 0]
+            unknown, entries = tf.gather(keys, unknown_at), tf.gather(found, unknown_at)
+            times = UNKNOWN - entries
+            is_admitted = settings.admission.admits(times)
+            with operations_added() as admitted:
+                self._admit(tf.boolean_mask(unknown, is_admitted), tf.boolean_mask(entries, is_admitted), found)
+            if settings.admission.counts:
+                is_waiting = tf.logical_not(is_admitted)
+                waiting, before = tf.boolean_mask(unknown, is_waiting), tf.boolean_mask(times, is_waiting)
+                with tf.control_dependencies(admitted), operations_added() as counted:
+                    self._wait(waiting, before + 1, before == 0)
+                admitted += counted
+            with tf.control_dependencies(admitted):
+                # Again, since rows of a full table may have been evicted.
+                return self._gather(self.find(keys))
+
+    def _admit(self, keys: Any, entries: Any, found: Any) -> None:
+        """Gives new rows to keys that have none, as far as there is room.
+
+        The index has `entries` for these keys, and `found` for all keys of this look-up, whose rows are not evicted.
+        """
+        wanted = tf.size(keys, tf.int64)
+        with operations_added() as made:
+            self._make_room(wanted, found)
+        with tf.control_dependencies(made):
+            granted = tf.minimum(wanted, self._room())
+        keys, entries = keys[:granted], entries[:granted]
+        waited = tf.math.count_nonzero(entries < UNKNOWN)
+        with operations_added() as written:
+            numbers = self._allocate(keys, self.counts.sparse_read(Count.CLOCK))
+            write(self.rows, numbers, tf.ensure_shape(self._settings.initializer(keys, self.dim), [None, self.dim]))
+            for name, value in self._settings.update.slots.items():
+                write(self.slots[name], numbers, tf.broadcast_to(value, tf.concat([tf.shape(numbers), value.shape], 0)))
+            self._add_counts({Count.WAITING: -waited, Count.REFUSED: wanted - granted})
+        with tf.control_dependencies(written):
+            # A look-up that does not hold the mutex finds a key only when its row is there.
+            self.index.insert(keys, numbers)
+
+    def _make_room(self, wanted: Any, found: Any) -> None:
+        settings = self._settings
+        if settings.when_full == "default_row":
+            return
+        missing = wanted - self._room()
+        if settings.when_full == "error":
+            text = (
+                f"The table {settings.name} is full: {self.device} has room for {self.capacity} of its "
+                f"{settings.capacity} rows. Create it with a larger capacity, call evict(), or set when_full."
+            )
+            tf.debugging.Assert(missing <= 0, [text])
+            return
+        tf.cond(missing > 0, lambda: self._evict_oldest(missing, found), lambda: tf.constant(0))
+
+    def _push(self, keys: Any, gradient: Any) -> Any:
+        with self.mutex.hold([keys, gradient]):
+            numbers, gradient = _of_rows(self.find(keys), gradient)
+            step = self.counts.sparse_read(Count.CLOCK)
+            rate = self._settings.update.rate_at(step) if self.rate is None else self.rate.read_value()
+            rows = UnsharedRows(self.rows, numbers)
+            slots = {name: UnsharedRows(slot, numbers) for name, slot in self.slots.items()}
+            self._settings.update.update(rows, slots, gradient, step, rate)
+            changed = [columns for columns in (rows, *slots.values()) if columns.is_changed]
+
+            def write_rows() -> None:
+                for columns in changed:
+                    write(columns.variable, numbers, columns.value)
+
+            self._change_rows([columns.value for columns in changed], write_rows)
+            write(self.stamp, numbers, tf.fill(tf.shape(numbers), step + 1))
+            self._add_counts({Count.CLOCK: 1, Count.DROPPED: tf.size(keys, tf.int64) - tf.size(numbers, tf.int64)})
+        return step
+
+    def _evict(self, first: Any) -> tuple[Any, Any]:
+        with tf.device(self.device):
+            used = self.counts.sparse_read(Count.USED)
+            end = tf.minimum(first + _SEARCHED_AT_ONCE, used)
+            found = self._to_evict(tf.range(first, end))
+            some = found[:_EVICTED_AT_ONCE]
+
+            def evict_some() -> Any:
+                with self.mutex.hold([some]):
+                    still = self._to_evict(some)
+                    self._release(still)
+                    return tf.size(still, tf.int64)
+
+            number = tf.cond(tf.size(some) > 0, evict_some, lambda: tf.constant(0, tf.int64))
+            following = tf.cond(tf.size(found) > _EVICTED_AT_ONCE, lambda: some[-1] + 1, lambda: end)
+            return number, tf.where(following < used, following, tf.constant(-1, tf.int64))
+
+    def _to_evict(self, numbers: Any) -> Any:
+        """Returns the rows among these that are in use, and that a policy evicts."""
+        stamps = self.stamp.sparse_read(numbers)
+        ages = self.counts.sparse_read(Count.CLOCK) - stamps
+        is_evicted = tf.zeros(tf.shape(ages), tf.bool)
+        for policy in self._settings.eviction:
+            if isinstance(policy, OlderThan):
+                is_evicted |= ages > policy.steps
+            else:
+                is_evicted |= tf.norm(self.rows.sparse_read(numbers), axis=1) < policy.norm
+        return tf.boolean_mask(numbers, tf.logical_and(stamps > FREE_STAMP, is_evicted))
+
+    def _evict_oldest(self, missing: Any, found: Any) -> Any:
+        """Evicts the oldest of the next rows of a full table, except the rows of this look-up.
+
+        It does not compare the stamps of all rows, since others wait for the mutex.
+        """
+        counts = self.counts.read_value()
+        used = counts[Count.USED]
+        rows = tf.maximum(used, tf.constant(1, tf.int64))
+        size = tf.minimum(used, tf.maximum(_CANDIDATES * missing, tf.constant(_LEAST_CANDIDATES, tf.int64)))
+        candidates = (counts[Count.HAND] + tf.range(size)) % rows
+        needed = tf.sort(found)
+        places = tf.searchsorted(needed, candidates)
+        is_needed = tf.gather(needed, tf.minimum(places, tf.size(needed) - 1)) == candidates
+        stamps = self.stamp.sparse_read(candidates)
+        candidates = tf.boolean_mask(candidates, tf.logical_and(stamps > FREE_STAMP, tf.logical_not(is_needed)))
+        order = tf.argsort(self.stamp.sparse_read(candidates), stable=True)
+        oldest = tf.gather(candidates, order[: tf.cast(missing, tf.int32)])
+        in_order(
+            [oldest],
+            lambda: self._release(oldest),
+            lambda: self.counts.scatter_nd_update([[Count.HAND]], [(counts[Count.HAND] + size) % rows]),
+        )
+        return tf.constant(0)
+
+    # The whole.
+
+    @client_may_call()
+    def read_counts(self) -> Any:
+        """Returns `counts` of one moment."""
+        with self.mutex.hold():
+            return self.counts.read_value()
+
+    def recover(self) -> None:
+        """Makes the table usable after its variables were restored, or initialized; called on the client.
+
+        A table that no checkpoint holds is empty.
+        """
+        if not self.read_counts()[Count.RESTORED]:
+            self.reserve()
+
+    @client_may_call()
+    def rebuild(self) -> None:
+        """Derives the index and the free rows from `key_of` and `stamp`, below `USED`; waiting keys are forgotten.
+
+        Called when the variables were restored. Then the counts of the checkpoint hold, too.
+        """
+        with self.mutex.hold():
+            with operations_added() as emptied:
+                self._create_buckets()
+            used = self.counts.sparse_read(Count.USED)
+
+            def add(first: Any, freed: Any) -> Any:
+                numbers = tf.range(first, tf.minimum(first + SLICE, used))
+                is_used = self.stamp.sparse_read(numbers) > FREE_STAMP
+                mine, unused = tf.boolean_mask(numbers, is_used), tf.boolean_mask(numbers, tf.logical_not(is_used))
+                last = freed + tf.size(unused, tf.int64)
+                write(self.free, tf.range(freed, last), unused)
+                with tf.control_dependencies([self.index.insert(self.key_of.sparse_read(mine), mine)]):
+                    return first + SLICE, last
+
+            with tf.control_dependencies(emptied):
+                start = tf.constant(0, tf.int64)
+                _, freed = tf.while_loop(lambda first, _: first < used, add, [start, start], parallel_iterations=1)
+            positions = [[Count.FREE], [Count.WAITING], [Count.NEXT_WAITING], [Count.CHANGES]]
+            self.counts.scatter_nd_update(positions, tf.stack([freed, *[tf.zeros_like(freed)] * 3]))
+
+    # The content, in slices.
 
     @client_may_call(_NUMBER, _NUMBER, _NUMBER)
     def read_rows(self, first: Any, count: Any, since: Any = 0) -> tuple[Any, Any, list[Any], Any]:
-        """Reads a slice of the rows that are in use, as they are at one moment.
+        """Reads `count` rows from number `first` on, as they are at one moment, with this stamp or a later one.
 
-        Slices begin below `used()`. While training goes on, a key may be evicted and get a row in another slice.
-
-        Args:
-          first: the number of a row, an int64 scalar.
-          count: how many rows the slice has, free ones included; about 65,536, as updates wait meanwhile.
-          since: only rows with this stamp or a later one.
+        Slices begin below `USED`. Updates wait until a slice is read, so it should have about 65,536 rows. While
+        training goes on, a key may be evicted and get a row in another slice.
 
         Returns:
           The keys, int64 [n]; their rows, float32 [n, dim]; their slots, in the order of `slots`; their stamps,
           int64 [n]. On the server.
         """
-        storage = self._storage
-        with storage.mutex.hold([first, count]):
-            numbers = _slice(first, count, storage.counts.sparse_read(USED))
-            stamps = storage.stamp.sparse_read(numbers)
+        with self.mutex.hold([first, count]):
+            numbers = _slice(first, count, self.counts.sparse_read(Count.USED))
+            stamps = self.stamp.sparse_read(numbers)
             numbers = tf.boolean_mask(numbers, tf.logical_and(stamps > FREE_STAMP, stamps >= since))
-            slots = [slot.sparse_read(numbers) for slot in storage.slots.values()]
-            return (
-                storage.key_of.sparse_read(numbers),
-                storage.rows.sparse_read(numbers),
-                slots,
-                storage.stamp.sparse_read(numbers),
-            )
+            slots = [slot.sparse_read(numbers) for slot in self.slots.values()]
+            keys, rows = self.key_of.sparse_read(numbers), self.rows.sparse_read(numbers)
+            return keys, rows, slots, self.stamp.sparse_read(numbers)
 
     def write_rows(self, keys: Any, rows: Any, slots: Sequence[Any], stamps: Any) -> None:
         """Writes rows, whether their keys have rows already or not; arguments are as `read_rows` returns them.
@@ -109,66 +558,56 @@ class ShardContent:
         Raises:
           tf.errors.InvalidArgumentError: there is no room for all, and none may be left out.
         """
-        storage = self._storage
-        with storage.mutex.hold([keys, rows, *slots, stamps]):
+        with self.mutex.hold([keys, rows, *slots, stamps]):
             with operations_added() as made:
-                is_kept = self._make_room(keys, stamps)
+                is_kept = self._make_room_for_saved(keys, stamps)
             with tf.control_dependencies(made):
                 keys, rows, stamps, *slots = (tf.boolean_mask(each, is_kept) for each in (keys, rows, stamps, *slots))
-                found = storage.find(keys)
+                found = self.find(keys)
             new_at = tf.where(found < 0)[:, 0]
             new = tf.gather(keys, new_at)
             waited = tf.math.count_nonzero(tf.gather(found, new_at) < UNKNOWN)
-            storage.add_counts({WAITING: -waited})
-            numbers = tf.tensor_scatter_nd_update(found, new_at[:, tf.newaxis], storage.allocate(new, 0))
+            self._add_counts({Count.WAITING: -waited})
+            numbers = tf.tensor_scatter_nd_update(found, new_at[:, tf.newaxis], self._allocate(new, 0))
             with operations_added() as writes:
-                write(storage.rows, numbers, rows)
-                write(storage.stamp, numbers, stamps)
-                for slot, values in zip(storage.slots.values(), slots, strict=True):
+                write(self.rows, numbers, rows)
+                write(self.stamp, numbers, stamps)
+                for slot, values in zip(self.slots.values(), slots, strict=True):
                     write(slot, numbers, values)
             with tf.control_dependencies(writes):
-                storage.index.insert(keys, numbers)
+                self.index.insert(keys, numbers)
 
-    def _make_room(self, keys: Any, stamps: Any) -> Any:
-        """Makes room for rows that are to be written; returns which of them are, bool [n]."""
-        storage = self._storage
-        found, counts = storage.find(keys), storage.counts.read_value()
-        missing = tf.math.count_nonzero(found < 0) - (storage.capacity - counts[USED] + counts[FREE])
+    def _make_room_for_saved(self, keys: Any, stamps: Any) -> Any:
+        """Makes room for rows that a checkpoint has; returns which of them there is room for, bool [n]."""
+        missing = tf.math.count_nonzero(self.find(keys) < 0) - self._room()
         every = tf.ones(tf.shape(keys), tf.bool)
-        if self._may_leave_out:
+        if self._settings.when_full != "error":
             return tf.cond(missing > 0, lambda: self._leave_out_oldest(keys, stamps, missing), lambda: every)
         text = (
-            f"The table {storage.name} has no room for the rows of a checkpoint: {storage.device} has room for "
-            f"{storage.capacity} rows. Create it with a larger capacity, or with when_full='evict_oldest', by which "
+            f"The table {self.name} has no room for the rows of a checkpoint: {self.device} has room for "
+            f"{self.capacity} rows. Create it with a larger capacity, or with when_full='evict_oldest', by which "
             "rows without a gradient for longest are left out."
         )
         tf.debugging.Assert(missing <= 0, [text])
         return every
 
     def _leave_out_oldest(self, keys: Any, stamps: Any, missing: Any) -> Any:
-        """Evicts the oldest rows, of those that are there and those that are to be written; see `_make_room`.
-
-        Args:
-          keys: of the latter, int64 [n].
-          stamps: of these, int64 [n].
-          missing: how many have no room, at least 1.
-        """
-        storage = self._storage
-        found = storage.find(keys)
+        """Makes room for `missing` rows, at least 1: of all rows, evicts the oldest of the table, leaves out others."""
+        found = self.find(keys)
         is_new = found < 0
         is_there = tf.logical_not(is_new)
         # Rows that are there get their new stamps now, so that they are not taken for older than they will be.
         with operations_added() as stamped:
-            write(storage.stamp, tf.boolean_mask(found, is_there), tf.boolean_mask(stamps, is_there))
+            write(self.stamp, tf.boolean_mask(found, is_there), tf.boolean_mask(stamps, is_there))
         # New rows have negative numbers here.
         places = -1 - tf.range(tf.size(keys, tf.int64))
         new = tf.boolean_mask(stamps, is_new), tf.boolean_mask(places, is_new)
         with tf.control_dependencies(stamped):
-            used = storage.counts.sparse_read(USED)
+            used = self.counts.sparse_read(Count.USED)
 
             def search(first: Any, stamps: Any, numbers: Any) -> Any:
                 more = _slice(first, _STAMPS_AT_ONCE, used)
-                more_stamps = storage.stamp.sparse_read(more)
+                more_stamps = self.stamp.sparse_read(more)
                 is_used = more_stamps > FREE_STAMP
                 stamps = tf.concat([stamps, tf.boolean_mask(more_stamps, is_used)], 0)
                 numbers = tf.concat([numbers, tf.boolean_mask(more, is_used)], 0)
@@ -184,67 +623,62 @@ class ShardContent:
         left_out = -1 - tf.boolean_mask(oldest, oldest < 0)
         number = tf.size(left_out, tf.int64)
         with operations_added() as released:
-            storage.release(tf.boolean_mask(oldest, oldest >= 0))
+            self._release(tf.boolean_mask(oldest, oldest >= 0))
         with tf.control_dependencies(released):
-            storage.add_counts({ADMITTED: number, EVICTED: number})
-            is_there = storage.find(keys) >= 0
+            self._add_counts({Count.ADMITTED: number, Count.EVICTED: number})
+            is_there = self.find(keys) >= 0
         is_kept = tf.tensor_scatter_nd_update(is_new, left_out[:, tf.newaxis], tf.fill([number], False))
         return tf.logical_or(is_kept, is_there)
 
     def read_evicted(self, first: Any, count: Any) -> Any:
-        """Reads keys that were evicted, in their order.
-
-        Args:
-          first: how many were evicted before; at most `capacity` are known.
-          count: how many.
-
-        Returns:
-          The keys, int64 [n]. On the server.
-        """
-        storage = self._storage
-        with storage.mutex.hold([first, count]):
-            last = tf.minimum(first + count, storage.counts.sparse_read(EVICTED))
-            return storage.evicted.sparse_read(tf.range(first, last) % storage.capacity)
+        """Returns `count` keys that were evicted after `first` others, int64 [n]; the last `capacity` are known."""
+        with self.mutex.hold([first, count]):
+            last = tf.minimum(first + count, self.counts.sparse_read(Count.EVICTED))
+            return self.evicted.sparse_read(tf.range(first, last) % self.capacity)
 
     def remove(self, keys: Any) -> None:
         """Evicts the keys that have rows; each may occur several times."""
-        storage = self._storage
-        with storage.mutex.hold([keys]):
-            found = tf.unique(storage.find(keys))[0]
-            storage.release(tf.boolean_mask(found, found >= 0))
+        with self.mutex.hold([keys]):
+            found = tf.unique(self.find(keys))[0]
+            self._release(tf.boolean_mask(found, found >= 0))
 
     @client_may_call(_NUMBER, _NUMBER)
     def read_waiting(self, first: Any, count: Any) -> tuple[Any, Any]:
-        """Reads a slice of the keys that wait, of at most `capacity`.
-
-        Args:
-          first: a number from 0 on, an int64 scalar.
-          count: how many the slice has; fewer are returned, as some have been admitted.
+        """Reads a slice of the keys that wait, of `capacity` places at most; some keys there have been admitted.
 
         Returns:
           The keys, and how often each was seen, both int64 [n]. On the server.
         """
-        storage = self._storage
-        if storage.waiting is None:
+        if self.waiting is None:
             return tf.zeros([0], tf.int64), tf.zeros([0], tf.int64)
-        with storage.mutex.hold([first, count]):
-            last = tf.minimum(storage.counts.sparse_read(NEXT_WAITING), storage.capacity)
-            keys = storage.waiting.sparse_read(_slice(first, count, last))
+        with self.mutex.hold([first, count]):
+            last = tf.minimum(self.counts.sparse_read(Count.NEXT_WAITING), self.capacity)
+            keys = self.waiting.sparse_read(_slice(first, count, last))
             keys = tf.unique(keys)[0]
-            found = storage.find(keys)
+            found = self.find(keys)
             is_waiting = found < UNKNOWN
             return tf.boolean_mask(keys, is_waiting), -1 - tf.boolean_mask(found, is_waiting)
 
     @client_may_call(_KEYS, _KEYS)
     def write_waiting(self, keys: Any, times: Any) -> None:
         """Sets how often keys that have no row were seen; arguments are as `read_waiting` returns them."""
-        storage = self._storage
-        if storage.waiting is None:
+        if self.waiting is None:
             return
-        with storage.mutex.hold([keys, times]):
-            found = storage.find(keys)
+        with self.mutex.hold([keys, times]):
+            found = self.find(keys)
             at = tf.where(found < 0)[:, 0]
-            storage.wait(tf.gather(keys, at), tf.gather(times, at), tf.gather(found, at) == UNKNOWN)
+            self._wait(tf.gather(keys, at), tf.gather(times, at), tf.gather(found, at) == UNKNOWN)
+
+
+def _of_rows(found: Any, gradient: Any) -> tuple[Any, Any]:
+    """Returns the numbers of rows of the keys that have one, and the gradients of these rows."""
+    is_there = found >= 0
+
+    def some() -> tuple[Any, Any]:
+        at = tf.where(is_there)[:, 0]
+        return tf.gather(found, at), tf.gather(gradient, at)
+
+    return tf.cond(tf.reduce_all(is_there), lambda: (found, gradient), some)
 
 
 def _slice(first: Any, count: Any, end: Any) -> Any:
@@ -257,288 +691,27 @@ def _oldest(stamps: Any, numbers: Any, count: Any) -> tuple[Any, Any]:
     return -negative, tf.gather(numbers, at)
 
 
-# The most rows that are evicted while others wait for the mutex, and of how many rows they are looked for.
-_EVICTED_AT_ONCE, _SEARCHED_AT_ONCE = 1000, 2**14
-# A full table evicts the oldest of this many rows for each that is needed, and at least of the second number.
-_CANDIDATES, _LEAST_CANDIDATES = 4, 2000
+def write(variable: tf.Variable, numbers: Any, values: Any) -> None:
+    """Assigns to rows of a variable, each number once.
 
-# The server prepares such a function once for all steps of a call, and one that is called in a branch only if that is
-# taken. Otherwise the worker would, for each step: most of what a call of many steps would take to build.
-_NOT_INLINED = {"_noinline": True}
-
-
-class TableShard:
-    """The part of a table on one parameter server. Created in the strategy's scope.
-
-    Args:
-      settings: of the table.
-      device: of the server's CPU.
-      capacity: the greatest number of rows here.
-      number: unique among the tables of the strategy.
-
-    Attributes:
-      storage: the variables and the index.
-      content: reads and writes all of it, in slices.
-      rate: the learning rate, a variable; None if the optimizer computes it.
+    This kernel is ten times as fast as the one of `tf.Variable.scatter_update`, which locks out readers. A reader that
+    does not hold the mutex may see half of a row.
     """
-
-    def __init__(self, settings: TableSettings, device: str, capacity: int, number: int) -> None:
-        self.device = device
-        self._settings = settings
-        self.storage = ShardStorage(
-            settings.name,
-            device,
-            capacity,
-            settings.dim,
-            settings.update.slots,
-            settings.initializer,
-            counts_waiting=settings.admission.counts,
-            number=number,
-        )
-        self.content = ShardContent(self.storage, may_leave_out=settings.when_full != "error")
-        rate = settings.update.learning_rate
-        self.rate = None
-        if rate is not None:
-            with self.storage.placed():
-                self.rate = tf.Variable(
-                    lambda: tf.constant(rate, tf.float32), trainable=False, name=f"{settings.name}/rate"
-                )
-        # Traced once each, whatever functions use them.
-        self._functions = {
-            # Partial functions, as TensorFlow would count the tracings of all tables, and warn.
-            method: tf.function(
-                functools.partial(method),
-                input_signature=signature,
-                autograph=False,
-                experimental_attributes=_NOT_INLINED,
-            )
-            for method, signature in (
-                (self._find, [_KEYS]),
-                (self._find_or_create, [_KEYS]),
-                (self._gather_under_mutex, [_KEYS]),
-                (self._create, [_KEYS]),
-                (self._push, [_KEYS, tf.TensorSpec([None, settings.dim], tf.float32)]),
-                (self._evict, [_NUMBER]),
-            )
-        }
-
-    def lookup(self, keys: Any, *, training: bool) -> Any:
-        """Returns the rows of keys, float32 [n, dim], on the server; the default for those that have none.
-
-        Args:
-          keys: int64 [n], each once.
-          training: whether keys are counted and admitted.
-        """
-        return self._call(self._find_or_create if training else self._find, keys)
-
-    def push(self, keys: Any, gradient: Any) -> None:
-        """Updates the rows of keys with their gradients, and drops those of keys that have no row.
-
-        Args:
-          keys: int64 [n], each once.
-          gradient: float32 [n, dim].
-        """
-        self._call(self._push, keys, gradient)
-
-    def evict(self, first: Any) -> Any:
-        """Evicts some of the next rows that the policies evict.
-
-        Args:
-          first: the number of the row to begin with, an int64 scalar.
-
-        Returns:
-          How many were evicted, and the row to go on with, or -1 after the last.
-        """
-        return self._call(self._evict, first)
-
-    def _call(self, method: Any, *arguments: Any) -> Any:
-        with tf.device(self.device):
-            return self._functions[method](*arguments)
-
-    # Look-ups.
-
-    def _find(self, keys: Any) -> Any:
-        """Returns the rows of keys that have one, and the default for the others."""
-        return self._rows_of(keys)[0]
-
-    def _find_or_create(self, keys: Any) -> Any:
-        with tf.device(self.device):
-            rows, found = self._rows_of(keys)
-            return tf.cond(tf.reduce_all(found >= 0), lambda: rows, lambda: self._call(self._create, keys))
-
-    def _rows_of(self, keys: Any) -> tuple[Any, Any]:
-        """Returns the rows of keys, and their numbers; negative ones as the index has them."""
-        counts = self.storage.counts
-        with tf.device(self.device):
-            before = counts.sparse_read(CHANGES)
-            with tf.control_dependencies([before]):
-                found = self.storage.find(keys)
-            rows = self._gather(found)
-            with tf.control_dependencies([rows]):
-                after = counts.sparse_read(CHANGES)
-            is_same = tf.logical_and(before == after, before % 2 == 0)
-            return tf.cond(is_same, lambda: (rows, found), lambda: self._call(self._gather_under_mutex, keys))
-
-    def _gather_under_mutex(self, keys: Any) -> tuple[Any, Any]:
-        with self.storage.mutex.hold([keys]):
-            found = self.storage.find(keys)
-            return self._gather(found), found
-
-    def _gather(self, found: Any) -> Any:
-        is_there = found >= 0
-
-        def with_default() -> Any:
-            there = tf.where(is_there)[:, 0]
-            rows = self.storage.rows.sparse_read(tf.gather(found, there))
-            default = tf.fill([tf.size(found), self._settings.dim], self._settings.default)
-            return tf.tensor_scatter_nd_update(default, there[:, tf.newaxis], rows)
-
-        return tf.cond(tf.reduce_all(is_there), lambda: self.storage.rows.sparse_read(found), with_default)
-
-    def _create(self, keys: Any) -> Any:
-        """Counts and admits keys, and returns their rows."""
-        storage, settings = self.storage, self._settings
-        with storage.mutex.hold([keys]):
-            found = storage.find(keys)
-            unknown_at = tf.where(found < 0)[:, 0]
-            unknown, entries = tf.gather(keys, unknown_at), tf.gather(found, unknown_at)
-            times = UNKNOWN - entries
-            is_admitted = settings.admission.admits(times)
-            with operations_added() as admitted:
-                self._admit(tf.boolean_mask(unknown, is_admitted), tf.boolean_mask(entries, is_admitted), found)
-            if settings.admission.counts:
-                is_waiting = tf.logical_not(is_admitted)
-                waiting, before = tf.boolean_mask(unknown, is_waiting), tf.boolean_mask(times, is_waiting)
-                with tf.control_dependencies(admitted), operations_added() as counted:
-                    storage.wait(waiting, before + 1, before == 0)
-                admitted += counted
-            with tf.control_dependencies(admitted):
-                # Again, since rows of a full table may have been evicted.
-                return self._gather(storage.find(keys))
-
-    def _admit(self, keys: Any, entries: Any, found: Any) -> None:
-        """Gives rows to keys that have none, as far as there is room.
-
-        Args:
-          keys: int64 [n].
-          entries: what the index has for them, int64 [n].
-          found: what the index has for all keys of this look-up; their rows are not evicted.
-        """
-        storage = self.storage
-        wanted = tf.size(keys, tf.int64)
-        with operations_added() as made:
-            self._make_room(wanted, found)
-        with tf.control_dependencies(made):
-            granted = tf.minimum(wanted, self._room())
-        keys, entries = keys[:granted], entries[:granted]
-        waited = tf.math.count_nonzero(entries < UNKNOWN)
-        with operations_added() as written:
-            numbers = storage.allocate(keys, storage.counts.sparse_read(CLOCK))
-            storage.initialize(numbers, keys)
-            storage.add_counts({WAITING: -waited, REFUSED: wanted - granted})
-        with tf.control_dependencies(written):
-            # A look-up that does not hold the mutex finds a key only when its row is there.
-            storage.index.insert(keys, numbers)
-
-    def _room(self) -> Any:
-        counts = self.storage.counts.read_value()
-        return self.storage.capacity - counts[USED] + counts[FREE]
-
-    def _make_room(self, wanted: Any, found: Any) -> None:
-        settings, storage = self._settings, self.storage
-        if settings.when_full == "default_row":
-            return
-        missing = wanted - self._room()
-        if settings.when_full == "error":
-            text = (
-                f"The table {settings.name} is full: {storage.device} has room for {storage.capacity} of its "
-                f"{settings.capacity} rows. Create it with a larger capacity, call evict(), or set when_full."
-            )
-            tf.debugging.Assert(missing <= 0, [text])
-            return
-        tf.cond(missing > 0, lambda: self._evict_oldest(missing, found), lambda: tf.constant(0))
-
-    # Gradients.
-
-    def _push(self, keys: Any, gradient: Any) -> Any:
-        storage = self.storage
-        with storage.mutex.hold([keys, gradient]):
-            numbers, gradient = _of_rows(storage.find(keys), gradient)
-            step = storage.counts.sparse_read(CLOCK)
-            rate = self._settings.update.rate_at(step) if self.rate is None else self.rate.read_value()
-            rows = UnsharedRows(storage.rows, numbers)
-            slots = {name: UnsharedRows(slot, numbers) for name, slot in storage.slots.items()}
-            self._settings.update.update(rows, slots, gradient, step, rate)
-            changed = [each for each in (rows, *slots.values()) if each.is_changed]
-
-            def write_rows() -> None:
-                for each in changed:
-                    write(each.variable, numbers, each.value)
-
-            storage.change_rows([each.value for each in changed], write_rows)
-            write(storage.stamp, numbers, tf.fill(tf.shape(numbers), step + 1))
-            storage.add_counts({CLOCK: 1, DROPPED: tf.size(keys, tf.int64) - tf.size(numbers, tf.int64)})
-        return step
-
-    # Eviction.
-
-    def _evict(self, first: Any) -> tuple[Any, Any]:
-        storage = self.storage
-        with tf.device(self.device):
-            used = storage.counts.sparse_read(USED)
-            end = tf.minimum(first + _SEARCHED_AT_ONCE, used)
-            found = self._to_evict(tf.range(first, end))
-            some = found[:_EVICTED_AT_ONCE]
-            number = tf.cond(tf.size(some) > 0, lambda: self._evict_some(some), lambda: tf.constant(0, tf.int64))
-            following = tf.cond(tf.size(found) > _EVICTED_AT_ONCE, lambda: some[-1] + 1, lambda: end)
-            return number, tf.where(following < used, following, tf.constant(-1, tf.int64))
-
-    def _evict_some(self, numbers: Any) -> Any:
-        with self.storage.mutex.hold([numbers]):
-            still = self._to_evict(numbers)
-            self.storage.release(still)
-            return tf.size(still, tf.int64)
-
-    def _to_evict(self, numbers: Any) -> Any:
-        """Returns which of these rows are in use, and evicted by a policy."""
-        storage = self.storage
-        stamps = storage.stamp.sparse_read(numbers)
-        ages = storage.counts.sparse_read(CLOCK) - stamps
-        is_evicted = evicted(self._settings.eviction, lambda: storage.rows.sparse_read(numbers), ages)
-        return tf.boolean_mask(numbers, tf.logical_and(stamps > FREE_STAMP, is_evicted))
-
-    def _evict_oldest(self, missing: Any, found: Any) -> Any:
-        """Evicts rows of a full table: the oldest of the next ones, without those of this look-up.
-
-        All stamps are not looked at, as others wait meanwhile.
-        """
-        storage = self.storage
-        counts = storage.counts.read_value()
-        used = counts[USED]
-        rows = tf.maximum(used, tf.constant(1, tf.int64))
-        size = tf.minimum(used, tf.maximum(_CANDIDATES * missing, tf.constant(_LEAST_CANDIDATES, tf.int64)))
-        candidates = (counts[HAND] + tf.range(size)) % rows
-        needed = tf.sort(found)
-        places = tf.searchsorted(needed, candidates)
-        is_needed = tf.gather(needed, tf.minimum(places, tf.size(needed) - 1)) == candidates
-        stamps = storage.stamp.sparse_read(candidates)
-        candidates = tf.boolean_mask(candidates, tf.logical_and(stamps > FREE_STAMP, tf.logical_not(is_needed)))
-        order = tf.argsort(storage.stamp.sparse_read(candidates), stable=True)
-        oldest = tf.gather(candidates, order[: tf.cast(missing, tf.int32)])
-        in_order(
-            [oldest],
-            lambda: storage.release(oldest),
-            lambda: storage.counts.scatter_nd_update([[HAND]], [(counts[HAND] + size) % rows]),
-        )
-        return tf.constant(0)
+    tf.raw_ops.ResourceScatterUpdate(resource=variable.handle, indices=numbers, updates=values)
 
 
-def _of_rows(found: Any, gradient: Any) -> tuple[Any, Any]:
-    """Returns the numbers of rows without those of keys that have none, and the gradients of these rows."""
-    is_there = found >= 0
+def in_order(after: Sequence[Any], *actions: Callable[[], object]) -> None:
+    """Adds the operations of each action to the graph, to run after the operations of the action before."""
+    done: Sequence[Any] = after
+    for action in actions:
+        with tf.control_dependencies(list(done)), operations_added() as added:
+            action()
+        done = added
 
-    def some() -> tuple[Any, Any]:
-        at = tf.where(is_there)[:, 0]
-        return tf.gather(found, at), tf.gather(gradient, at)
 
-    return tf.cond(tf.reduce_all(is_there), lambda: (found, gradient), some)
+def full_size(settings: TableSettings, capacity: int) -> int:
+    """Returns how many bytes a full shard takes, with room for `capacity` rows."""
+    slots, counts_waiting = settings.update.slots, settings.admission.counts
+    numbers = settings.dim + sum(int(np.prod(value.shape)) for value in slots.values())
+    of_row = 4 * numbers + 32 + 8 * counts_waiting
+    return capacity * (of_row + _INDEX_BYTES * (1 + counts_waiting))

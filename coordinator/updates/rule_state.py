@@ -66,11 +66,11 @@ class CommittedRanges(tf.train.experimental.PythonState):
         self._slots.scatter_nd_max([[number % WINDOW]], [tf.where(is_accepted, number + 1, tf.zeros_like(number))])
 
     def waiting(self) -> list[int]:
-        """See `CommitRecord`."""
+        """See `Epochs.add_record`."""
         return [int(number) for number in self.read_waiting().numpy()]
 
     def recover(self) -> None:
-        """See `CommitRecord`."""
+        """See `Epochs.add_record`."""
         # Clear the record; otherwise ranges that are trained again would be refused as duplicates.
         if self._is_restored != (self.epochs.restorations != self._restorations):
             self._assign(np.zeros([WINDOW], np.int64))

@@ -4,7 +4,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from coordinator.data.ledger import position_ranges
+from coordinator.data.ranges import position_ranges
 from coordinator.future import Future
 from coordinator.options import Options
 from coordinator.testing.fake_runtime import FakeRuntime

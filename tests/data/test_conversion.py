@@ -31,7 +31,7 @@ def read(printed, count):
 def test_rows_of_tables_become_examples(tmp_path):
     path = os.fspath(tmp_path / "a.tfrecord")
     columns = write(iter(TABLES), path)
-    found = read(f"coordinator.data.files({path!r}, features={{{columns}}})", 3)
+    found = read(f"coordinator.data.records({path!r}, features={{{columns}}})", 3)
     assert found["id"].numpy().tolist() == [0, 1, 2]
     np.testing.assert_array_equal(found["x"], [[0.5, 1], [1.5, 2], [2.5, 3]])
     assert found["text"].numpy().tolist() == [b"a", b"bc", b"d"]

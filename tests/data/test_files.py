@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.data import Epochs, files
+from coordinator.data import Epochs, files, lines, records, rows
 from tests.data.visits import EXACT, Visits
 from tests.ps_strategy.every_worker import TIMEOUT
 
@@ -64,10 +64,10 @@ def sources(folder, system=""):
     """Each source, and a function that returns the ids of what it has read; `system` is put before the paths."""
     written = [[system + path for path in write(folder)] for write in (write_rows, write_records, write_lines)]
     return [
-        (files(written[0]), lambda read: read.numpy()[:, 1, 2]),
-        (files(written[1], FEATURES), lambda read: read["id"].numpy()),
+        (rows(written[0]), lambda read: read.numpy()[:, 1, 2]),
+        (records(written[1], FEATURES), lambda read: read["id"].numpy()),
         (
-            files(written[2], lambda found: tf.io.decode_csv(found, [0, ""]), skip=1),
+            lines(written[2], lambda found: tf.io.decode_csv(found, [0, ""]), skip=1),
             lambda read: read[0].numpy(),
         ),
     ]
@@ -92,14 +92,14 @@ def test_files_of_other_file_systems_are_opened_for_each_range(tmp_path):
 
 def test_a_file_that_has_another_size_than_before_is_named(tmp_path):
     path = write_rows(tmp_path)[0]
-    source = files(path)
+    source = rows(path)
     np.save(path, np.zeros([1, 2, 3], np.float32))
     with pytest.raises(ValueError, match=r"0\.npy' has another size here than the 296 bytes that it had"):
         source.read(positions(0, 1))
 
 
 def test_no_read_of_a_function_waits_for_another_one(tmp_path):
-    source = files(["file://" + path for path in write_records(tmp_path)])
+    source = records(["file://" + path for path in write_records(tmp_path)])
     read = tf.function(lambda given: [source.read(each) for each in tf.unstack(given)])
     concrete = read.get_concrete_function(tf.TensorSpec([2, 5], tf.int64))
     calls = [each for each in concrete.graph.get_operations() if each.type == "PartitionedCall"]
@@ -116,8 +116,8 @@ def test_an_empty_file_among_others_is_passed_over(tmp_path):
     for system in ("", "file://"):
         paths = [f"{system}{tmp_path}/{number}.csv" for number in range(len(texts))]
         for source in (
-            files([system + path for path in written], lambda found: tf.io.parse_example(found, FEATURES)["id"]),
-            files(paths, tf.strings.to_number, skip=1),
+            records([system + path for path in written], lambda found: tf.io.parse_example(found, FEATURES)["id"]),
+            lines(paths, tf.strings.to_number, skip=1),
         ):
             read = tf.function(source.read)
             for start, count in ((1, 2), (3, 2), (2, 4), (0, 7)):
@@ -134,7 +134,7 @@ def test_the_examples_of_a_shuffled_range_are_in_another_order(tmp_path):
 def test_a_range_of_more_bytes_than_a_string_can_have_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "_MOST_COPIED", 100)
     np.save(tmp_path / "rows.npy", np.arange(50.0))
-    source = files(tmp_path / "rows.npy")
+    source = rows(tmp_path / "rows.npy")
     np.testing.assert_array_equal(tf.function(source.read)(positions(3, 12)), np.arange(3.0, 15.0))
     for read in (source.read, tf.function(source.read)):
         with pytest.raises(tf.errors.InvalidArgumentError, match=r"A range has more than 100 bytes\. Use a smaller"):
@@ -145,33 +145,33 @@ def test_raw_rows_of_any_number(tmp_path):
     for values in (np.arange(24, dtype=np.int16), np.arange(24) % 2 == 0, np.arange(24.0)):
         path = tmp_path / "raw"
         path.write_bytes(values.tobytes())
-        source = files(path, values.dtype, (2, 3))
+        source = rows(path, values.dtype, (2, 3))
         np.testing.assert_array_equal(source.read(positions(1, 3)), values.reshape(4, 2, 3)[1:])
-    np.testing.assert_array_equal(files(np.arange(5)).read(positions(1, 2)), [1, 2])
+    np.testing.assert_array_equal(rows(np.arange(5)).read(positions(1, 2)), [1, 2])
 
 
 def test_lines_and_records_may_be_read_as_they_are(tmp_path):
     (tmp_path / "text").write_text("one\ntwo\n\nfour")
-    assert files(tmp_path / "text").read(positions(0, 4)).numpy().tolist() == [b"one", b"two", b"", b"four"]
-    assert files(write_records(tmp_path)).read(positions(3, 1)).numpy().tolist() == [example(3)]
+    assert lines(tmp_path / "text").read(positions(0, 4)).numpy().tolist() == [b"one", b"two", b"", b"four"]
+    assert records(write_records(tmp_path)).read(positions(3, 1)).numpy().tolist() == [example(3)]
 
 
 def test_an_index_is_kept_beside_the_file_and_renewed_when_it_changes(tmp_path):
     path = write_records(tmp_path, [5])[0]
-    first = files(path)
+    first = records(path)
     kept = f"{path}.records-index.npy"
     written = os.stat(kept).st_mtime_ns
-    assert files(path).digest == first.digest
+    assert records(path).digest == first.digest
     assert os.stat(kept).st_mtime_ns == written
     write_records(tmp_path, [6])
-    second = files(path)
+    second = records(path)
     assert (second.size, second.digest != first.digest) == (6, True)
     assert sorted(os.listdir(tmp_path)) == ["0.tfrecord", "0.tfrecord.records-index.npy"]
 
 
 def test_an_index_that_is_not_whole_or_of_another_file_is_made_again(tmp_path):
     path = write_records(tmp_path, [9])[0]
-    digest, index = files(path).digest, tmp_path / "0.tfrecord.records-index.npy"
+    digest, index = records(path).digest, tmp_path / "0.tfrecord.records-index.npy"
     good = index.read_bytes()
 
     def as_file(save, *arrays):
@@ -195,7 +195,7 @@ def test_an_index_that_is_not_whole_or_of_another_file_is_made_again(tmp_path):
         as_file(np.save, np.array([stat.st_size, stat.st_mtime_ns, *numbers[2:5]])),
     ):
         index.write_bytes(damaged)
-        found = files(path)
+        found = records(path)
         assert (found.size, found.digest, index.read_bytes()) == (9, digest, good)
 
 
@@ -205,7 +205,7 @@ def test_an_index_that_cannot_be_kept_is_logged_once_and_leaves_nothing(tmp_path
         os.mkdir(f"{path}.records-index.npy")
     before = sorted(os.listdir(tmp_path))
     with caplog.at_level(logging.INFO, "coordinator"):
-        assert files(paths).size == 5
+        assert records(paths).size == 5
     assert len([each for each in caplog.messages if "not kept" in each]) == 1
     assert sorted(os.listdir(tmp_path)) == before
 
@@ -214,9 +214,9 @@ def test_two_programs_never_write_an_index_to_the_same_draft(tmp_path, monkeypat
     path, drafts = write_records(tmp_path, [2])[0], []
     monkeypatch.setattr(tf.io.gfile, "rename", lambda draft, *_, **__: drafts.append(draft))
     for _ in range(2):
-        files(path)
+        records(path)
     assert len(set(drafts)) == 2
-    assert files([path, *drafts]).size == 2, "a pattern may match a draft that a dead program left"
+    assert records([path, *drafts]).size == 2, "a pattern may match a draft that a dead program left"
 
 
 def test_files_of_a_file_system_without_times_are_indexed_each_time():
@@ -224,7 +224,7 @@ def test_files_of_a_file_system_without_times_are_indexed_each_time():
     for text in ("a\nb\n", "abc\n"):
         with tf.io.gfile.GFile(path, "w") as file:
             file.write(text)
-        source = files(path)
+        source = lines(path)
         assert source.read(positions(0, source.size)).numpy().tolist() == text.encode().split()
         assert tf.io.gfile.listdir("ram://indexed") == ["text"]
         tf.io.gfile.remove(path)
@@ -233,13 +233,13 @@ def test_files_of_a_file_system_without_times_are_indexed_each_time():
 def test_a_pattern_may_match_the_indexes_beside_the_files(tmp_path):
     for name in ("part-0", "part-1"):
         (tmp_path / name).write_text("one\ntwo\n")
-    first = files(sorted(map(str, tmp_path.glob("part-*"))), skip=1)
+    first = lines(sorted(map(str, tmp_path.glob("part-*"))), skip=1)
     found = sorted(map(str, tmp_path.glob("part-*")))
     assert [os.path.basename(path) for path in found[:2]] == ["part-0", "part-0.lines-1-index.npy"]
-    again = files(found, skip=1)
+    again = lines(found, skip=1)
     assert (again.size, again.digest) == (first.size, first.digest) == (2, first.digest)
     np.save(tmp_path / "a.lines-index.npy", np.zeros([3, 2]))
-    assert files(tmp_path / "a.lines-index.npy").size == 3, "it is not beside a file of this name"
+    assert rows(tmp_path / "a.lines-index.npy").size == 3, "it is not beside a file of this name"
 
 
 def test_files_that_do_not_fit_are_refused_in_words(tmp_path):
@@ -248,23 +248,23 @@ def test_files_that_do_not_fit_are_refused_in_words(tmp_path):
     empty.write_text("")
     np.save(fortran, np.asfortranarray(np.ones([2, 3])))
     for refused, words in (
-        (lambda: files(text), "is no TFRecord file, is compressed, or was cut off: what begins at byte 0"),
-        (lambda: files(tmp_path / "nowhere"), "nowhere.*does not exist"),
-        (lambda: files([]), "no path"),
-        (lambda: files(3), "takes the path of a file"),
-        (lambda: files(empty), "without examples"),
-        (lambda: files(text), "is no .npy file"),
-        (lambda: files(text, np.float32, [2]), "19 bytes of rows, which is no positive multiple of 8"),
-        (lambda: files(text, np.float32), "dtype and shape together"),
-        (lambda: files(text, ">f4", [1]), "little-endian"),
-        (lambda: files(fortran), "ascontiguousarray"),
+        (lambda: records(text), "is no TFRecord file, is compressed, or was cut off: what begins at byte 0"),
+        (lambda: records(tmp_path / "nowhere"), "nowhere.*does not exist"),
+        (lambda: records([]), "no path"),
+        (lambda: records(3), "takes the path of a file"),
+        (lambda: lines(empty), "without examples"),
+        (lambda: rows(text), "is no .npy file"),
+        (lambda: rows(text, np.float32, [2]), "19 bytes of rows, which is no positive multiple of 8"),
+        (lambda: rows(text, np.float32), "dtype and shape together"),
+        (lambda: rows(text, ">f4", [1]), "little-endian"),
+        (lambda: rows(fortran), "ascontiguousarray"),
     ):
         with pytest.raises((ValueError, TypeError, FileNotFoundError), match=words):
             refused()
 
 
 def test_workers_train_each_record_of_shuffled_files_once(strategy, tmp_path):
-    source = files(
+    source = records(
         write_records(tmp_path, [150, 37, 303]), lambda serialized: tf.io.parse_example(serialized, FEATURES)["id"]
     )
     visits, epochs = Visits(strategy, source, 2), Epochs(source, batch_size=4, epochs=2, shuffle=3)

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.data import Epochs, arrays, client, files
-from coordinator.data.late_ranges import LateRanges
+from coordinator.data import Epochs, arrays, client, records
+from coordinator.data.ranges import LateRange, LateRanges
 from tests.data.fake_strategy import FakeStrategy
 from tests.data.test_files import FEATURES, write_records
 from tests.data.visits import EXACT, Visits, numbered
@@ -58,7 +58,7 @@ def ranges_of(count, slots=2):
     """Returns what reads, and `count` ranges whose functions wait."""
     reader = Slots()
     found = LateRanges(slots, lambda number: number, reader)
-    late = [found.new(number, lambda *_: None) for number in range(count)]
+    late = [LateRange(number, found, lambda *_: None) for number in range(count)]
     for each in late:
         each.follow(None)
     return reader, late
@@ -181,7 +181,7 @@ def test_workers_train_each_example_once_from_what_they_have_read_ahead(strategy
 
 
 def test_structures_are_read_ahead_and_errors_are_those_of_the_function(strategy, tmp_path):
-    source = files(write_records(tmp_path), FEATURES)
+    source = records(write_records(tmp_path), FEATURES)
 
     @tf.function
     def step(positions, limit):

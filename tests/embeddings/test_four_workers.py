@@ -42,7 +42,7 @@ with (
     for variable, row in ((plain, 0), (sharded, 0), (sharded, 99)):
         np.testing.assert_array_equal(variable[row], np.full(DIM, STEPS * IN_A_STEP))
     expected, counts = np.unique(np.concatenate([keys_of(seed) for seed in range(STEPS)]), return_counts=True)
-    parts = [shard.content.read_rows(0, shard.storage.capacity) for shard in table.shards]
+    parts = [shard.read_rows(0, shard.capacity) for shard in table.shards]
     keys, rows = (np.concatenate([part[number] for part in parts]) for number in (0, 1))
     order = np.argsort(keys)
     assert keys[order].tolist() == expected.tolist()

@@ -73,7 +73,7 @@ def test_racing_workers_lose_no_addition_and_make_one_row_for_a_key(strategy, mo
     assert STEPS in fused.sizes
     keys, counts = np.unique(np.concatenate(batches), return_counts=True)
     np.testing.assert_allclose(initial(*keys) - table.lookup(keys), 0.5 * np.outer(counts, np.ones(DIM)), atol=1e-4)
-    contents = [shard.content.read_rows(0, 4000) for shard in table.shards]
+    contents = [shard.read_rows(0, 4000) for shard in table.shards]
     assert sorted(np.concatenate([content[0].numpy() for content in contents])) == keys.tolist()
     statistics = table.statistics()
     assert (statistics.size, statistics.steps) == (len(keys), len(batches))

@@ -19,11 +19,11 @@ def content_of(table):
     rows, waiting = {}, {}
     for shard in table.shards:
         # Read as a whole: an element of a tensor is an operation on the server.
-        keys, values, slots, stamps = tf.nest.map_structure(np.asarray, shard.content.read_rows(0, 10_000, 0))
+        keys, values, slots, stamps = tf.nest.map_structure(np.asarray, shard.read_rows(0, 10_000, 0))
         for number, key in enumerate(keys.tolist()):
             assert key not in rows
             rows[key] = [values[number].tolist(), int(stamps[number]), *(slot[number].tolist() for slot in slots)]
-        counted = (np.asarray(each).tolist() for each in shard.content.read_waiting(0, 10_000))
+        counted = (np.asarray(each).tolist() for each in shard.read_waiting(0, 10_000))
         waiting |= dict(zip(*counted, strict=True))
     return rows, waiting, table.statistics()
 

@@ -33,7 +33,7 @@ def keys_of(seed):
     return tf.random.stateless_uniform([BATCH], [seed, 0], 0, 20_000, tf.int64).numpy()
 
 def content(table):
-    parts = [shard.content.read_rows(0, shard.storage.capacity) for shard in table.shards]
+    parts = [shard.read_rows(0, shard.capacity) for shard in table.shards]
     return [np.concatenate([part[number] for part in parts]) for number in (0, 1)]
 """
 

@@ -1,6 +1,8 @@
 """Tests of tables in a process without a strategy: training, Keras models, checkpoints, the sidecar evaluator."""
 
+import gc
 import json
+import weakref
 
 import keras
 import numpy as np
@@ -9,8 +11,8 @@ import tensorflow as tf
 
 import coordinator
 from coordinator.embeddings import Embedding, MinCount, OlderThan, Table
-from coordinator.embeddings.serving_export import Base, write_rows
-from coordinator.embeddings.shard_storage import CLOCK
+from coordinator.embeddings.serving_export import write_rows
+from coordinator.embeddings.table_shard import Count
 from coordinator.errors import EvaluationError
 from coordinator.evaluation.checkpoint_loader import CheckpointLoader
 from coordinator.evaluation.checkpoint_watch import CheckpointFile
@@ -104,7 +106,7 @@ def test_steps_deltas_and_evictions(tmp_path):
 
 def contents_of(table):
     """Returns the rows and the stamp of each key."""
-    keys, rows, _, stamps = (np.asarray(each) for each in table.shards[0].content.read_rows(0, 100_000, 0))
+    keys, rows, _, stamps = (np.asarray(each) for each in table.shards[0].read_rows(0, 100_000, 0))
     return {key: (*rows[at].tolist(), stamps[at]) for at, key in enumerate(keys.tolist())}
 
 
@@ -162,11 +164,11 @@ def observations(pushes, folder):
     found = []
     options = {"eviction": OlderThan(3), "when_full": "evict_oldest"}
     table = Table("words", DIM, 50, subtract, **options)
-    step, storage = make_step(table), table.shards[0].storage
-    storage.counts.scatter_nd_update([[CLOCK]], [pushes])
+    step, shard = make_step(table), table.shards[0]
+    shard.counts.scatter_nd_update([[Count.CLOCK]], [pushes])
 
     def note(of, *more):
-        clock = int(of.shards[0].storage.read_counts()[CLOCK])
+        clock = int(of.shards[0].read_counts()[Count.CLOCK])
         found.append(({key: (*row[:-1], clock - int(row[-1])) for key, row in contents_of(of).items()}, *more))
 
     def train(first, number):
@@ -174,7 +176,8 @@ def observations(pushes, folder):
 
     train(0, 10)
     full = tf.train.Checkpoint(table=table).write(f"{folder}/full{pushes}")
-    exported = Base(f"{folder}/rows{pushes}", write_rows(table, f"{folder}/rows{pushes}", tf.float32))
+    prefix = f"{folder}/rows{pushes}"
+    exported = prefix, write_rows(table, prefix, tf.float32)
     # The last ten keys take the places of the first.
     for first in range(10, 60, 10):
         train(first, 10)
@@ -234,6 +237,15 @@ def test_more_rows_than_a_server_can_number_are_refused(monkeypatch):
     monkeypatch.setattr(coordinator.embeddings.table, "check_fits", lambda *_: None)
     with pytest.raises(ValueError, match=r"'words' would have 4,294,967,296 rows on one parameter server, and Tensor"):
         Table("words", DIM, 2**32, subtract)
+
+
+def test_a_table_that_was_saved_and_restored_ends_with_its_last_reference(tmp_path):
+    table = Table("words", DIM, 100, subtract)
+    tf.train.Checkpoint(table=table).read(tf.train.Checkpoint(table=table).write(str(tmp_path / "a")))
+    rows = weakref.ref(table.shards[0])
+    del table
+    gc.collect()
+    assert rows() is None
 
 
 def test_another_strategy_is_refused():

@@ -26,9 +26,9 @@ def contents(table):
     """Returns the keys that each server has rows for, checked against the index."""
     found = []
     for shard in table.shards:
-        keys = shard.content.read_rows(0, shard.storage.capacity)[0]
-        numbers = shard.storage.find(keys).numpy()
-        np.testing.assert_array_equal(shard.storage.key_of.sparse_read(numbers), keys)
+        keys = shard.read_rows(0, shard.capacity)[0]
+        numbers = shard.find(keys).numpy()
+        np.testing.assert_array_equal(shard.key_of.sparse_read(numbers), keys)
         found.append(keys.numpy().tolist())
     return found
 
@@ -47,7 +47,7 @@ def test_a_key_gets_a_row_when_it_is_seen_often_enough(strategy):
     assert has_row(table, [1, 2, 3]) == [True, False, False]
     statistics = counts_of(table)
     assert (statistics.size, statistics.waiting, statistics.dropped) == (1, 2, 5)
-    waiting = [shard.content.read_waiting(0, 100) for shard in table.shards]
+    waiting = [shard.read_waiting(0, 100) for shard in table.shards]
     counts = {key: times for keys, times in waiting for key, times in zip(keys.numpy(), times.numpy(), strict=True)}
     assert counts == {2: 2, 3: 1}
 

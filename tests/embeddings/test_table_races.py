@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from coordinator.embeddings import Constant, MinCount, OlderThan, Table
+from coordinator.embeddings.table_shard import Count
 from tests.embeddings.tables import Trainer, make_table
 
 DEFAULT = -1.0
@@ -54,7 +55,7 @@ def test_no_look_up_sees_the_row_of_another_key_while_rows_are_evicted(strategy)
     statistics = table.statistics()
     assert statistics.evicted >= evicted > 0
     assert statistics.admitted - statistics.evicted == statistics.size <= KEYS // 4
-    rows = [shard.content.read_rows(0, KEYS) for shard in table.shards]
+    rows = [shard.read_rows(0, KEYS) for shard in table.shards]
     keys = np.concatenate([keys for keys, *_ in rows])
     assert len(np.unique(keys)) == len(keys) == statistics.size
     np.testing.assert_array_equal(np.concatenate([part[1] for part in rows])[:, 0], keys)
@@ -90,10 +91,10 @@ def test_the_index_can_be_derived_from_the_rows(strategy):
     before, statistics = table.lookup(np.arange(60)).numpy(), table.statistics()
     for shard in table.shards:
         nothing = tf.zeros([0], tf.int64)
-        tf.raw_ops.LookupTableImportV2(table_handle=shard.storage.index.resource_handle, keys=nothing, values=nothing)
+        tf.raw_ops.LookupTableImportV2(table_handle=shard.index.resource_handle, keys=nothing, values=nothing)
     assert not table.lookup(np.arange(60)).numpy().any()
     for shard in table.shards:
-        shard.storage.rebuild()
+        shard.rebuild()
     np.testing.assert_array_equal(table.lookup(np.arange(60)), before)
     assert table.statistics() == statistics
     # The free rows are known, too.
@@ -111,10 +112,10 @@ def test_rows_and_waiting_keys_can_be_copied_to_another_table(strategy):
     trainer.train(np.arange(20))
     target = make_table(strategy, 100, admission=MinCount(2))
     for mine, theirs in zip(source.shards, target.shards, strict=True):
-        for first in range(0, mine.content.used(), 4):
-            theirs.content.write_rows(*mine.content.read_rows(first, 4))
-        for first in range(0, mine.storage.capacity, 4):
-            theirs.content.write_waiting(*mine.content.read_waiting(first, 4))
+        for first in range(0, int(mine.read_counts()[Count.USED]), 4):
+            theirs.write_rows(*mine.read_rows(first, 4))
+        for first in range(0, mine.capacity, 4):
+            theirs.write_waiting(*mine.read_waiting(first, 4))
     np.testing.assert_array_equal(target.lookup(np.arange(30)), source.lookup(np.arange(30)))
     assert (target.statistics().size, target.statistics().waiting) == (20, 10)
     Trainer(strategy, target).train(np.arange(30))

@@ -5,7 +5,8 @@ import pytest
 import tensorflow as tf
 
 from coordinator.data import Epochs, arrays
-from coordinator.data.ledger import WINDOW, PositionRange
+from coordinator.data.ledger import WINDOW
+from coordinator.data.ranges import PositionRange
 from coordinator.updates import Asynchronous, BoundedDelay, Delayed, StaleSynchronous, Synchronous
 from tests.updates.descent import descend, mostly_long, value_of
 from tests.updates.parts_of_rules import committed_of, log_of, stores_of

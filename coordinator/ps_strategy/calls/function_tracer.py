@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from coordinator.data.late_ranges import LateRange
-from coordinator.data.ledger import PositionRange, position_ranges
+from coordinator.data.ranges import LateRange, PositionRange, position_ranges
 from coordinator.future import Future
 from coordinator.owned_values import OwnedValues
 from coordinator.ps_strategy.calls.traced_function import ScheduledCall, TracedFunction, refuse_unknown_shapes

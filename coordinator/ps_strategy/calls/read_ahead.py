@@ -18,7 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from coordinator.data.late_ranges import POSITIONS, Choice
+from coordinator.data.ranges import POSITIONS, Choice
 from coordinator.data.source import without_autotuning
 from coordinator.ps_strategy.calls.traced_function import TracedFunction
 from coordinator.ps_strategy.per_worker.resource import PerWorkerResource, WorkerContext

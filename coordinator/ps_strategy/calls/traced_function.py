@@ -34,7 +34,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from coordinator.data.late_ranges import LateRange
+from coordinator.data.ranges import LateRange
 from coordinator.errors import ClosureCancelledError, StrategyClosedError
 from coordinator.future import Future, ValueElsewhere
 from coordinator.ps_strategy.calls.prepared_function import PreparedFunction

@@ -1,4 +1,7 @@
-"""Ranges that are bound to functions late: when a worker takes a function, it gets one that it has read ahead.
+"""Ranges of examples as arguments of functions: vectors, and ranges that are chosen when a worker takes the function.
+
+A `PositionRange` names its examples from the beginning. A `LateRange` may be exchanged for one that its worker has read
+ahead:
 
     scheduled     f1 f2 f3 f4 f5 ...          each has its own range at first: 1 2 3 4 5 ...
     worker 0      takes f1 with range 1, begins to read 2 and 3
@@ -7,15 +10,16 @@
 
 Each function that waits has one of the ranges that wait, and taking another one exchanges the two. So a range has one
 function at any time, and what was read ahead by a worker that died is read by another.
-
-A plain data structure with a lock, under which nothing else is called.
 """
 
 import functools
 import heapq
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
 
 from coordinator.future import Future
 
@@ -23,32 +27,32 @@ from coordinator.future import Future
 POSITIONS = 5
 
 
-class Choice(NamedTuple):
-    """What a worker is to do for a function that it has taken.
+class PositionRange(np.ndarray[Any, np.dtype[np.int64]]):
+    """An int64 vector that names a range of examples.
+
+    It is an argument like any other array: it travels in one message, and functions that take one are fused. Arrays
+    that are made from it, such as slices, are not followed.
 
     Attributes:
-      positions: the range of the function.
-      slot: where the worker has read it ahead; None if it has not.
-      dropped: slots whose range is not wanted any more, with it.
-      begun: slots, each with the range that is to be read there next.
+      number: of the range in all epochs.
+      follower: called with it and the future of each function that is scheduled with it, before that can run.
     """
 
-    positions: Any
-    slot: int | None
-    dropped: Sequence[tuple[int, Any]]
-    begun: Sequence[tuple[int, Any]]
+    number: int
+    follower: Callable[["PositionRange", Future], None] | None = None
+
+    def follow(self, future: Future) -> None:
+        """Records that a function is scheduled with it."""
+        if self.follower is not None:
+            self.follower(self, future)
 
 
 class LateRange:
-    """A range that is chosen when a worker takes the function of which it is an argument.
-
-    Args:
-      number: of the range, until then.
-      ranges: those among which is chosen.
-      follower: called with it, and the future of the function that is scheduled with it.
+    """A range that is chosen when a worker takes the function that has it as an argument.
 
     Attributes:
-      number: as given, or that of the range for which it was exchanged.
+      number: of the range; another one when it was exchanged.
+      ranges: the ranges to choose from.
     """
 
     __slots__ = ("_follower", "is_scheduled", "number", "ranges")
@@ -60,11 +64,7 @@ class LateRange:
         self._follower = follower
 
     def follow(self, future: Future) -> None:
-        """Records that a function is scheduled with it.
-
-        Raises:
-          ValueError: another one was.
-        """
+        """Records that a function is scheduled with it; ValueError if another one was."""
         if self.is_scheduled:
             raise ValueError(
                 "Two functions were scheduled with one range of Epochs(prefetch=...), which gives each function the "
@@ -82,18 +82,39 @@ class LateRange:
         return "<a range of examples, chosen when a worker takes the function>"
 
 
-class _Reading(NamedTuple):
-    """What a worker reads ahead: the number of its connection, and its slots with the numbers of ranges, in order."""
-
-    connection: int
-    slots: list[tuple[int, int]]
+_KINDS = frozenset({PositionRange, LateRange})
 
 
-_NOTHING = _Reading(-1, [])
+def position_ranges(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[PositionRange | LateRange]:
+    """Returns the ranges among the arguments of a function, also inside of structures."""
+    ranges = []
+    for value in (*args, *kwargs.values()):
+        kind = type(value)
+        if kind in _KINDS:
+            ranges.append(value)
+        elif kind in (tuple, list, dict):
+            ranges += [leaf for leaf in tf.nest.flatten(value) if type(leaf) in _KINDS]
+    return ranges
+
+
+class Choice(NamedTuple):
+    """What a worker does for a function that it has taken.
+
+    Attributes:
+      positions: the range of the function.
+      slot: where the worker has read it ahead; None if it has not.
+      dropped: slots whose range is no longer wanted, with it.
+      begun: slots, each with the range to read there next.
+    """
+
+    positions: Any
+    slot: int | None
+    dropped: Sequence[tuple[int, Any]]
+    begun: Sequence[tuple[int, Any]]
 
 
 class LateRanges:
-    """The ranges of functions that wait for a worker.
+    """The ranges of functions that wait for a worker. Nothing else is called while its lock is held.
 
     Args:
       slots: how many ranges each worker reads ahead.
@@ -109,17 +130,15 @@ class LateRanges:
         self._count = slots
         self._positions_of = positions_of
         self._reader = reader
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         # By the number of its range.
         self._waiting: dict[int, LateRange] = {}
-        # A heap of the ranges that wait and that no worker reads; some of them do not wait any more.
+        # A heap of the ranges that wait and that no worker reads; some of them may not wait any longer.
         self._unread: list[int] = []
-        # By the index of the worker.
-        self._reading: dict[int, _Reading] = {}
-
-    def new(self, number: int, follower: Callable[[LateRange, Future], None]) -> LateRange:
-        """Returns a range for a function that is to be scheduled."""
-        return LateRange(number, self, follower)
+        # What each worker reads ahead, by its index: slots with the numbers of ranges, in order.
+        self._reading: dict[int, list[tuple[int, int]]] = {}
+        # The number of the connection on which it does.
+        self._connections: dict[int, int] = {}
 
     def add(self, late: LateRange) -> None:
         """Adds the range of a function that was scheduled."""
@@ -134,32 +153,35 @@ class LateRanges:
                 del self._waiting[late.number]
 
     def value_on(self, late: LateRange, context: Any) -> Any:
-        """Returns the range and its examples for a worker, and has it read others ahead."""
+        """Returns the range and its examples for a worker, which begins to read other ranges ahead."""
         choice = self._choose(late, context.index, context.connection_number)
         return self._reader.value_on(context, choice, functools.partial(self.forget, context.index))
 
     def forget(self, worker: int) -> None:
-        """Has what a worker has read ahead read again, perhaps by others."""
+        """Lets other workers read what a worker has read ahead: it is lost."""
         with self._lock:
-            self._forget(worker)
+            for _, number in self._reading.pop(worker, ()):
+                if number in self._waiting:
+                    heapq.heappush(self._unread, number)
 
     def _choose(self, late: LateRange, worker: int, connection: int) -> Choice:
         with self._lock:
-            if worker in self._reading and self._reading[worker].connection != connection:
-                self._forget(worker)
-            slots = self._reading.setdefault(worker, _Reading(connection, [])).slots
+            if self._connections.get(worker) != connection:
+                self.forget(worker)
+                self._connections[worker] = connection
+            slots = self._reading.setdefault(worker, [])
             slot, dropped = self._exchange(late, slots)
-            busy = {each for each, _ in slots}
+            busy = {slot for slot, _ in slots}
             begun = []
-            for each in range(self._count):
-                if each not in busy and (number := self._next_unread()) is not None:
-                    slots.append((each, number))
-                    begun.append((each, number))
-        described = [[(each, self._positions_of(number)) for each, number in pairs] for pairs in (dropped, begun)]
+            for free in sorted(set(range(self._count)) - busy):
+                if (number := self._next_unread()) is not None:
+                    slots.append((free, number))
+                    begun.append((free, number))
+        described = [[(slot, self._positions_of(number)) for slot, number in pairs] for pairs in (dropped, begun)]
         return Choice(self._positions_of(late.number), slot, *described)
 
     def _exchange(self, late: LateRange, slots: list[tuple[int, int]]) -> tuple[int | None, list[tuple[int, int]]]:
-        """Gives a function that no worker has taken before the best range; returns its slot, and those not wanted."""
+        """Gives a function that no worker has taken before the best range; returns its slot, and unwanted slots."""
         dropped: list[tuple[int, int]] = []
         if self._waiting.get(late.number) is not late:
             # It was taken before, so its range may have been trained in part.
@@ -186,8 +208,3 @@ class LateRanges:
             if number in self._waiting:
                 return number
         return None
-
-    def _forget(self, worker: int) -> None:
-        for _, number in self._reading.pop(worker, _NOTHING).slots:
-            if number in self._waiting:
-                heapq.heappush(self._unread, number)
