@@ -42,6 +42,7 @@ setup(
         "psutil>=7.1,<8",
         "PyYAML>=6.0.1,<7",
         "rich>=13.9,<16",
+        "setproctitle>=1.3.3,<2",
         # Simulations add a kind of event to it, which another major release may not bear.
         "simpy>=4.1,<5",
         # TensorFlow imports it when a summary is written, and does not bring it along.

@@ -273,5 +273,7 @@ def _is_single_threaded() -> bool:
 
 
 if __name__ == "__main__":
+    # It first takes note of the environment, to which the title adds a variable.
+    fork_server = ForkServer(socket.socket(fileno=0))
     set_process_title("coordinator fork server", "fork-server")
-    ForkServer(socket.socket(fileno=0)).run()
+    fork_server.run()

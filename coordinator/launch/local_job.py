@@ -1,14 +1,13 @@
-"""What `coordinator run` does: a cluster, on this machine or on others, and the user's program in each of its roles.
+"""Runs a cluster, on this machine or on others, and the user's program in each of its roles, for `coordinator run`.
 
-    main thread     calls `JobStateMachine` for one event after the other, which calls the job to do what follows
+    main thread     calls `JobStateMachine` for each event in turn, which calls the job to carry out what follows
     signals         reports signals
-    server-output   reads the servers' logs (`log_files.py`)
-    servers-ready   waits until every server answers, those too that are started again meanwhile
+    server-output   reads the servers' logs
+    servers-ready   waits until every server answers, also one that has been started again
     server-end      one for each start of a server: waits for its end
     program-...     of each program: its end and its output (`program_process.py`)
 
-It promises that no thread and no process that it started is left when
-`run` returns or raises.
+It promises that no thread and no process that it started is left when `run` returns or raises.
 """
 
 import collections
@@ -20,14 +19,13 @@ import shlex
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
 from coordinator.addresses import PageAddress, parse_address, parse_page_address
 from coordinator.background_thread import start_once
 from coordinator.errors import LaunchError
-from coordinator.launch.job_state_machine import JobStateMachine, Role, State
+from coordinator.launch.job_state_machine import JobStateMachine, Role, State, run_to_end
 from coordinator.launch.program_process import Console, LogFollower, ProgramProcess, log_file
 from coordinator.launch.run_request import RunRequest
 from coordinator.launch.serve import SignalReader
@@ -53,14 +51,14 @@ class LocalJob:
       request: what to run.
       log_folder: an existing folder for the servers' logs.
       environment: the environment that all processes inherit.
-      console: reports to the user what happens.
+      console: takes messages to the user.
 
     Raises:
       LaunchError: there are too few GPUs or ports, or a host cannot be used.
 
     Attributes:
       is_log_needed: a server failed, so that its log is worth keeping.
-      dashboard: where the program shows what happens, over all its starts; None for nowhere.
+      dashboard: the address of the dashboard, the same for all starts of the program; None without a dashboard.
     """
 
     def __init__(self, request: RunRequest, log_folder: pathlib.Path, environment: Mapping[str, str], console: Console):
@@ -78,7 +76,7 @@ class LocalJob:
         self._servers = self._create_servers()
         self.dashboard: PageAddress | None = None
         if request.dashboard is not None:
-            taken = [each for jobs in self._clusters.values() for tasks in jobs.values() for each in tasks]
+            taken = {address for cluster in self._clusters.values() for job in cluster.values() for address in job}
             self.dashboard = dashboard_address(request.dashboard, taken)
         self._programs: dict[Role, ProgramProcess] = {}
         self._starts: collections.Counter[Role] = collections.Counter()
@@ -117,7 +115,7 @@ class LocalJob:
             with SignalReader(_SIGNALS, lambda number: self._events.put(partial(machine.signal_received, number))):
                 self._run_to_end()
         except LaunchError:
-            # It may be due to a signal that came before: Ctrl-C also ends a process that has no session yet.
+            # The cause may be an earlier signal: Ctrl-C also ends a process that has no session yet.
             while machine.state is State.STARTING and not self._events.empty():
                 self._events.get()()
             if machine.state is not State.ENDED:
@@ -133,17 +131,9 @@ class LocalJob:
                     self._follow_log(server)
                 self._watch_server(server)
             self._start_thread("coordinator-servers-ready", self._wait_servers_ready)
-            while self._state_machine.state is not State.ENDED:
-                self._next_event()()
+            run_to_end(self._state_machine, self._events)
         finally:
             self._close()
-
-    def _next_event(self) -> Callable[[], None]:
-        deadline = self._state_machine.deadline
-        try:
-            return self._events.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
-        except queue.Empty:
-            return self._state_machine.time_passed
 
     def report(self, text: str) -> None:
         """Reports to the user."""
@@ -193,7 +183,7 @@ class LocalJob:
         return shlex.join(["env", *changed, *command])
 
     def _divided_gpus(self) -> tuple[list[str], str | None]:
-        """Returns the GPUs of each worker and of the evaluator; None for those that the environment says."""
+        """Returns the GPUs of each worker and of the evaluator; none of them if all processes see all GPUs."""
         if self._request.gpus_per_worker is None:
             return [], None
         workers = self._request.workers + self._request.evaluator_workers
@@ -219,8 +209,8 @@ class LocalJob:
         log_path = log_file(self._log_folder, f"{role.value}-0", self._starts[role])
         self._starts[role] += 1
         if self._request.log_dir is None:
-            # On the terminal, errors that TensorFlow logs are left out too: the strategy reports those that matter, and
-            # of such a message only the first line differs from the program's output.
+            # The terminal does not show errors that TensorFlow logs either: the strategy reports the important ones,
+            # and only the first line of such a message can be told from the program's output.
             environment[_LOG_LEVEL] = self._environment.get(_LOG_LEVEL, "3")
         if role is Role.EVALUATOR:
             # Its output is a pipe, which Python would fill by the block.
@@ -271,7 +261,7 @@ class LocalJob:
             self._servers_failed(server.failure())
         else:
             self.is_log_needed = True
-            # On this machine, a start that comes to nothing would do so again.
+            # On this machine, a start that fails would fail again.
             has_served = has_served or not self._hosts
             self._events.put(partial(self._on_server_ended, server, server.ending, has_served=has_served))
 
@@ -324,11 +314,11 @@ def _clusters(request: RunRequest, roles: Collection[Role]) -> dict[Role, dict[s
 
 
 def dashboard_address(text: str, taken: Collection[str]) -> PageAddress:
-    """Returns the address that is wanted, with a port and a token that stay when the program is started again.
+    """Returns the address of a dashboard, with a port and a token that stay when the program is started again.
 
     Args:
       text: `host:port` or `host:port/token`; the port 0 takes a free one.
-      taken: addresses of which it gets none.
+      taken: addresses that are in use, or will be.
     """
     address = parse_page_address(text, "--dashboard")
     if not address.port:

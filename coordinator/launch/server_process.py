@@ -1,13 +1,14 @@
-"""One server of a cluster: a process that is started, watched, killed, and started again at its address.
+"""The servers of a cluster: processes that are started, watched, killed, and started again at their addresses.
 
-It promises that a server counts as ready only when it answers as itself, and that a failure is reported with the end of
-its log. Where and how its process is started is a matter of its starter.
+Each server has one process and one log. Its starter decides how and where the process starts: forked from a fork server
+on this machine, or on another host. Each process has its own session, so a terminal's Ctrl-C does not reach it.
+Promises:
 
-The servers of a cluster: one process and one log each, forked from a fork server on this machine, or elsewhere.
-
-It promises that all of them start at the same time; that `close` leaves no process behind, frozen ones included; and
-that no server outlives this process, even if this process is killed: each reads a socket that only this process
-holds open at the other end. Each has its own session, so a terminal's Ctrl-C does not reach it.
+- all servers start at the same time, and one counts as ready only when it answers as itself;
+- a failure is reported with the end of the server's log;
+- `close` leaves no process behind, frozen ones included;
+- no server outlives this process, even if this process is killed: each reads a socket that only this process holds
+  open at the other end.
 """
 
 import os
@@ -75,12 +76,40 @@ class ServerStarter(Protocol):
         """Ends all processes, or has them begin to end."""
 
 
+def wait_answer(config: TaskConfig, deadline: float, wait_ended: Callable[[float], bool]) -> bool:
+    """Waits until a server answers as the task that it is.
+
+    Args:
+      config: its task.
+      deadline: in the time of `time.monotonic`.
+      wait_ended: waits for the end of the server's process, at most some seconds; returns True if it has ended.
+
+    Returns:
+      False if the process has ended.
+
+    Raises:
+      TimeoutError: no server answered as this task in time.
+    """
+    device_prefix = f"/job:{config.job}/replica:0/task:{config.index}/"
+    with TaskProbe(config.address) as probe:
+        while True:
+            status = probe.status(min(_PROBE_TIMEOUT, max(0.0, deadline - time.monotonic())))
+            is_ready = status is not None and any(name.startswith(device_prefix) for name in status.devices)
+            # In this order: another process may have taken the port of a process that ended, and answer too.
+            if wait_ended(0.0 if is_ready else _POLL_INTERVAL):
+                return False
+            if is_ready:
+                return True
+            if time.monotonic() >= deadline:
+                raise TimeoutError
+
+
 class ServerProcess:
     """One server process, which may be started, killed, frozen, and started again on its port.
 
     Args:
       config: the server's task and its cluster.
-      log_folder: an existing folder, for a file with what each start of the process prints.
+      log_folder: an existing folder; each start of the process has a file there with what it prints.
       environment: the environment that the process inherits.
       starter: starts the process.
       owner: whose cluster it is, if there are several.
@@ -136,30 +165,17 @@ class ServerProcess:
         Raises:
           LaunchError: the process ended, or nothing answered in time; the message ends with the tail of its log.
         """
-        deadline = time.monotonic() + timeout
         start = self.starts
-        with TaskProbe(self.config.address) as probe:
-            while True:
-                status = probe.status(min(_PROBE_TIMEOUT, timeout))
-                # In this order: another process may have taken the port of a process that ended, and answer too.
-                if self.wait_ended(_POLL_INTERVAL if status is None else 0.0):
-                    raise LaunchError(self.failure())
-                if status is not None and self._is_own(status.devices):
-                    self._answered_start = start
-                    return
-                if time.monotonic() >= deadline:
-                    age = time.monotonic() - self._started_at
-                    raise LaunchError(self._failure(f"does not answer, {age:.1f} s after its start"))
+        try:
+            if not wait_answer(self.config, time.monotonic() + timeout, self.wait_ended):
+                raise LaunchError(self.failure())
+            self._answered_start = start
+        except TimeoutError:
+            age = time.monotonic() - self._started_at
+            raise LaunchError(self._failure(f"does not answer, {age:.1f} s after its start")) from None
 
     def wait_ended(self, timeout: float | None = None) -> bool:
-        """Waits until the process has ended.
-
-        Args:
-          timeout: in seconds; None waits as long as it takes.
-
-        Returns:
-          True if it has ended, or was never started.
-        """
+        """Waits at most some seconds; returns True if the process has ended, or was never started."""
         return self._process is None or self._process.wait(timeout) is not None
 
     def kill(self) -> None:
@@ -228,10 +244,6 @@ class ServerProcess:
             raise LaunchError(f"{self.name} is not running, so it cannot get {number.name}.")
         self._process.send(number)
 
-    def _is_own(self, devices: tuple[str, ...]) -> bool:
-        prefix = f"/job:{self.config.job}/replica:0/task:{self.config.index}/"
-        return any(device.startswith(prefix) for device in devices)
-
     def _log_file(self, restarts: int) -> pathlib.Path:
         process = f"{self.owner and self.owner + '-'}{self.config.job}-{self.config.index}"
         return log_file(self._log_folder, process, restarts)
@@ -251,7 +263,7 @@ class ServerProcess:
         return ending_of(code) + (" (not its own: its fork server ended before it)" if is_lost else "")
 
     def failure(self) -> str:
-        """Returns what is to be said of a process that has ended while its cluster started."""
+        """Returns the message about a process that has ended while its cluster started."""
         return self._failure(f"ended {self.ending}" + ("" if self.has_served() else " before it served"))
 
     def _failure(self, what: str) -> str:
@@ -260,14 +272,9 @@ class ServerProcess:
 
 
 def server_environment(inherited: Mapping[str, str], config: TaskConfig) -> dict[str, str]:
-    """Returns the environment of a server process.
-
-    Args:
-      inherited: the environment of this process.
-      config: the server's task.
-    """
+    """Returns the environment of a server process, which inherits that of this process."""
     environment = program_environment(inherited, config)
-    # Whoever reaches a server can read its environment, and this has a token.
+    # Everybody who reaches a server can read its environment, and this variable has a token.
     environment.pop(DASHBOARD, None)
     root = str(pathlib.Path(__file__).resolve().parents[2])
     # So that the server finds this package, unless it is installed: then it is found anyway, and a site-packages folder
@@ -281,12 +288,7 @@ def server_environment(inherited: Mapping[str, str], config: TaskConfig) -> dict
 
 
 def program_environment(inherited: Mapping[str, str], config: TaskConfig) -> dict[str, str]:
-    """Returns the environment of the user's program in one role.
-
-    Args:
-      inherited: the environment of this process.
-      config: the role.
-    """
+    """Returns the environment of the user's program in the role of a task."""
     environment = dict(inherited)
     environment["TF_CONFIG"] = config.to_json()
     environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -299,7 +301,7 @@ def program_environment(inherited: Mapping[str, str], config: TaskConfig) -> dic
 # server on one of those is, sooner or later, given that very port, connects to itself, and keeps the server out.
 PORTS = range(10_000, 32_768)
 _MOST_ATTEMPTS = 10_000
-# How often it is looked whether a server that has ended was started again, in seconds.
+# Pause between two looks for the restart of a server that has ended, in seconds.
 _RESTART_INTERVAL = 0.1
 
 
@@ -313,20 +315,20 @@ def free_addresses(count: int, *, besides: Collection[str] = ()) -> list[str]:
     Raises:
       LaunchError: there are fewer.
     """
-    found: list[str] = []
+    addresses: list[str] = []
     for _ in range(_MOST_ATTEMPTS):
-        if len(found) == count:
-            return found
+        if len(addresses) == count:
+            return addresses
         # Not `random`: two programs with the same seed would draw the same ports.
         port = secrets.choice(PORTS)
         address = f"127.0.0.1:{port}"
-        if address not in found and address not in besides and portpicker.is_port_free(port):
-            found.append(address)
+        if address not in addresses and address not in besides and portpicker.is_port_free(port):
+            addresses.append(address)
     raise LaunchError(f"There are no {count} free ports between {PORTS.start} and {PORTS.stop}: end some servers.")
 
 
 def free_cluster(counts: Mapping[str, int], *, besides: Collection[str] = ()) -> dict[str, list[str]]:
-    """Returns such addresses for each job, as many as `counts` says.
+    """Returns as many such addresses for each job as `counts` says.
 
     Raises:
       LaunchError: there are fewer.
@@ -371,14 +373,7 @@ class LocalServers:
         worker_gpus: Sequence[str] = (),
         worker_devices: int = 1,
     ) -> None:
-        """Adds the servers of a cluster, not yet started.
-
-        Args:
-          cluster: as above.
-          owner: whose cluster it is, if it is not the first one: part of the names of its servers and of their logs.
-          worker_gpus: as above.
-          worker_devices: as above.
-        """
+        """Adds the servers of a cluster, not yet started; `owner` becomes part of their names and of their logs'."""
         for job in SERVED_JOBS:
             for index in range(len(cluster.get(job, ()))):
                 gpus = worker_gpus[index] if job == "worker" and worker_gpus else None
@@ -393,7 +388,7 @@ class LocalServers:
         return server
 
     def start(self) -> None:
-        """Starts all servers at once.
+        """Starts all servers at the same time.
 
         Raises:
           LaunchError: one could not be started.
@@ -405,25 +400,25 @@ class LocalServers:
         """Waits until every server answers.
 
         Args:
-          timeout: for all of them together, in seconds.
-          is_given_up: returns True for a server that is not waited for any more. With it, another thread starts servers
-            again that have ended, and they are waited for; without it, such a server is an error.
+          timeout: for all servers together, in seconds.
+          is_given_up: returns True for a server that need not answer. With this function another thread restarts
+            servers that have ended, and their restart is waited for; without it, a server that has ended is an error.
 
         Raises:
           LaunchError: the message says which one did not, and how its log ends.
         """
         deadline = time.monotonic() + timeout
         pause = threading.Event()
-        while waiting := [each for each in self if not (each.is_ready or (is_given_up and is_given_up(each)))]:
+        while silent := [server for server in self if not (server.is_ready or (is_given_up and is_given_up(server)))]:
             try:
-                waiting[0].wait_ready(max(0.0, deadline - time.monotonic()))
+                silent[0].wait_ready(max(0.0, deadline - time.monotonic()))
             except LaunchError:
-                if is_given_up is None or waiting[0].is_alive() or time.monotonic() >= deadline:
+                if is_given_up is None or silent[0].is_alive() or time.monotonic() >= deadline:
                     raise
                 pause.wait(_RESTART_INTERVAL)
 
     def close(self) -> None:
-        """Ends all servers, and returns when they are gone; in a process forked from this one, does nothing."""
+        """Ends all servers, and returns when they are gone. In a process forked from this one, does nothing."""
         self._close()
 
     def _end(self) -> None:
