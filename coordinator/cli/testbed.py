@@ -21,62 +21,41 @@ def add_testbed(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 
 def _add_experiment(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--quick", action="store_true", help="a part of the grid, with fewer minibatches: one minute")
-    group.add_argument(
-        "--simulated",
-        action="store_true",
-        default=None,
-        help="in virtual time, without servers: the same network, data, grid and report in seconds",
-    )
-    group.add_argument(
-        "--modes", metavar="MODE,...", help="of sequential, synchronous, asynchronous (default all three)"
-    )
+    text = "in virtual time, without servers: the same network, data, grid and report in seconds"
+    group.add_argument("--simulated", action="store_true", default=None, help=text)
+    text = "of sequential, synchronous, asynchronous (default all three)"
+    group.add_argument("--modes", metavar="MODE,...", help=text)
     group.add_argument("--workers", metavar="N,...", help="numbers of workers, 1 to 16 (default 1,2,3)")
-    group.add_argument(
-        "--delays",
-        metavar="SECONDS,...",
-        help="of gradients, if asynchronous (default 0,0.5,1,1.5,2): numbers, distributions such as lognormal(0.1,1), "
-        "or one for each worker: 0/0.5",
-    )
+    text = "of gradients, if asynchronous (default 0,0.5,1,1.5,2): numbers, distributions such as lognormal(0.1,1), or "
+    text += "one for each worker: 0/0.5"
+    group.add_argument("--delays", metavar="SECONDS,...", help=text)
     group.add_argument("--optimizer", metavar="NAME,...", help="of sgd, momentum, adam (default sgd)")
     group.add_argument("--learning-rate", metavar="R,...", help="one or several (default 0.01)")
     group.add_argument("--weight-decay", metavar="D,...", help="one or several (default 0)")
     group.add_argument("--batch-size", metavar="N,...", help="images of a minibatch, one or several (default 100)")
     group.add_argument("--batches", metavar="N", help="minibatches in each training (default 180)")
-    group.add_argument(
-        "--step-time",
-        metavar="SECONDS",
-        help="shortest time of a worker's step; it pauses for the rest (default 0.2)",
-    )
+    text = "shortest time of a worker's step; it pauses for the rest (default 0.2)"
+    group.add_argument("--step-time", metavar="SECONDS", help=text)
     group.add_argument("--target-loss", metavar="LOSS", help="the loss that counts as learned (default 1)")
     group.add_argument("--seed", metavar="N", help="of initial weights and of the order of images (default 0)")
-    group.add_argument(
-        "--repeats",
-        metavar="N",
-        help="runs of each training, each with the next seed; figures are their means (default 1)",
-    )
+    text = "runs of each training, each with the next seed; figures are their means (default 1)"
+    group.add_argument("--repeats", metavar="N", help=text)
     group.add_argument("--data", metavar="NAME", help="digits (default) or cifar10")
-    group.add_argument(
-        "--folder",
-        type=local_file,
-        metavar="FOLDER",
-        help="where CIFAR-10 is, in its published binary or python format",
+    text = "where CIFAR-10 is, in its published binary or python format"
+    group.add_argument("--folder", type=local_file, metavar="FOLDER", help=text)
+    text, results = (
+        "folder for pictures, tables and the summary (default testbed-results)",
+        pathlib.Path("testbed-results"),
     )
-    group.add_argument(
-        "--output",
-        type=local_file,
-        default=pathlib.Path("testbed-results"),
-        metavar="FOLDER",
-        help="folder for pictures, tables and the summary (default testbed-results)",
-    )
+    group.add_argument("--output", type=local_file, default=results, metavar="FOLDER", help=text)
 
 
 def _add_confirmation(group: "argparse._ArgumentGroup") -> None:
-    group.add_argument(
-        "--confirm",
-        action="store_true",
-        help="instead of an experiment, compare real servers with the simulator, given the same times: staleness and "
-        "speed under several rules, with --workers (default 2,3,4); or, with --simulated, the loss curves of the grid",
+    text = (
+        "instead of an experiment, compare real servers with the simulator, given the same times: staleness and speed "
     )
+    text += "under several rules, with --workers (default 2,3,4); or, with --simulated, the loss curves of the grid"
+    group.add_argument("--confirm", action="store_true", help=text)
     group.add_argument("--confirm-seconds", type=float, metavar="S", help="duration of a real run (default 10)")
     group.add_argument("--confirm-repeats", type=int, metavar="N", help="real runs of each setting (default 3)")
 

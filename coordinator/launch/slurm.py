@@ -748,6 +748,9 @@ class SlurmTask(Job):
             self._is_terminated = True
             self._process.send(number)
 
+    def suspend(self) -> None:
+        """Does nothing: no terminal suspends a step."""
+
     def _host(self, *links: Link) -> str:
         """Returns the host by which the others reach this one: the address of its links, if that says it."""
         if self._is_local:
