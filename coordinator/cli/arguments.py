@@ -45,7 +45,7 @@ def chosen_token(path: pathlib.Path | None, environment: Mapping[str, str]) -> s
     """Returns the token of a file, or of the environment, or nothing.
 
     Raises:
-      LaunchError: the file cannot be read, or can be read by others, or what is found is no token.
+      LaunchError: the file cannot be read, or can be read by others, or has no valid token.
     """
     if path is None:
         token, where = environment.get(VARIABLE, "").strip(), VARIABLE

@@ -1,7 +1,7 @@
 """The command `coordinator`: parses the arguments, runs one command, and returns its exit code.
 
-Exit code 2 means that the arguments cannot work: nothing was started, and one line says why. There is no traceback,
-whatever is given, nor where the output is closed or has no room.
+Exit code 2 means that the arguments cannot work: nothing was started, and one line says why. No argument leads to a
+traceback, nor does an output that is closed or has no room.
 """
 
 import argparse
@@ -42,14 +42,7 @@ _COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command.
-
-    Args:
-      arguments: what follows the command's name; None takes this process's own.
-
-    Returns:
-      The exit code.
-    """
+    """Runs the command of `arguments`, by default those of this process; returns its exit code."""
     _open_standard_streams()
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments and arguments[0] in ("simulate", "testbed"):
@@ -70,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # In a command that does not handle Ctrl-C (yet).
         return 128 + signal.SIGINT
     except BrokenPipeError:
-        # What reads the output has ended, as in `coordinator doctor | head -1`.
+        # The reader of the output has ended, as in `coordinator doctor | head -1`.
         _drop_output()
         return 128 + signal.SIGPIPE
     except OSError as error:
@@ -95,10 +88,10 @@ def _say(text: str) -> None:
 
 
 def _open_standard_streams() -> None:
-    """Opens what was closed before this process began (`>&-`), and has all take any text."""
+    """Opens streams that were closed before this process began (`>&-`), and makes all of them accept any text."""
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
-            # The lowest free descriptor is this one. Otherwise another file would get it, and what is printed.
+            # Otherwise the next opened file would get this descriptor, and all that is printed.
             opened = os.open(os.devnull, os.O_RDWR)
             if opened != descriptor:
                 os.dup2(opened, descriptor)

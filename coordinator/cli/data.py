@@ -16,14 +16,7 @@ def add_data(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
 
 
 def data(given: argparse.Namespace) -> int:
-    """Runs the command, and prints how the files are read.
-
-    Returns:
-      The exit code.
-
-    Raises:
-      LaunchError: something is not installed, or cannot be converted.
-    """
+    """Runs the command, and prints how the files are read; returns its exit code."""
     from coordinator.data.conversion import convert
 
     print(convert(given.paths, given.folder))

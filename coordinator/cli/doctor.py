@@ -60,15 +60,7 @@ def add_doctor(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def doctor(given: argparse.Namespace) -> int:
-    """Runs the command.
-
-    Returns:
-      The exit code: 1 if there is a problem.
-
-    Raises:
-      ClusterSpecError: `TF_CONFIG` is wrong.
-      SettingError: the timeout is not above 0.
-    """
+    """Runs the command; returns its exit code, 1 if there is a problem."""
     check_number("timeout", given.timeout, above=0, unit="seconds")
     text = os.environ.get("TF_CONFIG", "")
     config = TaskConfig.of_client(text) if text.strip() else None
@@ -196,16 +188,7 @@ def add_profile(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 
 
 def profile(given: argparse.Namespace) -> int:
-    """Runs the command.
-
-    Returns:
-      The exit code: 1 if not every server was profiled.
-
-    Raises:
-      ClusterSpecError: an address or `TF_CONFIG` is wrong, or there is none.
-      LaunchError: there is no such process, or no profile came.
-      SettingError: the time is out of bounds.
-    """
+    """Runs the command; returns its exit code, 1 if not every server was profiled."""
     check_number("seconds", given.seconds, above=0, maximum=_MOST_SECONDS)
     addresses = _addresses(given.addresses, given.pid)
     silent = _silent(addresses)
@@ -214,12 +197,11 @@ def profile(given: argparse.Namespace) -> int:
     answering = [address for address in addresses if address not in silent]
     if not answering:
         raise LaunchError("No server answers. Is the training still running?")
-    found = _collect(answering, given.logdir, given.seconds)
-    print(
-        f"{len(found)} of {len(addresses)} servers were profiled for {given.seconds:g} s: {os.path.dirname(found[0])}"
-    )
+    files = _collect(answering, given.logdir, given.seconds)
+    count = f"{len(files)} of {len(addresses)} servers"
+    print(f"{count} were profiled for {given.seconds:g} s: {os.path.dirname(files[0])}")
     print(f"To see them: tensorboard --logdir {given.logdir}")
-    return 0 if len(found) == len(addresses) else 1
+    return 0 if len(files) == len(addresses) else 1
 
 
 def _folder(text: str) -> str:
@@ -276,9 +258,8 @@ def _collect(addresses: Sequence[str], logdir: str, seconds: float) -> list[str]
 
     def profiles() -> set[str]:
         folders = tf.io.gfile.walk(os.path.join(logdir, "plugins", "profile"))
-        return {
-            os.path.join(folder, name) for folder, _, names in folders for name in names if name.endswith(".xplane.pb")
-        }
+        files = (os.path.join(folder, name) for folder, _, names in folders for name in names)
+        return {file for file in files if file.endswith(".xplane.pb")}
 
     before = profiles()
     try:
@@ -286,7 +267,6 @@ def _collect(addresses: Sequence[str], logdir: str, seconds: float) -> list[str]
         tf.profiler.experimental.client.trace(services, logdir, round(1000 * seconds), num_tracing_attempts=1)
     except (RuntimeError, tf.errors.OpError) as error:
         raise LaunchError(f"The servers could not be profiled: {str(error).partition(chr(10))[0]}") from None
-    found = sorted(profiles() - before)
-    if not found:
+    if not (new := sorted(profiles() - before)):
         raise LaunchError(f"The servers have answered, but there is no profile in {logdir}.")
-    return found
+    return new

@@ -122,17 +122,17 @@ def with_token(address: str | None, path: pathlib.Path | None, environment: Mapp
             raise LaunchError("--token-file needs --dashboard.")
         return None
     if not _is_address(address):
-        # It is refused with all else.
+        # `RunRequest` refuses it.
         return address
-    found = parse_page_address(address, "--dashboard")
-    if found.token and path is not None:
+    page = parse_page_address(address, "--dashboard")
+    if page.token and path is not None:
         raise LaunchError("--token-file cannot be given beside a token in --dashboard.")
-    token = "" if found.token else chosen_token(path, environment)
-    return str(found._replace(token=token)) if token else address
+    token = "" if page.token else chosen_token(path, environment)
+    return str(page._replace(token=token)) if token else address
 
 
 def _argument(text: str) -> str:
-    # What follows the program is passed on as it was.
+    # The program gets its arguments unchanged.
     return text.removesuffix(f"={_DEFAULT}")
 
 
@@ -144,16 +144,7 @@ def _variable(text: str) -> tuple[str, str]:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Runs the command.
-
-    Returns:
-      The exit code, see `run_request`.
-
-    Raises:
-      ClusterSpecError: there is no worker, or no parameter server.
-      LaunchError: options do not go together, there is no such program, or see `run_request`.
-      SettingError: hosts are not of the form `a:2,b:4`, or a number is out of bounds.
-    """
+    """Runs the command; returns its exit code."""
     return run_request(_requested(given), without_token(os.environ))
 
 
@@ -169,8 +160,8 @@ def run_request(request: RunRequest, environment: Mapping[str, str]) -> int:
       chief or this command; 1 when a server did not start.
 
     Raises:
-      LaunchError: the log folder or a process could not be created, there are too few GPUs or ports, or a
-        host cannot be used.
+      LaunchError: the log folder or a process could not be created, there are too few GPUs or ports, or a host cannot
+        be used.
     """
     console = Console(sys.stdout, sys.stderr)
     if request.dry_run:

@@ -1,10 +1,11 @@
 """`coordinator simulate`: simulates clusters, and prints and draws the results."""
 
 import argparse
+import contextlib
 import json
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from coordinator.cli.arguments import local_file
@@ -45,9 +46,8 @@ def _add_cluster(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--workers", type=int, metavar="N", help="workers (default 4)")
     group.add_argument("--ps", type=int, metavar="N", help="parameter servers (default 1)")
     group.add_argument("--compute", metavar="TIMES", help=f"computation of a step: {_TIME} (default 50ms)")
-    group.add_argument(
-        "--dispatch", metavar="TIMES", help="time between two steps of a worker: a distribution (default 0)"
-    )
+    text = "time between two steps of a worker: a distribution (default 0)"
+    group.add_argument("--dispatch", metavar="TIMES", help=text)
     group.add_argument("--latency", metavar="TIMES", help="of a message, one way: a distribution (default 0)")
     group.add_argument("--bandwidth", metavar="RATE", help="of every link, such as 10Gbit (default inf)")
     group.add_argument("--model-bytes", metavar="SIZE", help="size of a pull, such as 100MB (default 0)")
@@ -59,17 +59,13 @@ def _add_cluster(group: "argparse._ArgumentGroup") -> None:
 def _add_rules(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--rule", metavar="RULE", help=f"one of {_RULES} (default asynchronous)")
     group.add_argument("--lr-staleness-modulation", action="store_true", default=None, help="rate / staleness")
-    group.add_argument(
-        "--grads-to-wait", metavar="N", help="gradients per update, or the word workers (synchronous: all; else 1)"
-    )
+    text = "gradients per update, or the word workers (synchronous: all; else 1)"
+    group.add_argument("--grads-to-wait", metavar="N", help=text)
     group.add_argument("--get-model-frequency", type=int, metavar="N", help="steps per pull (default 1)")
     group.add_argument("--max-lead", type=int, metavar="N", help="steps before the slowest, 1 or more (default any)")
     group.add_argument("--max-delay", metavar="N", help="the largest staleness of bounded_delay, or inf")
-    group.add_argument(
-        "--delay",
-        metavar="TIME",
-        help="before a delayed gradient is applied: 0.5s, inf, a distribution, or one for each worker: 0s/0.5s",
-    )
+    text = "before a delayed gradient is applied: 0.5s, inf, a distribution, or one for each worker: 0s/0.5s"
+    group.add_argument("--delay", metavar="TIME", help=text)
     group.add_argument("--period", metavar="TIME", help="between two averagings of a worker (default 0)")
     group.add_argument("--warmup-steps", type=int, metavar="N", help="before averaging begins (default 0)")
 
@@ -103,11 +99,7 @@ Series = list[tuple[str, list["Result"]]]
 
 
 def simulate(given: argparse.Namespace) -> int:
-    """Runs the command with the given options, and returns the exit code.
-
-    Raises:
-      SettingError: an option is wrong.
-    """
+    """Runs the command; returns its exit code."""
     from coordinator.simulation.request import Request
 
     request = Request.of(vars(given))
@@ -168,10 +160,8 @@ def _draw(given: argparse.Namespace, request: "Request", series: Series) -> None
 def _write_trace(path: pathlib.Path, series: Series) -> None:
     from coordinator.simulation.result import write_trace
 
-    try:
+    with _refused("trace", path):
         write_trace(series[0][1][0], path)
-    except OSError as error:
-        raise SettingError("trace", f"cannot be written to {path}: {error}") from error
 
 
 def _write_json(given: argparse.Namespace, request: "Request", series: Series) -> None:
@@ -182,7 +172,14 @@ def _write_json(given: argparse.Namespace, request: "Request", series: Series) -
         for _, results in series
         for value, result in zip(request.sweep.values if request.sweep else (None,), results, strict=True)
     ]
-    try:
+    with _refused("json", given.json):
         given.json.write_text(json.dumps(records, indent=2) + "\n", encoding="utf-8")
+
+
+@contextlib.contextmanager
+def _refused(option: str, path: pathlib.Path) -> Iterator[None]:
+    """Raises SettingError if the file of an option cannot be written within the scope."""
+    try:
+        yield
     except OSError as error:
-        raise SettingError("json", f"cannot be written to {given.json}: {error}") from error
+        raise SettingError(option, f"cannot be written to {path}: {error}") from error

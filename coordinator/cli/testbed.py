@@ -64,15 +64,7 @@ _INTERRUPTED = 130
 
 
 def testbed(given: argparse.Namespace) -> int:
-    """Runs the command with the given options.
-
-    Returns:
-      The exit code: 130 after Ctrl-C, otherwise 0.
-
-    Raises:
-      SettingError: an option is wrong.
-      LaunchError: something is not installed.
-    """
+    """Runs the command; returns its exit code, 130 after Ctrl-C."""
     if not given.confirm:
         return _experiment(given)
     if given.simulated:

@@ -1,4 +1,4 @@
-"""`coordinator top`: what the dashboard of a running program shows, in a terminal."""
+"""`coordinator top`: shows in a terminal what the dashboard of a running program shows."""
 
 import argparse
 import http.client
@@ -35,13 +35,13 @@ State = Mapping[str, Any]
 
 
 def screen_of(state: State, width: int, height: int | None = None, missed: int = 0) -> RenderableType:
-    """Returns what is shown of a state.
+    """Draws a state.
 
     Args:
-      state: what `/api/state` returns.
+      state: the answer of `/api/state`.
       width: of the terminal, in characters.
       height: of the terminal, in lines; None for any.
-      missed: how often no newer state could be read.
+      missed: how many attempts to read a newer state have failed.
     """
     most_workers = None if height is None else max(3, height - _OTHER_LINES - len(state["servers"]))
     parts = [_headline(state, missed), _workers(state, most_workers, is_narrow=width < _WIDE)]
@@ -83,7 +83,7 @@ def _workers(state: State, most: int | None, *, is_narrow: bool) -> RenderableTy
         table.add_column(name, no_wrap=True, ratio=1 if name == "runs" else None)
     for name in ("for", "steps/s", "idle", "failed", "losses", *(() if is_narrow else ("retried", "of fastest"))):
         table.add_column(name, justify="right", no_wrap=True)
-    # Those that need a look come first where there is no room for all.
+    # If there is no room for all workers, those that do not work come first.
     workers = sorted(state["workers"], key=lambda row: row["state"] == "live") if most else state["workers"]
     for row in workers[:most]:
         calls = f" x {row['calls']}" if row["calls"] > 1 else ""
@@ -151,7 +151,7 @@ _INTERVAL, _TIMEOUT = 1.0, 5.0
 _MOST_MISSED = 15
 # Not a URL, no answer, or not a dashboard.
 _ERRORS = (OSError, ValueError, RecursionError, http.client.HTTPException)
-# What another version, or another service, may have in place of a number, a text or a list.
+# Errors when another version, or another service, has other values than numbers, text and lists.
 _STRANGE = (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError)
 # The page is on this machine or at the end of a tunnel, never behind a proxy.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -168,14 +168,7 @@ def add_top(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 
 
 def top(given: argparse.Namespace) -> int:
-    """Runs the command until the program or the user ends it.
-
-    Returns:
-      The exit code.
-
-    Raises:
-      LaunchError: there is no dashboard at that address.
-    """
+    """Runs the command until the program or the user ends it; returns its exit code."""
     from rich.console import Console
 
     console = Console()
@@ -211,11 +204,7 @@ def _show(console: Any, url: str, state: Any) -> None:
 
 
 def _screen(state: Any, width: int, height: int | None = None, missed: int = 0) -> Any:
-    """Returns what is shown of a state.
-
-    Raises:
-      LaunchError: it is not that of a dashboard of this version.
-    """
+    """Draws a state; raises LaunchError if it does not come from a dashboard of this version."""
     try:
         return screen_of(state, width, height, missed)
     except KeyError as error:

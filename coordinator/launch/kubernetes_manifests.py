@@ -1,4 +1,4 @@
-"""The objects of a training on Kubernetes, as dictionaries: what `coordinator manifest kubernetes` prints.
+"""Creates the objects of a training on Kubernetes, as dictionaries, for `coordinator manifest kubernetes`.
 
     Service          names for all pods of the job, before they are ready
     StatefulSet      parameter servers, and one of workers: `kubectl scale` changes their number

@@ -20,7 +20,7 @@ import threading
 import time
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import portpicker
 
@@ -29,51 +29,22 @@ from coordinator.errors import ClusterSpecError, LaunchError
 from coordinator.heartbeat.probes import TaskProbe
 from coordinator.launch.program_process import log_file
 from coordinator.launch.serve import SERVED_JOBS, serving_line
-from coordinator.launch.server_starter import ForkServerProcess, ending_of
+from coordinator.launch.server_starter import ForkedProcess, ForkServerProcess, ending_of
 from coordinator.launch.task_config import VISIBLE, TaskConfig
 from coordinator.options import DASHBOARD
 
+if TYPE_CHECKING:
+    from coordinator.launch.ssh import SshHost, SshProcess
+
+# Below the ports that the kernel gives to outgoing connections. A client that keeps trying to reach a dead server on
+# such a port is sooner or later given that very port, connects to itself, and keeps the server out.
+PORTS = range(10_000, 32_768)
+_MOST_ATTEMPTS = 10_000
 _PROBE_TIMEOUT = 1.0
 _POLL_INTERVAL = 0.1
+# The pause between two looks for the restart of a server that has ended, in seconds.
+_RESTART_INTERVAL = 0.1
 _TAIL_LINES = 12
-
-
-class StartedProcess(Protocol):
-    """A process of a server.
-
-    Attributes:
-      is_lost: the process has ended, and nobody knows how.
-    """
-
-    is_lost: bool
-
-    @property
-    def pid(self) -> int | None:
-        """Its id on this machine."""
-
-    def wait(self, timeout: float | None = None) -> int | None:
-        """Returns the exit code, minus the signal for one that was killed; None if it did not end in time."""
-
-    def kill(self) -> None:
-        """Ends the process, and returns when it is gone."""
-
-    def send(self, number: signal.Signals) -> None:
-        """Sends a signal to the process unless it has ended."""
-
-
-class ServerStarter(Protocol):
-    """Starts processes of servers somewhere."""
-
-    def start_server(self, environment: Mapping[str, str], log: int) -> StartedProcess:
-        """Starts a server; raises OSError if that fails.
-
-        Args:
-          environment: its environment.
-          log: the descriptor that takes what it prints.
-        """
-
-    def close(self) -> None:
-        """Ends all processes, or has them begin to end."""
 
 
 def wait_answer(config: TaskConfig, deadline: float, wait_ended: Callable[[float], bool]) -> bool:
@@ -124,7 +95,7 @@ class ServerProcess:
         config: TaskConfig,
         log_folder: pathlib.Path,
         environment: Mapping[str, str],
-        starter: ServerStarter,
+        starter: "ForkServerProcess | SshHost",
         owner: str = "",
     ):
         self.config = config
@@ -135,7 +106,7 @@ class ServerProcess:
         self._answered_start = 0
         self.environment = server_environment(environment, config)
         self._starter = starter
-        self._process: StartedProcess | None = None
+        self._process: ForkedProcess | SshProcess | None = None
         self._started_at = 0.0
         self._lock = threading.Lock()
 
@@ -157,13 +128,10 @@ class ServerProcess:
                 raise LaunchError(f"{self.name} could not be started: {error}.") from error
 
     def wait_ready(self, timeout: float) -> None:
-        """Waits until the server answers.
-
-        Args:
-          timeout: in seconds.
+        """Waits until the server answers, at most `timeout` seconds.
 
         Raises:
-          LaunchError: the process ended, or nothing answered in time; the message ends with the tail of its log.
+          LaunchError: the process ended, or did not answer in time; the message ends with the tail of its log.
         """
         start = self.starts
         try:
@@ -183,21 +151,15 @@ class ServerProcess:
         if self._process is not None:
             self._process.kill()
 
-    def freeze(self) -> None:
-        """Stops the process without ending it: its connections stay open, and it does not answer.
+    def send(self, number: signal.Signals) -> None:
+        """Sends a signal to the process. One that SIGSTOP stopped does not answer, and keeps its connections open.
 
         Raises:
           LaunchError: it is not running.
         """
-        self._send(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        """Continues a frozen process.
-
-        Raises:
-          LaunchError: it is not running.
-        """
-        self._send(signal.SIGCONT)
+        if self._process is None or not self.is_alive():
+            raise LaunchError(f"{self.name} is not running, so it cannot get {number.name}.")
+        self._process.send(number)
 
     def is_alive(self) -> bool:
         """Returns True if the process runs, frozen or not."""
@@ -231,19 +193,6 @@ class ServerProcess:
         """The file of the process started last, such as `ps-0.log`, or `ps-0.restart-1.log` after the second start."""
         return self._log_file(max(0, self.starts - 1))
 
-    def log_tail(self) -> str:
-        """Returns the last lines of the log."""
-        try:
-            text = self.log_path.read_text(errors="replace")
-        except FileNotFoundError:
-            return ""
-        return "\n".join(text.splitlines()[-_TAIL_LINES:])
-
-    def _send(self, number: signal.Signals) -> None:
-        if self._process is None or not self.is_alive():
-            raise LaunchError(f"{self.name} is not running, so it cannot get {number.name}.")
-        self._process.send(number)
-
     def _log_file(self, restarts: int) -> pathlib.Path:
         process = f"{self.owner and self.owner + '-'}{self.config.job}-{self.config.index}"
         return log_file(self._log_folder, process, restarts)
@@ -267,7 +216,8 @@ class ServerProcess:
         return self._failure(f"ended {self.ending}" + ("" if self.has_served() else " before it served"))
 
     def _failure(self, what: str) -> str:
-        tail = self.log_tail() or "(empty)"
+        lines = self.log_path.read_text(errors="replace").splitlines() if self.log_path.exists() else []
+        tail = "\n".join(lines[-_TAIL_LINES:]) or "(empty)"
         return f"{self.name} at {self.config.address} {what}. Its log, {self.log_path}, ends with:\n{tail}"
 
 
@@ -297,20 +247,12 @@ def program_environment(inherited: Mapping[str, str], config: TaskConfig) -> dic
     return environment
 
 
-# Below the ports that the kernel hands to outgoing connections. A client that tries again and again to reach a dead
-# server on one of those is, sooner or later, given that very port, connects to itself, and keeps the server out.
-PORTS = range(10_000, 32_768)
-_MOST_ATTEMPTS = 10_000
-# Pause between two looks for the restart of a server that has ended, in seconds.
-_RESTART_INTERVAL = 0.1
-
-
 def free_addresses(count: int, *, besides: Collection[str] = ()) -> list[str]:
-    """Returns different `127.0.0.1:port` addresses that nothing listens on.
+    """Returns `count` different `127.0.0.1:port` addresses that nothing listens on.
 
     Args:
       count: how many.
-      besides: addresses not to return, such as those of servers that are down at present.
+      besides: addresses not to return, such as the address of a server that is down at present.
 
     Raises:
       LaunchError: there are fewer.
@@ -341,11 +283,11 @@ class LocalServers:
     """Server processes by job and index.
 
     Args:
-      cluster: the addresses of each job; those of workers and parameter servers get a server.
+      cluster: the addresses of each job; workers and parameter servers get a server.
       log_folder: an existing folder, for logs such as `ps-0.log` of `/job:ps/task:0`, and `fork-server.log`.
-      environment: the environment that the processes inherit, as it is now, also those that start later.
+      environment: the environment that the processes inherit; later changes of it have no effect.
       worker_gpus: `CUDA_VISIBLE_DEVICES` of each worker; by default they inherit it.
-      starters: what starts a server, by job and index, for those that are not on this machine.
+      starters: the hosts of the servers that are not on this machine, by job and index.
       worker_devices: the number of logical CPU devices of each worker of the first cluster.
     """
 
@@ -355,7 +297,7 @@ class LocalServers:
         log_folder: pathlib.Path,
         environment: Mapping[str, str],
         worker_gpus: Sequence[str] = (),
-        starters: Mapping[tuple[str, int], ServerStarter] = types.MappingProxyType({}),
+        starters: "Mapping[tuple[str, int], SshHost]" = types.MappingProxyType({}),
         worker_devices: int = 1,
     ):
         self._log_folder = log_folder

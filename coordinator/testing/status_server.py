@@ -6,7 +6,7 @@ python coordinator/testing/status_server.py ADDRESS INCARNATION    runs until it
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent import futures
 
 import grpc
@@ -27,12 +27,13 @@ class StatusService(grpc.GenericRpcHandler):  # type: ignore[misc]
     Args:
       address: `host:port` to listen at.
       reply: returns the bytes of an answer.
+      options: of gRPC.
     """
 
-    def __init__(self, address: str, reply: Callable[[], bytes]):
+    def __init__(self, address: str, reply: Callable[[], bytes], options: Sequence[tuple[str, int]] = ()):
         self._reply = reply
         self._threads = futures.ThreadPoolExecutor(4, "status-service")
-        self._server = grpc.server(self._threads, handlers=[self], options=[("grpc.so_reuseport", 0)])
+        self._server = grpc.server(self._threads, handlers=[self], options=options)
         self._server.add_insecure_port(address)
         self._server.start()
 
@@ -104,7 +105,8 @@ class StatusServer:
 
 def _serve(address: str, incarnation: str) -> None:
     reply = encoded_device(CPU, int(incarnation))
-    with StatusService(address, lambda: reply):
+    # Otherwise two processes could listen on the port.
+    with StatusService(address, lambda: reply, [("grpc.so_reuseport", 0)]):
         sys.stdout.write("serves\n")
         sys.stdout.flush()
         sys.stdin.read()
