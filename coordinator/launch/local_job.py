@@ -95,10 +95,12 @@ class LocalJob:
             self._clusters, self._hosts = dict.fromkeys(roles, on_hosts.addresses), on_hosts.starters
             worker_gpus = on_hosts.worker_gpus
         else:
-            self._clusters = _clusters(request, roles)
-            worker_gpus, self._evaluator_gpus = self._divided_gpus()
-        of_training, gpus = self._clusters[Role.CHIEF], worker_gpus[: request.workers]
-        servers = LocalServers(of_training, self._log_folder, self._environment, gpus, self._hosts)
+            self._clusters, worker_gpus = _clusters(request, roles), []
+            if (per_worker := request.gpus_per_worker) is not None:
+                gpus, workers = visible_gpus(self._environment), request.workers + request.evaluator_workers
+                worker_gpus, self._evaluator_gpus = divide_gpus(gpus, workers, per_worker, "this machine has")
+        of_training, own_gpus = self._clusters[Role.CHIEF], worker_gpus[: request.workers]
+        servers = LocalServers(of_training, self._log_folder, self._environment, own_gpus, self._hosts)
         if request.evaluator_workers:
             own = self._clusters[Role.EVALUATOR]
             servers.add_cluster(own, Role.EVALUATOR.value, worker_gpus[request.workers :])
@@ -143,7 +145,26 @@ class LocalJob:
         """Starts the program in a role, once more if it has ended there."""
         if role in self._programs:
             self._programs[role].close()
-        self._programs[role] = self._start_program(role)
+        environment = self._program_environment(role)
+        log_path = log_file(self._log_folder, f"{role.value}-0", self._starts[role])
+        self._starts[role] += 1
+        if self._request.log_dir is None:
+            # The terminal does not show errors that TensorFlow logs either: the strategy reports the important ones,
+            # and only the first line of such a message can be told from the program's output.
+            environment[_LOG_LEVEL] = self._environment.get(_LOG_LEVEL, "3")
+        if role is Role.EVALUATOR:
+            # Its output is a pipe, which Python would fill by the block.
+            environment["PYTHONUNBUFFERED"] = "1"
+        self._programs[role] = ProgramProcess(
+            self._request.command,
+            environment,
+            on_line=None if role is Role.CHIEF else partial(self._console.forward, role.value),
+            on_error_text=self._console.show,
+            is_filtered=environment[_LOG_LEVEL] == "3",
+            log_path=None if self._request.log_dir is None else log_path,
+            is_copied=self._request.tee,
+            on_end=lambda code: self._events.put(partial(self._state_machine.program_ended, role, code)),
+        )
 
     def start_server(self, name: str) -> None:
         """Starts a server that has ended, on its port."""
@@ -182,13 +203,6 @@ class LocalJob:
         changed = (f"{name}={value}" for name, value in environment.items() if self._found.get(name) != value)
         return shlex.join(["env", *changed, *command])
 
-    def _divided_gpus(self) -> tuple[list[str], str | None]:
-        """Returns the GPUs of each worker and of the evaluator; none of them if all processes see all GPUs."""
-        if self._request.gpus_per_worker is None:
-            return [], None
-        workers = self._request.workers + self._request.evaluator_workers
-        return divide_gpus(visible_gpus(self._environment), workers, self._request.gpus_per_worker, "this machine has")
-
     def _program_environment(self, role: Role) -> dict[str, str]:
         environment = program_environment(self._environment, TaskConfig(self._clusters[role], role.value, 0))
         # TensorFlow takes nearly all memory of each GPU that it sees.
@@ -204,41 +218,18 @@ class LocalJob:
         environment[RESTART_COUNT] = str(self._starts[role])
         return environment
 
-    def _start_program(self, role: Role) -> ProgramProcess:
-        environment = self._program_environment(role)
-        log_path = log_file(self._log_folder, f"{role.value}-0", self._starts[role])
-        self._starts[role] += 1
-        if self._request.log_dir is None:
-            # The terminal does not show errors that TensorFlow logs either: the strategy reports the important ones,
-            # and only the first line of such a message can be told from the program's output.
-            environment[_LOG_LEVEL] = self._environment.get(_LOG_LEVEL, "3")
-        if role is Role.EVALUATOR:
-            # Its output is a pipe, which Python would fill by the block.
-            environment["PYTHONUNBUFFERED"] = "1"
-        return ProgramProcess(
-            self._request.command,
-            environment,
-            on_line=None if role is Role.CHIEF else partial(self._console.forward, role.value),
-            on_error_text=self._console.show,
-            is_filtered=environment[_LOG_LEVEL] == "3",
-            log_path=None if self._request.log_dir is None else log_path,
-            is_copied=self._request.tee,
-            on_end=lambda code: self._events.put(partial(self._state_machine.program_ended, role, code)),
-        )
-
     def _wait_servers_ready(self) -> None:
-        machine = self._state_machine
+        def is_given_up(server: ServerProcess) -> bool:
+            return self._is_closing.is_set() or server.name in self._state_machine.given_up
+
         try:
-            self._servers.wait_ready(
-                self._request.start_timeout,
-                is_given_up=lambda server: self._is_closing.is_set() or server.name in machine.given_up,
-            )
+            self._servers.wait_ready(self._request.start_timeout, is_given_up)
         except LaunchError as error:
             self._servers_failed(str(error))
         else:
             for server in self._servers:
                 self._follow_log(server)
-            self._events.put(machine.servers_ready)
+            self._events.put(self._state_machine.servers_ready)
 
     def _servers_failed(self, reason: str) -> None:
         # Servers that are being closed do not answer either.
@@ -274,8 +265,8 @@ class LocalJob:
         if ended.config.job == "ps":
             return "its variables are lost with it, and it is not started again"
         program = ended.owner or "program"
-        left = (server for server in self._servers if server.owner == ended.owner and server.config.job == "worker")
-        if not any(server.is_alive() for server in left):
+        workers = (server for server in self._servers if server.owner == ended.owner and server.config.job == "worker")
+        if not any(worker.is_alive() for worker in workers):
             return f"no worker is left, so the {program} can only wait, and Ctrl-C ends it"
         return f"the {program} continues without it"
 

@@ -78,9 +78,8 @@ class Health:
             self._server = HttpServer(host, port, self._reply, name="coordinator-health", names=[own_name])
         except (OSError, OverflowError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it must be from 0 to 65535"
-            raise LaunchError(
-                f"{config.name} cannot report its health on port {port}: {reason}. Give it another --health-port."
-            ) from None
+            what = f"{config.name} cannot report its health on port {port}"
+            raise LaunchError(f"{what}: {reason}. Give it another --health-port.") from None
         self.port = self._server.port
 
     def answer(self, path: str) -> tuple[int, str, str]:
@@ -108,19 +107,15 @@ class Health:
             times, memory = self._process.cpu_times(), self._process.memory_info()
             began = self._process.create_time()
         task = f'{{task="{self._config.name}"}}'
-        return "".join(
-            [
-                _metric("coordinator_server_serving", "gauge", "1 if the server answers requests.", is_serving, task),
-                _metric("coordinator_server_clients", "gauge", "Clients that are connected.", clients, task),
-                _metric("process_cpu_seconds_total", "counter", "CPU time, in seconds.", times.user + times.system),
-                _metric("process_resident_memory_bytes", "gauge", "Resident memory, in bytes.", memory.rss),
-                _metric("process_start_time_seconds", "gauge", "Start, in seconds since the epoch.", began),
-            ]
-        )
-
-
-def _metric(name: str, kind: str, text: str, value: float, labels: str = "") -> str:
-    return f"# HELP {name} {text}\n# TYPE {name} {kind}\n{name}{labels} {value}\n"
+        metrics = [
+            ("coordinator_server_serving", "gauge", "1 if the server answers requests.", task, is_serving),
+            ("coordinator_server_clients", "gauge", "Clients that are connected.", task, clients),
+            ("process_cpu_seconds_total", "counter", "CPU time, in seconds.", "", times.user + times.system),
+            ("process_resident_memory_bytes", "gauge", "Resident memory, in bytes.", "", memory.rss),
+            ("process_start_time_seconds", "gauge", "Start, in seconds since the epoch.", "", began),
+        ]
+        form = "# HELP {0} {2}\n# TYPE {0} {1}\n{0}{3} {4}\n"
+        return "".join(form.format(*metric) for metric in metrics)
 
 
 def set_process_title(title: str, name: str) -> None:
@@ -176,7 +171,7 @@ class SignalReader:
 
 SERVE_COMMAND = (sys.executable, "-m", "coordinator", "serve", "--exit-with-parent")
 SERVED_JOBS = ("worker", "ps")
-# How often it is looked whether the client has ended, and how long a client may take to answer, in seconds.
+# The pause between two looks for the end of the client, and how long a client may take to answer, in seconds.
 _CLIENT_INTERVAL = 1.0
 _CLIENT_TIMEOUT = 0.25
 # The exit code of a server that cannot serve: its task is unknown or its port is taken.
@@ -208,9 +203,7 @@ def serve(
       **task: `job`, `index`, `address` and `devices`, as in `TaskConfig.of_server`.
 
     Returns:
-      Exit code 2 if it cannot serve, after a line on standard error that says why: `TF_CONFIG` is needed and missing or
-      wrong, or names a task that is not a server, the time is not above 0, the interface is no address of this machine,
-      or another process listens on a port.
+      Exit code 2 if it cannot serve, after a line on standard error that says why.
     """
     health = None
     try:
@@ -239,7 +232,7 @@ def serve(
             return UNUSABLE
         print(f"{serving_line(config)}{reach}", flush=True)
         _serve(server, config, health, until_client_ends=until_client_ends)
-    raise AssertionError("A server is joined for ever.")
+    raise AssertionError("a server is joined until this process ends")
 
 
 def serving_line(config: TaskConfig) -> str:
@@ -261,9 +254,9 @@ def _served_task(environment: Mapping[str, str], **task: Any) -> TaskConfig:
         )
     config = TaskConfig.of_server(text, **task)
     if config.job not in SERVED_JOBS:
+        jobs = " and ".join(SERVED_JOBS)
         raise ClusterSpecError(
-            f"{config.name} is not a server: run your program for it, and `coordinator serve` for jobs "
-            f"{' and '.join(SERVED_JOBS)}."
+            f"{config.name} is not a server: run your program for it, and `coordinator serve` for jobs {jobs}."
         )
     return config
 

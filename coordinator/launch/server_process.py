@@ -20,7 +20,7 @@ import threading
 import time
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import portpicker
 
@@ -29,12 +29,9 @@ from coordinator.errors import ClusterSpecError, LaunchError
 from coordinator.heartbeat.probes import TaskProbe
 from coordinator.launch.program_process import log_file
 from coordinator.launch.serve import SERVED_JOBS, serving_line
-from coordinator.launch.server_starter import ForkedProcess, ForkServerProcess, ending_of
+from coordinator.launch.server_starter import ForkServerProcess, ending_of
 from coordinator.launch.task_config import VISIBLE, TaskConfig
 from coordinator.options import DASHBOARD
-
-if TYPE_CHECKING:
-    from coordinator.launch.ssh import SshHost, SshProcess
 
 # Below the ports that the kernel gives to outgoing connections. A client that keeps trying to reach a dead server on
 # such a port is sooner or later given that very port, connects to itself, and keeps the server out.
@@ -45,6 +42,35 @@ _POLL_INTERVAL = 0.1
 # The pause between two looks for the restart of a server that has ended, in seconds.
 _RESTART_INTERVAL = 0.1
 _TAIL_LINES = 12
+
+
+class StartedProcess(Protocol):
+    """A process of a server; it is lost if it has ended, and its exit code is not known."""
+
+    is_lost: bool
+
+    @property
+    def pid(self) -> int | None:
+        """Its id on this machine."""
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Returns the exit code, minus the signal for one that was killed; None if it did not end in time."""
+
+    def kill(self) -> None:
+        """Ends the process, and returns when it is gone."""
+
+    def send(self, number: signal.Signals) -> None:
+        """Sends a signal to the process unless it has ended."""
+
+
+class ServerStarter(Protocol):
+    """Starts processes of servers somewhere."""
+
+    def start_server(self, environment: Mapping[str, str], log: int) -> StartedProcess:
+        """Starts a server that prints to a descriptor; raises OSError if that fails."""
+
+    def close(self) -> None:
+        """Ends all processes, or has them begin to end."""
 
 
 def wait_answer(config: TaskConfig, deadline: float, wait_ended: Callable[[float], bool]) -> bool:
@@ -95,7 +121,7 @@ class ServerProcess:
         config: TaskConfig,
         log_folder: pathlib.Path,
         environment: Mapping[str, str],
-        starter: "ForkServerProcess | SshHost",
+        starter: ServerStarter,
         owner: str = "",
     ):
         self.config = config
@@ -106,7 +132,7 @@ class ServerProcess:
         self._answered_start = 0
         self.environment = server_environment(environment, config)
         self._starter = starter
-        self._process: ForkedProcess | SshProcess | None = None
+        self._process: StartedProcess | None = None
         self._started_at = 0.0
         self._lock = threading.Lock()
 
@@ -297,7 +323,7 @@ class LocalServers:
         log_folder: pathlib.Path,
         environment: Mapping[str, str],
         worker_gpus: Sequence[str] = (),
-        starters: "Mapping[tuple[str, int], SshHost]" = types.MappingProxyType({}),
+        starters: Mapping[tuple[str, int], ServerStarter] = types.MappingProxyType({}),
         worker_devices: int = 1,
     ):
         self._log_folder = log_folder

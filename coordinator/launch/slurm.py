@@ -151,20 +151,20 @@ class Link:
 
 
 def accept(group: str, ranks: Collection[int], *, is_local: bool, timeout: float, key: bytes = b"") -> dict[int, Link]:
-    """Waits for other processes, as the first one.
+    """Waits for other processes of a group, as the first one.
 
     Args:
-      group: its name.
-      ranks: the numbers of the others.
-      is_local: all of them run on this machine.
+      group: the name of the group.
+      ranks: the numbers of the other processes.
+      is_local: all processes run on this machine.
       timeout: in seconds.
-      key: of the group, which no other process knows.
+      key: of the group, which no process outside of it knows.
 
     Returns:
-      The link to each.
+      The link to each process.
 
     Raises:
-      LaunchError: the message says which did not connect.
+      LaunchError: the message says which processes did not connect.
     """
     with _listening(group, "127.0.0.1" if is_local else "") as listener:
         greetings = _Greetings(group, ranks, key)
@@ -244,17 +244,10 @@ class _Greetings:
 
 
 def connect(group: str, rank: int, host: str, timeout: float, *, key: bytes = b"") -> Link:
-    """Connects to the first process.
-
-    Args:
-      group: its name.
-      rank: the number of this process.
-      host: where the first process runs.
-      timeout: in seconds.
-      key: of the group, which no other process knows.
+    """Connects to the first process of a group, which runs on `host`, as the process `rank`.
 
     Raises:
-      LaunchError: it did not answer in time.
+      LaunchError: it did not answer within `timeout` seconds.
     """
     deadline = time.monotonic() + timeout
     addresses = _addresses(host, deadline)
@@ -408,11 +401,7 @@ class SlurmStep:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "SlurmStep":
-        """Reads the variables that `srun` sets, and the key.
-
-        Raises:
-          LaunchError: this process is no task of a step.
-        """
+        """Reads what `srun` sets, and the key; raises LaunchError if this process is no task of a step."""
         try:
             names = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
             return cls(
@@ -430,11 +419,7 @@ class SlurmStep:
             ) from None
 
     def workers(self, ps: int, *, evaluator: bool) -> int:
-        """Returns how many tasks are workers.
-
-        Raises:
-          LaunchError: there are too few tasks for one.
-        """
+        """Returns how many tasks are workers; raises LaunchError if there are too few tasks for one."""
         others = 1 + ps + evaluator
         if self.tasks <= others:
             roles = f"a chief, {ps} parameter servers and {'an evaluator' if evaluator else 'no evaluator'}"
@@ -445,11 +430,7 @@ class SlurmStep:
         return self.tasks - others
 
     def first_host(self) -> str:
-        """Returns the host of task 0: a name that resolves, or an IP address.
-
-        Raises:
-          LaunchError: Slurm's own command does not say it.
-        """
+        """Returns the host of task 0: a name that resolves, or an IP address."""
         if self.nodes == 1:
             return "127.0.0.1"
         node = _scontrol("hostnames", self.node_list).split()[0]
@@ -752,7 +733,7 @@ class SlurmTask(Job):
         """Does nothing: no terminal suspends a step."""
 
     def _host(self, *links: Link) -> str:
-        """Returns the host by which the others reach this one: the address of its links, if that says it."""
+        """Returns the host at which the others reach this one: the address of its links, unless that is loopback."""
         if self._is_local:
             return "127.0.0.1"
         return next((link.host for link in links if not _is_loopback(link.host)), socket.gethostname())
