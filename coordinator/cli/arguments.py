@@ -22,7 +22,7 @@ def local_file(text: str) -> pathlib.Path:
     """Returns an argument as a path.
 
     Raises:
-      ArgumentTypeError: it is a URL, such as `gs://bucket/logs`, of which `pathlib` would make a local folder.
+      ArgumentTypeError: it is a URL, such as `gs://bucket/logs`, which `pathlib` would turn into a local folder.
     """
     try:
         return pathlib.Path(local_path(text, "it"))

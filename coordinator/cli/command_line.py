@@ -49,10 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments = with_negative_values(arguments)
     elif arguments and arguments[0] in ("run", "slurm"):
         arguments = with_dashboard_address(arguments)
-    given = _parser().parse_args(arguments)
-    command = vars(given).pop("command")
+    options = _parser().parse_args(arguments)
+    command = vars(options).pop("command")
     try:
-        code = _COMMANDS[command](given)
+        code = _COMMANDS[command](options)
         sys.stdout.flush()
         return code
     except SettingError as error:

@@ -59,14 +59,14 @@ def add_doctor(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     examining.add_argument("--timeout", type=float, default=5.0, metavar="SECONDS", help=text)
 
 
-def doctor(given: argparse.Namespace) -> int:
+def doctor(options: argparse.Namespace) -> int:
     """Runs the command; returns its exit code, 1 if there is a problem."""
-    check_number("timeout", given.timeout, above=0, unit="seconds")
+    check_number("timeout", options.timeout, above=0, unit="seconds")
     text = os.environ.get("TF_CONFIG", "")
     config = TaskConfig.of_client(text) if text.strip() else None
     _print(Finding("coordinator", __version__))
     problems = 0
-    for finding in _examine(os.environ, config, given.timeout):
+    for finding in _examine(os.environ, config, options.timeout):
         problems += finding.is_problem
         _print(finding)
     print(f"{problems} problem{'' if problems == 1 else 's'} found." if problems else "No problem found.")
@@ -187,20 +187,20 @@ def add_profile(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     profiling.add_argument("--seconds", type=float, default=2.0, metavar="S", help="how long to profile (default 2)")
 
 
-def profile(given: argparse.Namespace) -> int:
+def profile(options: argparse.Namespace) -> int:
     """Runs the command; returns its exit code, 1 if not every server was profiled."""
-    check_number("seconds", given.seconds, above=0, maximum=_MOST_SECONDS)
-    addresses = _addresses(given.addresses, given.pid)
+    check_number("seconds", options.seconds, above=0, maximum=_MOST_SECONDS)
+    addresses = _addresses(options.addresses, options.pid)
     silent = _silent(addresses)
     for address, reason in silent.items():
         print(f"{address} is left out, since it does not answer: {reason}", flush=True)
     answering = [address for address in addresses if address not in silent]
     if not answering:
         raise LaunchError("No server answers. Is the training still running?")
-    files = _collect(answering, given.logdir, given.seconds)
+    files = _collect(answering, options.logdir, options.seconds)
     count = f"{len(files)} of {len(addresses)} servers"
-    print(f"{count} were profiled for {given.seconds:g} s: {os.path.dirname(files[0])}")
-    print(f"To see them: tensorboard --logdir {given.logdir}")
+    print(f"{count} were profiled for {options.seconds:g} s: {os.path.dirname(files[0])}")
+    print(f"To see them: tensorboard --logdir {options.logdir}")
     return 0 if len(files) == len(addresses) else 1
 
 
@@ -219,11 +219,11 @@ def _address(text: str) -> str:
     return text
 
 
-def _addresses(given: Sequence[str], pid: int | None) -> list[str]:
-    if given and pid is not None:
+def _addresses(addresses: Sequence[str], pid: int | None) -> list[str]:
+    if addresses and pid is not None:
         raise LaunchError("--pid cannot be given beside addresses.")
-    if given:
-        return [*given]
+    if addresses:
+        return [*addresses]
     text = os.environ.get("TF_CONFIG", "") if pid is None else _variable_of(pid, "TF_CONFIG")
     if not text.strip():
         where = "TF_CONFIG is not set" if pid is None else f"the process {pid} has no TF_CONFIG"

@@ -41,9 +41,9 @@ def add_manifest(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     printing.add_argument("command_line", nargs=argparse.REMAINDER, metavar="COMMAND", help=text)
 
 
-def manifest(given: argparse.Namespace) -> int:
+def manifest(options: argparse.Namespace) -> int:
     """Runs the command: prints the objects as YAML; returns its exit code."""
-    settings = vars(given)
+    settings = vars(options)
     del settings["kind"]
     command = settings.pop("command_line")
     if command[:1] == ["--"]:

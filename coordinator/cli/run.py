@@ -143,9 +143,9 @@ def _variable(text: str) -> tuple[str, str]:
     return name, value
 
 
-def run(given: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
-    return run_request(_requested(given), without_token(os.environ))
+    return run_request(_requested(options), without_token(os.environ))
 
 
 def run_request(request: RunRequest, environment: Mapping[str, str]) -> int:
@@ -181,13 +181,13 @@ def run_request(request: RunRequest, environment: Mapping[str, str]) -> int:
             shutil.rmtree(log_folder, ignore_errors=True)
 
 
-def _requested(given: argparse.Namespace) -> RunRequest:
-    values: dict[str, Any] = {name: tuple(of) if isinstance(of, list) else of for name, of in vars(given).items()}
+def _requested(options: argparse.Namespace) -> RunRequest:
+    values: dict[str, Any] = {name: tuple(of) if isinstance(of, list) else of for name, of in vars(options).items()}
     values["dashboard"] = with_token(values.get("dashboard"), values.pop("token_file", None), os.environ)
     path = values.pop("hostfile", None)
     if path is not None:
         if "hosts" in values:
-            raise LaunchError("--hosts and --hostfile cannot both be given.")
+            raise LaunchError("--hosts and --hostfile cannot both be options.")
         values["hosts"] = read_hostfile(path)
     elif "hosts" in values:
         values["hosts"] = parse_hosts("hosts", values["hosts"])

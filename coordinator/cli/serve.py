@@ -35,9 +35,9 @@ def add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     serving.add_argument("--exit-with-parent", type=float, nargs="?", const=math.inf, metavar="SECONDS", help=text)
 
 
-def serve(given: argparse.Namespace) -> int:
+def serve(options: argparse.Namespace) -> int:
     """Runs the server until a signal ends it, or its client or parent has ended; returns 2 if it cannot serve."""
-    return serve_task(os.environ, **vars(given))
+    return serve_task(os.environ, **vars(options))
 
 
 _FAILED, _UNUSABLE = 1, 2
@@ -55,20 +55,20 @@ def add_slurm(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     add_program(parser)
 
 
-def slurm(given: argparse.Namespace) -> int:
+def slurm(options: argparse.Namespace) -> int:
     """Runs one task; returns its exit code.
 
     The task with the program returns the program's code, 128 + n if signal n ended it, or 1 if a server did not start.
     """
     # Tasks on other nodes than the program's need not have its files.
-    options: dict[str, Any] = {**vars(given), "arguments": tuple(given.arguments), "looks_for_files": False}
+    settings: dict[str, Any] = {**vars(options), "arguments": tuple(options.arguments), "looks_for_files": False}
     step = SlurmStep.from_environment(os.environ)
     try:
-        path = options.pop("token_file", None)
+        path = settings.pop("token_file", None)
         if step.rank == 0:
             # Other nodes need not have the file.
-            options["dashboard"] = with_token(options.get("dashboard"), path, os.environ)
-        request = RunRequest(**options)
+            settings["dashboard"] = with_token(settings.get("dashboard"), path, os.environ)
+        request = RunRequest(**settings)
         workers = step.workers(request.ps, evaluator=request.evaluator)
     except (ClusterSpecError, LaunchError, SettingError):
         # All tasks find the same: one says it.
@@ -77,7 +77,7 @@ def slurm(given: argparse.Namespace) -> int:
         return _UNUSABLE
     console = Console(sys.stdout, sys.stderr)
     try:
-        request = RunRequest(**options, workers=workers)
+        request = RunRequest(**settings, workers=workers)
         return SlurmTask(step, request, without_token(os.environ), console).run()
     except LaunchError as error:
         console.say(str(error))

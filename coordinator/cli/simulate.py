@@ -98,12 +98,12 @@ def _add_run(group: "argparse._ArgumentGroup") -> None:
 Series = list[tuple[str, list["Result"]]]
 
 
-def simulate(given: argparse.Namespace) -> int:
+def simulate(options: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
     from coordinator.simulation.request import Request
 
-    request = Request.of(vars(given))
-    if given.trace is not None and (request.sweep or len(request.rules) > 1):
+    request = Request.of(vars(options))
+    if options.trace is not None and (request.sweep or len(request.rules) > 1):
         raise SettingError("trace", "is of one simulation: leave out --sweep and --compare.")
     series = _series(request)
     print(_text(request, series))
@@ -111,12 +111,12 @@ def simulate(given: argparse.Namespace) -> int:
         from coordinator.dashboard.scale_advice import scale_advice
 
         print(f"advice: {scale_advice(request.calibration.load).text}")
-    if given.json is not None:
-        _write_json(given, request, series)
-    if given.plot is not None:
-        _draw(given, request, series)
-    if given.trace is not None:
-        _write_trace(given.trace, series)
+    if options.json is not None:
+        _write_json(options, request, series)
+    if options.plot is not None:
+        _draw(options, request, series)
+    if options.trace is not None:
+        _write_trace(options.trace, series)
     return 0
 
 
@@ -145,7 +145,7 @@ def _text(request: "Request", series: Series) -> str:
     return "\n".join([summary(result), *(f"note: {sentence}" for sentence in advice(result))])
 
 
-def _draw(given: argparse.Namespace, request: "Request", series: Series) -> None:
+def _draw(options: argparse.Namespace, request: "Request", series: Series) -> None:
     from coordinator.simulation import picture
 
     if request.sweep:
@@ -154,7 +154,7 @@ def _draw(given: argparse.Namespace, request: "Request", series: Series) -> None
         figure = picture.comparison([(str(result.setting.rule), result) for _, (result,) in series])
     else:
         figure = picture.picture(series[0][1][0])
-    picture.save(figure, given.plot)
+    picture.save(figure, options.plot)
 
 
 def _write_trace(path: pathlib.Path, series: Series) -> None:
@@ -164,7 +164,7 @@ def _write_trace(path: pathlib.Path, series: Series) -> None:
         write_trace(series[0][1][0], path)
 
 
-def _write_json(given: argparse.Namespace, request: "Request", series: Series) -> None:
+def _write_json(options: argparse.Namespace, request: "Request", series: Series) -> None:
     records = [
         {"rule": str(result.setting.rule), "workers": result.setting.workers, "ps": result.setting.ps}
         | ({request.sweep.name: value} if request.sweep else {})
@@ -172,8 +172,8 @@ def _write_json(given: argparse.Namespace, request: "Request", series: Series) -
         for _, results in series
         for value, result in zip(request.sweep.values if request.sweep else (None,), results, strict=True)
     ]
-    with _refused("json", given.json):
-        given.json.write_text(json.dumps(records, indent=2) + "\n", encoding="utf-8")
+    with _refused("json", options.json):
+        options.json.write_text(json.dumps(records, indent=2) + "\n", encoding="utf-8")
 
 
 @contextlib.contextmanager

@@ -63,22 +63,22 @@ def _add_confirmation(group: "argparse._ArgumentGroup") -> None:
 _INTERRUPTED = 130
 
 
-def testbed(given: argparse.Namespace) -> int:
+def testbed(options: argparse.Namespace) -> int:
     """Runs the command; returns its exit code, 130 after Ctrl-C."""
-    if not given.confirm:
-        return _experiment(given)
-    if given.simulated:
-        return _confirm_losses(given)
+    if not options.confirm:
+        return _experiment(options)
+    if options.simulated:
+        return _confirm_losses(options)
     from coordinator.testbed.confirmation import confirm
 
     try:
-        confirm(vars(given))
+        confirm(vars(options))
     except KeyboardInterrupt:
         return _INTERRUPTED
     return 0
 
 
-def _confirm_losses(given: argparse.Namespace) -> int:
+def _confirm_losses(options: argparse.Namespace) -> int:
     from coordinator.errors import SettingError
     from coordinator.testbed.confirmation import compare, draw, text
     from coordinator.testbed.experiment import Experiment
@@ -86,30 +86,30 @@ def _confirm_losses(given: argparse.Namespace) -> int:
     from coordinator.testbed.report import Report
 
     for name in ("confirm_seconds", "confirm_repeats"):
-        if getattr(given, name) is not None:
+        if getattr(options, name) is not None:
             raise SettingError(name, "is not for --simulated --confirm, which takes --batches and --repeats.")
-    experiment = Experiment.of(vars(given))
+    experiment = Experiment.of(vars(options))
     data = load(experiment)
     # It checks the folder, and that pictures can be drawn.
-    Report(experiment, given.output)
+    Report(experiment, options.output)
     try:
         comparisons = compare(experiment, data)
     except KeyboardInterrupt:
         return _INTERRUPTED
-    names = draw(comparisons, given.output)
-    print(f"\n{text(experiment, comparisons)}\n\nWritten to {given.output}: {', '.join(names)}")
+    names = draw(comparisons, options.output)
+    print(f"\n{text(experiment, comparisons)}\n\nWritten to {options.output}: {', '.join(names)}")
     return 0
 
 
-def _experiment(given: argparse.Namespace) -> int:
+def _experiment(options: argparse.Namespace) -> int:
     from coordinator.testbed.experiment import Experiment
     from coordinator.testbed.image_data import load
     from coordinator.testbed.measurement import measure
     from coordinator.testbed.report import Report
 
-    experiment = Experiment.of(vars(given))
+    experiment = Experiment.of(vars(options))
     data = load(experiment)
-    report = Report(experiment, given.output)
+    report = Report(experiment, options.output)
     seconds = "" if experiment.simulated else f", at least {experiment.seconds:.0f} s"
     print(f"{experiment}\n{len(experiment.trials())} trainings{seconds}", flush=True)
     curves: list[LossCurve] = []
@@ -121,7 +121,7 @@ def _experiment(given: argparse.Namespace) -> int:
     finally:
         if curves:
             names = report.write(curves)
-            print(f"\n{report.text(curves)}\n\nWritten to {given.output}: {', '.join(names)}")
+            print(f"\n{report.text(curves)}\n\nWritten to {options.output}: {', '.join(names)}")
     if not curves:
         print("Stopped before the first training was over: nothing is written.", file=sys.stderr)
     return code

@@ -26,7 +26,7 @@ from coordinator.version import __version__
 _COLORS = {"live": "green", "lost": "bold red", "stopped": "dim", "good": "green", "error": "red", "warning": "yellow"}
 _BARS = " ▁▂▃▄▅▆▇█"
 _MOST_EVENTS = 6
-# What is around the table of workers: headline, its frame and its head, advice, events, servers.
+# The lines around the table of workers: headline, its frame and its head, advice, events, servers.
 _OTHER_LINES = 22
 # A narrower terminal has no room for all columns.
 _WIDE = 100
@@ -167,17 +167,17 @@ def add_top(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     add_token_file(showing)
 
 
-def top(given: argparse.Namespace) -> int:
+def top(options: argparse.Namespace) -> int:
     """Runs the command until the program or the user ends it; returns its exit code."""
     from rich.console import Console
 
     console = Console()
     try:
-        url = _with_token(given.url, given.token_file)
+        url = _with_token(options.url, options.token_file)
         state = _read(url)
     except _ERRORS as error:
-        raise LaunchError(f"there is no dashboard at {given.url}: {_reason(error)}.") from None
-    if given.once:
+        raise LaunchError(f"there is no dashboard at {options.url}: {_reason(error)}.") from None
+    if options.once:
         console.print(_screen(state, console.width))
         return 0
     try:
@@ -230,7 +230,7 @@ def _read(url: str) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    """Returns what is wrong with the address, as its server or the system says."""
+    """Returns why the address cannot be read, in the words of its server or of the system."""
     if isinstance(error, urllib.error.HTTPError):
         return error.read().decode(errors="replace").strip().rstrip(".") or str(error)
     reason = getattr(error, "reason", error)

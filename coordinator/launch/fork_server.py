@@ -118,7 +118,7 @@ class ForkServer:
         Args:
           environment: its environment.
           folder: the folder that it runs in.
-          log: what it prints to.
+          log: the descriptor that it prints to.
           report: takes the message that the server begins, and its exit code, and is then closed. The server reads it,
             and ends when it is closed at its other end.
         """

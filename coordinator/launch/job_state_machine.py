@@ -51,7 +51,7 @@ class Role(enum.Enum):
 
 
 class Job(Protocol):
-    """Carries out what is decided here."""
+    """Carries out the decisions of a state machine."""
 
     def report(self, text: str) -> None:
         """Reports to the user."""
@@ -120,7 +120,7 @@ class JobStateMachine:
         self._lost: dict[str, float] = {}
         # The time of the last restart of each server, and its delay.
         self._last_restart: dict[str, tuple[float, float]] = {}
-        # When servers are to be started again.
+        # When servers are due to be started again.
         self._due: dict[str, float] = {}
         self._evaluator_timeout = evaluator_timeout
         self._evaluator_code = 0
@@ -134,7 +134,7 @@ class JobStateMachine:
         return min(times, default=None)
 
     def servers_ready(self) -> None:
-        """Starts the programs: every server answers that was not given up."""
+        """Starts the programs: every server answers, except servers that were given up."""
         if self.state is State.STARTING:
             self.state = State.RUNNING
             self._running = set(self._roles)

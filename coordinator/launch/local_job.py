@@ -174,7 +174,7 @@ class LocalJob:
         except LaunchError as error:
             self._console.say(str(error))
         self._follow_log(server)
-        # A server that could not be started counts as one that ended at once.
+        # A server that could not be started counts as one that ended immediately.
         self._watch_server(server)
 
     def send(self, number: signal.Signals) -> None:

@@ -42,11 +42,11 @@ from coordinator.errors import LaunchError
 
 _CLEAR_LINE = "\r\x1b[K"
 _SHOW_CURSOR = "\x1b[?25h"
-# How long what a program has started may take to end after it, in seconds: Python's `resource_tracker` then removes the
-# shared memory that the program has left.
+# How long child processes of a program may take to end after it, in seconds: Python's `resource_tracker` then removes
+# the shared memory that the program has left.
 _CHILDREN_END_TIMEOUT = 1.0
 _POLL_INTERVAL = 0.02
-# How long a program's last output may take to arrive after its end: another process may hold its output open for ever.
+# How long a program's last output may take to arrive after its end: another process may keep its output open.
 _LAST_OUTPUT_TIMEOUT = 2.0
 _STARTUP = str(pathlib.Path(__file__).with_name("startup"))
 
@@ -88,7 +88,7 @@ class Console:
         _write_line(self._errors, f"[{source}] {line}")
 
     def show(self, text: str) -> None:
-        """Writes text of a program as it is."""
+        """Writes text of a program unchanged."""
         _write(self._errors, text)
 
     @contextlib.contextmanager
@@ -196,7 +196,7 @@ class ProgramProcess:
         self._watcher = start_once("coordinator-program-end", partial(self._watch, on_end), lambda _: on_end(1))
 
     def send(self, number: signal.Signals) -> None:
-        """Sends a signal to the program and to what it started, as a terminal would, unless they have ended."""
+        """Sends a signal to the program and its child processes, as a terminal would, unless they have ended."""
         with self._lock:
             # Not `poll`, which reaps it.
             if self._process.returncode is None:
@@ -204,7 +204,7 @@ class ProgramProcess:
                     os.killpg(self._process.pid, number)
 
     def close(self) -> None:
-        """Kills the program if it runs, and what it started, and returns when they are gone."""
+        """Kills the program if it runs, and its child processes, and returns when they are gone."""
         self.send(signal.SIGKILL)
         self._watcher.join()
 
@@ -271,7 +271,7 @@ def _with_startup(environment: Mapping[str, str], descriptors: Sequence[int]) ->
 
 
 def _open_terminal(like: int) -> tuple[int, int]:
-    """Returns both ends of a terminal as wide as another one, which passes on what is written to it unchanged."""
+    """Returns both ends of a terminal as wide as another one, which passes on its input unchanged."""
     reading, writing = pty.openpty()
     tty.setraw(writing)
     termios.tcsetwinsize(writing, termios.tcgetwinsize(like))
@@ -353,7 +353,7 @@ class LogFilter:
         return shown
 
     def end(self) -> bytes:
-        """Returns what is withheld when the stream ends."""
+        """Returns the withheld start of the last line, when the stream has ended."""
         return self._start
 
 

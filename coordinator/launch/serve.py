@@ -1,6 +1,6 @@
 """`coordinator serve`: one standard TensorFlow server, in this process, until a signal ends it.
 
-It promises to refuse what cannot work before TensorFlow is loaded, to print one line when it serves, and to end
+It promises to refuse wrong settings before TensorFlow is loaded, to print one line when it serves, and to end
 immediately, with code 0, on SIGTERM, on SIGINT and, with `exit_with_parent`, when its standard input is closed. With
 `until_client_ends` it ends with code 0 within some seconds of its client. Lists of processes show `coordinator worker
 0`, and not the command line that all servers share.
@@ -176,8 +176,8 @@ _CLIENT_INTERVAL = 1.0
 _CLIENT_TIMEOUT = 0.25
 # The exit code of a server that cannot serve: its task is unknown or its port is taken.
 UNUSABLE = 2
-# Parameters of mallopt (malloc.h) by which freed memory is kept: up to 512 MB at the end of each heap, and blocks of up
-# to 32 MB, the most that its heaps take, are no mappings of their own.
+# Parameters of mallopt (malloc.h) that keep freed memory: up to 512 MB at the end of each heap. Blocks of up to 32 MB,
+# the largest that heaps take, get no separate mapping.
 _KEPT_MEMORY = {-1: 512 << 20, -3: 32 << 20}  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
 
 

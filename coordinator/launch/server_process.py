@@ -225,7 +225,7 @@ class ServerProcess:
 
     @property
     def name(self) -> str:
-        """The name of the task, after that of its owner."""
+        """The name of the task, after the name of its owner."""
         return f"the {self.owner}'s {self.config.name}" if self.owner else self.config.name
 
     @property
@@ -248,13 +248,13 @@ class ServerProcess:
 
 
 def server_environment(inherited: Mapping[str, str], config: TaskConfig) -> dict[str, str]:
-    """Returns the environment of a server process, which inherits that of this process."""
+    """Returns the environment of a server process, which inherits the environment of this process."""
     environment = program_environment(inherited, config)
     # Everybody who reaches a server can read its environment, and this variable has a token.
     environment.pop(DASHBOARD, None)
     root = str(pathlib.Path(__file__).resolve().parents[2])
-    # So that the server finds this package, unless it is installed: then it is found anyway, and a site-packages folder
-    # on PYTHONPATH would go before the standard library.
+    # The server has to find this package. If it is installed, it is found anyway, and its site-packages folder on
+    # PYTHONPATH would go before the standard library.
     if root not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, inherited.get("PYTHONPATH")]))
     if config.job == "ps":

@@ -506,7 +506,7 @@ class SlurmTask(Job):
         """Runs the task to its end; returns its exit code.
 
         Raises:
-          LaunchError: the others were not found, or a process could not be started at all.
+          LaunchError: the other tasks were not found, or a process could not be started at all.
         """
         if self._job == "chief":
             return self._run_chief()

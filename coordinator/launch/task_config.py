@@ -192,7 +192,7 @@ def _parsed(text: str) -> dict[str, Any]:
 
 
 def _listed_address(cluster: object, job: str, index: int) -> str:
-    """Returns the address of a task in the cluster of a `TF_CONFIG`, or one that follows from those of its job."""
+    """Returns the address of a task in the cluster of a `TF_CONFIG`, or one like those of its job."""
     tasks = cluster.get(job) if isinstance(cluster, Mapping) else None
     listed = _addresses(job, tasks) if tasks else {}
     if index in listed:
