@@ -19,11 +19,7 @@ _LONGEST = 4096
 
 
 def local_file(text: str) -> pathlib.Path:
-    """Returns an argument as a path.
-
-    Raises:
-      ArgumentTypeError: it is a URL, such as `gs://bucket/logs`, which `pathlib` would turn into a local folder.
-    """
+    """Returns an argument as a path; refuses a URL, such as `gs://bucket/logs`, which `pathlib` would make a folder."""
     try:
         return pathlib.Path(local_path(text, "it"))
     except ValueError as error:

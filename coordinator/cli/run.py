@@ -112,11 +112,7 @@ def _is_address(text: str) -> bool:
 
 
 def with_token(address: str | None, path: pathlib.Path | None, environment: Mapping[str, str]) -> str | None:
-    """Returns the address of the dashboard with the token that the file or the environment has, unless it has one.
-
-    Raises:
-      LaunchError: there is no such token, or a file without a dashboard.
-    """
+    """Returns the address of the dashboard, with the token of the file or of the environment unless it has a token."""
     if address is None:
         if path is not None:
             raise LaunchError("--token-file needs --dashboard.")

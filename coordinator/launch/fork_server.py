@@ -53,13 +53,7 @@ _POLL_INTERVAL = 0.001
 
 
 class _Child(NamedTuple):
-    """A forked server.
-
-    Attributes:
-      pid: its id.
-      end: a pipe that it holds open at the other end.
-      report: the socket for reports about it, which is also its standard input.
-    """
+    """A forked server: its id, a pipe that it holds open, and the socket for its report, its standard input."""
 
     pid: int
     end: int

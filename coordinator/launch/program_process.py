@@ -93,11 +93,7 @@ class Console:
 
     @contextlib.contextmanager
     def restored(self, keyboard: int) -> Iterator[None]:
-        """Restores the terminal on leaving, with its cursor shown.
-
-        Args:
-          keyboard: the file descriptor of standard input.
-        """
+        """Restores the terminal of standard input, a file descriptor, on leaving, and shows its cursor."""
         settings = termios.tcgetattr(keyboard) if os.isatty(keyboard) else None
         try:
             yield

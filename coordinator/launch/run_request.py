@@ -180,11 +180,7 @@ class RunRequest:
             raise LaunchError("--evaluator-workers cannot be used with --hosts: its servers would be on this machine.")
 
     def check_files(self) -> None:
-        """Looks for the program and for the folder of the trace on this machine.
-
-        Raises:
-          LaunchError: there is no such program, or `trace` cannot be written.
-        """
+        """Raises LaunchError unless this machine has the program, and a folder for the trace."""
         if self.trace is not None and (self.trace.is_dir() or not self.trace.parent.is_dir()):
             raise LaunchError(f"--trace must be a file in a folder that exists, got {self.trace}.")
         if self.module:

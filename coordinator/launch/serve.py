@@ -241,11 +241,7 @@ def serving_line(config: TaskConfig) -> str:
 
 
 def _served_task(environment: Mapping[str, str], **task: Any) -> TaskConfig:
-    """Returns the task to serve, as the only one of its cluster, from `TF_CONFIG` and arguments of `of_server`.
-
-    Raises:
-      ClusterSpecError: `TF_CONFIG` is missing or wrong, or names a task that is not a server.
-    """
+    """Returns the task to serve, as the only one of its cluster, from `TF_CONFIG` and arguments of `of_server`."""
     text = environment.get("TF_CONFIG", "")
     if not text.strip() and None in (task.get("job"), task.get("index"), task.get("address")):
         raise ClusterSpecError(
@@ -294,10 +290,7 @@ def _start_reachable(own: str | None, config: TaskConfig) -> "tuple[tf.distribut
     """Starts a server that can be reached at one address of the machine only, unless that is None.
 
     Returns:
-      The server, and who can reach it, if that is everybody, as the end of its line in the log.
-
-    Raises:
-      LaunchError: it could not start, or another process has taken the port.
+      The server, and the end of its line in the log, which says if everybody can reach it.
     """
     reason = ""
     if own is None:

@@ -137,11 +137,7 @@ class ServerProcess:
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Starts the process; it answers some time later (`wait_ready`).
-
-        Raises:
-          LaunchError: it is running, or cannot be started.
-        """
+        """Starts the process, which answers later; raises LaunchError if it is running, or cannot be started."""
         with self._lock:
             if self.is_alive():
                 raise LaunchError(f"{self.name} already runs, as process {self.pid}.")
@@ -296,11 +292,7 @@ def free_addresses(count: int, *, besides: Collection[str] = ()) -> list[str]:
 
 
 def free_cluster(counts: Mapping[str, int], *, besides: Collection[str] = ()) -> dict[str, list[str]]:
-    """Returns as many such addresses for each job as `counts` says.
-
-    Raises:
-      LaunchError: there are fewer.
-    """
+    """Returns as many such addresses for each job as `counts` says."""
     addresses = iter(free_addresses(sum(counts.values()), besides=besides))
     return {job: [next(addresses) for _ in range(count)] for job, count in counts.items()}
 
@@ -356,11 +348,7 @@ class LocalServers:
         return server
 
     def start(self) -> None:
-        """Starts all servers at the same time.
-
-        Raises:
-          LaunchError: one could not be started.
-        """
+        """Starts all servers at the same time; raises LaunchError if one could not be started."""
         for server in self:
             server.start()
 

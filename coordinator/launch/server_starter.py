@@ -240,12 +240,7 @@ class ForkServerProcess:
         return ForkedProcess(self, environment, log)
 
     def take(self, environment: Mapping[str, str], descriptors: list[int]) -> "subprocess.Popen[bytes]":
-        """Gives the descriptors of a request to the fork server, which is started if it does not run; returns it.
-
-        Raises:
-          LaunchError: this is closed.
-          OSError: the fork server could not be started.
-        """
+        """Gives the descriptors of a request to the fork server, which is started if it does not run; returns it."""
         with self._lock:
             for requests_left in reversed(range(_MOST_REQUESTS)):
                 control, process = self._running(environment)

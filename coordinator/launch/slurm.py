@@ -178,7 +178,7 @@ def accept(group: str, ranks: Collection[int], *, is_local: bool, timeout: float
 
 
 class _Greetings:
-    """Answers the processes that connect to the first one, whose numbers are `ranks`.
+    """Answers the processes that connect to the first one.
 
     Attributes:
       links: by number, the links to the processes that have connected.
@@ -466,7 +466,7 @@ class SlurmTask(Job):
 
     Args:
       step: the step of the task.
-      request: what to run. Its workers are those of the step.
+      request: what to run. Its workers are the workers of the step.
       environment: of this process.
       console: takes messages to the user.
     """
@@ -623,12 +623,9 @@ class SlurmTask(Job):
         start_once("coordinator-slurm-link", follow, lambda _: end(1))
 
     def _start_answering(self, link: Link) -> None:
-        """Starts the server on a free port, and waits until it answers.
+        """Starts the server on a free port, and waits until it answers; raises LaunchError if it does not.
 
         A server that has served and has ended by then counts as started: its end is the next event.
-
-        Raises:
-          LaunchError: it ended before it served, or did not answer in time.
         """
         deadline = time.monotonic() + self._request.start_timeout
         for _ in range(_MOST_PORTS):

@@ -87,11 +87,9 @@ class SshProcess:
 
     Args:
       process: its `ssh`, with a pipe for its standard input.
-
-    Attributes:
-      is_lost: False; `ssh` says in the server's log why the end of a server is not known.
     """
 
+    # `ssh` says in the log of a server why its end is not known.
     is_lost = False
 
     def __init__(self, process: "subprocess.Popen[bytes]"):
@@ -240,11 +238,7 @@ class SshHost:
         return name in self._sent or self._found.get(name) != value or (name == VISIBLE and not value)
 
     def _run(self, command: Sequence[str]) -> str:
-        """Returns what a command prints.
-
-        Raises:
-          LaunchError: it failed.
-        """
+        """Returns what a command prints; raises LaunchError if it failed."""
         try:
             ended = subprocess.run(
                 command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=_REPORT_TIMEOUT, check=False
@@ -328,11 +322,7 @@ def _worker_gpus(request: RunRequest, places: list[str], reports: Mapping[str, H
 
 
 def _own_host(names: Iterable[str]) -> str:
-    """Returns the address at which the servers reach this machine.
-
-    Raises:
-      LaunchError: some hosts are this machine by its loopback address, and others are not.
-    """
+    """Returns the address of this machine for the servers; raises LaunchError if that is loopback for some only."""
     own = {name: _source_address(name) for name in names}
     is_loopback = {name: ipaddress.ip_address(address).is_loopback for name, address in own.items()}
     if len(set(is_loopback.values())) > 1:
