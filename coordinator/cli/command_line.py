@@ -27,17 +27,18 @@ from coordinator.version import __version__
 _FAILED, _UNUSABLE = 1, 2
 # Where the output goes to a file on a disk that is full, or has an error.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+# What adds each command to the parser, and what runs it.
 _COMMANDS = {
-    "data": data,
-    "doctor": doctor,
-    "manifest": manifest,
-    "profile": profile,
-    "run": run,
-    "serve": serve,
-    "simulate": simulate,
-    "slurm": slurm,
-    "testbed": testbed,
-    "top": top,
+    "run": (add_run, run),
+    "serve": (add_serve, serve),
+    "slurm": (add_slurm, slurm),
+    "simulate": (add_simulate, simulate),
+    "testbed": (add_testbed, testbed),
+    "data": (add_data, data),
+    "top": (add_top, top),
+    "manifest": (add_manifest, manifest),
+    "doctor": (add_doctor, doctor),
+    "profile": (add_profile, profile),
 }
 
 
@@ -52,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     command = vars(options).pop("command")
     try:
-        code = _COMMANDS[command](options)
+        code = _COMMANDS[command][1](options)
         sys.stdout.flush()
         return code
     except SettingError as error:
@@ -113,14 +114,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"coordinator {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    add_run(commands)
-    add_serve(commands)
-    add_slurm(commands)
-    add_simulate(commands)
-    add_testbed(commands)
-    add_data(commands)
-    add_top(commands)
-    add_manifest(commands)
-    add_doctor(commands)
-    add_profile(commands)
+    for add, _ in _COMMANDS.values():
+        add(commands)
     return parser

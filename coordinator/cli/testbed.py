@@ -68,17 +68,15 @@ def testbed(options: argparse.Namespace) -> int:
     if not options.confirm:
         return _experiment(options)
     if options.simulated:
-        return _confirm_losses(options)
-    from coordinator.testbed.confirmation import confirm
+        _confirm_losses(options)
+    else:
+        from coordinator.testbed.confirmation import confirm
 
-    try:
         confirm(vars(options))
-    except KeyboardInterrupt:
-        return _INTERRUPTED
     return 0
 
 
-def _confirm_losses(options: argparse.Namespace) -> int:
+def _confirm_losses(options: argparse.Namespace) -> None:
     from coordinator.errors import SettingError
     from coordinator.testbed.confirmation import compare, draw, text
     from coordinator.testbed.experiment import Experiment
@@ -92,13 +90,9 @@ def _confirm_losses(options: argparse.Namespace) -> int:
     data = load(experiment)
     # It checks the folder, and that pictures can be drawn.
     Report(experiment, options.output)
-    try:
-        comparisons = compare(experiment, data)
-    except KeyboardInterrupt:
-        return _INTERRUPTED
+    comparisons = compare(experiment, data)
     names = draw(comparisons, options.output)
     print(f"\n{text(experiment, comparisons)}\n\nWritten to {options.output}: {', '.join(names)}")
-    return 0
 
 
 def _experiment(options: argparse.Namespace) -> int:

@@ -222,8 +222,8 @@ class ForkServerProcess:
         self._log_path = log_path
         self.is_closed = False
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
+        # The connection to the fork server, and its process.
+        self._started: tuple[socket.socket, subprocess.Popen[bytes]] | None = None
 
     def start_server(self, environment: Mapping[str, str], log: int) -> ForkedProcess:
         """Requests a server without waiting; while the fork server loads TensorFlow, the server waits for it.
@@ -266,45 +266,43 @@ class ForkServerProcess:
         """Ends the fork server and all its servers, frozen ones included, and returns when the fork server is gone."""
         with self._lock:
             self.is_closed = True
-            if self._process is not None:
+            if self._started is not None:
                 # Ends it immediately while it loads TensorFlow: the servers that wait for it never begin.
-                self._process.send_signal(signal.SIGTERM)
+                self._started[1].send_signal(signal.SIGTERM)
             self._end()
 
     def _running(self, environment: Mapping[str, str]) -> "tuple[socket.socket, subprocess.Popen[bytes]]":
-        """Returns the control and the process of the fork server, started now if it does not run."""
+        """Returns the connection to the fork server, and its process, which is started if it does not run."""
         if self.is_closed:
             raise LaunchError("The servers are closed; none is started any more.")
-        if self._process is None or self._process.poll() is not None:
-            self._end()
-            control, fork_server_control = socket.socketpair()
-            try:
-                with self._log_path.open("ab") as log, fork_server_control:
-                    self._process = subprocess.Popen(
-                        [sys.executable, "-m", "coordinator.launch.fork_server"],
-                        stdin=fork_server_control.fileno(),
-                        stdout=log,
-                        stderr=subprocess.STDOUT,
-                        env=environment,
-                        start_new_session=True,
-                    )
-            except OSError:
-                control.close()
-                raise
-            self._control = control
-        assert self._control is not None
-        assert self._process is not None
-        return self._control, self._process
+        if self._started is not None and self._started[1].poll() is None:
+            return self._started
+        self._end()
+        control, fork_server_control = socket.socketpair()
+        try:
+            with self._log_path.open("ab") as log, fork_server_control:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "coordinator.launch.fork_server"],
+                    stdin=fork_server_control.fileno(),
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=environment,
+                    start_new_session=True,
+                )
+        except OSError:
+            control.close()
+            raise
+        self._started = control, process
+        return self._started
 
     def _end(self) -> None:
-        if self._control is not None:
-            self._control.close()
-            self._control = None
-        if self._process is not None:
+        if self._started is not None:
+            control, process = self._started
+            self._started = None
+            control.close()
             try:
-                self._process.wait(_END_TIMEOUT)
+                process.wait(_END_TIMEOUT)
             except subprocess.TimeoutExpired:
                 # It is stopped. Its servers end when they find their standard input closed.
-                self._process.kill()
-                self._process.wait()
-            self._process = None
+                process.kill()
+                process.wait()

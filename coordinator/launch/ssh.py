@@ -156,10 +156,11 @@ class SshHost:
         self._ssh = ssh
         self._found = found
         self._sent = {*_SENT, *chosen}
-        self._processes: list[SshProcess] = []
-        self._is_closed = threading.Event()
+        # Guards these two.
         self._lock = threading.Lock()
-        self._alive: BackgroundThread | None = None
+        self._processes: list[SshProcess] = []
+        self._is_closed = False
+        self._alive = BackgroundThread("coordinator-ssh-alive", self._keep_alive)
 
     def resolved_name(self) -> str:
         """Returns the name or address that `ssh` connects to, which its configuration may give."""
@@ -206,30 +207,27 @@ class SshHost:
         """
         command = self.command(environment)
         with self._lock:
-            if self._is_closed.is_set():
+            if self._is_closed:
                 raise LaunchError("The servers are closed; none is started any more.")
             ssh = subprocess.Popen(
                 command, bufsize=0, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
             )
-            process = SshProcess(ssh)
-            self._processes.append(process)
-            if self._alive is None:
-                self._alive = BackgroundThread("coordinator-ssh-alive", self._keep_alive)
+            if not self._processes:
                 self._alive.start()
-        return process
+            self._processes.append(SshProcess(ssh))
+            return self._processes[-1]
 
     def close(self) -> None:
         """Has all servers begin to end."""
         with self._lock:
-            self._is_closed.set()
+            self._is_closed = True
             for process in self._processes:
                 process.close()
-        if self._alive is not None:
-            self._alive.stop()
-            self._alive.wait_stopped()
+        self._alive.stop()
+        self._alive.wait_stopped()
 
     def _keep_alive(self) -> None:
-        while not self._is_closed.wait(_ALIVE_INTERVAL):
+        while not self._alive.stopping.wait(_ALIVE_INTERVAL):
             for process in tuple(self._processes):
                 process.keep_alive()
 
