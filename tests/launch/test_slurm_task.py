@@ -26,6 +26,8 @@ PROGRAM = """
     config, what = json.loads(os.environ["TF_CONFIG"]), sys.argv[1]
     if config["task"]["type"] == "evaluator":
         print("evaluates", os.environ["COORDINATOR_RESTART_COUNT"])
+        if what == "busy":
+            time.sleep(600)
         sys.exit(5)
     if what == "kill":
         probe = TaskProbe(config["cluster"]["worker"][0])
@@ -147,6 +149,14 @@ def test_the_evaluators_code_counts_if_the_chief_succeeds(tmp_path: Path, what: 
     if what == "0":
         # The failure of the chief ends the evaluator, perhaps before its program begins.
         assert "[evaluator] evaluates 0\n" in outputs[3]
+
+
+@pytest.mark.long
+def test_an_evaluator_that_is_busy_after_its_time_is_terminated_and_the_step_succeeds(tmp_path: Path) -> None:
+    step = Step(tmp_path, 4, "--evaluator", "--evaluator-timeout", "0.5", "busy")
+    outputs = step.outputs()
+    assert step.codes() == [0, 0, 0, 0]
+    assert "coordinator: the evaluator has not ended within 0.5 s of the chief: terminating it.\n" in outputs[3]
 
 
 @pytest.mark.long
