@@ -152,7 +152,7 @@ def test_the_evaluators_code_counts_if_the_chief_succeeds(tmp_path: Path, what: 
 
 
 @pytest.mark.long
-def test_an_evaluator_that_is_busy_after_its_time_is_terminated_and_the_step_succeeds(tmp_path: Path) -> None:
+def test_an_evaluator_that_is_busy_after_its_time_is_ended_and_the_step_succeeds(tmp_path: Path) -> None:
     step = Step(tmp_path, 4, "--evaluator", "--evaluator-timeout", "0.5", "busy")
     outputs = step.outputs()
     assert step.codes() == [0, 0, 0, 0]
