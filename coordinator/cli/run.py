@@ -183,7 +183,7 @@ def _requested(options: argparse.Namespace) -> RunRequest:
     path = values.pop("hostfile", None)
     if path is not None:
         if "hosts" in values:
-            raise LaunchError("--hosts and --hostfile cannot both be options.")
+            raise LaunchError("--hosts and --hostfile cannot both be given.")
         values["hosts"] = read_hostfile(path)
     elif "hosts" in values:
         values["hosts"] = parse_hosts("hosts", values["hosts"])
