@@ -6,7 +6,8 @@
 
 Loading TensorFlow is most of what a short program takes. A forked program begins as a fresh one does: with its own
 arguments, folder, environment, `__main__` and output; and it ends like one, with the interpreter. One that must be
-fresh, or whose environment TensorFlow was not loaded in, replaces its copy by a new interpreter.
+fresh, or whose environment TensorFlow was not loaded in, replaces its copy by a new interpreter. The fork server of its
+cluster is forked from the program, too.
 
 The supervisor promises to report how its program ended, and to end as soon as no process of the program is left:
 whatever a process of the program does, the kernel makes it a child of the supervisor when its own parent has ended.
@@ -19,15 +20,19 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import types
 from collections.abc import Mapping, Sequence
 from importlib.machinery import SourceFileLoader
-from typing import Any
+from typing import IO, Any, NoReturn
 
 _PR_SET_CHILD_SUBREAPER = 36
 # Differs from test to test; nothing reads it.
 _READ_BY_NOTHING = {"PYTEST_CURRENT_TEST"}
+_MOST_DESCRIPTORS = 1 << 20
+# Of the environment, what each server has its own value of, and what TensorFlow does not read.
+_MAY_CHANGE = {"TF_CONFIG", "CUDA_VISIBLE_DEVICES", "TF_FORCE_GPU_ALLOW_GROWTH", "grpc_proxy", "PYTHONPATH"}
 
 
 class Request:
@@ -133,9 +138,7 @@ def load() -> bool:
         import coordinator.updates
 
         del os.environ["OPENBLAS_NUM_THREADS"]
-        from tests import forked_fork_server
-
-        forked_fork_server.fork_it(load)
+        _fork_fork_servers()
         for package in (coordinator, coordinator.testing, coordinator.updates):
             for name in package.__all__:
                 getattr(package, name)
@@ -143,6 +146,69 @@ def load() -> bool:
         gc.collect()
         gc.freeze()
     return len(os.listdir("/proc/self/task")) == 1
+
+
+def _fork_fork_servers() -> None:
+    """Makes this process fork its fork servers, while it may be forked and its environment is still the same.
+
+    `coordinator.launch.server_starter` starts an interpreter for one, which loads TensorFlow. In a program of a test
+    that is most of the work; nothing of TensorFlow runs yet when a program starts its cluster, so a fork does as well.
+    """
+    from coordinator.launch import server_starter
+
+    def start(
+        command: Sequence[str], *, stdin: int, stdout: IO[bytes], stderr: int, env: Mapping[str, str], **options: bool
+    ) -> "subprocess.Popen[bytes] | _Forked":
+        changed = {name for name in env.keys() | os.environ.keys() if env.get(name) != os.environ.get(name)}
+        if changed - _MAY_CHANGE or not load():
+            return subprocess.Popen(command, stdin=stdin, stdout=stdout, stderr=stderr, env=env, **options)
+        pid = os.fork()
+        if pid == 0:
+            _serve_forks(stdin, stdout.fileno(), env)
+        return _Forked(pid)
+
+    server_starter.subprocess = types.SimpleNamespace(
+        Popen=start, STDOUT=subprocess.STDOUT, TimeoutExpired=subprocess.TimeoutExpired
+    )
+
+
+def _serve_forks(control: int, log: int, environment: Mapping[str, str]) -> NoReturn:
+    from coordinator.launch import fork_server
+
+    try:
+        for descriptor, number in ((control, 0), (log, 1), (log, 2)):
+            os.dup2(descriptor, number)
+        os.closerange(3, _MOST_DESCRIPTORS)
+        os.setsid()
+        os.environ.clear()
+        os.environ.update(environment)
+        fork_server.ForkServer(socket.socket(fileno=0)).run()
+    finally:
+        os._exit(1)
+
+
+class _Forked:
+    """What `server_starter` uses of `subprocess.Popen`."""
+
+    def __init__(self, pid: int):
+        self._pid = pid
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        return self._wait(os.WNOHANG)
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        return self._wait(0)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        if self.poll() is None:
+            os.kill(self._pid, number)
+
+    def _wait(self, options: int) -> int | None:
+        if self._code is None:
+            pid, status = os.waitpid(self._pid, options)
+            self._code = os.waitstatus_to_exitcode(status) if pid else None
+        return self._code
 
 
 def run(path: str, arguments: Sequence[str]) -> None:

@@ -1,1 +1,1 @@
-"""The commands: `coordinator run`, `serve`, `simulate` and `testbed`."""
+"""The commands of `coordinator`, one module for each or for a few."""

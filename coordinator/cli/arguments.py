@@ -1,4 +1,7 @@
-"""The token of the dashboard, from where other users of the machine cannot read it, as they can a command line."""
+"""Arguments of several commands: local files, and the token of the dashboard.
+
+The token is read from a file or from the environment: a command line can be read by other users of the machine.
+"""
 
 import argparse
 import os
@@ -10,22 +13,17 @@ from collections.abc import Mapping
 from coordinator.errors import LaunchError
 from coordinator.paths import local_path
 
+VARIABLE = "COORDINATOR_DASHBOARD_TOKEN"
+_TOKEN = re.compile(r"[\w.~-]+", re.ASCII)
+_LONGEST = 4096
+
 
 def local_file(text: str) -> pathlib.Path:
-    """Returns an argument as a path.
-
-    Raises:
-      ArgumentTypeError: it is a URL, such as `gs://bucket/logs`, of which `pathlib` would make a local folder.
-    """
+    """Returns an argument as a path; refuses a URL, such as `gs://bucket/logs`, which `pathlib` would make a folder."""
     try:
         return pathlib.Path(local_path(text, "it"))
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-
-
-VARIABLE = "COORDINATOR_DASHBOARD_TOKEN"
-_TOKEN = re.compile(r"[\w.~-]+", re.ASCII)
-_LONGEST = 4096
 
 
 def add_token_file(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +41,7 @@ def chosen_token(path: pathlib.Path | None, environment: Mapping[str, str]) -> s
     """Returns the token of a file, or of the environment, or nothing.
 
     Raises:
-      LaunchError: the file cannot be read, or can be read by others, or what is found is no token.
+      LaunchError: the file cannot be read, or can be read by others, or has no valid token.
     """
     if path is None:
         token, where = environment.get(VARIABLE, "").strip(), VARIABLE
@@ -57,7 +55,7 @@ def chosen_token(path: pathlib.Path | None, environment: Mapping[str, str]) -> s
 
 
 def without_token(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns an environment for other processes: whoever reaches a TensorFlow server can read that of the server."""
+    """Returns an environment for other processes. Everybody who reaches a TensorFlow server can read that server's."""
     return {name: value for name, value in environment.items() if name != VARIABLE}
 
 

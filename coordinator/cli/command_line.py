@@ -1,7 +1,7 @@
 """The command `coordinator`: parses the arguments, runs one command, and returns its exit code.
 
-Exit code 2 means that the arguments cannot work: nothing was started, and one line says why. There is no traceback,
-whatever is given, nor where the output is closed or has no room.
+Exit code 2 means that the arguments cannot work: nothing was started, and one line says why. No argument leads to a
+traceback, nor does an output that is closed or has no room.
 """
 
 import argparse
@@ -27,39 +27,33 @@ from coordinator.version import __version__
 _FAILED, _UNUSABLE = 1, 2
 # Where the output goes to a file on a disk that is full, or has an error.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+# What adds each command to the parser, and what runs it.
 _COMMANDS = {
-    "data": data,
-    "doctor": doctor,
-    "manifest": manifest,
-    "profile": profile,
-    "run": run,
-    "serve": serve,
-    "simulate": simulate,
-    "slurm": slurm,
-    "testbed": testbed,
-    "top": top,
+    "run": (add_run, run),
+    "serve": (add_serve, serve),
+    "slurm": (add_slurm, slurm),
+    "simulate": (add_simulate, simulate),
+    "testbed": (add_testbed, testbed),
+    "data": (add_data, data),
+    "top": (add_top, top),
+    "manifest": (add_manifest, manifest),
+    "doctor": (add_doctor, doctor),
+    "profile": (add_profile, profile),
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command.
-
-    Args:
-      arguments: what follows the command's name; None takes this process's own.
-
-    Returns:
-      The exit code.
-    """
+    """Runs the command of `arguments`, by default those of this process; returns its exit code."""
     _open_standard_streams()
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments and arguments[0] in ("simulate", "testbed"):
         arguments = with_negative_values(arguments)
     elif arguments and arguments[0] in ("run", "slurm"):
         arguments = with_dashboard_address(arguments)
-    given = _parser().parse_args(arguments)
-    command = vars(given).pop("command")
+    options = _parser().parse_args(arguments)
+    command = vars(options).pop("command")
     try:
-        code = _COMMANDS[command](given)
+        code = _COMMANDS[command][1](options)
         sys.stdout.flush()
         return code
     except SettingError as error:
@@ -70,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # In a command that does not handle Ctrl-C (yet).
         return 128 + signal.SIGINT
     except BrokenPipeError:
-        # What reads the output has ended, as in `coordinator doctor | head -1`.
+        # The reader of the output has ended, as in `coordinator doctor | head -1`.
         _drop_output()
         return 128 + signal.SIGPIPE
     except OSError as error:
@@ -95,10 +89,10 @@ def _say(text: str) -> None:
 
 
 def _open_standard_streams() -> None:
-    """Opens what was closed before this process began (`>&-`), and has all take any text."""
+    """Opens streams that were closed before this process began (`>&-`), and makes all of them accept any text."""
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
-            # The lowest free descriptor is this one. Otherwise another file would get it, and what is printed.
+            # Otherwise the next opened file would get this descriptor, and all that is printed.
             opened = os.open(os.devnull, os.O_RDWR)
             if opened != descriptor:
                 os.dup2(opened, descriptor)
@@ -120,14 +114,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"coordinator {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    add_run(commands)
-    add_serve(commands)
-    add_slurm(commands)
-    add_simulate(commands)
-    add_testbed(commands)
-    add_data(commands)
-    add_top(commands)
-    add_manifest(commands)
-    add_doctor(commands)
-    add_profile(commands)
+    for add, _ in _COMMANDS.values():
+        add(commands)
     return parser

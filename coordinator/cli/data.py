@@ -15,16 +15,9 @@ def add_data(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     converting.add_argument("folder", metavar="FOLDER", help="where the TFRecord files are written")
 
 
-def data(given: argparse.Namespace) -> int:
-    """Runs the command, and prints how the files are read.
-
-    Returns:
-      The exit code.
-
-    Raises:
-      LaunchError: something is not installed, or cannot be converted.
-    """
+def data(options: argparse.Namespace) -> int:
+    """Runs the command, and prints how the files are read; returns its exit code."""
     from coordinator.data.conversion import convert
 
-    print(convert(given.paths, given.folder))
+    print(convert(options.paths, options.folder))
     return 0

@@ -1,20 +1,54 @@
-"""`coordinator doctor`: examines this installation, this machine, and the cluster of `TF_CONFIG`."""
+"""`coordinator doctor` and `coordinator profile`: examine and profile the cluster of `TF_CONFIG`.
+
+    doctor     examines this installation, this machine, and whether each task of the cluster answers
+    profile    collects TensorFlow's profiles of all servers while they train
+
+`doctor` promises to change nothing, to load no TensorFlow, and to wait for no task longer than its timeout and the few
+seconds in which it finds out why the task does not answer.
+"""
 
 import argparse
+import concurrent.futures
+import contextlib
+import dataclasses
+import importlib.metadata
 import os
-from collections.abc import Sequence
+import pathlib
+import platform
+import socket
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
 
 import psutil
 
-from coordinator.addresses import parse_address
+from coordinator.addresses import check_port_is_free, parse_address
 from coordinator.errors import ClusterSpecError, LaunchError
+from coordinator.heartbeat.listening import listen_only_at
 from coordinator.heartbeat.probes import TaskProbe, find_obstacles
-from coordinator.launch.doctor import Finding, examine
 from coordinator.launch.serve import SERVED_JOBS
-from coordinator.launch.task_config import TaskConfig
+from coordinator.launch.task_config import TaskConfig, visible_gpus
 from coordinator.options import check_number
 from coordinator.paths import path_text
 from coordinator.version import __version__
+
+_PACKAGES = ("tensorflow", "keras", "grpcio", "protobuf", "numpy", "psutil")
+_EPHEMERAL_PORTS = pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range")
+_ROUND_TRIPS = 9
+_MOST_AT_ONCE = 32
+# How long a server may take to answer before it is profiled, in seconds.
+_PROBE_TIMEOUT = 5.0
+# Longer profiles take gigabytes.
+_MOST_SECONDS = 60.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """The result of examining a subject; a problem has to be corrected."""
+
+    subject: str
+    text: str
+    is_problem: bool = False
 
 
 def add_doctor(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -25,22 +59,14 @@ def add_doctor(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     examining.add_argument("--timeout", type=float, default=5.0, metavar="SECONDS", help=text)
 
 
-def doctor(given: argparse.Namespace) -> int:
-    """Runs the command.
-
-    Returns:
-      The exit code: 1 if there is a problem.
-
-    Raises:
-      ClusterSpecError: `TF_CONFIG` is wrong.
-      SettingError: the timeout is not above 0.
-    """
-    check_number("timeout", given.timeout, above=0, unit="seconds")
+def doctor(options: argparse.Namespace) -> int:
+    """Runs the command; returns its exit code, 1 if there is a problem."""
+    check_number("timeout", options.timeout, above=0, unit="seconds")
     text = os.environ.get("TF_CONFIG", "")
     config = TaskConfig.of_client(text) if text.strip() else None
     _print(Finding("coordinator", __version__))
     problems = 0
-    for finding in examine(os.environ, config, given.timeout):
+    for finding in _examine(os.environ, config, options.timeout):
         problems += finding.is_problem
         _print(finding)
     print(f"{problems} problem{'' if problems == 1 else 's'} found." if problems else "No problem found.")
@@ -51,10 +77,100 @@ def _print(finding: Finding) -> None:
     print(f"{'!!' if finding.is_problem else '  '} {finding.subject:<11}  {finding.text}", flush=True)
 
 
-# How long a server may take to answer, in seconds.
-_PROBE_TIMEOUT = 5.0
-# Longer profiles take gigabytes.
-_MOST_SECONDS = 60.0
+def _examine(environment: Mapping[str, str], config: TaskConfig | None, timeout: float) -> Iterator[Finding]:
+    """Yields findings; each task of the cluster has `timeout` seconds to answer."""
+    yield from _installation()
+    yield from _machine(environment)
+    if config is None:
+        yield Finding("cluster", "TF_CONFIG is not set, so there is no cluster to examine")
+        return
+    yield from _ports(config)
+    tasks = [(job, index, address) for job in SERVED_JOBS for index, address in config.cluster.get(job, {}).items()]
+    with concurrent.futures.ThreadPoolExecutor(_MOST_AT_ONCE, "coordinator-doctor") as threads:
+        yield from threads.map(lambda task: _task(*task, timeout=timeout), tasks)
+
+
+def _installation() -> Iterator[Finding]:
+    system = f"{platform.system()} {platform.release()} {platform.machine()}"
+    yield Finding("python", f"{platform.python_version()} on {system}")
+    for package in _PACKAGES:
+        try:
+            yield Finding(package, importlib.metadata.version(package))
+        except importlib.metadata.PackageNotFoundError:
+            yield Finding(package, "is not installed", is_problem=True)
+
+
+def _machine(environment: Mapping[str, str]) -> Iterator[Finding]:
+    memory = psutil.virtual_memory()
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    gib = f"{memory.available / 2**30:.1f} GiB of {memory.total / 2**30:.1f} GiB memory available"
+    yield Finding("machine", f"{socket.gethostname()}: {cpus} CPUs, {gib}, {len(visible_gpus(environment))} GPUs")
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            listen_only_at("127.0.0.1", server.getsockname()[1])
+        yield Finding("loopback", "servers on localhost can be closed to other machines")
+    except (OSError, LaunchError) as error:
+        yield Finding("loopback", f"servers are open to other machines, see docs/security.md: {error}", is_problem=True)
+
+
+def _ports(config: TaskConfig) -> Iterator[Finding]:
+    own = f"{config.name} at {config.address}"
+    if config.job not in SERVED_JOBS:
+        try:
+            check_port_is_free(config.name, config.address)
+            yield Finding("this task", f"{own}; its port is free")
+        except LaunchError as error:
+            yield Finding("this task", str(error), is_problem=True)
+    else:
+        yield Finding("this task", own)
+    # A client that tries to reach a dead server on its own machine may connect to itself there, and keep it out.
+    ports = _ephemeral_ports()
+    shared = [
+        address
+        for job in SERVED_JOBS
+        for address in config.cluster.get(job, {}).values()
+        if parse_address(address).port in ports
+    ]
+    if shared:
+        text = f"the kernel gives ports from {ports.start} to {ports.stop - 1} to connections, too"
+        yield Finding("ports", f"{', '.join(shared)}: {text}; a server may find its port taken: choose lower ones")
+
+
+def _ephemeral_ports() -> range:
+    try:
+        first, last = map(int, _EPHEMERAL_PORTS.read_text().split())
+    except (OSError, ValueError):
+        return range(0)
+    return range(first, last + 1)
+
+
+def _task(job: str, index: int, address: str, *, timeout: float) -> Finding:
+    subject = f"{job} {index}"
+    with TaskProbe(address) as probe:
+
+        def seconds_of_answer() -> float:
+            started = time.perf_counter()
+            probe.status(timeout)
+            return time.perf_counter() - started
+
+        started = time.perf_counter()
+        status = probe.status(timeout)
+        connected = time.perf_counter() - started
+        if status is None:
+            [obstacle] = find_obstacles([address]).values()
+            return Finding(subject, f"{address} does not answer: {obstacle.value}", is_problem=True)
+        prefix = f"/job:{job}/replica:0/task:{index}/"
+        if not any(device.startswith(prefix) for device in status.devices):
+            devices = ", ".join(status.devices)
+            return Finding(subject, f"{address} is another task, with the devices {devices}", is_problem=True)
+        times = [seconds_of_answer() for _ in range(_ROUND_TRIPS)]
+    endpoints = socket.getaddrinfo(*parse_address(address), type=socket.SOCK_STREAM)
+    hosts = ", ".join(sorted({str(endpoint[4][0]) for endpoint in endpoints}))
+    devices = ", ".join(device.rpartition("device:")[2] for device in status.devices)
+    typical, longest, first = (
+        f"{1000 * seconds:.1f} ms" for seconds in (statistics.median(times), max(times), connected)
+    )
+    return Finding(subject, f"{address} ({hosts}) answers in {typical}, at most {longest}; at first {first}; {devices}")
 
 
 def add_profile(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -71,31 +187,21 @@ def add_profile(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     profiling.add_argument("--seconds", type=float, default=2.0, metavar="S", help="how long to profile (default 2)")
 
 
-def profile(given: argparse.Namespace) -> int:
-    """Runs the command.
-
-    Returns:
-      The exit code: 1 if not every server was profiled.
-
-    Raises:
-      ClusterSpecError: an address or `TF_CONFIG` is wrong, or there is none.
-      LaunchError: there is no such process, or no profile came.
-      SettingError: the time is out of bounds.
-    """
-    check_number("seconds", given.seconds, above=0, maximum=_MOST_SECONDS)
-    addresses = _addresses(given.addresses, given.pid)
+def profile(options: argparse.Namespace) -> int:
+    """Runs the command; returns its exit code, 1 if not every server was profiled."""
+    check_number("seconds", options.seconds, above=0, maximum=_MOST_SECONDS)
+    addresses = _addresses(options.addresses, options.pid)
     silent = _silent(addresses)
     for address, reason in silent.items():
         print(f"{address} is left out, since it does not answer: {reason}", flush=True)
     answering = [address for address in addresses if address not in silent]
     if not answering:
         raise LaunchError("No server answers. Is the training still running?")
-    found = _collect(answering, given.logdir, given.seconds)
-    print(
-        f"{len(found)} of {len(addresses)} servers were profiled for {given.seconds:g} s: {os.path.dirname(found[0])}"
-    )
-    print(f"To see them: tensorboard --logdir {given.logdir}")
-    return 0 if len(found) == len(addresses) else 1
+    files = _collect(answering, options.logdir, options.seconds)
+    count = f"{len(files)} of {len(addresses)} servers"
+    print(f"{count} were profiled for {options.seconds:g} s: {os.path.dirname(files[0])}")
+    print(f"To see them: tensorboard --logdir {options.logdir}")
+    return 0 if len(files) == len(addresses) else 1
 
 
 def _folder(text: str) -> str:
@@ -113,11 +219,11 @@ def _address(text: str) -> str:
     return text
 
 
-def _addresses(given: Sequence[str], pid: int | None) -> list[str]:
-    if given and pid is not None:
+def _addresses(addresses: Sequence[str], pid: int | None) -> list[str]:
+    if addresses and pid is not None:
         raise LaunchError("--pid cannot be given beside addresses.")
-    if given:
-        return [*given]
+    if addresses:
+        return [*addresses]
     text = os.environ.get("TF_CONFIG", "") if pid is None else _variable_of(pid, "TF_CONFIG")
     if not text.strip():
         where = "TF_CONFIG is not set" if pid is None else f"the process {pid} has no TF_CONFIG"
@@ -136,26 +242,24 @@ def _variable_of(pid: int, name: str) -> str:
 
 
 def _silent(addresses: Sequence[str]) -> dict[str, str]:
-    """Returns why some of the servers do not answer, by address."""
-    silent = []
-    for address in addresses:
-        with TaskProbe(address) as probe:
-            if probe.status(_PROBE_TIMEOUT) is None:
-                silent.append(address)
+    """Probes all servers at the same time; returns why some do not answer, by address."""
+    with contextlib.ExitStack() as opened:
+        probes = {address: opened.enter_context(TaskProbe(address)) for address in addresses}
+        results = {address: probe.begin_status(_PROBE_TIMEOUT) for address, probe in probes.items()}
+        silent = [address for address, result in results.items() if result() is None]
     return {address: obstacle.value for address, obstacle in find_obstacles(silent).items()}
 
 
 def _collect(addresses: Sequence[str], logdir: str, seconds: float) -> list[str]:
-    """Profiles the servers at once; returns the files, one for each server that has answered."""
+    """Profiles the servers at the same time; returns the files, one for each server that has answered."""
     # The outcome is reported below; TensorFlow would log each call.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import tensorflow as tf
 
     def profiles() -> set[str]:
         folders = tf.io.gfile.walk(os.path.join(logdir, "plugins", "profile"))
-        return {
-            os.path.join(folder, name) for folder, _, names in folders for name in names if name.endswith(".xplane.pb")
-        }
+        files = (os.path.join(folder, name) for folder, _, names in folders for name in names)
+        return {file for file in files if file.endswith(".xplane.pb")}
 
     before = profiles()
     try:
@@ -163,7 +267,6 @@ def _collect(addresses: Sequence[str], logdir: str, seconds: float) -> list[str]
         tf.profiler.experimental.client.trace(services, logdir, round(1000 * seconds), num_tracing_attempts=1)
     except (RuntimeError, tf.errors.OpError) as error:
         raise LaunchError(f"The servers could not be profiled: {str(error).partition(chr(10))[0]}") from None
-    found = sorted(profiles() - before)
-    if not found:
+    if not (new := sorted(profiles() - before)):
         raise LaunchError(f"The servers have answered, but there is no profile in {logdir}.")
-    return found
+    return new

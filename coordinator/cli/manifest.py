@@ -8,8 +8,8 @@ from typing import Any
 from coordinator.errors import LaunchError
 from coordinator.launch.kubernetes_manifests import KubernetesJob, Object
 
-# What every version of YAML takes for text without quotes, unless it is a word for true, false or nothing. Kubernetes
-# reads other numbers than PyYAML writes in quotes, such as 1e3 and 0o7.
+# Text that needs no quotes in any version of YAML, unless it is a word for true, false or nothing. Kubernetes also
+# reads text as a number that PyYAML writes without quotes, such as 1e3 and 0o7.
 _PLAIN = re.compile(r"(?![yn]$)[a-z/].*", re.IGNORECASE | re.DOTALL)
 
 
@@ -21,14 +21,10 @@ def add_manifest(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     text = "print the objects for `kubectl apply -f -`: the program, its workers and its parameter servers"
     usage = "coordinator manifest kubernetes --name NAME --image IMAGE [options] [COMMAND [ARGUMENT ...]]"
-    # What is not given is left to the defaults of `KubernetesJob`.
+    # `KubernetesJob` has the defaults.
+    no_default = argparse.SUPPRESS
     printing = kinds.add_parser(
-        "kubernetes",
-        help=text,
-        description=text,
-        usage=usage,
-        allow_abbrev=False,
-        argument_default=argparse.SUPPRESS,
+        "kubernetes", help=text, description=text, usage=usage, allow_abbrev=False, argument_default=no_default
     )
     printing.add_argument("--name", required=True, metavar="NAME", help="of the job; names of objects begin with it")
     printing.add_argument("--image", required=True, metavar="IMAGE", help="a container image with this library")
@@ -45,36 +41,24 @@ def add_manifest(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     printing.add_argument("command_line", nargs=argparse.REMAINDER, metavar="COMMAND", help=text)
 
 
-def manifest(given: argparse.Namespace) -> int:
-    """Runs the command: prints the objects as YAML.
-
-    Returns:
-      The exit code.
-
-    Raises:
-      SettingError: an argument is not valid.
-    """
-    settings = vars(given)
+def manifest(options: argparse.Namespace) -> int:
+    """Runs the command: prints the objects as YAML; returns its exit code."""
+    settings = vars(options)
     del settings["kind"]
     command = settings.pop("command_line")
     if command[:1] == ["--"]:
         del command[0]
     for text in (*settings.values(), *command):
-        if isinstance(text, str) and not text.isascii():
-            _check_text(text)
+        try:
+            str(text).encode()
+        except UnicodeEncodeError:
+            raise LaunchError(f"{text!r} is not UTF-8, as all text of Kubernetes is.") from None
     print(yaml_of(KubernetesJob(command=command, **settings).objects()), end="")
     return 0
 
 
-def _check_text(text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise LaunchError(f"{text!r} is not UTF-8, as all text of Kubernetes is.") from None
-
-
 def yaml_of(objects: Iterable[Object]) -> str:
-    """Returns objects as documents in YAML, which every version of it reads alike."""
+    """Returns objects as documents in YAML, in the form that all versions of YAML read in the same way."""
     # No other command needs it.
     import yaml
 

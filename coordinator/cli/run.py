@@ -27,106 +27,71 @@ def add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     usage = (
         "coordinator run [options] PROGRAM [ARGUMENT ...]\n       coordinator run [options] -m MODULE [ARGUMENT ...]"
     )
-    # What is not given is left to the defaults of `RunRequest`.
+    # `RunRequest` has the defaults.
     running = commands.add_parser(
         "run", help=text, description=text, usage=usage, allow_abbrev=False, argument_default=argparse.SUPPRESS
     )
     running.add_argument("--workers", type=int, metavar="N", help="worker servers (default 1)")
     running.add_argument("--ps", type=int, metavar="N", help="parameter servers (default 1)")
-    running.add_argument(
-        "--hosts", metavar="HOST:N,...", help="start the servers on these hosts by ssh, with N workers on each"
-    )
-    running.add_argument(
-        "--hostfile", type=local_file, metavar="FILE", help="the same, from a file with lines such as `a slots=2`"
-    )
-    running.add_argument(
-        "--ps-hosts",
-        metavar="HOST:N,...",
-        help="the hosts of the parameter servers (default: those of the workers, in turn)",
-    )
-    running.add_argument(
-        "--ssh", metavar="COMMAND", help='reach hosts with this command, such as "ssh -p 2222 -i key" (default ssh)'
-    )
-    running.add_argument(
-        "--gpus-per-worker",
-        type=int,
-        metavar="N",
-        help="give each worker N GPUs that no other process sees (default: every worker sees all)",
-    )
-    running.add_argument(
-        "--restarts",
-        type=int,
-        metavar="N",
-        help="start the program again, up to N times, when it is killed or fails; the servers keep running (default 0)",
-    )
-    running.add_argument(
-        "--evaluator-workers",
-        type=int,
-        metavar="N",
-        help="run it as evaluator with a separate cluster: N workers and a parameter server (default 0: none)",
-    )
-    running.add_argument(
-        "--log-dir",
-        type=local_file,
-        metavar="FOLDER",
-        help="keep the logs in a folder there, one for each run: of the servers, and of TensorFlow's C++ code in the "
-        "program",
-    )
-    running.add_argument(
-        "--tee",
-        action="store_true",
-        help="write what the program prints to the logs, too, and show all that the servers log",
-    )
-    running.add_argument(
-        "--verbose",
-        action="store_true",
-        help="show what TensorFlow's C++ code logs in the program, and log it in servers",
-    )
-    running.add_argument(
-        "--env", type=_variable, action="append", metavar="NAME=VALUE", help="set a variable of all processes"
-    )
+    text = "start the servers on these hosts by ssh, with N workers on each"
+    running.add_argument("--hosts", metavar="HOST:N,...", help=text)
+    text = "the same, from a file with lines such as `a slots=2`"
+    running.add_argument("--hostfile", type=local_file, metavar="FILE", help=text)
+    text = "the hosts of the parameter servers (default: those of the workers, in turn)"
+    running.add_argument("--ps-hosts", metavar="HOST:N,...", help=text)
+    text = 'reach hosts with this command, such as "ssh -p 2222 -i key" (default ssh)'
+    running.add_argument("--ssh", metavar="COMMAND", help=text)
+    text = "give each worker N GPUs that no other process sees (default: every worker sees all)"
+    running.add_argument("--gpus-per-worker", type=int, metavar="N", help=text)
+    text = "start the program again, up to N times, when it is killed or fails; the servers keep running (default 0)"
+    running.add_argument("--restarts", type=int, metavar="N", help=text)
+    text = "run it as evaluator with a separate cluster: N workers and a parameter server (default 0: none)"
+    running.add_argument("--evaluator-workers", type=int, metavar="N", help=text)
+    _add_outputs(running)
     running.add_argument("--dry-run", action="store_true", help="print the command of each process, and start none")
     add_program(running)
 
 
+def _add_outputs(running: argparse.ArgumentParser) -> None:
+    text = (
+        "keep the logs in a folder there, one for each run: of the servers, and of TensorFlow's C++ code in the program"
+    )
+    running.add_argument("--log-dir", type=local_file, metavar="FOLDER", help=text)
+    text = "write what the program prints to the logs, too, and show all that the servers log"
+    running.add_argument("--tee", action="store_true", help=text)
+    text = "show what TensorFlow's C++ code logs in the program, and log it in servers"
+    running.add_argument("--verbose", action="store_true", help=text)
+    text = "set a variable of all processes"
+    running.add_argument("--env", type=_variable, action="append", metavar="NAME=VALUE", help=text)
+
+
 def add_program(parser: argparse.ArgumentParser) -> None:
     """Adds the options that all commands have which run a program on a cluster, and then the program."""
-    parser.add_argument(
-        "--server-restarts",
-        type=int,
-        metavar="N",
-        help="start a server that ends again, up to N times each; `restore_from` then brings back the variables of a "
-        "parameter server (default 3)",
-    )
+    text = "start a server that ends again, up to N times each; `restore_from` then brings back the variables of a "
+    text += "parameter server (default 3)"
+    parser.add_argument("--server-restarts", type=int, metavar="N", help=text)
     parser.add_argument("--evaluator", action="store_true", help="run the program once more, as evaluator")
-    parser.add_argument(
-        "--evaluator-timeout",
-        type=float,
-        metavar="SECONDS",
-        help="how long the evaluator may run after the chief has ended (default 300)",
+    text = "how long the evaluator may run after the chief has ended (default 300)"
+    parser.add_argument("--evaluator-timeout", type=float, metavar="SECONDS", help=text)
+    text = "how long the servers may take until they answer (default 120)"
+    parser.add_argument("--start-timeout", type=float, metavar="SECONDS", help=text)
+    text = (
+        "show on a page what happens; alone, or with HOST:PORT (default 127.0.0.1:0, any port). HOST:PORT/TOKEN shows "
     )
-    parser.add_argument(
-        "--start-timeout",
-        type=float,
-        metavar="SECONDS",
-        help="how long the servers may take until they answer (default 120)",
-    )
-    parser.add_argument(
-        "--dashboard",
-        metavar="[HOST:PORT]",
-        type=lambda text: _ANY_PORT if text == _DEFAULT else text,
-        help="show on a page what happens; alone, or with HOST:PORT (default 127.0.0.1:0, any port). HOST:PORT/TOKEN "
-        "shows the token to all users of the machine",
-    )
+    text += "the token to all users of the machine"
+    parser.add_argument("--dashboard", type=_page_address, metavar="[HOST:PORT]", help=text)
     add_token_file(parser)
     parser.add_argument("--trace", type=local_file, metavar="FILE", help="write a trace for the Perfetto UI")
     parser.add_argument("-m", "--module", action="store_true", help="the program is a module, as for `python -m`")
     parser.add_argument("program", metavar="PROGRAM", help="a Python program")
-    rest = parser.add_argument(
-        "arguments", nargs=argparse.REMAINDER, type=_argument, metavar="ARGUMENT", help="passed to the program"
-    )
+    text = "passed to the program"
+    rest = parser.add_argument("arguments", nargs=argparse.REMAINDER, type=_argument, metavar="ARGUMENT", help=text)
     # Otherwise a missing program is reported as two missing arguments.
     rest.required = False
+
+
+def _page_address(text: str) -> str:
+    return _ANY_PORT if text == _DEFAULT else text
 
 
 def with_dashboard_address(arguments: Sequence[str]) -> list[str]:
@@ -147,27 +112,23 @@ def _is_address(text: str) -> bool:
 
 
 def with_token(address: str | None, path: pathlib.Path | None, environment: Mapping[str, str]) -> str | None:
-    """Returns the address of the dashboard with the token that the file or the environment has, unless it has one.
-
-    Raises:
-      LaunchError: there is no such token, or a file without a dashboard.
-    """
+    """Returns the address of the dashboard, with the token of the file or of the environment unless it has a token."""
     if address is None:
         if path is not None:
             raise LaunchError("--token-file needs --dashboard.")
         return None
     if not _is_address(address):
-        # It is refused with all else.
+        # `RunRequest` refuses it.
         return address
-    found = parse_page_address(address, "--dashboard")
-    if found.token and path is not None:
+    page = parse_page_address(address, "--dashboard")
+    if page.token and path is not None:
         raise LaunchError("--token-file cannot be given beside a token in --dashboard.")
-    token = "" if found.token else chosen_token(path, environment)
-    return str(found._replace(token=token)) if token else address
+    token = "" if page.token else chosen_token(path, environment)
+    return str(page._replace(token=token)) if token else address
 
 
 def _argument(text: str) -> str:
-    # What follows the program is passed on as it was.
+    # The program gets its arguments unchanged.
     return text.removesuffix(f"={_DEFAULT}")
 
 
@@ -178,18 +139,9 @@ def _variable(text: str) -> tuple[str, str]:
     return name, value
 
 
-def run(given: argparse.Namespace) -> int:
-    """Runs the command.
-
-    Returns:
-      The exit code, see `run_request`.
-
-    Raises:
-      ClusterSpecError: there is no worker, or no parameter server.
-      LaunchError: options do not go together, there is no such program, or see `run_request`.
-      SettingError: hosts are not of the form `a:2,b:4`, or a number is out of bounds.
-    """
-    return run_request(_requested(given), without_token(os.environ))
+def run(options: argparse.Namespace) -> int:
+    """Runs the command; returns its exit code."""
+    return run_request(_requested(options), without_token(os.environ))
 
 
 def run_request(request: RunRequest, environment: Mapping[str, str]) -> int:
@@ -204,8 +156,8 @@ def run_request(request: RunRequest, environment: Mapping[str, str]) -> int:
       chief or this command; 1 when a server did not start.
 
     Raises:
-      LaunchError: the log folder or a process could not be created, there are too few GPUs or ports, or a
-        host cannot be used.
+      LaunchError: the log folder or a process could not be created, there are too few GPUs or ports, or a host cannot
+        be used.
     """
     console = Console(sys.stdout, sys.stderr)
     if request.dry_run:
@@ -225,8 +177,8 @@ def run_request(request: RunRequest, environment: Mapping[str, str]) -> int:
             shutil.rmtree(log_folder, ignore_errors=True)
 
 
-def _requested(given: argparse.Namespace) -> RunRequest:
-    values: dict[str, Any] = {name: tuple(of) if isinstance(of, list) else of for name, of in vars(given).items()}
+def _requested(options: argparse.Namespace) -> RunRequest:
+    values: dict[str, Any] = {name: tuple(of) if isinstance(of, list) else of for name, of in vars(options).items()}
     values["dashboard"] = with_token(values.get("dashboard"), values.pop("token_file", None), os.environ)
     path = values.pop("hostfile", None)
     if path is not None:

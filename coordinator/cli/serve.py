@@ -1,4 +1,4 @@
-"""`coordinator serve`: one server of a cluster."""
+"""`coordinator serve` and `coordinator slurm`: one server of a cluster, and one task of a Slurm step."""
 
 import argparse
 import math
@@ -35,13 +35,9 @@ def add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     serving.add_argument("--exit-with-parent", type=float, nargs="?", const=math.inf, metavar="SECONDS", help=text)
 
 
-def serve(given: argparse.Namespace) -> int:
-    """Runs the server until a signal ends it, or what it depends on has ended.
-
-    Returns:
-      The exit code: 2 if it cannot serve, after a line that says why.
-    """
-    return serve_task(os.environ, **vars(given))
+def serve(options: argparse.Namespace) -> int:
+    """Runs the server until a signal ends it, or its client or parent has ended; returns 2 if it cannot serve."""
+    return serve_task(os.environ, **vars(options))
 
 
 _FAILED, _UNUSABLE = 1, 2
@@ -51,7 +47,7 @@ def add_slurm(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     """Adds the command."""
     text = "run a program on a cluster of the tasks of a Slurm step: one is the program's, the others are servers"
     usage = "srun --ntasks N coordinator slurm [options] PROGRAM [ARGUMENT ...]"
-    # What is not given is left to the defaults of `RunRequest`.
+    # `RunRequest` has the defaults.
     parser = commands.add_parser(
         "slurm", help=text, description=text, usage=usage, allow_abbrev=False, argument_default=argparse.SUPPRESS
     )
@@ -59,25 +55,20 @@ def add_slurm(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     add_program(parser)
 
 
-def slurm(given: argparse.Namespace) -> int:
-    """Runs one task.
+def slurm(options: argparse.Namespace) -> int:
+    """Runs one task; returns its exit code.
 
-    Returns:
-      The exit code. That of the task with the program is the program's, or 128 + n if signal n ended it; 1 if a server
-      did not start.
-
-    Raises:
-      LaunchError: this is no task of a step.
+    The task with the program returns the program's code, 128 + n if signal n ended it, or 1 if a server did not start.
     """
     # Tasks on other nodes than the program's need not have its files.
-    options: dict[str, Any] = {**vars(given), "arguments": tuple(given.arguments), "looks_for_files": False}
+    settings: dict[str, Any] = {**vars(options), "arguments": tuple(options.arguments), "looks_for_files": False}
     step = SlurmStep.from_environment(os.environ)
     try:
-        path = options.pop("token_file", None)
+        path = settings.pop("token_file", None)
         if step.rank == 0:
             # Other nodes need not have the file.
-            options["dashboard"] = with_token(options.get("dashboard"), path, os.environ)
-        request = RunRequest(**options)
+            settings["dashboard"] = with_token(settings.get("dashboard"), path, os.environ)
+        request = RunRequest(**settings)
         workers = step.workers(request.ps, evaluator=request.evaluator)
     except (ClusterSpecError, LaunchError, SettingError):
         # All tasks find the same: one says it.
@@ -86,7 +77,7 @@ def slurm(given: argparse.Namespace) -> int:
         return _UNUSABLE
     console = Console(sys.stdout, sys.stderr)
     try:
-        request = RunRequest(**options, workers=workers)
+        request = RunRequest(**settings, workers=workers)
         return SlurmTask(step, request, without_token(os.environ), console).run()
     except LaunchError as error:
         console.say(str(error))

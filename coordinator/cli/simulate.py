@@ -1,10 +1,11 @@
 """`coordinator simulate`: simulates clusters, and prints and draws the results."""
 
 import argparse
+import contextlib
 import json
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from coordinator.cli.arguments import local_file
@@ -45,9 +46,8 @@ def _add_cluster(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--workers", type=int, metavar="N", help="workers (default 4)")
     group.add_argument("--ps", type=int, metavar="N", help="parameter servers (default 1)")
     group.add_argument("--compute", metavar="TIMES", help=f"computation of a step: {_TIME} (default 50ms)")
-    group.add_argument(
-        "--dispatch", metavar="TIMES", help="time between two steps of a worker: a distribution (default 0)"
-    )
+    text = "time between two steps of a worker: a distribution (default 0)"
+    group.add_argument("--dispatch", metavar="TIMES", help=text)
     group.add_argument("--latency", metavar="TIMES", help="of a message, one way: a distribution (default 0)")
     group.add_argument("--bandwidth", metavar="RATE", help="of every link, such as 10Gbit (default inf)")
     group.add_argument("--model-bytes", metavar="SIZE", help="size of a pull, such as 100MB (default 0)")
@@ -59,17 +59,13 @@ def _add_cluster(group: "argparse._ArgumentGroup") -> None:
 def _add_rules(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--rule", metavar="RULE", help=f"one of {_RULES} (default asynchronous)")
     group.add_argument("--lr-staleness-modulation", action="store_true", default=None, help="rate / staleness")
-    group.add_argument(
-        "--grads-to-wait", metavar="N", help="gradients per update, or the word workers (synchronous: all; else 1)"
-    )
+    text = "gradients per update, or the word workers (synchronous: all; else 1)"
+    group.add_argument("--grads-to-wait", metavar="N", help=text)
     group.add_argument("--get-model-frequency", type=int, metavar="N", help="steps per pull (default 1)")
     group.add_argument("--max-lead", type=int, metavar="N", help="steps before the slowest, 1 or more (default any)")
     group.add_argument("--max-delay", metavar="N", help="the largest staleness of bounded_delay, or inf")
-    group.add_argument(
-        "--delay",
-        metavar="TIME",
-        help="before a delayed gradient is applied: 0.5s, inf, a distribution, or one for each worker: 0s/0.5s",
-    )
+    text = "before a delayed gradient is applied: 0.5s, inf, a distribution, or one for each worker: 0s/0.5s"
+    group.add_argument("--delay", metavar="TIME", help=text)
     group.add_argument("--period", metavar="TIME", help="between two averagings of a worker (default 0)")
     group.add_argument("--warmup-steps", type=int, metavar="N", help="before averaging begins (default 0)")
 
@@ -102,16 +98,12 @@ def _add_run(group: "argparse._ArgumentGroup") -> None:
 Series = list[tuple[str, list["Result"]]]
 
 
-def simulate(given: argparse.Namespace) -> int:
-    """Runs the command with the given options, and returns the exit code.
-
-    Raises:
-      SettingError: an option is wrong.
-    """
+def simulate(options: argparse.Namespace) -> int:
+    """Runs the command; returns its exit code."""
     from coordinator.simulation.request import Request
 
-    request = Request.of(vars(given))
-    if given.trace is not None and (request.sweep or len(request.rules) > 1):
+    request = Request.of(vars(options))
+    if options.trace is not None and (request.sweep or len(request.rules) > 1):
         raise SettingError("trace", "is of one simulation: leave out --sweep and --compare.")
     series = _series(request)
     print(_text(request, series))
@@ -119,12 +111,12 @@ def simulate(given: argparse.Namespace) -> int:
         from coordinator.dashboard.scale_advice import scale_advice
 
         print(f"advice: {scale_advice(request.calibration.load).text}")
-    if given.json is not None:
-        _write_json(given, request, series)
-    if given.plot is not None:
-        _draw(given, request, series)
-    if given.trace is not None:
-        _write_trace(given.trace, series)
+    if options.json is not None:
+        _write_json(options, request, series)
+    if options.plot is not None:
+        _draw(options, request, series)
+    if options.trace is not None:
+        _write_trace(options.trace, series)
     return 0
 
 
@@ -153,7 +145,7 @@ def _text(request: "Request", series: Series) -> str:
     return "\n".join([summary(result), *(f"note: {sentence}" for sentence in advice(result))])
 
 
-def _draw(given: argparse.Namespace, request: "Request", series: Series) -> None:
+def _draw(options: argparse.Namespace, request: "Request", series: Series) -> None:
     from coordinator.simulation import picture
 
     if request.sweep:
@@ -162,19 +154,17 @@ def _draw(given: argparse.Namespace, request: "Request", series: Series) -> None
         figure = picture.comparison([(str(result.setting.rule), result) for _, (result,) in series])
     else:
         figure = picture.picture(series[0][1][0])
-    picture.save(figure, given.plot)
+    picture.save(figure, options.plot)
 
 
 def _write_trace(path: pathlib.Path, series: Series) -> None:
     from coordinator.simulation.result import write_trace
 
-    try:
+    with _refused("trace", path):
         write_trace(series[0][1][0], path)
-    except OSError as error:
-        raise SettingError("trace", f"cannot be written to {path}: {error}") from error
 
 
-def _write_json(given: argparse.Namespace, request: "Request", series: Series) -> None:
+def _write_json(options: argparse.Namespace, request: "Request", series: Series) -> None:
     records = [
         {"rule": str(result.setting.rule), "workers": result.setting.workers, "ps": result.setting.ps}
         | ({request.sweep.name: value} if request.sweep else {})
@@ -182,7 +172,14 @@ def _write_json(given: argparse.Namespace, request: "Request", series: Series) -
         for _, results in series
         for value, result in zip(request.sweep.values if request.sweep else (None,), results, strict=True)
     ]
+    with _refused("json", options.json):
+        options.json.write_text(json.dumps(records, indent=2) + "\n", encoding="utf-8")
+
+
+@contextlib.contextmanager
+def _refused(option: str, path: pathlib.Path) -> Iterator[None]:
+    """Raises SettingError if the file of an option cannot be written within the scope."""
     try:
-        given.json.write_text(json.dumps(records, indent=2) + "\n", encoding="utf-8")
+        yield
     except OSError as error:
-        raise SettingError("json", f"cannot be written to {given.json}: {error}") from error
+        raise SettingError(option, f"cannot be written to {path}: {error}") from error

@@ -1,4 +1,4 @@
-"""`coordinator top`: what the dashboard of a running program shows, in a terminal."""
+"""`coordinator top`: shows in a terminal what the dashboard of a running program shows."""
 
 import argparse
 import http.client
@@ -26,7 +26,7 @@ from coordinator.version import __version__
 _COLORS = {"live": "green", "lost": "bold red", "stopped": "dim", "good": "green", "error": "red", "warning": "yellow"}
 _BARS = " ▁▂▃▄▅▆▇█"
 _MOST_EVENTS = 6
-# What is around the table of workers: headline, its frame and its head, advice, events, servers.
+# The lines around the table of workers: headline, its frame and its head, advice, events, servers.
 _OTHER_LINES = 22
 # A narrower terminal has no room for all columns.
 _WIDE = 100
@@ -35,13 +35,13 @@ State = Mapping[str, Any]
 
 
 def screen_of(state: State, width: int, height: int | None = None, missed: int = 0) -> RenderableType:
-    """Returns what is shown of a state.
+    """Draws a state.
 
     Args:
-      state: what `/api/state` returns.
+      state: the answer of `/api/state`.
       width: of the terminal, in characters.
       height: of the terminal, in lines; None for any.
-      missed: how often no newer state could be read.
+      missed: how many attempts to read a newer state have failed.
     """
     most_workers = None if height is None else max(3, height - _OTHER_LINES - len(state["servers"]))
     parts = [_headline(state, missed), _workers(state, most_workers, is_narrow=width < _WIDE)]
@@ -83,7 +83,7 @@ def _workers(state: State, most: int | None, *, is_narrow: bool) -> RenderableTy
         table.add_column(name, no_wrap=True, ratio=1 if name == "runs" else None)
     for name in ("for", "steps/s", "idle", "failed", "losses", *(() if is_narrow else ("retried", "of fastest"))):
         table.add_column(name, justify="right", no_wrap=True)
-    # Those that need a look come first where there is no room for all.
+    # If there is no room for all workers, those that do not work come first.
     workers = sorted(state["workers"], key=lambda row: row["state"] == "live") if most else state["workers"]
     for row in workers[:most]:
         calls = f" x {row['calls']}" if row["calls"] > 1 else ""
@@ -151,7 +151,7 @@ _INTERVAL, _TIMEOUT = 1.0, 5.0
 _MOST_MISSED = 15
 # Not a URL, no answer, or not a dashboard.
 _ERRORS = (OSError, ValueError, RecursionError, http.client.HTTPException)
-# What another version, or another service, may have in place of a number, a text or a list.
+# Errors when another version, or another service, has other values than numbers, text and lists.
 _STRANGE = (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError)
 # The page is on this machine or at the end of a tunnel, never behind a proxy.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -167,24 +167,17 @@ def add_top(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     add_token_file(showing)
 
 
-def top(given: argparse.Namespace) -> int:
-    """Runs the command until the program or the user ends it.
-
-    Returns:
-      The exit code.
-
-    Raises:
-      LaunchError: there is no dashboard at that address.
-    """
+def top(options: argparse.Namespace) -> int:
+    """Runs the command until the program or the user ends it; returns its exit code."""
     from rich.console import Console
 
     console = Console()
     try:
-        url = _with_token(given.url, given.token_file)
+        url = _with_token(options.url, options.token_file)
         state = _read(url)
     except _ERRORS as error:
-        raise LaunchError(f"there is no dashboard at {given.url}: {_reason(error)}.") from None
-    if given.once:
+        raise LaunchError(f"there is no dashboard at {options.url}: {_reason(error)}.") from None
+    if options.once:
         console.print(_screen(state, console.width))
         return 0
     try:
@@ -211,11 +204,7 @@ def _show(console: Any, url: str, state: Any) -> None:
 
 
 def _screen(state: Any, width: int, height: int | None = None, missed: int = 0) -> Any:
-    """Returns what is shown of a state.
-
-    Raises:
-      LaunchError: it is not that of a dashboard of this version.
-    """
+    """Draws a state; raises LaunchError if it does not come from a dashboard of this version."""
     try:
         return screen_of(state, width, height, missed)
     except KeyError as error:
@@ -241,7 +230,7 @@ def _read(url: str) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    """Returns what is wrong with the address, as its server or the system says."""
+    """Returns why the address cannot be read, in the words of its server or of the system."""
     if isinstance(error, urllib.error.HTTPError):
         return error.read().decode(errors="replace").strip().rstrip(".") or str(error)
     reason = getattr(error, "reason", error)

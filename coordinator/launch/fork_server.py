@@ -2,13 +2,13 @@
 
     python -m coordinator.launch.fork_server    its standard input is a socket; `server_starter.py` has the other end
 
-Loading TensorFlow is nearly all of what the start of a server takes; a server that is forked here starts in a fraction
+Loading TensorFlow takes nearly all the time of the start of a server. A server that is forked here starts in a fraction
 of a second, and shares the memory that holds TensorFlow. The fork server promises
 
 - that a forked server runs the same code as `coordinator serve` does;
 - to fork no server from a process with several threads, which a fork would stop in the middle of what they do, nor one
   with another environment than TensorFlow was loaded in: that server becomes a fresh process;
-- to report how each server ended, and not to fork one that is no longer wanted: its report is shut down;
+- to report how each server ended, and to fork none whose report was shut down, since it is no longer wanted;
 - to end, and all its servers with it, frozen ones too, as soon as the other end of the socket is closed.
 
 The fork server of `multiprocessing` with `set_forkserver_preload` was tried, and cannot replace it: each child imports
@@ -19,7 +19,6 @@ shares; and its resource tracker stays when the servers are closed.
 """
 
 import contextlib
-import dataclasses
 import gc
 import json
 import math
@@ -32,7 +31,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from coordinator.background_thread import start_once
 from coordinator.launch.serve import SERVE_COMMAND, load_tensorflow, serve, set_process_title
@@ -53,15 +52,8 @@ _THREAD_END_TIMEOUT = 1.0
 _POLL_INTERVAL = 0.001
 
 
-@dataclasses.dataclass(frozen=True)
-class _Child:
-    """A forked server.
-
-    Attributes:
-      pid: its id.
-      end: a pipe that it holds open at the other end.
-      report: the socket for reports of it, which is also its standard input.
-    """
+class _Child(NamedTuple):
+    """A forked server: its id, a pipe that it holds open, and the socket for its report, its standard input."""
 
     pid: int
     end: int
@@ -73,7 +65,7 @@ class ForkServer:
 
     Args:
       control: each message asks for one server, by descriptors: of its environment (a file, in JSON), of the folder to
-        run in, its log, and the socket for reports of it.
+        run in, of its log, and of the socket for reports about it.
     """
 
     def __init__(self, control: socket.socket):
@@ -102,7 +94,7 @@ class ForkServer:
         if not message:
             self._end()
         if len(descriptors) < _DESCRIPTORS:
-            # The kernel drops those for which there is no room. Nothing is reported of this server; the others run on.
+            # The kernel drops descriptors for which there is no room. Nothing is reported about this server.
             for descriptor in descriptors:
                 os.close(descriptor)
             print("coordinator: a request for a server was dropped: too many open files.", flush=True)
@@ -120,9 +112,9 @@ class ForkServer:
         Args:
           environment: its environment.
           folder: the folder that it runs in.
-          log: what it prints to.
-          report: where it is reported that the server begins, and its exit code; closing it says that it has ended.
-            The server reads it, and ends when it is closed at its other end.
+          log: the descriptor that it prints to.
+          report: takes the message that the server begins, and its exit code, and is then closed. The server reads it,
+            and ends when it is closed at its other end.
         """
         shutdown_poll = select.poll()
         shutdown_poll.register(report, select.POLLIN)
@@ -216,8 +208,7 @@ def _read_early(environment: Mapping[str, str]) -> dict[str, str]:
 def load_for_forking(control: socket.socket) -> bool:
     """Loads TensorFlow, and nothing that would make a fork of this process unsafe or large.
 
-    Args:
-      control: a socket; when its other end is closed meanwhile, this process ends at once.
+    If the other end of `control` is closed before it is loaded, this process ends.
 
     Returns:
       True if this process may be forked to become a server: TensorFlow is loaded, and started no thread.
@@ -231,9 +222,9 @@ def load_for_forking(control: socket.socket) -> bool:
             # Every server then tries for itself, and has this in its own log.
             traceback.print_exc()
             return False
-    # What was printed is not to be printed by each server once more.
+    # Otherwise each server would print the contents of the buffer once more.
     sys.stdout.flush()
-    # What the collector does not look at is not written to, and stays one copy for all servers.
+    # Objects that the collector does not look at are not written to, and stay one copy for all servers.
     gc.collect()
     gc.freeze()
     return _is_single_threaded()
@@ -241,7 +232,7 @@ def load_for_forking(control: socket.socket) -> bool:
 
 @contextlib.contextmanager
 def _ended_with(control: socket.socket) -> Iterator[None]:
-    """Ends this process, at once, if the other end of the socket is closed meanwhile."""
+    """Ends this process if the other end of the socket is closed within the scope."""
     done = os.eventfd(0)
 
     def watch() -> None:
@@ -273,5 +264,7 @@ def _is_single_threaded() -> bool:
 
 
 if __name__ == "__main__":
+    # It first takes note of the environment, to which the title adds a variable.
+    fork_server = ForkServer(socket.socket(fileno=0))
     set_process_title("coordinator fork server", "fork-server")
-    ForkServer(socket.socket(fileno=0)).run()
+    fork_server.run()

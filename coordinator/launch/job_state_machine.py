@@ -1,4 +1,4 @@
-"""What `coordinator run` does next: each event is a call, and leads to calls of a `Job`.
+"""Decides what `coordinator run` and `coordinator slurm` do next: each event is a call, and leads to calls of a `Job`.
 
     STARTING --servers ready--> RUNNING --chief ends with 0--> AWAITING_EVALUATOR
         |                        ^ |                                 |
@@ -10,16 +10,19 @@
         |                                          |
         +--signal, or a server fails--> ENDED <--no program is left--+
 
-It waits for nothing itself, so that a test gives any run as a sequence of calls. It promises to end: each state that
+On Slurm each task has a machine of its own, and a task whose chief runs elsewhere is told of its end.
+
+The machine waits for nothing, so that a test gives any run as a sequence of calls. It promises to end: each state that
 waits for a program to end has a deadline, after which the program is killed; and a chief that fails, or a server that
 ends, is started again a limited number of times, never after the run was interrupted. A server that has served is
-started again also while others still start. One that ends soon after its start is started again later each time. Starts
-that came to nothing, since its host could not be reached, do not count for some minutes.
+started again also while others still start. A server that ends soon after its start is started again later each time.
+Starts that failed since the host could not be reached do not count for some minutes.
 """
 
 import collections
 import enum
 import math
+import queue
 import signal
 import time
 from collections.abc import Callable, Collection
@@ -31,11 +34,12 @@ _IMPATIENT = (signal.SIGINT, signal.SIGQUIT)
 _NOTICE_AFTER = 10.0
 _SIGNAL_GRACE = 15.0
 _TERMINATE_GRACE = 5.0
-# A server that has run for this time after its last restart, in seconds, is started again at once.
+# A server that has run for this time after its last restart, in seconds, is started again without a delay.
 _STABLE_AFTER = 60.0
+# Other delays are 1, 2, 4, ... seconds, at most a minute.
 _SHORTEST_DELAY, _LONGEST_DELAY = 1.0, 60.0
-# How long after a server was lost its starts that came to nothing do not count, in seconds: a host may boot meanwhile,
-# and a server that only its connection was lost to holds the port for five minutes.
+# How long after the loss of a server its failed starts do not count, in seconds: its host may be booting, and a server
+# that has only lost its connection holds the port for five minutes.
 _HOST_TIMEOUT = 600.0
 
 
@@ -47,7 +51,7 @@ class Role(enum.Enum):
 
 
 class Job(Protocol):
-    """Carries out what is decided here."""
+    """Carries out the decisions of a state machine."""
 
     def report(self, text: str) -> None:
         """Reports to the user."""
@@ -75,36 +79,14 @@ class State(enum.Enum):
     ENDED = enum.auto()
 
 
-class RestartDelays:
-    """How long servers wait for each restart: first not at all, then 1, 2, 4, ... seconds, at most a minute.
-
-    Args:
-      clock: returns the time in seconds.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        # Of each server: when it was last to be started again, and after what delay.
-        self._last: dict[str, tuple[float, float]] = {}
-
-    def next(self, name: str) -> float:
-        """Returns the delay of the next restart of a server that has ended now, in seconds."""
-        now = self._clock()
-        started, delay = self._last.get(name, (-math.inf, 0.0))
-        is_stable = now - started > _STABLE_AFTER
-        delay = 0.0 if is_stable else min(max(_SHORTEST_DELAY, 2 * delay), _LONGEST_DELAY)
-        self._last[name] = now + delay, delay
-        return delay
-
-
 class JobStateMachine:
     """The state of one run.
 
     Args:
-      job: carries out what is to be done.
+      job: carries out the decisions.
       roles: the roles that the program has in it.
       evaluator_timeout: how long the evaluator may run after the chief has ended with code 0, in seconds.
-      restarts: how often a chief that fails is started again. The evaluator continues meanwhile.
+      restarts: how often a chief that fails is started again, while the evaluator continues.
       server_restarts: how often each server is started again.
       clock: returns the time in seconds.
 
@@ -136,8 +118,9 @@ class JobStateMachine:
         self._servers_restarted: collections.Counter[str] = collections.Counter()
         # When each server was lost that had served.
         self._lost: dict[str, float] = {}
-        self._delays = RestartDelays(clock)
-        # When servers are to be started again.
+        # The time of the last restart of each server, and its delay.
+        self._last_restart: dict[str, tuple[float, float]] = {}
+        # When servers are due to be started again.
         self._due: dict[str, float] = {}
         self._evaluator_timeout = evaluator_timeout
         self._evaluator_code = 0
@@ -151,7 +134,7 @@ class JobStateMachine:
         return min(times, default=None)
 
     def servers_ready(self) -> None:
-        """Starts the programs: every server answers that was not given up."""
+        """Starts the programs: every server answers, except servers that were given up."""
         if self.state is State.STARTING:
             self.state = State.RUNNING
             self._running = set(self._roles)
@@ -159,40 +142,48 @@ class JobStateMachine:
                 self._job.start(role)
 
     def servers_failed(self, reason: str) -> None:
-        """Ends the run: a server did not come up; `reason` says which and why."""
+        """Ends the run: a server did not start; `reason` says which one and why."""
         if self.state is State.STARTING:
             self._end(1)
             self._job.report(reason)
 
-    def server_ended(self, name: str, ending: str, consequence: str, log: str, *, has_served: bool = True) -> None:
-        """Starts a server again that ended although nothing here ended it, or reports what follows.
+    def server_ended(self, name: str, ending: str, consequence: str, log: str = "", *, has_served: bool = True) -> None:
+        """Starts a server again that ended unexpectedly, or reports what follows.
 
         Args:
           name: of the server.
           ending: how it ended, such as `by SIGKILL`.
           consequence: what follows if it is not started again.
-          log: the path of its log.
-          has_served: False if its last start came to nothing, perhaps because its host cannot be reached.
+          log: the path of its log, if it has one.
+          has_served: False if its last start failed, perhaps because its host cannot be reached.
         """
+        now = self._clock()
         if has_served:
-            self._lost[name] = self._clock()
-        is_counted = has_served or self._clock() - self._lost.get(name, -math.inf) > _HOST_TIMEOUT
-        what = f"{name} ended unexpectedly, {ending}"
+            self._lost[name] = now
+        is_counted = has_served or now - self._lost.get(name, -math.inf) > _HOST_TIMEOUT
+        what, end = f"{name} ended unexpectedly, {ending}", f". Its log: {log}" if log else "."
         is_needed = self.state not in (State.STOPPING, State.ENDED)
         if is_needed and (not is_counted or self._servers_restarted[name] < self._server_restarts):
             self._servers_restarted[name] += is_counted
             still = "" if is_counted else "still "
             count = f"{still}restart {self._servers_restarted[name]} of {self._server_restarts}"
-            delay = self._delays.next(name)
+            delay = self._next_delay(name, now)
             when = f" in {delay:g} s" if delay else ""
-            self._job.report(f"{what}: starting it again{when}, {count}. Its log: {log}")
+            self._job.report(f"{what}: starting it again{when}, {count}{end}")
             if delay:
-                self._due[name] = self._clock() + delay
+                self._due[name] = now + delay
             else:
                 self._job.start_server(name)
         else:
             self.given_up.add(name)
-            self._job.report(f"{what}; {consequence}. Its log: {log}")
+            self._job.report(f"{what}; {consequence}{end}")
+
+    def _next_delay(self, name: str, now: float) -> float:
+        """Returns the delay before the next restart of a server that has ended now, in seconds."""
+        last, delay = self._last_restart.get(name, (-math.inf, 0.0))
+        delay = 0.0 if now - last > _STABLE_AFTER else min(max(_SHORTEST_DELAY, 2 * delay), _LONGEST_DELAY)
+        self._last_restart[name] = now + delay, delay
+        return delay
 
     def signal_received(self, number: signal.Signals) -> None:
         """Passes on a signal that the command received, or ends the run."""
@@ -283,6 +274,17 @@ class JobStateMachine:
         self._due.clear()
         self.exit_code = exit_code
         self._deadline = None
+
+
+def run_to_end(machine: JobStateMachine, events: "queue.SimpleQueue[Callable[[], None]]") -> None:
+    """Makes the calls of a queue, and that of `time_passed` when it is due, until the run has ended."""
+    while machine.state is not State.ENDED:
+        deadline = machine.deadline
+        try:
+            event = events.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            event = machine.time_passed
+        event()
 
 
 def _ending(code: int) -> str:

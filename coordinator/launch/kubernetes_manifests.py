@@ -1,4 +1,4 @@
-"""The objects of a training on Kubernetes, as dictionaries: what `coordinator manifest kubernetes` prints.
+"""Creates the objects of a training on Kubernetes, as dictionaries, for `coordinator manifest kubernetes`.
 
     Service          names for all pods of the job, before they are ready
     StatefulSet      parameter servers, and one of workers: `kubectl scale` changes their number
@@ -6,7 +6,7 @@
     or JobSet        all three as Jobs, which end when the program has ended; their number is fixed
     PodDisruptionBudget, NetworkPolicy, ServiceAccount, Role, RoleBinding
 
-It promises that names, not addresses of pods, are used everywhere, and that the program finds the cluster in
+It promises to use the names of pods everywhere, and not their addresses, and that the program finds the cluster in
 `TF_CONFIG`.
 """
 
@@ -24,7 +24,7 @@ Object = dict[str, Any]
 _PORT = 2222
 _HEALTH_PORT = 8080
 _CHECKPOINTS = "/checkpoints"
-# May write to the claim, whatever user the image has: that of the Dockerfile by default.
+# The group that may write to the claim, for any user of the image; by default the group of the Dockerfile.
 _GROUP = 1000
 # Names of pods get up to 23 characters more, and have at most 63.
 _LONGEST_NAME = 40
@@ -34,7 +34,7 @@ _MOST_SERVERS = 100_000
 _PROGRAM_RESTARTS = 6
 # How often servers of a JobSet are: the set would fail with the first one that is not started again.
 _SERVER_RESTARTS = 1_000_000
-# From its deletion until a worker is told to end, in seconds: time to finish a step and to be removed from the cluster.
+# The time between a worker's deletion and its signal to end, in seconds: it finishes a step and leaves the cluster.
 _DRAINING_SECONDS = 10
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")

@@ -1,14 +1,13 @@
-"""What `coordinator run` does: a cluster, on this machine or on others, and the user's program in each of its roles.
+"""Runs a cluster, on this machine or on others, and the user's program in each of its roles, for `coordinator run`.
 
-    main thread     calls `JobStateMachine` for one event after the other, which calls the job to do what follows
+    main thread     calls `JobStateMachine` for each event in turn, which calls the job to carry out what follows
     signals         reports signals
-    server-output   reads the servers' logs (`log_files.py`)
-    servers-ready   waits until every server answers, those too that are started again meanwhile
+    server-output   reads the servers' logs
+    servers-ready   waits until every server answers, also one that has been started again
     server-end      one for each start of a server: waits for its end
     program-...     of each program: its end and its output (`program_process.py`)
 
-It promises that no thread and no process that it started is left when
-`run` returns or raises.
+It promises that no thread and no process that it started is left when `run` returns or raises.
 """
 
 import collections
@@ -20,14 +19,13 @@ import shlex
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
 from coordinator.addresses import PageAddress, parse_address, parse_page_address
 from coordinator.background_thread import start_once
 from coordinator.errors import LaunchError
-from coordinator.launch.job_state_machine import JobStateMachine, Role, State
+from coordinator.launch.job_state_machine import JobStateMachine, Role, State, run_to_end
 from coordinator.launch.program_process import Console, LogFollower, ProgramProcess, log_file
 from coordinator.launch.run_request import RunRequest
 from coordinator.launch.serve import SignalReader
@@ -53,14 +51,14 @@ class LocalJob:
       request: what to run.
       log_folder: an existing folder for the servers' logs.
       environment: the environment that all processes inherit.
-      console: reports to the user what happens.
+      console: takes messages to the user.
 
     Raises:
       LaunchError: there are too few GPUs or ports, or a host cannot be used.
 
     Attributes:
       is_log_needed: a server failed, so that its log is worth keeping.
-      dashboard: where the program shows what happens, over all its starts; None for nowhere.
+      dashboard: the address of the dashboard, the same for all starts of the program; None without a dashboard.
     """
 
     def __init__(self, request: RunRequest, log_folder: pathlib.Path, environment: Mapping[str, str], console: Console):
@@ -78,7 +76,7 @@ class LocalJob:
         self._servers = self._create_servers()
         self.dashboard: PageAddress | None = None
         if request.dashboard is not None:
-            taken = [each for jobs in self._clusters.values() for tasks in jobs.values() for each in tasks]
+            taken = {address for cluster in self._clusters.values() for job in cluster.values() for address in job}
             self.dashboard = dashboard_address(request.dashboard, taken)
         self._programs: dict[Role, ProgramProcess] = {}
         self._starts: collections.Counter[Role] = collections.Counter()
@@ -97,10 +95,12 @@ class LocalJob:
             self._clusters, self._hosts = dict.fromkeys(roles, on_hosts.addresses), on_hosts.starters
             worker_gpus = on_hosts.worker_gpus
         else:
-            self._clusters = _clusters(request, roles)
-            worker_gpus, self._evaluator_gpus = self._divided_gpus()
-        of_training, gpus = self._clusters[Role.CHIEF], worker_gpus[: request.workers]
-        servers = LocalServers(of_training, self._log_folder, self._environment, gpus, self._hosts)
+            self._clusters, worker_gpus = _clusters(request, roles), []
+            if (per_worker := request.gpus_per_worker) is not None:
+                gpus, workers = visible_gpus(self._environment), request.workers + request.evaluator_workers
+                worker_gpus, self._evaluator_gpus = divide_gpus(gpus, workers, per_worker, "this machine has")
+        of_training, own_gpus = self._clusters[Role.CHIEF], worker_gpus[: request.workers]
+        servers = LocalServers(of_training, self._log_folder, self._environment, own_gpus, self._hosts)
         if request.evaluator_workers:
             own = self._clusters[Role.EVALUATOR]
             servers.add_cluster(own, Role.EVALUATOR.value, worker_gpus[request.workers :])
@@ -117,7 +117,7 @@ class LocalJob:
             with SignalReader(_SIGNALS, lambda number: self._events.put(partial(machine.signal_received, number))):
                 self._run_to_end()
         except LaunchError:
-            # It may be due to a signal that came before: Ctrl-C also ends a process that has no session yet.
+            # The cause may be an earlier signal: Ctrl-C also ends a process that has no session yet.
             while machine.state is State.STARTING and not self._events.empty():
                 self._events.get()()
             if machine.state is not State.ENDED:
@@ -133,17 +133,9 @@ class LocalJob:
                     self._follow_log(server)
                 self._watch_server(server)
             self._start_thread("coordinator-servers-ready", self._wait_servers_ready)
-            while self._state_machine.state is not State.ENDED:
-                self._next_event()()
+            run_to_end(self._state_machine, self._events)
         finally:
             self._close()
-
-    def _next_event(self) -> Callable[[], None]:
-        deadline = self._state_machine.deadline
-        try:
-            return self._events.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
-        except queue.Empty:
-            return self._state_machine.time_passed
 
     def report(self, text: str) -> None:
         """Reports to the user."""
@@ -153,7 +145,26 @@ class LocalJob:
         """Starts the program in a role, once more if it has ended there."""
         if role in self._programs:
             self._programs[role].close()
-        self._programs[role] = self._start_program(role)
+        environment = self._program_environment(role)
+        log_path = log_file(self._log_folder, f"{role.value}-0", self._starts[role])
+        self._starts[role] += 1
+        if self._request.log_dir is None:
+            # The terminal does not show errors that TensorFlow logs either: the strategy reports the important ones,
+            # and only the first line of such a message can be told from the program's output.
+            environment[_LOG_LEVEL] = self._environment.get(_LOG_LEVEL, "3")
+        if role is Role.EVALUATOR:
+            # Its output is a pipe, which Python would fill by the block.
+            environment["PYTHONUNBUFFERED"] = "1"
+        self._programs[role] = ProgramProcess(
+            self._request.command,
+            environment,
+            on_line=None if role is Role.CHIEF else partial(self._console.forward, role.value),
+            on_error_text=self._console.show,
+            is_filtered=environment[_LOG_LEVEL] == "3",
+            log_path=None if self._request.log_dir is None else log_path,
+            is_copied=self._request.tee,
+            on_end=lambda code: self._events.put(partial(self._state_machine.program_ended, role, code)),
+        )
 
     def start_server(self, name: str) -> None:
         """Starts a server that has ended, on its port."""
@@ -163,7 +174,7 @@ class LocalJob:
         except LaunchError as error:
             self._console.say(str(error))
         self._follow_log(server)
-        # A server that could not be started counts as one that ended at once.
+        # A server that could not be started counts as one that ended immediately.
         self._watch_server(server)
 
     def send(self, number: signal.Signals) -> None:
@@ -192,13 +203,6 @@ class LocalJob:
         changed = (f"{name}={value}" for name, value in environment.items() if self._found.get(name) != value)
         return shlex.join(["env", *changed, *command])
 
-    def _divided_gpus(self) -> tuple[list[str], str | None]:
-        """Returns the GPUs of each worker and of the evaluator; None for those that the environment says."""
-        if self._request.gpus_per_worker is None:
-            return [], None
-        workers = self._request.workers + self._request.evaluator_workers
-        return divide_gpus(visible_gpus(self._environment), workers, self._request.gpus_per_worker, "this machine has")
-
     def _program_environment(self, role: Role) -> dict[str, str]:
         environment = program_environment(self._environment, TaskConfig(self._clusters[role], role.value, 0))
         # TensorFlow takes nearly all memory of each GPU that it sees.
@@ -214,41 +218,18 @@ class LocalJob:
         environment[RESTART_COUNT] = str(self._starts[role])
         return environment
 
-    def _start_program(self, role: Role) -> ProgramProcess:
-        environment = self._program_environment(role)
-        log_path = log_file(self._log_folder, f"{role.value}-0", self._starts[role])
-        self._starts[role] += 1
-        if self._request.log_dir is None:
-            # On the terminal, errors that TensorFlow logs are left out too: the strategy reports those that matter, and
-            # of such a message only the first line differs from the program's output.
-            environment[_LOG_LEVEL] = self._environment.get(_LOG_LEVEL, "3")
-        if role is Role.EVALUATOR:
-            # Its output is a pipe, which Python would fill by the block.
-            environment["PYTHONUNBUFFERED"] = "1"
-        return ProgramProcess(
-            self._request.command,
-            environment,
-            on_line=None if role is Role.CHIEF else partial(self._console.forward, role.value),
-            on_error_text=self._console.show,
-            is_filtered=environment[_LOG_LEVEL] == "3",
-            log_path=None if self._request.log_dir is None else log_path,
-            is_copied=self._request.tee,
-            on_end=lambda code: self._events.put(partial(self._state_machine.program_ended, role, code)),
-        )
-
     def _wait_servers_ready(self) -> None:
-        machine = self._state_machine
+        def is_given_up(server: ServerProcess) -> bool:
+            return self._is_closing.is_set() or server.name in self._state_machine.given_up
+
         try:
-            self._servers.wait_ready(
-                self._request.start_timeout,
-                is_given_up=lambda server: self._is_closing.is_set() or server.name in machine.given_up,
-            )
+            self._servers.wait_ready(self._request.start_timeout, is_given_up)
         except LaunchError as error:
             self._servers_failed(str(error))
         else:
             for server in self._servers:
                 self._follow_log(server)
-            self._events.put(machine.servers_ready)
+            self._events.put(self._state_machine.servers_ready)
 
     def _servers_failed(self, reason: str) -> None:
         # Servers that are being closed do not answer either.
@@ -271,7 +252,7 @@ class LocalJob:
             self._servers_failed(server.failure())
         else:
             self.is_log_needed = True
-            # On this machine, a start that comes to nothing would do so again.
+            # On this machine, a start that fails would fail again.
             has_served = has_served or not self._hosts
             self._events.put(partial(self._on_server_ended, server, server.ending, has_served=has_served))
 
@@ -284,8 +265,8 @@ class LocalJob:
         if ended.config.job == "ps":
             return "its variables are lost with it, and it is not started again"
         program = ended.owner or "program"
-        left = (server for server in self._servers if server.owner == ended.owner and server.config.job == "worker")
-        if not any(server.is_alive() for server in left):
+        workers = (server for server in self._servers if server.owner == ended.owner and server.config.job == "worker")
+        if not any(worker.is_alive() for worker in workers):
             return f"no worker is left, so the {program} can only wait, and Ctrl-C ends it"
         return f"the {program} continues without it"
 
@@ -324,11 +305,11 @@ def _clusters(request: RunRequest, roles: Collection[Role]) -> dict[Role, dict[s
 
 
 def dashboard_address(text: str, taken: Collection[str]) -> PageAddress:
-    """Returns the address that is wanted, with a port and a token that stay when the program is started again.
+    """Returns the address of a dashboard, with a port and a token that stay when the program is started again.
 
     Args:
       text: `host:port` or `host:port/token`; the port 0 takes a free one.
-      taken: addresses of which it gets none.
+      taken: addresses that are in use, or will be.
     """
     address = parse_page_address(text, "--dashboard")
     if not address.port:

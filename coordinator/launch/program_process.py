@@ -1,9 +1,4 @@
-"""The user's program in one role: a child process.
-
-It has its own session, so a terminal's Ctrl-C does not reach it: it gets one signal, from the command that started it,
-and not the terminal's as well. It still reads and writes the terminal. It promises to end when this process does
-(`startup/sitecustomize.py`), and that the processes that it has started end with it, however it ended, but for those
-with a session or a process group of their own.
+"""Runs the user's program in one role, as a child process, and writes the output of `coordinator run`.
 
     coordinator-program-output  reads what the evaluator prints
     coordinator-program-errors  reads file descriptor 2 of the program, and shows what is not a log of TensorFlow
@@ -11,9 +6,13 @@ with a session or a process group of their own.
                                 its log
     coordinator-program-end     waits for the end of the program
 
-The output of `coordinator run`, beside a program that may be drawing a progress bar on the same terminal.
+The program has its own session, so a terminal's Ctrl-C does not reach it: it gets one signal, from the command that
+started it, and not the terminal's as well. It still reads and writes the terminal. Promises:
 
-It promises that a line of the command is whole and begins at the left edge, and that the terminal is restored.
+- the program ends when this process does (`startup/sitecustomize.py`);
+- the processes that it has started end with it, however it ended, except those with their own session or process group;
+- a line of the command is whole and begins at the left edge, even while the program draws a progress bar on the same
+  terminal, and the terminal is restored.
 """
 
 import codecs
@@ -43,6 +42,25 @@ from coordinator.errors import LaunchError
 
 _CLEAR_LINE = "\r\x1b[K"
 _SHOW_CURSOR = "\x1b[?25h"
+# How long child processes of a program may take to end after it, in seconds: Python's `resource_tracker` then removes
+# the shared memory that the program has left.
+_CHILDREN_END_TIMEOUT = 1.0
+_POLL_INTERVAL = 0.02
+# How long a program's last output may take to arrive after its end: another process may keep its output open.
+_LAST_OUTPUT_TIMEOUT = 2.0
+_STARTUP = str(pathlib.Path(__file__).with_name("startup"))
+
+# Of absl, `I0000 00:00:1795426568.932662   27184 port.cc:153] ...`, and TensorFlow's older form, a date and a letter.
+# Messages of the level F stay: the process ends after them.
+_LOG_LINE = re.compile(rb"[IWE]\d{4} \d\d:\d\d:\d+\.\d+ +\d+ |\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: [IWE] ")
+# The start of a line that may become one of these. Other text is shown immediately: it may be a prompt.
+_MAYBE_LOG_LINE = re.compile(rb"[IWE](\d{0,4}|\d{4} [\d:. ]*)|\d{1,4}|\d{4}-[\d:. -]*[IWE]?")
+_WARNING = b"WARNING: All log messages before absl::InitializeLog"
+_LONGEST_START = 64
+
+_READ_INTERVAL = 0.1
+# Lines that servers of this library print themselves.
+_OWN_LINE = b"coordinator: "
 
 
 class Console:
@@ -70,22 +88,18 @@ class Console:
         _write_line(self._errors, f"[{source}] {line}")
 
     def show(self, text: str) -> None:
-        """Writes text of a program as it is."""
+        """Writes text of a program unchanged."""
         _write(self._errors, text)
 
     @contextlib.contextmanager
     def restored(self, keyboard: int) -> Iterator[None]:
-        """Restores the terminal on leaving, with its cursor shown.
-
-        Args:
-          keyboard: the file descriptor of standard input.
-        """
-        found = termios.tcgetattr(keyboard) if os.isatty(keyboard) else None
+        """Restores the terminal of standard input, a file descriptor, on leaving, and shows its cursor."""
+        settings = termios.tcgetattr(keyboard) if os.isatty(keyboard) else None
         try:
             yield
         finally:
-            if found is not None and _is_in_foreground(keyboard):
-                termios.tcsetattr(keyboard, termios.TCSANOW, found)
+            if settings is not None and _is_in_foreground(keyboard):
+                termios.tcsetattr(keyboard, termios.TCSANOW, settings)
             if self._output.isatty():
                 _write(self._output, _SHOW_CURSOR)
 
@@ -111,23 +125,6 @@ def _write(stream: TextIO, text: str) -> None:
         stream.flush()
 
 
-# How long what a program has started may take to end after it, in seconds: Python's `resource_tracker` then removes the
-# shared memory that the program has left.
-_CHILDREN_END_TIMEOUT = 1.0
-_POLL_INTERVAL = 0.02
-# How long a program's last output may take to arrive after its end: another process may hold its output open for ever.
-_LAST_OUTPUT_TIMEOUT = 2.0
-_STARTUP = str(pathlib.Path(__file__).with_name("startup"))
-
-# Of absl, `I0000 00:00:1795426568.932662   27184 port.cc:153] ...`, and TensorFlow's older form, a date and a letter.
-# Messages of the level F stay: the process ends after them.
-_LOG_LINE = re.compile(rb"[IWE]\d{4} \d\d:\d\d:\d+\.\d+ +\d+ |\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: [IWE] ")
-# What may become one of these. Anything else is shown at once: it may be a prompt.
-_MAYBE_LOG_LINE = re.compile(rb"[IWE](\d{0,4}|\d{4} [\d:. ]*)|\d{1,4}|\d{4}-[\d:. -]*[IWE]?")
-_WARNING = b"WARNING: All log messages before absl::InitializeLog"
-_LONGEST_START = 64
-
-
 class ProgramProcess:
     """A running program. The main thread must create it: the program ends when the thread that started it does.
 
@@ -135,10 +132,10 @@ class ProgramProcess:
       command: what follows the interpreter on its command line.
       environment: its environment.
       on_line: gets each line that it prints; None gives it this process's input and output.
-      on_error_text: gets what other code than Python writes to standard error, where that is filtered; not with
+      on_error_text: gets what code other than Python writes to standard error, if that is filtered and there is no
         `on_line`, which gets this too.
-      is_filtered: leave out what TensorFlow's C++ code logs. With `log_path` that is always so.
-      log_path: a new file, which takes what other code than Python writes to standard error.
+      is_filtered: leave out what TensorFlow's C++ code logs. With `log_path` it is always left out.
+      log_path: a new file, which takes what code other than Python writes to standard error.
       is_copied: the file takes all that the program prints.
       on_end: gets its code, minus the signal for one that was killed, after its last line.
 
@@ -191,11 +188,11 @@ class ProgramProcess:
                 raise LaunchError(f"{shlex.join(command)} could not be started: {error}.") from error
         # Held to reap the program: until then no other process group has its number.
         self._lock = threading.Lock()
-        # The program's end is not known then; who waits for it waits no longer.
+        # If the thread fails, the program's end is not known, and `on_end` ends the wait for it.
         self._watcher = start_once("coordinator-program-end", partial(self._watch, on_end), lambda _: on_end(1))
 
     def send(self, number: signal.Signals) -> None:
-        """Sends a signal to the program and to what it started, as a terminal would, unless they have ended."""
+        """Sends a signal to the program and its child processes, as a terminal would, unless they have ended."""
         with self._lock:
             # Not `poll`, which reaps it.
             if self._process.returncode is None:
@@ -203,7 +200,7 @@ class ProgramProcess:
                     os.killpg(self._process.pid, number)
 
     def close(self) -> None:
-        """Kills the program if it runs, and what it started, and returns when they are gone."""
+        """Kills the program if it runs, and its child processes, and returns when they are gone."""
         self.send(signal.SIGKILL)
         self._watcher.join()
 
@@ -246,7 +243,7 @@ class ProgramProcess:
 
 
 def _wait_ended_without_leader(group: int, timeout: float) -> None:
-    """Waits, at most for some seconds, until none of a group of processes runs but the one that it is named after."""
+    """Waits, at most some seconds, until no process of a group runs except its leader, whose id is the group's."""
     deadline = time.monotonic() + timeout
     pause = threading.Event()
     while any(_is_in_group(pid, group) for pid in psutil.pids() if pid != group) and time.monotonic() < deadline:
@@ -254,7 +251,7 @@ def _wait_ended_without_leader(group: int, timeout: float) -> None:
 
 
 def _is_in_group(pid: int, group: int) -> bool:
-    """Returns True for a process of the group that runs: nothing may reap those whose parent has ended."""
+    """Returns True for a running process of the group: one that has ended may never be reaped."""
     try:
         return os.getpgid(pid) == group and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except (OSError, psutil.Error):
@@ -270,7 +267,7 @@ def _with_startup(environment: Mapping[str, str], descriptors: Sequence[int]) ->
 
 
 def _open_terminal(like: int) -> tuple[int, int]:
-    """Returns both ends of a terminal as wide as another one, which passes on what is written to it unchanged."""
+    """Returns both ends of a terminal as wide as another one, which passes on its input unchanged."""
     reading, writing = pty.openpty()
     tty.setraw(writing)
     termios.tcsetwinsize(writing, termios.tcgetwinsize(like))
@@ -284,7 +281,7 @@ def _log(path: pathlib.Path | None) -> contextlib.AbstractContextManager[RawIOBa
 
 def _write_log(log: RawIOBase | None, data: bytes) -> None:
     if log is not None:
-        # The disk may be full: a program that writes to a pipe that is not read any more ends.
+        # The disk may be full. The pipe is read on: a program ends when it writes to a pipe without a reader.
         with contextlib.suppress(OSError):
             log.write(data)
 
@@ -294,7 +291,7 @@ def _copy(descriptor: int, log_path: pathlib.Path, pipe: int) -> None:
         stream = opened.enter_context(open(pipe, "rb", buffering=0))
         log = opened.enter_context(_log(log_path))
         output = opened.enter_context(open(descriptor, "wb", closefd=False))
-        # A terminal reports an error, and no end, when the program has ended; the command may have no reader any more.
+        # A terminal reports an error, and no end, when the program has ended. The reader of the command may have ended.
         with contextlib.suppress(OSError):
             while data := stream.read(65_536):
                 _write_log(log, data)
@@ -326,10 +323,10 @@ def _read_errors(on_text: Callable[[str], None], log_path: pathlib.Path | None, 
 
 
 class LogFilter:
-    """Takes a stream of bytes in pieces of any size and returns what is to be shown.
+    """Removes log lines of TensorFlow from a stream of bytes, which comes in pieces of any size.
 
-    A line's start is withheld only while it may still be that of a log line, so that a prompt or a progress bar of a
-    child process is shown at once.
+    The start of a line is withheld only while the line may still be a log line, so that a prompt or a progress bar of a
+    child process is shown immediately.
     """
 
     def __init__(self) -> None:
@@ -337,7 +334,7 @@ class LogFilter:
         self._is_log: bool | None = None
 
     def feed(self, data: bytes) -> bytes:
-        """Takes the next piece; returns what of it, and of what was withheld, is to be shown."""
+        """Takes the next piece; returns the part to show of this piece and of what was withheld before."""
         shown = b""
         for piece in data.splitlines(keepends=True):
             is_whole = piece.endswith((b"\n", b"\r"))
@@ -352,7 +349,7 @@ class LogFilter:
         return shown
 
     def end(self) -> bytes:
-        """Returns what is withheld when the stream ends."""
+        """Returns the withheld start of the last line, when the stream has ended."""
         return self._start
 
 
@@ -364,17 +361,11 @@ def _is_log(start: bytes, *, is_whole: bool) -> bool | None:
     return None if is_possible and not is_whole and len(start) < _LONGEST_START else False
 
 
-_READ_INTERVAL = 0.1
-# Lines that servers of this library print themselves.
-_OWN_LINE = b"coordinator: "
-
-
 def create_log_folder(parent: pathlib.Path | None) -> pathlib.Path:
-    """Creates the folder for the logs of one run.
+    """Creates the folder for the logs of one run, named by the local time, and a link `latest` to it.
 
     Args:
-      parent: where it is created, named by the local time; the link `latest` there then leads to it. None creates a
-        temporary folder.
+      parent: the folder to create it in; None creates a temporary folder.
 
     Raises:
       LaunchError: it could not be created.
@@ -413,8 +404,8 @@ class LogFollower:
     """Reads logs of servers while they grow, on a thread.
 
     Args:
-      on_line: gets the name of a server, and a line that functions in it printed, such as those of `tf.print`.
-      is_complete: lines that TensorFlow and the server itself wrote are given too.
+      on_line: gets the name of a server, and a line that functions in it printed, such as by `tf.print`.
+      is_complete: `on_line` also gets lines that TensorFlow and the server itself wrote.
     """
 
     def __init__(self, on_line: Callable[[str, str], None], *, is_complete: bool):
@@ -425,12 +416,7 @@ class LogFollower:
         self._thread.start()
 
     def follow(self, source: str, path: pathlib.Path) -> None:
-        """Reads a log from its beginning, unless it is followed already.
-
-        Args:
-          source: the name of the server.
-          path: an existing file.
-        """
+        """Reads the log of a server from its beginning, unless it is followed already."""
         if path not in self._logs:
             self._logs[path] = _FollowedLog(source, path.open("rb"))
 

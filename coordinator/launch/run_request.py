@@ -1,6 +1,6 @@
-"""What `coordinator run` is asked to do, as a value.
+"""Describes what `coordinator run` or `coordinator slurm` runs, as a value.
 
-It promises that a `RunRequest` can be carried out, as far as that can be known before anything is started.
+A `RunRequest` can be carried out, as far as that can be known before anything is started.
 """
 
 import dataclasses
@@ -11,6 +11,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from coordinator.addresses import parse_page_address
 from coordinator.errors import ClusterSpecError, LaunchError, SettingError
@@ -20,8 +21,7 @@ _HOST = re.compile(r"(?P<name>(?:\w[\w.-]*@)?(?:\w[\w.-]*|\[[0-9A-Fa-f:.]+\]))(?
 _HOSTFILE_LINE = re.compile(r"(\S+)\s+slots\s*=\s*(\d+)")
 
 
-@dataclasses.dataclass(frozen=True)
-class Host:
+class Host(NamedTuple):
     """A host that servers are started on.
 
     Attributes:
@@ -34,11 +34,7 @@ class Host:
 
 
 def parse_hosts(option: str, text: str) -> tuple[Host, ...]:
-    """Reads a list such as `a:2,user@b:4`; a host without a number has one slot.
-
-    Args:
-      option: the name of the option, for errors.
-      text: what it was given.
+    """Reads the list of an option, such as `a:2,user@b:4`; a host without a number has one slot.
 
     Raises:
       SettingError: it is no such list, or names a host twice.
@@ -47,7 +43,7 @@ def parse_hosts(option: str, text: str) -> tuple[Host, ...]:
 
 
 def read_hostfile(path: pathlib.Path) -> tuple[Host, ...]:
-    """Reads a file with a host on each line: `a slots=2`, `a:2` or `a`; what follows a `#` is left out.
+    """Reads a file with a host on each line: `a slots=2`, `a:2` or `a`; comments begin with `#`.
 
     Raises:
       SettingError: the file cannot be read, or is not of that form.
@@ -101,32 +97,30 @@ class RunRequest:
       workers: how many workers.
       ps: how many parameter servers.
       hosts: the hosts of the servers, by ssh; none for this machine. Parameter servers are spread over them in turn.
-      ps_hosts: the hosts of the parameter servers, where those are others.
-      ssh: the command to reach them with, with its options.
-      gpus_per_worker: how many GPUs each worker has for itself; None leaves all of them to all workers.
+      ps_hosts: the hosts of the parameter servers, if they have separate ones.
+      ssh: the command that reaches the hosts, with its options.
+      gpus_per_worker: how many GPUs each worker has for itself; with None every worker sees all GPUs.
       restarts: how often the program is started again, on the same servers, when it fails.
       server_restarts: how often each server is started again, on its port, when it ends.
       evaluator: the program also runs once as evaluator.
-      evaluator_workers: how many workers a second cluster has, with one parameter server, which belongs to the
-        evaluator alone; 0 for no second cluster. With one, there is an evaluator in any case.
+      evaluator_workers: how many workers the evaluator's own cluster has, which also has a parameter server; with 0
+        there is no such cluster. With a cluster there is an evaluator in any case.
       evaluator_timeout: how long the evaluator may run after the chief has ended with code 0.
       start_timeout: how long all servers together may take until they answer.
-      env: variables of the environment of all processes, beside those that they inherit.
-      log_dir: where a folder is created for the logs of servers, and of TensorFlow's C++ code in the program; None
-        keeps those of servers only where one explains a failure.
+      env: variables that are added to the environment of all processes.
+      log_dir: where a folder is created for the logs of servers, and of TensorFlow's C++ code in the program. With None
+        the logs of servers are kept only if one of them explains a failure.
       tee: the logs also have what the program prints, and the command also shows what is in the logs of servers.
       verbose: show what TensorFlow's C++ code logs.
       dashboard: where the program shows what happens, `host:port` or `host:port/token`; None for nowhere.
-      trace: the file for a trace of the program; None for none.
+      trace: the file for a trace of the program, or None.
       dry_run: only show what would be started.
-      looks_for_files: the program, and the folder of the trace, must be here; otherwise call `check_files` where they
-        have to be.
+      looks_for_files: check for the program and the folder of the trace now. Otherwise the host that needs them calls
+        `check_files`.
 
     Raises:
       ClusterSpecError: there is no worker, or no parameter server.
-      LaunchError: there is no such program, `env` has `TF_CONFIG`, `dashboard` is no address, `trace` cannot be
-        written, `ssh` is no command, there is no `log_dir` for `tee`, the hosts are too few, or are given for parameter
-        servers only or together with `evaluator_workers`.
+      LaunchError: a file is missing, or options are wrong or do not go together.
       SettingError: a number is out of bounds.
     """
 
@@ -186,11 +180,7 @@ class RunRequest:
             raise LaunchError("--evaluator-workers cannot be used with --hosts: its servers would be on this machine.")
 
     def check_files(self) -> None:
-        """Looks for the program and for the folder of the trace on this machine.
-
-        Raises:
-          LaunchError: there is no such program, or `trace` cannot be written.
-        """
+        """Raises LaunchError unless this machine has the program, and a folder for the trace."""
         if self.trace is not None and (self.trace.is_dir() or not self.trace.parent.is_dir()):
             raise LaunchError(f"--trace must be a file in a folder that exists, got {self.trace}.")
         if self.module:
@@ -213,9 +203,8 @@ def _check_folder() -> None:
     try:
         os.getcwd()
     except OSError:
-        raise LaunchError(
-            "The folder that this command runs in does not exist any more: change to another one."
-        ) from None
+        message = "The folder that this command runs in does not exist any more: change to another one."
+        raise LaunchError(message) from None
 
 
 def _check_command(ssh: str) -> None:
@@ -242,11 +231,11 @@ def _has_module(name: str, folders: Sequence[str]) -> bool:
     for part in [*name.split("."), "__main__"]:
         full_name = f"{full_name}.{part}" if full_name else part
         if path is None:
-            # What was found is no package, so it is run itself, if it was the last part.
+            # The module that was found is no package, so it is run itself, if it was the last part.
             return part == "__main__" and full_name == f"{name}.__main__"
         spec = importlib.machinery.PathFinder.find_spec(full_name, path)
         if spec is None:
             return False
-        found = spec.submodule_search_locations
-        path = None if found is None else list(found)
+        folders_of_package = spec.submodule_search_locations
+        path = None if folders_of_package is None else list(folders_of_package)
     return True

@@ -1,28 +1,9 @@
 """`coordinator serve`: one standard TensorFlow server, in this process, until a signal ends it.
 
-It promises to refuse what cannot work before TensorFlow is loaded, to print one line when it serves, and to end at
-once, with code 0, on SIGTERM, on SIGINT and, with `exit_with_parent`, when its standard input is closed. With
-`until_client_ends` it ends with code 0 within some seconds of its client.
-
-Answers over HTTP how a server is: for Kubernetes' probes, and for Prometheus where no client reports.
-
-    GET /healthz    200 if the server answers requests, 503 if not; a JSON object
-    GET /metrics    the same and what the process uses, in Prometheus' text format
-
-It changes nothing, whatever is asked. While the server starts, it is said not to serve. Connections that send no
-request, however many, keep no probe out (`http_server.py`). A request must name this machine by an address, by
-`localhost`, or by the host of the server's own address.
-
-What lists of processes show for a server: `coordinator worker 0`, and not the command line that all servers share.
-
-The title overwrites the arguments in the memory of this process, where the kernel reads them for `/proc/PID/cmdline`.
-Python has its own copy of them. Nothing happens where the title is longer, and elsewhere than on Linux.
-
-Signals as calls on a separate thread.
-
-Python runs a signal handler in its main thread, between two steps of Python code: a signal that arrives just before the
-thread begins to wait, or while it runs TensorFlow, is not handled until then. It promises that a signal is handled at
-once, whatever the main thread is doing.
+It promises to refuse wrong settings before TensorFlow is loaded, to print one line when it serves, and to end
+immediately, with code 0, on SIGTERM, on SIGINT and, with `exit_with_parent`, when its standard input is closed. With
+`until_client_ends` it ends with code 0 within some seconds of its client. Lists of processes show `coordinator worker
+0`, and not the command line that all servers share.
 """
 
 import contextlib
@@ -31,17 +12,17 @@ import functools
 import json
 import math
 import os
-import pathlib
 import select
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Mapping, MutableMapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import psutil
+import setproctitle
 
 from coordinator.addresses import check_port_is_free, in_address, parse_address
 from coordinator.background_thread import BackgroundThread, start_once
@@ -62,15 +43,21 @@ _CLOSE_TIMEOUT = 5.0
 
 
 class Health:
-    """The HTTP server, on separate threads. It listens at once.
+    """Reports over HTTP how a server is: to Kubernetes' probes, and to Prometheus where no client reports.
+
+        GET /healthz    200 if the server answers requests, 503 if not; a JSON object
+        GET /metrics    the same and what the process uses, in Prometheus' text format
+
+    It listens immediately, on separate threads, and no request changes anything. While the server starts, it is
+    reported not to serve. Connections that send no request, however many, keep no probe out (`http_server.py`). A
+    request must name this machine by an address, by `localhost`, or by the host of the server's own address.
 
     Args:
-      config: the task of the server that it answers for.
-      port: on which it listens; 0 for any that is free.
-      address: the IP address at which the server can be reached; None for everywhere. It can be reached there too.
+      config: the server's task.
+      port: the port to listen on; 0 for any free one. The attribute is the port in use.
+      address: the only IP address to listen at, which is the server's own; None for all.
 
     Attributes:
-      port: on which it listens.
       count_clients: returns how many clients are connected to the server; None until it serves.
 
     Raises:
@@ -91,9 +78,8 @@ class Health:
             self._server = HttpServer(host, port, self._reply, name="coordinator-health", names=[own_name])
         except (OSError, OverflowError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it must be from 0 to 65535"
-            raise LaunchError(
-                f"{config.name} cannot report its health on port {port}: {reason}. Give it another --health-port."
-            ) from None
+            what = f"{config.name} cannot report its health on port {port}"
+            raise LaunchError(f"{what}: {reason}. Give it another --health-port.") from None
         self.port = self._server.port
 
     def answer(self, path: str) -> tuple[int, str, str]:
@@ -121,45 +107,32 @@ class Health:
             times, memory = self._process.cpu_times(), self._process.memory_info()
             began = self._process.create_time()
         task = f'{{task="{self._config.name}"}}'
-        return "".join(
-            [
-                _metric("coordinator_server_serving", "gauge", "1 if the server answers requests.", is_serving, task),
-                _metric("coordinator_server_clients", "gauge", "Clients that are connected.", clients, task),
-                _metric("process_cpu_seconds_total", "counter", "CPU time, in seconds.", times.user + times.system),
-                _metric("process_resident_memory_bytes", "gauge", "Resident memory, in bytes.", memory.rss),
-                _metric("process_start_time_seconds", "gauge", "Start, in seconds since the epoch.", began),
-            ]
-        )
-
-
-def _metric(name: str, kind: str, text: str, value: float, labels: str = "") -> str:
-    return f"# HELP {name} {text}\n# TYPE {name} {kind}\n{name}{labels} {value}\n"
-
-
-# Fields of /proc/PID/stat after the name in brackets: where the arguments begin and end (`man 5 proc`, 48 and 49).
-_ARGUMENTS_START, _ARGUMENTS_END = 45, 46
+        metrics = [
+            ("coordinator_server_serving", "gauge", "1 if the server answers requests.", task, is_serving),
+            ("coordinator_server_clients", "gauge", "Clients that are connected.", task, clients),
+            ("process_cpu_seconds_total", "counter", "CPU time, in seconds.", "", times.user + times.system),
+            ("process_resident_memory_bytes", "gauge", "Resident memory, in bytes.", "", memory.rss),
+            ("process_start_time_seconds", "gauge", "Start, in seconds since the epoch.", "", began),
+        ]
+        form = "# HELP {0} {2}\n# TYPE {0} {1}\n{0}{3} {4}\n"
+        return "".join(form.format(*metric) for metric in metrics)
 
 
 def set_process_title(title: str, name: str) -> None:
-    """Sets what `ps` and `top` show for this process.
-
-    Args:
-      title: replaces its command line.
-      name: of the process, at most 15 bytes.
-    """
-    # No such file, or a value that the kernel hides.
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        pathlib.Path("/proc/self/comm").write_text(name)
-        fields = pathlib.Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        start, end = int(fields[_ARGUMENTS_START]), int(fields[_ARGUMENTS_END])
-        text = title.encode()
-        if start > 0 and start + len(text) + 2 <= end:
-            # The last byte tells the kernel that the arguments are a title, which ends at the first zero.
-            ctypes.memmove(start, text.ljust(end - start - 1, b"\0") + b" ", end - start)
+    """Sets what `ps` and `top` show for this process: its command line, and its name of at most 15 bytes."""
+    # Read by `setproctitle`: a long title is cut, and does not replace the environment in `/proc/PID/environ`.
+    os.environ["SPT_NOENV"] = "1"
+    setproctitle.setproctitle(title)
+    setproctitle.setthreadtitle(name)
 
 
 class SignalReader:
-    """A context manager for the main thread, which restores the handlers of the signals on leaving.
+    """Handles signals on a separate thread, immediately, even while the main thread runs TensorFlow.
+
+    Python runs its own handlers in the main thread, between two steps of Python code: a signal that arrives just before
+    that thread begins to wait is not handled until the wait ends.
+
+    This is a context manager for the main thread, and restores the handlers of the signals on leaving.
 
     Args:
       numbers: the signals. One that is ignored stays so: `nohup`, and shells in the background, set that.
@@ -198,53 +171,45 @@ class SignalReader:
 
 SERVE_COMMAND = (sys.executable, "-m", "coordinator", "serve", "--exit-with-parent")
 SERVED_JOBS = ("worker", "ps")
-# How often it is looked whether the client has ended, and how long a client may take to answer, in seconds.
+# The pause between two looks for the end of the client, and how long a client may take to answer, in seconds.
 _CLIENT_INTERVAL = 1.0
 _CLIENT_TIMEOUT = 0.25
 # The exit code of a server that cannot serve: its task is unknown or its port is taken.
 UNUSABLE = 2
-# Parameters of mallopt (malloc.h) by which freed memory is kept: up to 512 MB at the end of each heap, and blocks of up
-# to 32 MB, the most that its heaps take, are no mappings of their own.
+# Parameters of mallopt (malloc.h) that keep freed memory: up to 512 MB at the end of each heap. Blocks of up to 32 MB,
+# the largest that heaps take, get no separate mapping.
 _KEPT_MEMORY = {-1: 512 << 20, -3: 32 << 20}  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
 
 
-def serve(  # noqa: PLR0913 - all but one are keywords, options of the command
+def serve(
     environment: MutableMapping[str, str],
     *,
-    job: str | None = None,
-    index: int | None = None,
-    address: str | None = None,
-    devices: int | None = None,
     interface: str | None = None,
     health_port: int | None = None,
     until_client_ends: bool = False,
     exit_with_parent: float | None = None,
+    **task: Any,
 ) -> int:
     """Runs one server, until this process ends.
 
     Args:
-      environment: the environment of this process; `TF_CONFIG` in it gives what the next four leave out.
-      job: the server's job, `worker` or `ps`.
-      index: its index in the job.
-      address: its `host:port`, by which its client reaches it.
-      devices: into how many logical CPU devices it divides its CPU; a worker with several is as many replicas.
+      environment: the environment of this process, with `TF_CONFIG`.
       interface: the IP address of this machine at which the server can be reached. By default that is the loopback
         interface if the host of its own address is `localhost` or a loopback address, and every interface otherwise.
-      health_port: answer over HTTP there how the server is (`health.py`).
+      health_port: the port for `Health`.
       until_client_ends: end, with code 0, when a client that was connected has ended its program in order.
       exit_with_parent: end when standard input is closed, and when nothing has come there for this time in seconds,
         which may be `math.inf`. By default it is not read.
+      **task: `job`, `index`, `address` and `devices`, as in `TaskConfig.of_server`.
 
     Returns:
-      Exit code 2 if it cannot serve, after a line on standard error that says why: `TF_CONFIG` is needed and missing or
-      wrong, or names a task that is not a server, the time is not above 0, the interface is no address of this machine,
-      or another process listens on a port.
+      Exit code 2 if it cannot serve, after a line on standard error that says why.
     """
     health = None
     try:
         if exit_with_parent is not None and not exit_with_parent > 0:
             raise LaunchError(f"--exit-with-parent must be a number of seconds above 0, got {exit_with_parent:g}.")
-        config = served_task(environment, job=job, index=index, address=address, devices=devices)
+        config = _served_task(environment, **task)
         own = own_address(interface) if interface else loopback_of(parse_address(config.address).host)
         check_port_is_free(config.name, config.address)
         if health_port is not None:
@@ -267,7 +232,7 @@ def serve(  # noqa: PLR0913 - all but one are keywords, options of the command
             return UNUSABLE
         print(f"{serving_line(config)}{reach}", flush=True)
         _serve(server, config, health, until_client_ends=until_client_ends)
-    raise AssertionError("A server is joined for ever.")
+    raise AssertionError("a server is joined until this process ends")
 
 
 def serving_line(config: TaskConfig) -> str:
@@ -275,39 +240,28 @@ def serving_line(config: TaskConfig) -> str:
     return f"coordinator: {config.name} serves on {config.address}"
 
 
-def served_task(
-    environment: MutableMapping[str, str],
-    *,
-    job: str | None = None,
-    index: int | None = None,
-    address: str | None = None,
-    devices: int | None = None,
-) -> TaskConfig:
-    """Returns the task to serve, alone in its cluster.
-
-    Raises:
-      ClusterSpecError: `TF_CONFIG` is missing or wrong, or names a task that is not a server.
-    """
+def _served_task(environment: Mapping[str, str], **task: Any) -> TaskConfig:
+    """Returns the task to serve, as the only one of its cluster, from `TF_CONFIG` and arguments of `of_server`."""
     text = environment.get("TF_CONFIG", "")
-    if not text.strip() and None in (job, index, address):
+    if not text.strip() and None in (task.get("job"), task.get("index"), task.get("address")):
         raise ClusterSpecError(
             "TF_CONFIG is not set: give --job, --index and --address, or put the cluster and this task there, as "
             '{"cluster": {"worker": ["host:port"], "ps": ["host:port"]}, "task": {"type": "worker", "index": 0}}.'
         )
-    config = TaskConfig.of_server(text, job=job, index=index, address=address, devices=devices)
+    config = TaskConfig.of_server(text, **task)
     if config.job not in SERVED_JOBS:
+        jobs = " and ".join(SERVED_JOBS)
         raise ClusterSpecError(
-            f"{config.name} is not a server: run your program for it, and `coordinator serve` for jobs "
-            f"{' and '.join(SERVED_JOBS)}."
+            f"{config.name} is not a server: run your program for it, and `coordinator serve` for jobs {jobs}."
         )
     return config
 
 
 def _keep_freed_memory(environment: Mapping[str, str]) -> None:
-    """Makes the C library keep memory that is freed, where it is glibc and the user has not configured it.
+    """Makes glibc keep memory that is freed, unless the user has configured it.
 
-    Variables and gradients are copied into new buffers in each step. With memory that was given back to the kernel,
-    which clears each page again, steps of a dense model of 33 MB take a third more processor time.
+    Each step copies variables and gradients into new buffers. If freed memory goes back to the kernel, which clears
+    each page again, steps of a dense model of 33 MB take a third more processor time.
     """
     if not any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in environment):
         # No such library, or a C library without it.
@@ -318,7 +272,6 @@ def _keep_freed_memory(environment: Mapping[str, str]) -> None:
 
 
 def _start_server(config: TaskConfig) -> "tf.distribute.Server":
-    """Starts a server in this process. TensorFlow must be loaded."""
     import tensorflow as tf
 
     cluster = tf.train.ClusterSpec({config.job: {config.index: config.address}})
@@ -334,10 +287,10 @@ def _start_server(config: TaskConfig) -> "tf.distribute.Server":
 
 
 def _start_reachable(own: str | None, config: TaskConfig) -> "tuple[tf.distribute.Server, str]":
-    """Starts a server that can be reached at one address of the machine only; returns what is to be said about it, too.
+    """Starts a server that can be reached at one address of the machine only, unless that is None.
 
-    Raises:
-      LaunchError: it could not start, or another process has taken the port.
+    Returns:
+      The server, and the end of its line in the log, which says if everybody can reach it.
     """
     reason = ""
     if own is None:
@@ -372,34 +325,23 @@ def _serve(
 
 
 def load_tensorflow(environment: MutableMapping[str, str]) -> None:
-    """Loads TensorFlow as a server needs it, without Keras, unless it is loaded.
+    """Loads TensorFlow in this process, unless it is loaded, with the environment that a server needs.
 
-    Args:
-      environment: the environment of this process.
+    It is loaded without Keras, which TensorFlow loads last, and which loads scikit-learn and Matplotlib: half of the
+    time of loading, for what a server does not use.
     """
     # Read when TensorFlow is loaded: without it, calls to a dead server wait for it instead of failing.
     # The client that started this process may have set another value, for itself.
     environment["GRPC_FAIL_FAST"] = "use_caller"
     # Read with each connection: otherwise servers reach each other through `http_proxy`, or do not.
     environment.setdefault("grpc_proxy", "")
-    with _left_out("keras", "tf_keras"):
-        import tensorflow as tf  # noqa: F401 - for what it does
-
-
-@contextlib.contextmanager
-def _left_out(*packages: str) -> Iterator[None]:
-    """A scope in which packages that are not loaded cannot be.
-
-    TensorFlow loads Keras last, if it can, and Keras loads scikit-learn and Matplotlib, if they are installed: half of
-    the time that loading takes. A server uses none of it.
-    """
-    absent = [package for package in packages if package not in sys.modules]
-    # What `import` takes for a package that is not installed.
-    sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]
+    left_out = [package for package in ("keras", "tf_keras") if package not in sys.modules]
+    # `import` takes None for a package that is not installed.
+    sys.modules.update(dict.fromkeys(left_out))  # type: ignore[arg-type]
     try:
-        yield
+        import tensorflow as tf  # noqa: F401 - for what it does
     finally:
-        for package in absent:
+        for package in left_out:
             del sys.modules[package]
 
 

@@ -1,13 +1,14 @@
-"""One server of a cluster: a process that is started, watched, killed, and started again at its address.
+"""The servers of a cluster: processes that are started, watched, killed, and started again at their addresses.
 
-It promises that a server counts as ready only when it answers as itself, and that a failure is reported with the end of
-its log. Where and how its process is started is a matter of its starter.
+Each server has one process and one log. Its starter decides how and where the process starts: forked from a fork server
+on this machine, or on another host. Each process has its own session, so a terminal's Ctrl-C does not reach it.
+Promises:
 
-The servers of a cluster: one process and one log each, forked from a fork server on this machine, or elsewhere.
-
-It promises that all of them start at the same time; that `close` leaves no process behind, frozen ones included; and
-that no server outlives this process, even if this process is killed: each reads a socket that only this process
-holds open at the other end. Each has its own session, so a terminal's Ctrl-C does not reach it.
+- all servers start at the same time, and one counts as ready only when it answers as itself;
+- a failure is reported with the end of the server's log;
+- `close` leaves no process behind, frozen ones included;
+- no server outlives this process, even if this process is killed: each reads a socket that only this process holds
+  open at the other end.
 """
 
 import os
@@ -32,17 +33,19 @@ from coordinator.launch.server_starter import ForkServerProcess, ending_of
 from coordinator.launch.task_config import VISIBLE, TaskConfig
 from coordinator.options import DASHBOARD
 
+# Below the ports that the kernel gives to outgoing connections. A client that keeps trying to reach a dead server on
+# such a port is sooner or later given that very port, connects to itself, and keeps the server out.
+PORTS = range(10_000, 32_768)
+_MOST_ATTEMPTS = 10_000
 _PROBE_TIMEOUT = 1.0
 _POLL_INTERVAL = 0.1
+# The pause between two looks for the restart of a server that has ended, in seconds.
+_RESTART_INTERVAL = 0.1
 _TAIL_LINES = 12
 
 
 class StartedProcess(Protocol):
-    """A process of a server.
-
-    Attributes:
-      is_lost: the process has ended, and nobody knows how.
-    """
+    """A process of a server; it is lost if it has ended, and its exit code is not known."""
 
     is_lost: bool
 
@@ -64,15 +67,38 @@ class ServerStarter(Protocol):
     """Starts processes of servers somewhere."""
 
     def start_server(self, environment: Mapping[str, str], log: int) -> StartedProcess:
-        """Starts a server; raises OSError if that fails.
-
-        Args:
-          environment: its environment.
-          log: the descriptor that takes what it prints.
-        """
+        """Starts a server that prints to a descriptor; raises OSError if that fails."""
 
     def close(self) -> None:
         """Ends all processes, or has them begin to end."""
+
+
+def wait_answer(config: TaskConfig, deadline: float, wait_ended: Callable[[float], bool]) -> bool:
+    """Waits until a server answers as the task that it is.
+
+    Args:
+      config: its task.
+      deadline: in the time of `time.monotonic`.
+      wait_ended: waits for the end of the server's process, at most some seconds; returns True if it has ended.
+
+    Returns:
+      False if the process has ended.
+
+    Raises:
+      TimeoutError: no server answered as this task in time.
+    """
+    device_prefix = f"/job:{config.job}/replica:0/task:{config.index}/"
+    with TaskProbe(config.address) as probe:
+        while True:
+            status = probe.status(min(_PROBE_TIMEOUT, max(0.0, deadline - time.monotonic())))
+            is_ready = status is not None and any(name.startswith(device_prefix) for name in status.devices)
+            # In this order: another process may have taken the port of a process that ended, and answer too.
+            if wait_ended(0.0 if is_ready else _POLL_INTERVAL):
+                return False
+            if is_ready:
+                return True
+            if time.monotonic() >= deadline:
+                raise TimeoutError
 
 
 class ServerProcess:
@@ -80,7 +106,7 @@ class ServerProcess:
 
     Args:
       config: the server's task and its cluster.
-      log_folder: an existing folder, for a file with what each start of the process prints.
+      log_folder: an existing folder; each start of the process has a file there with what it prints.
       environment: the environment that the process inherits.
       starter: starts the process.
       owner: whose cluster it is, if there are several.
@@ -111,11 +137,7 @@ class ServerProcess:
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Starts the process; it answers some time later (`wait_ready`).
-
-        Raises:
-          LaunchError: it is running, or cannot be started.
-        """
+        """Starts the process, which answers later; raises LaunchError if it is running, or cannot be started."""
         with self._lock:
             if self.is_alive():
                 raise LaunchError(f"{self.name} already runs, as process {self.pid}.")
@@ -128,38 +150,22 @@ class ServerProcess:
                 raise LaunchError(f"{self.name} could not be started: {error}.") from error
 
     def wait_ready(self, timeout: float) -> None:
-        """Waits until the server answers.
-
-        Args:
-          timeout: in seconds.
+        """Waits until the server answers, at most `timeout` seconds.
 
         Raises:
-          LaunchError: the process ended, or nothing answered in time; the message ends with the tail of its log.
+          LaunchError: the process ended, or did not answer in time; the message ends with the tail of its log.
         """
-        deadline = time.monotonic() + timeout
         start = self.starts
-        with TaskProbe(self.config.address) as probe:
-            while True:
-                status = probe.status(min(_PROBE_TIMEOUT, timeout))
-                # In this order: another process may have taken the port of a process that ended, and answer too.
-                if self.wait_ended(_POLL_INTERVAL if status is None else 0.0):
-                    raise LaunchError(self.failure())
-                if status is not None and self._is_own(status.devices):
-                    self._answered_start = start
-                    return
-                if time.monotonic() >= deadline:
-                    age = time.monotonic() - self._started_at
-                    raise LaunchError(self._failure(f"does not answer, {age:.1f} s after its start"))
+        try:
+            if not wait_answer(self.config, time.monotonic() + timeout, self.wait_ended):
+                raise LaunchError(self.failure())
+            self._answered_start = start
+        except TimeoutError:
+            age = time.monotonic() - self._started_at
+            raise LaunchError(self._failure(f"does not answer, {age:.1f} s after its start")) from None
 
     def wait_ended(self, timeout: float | None = None) -> bool:
-        """Waits until the process has ended.
-
-        Args:
-          timeout: in seconds; None waits as long as it takes.
-
-        Returns:
-          True if it has ended, or was never started.
-        """
+        """Waits at most some seconds; returns True if the process has ended, or was never started."""
         return self._process is None or self._process.wait(timeout) is not None
 
     def kill(self) -> None:
@@ -167,21 +173,15 @@ class ServerProcess:
         if self._process is not None:
             self._process.kill()
 
-    def freeze(self) -> None:
-        """Stops the process without ending it: its connections stay open, and it does not answer.
+    def send(self, number: signal.Signals) -> None:
+        """Sends a signal to the process. One that SIGSTOP stopped does not answer, and keeps its connections open.
 
         Raises:
           LaunchError: it is not running.
         """
-        self._send(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        """Continues a frozen process.
-
-        Raises:
-          LaunchError: it is not running.
-        """
-        self._send(signal.SIGCONT)
+        if self._process is None or not self.is_alive():
+            raise LaunchError(f"{self.name} is not running, so it cannot get {number.name}.")
+        self._process.send(number)
 
     def is_alive(self) -> bool:
         """Returns True if the process runs, frozen or not."""
@@ -215,30 +215,13 @@ class ServerProcess:
         """The file of the process started last, such as `ps-0.log`, or `ps-0.restart-1.log` after the second start."""
         return self._log_file(max(0, self.starts - 1))
 
-    def log_tail(self) -> str:
-        """Returns the last lines of the log."""
-        try:
-            text = self.log_path.read_text(errors="replace")
-        except FileNotFoundError:
-            return ""
-        return "\n".join(text.splitlines()[-_TAIL_LINES:])
-
-    def _send(self, number: signal.Signals) -> None:
-        if self._process is None or not self.is_alive():
-            raise LaunchError(f"{self.name} is not running, so it cannot get {number.name}.")
-        self._process.send(number)
-
-    def _is_own(self, devices: tuple[str, ...]) -> bool:
-        prefix = f"/job:{self.config.job}/replica:0/task:{self.config.index}/"
-        return any(device.startswith(prefix) for device in devices)
-
     def _log_file(self, restarts: int) -> pathlib.Path:
         process = f"{self.owner and self.owner + '-'}{self.config.job}-{self.config.index}"
         return log_file(self._log_folder, process, restarts)
 
     @property
     def name(self) -> str:
-        """The name of the task, after that of its owner."""
+        """The name of the task, after the name of its owner."""
         return f"the {self.owner}'s {self.config.name}" if self.owner else self.config.name
 
     @property
@@ -251,27 +234,23 @@ class ServerProcess:
         return ending_of(code) + (" (not its own: its fork server ended before it)" if is_lost else "")
 
     def failure(self) -> str:
-        """Returns what is to be said of a process that has ended while its cluster started."""
+        """Returns the message about a process that has ended while its cluster started."""
         return self._failure(f"ended {self.ending}" + ("" if self.has_served() else " before it served"))
 
     def _failure(self, what: str) -> str:
-        tail = self.log_tail() or "(empty)"
+        lines = self.log_path.read_text(errors="replace").splitlines() if self.log_path.exists() else []
+        tail = "\n".join(lines[-_TAIL_LINES:]) or "(empty)"
         return f"{self.name} at {self.config.address} {what}. Its log, {self.log_path}, ends with:\n{tail}"
 
 
 def server_environment(inherited: Mapping[str, str], config: TaskConfig) -> dict[str, str]:
-    """Returns the environment of a server process.
-
-    Args:
-      inherited: the environment of this process.
-      config: the server's task.
-    """
+    """Returns the environment of a server process, which inherits the environment of this process."""
     environment = program_environment(inherited, config)
-    # Whoever reaches a server can read its environment, and this has a token.
+    # Everybody who reaches a server can read its environment, and this variable has a token.
     environment.pop(DASHBOARD, None)
     root = str(pathlib.Path(__file__).resolve().parents[2])
-    # So that the server finds this package, unless it is installed: then it is found anyway, and a site-packages folder
-    # on PYTHONPATH would go before the standard library.
+    # The server has to find this package. If it is installed, it is found anyway, and its site-packages folder on
+    # PYTHONPATH would go before the standard library.
     if root not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, inherited.get("PYTHONPATH")]))
     if config.job == "ps":
@@ -281,12 +260,7 @@ def server_environment(inherited: Mapping[str, str], config: TaskConfig) -> dict
 
 
 def program_environment(inherited: Mapping[str, str], config: TaskConfig) -> dict[str, str]:
-    """Returns the environment of the user's program in one role.
-
-    Args:
-      inherited: the environment of this process.
-      config: the role.
-    """
+    """Returns the environment of the user's program in the role of a task."""
     environment = dict(inherited)
     environment["TF_CONFIG"] = config.to_json()
     environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -295,42 +269,30 @@ def program_environment(inherited: Mapping[str, str], config: TaskConfig) -> dic
     return environment
 
 
-# Below the ports that the kernel hands to outgoing connections. A client that tries again and again to reach a dead
-# server on one of those is, sooner or later, given that very port, connects to itself, and keeps the server out.
-PORTS = range(10_000, 32_768)
-_MOST_ATTEMPTS = 10_000
-# How often it is looked whether a server that has ended was started again, in seconds.
-_RESTART_INTERVAL = 0.1
-
-
 def free_addresses(count: int, *, besides: Collection[str] = ()) -> list[str]:
-    """Returns different `127.0.0.1:port` addresses that nothing listens on.
+    """Returns `count` different `127.0.0.1:port` addresses that nothing listens on.
 
     Args:
       count: how many.
-      besides: addresses not to return, such as those of servers that are down at present.
+      besides: addresses not to return, such as the address of a server that is down at present.
 
     Raises:
       LaunchError: there are fewer.
     """
-    found: list[str] = []
+    addresses: list[str] = []
     for _ in range(_MOST_ATTEMPTS):
-        if len(found) == count:
-            return found
+        if len(addresses) == count:
+            return addresses
         # Not `random`: two programs with the same seed would draw the same ports.
         port = secrets.choice(PORTS)
         address = f"127.0.0.1:{port}"
-        if address not in found and address not in besides and portpicker.is_port_free(port):
-            found.append(address)
+        if address not in addresses and address not in besides and portpicker.is_port_free(port):
+            addresses.append(address)
     raise LaunchError(f"There are no {count} free ports between {PORTS.start} and {PORTS.stop}: end some servers.")
 
 
 def free_cluster(counts: Mapping[str, int], *, besides: Collection[str] = ()) -> dict[str, list[str]]:
-    """Returns such addresses for each job, as many as `counts` says.
-
-    Raises:
-      LaunchError: there are fewer.
-    """
+    """Returns as many such addresses for each job as `counts` says."""
     addresses = iter(free_addresses(sum(counts.values()), besides=besides))
     return {job: [next(addresses) for _ in range(count)] for job, count in counts.items()}
 
@@ -339,11 +301,11 @@ class LocalServers:
     """Server processes by job and index.
 
     Args:
-      cluster: the addresses of each job; those of workers and parameter servers get a server.
+      cluster: the addresses of each job; workers and parameter servers get a server.
       log_folder: an existing folder, for logs such as `ps-0.log` of `/job:ps/task:0`, and `fork-server.log`.
-      environment: the environment that the processes inherit, as it is now, also those that start later.
+      environment: the environment that the processes inherit; later changes of it have no effect.
       worker_gpus: `CUDA_VISIBLE_DEVICES` of each worker; by default they inherit it.
-      starters: what starts a server, by job and index, for those that are not on this machine.
+      starters: the hosts of the servers that are not on this machine, by job and index.
       worker_devices: the number of logical CPU devices of each worker of the first cluster.
     """
 
@@ -371,14 +333,7 @@ class LocalServers:
         worker_gpus: Sequence[str] = (),
         worker_devices: int = 1,
     ) -> None:
-        """Adds the servers of a cluster, not yet started.
-
-        Args:
-          cluster: as above.
-          owner: whose cluster it is, if it is not the first one: part of the names of its servers and of their logs.
-          worker_gpus: as above.
-          worker_devices: as above.
-        """
+        """Adds the servers of a cluster, not yet started; `owner` becomes part of their names and of their logs'."""
         for job in SERVED_JOBS:
             for index in range(len(cluster.get(job, ()))):
                 gpus = worker_gpus[index] if job == "worker" and worker_gpus else None
@@ -393,11 +348,7 @@ class LocalServers:
         return server
 
     def start(self) -> None:
-        """Starts all servers at once.
-
-        Raises:
-          LaunchError: one could not be started.
-        """
+        """Starts all servers at the same time; raises LaunchError if one could not be started."""
         for server in self:
             server.start()
 
@@ -405,25 +356,25 @@ class LocalServers:
         """Waits until every server answers.
 
         Args:
-          timeout: for all of them together, in seconds.
-          is_given_up: returns True for a server that is not waited for any more. With it, another thread starts servers
-            again that have ended, and they are waited for; without it, such a server is an error.
+          timeout: for all servers together, in seconds.
+          is_given_up: returns True for a server that need not answer. With this function another thread restarts
+            servers that have ended, and their restart is waited for; without it, a server that has ended is an error.
 
         Raises:
           LaunchError: the message says which one did not, and how its log ends.
         """
         deadline = time.monotonic() + timeout
         pause = threading.Event()
-        while waiting := [each for each in self if not (each.is_ready or (is_given_up and is_given_up(each)))]:
+        while silent := [server for server in self if not (server.is_ready or (is_given_up and is_given_up(server)))]:
             try:
-                waiting[0].wait_ready(max(0.0, deadline - time.monotonic()))
+                silent[0].wait_ready(max(0.0, deadline - time.monotonic()))
             except LaunchError:
-                if is_given_up is None or waiting[0].is_alive() or time.monotonic() >= deadline:
+                if is_given_up is None or silent[0].is_alive() or time.monotonic() >= deadline:
                     raise
                 pause.wait(_RESTART_INTERVAL)
 
     def close(self) -> None:
-        """Ends all servers, and returns when they are gone; in a process forked from this one, does nothing."""
+        """Ends all servers, and returns when they are gone. In a process forked from this one, does nothing."""
         self._close()
 
     def _end(self) -> None:

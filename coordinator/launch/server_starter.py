@@ -1,7 +1,7 @@
 """Starts server processes: they are forked from a fork server (`fork_server.py` runs in it).
 
-A forked server's parent is the fork server, so this process cannot wait for it as for a child. A thread for each one
-reads reports of it.
+A forked server's parent is the fork server, so this process cannot wait for it as for a child. A thread for each server
+reads the reports about it.
 
     requested  ->  begun: it reports its id  ->  ended: the fork server reports its exit code
 
@@ -29,12 +29,12 @@ from coordinator.launch.fork_server import UNKNOWN_EXIT_CODE
 
 # How long the fork server may take to end its servers and itself, in seconds.
 _END_TIMEOUT = 30.0
-# How often a process that is being stopped is looked at, in seconds.
+# The pause between two looks at a process that is being stopped, in seconds.
 _STOP_INTERVAL = 0.002
 _LONGEST_MESSAGE = 64
-# How often a server is requested whose fork server ends before the server has begun.
+# How often a server is requested, at most, if its fork server ends before the server has begun.
 _MOST_REQUESTS = 3
-# How long a fork server that reports nothing any more may take to end, in seconds.
+# How long a fork server may take to end after its last report, in seconds.
 _REASON_TIMEOUT = 5.0
 _TAIL_LINES = 8
 
@@ -50,27 +50,42 @@ def ending_of(code: int) -> str:
 class ForkedProcess:
     """A process that a fork server forks, in its own session.
 
+    It is requested again if its fork server ends before it has begun. If this process ends first, the server finds its
+    report closed and ends too.
+
     Args:
-      report: where the process reports that it began, and the fork server how it ended. It is closed here when the
-        process has ended; if this process ends first, the server reads its end and ends too.
-      request: how the fork server was asked for it; it is asked again if it ends before the process has begun.
+      fork_server: is asked for the process.
+      environment: the process's environment.
+      log: the descriptor that it prints to; a duplicate is kept.
+
+    Raises:
+      LaunchError: the fork server is closed.
+      OSError: the fork server could not be started.
 
     Attributes:
-      is_lost: the process has ended, and nobody knows how; its log says why.
+      is_lost: the process has ended, and its exit code is not known; its log says why.
     """
 
-    def __init__(self, report: socket.socket, request: "_Request | None" = None):
+    def __init__(self, fork_server: "ForkServerProcess", environment: Mapping[str, str], log: int):
         self.is_lost = False
-        self._report = report
-        self._request = request
+        self._fork_server = fork_server
+        self._environment = environment
         self._is_killed = False
         # Guards the report, which is replaced with the fork server, and closed at the end of the process.
         self._lock = threading.Lock()
         self._has_begun = threading.Event()
         self._pid: int | None = None
-        # Never means another process, as an id may that is used again.
+        # Unlike an id, which may be used again, it never stands for another process.
         self._process: psutil.Process | None = None
         self._exit_code: int | None = None
+        with contextlib.ExitStack() as opened:
+            self._log = os.dup(log)
+            opened.callback(os.close, self._log)
+            # A child process would begin in the folder where this process is now.
+            self._folder = os.open(".", os.O_PATH)
+            opened.callback(os.close, self._folder)
+            self._report, self._parent = self._requested()
+            self._opened = opened.pop_all()
         self._thread = start_once("coordinator-forked-server", self._follow, lambda _: self._end(None))
 
     @property
@@ -120,15 +135,30 @@ class ForkedProcess:
             # After the name, which is in brackets and may hold any character, comes the state.
             states = [(task / "stat").read_text().rpartition(")")[2].split()[0] for task in tasks.iterdir()]
         except (FileNotFoundError, ProcessLookupError):
-            # A thread ended while it was looked at.
+            # A thread has ended since it was listed.
             return False
         return set(states) == {"T"}
 
+    def _requested(self) -> "tuple[socket.socket, subprocess.Popen[bytes]]":
+        """Requests the process; returns the socket for reports of it, and the fork server that was asked."""
+        report, fork_server_report = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with fork_server_report, contextlib.ExitStack() as opened:
+                # A file, as an environment may be longer than a message.
+                content = os.memfd_create("environment")
+                opened.callback(os.close, content)
+                os.pwrite(content, json.dumps(dict(self._environment)).encode(), 0)
+                descriptors = [content, self._folder, self._log, fork_server_report.fileno()]
+                return report, self._fork_server.take(self._environment, descriptors)
+        except BaseException:
+            report.close()
+            raise
+
     def _follow(self) -> None:
         code = self._reported()
-        requests = 1
-        while code is None and self._request is not None and self._is_requested_again(self._request, requests):
-            requests += 1
+        requests_left = _MOST_REQUESTS - 1
+        while code is None and self._is_requested_again(requests_left):
+            requests_left -= 1
             code = self._reported()
         self._end(code)
 
@@ -138,8 +168,7 @@ class ForkedProcess:
             self._exit_code = UNKNOWN_EXIT_CODE if code is None else code
             self._has_begun.set()
             self._report.close()
-            if self._request is not None:
-                self._request.close()
+            self._opened.close()
 
     def _reported(self) -> int | None:
         """Reads the report to its end; returns the exit code, or None if there is none."""
@@ -154,89 +183,29 @@ class ForkedProcess:
                 self._has_begun.set()
         return None
 
-    def _is_requested_again(self, request: "_Request", requests: int) -> bool:
+    def _is_requested_again(self, requests_left: int) -> bool:
         """Requests the process from another fork server if the former one ended before the process has begun."""
-        reason = request.reason()
+        try:
+            reason = f"the fork server ended {ending_of(self._parent.wait(_REASON_TIMEOUT))}"
+        except subprocess.TimeoutExpired:
+            reason = "the fork server ended its report"
         with self._lock:
-            if not (self._has_begun.is_set() or self._is_killed) and requests < _MOST_REQUESTS:
+            if requests_left and not (self._has_begun.is_set() or self._is_killed):
                 with contextlib.suppress(LaunchError, OSError):
-                    report = request.send()
+                    report, self._parent = self._requested()
                     self._report.close()
                     self._report = report
-                    request.write(f"{reason} before this server began: both are started again.")
+                    self._write_log(f"{reason} before this server began: both are started again.")
                     return True
-        request.write(f"it is not known how this server ended, for {reason} before it.{request.log_tail()}")
+        self._write_log(f"it is not known how this server ended, for {reason} before it.{self._fork_server.log_tail()}")
         return False
 
-
-class _Request:
-    """A request for a server, which can be sent several times.
-
-    Args:
-      fork_server: takes it.
-      environment: the server's environment.
-      log: the descriptor that it prints to; a duplicate is kept.
-    """
-
-    def __init__(self, fork_server: "ForkServerProcess", environment: Mapping[str, str], log: int):
-        self._fork_server = fork_server
-        self._environment = environment
-        self._process: subprocess.Popen[bytes] | None = None
-        with contextlib.ExitStack() as opened:
-            self._log = os.dup(log)
-            opened.callback(os.close, self._log)
-            # A child process would begin in the folder where this process is now.
-            self._folder = os.open(".", os.O_PATH)
-            opened.callback(os.close, self._folder)
-            self._opened = opened.pop_all()
-
-    def send(self) -> socket.socket:
-        """Sends the request; returns where reports of the server arrive.
-
-        Raises:
-          LaunchError: the fork server is closed.
-          OSError: the fork server could not be started.
-        """
-        report, fork_server_report = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            with fork_server_report, contextlib.ExitStack() as opened:
-                # A file, as an environment may be longer than a message.
-                content = os.memfd_create("environment")
-                opened.callback(os.close, content)
-                os.pwrite(content, json.dumps(dict(self._environment)).encode(), 0)
-                descriptors = [content, self._folder, self._log, fork_server_report.fileno()]
-                self._process = self._fork_server.take(self._environment, descriptors)
-        except BaseException:
-            report.close()
-            raise
-        return report
-
-    def reason(self) -> str:
-        """Returns why nothing is reported of the server any more."""
-        assert self._process is not None
-        try:
-            return f"the fork server ended {ending_of(self._process.wait(_REASON_TIMEOUT))}"
-        except subprocess.TimeoutExpired:
-            return "the fork server ended its report"
-
-    def write(self, text: str) -> None:
+    def _write_log(self, text: str) -> None:
         """Adds a line to the log of the server, unless the fork server is closed, which ends all servers."""
         if not self._fork_server.is_closed:
             # The disk may be full.
             with contextlib.suppress(OSError):
                 os.write(self._log, f"coordinator: {text}\n".encode())
-
-    def log_tail(self) -> str:
-        """Returns how the log of the fork server ends."""
-        with contextlib.suppress(OSError):
-            lines = self._fork_server.log_path.read_text(errors="replace").splitlines()
-            if lines:
-                return "\n".join([" The log of the fork server ends with:", *lines[-_TAIL_LINES:]])
-        return " The log of the fork server is empty."
-
-    def close(self) -> None:
-        """Closes the descriptors."""
-        self._opened.close()
 
 
 class ForkServerProcess:
@@ -246,18 +215,18 @@ class ForkServerProcess:
       log_path: the file that takes what the fork server itself prints.
 
     Attributes:
-      is_closed: no server is started any more.
+      is_closed: no further server is started.
     """
 
     def __init__(self, log_path: pathlib.Path):
-        self.log_path = log_path
+        self._log_path = log_path
         self.is_closed = False
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
+        # The connection to the fork server, and its process.
+        self._started: tuple[socket.socket, subprocess.Popen[bytes]] | None = None
 
     def start_server(self, environment: Mapping[str, str], log: int) -> ForkedProcess:
-        """Requests a server, and returns at once; while the fork server loads TensorFlow, the server waits for it.
+        """Requests a server without waiting; while the fork server loads TensorFlow, the server waits for it.
 
         Args:
           environment: the server's environment. The first one is also the fork server's; a server whose environment
@@ -268,20 +237,10 @@ class ForkServerProcess:
           LaunchError: this is closed.
           OSError: the fork server could not be started.
         """
-        request = _Request(self, environment, log)
-        try:
-            return ForkedProcess(request.send(), request)
-        except BaseException:
-            request.close()
-            raise
+        return ForkedProcess(self, environment, log)
 
     def take(self, environment: Mapping[str, str], descriptors: list[int]) -> "subprocess.Popen[bytes]":
-        """Gives the descriptors of a request to the fork server, which is started if it does not run; returns it.
-
-        Raises:
-          LaunchError: this is closed.
-          OSError: the fork server could not be started.
-        """
+        """Gives the descriptors of a request to the fork server, which is started if it does not run; returns it."""
         with self._lock:
             for requests_left in reversed(range(_MOST_REQUESTS)):
                 control, process = self._running(environment)
@@ -295,49 +254,55 @@ class ForkServerProcess:
                         raise
         raise AssertionError("the last request has returned or raised")
 
+    def log_tail(self) -> str:
+        """Returns the sentence that says how the log of the fork server ends."""
+        with contextlib.suppress(OSError):
+            lines = self._log_path.read_text(errors="replace").splitlines()
+            if lines:
+                return "\n".join([" The log of the fork server ends with:", *lines[-_TAIL_LINES:]])
+        return " The log of the fork server is empty."
+
     def close(self) -> None:
         """Ends the fork server and all its servers, frozen ones included, and returns when the fork server is gone."""
         with self._lock:
             self.is_closed = True
-            if self._process is not None:
-                # Ends it at once while it loads TensorFlow: the servers that wait for it never begin.
-                self._process.send_signal(signal.SIGTERM)
+            if self._started is not None:
+                # Ends it immediately while it loads TensorFlow: the servers that wait for it never begin.
+                self._started[1].send_signal(signal.SIGTERM)
             self._end()
 
     def _running(self, environment: Mapping[str, str]) -> "tuple[socket.socket, subprocess.Popen[bytes]]":
-        """Returns the control and the process of the fork server, started now if it does not run."""
+        """Returns the connection to the fork server, and its process, which is started if it does not run."""
         if self.is_closed:
             raise LaunchError("The servers are closed; none is started any more.")
-        if self._process is None or self._process.poll() is not None:
-            self._end()
-            control, fork_server_control = socket.socketpair()
-            try:
-                with self.log_path.open("ab") as log, fork_server_control:
-                    self._process = subprocess.Popen(
-                        [sys.executable, "-m", "coordinator.launch.fork_server"],
-                        stdin=fork_server_control.fileno(),
-                        stdout=log,
-                        stderr=subprocess.STDOUT,
-                        env=environment,
-                        start_new_session=True,
-                    )
-            except OSError:
-                control.close()
-                raise
-            self._control = control
-        assert self._control is not None
-        assert self._process is not None
-        return self._control, self._process
+        if self._started is not None and self._started[1].poll() is None:
+            return self._started
+        self._end()
+        control, fork_server_control = socket.socketpair()
+        try:
+            with self._log_path.open("ab") as log, fork_server_control:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "coordinator.launch.fork_server"],
+                    stdin=fork_server_control.fileno(),
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=environment,
+                    start_new_session=True,
+                )
+        except OSError:
+            control.close()
+            raise
+        self._started = control, process
+        return self._started
 
     def _end(self) -> None:
-        if self._control is not None:
-            self._control.close()
-            self._control = None
-        if self._process is not None:
+        if self._started is not None:
+            control, process = self._started
+            self._started = None
+            control.close()
             try:
-                self._process.wait(_END_TIMEOUT)
+                process.wait(_END_TIMEOUT)
             except subprocess.TimeoutExpired:
                 # It is stopped. Its servers end when they find their standard input closed.
-                self._process.kill()
-                self._process.wait()
-            self._process = None
+                process.kill()
+                process.wait()

@@ -1,14 +1,15 @@
-"""What each task of `srun coordinator slurm` does.
+"""Runs one task of `srun coordinator slurm`: its role follows from its number in the step of the Slurm job.
 
-    chief        waits until each server answers, then runs the program, and tells all others how that ended
-    ps, worker   runs `coordinator serve`, and starts it again when it ends, until the program has ended
-    evaluator    runs the program as evaluator; may continue for a while after the chief's has ended
+    task 0                  chief: waits until each server answers, runs the program, tells all others how that ended
+    1 .. ps, the rest       parameter servers and workers: run `coordinator serve`, and start it again when it ends
+    the last, if wanted     evaluator: runs the program as evaluator, which may continue for a while after the chief
 
-Each has a link to the chief's task (`rendezvous.py`), whose end ends it too. Slurm sends a signal to all processes of a
-step. It reaches the program directly; these tasks ignore it, and so do servers, so that the program can still save a
-checkpoint. Promises: the chief's task ends with the code of the program, a server's with 0, once training has begun.
+`JobStateMachine` decides in each task. Each has a link to the chief's task, whose end ends it too. Slurm sends a signal
+to all processes of a step. It reaches the program directly; the tasks and the servers ignore it, so that the program
+can still save a checkpoint. The chief's task ends with the code of the program, a server's with 0, once training has
+begun.
 
-How processes on several machines find each other, without a fixed port and without a shared folder.
+The tasks find each other without a fixed port and without a shared folder:
 
     first     listens on the first free port of a sequence that follows from the group's name
     others    try all ports of the same sequence on the first one's host, until one answers as the first of the group
@@ -19,19 +20,12 @@ How processes on several machines find each other, without a fixed port and with
     first -> other   {"accepted": true}
 
 The connections stay open, and carry JSON objects, each with an HMAC by a key that follows from the key of the group and
-both nonces. The end of one is the end of the process at its other end, however that ended. Promises:
+both nonces. A connection ends with the process at its other end, however that ended. Promises:
 
-- without the key of the group nobody is taken for one of its processes; an empty key is known to everybody;
-- whatever else listens on one of the ports, or connects to one, is left alone, and delays nobody: all connections are
-  made and answered at the same time, and the oldest of too many unanswered ones ends;
-- every wait has a deadline, for all that is waited for; the port is closed when all have connected.
-
-The step of a Slurm job in which this process is a task: which role it has, and where the others are.
-
-task 0                  chief: runs the program
-1 .. ps                 parameter servers
-the rest                workers
-the last, if wanted     evaluator
+- without the key of the group no process is accepted as one of the group; an empty key is known to everybody;
+- other programs that listen on one of the ports, or connect to one, are left alone, and delay nobody: all connections
+  are made and answered at the same time, and the oldest of too many unanswered ones ends;
+- every wait as a whole has a deadline; the port is closed when all have connected.
 """
 
 import asyncio
@@ -58,26 +52,37 @@ from typing import Any
 
 from coordinator.background_thread import start_once
 from coordinator.errors import LaunchError
-from coordinator.heartbeat.probes import TaskProbe
-from coordinator.launch.job_state_machine import RestartDelays
+from coordinator.launch.job_state_machine import Job, JobStateMachine, Role, run_to_end
 from coordinator.launch.local_job import dashboard_address
 from coordinator.launch.program_process import Console, ProgramProcess
 from coordinator.launch.run_request import RunRequest
 from coordinator.launch.serve import UNUSABLE, serving_line
-from coordinator.launch.server_process import PORTS, free_addresses, program_environment, server_environment
+from coordinator.launch.server_process import (
+    PORTS,
+    free_addresses,
+    program_environment,
+    server_environment,
+    wait_answer,
+)
+from coordinator.launch.server_starter import ending_of
 from coordinator.launch.task_config import TaskConfig
 from coordinator.options import DASHBOARD, RESTART_COUNT, TRACE
 
+# A secret, the same for all tasks, that only the user's own processes can read.
+KEY = "COORDINATOR_SLURM_KEY"
+# How often a server is started on another port, if its port is taken just before it listens there.
+_MOST_PORTS = 5
+
 _TRIED_PORTS = 32
-# How long the other end of a connection may take to say who it is, in seconds. One that has connected waits for longer
-# than the first process does: it is not to give up what the first one takes for connected.
+# How long each end of a new connection waits for the other end's greeting, in seconds. The first process gives up
+# before the other one, so that no process gives up a connection that the first one has accepted.
 _GREETING_TIMEOUT, _ANSWER_TIMEOUT = 10.0, 20.0
-# How many may be about to say it, and how long each may take before it makes room for another one, in seconds.
+# How many greetings may be unfinished, and how long each may take before it makes room for another one, in seconds.
 _MOST_GREETINGS, _SHORTEST_GREETING = 256, 0.1
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0
 _LONGEST_GREETING = 4096
 _LONGEST_MESSAGE = 1_000_000
-# What a greeting of another program, or by another protocol, leads to.
+# Errors that the greeting of another program, or by another protocol, leads to.
 _STRANGE = (OSError, ValueError, LookupError, TypeError, RecursionError)
 
 
@@ -87,8 +92,8 @@ class Link:
     Args:
       connection: an established connection.
       key: of this connection.
-      is_first: this end is that of the first process.
-      received: what was received on it by now.
+      is_first: this is the first process's end.
+      received: bytes that were read from the connection already.
     """
 
     def __init__(self, connection: socket.socket, key: bytes, *, is_first: bool, received: bytes = b"") -> None:
@@ -115,11 +120,8 @@ class Link:
     def receive(self, timeout: float | None = None) -> dict[str, Any] | None:
         """Returns the next object; None if the other process has ended, or sends something else.
 
-        Args:
-          timeout: in seconds; None waits as long as it takes.
-
         Raises:
-          TimeoutError: none came in time.
+          TimeoutError: nothing came within `timeout` seconds.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
@@ -149,50 +151,45 @@ class Link:
 
 
 def accept(group: str, ranks: Collection[int], *, is_local: bool, timeout: float, key: bytes = b"") -> dict[int, Link]:
-    """Waits for other processes, as the first one.
+    """Waits for other processes of a group, as the first one.
 
     Args:
-      group: its name.
-      ranks: the numbers of the others.
-      is_local: all of them run on this machine.
+      group: the name of the group.
+      ranks: the numbers of the other processes.
+      is_local: all processes run on this machine.
       timeout: in seconds.
-      key: of the group, which no other process knows.
+      key: of the group, which no process outside of it knows.
 
     Returns:
-      The link to each.
+      The link to each process.
 
     Raises:
-      LaunchError: the message says which did not connect.
+      LaunchError: the message says which processes did not connect.
     """
     with _listening(group, "127.0.0.1" if is_local else "") as listener:
         greetings = _Greetings(group, ranks, key)
         asyncio.run(greetings.take(listener, timeout))
     if missing := greetings.missing:
-        for each in greetings.links.values():
-            each.close()
+        for link in greetings.links.values():
+            link.close()
         names = ", ".join(map(str, sorted(missing)))
         raise LaunchError(f"The tasks {names} did not start within {timeout:g} s.")
     return greetings.links
 
 
 class _Greetings:
-    """What the first process hears on its port.
-
-    Args:
-      group: its name.
-      ranks: the numbers of the others.
-      key: of the group.
+    """Answers the processes that connect to the first one.
 
     Attributes:
-      links: to those that have connected, by number.
-      missing: the numbers of the rest.
+      links: by number, the links to the processes that have connected.
+      missing: the numbers of the other processes.
     """
 
     def __init__(self, group: str, ranks: Collection[int], key: bytes) -> None:
         self.links: dict[int, Link] = {}
         self.missing = set(ranks)
         self._group, self._key = group, key
-        # Those that are not over, the oldest first, and when each began.
+        # Unfinished greetings, the oldest first, and when each began.
         self._tasks: dict[asyncio.Task[None], float] = {}
         self._complete = asyncio.Event()
 
@@ -233,7 +230,7 @@ class _Greetings:
                 said = self._group, rank, str(hello["nonce"]), nonce
                 await _send(connection, nonce=nonce, proof=_proof(self._key, "first", *said))
                 answer, rest = await _received(connection)
-                # Another one may have come in its place meanwhile.
+                # Another connection may have taken its place by now.
                 if not _is_proof(answer, self._key, "other", *said) or rank not in self.missing:
                     return
             connection.setblocking(True)
@@ -247,17 +244,10 @@ class _Greetings:
 
 
 def connect(group: str, rank: int, host: str, timeout: float, *, key: bytes = b"") -> Link:
-    """Connects to the first process.
-
-    Args:
-      group: its name.
-      rank: the number of this process.
-      host: where the first process runs.
-      timeout: in seconds.
-      key: of the group, which no other process knows.
+    """Connects to the first process of a group, which runs on `host`, as the process `rank`.
 
     Raises:
-      LaunchError: it did not answer in time.
+      LaunchError: it did not answer within `timeout` seconds.
     """
     deadline = time.monotonic() + timeout
     addresses = _addresses(host, deadline)
@@ -268,12 +258,12 @@ def connect(group: str, rank: int, host: str, timeout: float, *, key: bytes = b"
 
 
 async def _connect(addresses: Collection[str], group: str, rank: int, key: bytes, deadline: float) -> Link | None:
-    """Tries all ports at the same time, again and again."""
+    """Tries all ports at the same time, again and again, until the deadline."""
 
     async def find(address: str, port: int) -> Link:
         pause = _SHORTEST_PAUSE
         while True:
-            # It may be in use by another program there, which may say anything or nothing.
+            # Another program may use the port, and say anything or nothing.
             with contextlib.suppress(*_STRANGE):
                 async with asyncio.timeout(_ANSWER_TIMEOUT):
                     return await _introduced(address, port, group, rank, key)
@@ -291,7 +281,7 @@ async def _introduced(address: str, port: int, group: str, rank: int, key: bytes
     """Connects to a port as a process of the group.
 
     Raises:
-      one of `_STRANGE`: the first process of the group does not listen there, or does not miss this one.
+      one of `_STRANGE`: the first process of the group does not listen there, or does not expect this one.
     """
     with contextlib.ExitStack() as opened:
         connection = opened.enter_context(socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET))
@@ -308,7 +298,7 @@ async def _introduced(address: str, port: int, group: str, rank: int, key: bytes
         own_key = _proof(key, "link", *said).encode()
         link = Link(connection, own_key, is_first=False, received=line + b"\n" + rest)
         if link.receive(0.0) != {"accepted": True}:
-            raise ValueError("the first process does not miss this one")
+            raise ValueError("the first process does not expect this one")
         connection.setblocking(True)
         opened.pop_all()
         return link
@@ -327,7 +317,7 @@ async def _send(connection: socket.socket, **message: object) -> None:
 
 
 async def _received(connection: socket.socket) -> tuple[Any, bytes]:
-    """Returns what the next line stands for, and what came after it."""
+    """Returns the JSON value of the next line, and the bytes after the line."""
     line, rest = await _line(connection)
     return json.loads(line), rest
 
@@ -389,21 +379,17 @@ def _listening(group: str, host: str) -> socket.socket:
     raise LaunchError(f"None of {_TRIED_PORTS} ports between {PORTS.start} and {PORTS.stop} is free on this host.")
 
 
-# A secret, the same for all tasks, that only the user's own processes can read.
-KEY = "COORDINATOR_SLURM_KEY"
-
-
 @dataclasses.dataclass(frozen=True)
 class SlurmStep:
     """A task of a step, as Slurm's environment describes it.
 
     Attributes:
-      name: of the step, which no other one of the cluster has.
+      name: of the step; no other step of the cluster has this name.
       rank: the number of this task.
       tasks: how many tasks the step has.
-      nodes: on how many nodes.
-      node_list: these, as Slurm abbreviates them.
-      key: by which its tasks know each other; empty if the user has set none.
+      nodes: how many nodes the tasks are on.
+      node_list: the nodes, as Slurm abbreviates them.
+      key: the secret by which its tasks recognize each other; empty if the user has set none.
     """
 
     name: str
@@ -415,11 +401,7 @@ class SlurmStep:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "SlurmStep":
-        """Reads the variables that `srun` sets, and the key.
-
-        Raises:
-          LaunchError: this process is no task of a step.
-        """
+        """Reads what `srun` sets, and the key; raises LaunchError if this process is no task of a step."""
         try:
             names = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
             return cls(
@@ -437,11 +419,7 @@ class SlurmStep:
             ) from None
 
     def workers(self, ps: int, *, evaluator: bool) -> int:
-        """Returns how many tasks are workers.
-
-        Raises:
-          LaunchError: there are too few tasks for one.
-        """
+        """Returns how many tasks are workers; raises LaunchError if there are too few tasks for one."""
         others = 1 + ps + evaluator
         if self.tasks <= others:
             roles = f"a chief, {ps} parameter servers and {'an evaluator' if evaluator else 'no evaluator'}"
@@ -452,20 +430,16 @@ class SlurmStep:
         return self.tasks - others
 
     def first_host(self) -> str:
-        """Returns the host of task 0: a name that resolves, or an IP address.
-
-        Raises:
-          LaunchError: Slurm's own command does not say it.
-        """
+        """Returns the host of task 0: a name that resolves, or an IP address."""
         if self.nodes == 1:
             return "127.0.0.1"
         node = _scontrol("hostnames", self.node_list).split()[0]
         try:
             socket.getaddrinfo(node, None)
         except OSError:
-            # The name of a node is Slurm's own, and need not be that of its host.
-            found = re.search(r"NodeAddr=(\S+)", _scontrol("node", node))
-            return found[1] if found else node
+            # Slurm's name of a node need not be the name of its host.
+            address = re.search(r"NodeAddr=(\S+)", _scontrol("node", node))
+            return address[1] if address else node
         return node
 
 
@@ -487,23 +461,14 @@ def _scontrol(*what: str) -> str:
     return done.stdout
 
 
-# Those that Slurm sends to a step: by `scancel`, at its time limit, and by `--signal`.
-_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
-# How long the evaluator may take to end on SIGTERM, in seconds.
-_TERMINATE_GRACE = 5.0
-_PROBE_INTERVAL = 0.2
-# How often another port is tried, if one is taken just before the server listens there.
-_MOST_PORTS = 5
-
-
-class SlurmTask:
+class SlurmTask(Job):
     """One task. The main thread must create it and run it.
 
     Args:
-      step: the step that it is a task of.
-      request: what to run. Its workers are those of the step.
+      step: the step of the task.
+      request: what to run. Its workers are the workers of the step.
       environment: of this process.
-      console: reports to the user what happens.
+      console: takes messages to the user.
     """
 
     def __init__(self, step: SlurmStep, request: RunRequest, environment: Mapping[str, str], console: Console):
@@ -520,17 +485,28 @@ class SlurmTask:
         self._job, self._index = role_of(step.rank, request.workers, request.ps)
         # All tasks run on this machine, on however many nodes of Slurm.
         self._is_local = step.nodes == 1
-        self._restarts, self._delays = request.server_restarts, RestartDelays()
-        # The server has said that it serves.
-        self._has_served = threading.Event()
-        # Exit codes of the process, and messages of the chief; None for its end.
-        self._events: queue.SimpleQueue[int | dict[str, Any] | None] = queue.SimpleQueue()
+        roles = [Role.CHIEF, Role.EVALUATOR] if self._job == "evaluator" else [Role.CHIEF]
+        self._machine = JobStateMachine(self, roles, request.evaluator_timeout, 0, request.server_restarts)
+        # Each is a call of the state machine.
+        self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        # The server or the program of this task.
+        self._process: ProgramProcess | None = None
+        self._address = ""
+        self._has_served = False
+        self._server_code: int | None = None
+        self._chief_code: int | None = None
+        # Set with each of both codes.
+        self._has_ended = threading.Event()
+        self._cluster: Mapping[str, list[str]] = {}
+        # Signals that the chief's task received.
+        self._received: list[int] = []
+        self._is_terminated = False
 
     def run(self) -> int:
         """Runs the task to its end; returns its exit code.
 
         Raises:
-          LaunchError: the others were not found, or a process could not be started at all.
+          LaunchError: the other tasks were not found, or a process could not be started at all.
         """
         if self._job == "chief":
             return self._run_chief()
@@ -538,26 +514,18 @@ class SlurmTask:
         host = step.first_host()
         deadline = time.monotonic() + timeout
         with contextlib.closing(connect(step.name, step.rank, host, timeout, key=step.key)) as link:
-            message = self._first_message(link, deadline)
+            try:
+                # The chief's task sends this when it has a connection to each task.
+                message = link.receive(max(0.01, deadline - time.monotonic()))
+            except TimeoutError:
+                message = None
+            if message is None:
+                raise LaunchError("The first task ended, or found no other one in time; it says above why.")
             if "ended" in message:
+                # It cannot run the program, and has said why.
                 return int(message["ended"])
             self._is_local = bool(message["is_local"])
-            start_once("coordinator-slurm-link", partial(self._read, link), lambda _: self._events.put(None))
-            return self._run_evaluator() if self._job == "evaluator" else self._run_server(link)
-
-    def _first_message(self, link: Link, deadline: float) -> dict[str, Any]:
-        """Waits until the chief's task, which has a connection to each, says whether all are on one machine.
-
-        Returns:
-          `is_local`, or `ended` with an exit code if the chief's task cannot run the program, and has said why.
-        """
-        try:
-            message = link.receive(max(0.01, deadline - time.monotonic()))
-        except TimeoutError:
-            message = None
-        if message is None:
-            raise LaunchError("The first task ended, or found no other one in time; it says above why.")
-        return message
+            return self._run_evaluator(link) if self._job == "evaluator" else self._run_server(link)
 
     def _run_chief(self) -> int:
         step, timeout = self._step, self._request.start_timeout
@@ -567,9 +535,8 @@ class SlurmTask:
                 f"{KEY} is not set: until all tasks have started, others who reach the nodes can pose as one of them. "
                 "docs/slurm.md says how to set it."
             )
+        links = accept(step.name, range(1, step.tasks), is_local=self._is_local, timeout=timeout, key=step.key)
         with contextlib.ExitStack() as opened:
-            ranks = range(1, step.tasks)
-            links = accept(step.name, ranks, is_local=self._is_local, timeout=timeout, key=step.key)
             for link in links.values():
                 opened.callback(link.close)
             try:
@@ -577,19 +544,17 @@ class SlurmTask:
             except LaunchError as error:
                 # All others wait for this task.
                 self._console.say(str(error))
-                for link in links.values():
-                    link.send(ended=UNUSABLE)
+                _send_all(links, ended=UNUSABLE)
                 return UNUSABLE
             self._is_local = all(_is_loopback(link.host) for link in links.values())
-            for link in links.values():
-                link.send(is_local=self._is_local)
-            cluster = self._gathered(links, deadline)
-            for link in links.values():
-                link.send(cluster=cluster)
-            code = self._run_program(cluster)
-            for link in links.values():
-                link.send(ended=code)
-        return code
+            _send_all(links, is_local=self._is_local)
+            self._cluster = self._gathered(links, deadline)
+            _send_all(links, cluster=self._cluster)
+            # Not ignored: the program would inherit that.
+            _handle_signals(lambda number, _: self._received.append(number))
+            self._run_to_end()
+            _send_all(links, ended=self._machine.exit_code)
+        return self._machine.exit_code
 
     def _gathered(self, links: Mapping[int, Link], deadline: float) -> dict[str, list[str]]:
         """Waits until all servers answer; returns the cluster."""
@@ -611,187 +576,179 @@ class SlurmTask:
             cluster[job].append(message["address"])
         return cluster
 
-    def _run_program(self, cluster: Mapping[str, list[str]]) -> int:
-        """Runs the program in the role of this task; returns its code, as a shell does."""
-        received: list[int] = []
-        for number in _SIGNALS:
-            # Not ignored: the program would inherit that.
-            signal.signal(number, lambda number, _: received.append(number))
-        environment = program_environment(self._environment, TaskConfig(cluster, self._job, self._index))
-        if self._request.dashboard is not None:
-            page = dashboard_address(self._request.dashboard, taken=cluster["chief"])
-            environment[DASHBOARD] = str(page)
-            self._console.say(f"the dashboard is at {page.url} once the program has created its strategy.")
-        if self._request.trace is not None:
-            environment[TRACE] = str(self._request.trace)
-        program = self._start_program(environment)
-        if received:
-            program.send(signal.Signals(received[0]))
-        code = None
-        while not isinstance(code, int):
-            code = self._events.get()
-        program.close()
-        _ignore_signals()
-        return 128 - code if code < 0 else code
-
-    def _run_evaluator(self) -> int:
-        cluster = self._events.get()
-        if not isinstance(cluster, dict):
+    def _run_evaluator(self, link: Link) -> int:
+        message = link.receive()
+        if message is None:
             return 0
-        for number in _SIGNALS:
-            signal.signal(number, lambda *_: None)
-        environment = program_environment(self._environment, TaskConfig(cluster["cluster"], "evaluator", 0))
-        program = self._start_program(environment)
-        own: int | None = None
-        chief: int | None = None
-        while chief is None:
-            event = self._events.get()
-            if isinstance(event, int):
-                own = event
-                if own:
-                    self._console.say(f"the evaluator ended with code {own}; training continues without it.")
-            else:
-                # Without a message, the chief's task was killed.
-                chief = 1 if event is None else event["ended"]
-        if chief == 0 and own is None:
-            own = self._wait_ended(self._request.evaluator_timeout)
-        if own is None:
-            program.send(signal.SIGTERM)
-            self._wait_ended(_TERMINATE_GRACE)
-        program.close()
-        _ignore_signals()
-        if chief or own is None:
-            return 0
-        return 128 - own if own < 0 else own
+        self._cluster = message["cluster"]
+        # Not ignored: the program would inherit that.
+        _handle_signals(lambda *_: None)
+        self._follow_chief(link)
+        self._run_to_end()
+        # A step does not fail because its evaluator was ended here.
+        return 0 if self._chief_code or self._is_terminated else self._machine.exit_code
 
     def _run_server(self, link: Link) -> int:
         # The server inherits that.
-        _ignore_signals()
-        server, address = self._start_server(link)
-        link.send(address=address)
-        # When the server is to be started again.
-        due: float | None = None
-        while True:
-            try:
-                event = self._events.get(timeout=None if due is None else max(0.0, due - time.monotonic()))
-            except queue.Empty:
-                due = None
-                server.close()
-                server = self._serve(address)
-                continue
-            if event is None or (isinstance(event, dict) and "ended" in event):
-                break
-            if isinstance(event, int):
-                due = self._time_of_restart(event)
-        server.close()
+        _handle_signals(signal.SIG_IGN)
+        self._follow_chief(link)
+        self._start_answering(link)
+        link.send(address=self._address)
+        self._run_to_end()
         return 0
 
-    def _time_of_restart(self, code: int) -> float | None:
-        """Reports that the server has ended; returns when it is to be started again, or None."""
-        name = f"/job:{self._job}/task:{self._index}"
-        if self._restarts == 0:
-            self._console.say(f"{name} ended with code {code}, and is not started again.")
-            return None
-        self._restarts -= 1
-        delay = self._delays.next(name)
-        when = f" in {delay:g} s" if delay else ""
-        self._console.say(f"{name} ended with code {code}: starting it again{when}; {self._restarts} more restarts.")
-        return time.monotonic() + delay
+    def _run_to_end(self) -> None:
+        """Lets the state machine decide until it has ended, and ends the process of this task."""
+        self._machine.servers_ready()
+        run_to_end(self._machine, self._events)
+        if self._process is not None:
+            self._process.close()
+        _handle_signals(signal.SIG_IGN)
 
-    def _start_server(self, link: Link) -> tuple[ProgramProcess, str]:
-        """Starts the server on a free port; returns it, and its address, when it answers.
+    def _follow_chief(self, link: Link) -> None:
+        """Starts a thread that waits for the end of the chief."""
 
-        One that has served and has ended by then is returned as well: its exit code is the next event.
+        def follow() -> None:
+            code = None
+            while code is None and (message := link.receive()) is not None:
+                code = message.get("ended")
+            # Without this message, the chief's task was killed.
+            end(1 if code is None else code)
 
-        Raises:
-          LaunchError: it ended before it served, or did not answer in time.
+        def end(code: int) -> None:
+            self._chief_code = code
+            self._has_ended.set()
+            self._events.put(partial(self._machine.program_ended, Role.CHIEF, code))
+
+        start_once("coordinator-slurm-link", follow, lambda _: end(1))
+
+    def _start_answering(self, link: Link) -> None:
+        """Starts the server on a free port, and waits until it answers; raises LaunchError if it does not.
+
+        A server that has served and has ended by then counts as started: its end is the next event.
         """
         deadline = time.monotonic() + self._request.start_timeout
         for _ in range(_MOST_PORTS):
-            address = _free_address(self._host(link))
-            server = self._serve(address)
-            with TaskProbe(address) as probe:
-                code: int | None = None
-                while code is None and time.monotonic() < deadline:
-                    if probe.status(1.0) is not None:
-                        return server, address
-                    with contextlib.suppress(queue.Empty):
-                        event = self._events.get(timeout=_PROBE_INTERVAL)
-                        if event is None:
-                            raise LaunchError("The first task ended while the servers started; it says why.")
-                        code = event if isinstance(event, int) else code
-            if code is not None and self._has_served.is_set():
-                self._events.put(code)
-                return server, address
-            server.close()
-            if code != UNUSABLE:
+            self._address = _free_address(self._host(link))
+            self._server_code = None
+            config = self._serve()
+            try:
+                if wait_answer(config, deadline, self._wait_ended):
+                    return
+                if self._chief_code is not None:
+                    raise LaunchError("The first task ended while the servers started; it says why.")
+                if self._has_served:
+                    return
+                reason = f"ended with code {self._server_code} before it served"
+                # That was not the end of a server that has served.
+                self._events.get()
+            except TimeoutError:
+                reason = f"does not answer {self._request.start_timeout:g} s after its start"
+            if self._server_code != UNUSABLE:
                 break
-        seconds = self._request.start_timeout
-        reason = f"ended with code {code} before it served"
-        if code is None:
-            reason = f"does not answer {seconds:g} s after its start"
-        raise LaunchError(f"/job:{self._job}/task:{self._index} {reason}.")
+        if self._process is not None:
+            self._process.close()
+        raise LaunchError(f"{config.name} {reason}.")
 
-    def _serve(self, address: str) -> ProgramProcess:
-        config = TaskConfig({self._job: {self._index: address}}, self._job, self._index)
-        task = ["--job", self._job, "--index", str(self._index), "--address", address]
+    def _wait_ended(self, seconds: float) -> bool:
+        self._has_ended.wait(seconds)
+        return self._server_code is not None or self._chief_code is not None
+
+    def _serve(self) -> TaskConfig:
+        """Starts the server, once more if it has ended; returns its task."""
+        config = TaskConfig({self._job: {self._index: self._address}}, self._job, self._index)
         label, begin = f"{self._job} {self._index}", serving_line(config)
 
         def on_line(line: str) -> None:
-            if line.startswith(begin):
-                self._has_served.set()
+            self._has_served = self._has_served or line.startswith(begin)
             self._console.forward(label, line)
 
-        environment = server_environment(self._environment, config)
-        return self._start(["-m", "coordinator", "serve", *task], environment, on_line)
+        def on_end(code: int) -> None:
+            ending, consequence = ending_of(code), "it is not started again"
+            self._events.put(partial(self._machine.server_ended, config.name, ending, consequence))
+            self._server_code = code
+            self._has_ended.set()
 
-    def _start_program(self, environment: Mapping[str, str]) -> ProgramProcess:
-        is_plain = self._job == "chief" and os.isatty(sys.stdout.fileno())
-        on_line = None if is_plain else partial(self._console.forward, self._job)
-        return self._start(self._request.command, environment, on_line)
+        self._has_ended.clear()
+        task = ["--job", self._job, "--index", str(self._index), "--address", self._address]
+        environment = server_environment(self._environment, config)
+        self._start(["-m", "coordinator", "serve", *task], environment, on_line, on_end)
+        return config
 
     def _start(
-        self, command: Sequence[str], environment: Mapping[str, str], on_line: Callable[[str], None] | None
-    ) -> ProgramProcess:
-        return ProgramProcess(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        on_line: Callable[[str], None] | None,
+        on_end: Callable[[int], None],
+    ) -> None:
+        if self._process is not None:
+            self._process.close()
+        self._process = ProgramProcess(
             command,
             environment,
             on_line=on_line,
             on_error_text=self._console.show,
             is_filtered=environment["TF_CPP_MIN_LOG_LEVEL"] == "3",
             log_path=None,
-            on_end=self._events.put,
+            on_end=on_end,
         )
 
-    def _wait_ended(self, seconds: float) -> int | None:
-        """Waits for the end of the process; returns its code, or None if it did not end."""
-        deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0:
-            with contextlib.suppress(queue.Empty):
-                event = self._events.get(timeout=left)
-                if isinstance(event, int):
-                    return event
-        return None
+    def report(self, text: str) -> None:
+        """Reports to the user."""
+        self._console.say(text)
 
-    def _read(self, link: Link) -> None:
-        while (message := link.receive()) is not None:
-            self._events.put(message)
-        self._events.put(None)
+    def start(self, role: Role) -> None:
+        """Starts the program, if this is the task of the role."""
+        if role.value != self._job:
+            return
+        environment = program_environment(self._environment, TaskConfig(self._cluster, self._job, 0))
+        if role is Role.CHIEF and self._request.dashboard is not None:
+            page = dashboard_address(self._request.dashboard, taken=self._cluster["chief"])
+            environment[DASHBOARD] = str(page)
+            self._console.say(f"the dashboard is at {page.url} once the program has created its strategy.")
+        if role is Role.CHIEF and self._request.trace is not None:
+            environment[TRACE] = str(self._request.trace)
+        is_plain = role is Role.CHIEF and os.isatty(sys.stdout.fileno())
+        on_line = None if is_plain else partial(self._console.forward, self._job)
+        end = partial(self._machine.program_ended, role)
+        self._start(self._request.command, environment, on_line, lambda code: self._events.put(partial(end, code)))
+        if self._received:
+            self.send(signal.Signals(self._received[0]))
+
+    def start_server(self, name: str) -> None:  # noqa: ARG002 - a task has one server
+        """Starts the server that has ended, on its port."""
+        self._serve()
+
+    def send(self, number: signal.Signals) -> None:
+        """Sends a signal to the program of this task. Slurm sends its own to every process of the step."""
+        if self._process is not None:
+            self._is_terminated = True
+            self._process.send(number)
+
+    def suspend(self) -> None:
+        """Does nothing: no terminal suspends a step."""
 
     def _host(self, *links: Link) -> str:
-        """Returns the host by which the others reach this one: the address of its links, if that says it."""
+        """Returns the host at which the others reach this one: the address of its links, unless that is loopback."""
         if self._is_local:
             return "127.0.0.1"
         return next((link.host for link in links if not _is_loopback(link.host)), socket.gethostname())
+
+
+def _send_all(links: Mapping[int, Link], **message: Any) -> None:
+    for link in links.values():
+        link.send(**message)
 
 
 def _is_loopback(host: str) -> bool:
     return ipaddress.ip_address(host).is_loopback
 
 
-def _ignore_signals() -> None:
-    for number in _SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+def _handle_signals(handler: Any) -> None:
+    """Sets what happens on the signals that Slurm sends to a step: by `scancel`, at its time limit, by `--signal`."""
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):
+        signal.signal(number, handler)
 
 
 def _free_address(host: str) -> str:

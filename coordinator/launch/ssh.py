@@ -1,22 +1,18 @@
-"""Servers on another host, each in the session of a separate `ssh`.
+"""Starts the servers of a cluster on other hosts, each in the session of a separate `ssh`; programs run here.
 
     this machine                             the host
     ssh  <-- standard input, a pipe here -->  sshd -- coordinator serve --exit-with-parent
 
     alive thread, one for each host: writes to each standard input from time to time
 
+    python -m coordinator.launch.ssh COUNT    runs on a host first, and reports the host as one for COUNT servers
+
 A server ends when its standard input is closed: with its connection, with the `ssh`, and with this process, however
-they end. Where the host does not notice that, since no packet arrives any more, the server ends five minutes after the
-last byte. It promises that no password is asked for, and that a connection without an answer for half a minute is lost.
+they end. If the host does not notice that, since no packet arrives, the server ends five minutes after the last byte.
+Promises:
 
-What `coordinator run --hosts` has to know of a host before it starts servers there: it runs this module there.
-
-python -m coordinator.launch.ssh COUNT    prints the report of a host that is to have COUNT servers
-
-A cluster whose servers are on other hosts: the addresses that they will have, and what starts them.
-
-The programs run on this machine. It promises to have reached every host before anything is started, and to say which
-host cannot be used, and why.
+- every host is reached before anything is started, and an error says which host cannot be used, and why;
+- no password is asked for, and a connection without an answer for half a minute is lost.
 """
 
 import concurrent.futures
@@ -35,6 +31,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from coordinator.addresses import in_address, parse_address
 from coordinator.background_thread import BackgroundThread
@@ -45,36 +42,6 @@ from coordinator.launch.server_process import free_addresses, server_environment
 from coordinator.launch.task_config import VISIBLE, TaskConfig, divide_gpus, visible_gpus
 from coordinator.version import __version__
 
-
-@dataclasses.dataclass(frozen=True)
-class HostReport:
-    """A host.
-
-    Attributes:
-      versions: of this package and of TensorFlow.
-      ports: free ones.
-      gpus: as `CUDA_VISIBLE_DEVICES` names them.
-    """
-
-    versions: str
-    ports: list[int]
-    gpus: list[str]
-
-
-def installed_versions() -> str:
-    """Returns the versions of this package and of TensorFlow on this machine."""
-    return f"coordinator {__version__}, TensorFlow {importlib.metadata.version('tensorflow')}"
-
-
-if __name__ == "__main__":
-    report = HostReport(
-        versions=installed_versions(),
-        ports=[parse_address(address).port for address in free_addresses(int(sys.argv[1]))],
-        gpus=visible_gpus(os.environ),
-    )
-    print(json.dumps(dataclasses.asdict(report)))
-
-
 _OPTIONS = (
     *("-o", "BatchMode=yes"),
     *("-o", "ConnectTimeout=15"),
@@ -82,7 +49,9 @@ _OPTIONS = (
     *("-o", "ServerAliveCountMax=3"),
 )
 _REPORT_TIMEOUT = 90.0
-# How long a server may take to end after its standard input, in seconds.
+# How many hosts are asked at the same time.
+_MOST_AT_ONCE = 16
+# How long a server may take to end after its standard input is closed, in seconds.
 _END_TIMEOUT = 5.0
 # Of `ssh`: the connection failed or was lost, or a signal ended the remote shell.
 _SSH_FAILED = 255
@@ -94,16 +63,33 @@ _SERVE = (*SERVE_COMMAND, f"{_PARENT_TIMEOUT:g}")
 _SENT = ("TF_CONFIG", "TF_CPP_MIN_LOG_LEVEL", "PYTHONPATH")
 
 
+@dataclasses.dataclass(frozen=True)
+class HostReport:
+    """What has to be known of a host before servers are started there.
+
+    Attributes:
+      versions: the versions of this package and of TensorFlow.
+      ports: free ports, as many as there will be servers.
+      gpus: as `CUDA_VISIBLE_DEVICES` names them.
+    """
+
+    versions: str
+    ports: list[int]
+    gpus: list[str]
+
+
+def _installed_versions() -> str:
+    return f"coordinator {__version__}, TensorFlow {importlib.metadata.version('tensorflow')}"
+
+
 class SshProcess:
     """A server on another host.
 
     Args:
       process: its `ssh`, with a pipe for its standard input.
-
-    Attributes:
-      is_lost: False; what is not known of the server's end, its `ssh` has said.
     """
 
+    # `ssh` says in the log of a server why its end is not known.
     is_lost = False
 
     def __init__(self, process: "subprocess.Popen[bytes]"):
@@ -144,7 +130,7 @@ class SshProcess:
     def kill(self) -> None:
         """Ends the server, and returns when its `ssh` is gone."""
         self.close()
-        # Those that were closed together end together, or not at all.
+        # Servers that were closed at the same time end at the same time, or not at all.
         if self.wait(max(0.0, self._closed_at + _END_TIMEOUT - time.monotonic())) is None:
             self._process.kill()
             self._process.wait()
@@ -160,8 +146,9 @@ class SshHost:
     Args:
       name: of the host, as `ssh` takes it.
       ssh: the command, with its options.
-      found: the environment of this process. What a server's own has beside it is sent; the rest is that of the host.
-      chosen: names of variables that are sent also where they are the same in `found`.
+      found: the environment of this process. A server gets the variables in which its environment differs from this
+        one; the host has the others.
+      chosen: names of variables that a server gets in any case.
     """
 
     def __init__(self, name: str, ssh: Sequence[str], found: Mapping[str, str], chosen: Collection[str] = ()):
@@ -169,10 +156,11 @@ class SshHost:
         self._ssh = ssh
         self._found = found
         self._sent = {*_SENT, *chosen}
-        self._processes: list[SshProcess] = []
-        self._is_closed = threading.Event()
+        # Guards these two.
         self._lock = threading.Lock()
-        self._alive: BackgroundThread | None = None
+        self._processes: list[SshProcess] = []
+        self._is_closed = False
+        self._alive = BackgroundThread("coordinator-ssh-alive", self._keep_alive)
 
     def resolved_name(self) -> str:
         """Returns the name or address that `ssh` connects to, which its configuration may give."""
@@ -181,91 +169,74 @@ class SshHost:
         return names[0] if names else self.name.rpartition("@")[2]
 
     def report(self, servers: int, environment: Mapping[str, str]) -> HostReport:
-        """Asks the host what has to be known before servers are started there.
+        """Asks the host for its report.
 
         Args:
-          servers: how many it is to have.
-          environment: that of a server.
+          servers: how many servers it will have.
+          environment: the environment of a server.
 
         Raises:
-          LaunchError: the host cannot be reached, or has not what this machine has.
+          LaunchError: the host cannot be reached, or has other versions than this machine.
         """
         command = [sys.executable, "-m", "coordinator.launch.ssh", str(servers)]
         printed = self._run(self.command(environment, command))
         try:
-            # What a shell prints when it starts comes before.
+            # The shell may have printed other lines before.
             report = HostReport(**json.loads(printed.splitlines()[-1]))
         except (ValueError, IndexError, TypeError):
             raise LaunchError(f"{self.name} answers {printed!r} by ssh, which is no report of the library.") from None
-        if report.versions != installed_versions():
-            here = f"this machine has {installed_versions()}"
+        if report.versions != _installed_versions():
+            here = f"this machine has {_installed_versions()}"
             raise LaunchError(f"{self.name} has {report.versions}, and {here}: install the same on all hosts.")
         return report
 
     def command(self, environment: Mapping[str, str], command: Sequence[str] = _SERVE) -> list[str]:
         """Returns the command line that runs a command on the host, in the folder of the same path if there is one."""
-        sent = {name: value for name, value in environment.items() if self._is_sent(name, value)}
-        assignments = [f"{name}={value}" for name, value in sent.items()]
+        assignments = [f"{name}={value}" for name, value in environment.items() if self._is_sent(name, value)]
         folder = shlex.quote(os.getcwd())
         # Not `exec`: the shell stays, and reports a signal that ends the command.
         script = f"cd {folder} 2>/dev/null; {shlex.join(['env', *assignments, *command])}; exit $?"
         return [*self._ssh, *_OPTIONS, self.name, f"exec sh -c {shlex.quote(script)}"]
 
     def start_server(self, environment: Mapping[str, str], log: int) -> SshProcess:
-        """Starts a server.
-
-        Args:
-          environment: its environment.
-          log: the descriptor that takes what it prints.
+        """Starts a server that prints to the descriptor `log`.
 
         Raises:
           LaunchError: this is closed.
           OSError: `ssh` cannot be started.
         """
+        command = self.command(environment)
         with self._lock:
-            if self._is_closed.is_set():
+            if self._is_closed:
                 raise LaunchError("The servers are closed; none is started any more.")
-            process = SshProcess(
-                subprocess.Popen(
-                    self.command(environment),
-                    bufsize=0,
-                    stdin=subprocess.PIPE,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
+            ssh = subprocess.Popen(
+                command, bufsize=0, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
             )
-            self._processes.append(process)
-            if self._alive is None:
-                self._alive = BackgroundThread("coordinator-ssh-alive", self._keep_alive)
+            if not self._processes:
                 self._alive.start()
-        return process
+            self._processes.append(SshProcess(ssh))
+            return self._processes[-1]
 
     def close(self) -> None:
         """Has all servers begin to end."""
         with self._lock:
-            self._is_closed.set()
+            self._is_closed = True
             for process in self._processes:
                 process.close()
-        if self._alive is not None:
-            self._alive.stop()
-            self._alive.wait_stopped()
+        self._alive.stop()
+        self._alive.wait_stopped()
 
     def _keep_alive(self) -> None:
-        while not self._is_closed.wait(_ALIVE_INTERVAL):
+        while not self._alive.stopping.wait(_ALIVE_INTERVAL):
             for process in tuple(self._processes):
                 process.keep_alive()
 
     def _is_sent(self, name: str, value: str) -> bool:
-        # No GPU for a parameter server, also where the host has some.
+        # A parameter server gets no GPU, even if the host has some.
         return name in self._sent or self._found.get(name) != value or (name == VISIBLE and not value)
 
     def _run(self, command: Sequence[str]) -> str:
-        """Returns what a command prints.
-
-        Raises:
-          LaunchError: it failed.
-        """
+        """Returns what a command prints; raises LaunchError if it failed."""
         try:
             ended = subprocess.run(
                 command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=_REPORT_TIMEOUT, check=False
@@ -282,17 +253,13 @@ class SshHost:
         return ended.stdout
 
 
-_MOST_AT_ONCE = 16
-
-
-@dataclasses.dataclass(frozen=True)
-class SshCluster:
-    """The cluster.
+class SshCluster(NamedTuple):
+    """A cluster whose servers are on other hosts.
 
     Attributes:
-      addresses: of each job.
+      addresses: the addresses of each job.
       starters: what starts each server, by job and index.
-      worker_gpus: `CUDA_VISIBLE_DEVICES` of each worker; empty if each worker sees all of its host.
+      worker_gpus: `CUDA_VISIBLE_DEVICES` of each worker; empty if each worker sees all GPUs of its host.
     """
 
     addresses: dict[str, list[str]]
@@ -323,7 +290,7 @@ def connect(
     sample = server_environment(environment, TaskConfig({"worker": ["localhost:1"]}, "worker", 0))
     if request.gpus_per_worker is not None:
         if VISIBLE not in chosen:
-            # The GPUs of this machine are not those to divide.
+            # The GPUs of the hosts are divided, not those of this machine.
             sample.pop(VISIBLE, None)
         chosen.add(VISIBLE)
     hosts = {name: SshHost(name, shlex.split(request.ssh), found, chosen) for name in counts}
@@ -343,23 +310,17 @@ def connect(
 
 
 def _worker_gpus(request: RunRequest, places: list[str], reports: Mapping[str, HostReport]) -> list[str]:
-    if request.gpus_per_worker is None:
+    if (per_worker := request.gpus_per_worker) is None:
         return []
-    per_worker = request.gpus_per_worker
-    counts = Counter(places)
     divided = {
         name: iter(divide_gpus(reports[name].gpus, count, per_worker, f"{name} has")[0])
-        for name, count in counts.items()
+        for name, count in Counter(places).items()
     }
     return [next(divided[name]) for name in places]
 
 
 def _own_host(names: Iterable[str]) -> str:
-    """Returns the address at which the servers reach this machine.
-
-    Raises:
-      LaunchError: some hosts are this machine by its loopback address, and others are not.
-    """
+    """Returns the address of this machine for the servers; raises LaunchError if that is loopback for some only."""
     own = {name: _source_address(name) for name in names}
     is_loopback = {name: ipaddress.ip_address(address).is_loopback for name, address in own.items()}
     if len(set(is_loopback.values())) > 1:
@@ -378,3 +339,12 @@ def _source_address(name: str) -> str:
             return str(trial.getsockname()[0])
     except OSError as error:
         raise LaunchError(f"There is no way to {name}: {error}.") from error
+
+
+if __name__ == "__main__":
+    report = HostReport(
+        versions=_installed_versions(),
+        ports=[parse_address(address).port for address in free_addresses(int(sys.argv[1]))],
+        gpus=visible_gpus(os.environ),
+    )
+    print(json.dumps(dataclasses.asdict(report)))

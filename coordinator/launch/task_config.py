@@ -20,19 +20,22 @@ from coordinator.options import is_integer
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _DEVICES = pathlib.Path("/dev")
+# TensorFlow's messages have 32 bits for it.
+_LARGEST_INDEX = 2**31 - 1
+_MOST_DIGITS = 10
 
 
 def divide_gpus(gpus: Sequence[str], workers: int, gpus_per_worker: int, where: str) -> tuple[list[str], str]:
-    """Gives each worker its own GPUs.
+    """Gives each worker its own GPUs of a machine.
 
     Args:
-      gpus: those of a machine.
+      gpus: as `CUDA_VISIBLE_DEVICES` names them.
       workers: how many workers.
       gpus_per_worker: how many GPUs each has.
-      where: what has the GPUs, and the verb, for errors.
+      where: the machine and a verb, for errors, such as `this machine has`.
 
     Returns:
-      `CUDA_VISIBLE_DEVICES` of each worker, and that of the GPUs that are left.
+      `CUDA_VISIBLE_DEVICES` of each worker, and one for the remaining GPUs.
 
     Raises:
       LaunchError: there are too few.
@@ -43,16 +46,12 @@ def divide_gpus(gpus: Sequence[str], workers: int, gpus_per_worker: int, where: 
             f"--gpus-per-worker {gpus_per_worker} needs {needed} GPUs for {workers} workers, and {where} {len(gpus)}; "
             f"{VISIBLE} limits them where it is set."
         )
-    starts = range(0, workers * gpus_per_worker, gpus_per_worker) if gpus_per_worker else [0] * workers
+    starts = [worker * gpus_per_worker for worker in range(workers)]
     return [",".join(gpus[start : start + gpus_per_worker]) for start in starts], ",".join(gpus[needed:])
 
 
 def visible_gpus(environment: Mapping[str, str]) -> list[str]:
-    """Returns the numbers, or names, of the GPUs of this machine, as CUDA takes them.
-
-    Args:
-      environment: `CUDA_VISIBLE_DEVICES` there limits them.
-    """
+    """Returns the GPUs of this machine that an environment allows, as `CUDA_VISIBLE_DEVICES` names them."""
     visible = environment.get(VISIBLE)
     if visible is None:
         files = [path.name for path in _DEVICES.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
@@ -61,11 +60,6 @@ def visible_gpus(environment: Mapping[str, str]) -> list[str]:
     # CUDA ignores what follows an invalid one, such as -1.
     valid = next((index for index, gpu in enumerate(gpus) if not gpu or gpu.startswith("-")), len(gpus))
     return gpus[:valid]
-
-
-# TensorFlow's messages have 32 bits for it.
-_LARGEST_INDEX = 2**31 - 1
-_MOST_DIGITS = 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,17 +110,18 @@ class TaskConfig:
         address: str | None = None,
         devices: int | None = None,
     ) -> "TaskConfig":
-        """Returns the task of a server alone: it needs to know no others, since its client names them to it.
+        """Returns the task of a server as the only one of its cluster: its client tells it about the other tasks.
 
-        What schedulers write is taken: jobs without a task, jobs of any other name, numbers as text, and an index
-        beyond the addresses, as after a job was enlarged. Such a task serves on the port that all listed ones have.
+        Forms that schedulers write are accepted: jobs without a task, jobs of any other name, numbers as text, and an
+        index beyond the addresses, as after a job was enlarged. Such a task serves on the common port of its job.
 
         Args:
-          text: the text of `TF_CONFIG`, or nothing if the rest is given.
-          job: the job, instead of the task's `type`.
-          index: the index, instead of the task's `index`.
-          address: `host:port` of the server, instead of that in `cluster`.
-          devices: the number of its logical CPU devices, instead of the task's `devices`.
+          text: the text of `TF_CONFIG`; it may be empty if the first three arguments below are given.
+          job: the job, `worker` or `ps`, instead of the task's `type`.
+          index: the index in the job, instead of the task's `index`.
+          address: `host:port` at which its client reaches it, instead of the entry of `cluster`.
+          devices: into how many logical CPU devices the server divides its CPU, instead of the task's `devices`; a
+            worker with several devices is as many replicas.
 
         Raises:
           ClusterSpecError: the text is not JSON, or not of the right form, or does not say what is needed.
@@ -148,10 +143,7 @@ class TaskConfig:
 
     @classmethod
     def of_client(cls, text: str) -> "TaskConfig":
-        """Returns the task and its cluster, of which the jobs without a task are left out.
-
-        Args:
-          text: the text of `TF_CONFIG`.
+        """Returns the task and its cluster from the text of `TF_CONFIG`; jobs without a task are left out.
 
         Raises:
           ClusterSpecError: the text is not JSON, not of the right form, or the task is not in the cluster.
@@ -200,14 +192,14 @@ def _parsed(text: str) -> dict[str, Any]:
 
 
 def _listed_address(cluster: object, job: str, index: int) -> str:
-    """Returns the address of a task in the cluster of a `TF_CONFIG`, or one that follows from those of its job."""
+    """Returns the address of a task in the cluster of a `TF_CONFIG`, or one like those of its job."""
     tasks = cluster.get(job) if isinstance(cluster, Mapping) else None
     listed = _addresses(job, tasks) if tasks else {}
     if index in listed:
         return listed[index]
-    found = [parse_address(address) for address in listed.values()]
-    ports = {each.port for each in found}
-    if len(ports) == 1 and not any(loopback_of(each.host) for each in found):
+    addresses = [parse_address(address) for address in listed.values()]
+    ports = {address.port for address in addresses}
+    if len(ports) == 1 and not any(loopback_of(address.host) for address in addresses):
         return f"{socket.gethostname()}:{ports.pop()}"
     known = f"its tasks are {', '.join(map(str, listed))}" if listed else "it has no address"
     raise ClusterSpecError(f"There is no task {index} in job {job!r}: {known}. Give it one by --address HOST:PORT.")
@@ -228,9 +220,8 @@ def _addresses(job: object, tasks: object) -> Mapping[int, str]:
         try:
             parse_address(address)
         except ValueError:
-            message = (
-                f"Task {index} of job {job!r} must be a 'host:port', with a port from 1 to 65535, got {address!r}."
-            )
+            task = f"Task {index} of job {job!r}"
+            message = f"{task} must be a 'host:port', with a port from 1 to 65535, got {address!r}."
             raise ClusterSpecError(message) from None
     return types.MappingProxyType(dict(numbered))
 

@@ -8,6 +8,7 @@ cluster.
 import os
 import pathlib
 import shutil
+import signal
 import tempfile
 import weakref
 from collections.abc import Mapping
@@ -166,7 +167,7 @@ class LocalCluster:
         Raises:
           LaunchError: it is not running.
         """
-        self._running()[job, index].freeze()
+        self._running()[job, index].send(signal.SIGSTOP)
 
     def thaw(self, job: str, index: int) -> None:
         """Continues a frozen server.
@@ -174,7 +175,7 @@ class LocalCluster:
         Raises:
           LaunchError: it is not running.
         """
-        self._running()[job, index].thaw()
+        self._running()[job, index].send(signal.SIGCONT)
 
     def start_worker(self, devices: int | None = None) -> str:
         """Starts an additional worker, and returns its address when it answers.

@@ -5,7 +5,7 @@ import pytest
 
 from coordinator.cli.command_line import main
 from coordinator.launch.server_process import free_addresses
-from tests.heartbeat.status_server import CPU, StatusServer, device
+from coordinator.testing.status_server import CPU, StatusService, encoded_device
 
 
 @pytest.fixture(autouse=True)
@@ -31,9 +31,9 @@ def test_each_task_answers_in_some_time_or_it_is_said_why_it_does_not(
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}}))
 
     def reply() -> bytes:
-        return device(CPU, 7)
+        return encoded_device(CPU, 7)
 
-    with StatusServer(first, reply), StatusServer(second, reply):
+    with StatusService(first, reply), StatusService(second, reply):
         assert main(["doctor", "--timeout", "10"]) == 1
     printed = capsys.readouterr().out
     assert f"   this task    /job:chief/task:0 at {chief}; its port is free" in printed

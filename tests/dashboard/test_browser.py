@@ -153,7 +153,7 @@ def test_a_worker_that_is_killed_shows_within_two_seconds(browser: object, tmp_p
         wait_until(lambda: "train_step" in "".join(texts(browser, "#stream-legend")))
         wait_until(lambda: re.match(r"loss \d", texts(browser, "#values-name")[0]))
         wait_until(lambda: "MB" in "".join(texts(browser, "#servers td")))
-        [worker] = [each for each in command.record() if each.cmdline() == ["coordinator", "worker", "1"]]
+        [worker] = [each for each in command.record() if each.name() == "worker-1"]
         killed_at = time.monotonic()
         worker.send_signal(signal.SIGKILL)
         wait_until(lambda: texts(browser, "#workers .pill") == ["live", "lost"])

@@ -12,9 +12,9 @@ import pytest
 
 from coordinator.heartbeat.heartbeat import HeartbeatClient
 from coordinator.launch.server_process import free_addresses
+from coordinator.testing import StatusServer
 from tests.deadline import LIMIT, wait_until
 from tests.program_runner import ProgramRunner
-from tests.status_server import StatusServer
 
 # Far more than a healthy server needs to answer on a busy machine, in seconds.
 TIMEOUT = 1.0

@@ -8,7 +8,7 @@ import pytest
 
 from coordinator.heartbeat.probes import AsyncTaskProbe, TaskProbe, TaskStatus
 from coordinator.launch.server_process import free_addresses
-from tests.heartbeat.status_server import CPU, StatusServer, device
+from coordinator.testing.status_server import CPU, StatusService, encoded_device
 
 GPU = "/job:worker/replica:0/task:0/device:GPU:0"
 
@@ -26,7 +26,7 @@ def probe(address: str) -> Iterator[TaskProbe]:
 
 
 def test_a_status_has_the_devices_and_the_incarnation_of_the_first(address: str, probe: TaskProbe) -> None:
-    with StatusServer(address, lambda: device(CPU, 2**64 - 3) + device(GPU, 7)):
+    with StatusService(address, lambda: encoded_device(CPU, 2**64 - 3) + encoded_device(GPU, 7)):
         assert probe.status(timeout=10) == TaskStatus(incarnation=2**64 - 3, devices=(CPU, GPU))
 
 
@@ -39,9 +39,9 @@ def test_a_server_that_does_not_answer_is_none_after_the_timeout(address: str, p
 
     def frozen() -> bytes:
         answered.wait()
-        return device(CPU, 1)
+        return encoded_device(CPU, 1)
 
-    with StatusServer(address, frozen):
+    with StatusService(address, frozen):
         assert probe.status(timeout=0.3) is None
         answered.set()
         assert probe.status(timeout=10) == TaskStatus(incarnation=1, devices=(CPU,))
@@ -49,16 +49,16 @@ def test_a_server_that_does_not_answer_is_none_after_the_timeout(address: str, p
 
 @pytest.mark.parametrize("reply", [b"", b"\xff\xff\xff", b"\x0a\x7f"])
 def test_an_answer_of_something_else_is_none(address: str, probe: TaskProbe, reply: bytes) -> None:
-    with StatusServer(address, lambda: reply):
+    with StatusService(address, lambda: reply):
         assert probe.status(timeout=10) is None
 
 
 def test_a_restarted_server_is_seen_with_its_new_incarnation(address: str, probe: TaskProbe) -> None:
-    with StatusServer(address, lambda: device(CPU, 1)):
+    with StatusService(address, lambda: encoded_device(CPU, 1)):
         assert probe.status(timeout=10) == TaskStatus(incarnation=1, devices=(CPU,))
     for _ in range(20):
         assert probe.status(timeout=1) is None
-    with StatusServer(address, lambda: device(CPU, 2)):
+    with StatusService(address, lambda: encoded_device(CPU, 2)):
         assert wait_status(probe) == TaskStatus(incarnation=2, devices=(CPU,))
 
 
@@ -73,7 +73,7 @@ def wait_status(probe: TaskProbe, seconds: float = 5.0) -> TaskStatus | None:
 
 
 def test_one_probe_serves_many_threads(address: str, probe: TaskProbe) -> None:
-    with StatusServer(address, lambda: device(CPU, 1)), futures.ThreadPoolExecutor(8) as threads:
+    with StatusService(address, lambda: encoded_device(CPU, 1)), futures.ThreadPoolExecutor(8) as threads:
         answers = list(threads.map(lambda _: probe.status(timeout=10), range(200)))
     assert answers == [TaskStatus(incarnation=1, devices=(CPU,))] * 200
 
@@ -95,7 +95,7 @@ def test_closing_ends_a_probe_in_progress(address: str) -> None:
         return b""
 
     probe = TaskProbe(address)
-    with StatusServer(address, frozen), futures.ThreadPoolExecutor(1) as threads:
+    with StatusService(address, frozen), futures.ThreadPoolExecutor(1) as threads:
         answer = threads.submit(probe.status, 60)
         assert begun.wait(10)
         probe.close()
@@ -109,7 +109,7 @@ async def probe_once(address: str, timeout: float) -> TaskStatus | None:
 
 
 def test_on_an_event_loop_a_status_has_the_same_fields(address: str) -> None:
-    with StatusServer(address, lambda: device(CPU, 3)):
+    with StatusService(address, lambda: encoded_device(CPU, 3)):
         assert asyncio.run(probe_once(address, 10)) == TaskStatus(incarnation=3, devices=(CPU,))
 
 
@@ -124,7 +124,7 @@ def test_on_an_event_loop_a_server_that_does_not_answer_raises(address: str) -> 
         answered.wait()
         return b""
 
-    with StatusServer(address, frozen):
+    with StatusService(address, frozen):
         with pytest.raises(TimeoutError, match=f"{address} did not answer within 0.3 s"):
             asyncio.run(probe_once(address, 0.3))
         answered.set()
@@ -138,7 +138,7 @@ def test_on_an_event_loop_a_silent_listener_does_not_answer() -> None:
 
 @pytest.mark.parametrize("reply", [b"", b"\xff\xff\xff"])
 def test_on_an_event_loop_an_answer_of_something_else_is_none(address: str, reply: bytes) -> None:
-    with StatusServer(address, lambda: reply):
+    with StatusService(address, lambda: reply):
         assert asyncio.run(probe_once(address, 10)) is None
 
 
@@ -154,5 +154,5 @@ def test_on_an_event_loop_many_servers_are_probed_concurrently(address: str) -> 
             await asyncio.gather(slow, return_exceptions=True)
         return answer
 
-    with StatusServer(address, lambda: device(CPU, 1)):
+    with StatusService(address, lambda: encoded_device(CPU, 1)):
         assert asyncio.run(ask_both()) == TaskStatus(incarnation=1, devices=(CPU,))

@@ -11,13 +11,13 @@ from pathlib import Path
 STARTS_A_THREAD = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
 
 _SOURCE = """
-import concurrent.futures, os, sys, time, types
-import grpc
+import os, sys, time, types
+from coordinator.testing.status_server import StatusService, encoded_device
 
 class ClusterSpec(dict):
     pass
 
-class Server(grpc.GenericRpcHandler):
+class Server:
     def __init__(self, cluster, *, job_name, task_index, protocol):
         assert protocol == "grpc" and "evaluator" not in cluster and os.environ["GRPC_FAIL_FAST"] == "use_caller"
         if f"{job_name}-{task_index}" in os.environ.get("FAKE_BROKEN", "").split():
@@ -28,18 +28,11 @@ class Server(grpc.GenericRpcHandler):
             time.sleep(0.01)
         print({name: os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "TF_CPP_MIN_LOG_LEVEL")})
         sys.stderr.write(os.environ.get("FAKE_PRINTS", ""))
-        name = f"/job:{job_name}/replica:0/task:{task_index}/device:CPU:0".encode()
-        device = bytes([10, len(name)]) + name + bytes([0x31]) + os.urandom(8)
-        self._reply = bytes([10, len(device)]) + device
-        self._server = grpc.server(concurrent.futures.ThreadPoolExecutor(2), handlers=[self])
-        self._server.add_insecure_port("[::]:" + cluster[job_name][task_index].rpartition(":")[2])
-        self._server.start()
+        device = encoded_device(f"/job:{job_name}/replica:0/task:{task_index}/device:CPU:0", time.time_ns())
+        self._service = StatusService("[::]:" + cluster[job_name][task_index].rpartition(":")[2], lambda: device)
 
     def join(self):
-        self._server.wait_for_termination()
-
-    def service(self, call):
-        return grpc.unary_unary_rpc_method_handler(lambda request, context: self._reply)
+        self._service.join()
 
 errors = types.SimpleNamespace(OpError=ConnectionError)
 train = types.SimpleNamespace(ClusterSpec=ClusterSpec)

@@ -12,7 +12,7 @@ from coordinator.errors import LaunchError
 from coordinator.launch.serve import Health
 from coordinator.launch.server_process import free_addresses
 from coordinator.launch.task_config import TaskConfig
-from tests.status_server import StatusServer
+from coordinator.testing import StatusServer
 
 
 @pytest.fixture

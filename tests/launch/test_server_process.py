@@ -52,25 +52,25 @@ def test_a_server_runs_from_start_to_kill_and_again_on_its_port(server: ServerPr
         assert server.exit_code == -signal.SIGKILL
         assert server.log_path.name == name
         # That it serves is printed when the address answers, or just after.
-        assert server.log_tail().count("CUDA_VISIBLE_DEVICES") == 1
+        assert server.log_path.read_text().count("CUDA_VISIBLE_DEVICES") == 1
 
 
 def test_a_frozen_server_does_not_answer_until_it_is_thawed(server: ServerProcess) -> None:
     server.start()
     server.wait_ready(TIMEOUT)
-    server.freeze()
-    server.freeze()
+    server.send(signal.SIGSTOP)
+    server.send(signal.SIGSTOP)
     assert server.is_alive()
     with pytest.raises(LaunchError, match="does not answer"):
         server.wait_ready(0.2)
-    server.thaw()
+    server.send(signal.SIGCONT)
     server.wait_ready(TIMEOUT)
 
 
 @pytest.mark.parametrize("environment", ["forked", "fresh"], indirect=True)
 def test_a_frozen_server_can_be_killed(server: ServerProcess) -> None:
     server.start()
-    server.freeze()
+    server.send(signal.SIGSTOP)
     server.kill()
     assert not server.is_alive()
 
@@ -81,10 +81,10 @@ def test_a_running_server_is_not_started_again(server: ServerProcess) -> None:
         server.start()
 
 
-@pytest.mark.parametrize("verb", ["freeze", "thaw"])
-def test_a_server_that_does_not_run_gets_no_signal(server: ServerProcess, verb: str) -> None:
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGCONT])
+def test_a_server_that_does_not_run_gets_no_signal(server: ServerProcess, number: signal.Signals) -> None:
     with pytest.raises(LaunchError, match="/job:worker/task:0 is not running"):
-        getattr(server, verb)()
+        server.send(number)
     server.kill()
     with pytest.raises(LaunchError, match="before it served"):
         server.wait_ready(0.1)
@@ -117,7 +117,7 @@ def test_a_server_that_cannot_be_started_raises(
     lost = ServerProcess(server.config, tmp_path / "nowhere", {}, fork_server)
     with pytest.raises(LaunchError, match="could not be started"):
         lost.start()
-    assert lost.log_tail() == ""
+    assert not lost.log_path.exists()
 
 
 def test_it_ends_when_the_process_that_started_it_is_killed(
@@ -148,7 +148,7 @@ def test_several_servers_start_together_and_none_is_left(tmp_path: Path, environ
     servers.start()
     servers.wait_ready(TIMEOUT)
     assert servers["ps", 0].is_alive()
-    servers["ps", 0].freeze()
+    servers["ps", 0].send(signal.SIGSTOP)
     with pytest.raises(ClusterSpecError, match="no /job:ps/task:1 here; there are /job:worker/task:0, /job:worker"):
         servers["ps", 1]
     servers.close()

@@ -3,9 +3,9 @@
     sys.stderr: tracebacks, progress bars, logging  -->  the command's standard error
     descriptor 2: C++ code, child processes         -->  the command, which omits TensorFlow's logs; or a file
 
-What TensorFlow logs while it is imported ignores `TF_CPP_MIN_LOG_LEVEL`. Here it is separated from the program's output
-by the descriptor that it is written to; the program's `sys.stderr`, and what `input` writes its prompts to, are still
-the terminal. It promises that
+TensorFlow's logs during its import ignore `TF_CPP_MIN_LOG_LEVEL`. Here they are separated from the program's output by
+the descriptor that they are written to; `sys.stderr` and the prompts of `input` still go to the terminal. It promises
+that
 
 - the kernel kills the program when the command that started it is gone (on Linux);
 - the environment, `sys.path` and a `sitecustomize` of the user are as they would be without this module;
@@ -96,9 +96,9 @@ def _move_prompts() -> None:
 def _remove_from_path() -> None:
     folder = str(pathlib.Path(__file__).parent)
     sys.path.remove(folder)
-    rest = [entry for entry in os.environ["PYTHONPATH"].split(os.pathsep) if entry != folder]
-    os.environ["PYTHONPATH"] = os.pathsep.join(rest)
-    if not rest:
+    folders = [entry for entry in os.environ["PYTHONPATH"].split(os.pathsep) if entry != folder]
+    os.environ["PYTHONPATH"] = os.pathsep.join(folders)
+    if not folders:
         del os.environ["PYTHONPATH"]
 
 

@@ -12,8 +12,8 @@ from coordinator.ps_strategy.membership import cluster_change
 from coordinator.ps_strategy.membership.bounded_calls import on_own_thread
 from coordinator.ps_strategy.membership.cluster_change import ClusterChanges, Connection, plan_change
 from coordinator.ps_strategy.membership.cluster_definition import Task
+from coordinator.testing.status_server import CPU, StatusService, encoded_device
 from tests.deadline import wait_until
-from tests.heartbeat.status_server import CPU, StatusServer, device
 
 TIMEOUT = 60.0
 PS, OTHER_PS, FIRST, SECOND = Task("ps", 0), Task("ps", 1), Task("worker", 0), Task("worker", 1)
@@ -126,13 +126,13 @@ def test_the_servers_that_hold_up_a_change_are_named(endless_change, caplog, is_
     may_end, _ = endless_change
     first, second = free_addresses(2)
     changes = ClusterChanges("grpc", "127.0.0.1:1", 600.0, patience=0.05)
-    with StatusServer(first, lambda: device(CPU, 1)), contextlib.ExitStack() as opened:
+    with StatusService(first, lambda: encoded_device(CPU, 1)), contextlib.ExitStack() as opened:
         if is_silent:
             port = int(second.rpartition(":")[2])
             # It accepts connections, and says nothing, as a frozen server does.
             opened.enter_context(socket.create_server(("127.0.0.1", port)))
         else:
-            opened.enter_context(StatusServer(second, lambda: device(CPU, 2)))
+            opened.enter_context(StatusService(second, lambda: encoded_device(CPU, 2)))
         changes.addresses = {Task("worker", 0): first, Task("worker", 1): second}
         with pytest.raises(tf.errors.DeadlineExceededError):
             changes.apply({})

@@ -1,0 +1,116 @@
+"""Servers that answer the status requests of probes as TensorFlow's servers do, and start in a moment.
+
+python coordinator/testing/status_server.py ADDRESS INCARNATION    runs until its standard input is closed
+"""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from concurrent import futures
+
+import grpc
+
+METHOD = "/tensorflow.WorkerService/GetStatus"
+CPU = "/job:worker/replica:0/task:0/device:CPU:0"
+
+
+def encoded_device(name: str, incarnation: int) -> bytes:
+    """Returns a device as it is on the wire, with a field that probes do not read (its type, field 2)."""
+    fields = b"\x0a" + bytes([len(name)]) + name.encode() + b"\x12\x03CPU" + b"\x31" + incarnation.to_bytes(8, "little")
+    return b"\x0a" + bytes([len(fields)]) + fields
+
+
+class StatusService(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Answers status requests, and no others, on threads of this process, until it is closed.
+
+    Args:
+      address: `host:port` to listen at.
+      reply: returns the bytes of an answer.
+      options: of gRPC.
+    """
+
+    def __init__(self, address: str, reply: Callable[[], bytes], options: Sequence[tuple[str, int]] = ()):
+        self._reply = reply
+        self._threads = futures.ThreadPoolExecutor(4, "status-service")
+        self._server = grpc.server(self._threads, handlers=[self], options=options)
+        self._server.add_insecure_port(address)
+        self._server.start()
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        """Returns what answers a request; called by gRPC."""
+        if handler_call_details.method != METHOD:
+            return None
+        return grpc.unary_unary_rpc_method_handler(lambda *_: self._reply())
+
+    def join(self) -> None:
+        """Waits as long as it serves."""
+        self._server.wait_for_termination()
+
+    def __enter__(self) -> "StatusService":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.stop(None).wait()
+        self._threads.shutdown()
+
+
+class StatusServer:
+    """A process that answers status requests as a worker of TensorFlow does, and no others.
+
+    It is for tests of what happens when a server is frozen, ends or is restarted, and runs no functions. It ends when
+    the context manager is left, and with this process.
+
+    Args:
+      address: `host:port` to listen at.
+      incarnation: the number that it reports; another one means that the server was restarted.
+
+    Raises:
+      RuntimeError: it did not start, such as because the port is in use.
+    """
+
+    def __init__(self, address: str, incarnation: int = 1) -> None:
+        self.address = address
+        command = [sys.executable, __file__, address, str(incarnation)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        if self._process.stdout is None or self._process.stdout.readline() != b"serves\n":
+            self.kill()
+            raise RuntimeError(f"No server started at {address}; it says above why.")
+
+    @property
+    def pid(self) -> int:
+        """The id of the process."""
+        return self._process.pid
+
+    def freeze(self) -> None:
+        """Stops the process without ending it: its connections stay open, and it does not answer."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Continues a frozen process."""
+        self._process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Ends the process, frozen or not, and returns when it is gone."""
+        self._process.kill()
+        self._process.communicate()
+
+    def __enter__(self) -> "StatusServer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.returncode is None:
+            self.kill()
+
+
+def _serve(address: str, incarnation: str) -> None:
+    reply = encoded_device(CPU, int(incarnation))
+    # Otherwise two processes could listen on the port.
+    with StatusService(address, lambda: reply, [("grpc.so_reuseport", 0)]):
+        sys.stdout.write("serves\n")
+        sys.stdout.flush()
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    _serve(*sys.argv[1:])
