@@ -28,7 +28,6 @@ from coordinator.addresses import check_port_is_free, in_address, parse_address
 from coordinator.background_thread import BackgroundThread, start_once
 from coordinator.errors import ClusterSpecError, LaunchError
 from coordinator.heartbeat.listening import loopback_of, own_address, reached_only_at
-from coordinator.heartbeat.probes import TaskProbe
 from coordinator.http_server import HttpServer, Request
 from coordinator.launch.task_config import TaskConfig
 
@@ -68,6 +67,9 @@ class Health:
         self.count_clients: Callable[[], int] | None = None
         self._config = config
         host = address or ""
+        # Imported here: the fork server imports this module, and gRPC should not be loaded in a process that forks.
+        from coordinator.heartbeat.probes import TaskProbe
+
         self._probe = TaskProbe(f"{in_address(host) or '127.0.0.1'}:{config.port}")
         if not host and socket.has_dualstack_ipv6():
             # As TensorFlow does: both IPv6 and IPv4.
