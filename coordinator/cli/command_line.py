@@ -17,7 +17,7 @@ from coordinator.cli.data import add_data, data
 from coordinator.cli.doctor import add_doctor, add_profile, doctor, profile
 from coordinator.cli.manifest import add_manifest, manifest
 from coordinator.cli.run import add_run, run, with_dashboard_address
-from coordinator.cli.serve import add_serve, add_slurm, serve, slurm
+from coordinator.cli.servers import add_serve, add_slurm, serve, slurm
 from coordinator.cli.simulate import add_simulate, simulate, with_negative_values
 from coordinator.cli.testbed import add_testbed, testbed
 from coordinator.cli.top import add_top, top

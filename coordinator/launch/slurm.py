@@ -86,7 +86,7 @@ _LONGEST_MESSAGE = 1_000_000
 _STRANGE = (OSError, ValueError, LookupError, TypeError, RecursionError)
 
 
-class Link:
+class TaskLink:
     """A connection to another process of the group. One thread may send, and one receive.
 
     Args:
@@ -150,7 +150,9 @@ class Link:
         self._connection.close()
 
 
-def accept(group: str, ranks: Collection[int], *, is_local: bool, timeout: float, key: bytes = b"") -> dict[int, Link]:
+def accept(
+    group: str, ranks: Collection[int], *, is_local: bool, timeout: float, key: bytes = b""
+) -> dict[int, TaskLink]:
     """Waits for other processes of a group, as the first one.
 
     Args:
@@ -186,7 +188,7 @@ class _Greetings:
     """
 
     def __init__(self, group: str, ranks: Collection[int], key: bytes) -> None:
-        self.links: dict[int, Link] = {}
+        self.links: dict[int, TaskLink] = {}
         self.missing = set(ranks)
         self._group, self._key = group, key
         # Unfinished greetings, the oldest first, and when each began.
@@ -235,7 +237,7 @@ class _Greetings:
                     return
             connection.setblocking(True)
             opened.pop_all()
-            link = Link(connection, _proof(self._key, "link", *said).encode(), is_first=True, received=rest)
+            link = TaskLink(connection, _proof(self._key, "link", *said).encode(), is_first=True, received=rest)
             link.send(accepted=True)
             self.links[rank] = link
             self.missing.remove(rank)
@@ -243,7 +245,7 @@ class _Greetings:
                 self._complete.set()
 
 
-def connect(group: str, rank: int, host: str, timeout: float, *, key: bytes = b"") -> Link:
+def connect(group: str, rank: int, host: str, timeout: float, *, key: bytes = b"") -> TaskLink:
     """Connects to the first process of a group, which runs on `host`, as the process `rank`.
 
     Raises:
@@ -257,10 +259,10 @@ def connect(group: str, rank: int, host: str, timeout: float, *, key: bytes = b"
     return link
 
 
-async def _connect(addresses: Collection[str], group: str, rank: int, key: bytes, deadline: float) -> Link | None:
+async def _connect(addresses: Collection[str], group: str, rank: int, key: bytes, deadline: float) -> TaskLink | None:
     """Tries all ports at the same time, again and again, until the deadline."""
 
-    async def find(address: str, port: int) -> Link:
+    async def find(address: str, port: int) -> TaskLink:
         pause = _SHORTEST_PAUSE
         while True:
             # Another program may use the port, and say anything or nothing.
@@ -277,7 +279,7 @@ async def _connect(addresses: Collection[str], group: str, rank: int, key: bytes
     return done.pop().result() if done else None
 
 
-async def _introduced(address: str, port: int, group: str, rank: int, key: bytes) -> Link:
+async def _introduced(address: str, port: int, group: str, rank: int, key: bytes) -> TaskLink:
     """Connects to a port as a process of the group.
 
     Raises:
@@ -296,7 +298,7 @@ async def _introduced(address: str, port: int, group: str, rank: int, key: bytes
         await _send(connection, proof=_proof(key, "other", *said))
         line, rest = await _line(connection)
         own_key = _proof(key, "link", *said).encode()
-        link = Link(connection, own_key, is_first=False, received=line + b"\n" + rest)
+        link = TaskLink(connection, own_key, is_first=False, received=line + b"\n" + rest)
         if link.receive(0.0) != {"accepted": True}:
             raise ValueError("the first process does not expect this one")
         connection.setblocking(True)
@@ -556,7 +558,7 @@ class SlurmTask(Job):
             _send_all(links, ended=self._machine.exit_code)
         return self._machine.exit_code
 
-    def _gathered(self, links: Mapping[int, Link], deadline: float) -> dict[str, list[str]]:
+    def _gathered(self, links: Mapping[int, TaskLink], deadline: float) -> dict[str, list[str]]:
         """Waits until all servers answer; returns the cluster."""
         host = self._host(*links.values())
         cluster: dict[str, list[str]] = {"chief": [_free_address(host)], "ps": [], "worker": []}
@@ -576,7 +578,7 @@ class SlurmTask(Job):
             cluster[job].append(message["address"])
         return cluster
 
-    def _run_evaluator(self, link: Link) -> int:
+    def _run_evaluator(self, link: TaskLink) -> int:
         message = link.receive()
         if message is None:
             return 0
@@ -588,7 +590,7 @@ class SlurmTask(Job):
         # A step does not fail because its evaluator was ended here.
         return 0 if self._chief_code or self._is_terminated else self._machine.exit_code
 
-    def _run_server(self, link: Link) -> int:
+    def _run_server(self, link: TaskLink) -> int:
         # The server inherits that.
         _handle_signals(signal.SIG_IGN)
         self._follow_chief(link)
@@ -605,7 +607,7 @@ class SlurmTask(Job):
             self._process.close()
         _handle_signals(signal.SIG_IGN)
 
-    def _follow_chief(self, link: Link) -> None:
+    def _follow_chief(self, link: TaskLink) -> None:
         """Starts a thread that waits for the end of the chief."""
 
         def follow() -> None:
@@ -622,7 +624,7 @@ class SlurmTask(Job):
 
         start_once("coordinator-slurm-link", follow, lambda _: end(1))
 
-    def _start_answering(self, link: Link) -> None:
+    def _start_answering(self, link: TaskLink) -> None:
         """Starts the server on a free port, and waits until it answers; raises LaunchError if it does not.
 
         A server that has served and has ended by then counts as started: its end is the next event.
@@ -729,14 +731,14 @@ class SlurmTask(Job):
     def suspend(self) -> None:
         """Does nothing: no terminal suspends a step."""
 
-    def _host(self, *links: Link) -> str:
+    def _host(self, *links: TaskLink) -> str:
         """Returns the host at which the others reach this one: the address of its links, unless that is loopback."""
         if self._is_local:
             return "127.0.0.1"
         return next((link.host for link in links if not _is_loopback(link.host)), socket.gethostname())
 
 
-def _send_all(links: Mapping[int, Link], **message: Any) -> None:
+def _send_all(links: Mapping[int, TaskLink], **message: Any) -> None:
     for link in links.values():
         link.send(**message)
 

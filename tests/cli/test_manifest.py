@@ -104,7 +104,7 @@ def test_what_kubernetes_would_refuse_is_refused(capsys: pytest.CaptureFixture[s
 
 def test_the_servers_commands_are_those_of_this_release(monkeypatch: pytest.MonkeyPatch) -> None:
     served = []
-    monkeypatch.setattr("coordinator.cli.serve.serve_task", lambda environment, **given: served.append(given) or 0)
+    monkeypatch.setattr("coordinator.cli.servers.serve_task", lambda environment, **given: served.append(given) or 0)
     for item in KubernetesJob(name="digits", image="image").objects():
         if item["kind"] == "StatefulSet":
             (container,) = item["spec"]["template"]["spec"]["containers"]

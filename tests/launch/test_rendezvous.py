@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.errors import LaunchError
 from coordinator.launch import slurm
-from coordinator.launch.slurm import Link
+from coordinator.launch.slurm import TaskLink
 from tests.deadline import wait_until
 
 TIMEOUT = 60.0
@@ -178,7 +178,7 @@ def test_a_name_that_is_not_resolved_is_waited_for_until_the_deadline(
 @pytest.mark.parametrize("forged", [b'0123 {"text": "forged"}\n', b'{"text": "forged"}\n', b"\xff\xe9 {}\n", b"\n"])
 def test_an_object_without_a_proof_ends_a_link(forged: bytes) -> None:
     ends = socket.socketpair()
-    first, other = (Link(end, KEY, is_first=is_first) for end, is_first in zip(ends, (True, False), strict=True))
+    first, other = (TaskLink(end, KEY, is_first=is_first) for end, is_first in zip(ends, (True, False), strict=True))
     with contextlib.closing(first), contextlib.closing(other):
         first.send(number=1)
         ends[0].sendall(forged)
@@ -188,12 +188,12 @@ def test_an_object_without_a_proof_ends_a_link(forged: bytes) -> None:
 
 def test_an_object_that_is_sent_back_or_again_ends_a_link() -> None:
     ends = socket.socketpair()
-    with contextlib.closing(Link(ends[0], KEY, is_first=True)) as first:
+    with contextlib.closing(TaskLink(ends[0], KEY, is_first=True)) as first:
         first.send(number=1)
         sent = ends[1].recv(1000)
         ends[1].sendall(sent)
         assert first.receive(TIMEOUT) is None
-        other = Link(ends[1], KEY, is_first=False, received=sent + sent)
+        other = TaskLink(ends[1], KEY, is_first=False, received=sent + sent)
         assert other.receive(TIMEOUT) == {"number": 1}
         assert other.receive(TIMEOUT) is None
         other.close()

@@ -45,7 +45,7 @@ from coordinator.ps_strategy.calls.function_tracer import FunctionTracer
 from coordinator.ps_strategy.fusing.repeated_function import spec_of, stackable
 from coordinator.ps_strategy.membership.bounded_calls import on_own_thread
 from coordinator.ps_strategy.per_worker.resource import PerWorkerResource
-from coordinator.ps_strategy.tensorflow_internals.client_functions import (
+from coordinator.ps_strategy.tensorflow_internals.graph_calls import (
     barriers_in_order,
     call_time_values,
     errors_raised_as,

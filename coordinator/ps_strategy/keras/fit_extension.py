@@ -65,7 +65,7 @@ from coordinator.ps_strategy.keras.internals.patches import (
     trainer_extended,
 )
 from coordinator.ps_strategy.keras.internals.row_updates import row_updates, table_updates
-from coordinator.ps_strategy.keras.ranges import RangeFits
+from coordinator.ps_strategy.keras.range_fits import RangeFits
 from coordinator.ps_strategy.keras.shard_functions import ShardFunctions
 from coordinator.ps_strategy.keras.steps import ModelSteps, Step, check_model, on_replicas, whole
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from coordinator.ps_strategy.keras.internals.patches import backups_extended
-from coordinator.ps_strategy.keras.ranges import position_at, save_position
+from coordinator.ps_strategy.keras.range_fits import position_at, save_position
 
 # Keras reads variables in a way that NumPy 2 warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")

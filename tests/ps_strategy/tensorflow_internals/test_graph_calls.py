@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy.tensorflow_internals.client_functions import (
+from coordinator.ps_strategy.tensorflow_internals.graph_calls import (
     barriers_in_order,
     call_time_values,
     errors_raised_as,
