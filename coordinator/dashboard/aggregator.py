@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 from coordinator.dashboard.scale_advice import Load, ScaleAdvice, scale_advice
 from coordinator.dashboard.snapshot import (
-    History,
+    RateHistory,
     RuleRow,
     Segment,
     ServerRow,
@@ -77,10 +77,10 @@ class HistoryRecorder:
         if len(self._times) == _MOST_PERIODS:
             self._halve()
 
-    def history(self) -> History:
+    def history(self) -> RateHistory:
         """Returns the periods that have ended."""
         values = {name: tuple(column) for name, column in self._columns.items()}
-        return History(tuple(self._times), tuple(self._rates), values)
+        return RateHistory(tuple(self._times), tuple(self._rates), values)
 
     def _halve(self) -> None:
         self._period *= 2

@@ -196,7 +196,7 @@ class Segment:
 
 
 @dataclasses.dataclass(frozen=True)
-class History:
+class RateHistory:
     """How the rate and the reported values changed, as columns of equal length."""
 
     # The ends of equally long periods, and the closures finished per second in each.
@@ -237,7 +237,7 @@ class Snapshot:
     servers: tuple[ServerRow, ...] = ()
     rules: tuple[RuleRow, ...] = ()
     # Since the strategy was created.
-    history: History = History()
+    history: RateHistory = RateHistory()
     # The latest entries, oldest first.
     timeline: tuple[TimelineEntry, ...] = ()
     # What each worker has run in the last minute.
