@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import coordinator
 from coordinator.queueing.closure import ErrorScope
-from coordinator.workers import worker as worker_module
+from coordinator.workers import cluster
 from tests.ps_strategy.fusing.fused_calls import COUNT, STEPS, TIMEOUT, FusedCalls
 
 
@@ -199,7 +199,7 @@ def test_each_worker_uses_its_own_tables_and_per_worker_variables(strategy, fuse
 
 
 def test_an_error_is_raised_only_by_the_call_that_failed(strategy, fused, monkeypatch):
-    monkeypatch.setattr(worker_module, "error_scope", lambda kind, options: ErrorScope.FUTURE)
+    monkeypatch.setattr(cluster, "error_scope", lambda kind, options: ErrorScope.FUTURE)
 
     @tf.function
     def inverse(x):
