@@ -6,8 +6,8 @@
     future = strategy.schedule(step, args=(iterator,))
     strategy.join()
 
-It promises that `import coordinator` costs a few milliseconds and loads nothing but `lazy_loader` outside the standard
-library: each public name, listed in `__init__.pyi`, is imported when it is first used.
+Importing the package costs a few milliseconds and loads only the standard library and `lazy_loader`. Each public name,
+listed in `__init__.pyi`, is imported on first use.
 """
 
 import lazy_loader

@@ -1,4 +1,4 @@
-"""The command `coordinator`, which is `python -m coordinator` too."""
+"""Runs the command `coordinator` for `python -m coordinator`."""
 
 import sys
 

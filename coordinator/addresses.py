@@ -31,9 +31,9 @@ def in_address(host: str) -> str:
 
 
 class PageAddress(NamedTuple):
-    """Where a page is served: a name or IP address of this machine, as sockets take it, and a port (0: any free one).
+    """The host and port at which this machine serves a page (port 0: any free one), and the page's secret token.
 
-    The token is part of the page's address; empty for a random one.
+    The token is part of the page's address. If it is empty, the server chooses a random one.
     """
 
     host: str
@@ -51,7 +51,7 @@ class PageAddress(NamedTuple):
 
 
 def parse_page_address(text: object, name: str) -> PageAddress:
-    """Splits `host:port` or `host:port/token`; raises ValueError, with the name of the setting, for anything else."""
+    """Splits `host:port` or `host:port/token`; raises ValueError that names the setting for anything else."""
     form = r"(\[[^]/]+\]|[^:/\s]+):(\d{1,5})(?:/([\w.~-]+)/?)?"
     match = re.fullmatch(form, text, re.ASCII) if isinstance(text, str) else None
     if match is None or int(match[2]) > 65_535:
@@ -60,16 +60,13 @@ def parse_page_address(text: object, name: str) -> PageAddress:
 
 
 def check_port_is_free(task: str, address: str) -> None:
-    """Checks that a server on this machine, `task` in the message, can listen on the port of its `host:port`.
+    """Raises LaunchError if a server of `task` cannot listen on the port of its address, on this machine.
 
-    TensorFlow would share the port with another server, or say "Could not start gRPC server" without naming it.
-
-    Raises:
-      LaunchError: the port is in use, or needs rights that this process does not have.
+    TensorFlow would share the port with another server, or say "Could not start gRPC server" without the port.
     """
     port = parse_address(address).port
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
-        # A port whose last owner was killed a moment ago may be used again.
+        # Allows a port whose last owner was killed a moment ago.
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             trial.bind(("", port))

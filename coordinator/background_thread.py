@@ -5,14 +5,14 @@
                |  \\-- pause: 1, 2, 4, ... 60 s, which `stop` ends
                \\--raises--> logged and reported, then run again
 
-Guarantees: an error that nobody expected ends neither the thread nor its work in silence. The guard logs the error with
-its traceback, tells the thread's owner, and runs the work again after a pause. `SystemExit` and `KeyboardInterrupt` are
-such errors too: user code that a thread of the library calls may raise them. Work that is done once (`start_once`) is
-not run again: its owner is told, and stops waiting for it.
+Guarantees: an unexpected error never ends a thread or its work in silence. The guard logs the error with its traceback,
+tells the thread's owner, and runs the work again after a pause. The guard catches `SystemExit` and `KeyboardInterrupt`
+too, because a thread may call user code that raises them. Work of `start_once` does not run again: its owner is told,
+and stops waiting for it.
 
-A process that was forked from the client has neither its threads nor its connections. When such a child ends in order,
-as by `sys.exit`, it leaves the `with` blocks of its parent and runs the finalizers that it has inherited: `only_here`
-and `refuse_forked` keep it from the strategy, its servers and its markers.
+A process forked from the client has neither its threads nor its connections. A child that ends in order, for example by
+`sys.exit`, leaves its parent's `with` blocks and runs inherited finalizers. `only_here` and `refuse_forked` keep
+the child from touching the strategy, its servers and its markers.
 """
 
 import logging
@@ -23,7 +23,7 @@ from collections.abc import Callable
 
 
 def only_here(call: Callable[[], object]) -> Callable[[], None]:
-    """Returns a function that makes a call in this process, and does nothing in one that was forked from it."""
+    """Returns a function that makes a call in this process, and does nothing in processes forked from it."""
     owner = os.getpid()
 
     def guarded() -> None:
@@ -45,8 +45,8 @@ def refuse_forked(owner: int, what: str) -> None:
 
 _logger = logging.getLogger("coordinator")
 
-# The pause after the first error, and the longest one, in seconds. Work that has run for as long as the longest pause
-# without an error begins with the first pause again.
+# The pause after the first error, and the longest pause, in seconds. Work that runs longer than the longest pause
+# before it fails starts again with the first pause.
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 
 
@@ -54,14 +54,10 @@ class BackgroundThread:
     """A daemon thread that does some work until it is stopped, also after unexpected errors.
 
     Args:
-      name: of the thread; begins with `coordinator`.
-      run: the work. It looks at `stopping`, and ends soon after `stop`. Called again if it raises.
+      name: the thread's name; begins with `coordinator`.
+      run: the work. It checks `stopping`, and returns soon after `stop`. Called again if it raises.
       on_failure: called on the thread with each unexpected error, before the pause.
       finish: called on the thread once, when the work has ended.
-
-    Attributes:
-      thread: the thread.
-      stopping: set by `stop`.
     """
 
     def __init__(
@@ -86,12 +82,12 @@ class BackgroundThread:
         self.stopping.set()
 
     def is_alive(self) -> bool:
-        """Returns whether the thread has started and not ended."""
+        """Returns whether the thread has started and has not ended."""
         return self.thread.is_alive()
 
     def wait_stopped(self, timeout: float | None = None) -> bool:
         """Waits at most `timeout` seconds for the thread to end; returns whether it did."""
-        # It may not have started.
+        # Joining a thread that was not started would raise.
         if self.is_alive():
             self.thread.join(timeout)
         return not self.is_alive()
@@ -117,9 +113,9 @@ class BackgroundThread:
 def start_once(
     name: str, work: Callable[[], object], on_failure: Callable[[BaseException], object] | None = None
 ) -> threading.Thread:
-    """Starts and returns a daemon thread, whose name begins with `coordinator`, that does some work once, and ends.
+    """Starts a daemon thread that does some work once. The thread's name must begin with `coordinator`.
 
-    If the work raises, the error is logged and `on_failure` is called on the thread: it tells what waits for the work.
+    If the work raises, the error is logged and passed to `on_failure` on the thread, to release those who wait.
     """
 
     def run() -> None:

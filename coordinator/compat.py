@@ -1,4 +1,4 @@
-"""TensorFlow's names for parameter-server training, so that a program written for them runs with two imports changed.
+"""TensorFlow's names for parameter-server training: a program written for them needs two other imports.
 
     from coordinator.compat import ClusterCoordinator, ParameterServerStrategy
 
@@ -9,9 +9,9 @@
     coordinator.join()
     value.fetch()
 
-It promises what TensorFlow's documentation of these names promises: the same arguments, results, types and errors
-(`tf.errors.CancelledError` and `tf.errors.UnavailableError` where this library has its own). docs/migrating.md lists
-the differences. `coordinator.ParameterServerStrategy` does all work; a program may use its methods as well.
+The arguments, results, types and errors are those that TensorFlow documents: `tf.errors.CancelledError` and
+`tf.errors.UnavailableError` replace this library's own. docs/migrating.md lists the differences. The strategy is a
+`coordinator.ParameterServerStrategy`, whose methods a program may use as well.
 """
 
 import concurrent.futures
@@ -45,7 +45,7 @@ __all__ = [
 _logger = logging.getLogger("coordinator")
 
 PerWorkerValues = tf.distribute.coordinator.PerWorkerValue
-# Also for TensorFlow's own name, with which programs check what they have.
+# Programs also check `isinstance` against TensorFlow's own name.
 PerWorkerValues.register(PerWorkerIterator)
 
 experimental_get_current_worker_index = get_current_worker_index
@@ -54,11 +54,11 @@ experimental_get_current_worker_index = get_current_worker_index
 class ParameterServerStrategy(parameter_server_strategy.ParameterServerStrategy, tf.distribute.ParameterServerStrategy):
     """A `coordinator.ParameterServerStrategy` that is created and behaves as `tf.distribute.ParameterServerStrategy`.
 
-    It differs from its base in this:
+    Differences from the base class:
 
-    * A new one closes the one before, since programs for TensorFlow do not close theirs.
+    * Creating a strategy closes the former one, since programs for TensorFlow do not close theirs.
     * `distribute_datasets_from_function` passes the same `tf.distribute.InputContext` on every worker, with one input
-      pipeline: no worker's data depends on the number of workers, as TensorFlow has it.
+      pipeline. As in TensorFlow, a worker's data does not depend on the number of workers.
     * `tf.distribute.coordinator.ClusterCoordinator(strategy)` returns a `ClusterCoordinator` of this module.
 
     Args:
@@ -72,7 +72,7 @@ class ParameterServerStrategy(parameter_server_strategy.ParameterServerStrategy,
     def __init__(
         self, cluster_resolver: Any, variable_partitioner: Any = None, *, options: Options | None = None
     ) -> None:
-        # Garbage collection closes strategies that are out of use.
+        # Collects unreachable strategies, which closes them.
         gc.collect()
         former = ParameterServerStrategy._latest()
         if former is not None and former._closing.alive:
@@ -83,7 +83,7 @@ class ParameterServerStrategy(parameter_server_strategy.ParameterServerStrategy,
             former.close()
         super().__init__(cluster_resolver, variable_partitioner, options=options)
         ParameterServerStrategy._latest = weakref.ref(self)
-        # tf_keras asks for these before it uses a ClusterCoordinator in `fit`, and for exact evaluation.
+        # tf_keras reads these before it uses a ClusterCoordinator in `fit`, and for exact evaluation.
         self._should_use_with_coordinator = True
         self._num_workers, self._num_ps = len(self.cluster.workers), len(self.parameter_servers)
 
@@ -95,7 +95,7 @@ class ParameterServerStrategy(parameter_server_strategy.ParameterServerStrategy,
     def experimental_distribute_datasets_from_function(
         self, dataset_fn: Any, options: tf.distribute.InputOptions | None = None
     ) -> PerWorkerDataset:
-        """Creates a dataset on each worker by `dataset_fn(input_context)`, whose context is the same on all workers.
+        """Creates a dataset on each worker by `dataset_fn(input_context)`, with the same context on all workers.
 
         Args:
           dataset_fn: takes a `tf.distribute.InputContext` with one input pipeline; returns a `tf.data.Dataset`. Use
@@ -110,13 +110,13 @@ class ParameterServerStrategy(parameter_server_strategy.ParameterServerStrategy,
 
 
 class RemoteValue(tf.distribute.coordinator.RemoteValue):
-    """The result of a scheduled function, which may not have run yet; `future` has the result."""
+    """The result of a scheduled function that may not have run yet. `future` holds the result."""
 
     def __init__(self, future: Future) -> None:
         self._future = future
 
     def fetch(self) -> Any:
-        """Waits for the result and returns it in the structure of the function's, with NumPy values for tensors.
+        """Waits for the result and returns it in the function's output structure, with NumPy values for tensors.
 
         Raises:
           tf.errors.CancelledError: the function was cancelled, because another one failed.
@@ -127,7 +127,7 @@ class RemoteValue(tf.distribute.coordinator.RemoteValue):
         return tf.nest.map_structure(lambda leaf: leaf.numpy() if hasattr(leaf, "numpy") else leaf, self._result())
 
     def get(self) -> Any:
-        """Waits for the result and returns it in the structure of the function's, with tensors on the client.
+        """Waits for the result and returns it in the function's output structure, with tensors on the client.
 
         Raises:
           Exception: see `fetch`.
@@ -145,25 +145,26 @@ class RemoteValue(tf.distribute.coordinator.RemoteValue):
 class ClusterCoordinator:
     """Schedules functions on the workers of a strategy, as `tf.distribute.coordinator.ClusterCoordinator` does.
 
-    A strategy has one: creating it again returns the same object.
+    A strategy has one coordinator: creating it again returns the same object.
 
     Args:
       strategy: a `ParameterServerStrategy` of this module or of `coordinator`.
 
     Raises:
-      ValueError: `strategy` is something else.
+      ValueError: `strategy` has another type.
     """
 
     _strategy: parameter_server_strategy.ParameterServerStrategy
 
     def __new__(cls, strategy: Any) -> "ClusterCoordinator":
-        """Returns the strategy's coordinator, a new one if it has none."""
+        """Returns the strategy's coordinator; creates it the first time."""
         if not isinstance(strategy, parameter_server_strategy.ParameterServerStrategy):
             raise ValueError(
                 "ClusterCoordinator takes a coordinator.compat.ParameterServerStrategy, got "
                 f"{type(strategy).__module__}.{type(strategy).__name__}. Import both names from coordinator.compat."
             )
-        # Kept weakly, because it keeps the strategy alive: a cycle would delay closing it until garbage collection.
+        # A weak reference: the coordinator refers to the strategy, and a cycle would delay closing it until a
+        # collection.
         existing: Any = vars(strategy).get("_compat_coordinator", lambda: None)()
         if existing is None:
             existing = super().__new__(cls)
@@ -181,7 +182,7 @@ class ClusterCoordinator:
         """The workers and their statistics."""
         return self._strategy.cluster
 
-    # TensorFlow's has no public name for it, and programs count the workers by this one.
+    # TensorFlow has no public name for the cluster, so programs use this one to count the workers.
     _cluster = cluster
 
     def schedule(
@@ -191,11 +192,11 @@ class ClusterCoordinator:
 
         Args:
           fn: a `tf.function` or concrete function.
-          args: its positional arguments; a per-worker iterator becomes the iterator of the worker that runs `fn`.
-          kwargs: its keyword arguments, with iterators as in `args`.
+          args: positional arguments. A per-worker iterator becomes the iterator of the worker that runs `fn`.
+          kwargs: keyword arguments, with iterators as in `args`.
 
         Raises:
-          TypeError: `fn` is something else.
+          TypeError: `fn` has another type.
           ValueError: a `RemoteValue` is among the arguments.
           Exception: the error of an earlier scheduled function, once; see `join`.
         """
@@ -226,7 +227,7 @@ class ClusterCoordinator:
             self._strategy.join()
 
     def done(self) -> bool:
-        """Returns whether all scheduled functions have finished. Raises what `join` raises."""
+        """Returns whether all scheduled functions have finished. Raises the same errors as `join`."""
         with _errors_of_tensorflow():
             return self._strategy.done()
 
@@ -234,12 +235,12 @@ class ClusterCoordinator:
         """Creates a dataset on each worker; `iter` of it returns `PerWorkerValues`, an iterator on each worker.
 
         Args:
-          dataset_fn: a function without arguments that returns a dataset, or what one of the strategy's
-            `distribute_...` methods returns; it runs on each worker. Or such a dataset itself, or a `tf.data.Dataset`.
+          dataset_fn: a function without arguments, run on each worker. It returns a dataset, or the result of one of
+            the strategy's `distribute_...` methods. A dataset of either kind may be passed directly.
 
         Raises:
-          ValueError: it is something else, or the function creates a variable.
-          TypeError: the function returns something else.
+          ValueError: `dataset_fn` has another type, or the function creates a variable.
+          TypeError: the function returns another type.
         """
         if isinstance(dataset_fn, PerWorkerDataset):
             return dataset_fn
@@ -263,7 +264,7 @@ class ClusterCoordinator:
 
 
 class _IgnoringContext:
-    """A dataset function that calls another one, whose name it has, with `args` instead of the input context."""
+    """A dataset function that calls another one with `args` instead of the input context. It keeps the other's name."""
 
     def __init__(self, function: Callable[..., Any], *args: Any) -> None:
         self.__name__ = getattr(function, "__name__", "dataset function")
@@ -275,13 +276,13 @@ class _IgnoringContext:
 
 
 def _as_tensor(value: Any) -> Any:
-    # Other values than NumPy's and bytes are None or composite tensors.
+    # All other leaves are None or composite tensors.
     return tf.convert_to_tensor(value) if isinstance(value, np.ndarray | np.generic | bytes) else value
 
 
 @contextlib.contextmanager
 def _errors_of_tensorflow() -> Iterator[None]:
-    """A scope in which errors of this library are raised as the ones that TensorFlow documents in their place."""
+    """A scope that raises errors of this library as the errors that TensorFlow documents for them."""
     try:
         yield
     except concurrent.futures.CancelledError as error:

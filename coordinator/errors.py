@@ -1,7 +1,7 @@
 """Every error that the library raises by its own decision.
 
-A user's own exception, raised inside a scheduled function, is never wrapped: it is raised as itself, with notes that
-say where it happened.
+A user's own exception from a scheduled function is never wrapped: it is raised as itself, with notes that say where it
+happened.
 
     CoordinatorError
      x  ClusterSpecError          (ValueError)      the cluster, TF_CONFIG or an address is wrong
@@ -35,10 +35,10 @@ class Rollback:
 
     Attributes:
       parameter_servers: the names of the lost servers, such as `/job:ps/task:0`.
-      checkpoint: the path of the restored checkpoint; None if there was none, and all variables were initialized again.
-      step_before: the step at which the servers were lost; an estimate, since functions that ran then are not counted.
+      checkpoint: the path of the restored checkpoint. None if there was none: all variables have initial values again.
+      step_before: the step at the loss. An estimate: functions that ran at the loss are not counted.
       step_after: the step from which training continues.
-      seconds: the time from the first attempt to recover until the variables were restored, in seconds.
+      seconds: the time from the first recovery attempt until the variables were restored, in seconds.
     """
 
     parameter_servers: tuple[str, ...]
@@ -49,7 +49,7 @@ class Rollback:
 
     @property
     def steps_lost(self) -> int | None:
-        """How many steps have to be repeated; None if that is not known."""
+        """How many steps must be repeated; None if unknown."""
         if self.step_before is None or self.step_after is None:
             return None
         return self.step_before - self.step_after
@@ -73,7 +73,7 @@ class VersionMismatchError(CoordinatorError, RuntimeError):
 
 
 class DeviceMismatchError(CoordinatorError, RuntimeError):
-    """A worker has another number or kind of devices than the other workers; the message says which."""
+    """A worker's devices differ from the other workers' in number or kind; the message says which."""
 
 
 class TaskLost(CoordinatorError):
@@ -81,8 +81,8 @@ class TaskLost(CoordinatorError):
 
     Attributes:
       task: its name, such as `/job:worker/task:1`.
-      original_exception: the error of TensorFlow by which the loss was noticed, if there was one. It is logged at the
-        level DEBUG and is not part of the traceback, where pages of gRPC's details would hide the cause.
+      original_exception: the TensorFlow error that revealed the loss, if any. It is logged at level DEBUG. It is not
+        part of the traceback, where pages of gRPC details would hide the cause.
     """
 
     original_exception: BaseException | None = None
@@ -100,7 +100,7 @@ class WorkerLost(TaskLost):
 
 
 class ParameterServerLost(TaskLost):
-    """A parameter server went away, and the variables on it with it."""
+    """A parameter server went away, and its variables with it."""
 
 
 class ClosureError(CoordinatorError):
@@ -124,7 +124,7 @@ class ClosureQuarantined(ClosureError):
     """The closure was lost with its worker `Options.max_attempts` times, and is not run again.
 
     Attributes:
-      original_exception: the error of the last attempt, as for `TaskLost`.
+      original_exception: the error of the last attempt; see `TaskLost`.
     """
 
     original_exception: BaseException | None = None
@@ -133,8 +133,7 @@ class ClosureQuarantined(ClosureError):
 class CheckpointsTakenOver(CoordinatorError, RuntimeError):
     """Another client began to use the directory of the checkpoints after this one; the message says which.
 
-    Attributes:
-      directory: the directory.
+    directory: the directory of the checkpoints.
     """
 
     def __init__(self, directory: str, message: str):
@@ -146,11 +145,11 @@ class CheckpointsTakenOver(CoordinatorError, RuntimeError):
 
 
 class StrategyClosedError(CoordinatorError, RuntimeError):
-    """The strategy was closed, and no longer schedules anything."""
+    """The strategy was closed and no longer schedules anything."""
 
 
 class InvalidTransitionError(CoordinatorError, RuntimeError):
-    """A closure or a worker was about to change its state in a way that is not allowed: a defect of the library."""
+    """A closure or a worker was about to make a state transition that is not allowed: a defect of the library."""
 
 
 class LaunchError(CoordinatorError, RuntimeError):
@@ -165,8 +164,8 @@ class SettingError(CoordinatorError, ValueError):
     """A setting is wrong; the message names it and says what is allowed.
 
     Attributes:
-      option: its name.
-      reason: what is wrong with it.
+      option: the setting's name.
+      reason: what is wrong with the setting.
     """
 
     def __init__(self, option: str, reason: str):

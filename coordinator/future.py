@@ -1,8 +1,8 @@
 """The future of one scheduled closure.
 
 A million futures may wait in a queue, but few futures are waited on before they are done. The condition and its lock
-are therefore created on first use; a future that is done returns its outcome, and passes it to callbacks, without them.
-Nothing else differs from `concurrent.futures`, whose functions find what they expect.
+are therefore created on first use. A future that is done returns its outcome, and calls its callbacks, without them.
+In all other respects it behaves as `concurrent.futures` expects.
 """
 
 import abc
@@ -14,7 +14,7 @@ from concurrent.futures._base import CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED
 from typing import Any, ClassVar
 
 _ENDS = (FINISHED, CANCELLED_AND_NOTIFIED, CANCELLED)
-# Of all futures without a callback; never changed.
+# Shared by all futures without a callback; never changed.
 _NO_CALLBACKS: list[Callable[[concurrent.futures.Future[Any]], object]] = []
 
 
@@ -23,15 +23,15 @@ class ValueElsewhere(abc.ABC):
 
     @abc.abstractmethod
     def fetch(self, timeout: float | None = None) -> Any:
-        """Returns it, on the client; see `Future.result`."""
+        """Copies the result to the client and returns it; see `Future.result`."""
 
 
 class Future(concurrent.futures.Future[Any]):
     """A `concurrent.futures.Future` whose result is NumPy values in the structure that the function returned.
 
-    It works with `concurrent.futures.wait` and `as_completed`. `cancel()` cancels a closure, whether it waits or runs:
-    what it has done by then stays done, but its result is lost. The result is on the client before the future is done,
-    so it outlives the worker that computed it, except with `schedule(..., fetch=False)`.
+    It works with `concurrent.futures.wait` and `as_completed`. `cancel()` also cancels a running closure: its effects
+    so far stay, but its result is lost. The result is on the client before the future is done, so it outlives the
+    worker that computed it. With `schedule(..., fetch=False)` the result stays on the worker.
 
     `result()` raises the function's own exception as itself, `ClosureCancelledError` for a closure that was cancelled
     because another one failed, `ClosureInputError`, `ClosureQuarantined` or `ParameterServerLost`.
@@ -41,18 +41,18 @@ class Future(concurrent.futures.Future[Any]):
     Args:
       name: the function's name.
       number: the closure's place in the order of scheduling.
-      on_cancel: cancels the closure, and returns whether it did. It may be set later.
+      on_cancel: cancels the closure, and returns whether it did. May be set later.
       origin: the `TracedFunction` that was scheduled; identifies futures of this strategy and gives the result's specs.
 
     Attributes:
-      is_started: whether a worker runs the closure now; set by the queue.
+      is_started: whether a worker runs the closure now. Set by the queue.
       worker: index of the worker that produced the outcome. Until then, of the last worker that started the closure;
         None if none has. Set by the queue.
-      attempts: how many attempts to run it have begun. Set by the queue.
+      attempts: how many attempts have begun. Set by the queue.
     """
 
-    # Of all futures; held for a few assignments when a condition is created, and when a future without one gets its
-    # outcome. An outcome must not appear while another thread looks at the state with the condition held.
+    # One lock for all futures, held for a few assignments. An outcome must not appear while another thread reads the
+    # state with the condition held, so creating a condition and setting an outcome exclude each other.
     _conditions_lock: ClassVar = threading.Lock()
 
     __slots__ = (
@@ -88,12 +88,12 @@ class Future(concurrent.futures.Future[Any]):
 
     @property
     def may_have_run_twice(self) -> bool:
-        """Whether the function may have been run twice, in part or as a whole: there was more than one attempt."""
+        """Whether there was more than one attempt, so the function may have run twice, in part or as a whole."""
         return self.attempts > 1
 
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]
-        """The condition on which the base class and the functions of `concurrent.futures` wait."""
+        """The condition on which the base class and `concurrent.futures` wait; created on first use."""
         if self._made_condition is None:
             with self._conditions_lock:
                 if self._made_condition is None:
@@ -103,23 +103,23 @@ class Future(concurrent.futures.Future[Any]):
         return self._made_condition
 
     def done(self) -> bool:
-        """Returns whether it has its outcome."""
+        """Returns whether the closure has an outcome."""
         return self._state in _ENDS
 
     def cancelled(self) -> bool:
-        """Returns whether the closure was cancelled by its user."""
+        """Returns whether the user cancelled the closure."""
         return self._state in {CANCELLED_AND_NOTIFIED, CANCELLED}
 
     def result(self, timeout: float | None = None) -> Any:
         """Waits for the closure's result and returns it.
 
         Args:
-          timeout: how long to wait, in seconds; None for as long as it takes.
+          timeout: how long to wait, in seconds; None for no limit.
 
         Raises:
           TimeoutError: there was no result in time.
-          concurrent.futures.CancelledError: the closure was cancelled by its user.
-          BaseException: the error with which it ended.
+          concurrent.futures.CancelledError: the user cancelled the closure.
+          BaseException: the error with which the closure ended.
         """
         value = self.unfetched_result(timeout)
         return value.fetch(timeout) if isinstance(value, ValueElsewhere) else value
@@ -131,12 +131,12 @@ class Future(concurrent.futures.Future[Any]):
         return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Waits for the closure's error, None if it has a result. It has the arguments and errors of `result`."""
+        """Waits for the closure's error; returns None if it has a result. Arguments and errors as for `result`."""
         return self._exception if self._state is FINISHED else super().exception(timeout)
 
     @property
     def completed(self) -> int:
-        """How many runs have a result: at most 1, but for a `schedule` with `steps`."""
+        """How many runs have a result: 0 or 1, or more for `schedule(..., steps=)`."""
         return int(self._state is FINISHED and self._exception is None)
 
     def running(self) -> bool:
@@ -147,15 +147,15 @@ class Future(concurrent.futures.Future[Any]):
         """Cancels the closure, and its call if a worker runs it.
 
         Returns:
-          Whether it is cancelled; False if it has another outcome already.
+          True if the closure is cancelled, False if it already has another outcome.
         """
         on_cancel = self.on_cancel
         return self.cancelled() if on_cancel is None else on_cancel() or self.cancelled()
 
-    # The methods that follow are for the queue. The future stays pending to its base class while a worker runs the
-    # closure, since it can be cancelled until the outcome is decided, and the queue decides that under its own lock.
-    # `on_cancel` refers to the closure, and the closure to the future. The cycle is broken as the outcome is set, so a
-    # result is freed as soon as its future is dropped, not when the garbage collector runs next.
+    # The following methods are for the queue. To its base class the future stays pending while a worker runs the
+    # closure: it can be cancelled until the queue decides the outcome, under the queue's lock. `on_cancel` refers to
+    # the closure, and the closure to the future. Setting the outcome breaks this cycle, so dropping the future frees
+    # the result without a garbage collection.
 
     def set_result(self, result: Any) -> None:
         """Sets the closure's result."""
@@ -177,7 +177,7 @@ class Future(concurrent.futures.Future[Any]):
             self.set_running_or_notify_cancel()
 
     def _end_unwatched(self, state: str, result: Any = None, exception: BaseException | None = None) -> bool:
-        """Sets the outcome if no thread has waited, and calls the callbacks; returns whether that is so."""
+        """Sets the outcome and calls the callbacks if no condition exists yet; returns whether it did."""
         with self._conditions_lock:
             is_unwatched = self._made_condition is None and self._state is PENDING
             if is_unwatched:
@@ -194,7 +194,7 @@ class Future(concurrent.futures.Future[Any]):
         return None if self.cancelled() or self.exception() is not None else self.result()
 
     def add_done_callback(self, fn: Callable[[concurrent.futures.Future[Any]], object]) -> None:
-        """Calls `fn` with this future once it is done. An exception of `fn` is logged and not raised."""
+        """Calls `fn` with this future once it is done. An exception of `fn` is logged, not raised."""
         callback = functools.partial(_call_back, fn)
         with self._conditions_lock:
             is_unwatched = self._made_condition is None and self._state is PENDING
@@ -215,9 +215,9 @@ class Future(concurrent.futures.Future[Any]):
 
 
 def _call_back(fn: Callable[[concurrent.futures.Future[Any]], object], future: concurrent.futures.Future[Any]) -> None:
-    """Calls `fn` so that a `sys.exit()` in it cannot end the worker's thread; nor can `KeyboardInterrupt`.
+    """Calls `fn` so that `SystemExit` or `KeyboardInterrupt` in it cannot end a worker's thread.
 
-    On the main thread `KeyboardInterrupt` is Ctrl-C, and is for the program.
+    On the main thread `KeyboardInterrupt` comes from Ctrl-C, and is raised in the program.
     """
     try:
         fn(future)

@@ -1,16 +1,16 @@
-"""A small HTTP server: of the dashboard in the client, and of the health of a server of the cluster.
+"""A small HTTP server: for the dashboard in the client, and for the health page of a server of the cluster.
 
     NAME-accept     accepts connections, and reads the requests of all of them
     NAME-request    one for each complete request: answers it, and ends the connection
 
-Strangers may connect as they like. Guarantees:
+Strangers may connect. Guarantees:
 
-- A connection costs a thread only while its request is answered. One without a complete request ends after 10 seconds.
-- At most 128 connections wait for a request or an answer: the oldest one ends when a new one comes. Each has a tenth of
-  a second, so that a peer that sends its request immediately is answered, however many connect and send nothing.
-- A request for a host that is not this machine is refused: a page of another site, whatever name that site has given
-  this address, reads nothing.
-- Only GET is answered. A peer that takes nothing for 10 seconds is left.
+- A connection costs a thread only while its request is answered. Without a complete request it ends after 10 seconds.
+- At most 128 connections wait for a request or an answer. A new one then replaces the oldest, which has had at least a
+  tenth of a second. So a peer that sends its request immediately is answered, however many connect and send nothing.
+- A request whose `Host` is not this machine is refused. A page of another site cannot read anything by giving its own
+  name this address (DNS rebinding).
+- Only GET is answered. A peer that takes no data for 10 seconds is disconnected.
 """
 
 import collections
@@ -34,30 +34,30 @@ from coordinator.background_thread import BackgroundThread, start_once
 
 _logger = logging.getLogger("coordinator")
 
-# How long a peer may take to send a whole request, or to take an answer, in seconds.
+# How long a peer may take to send a whole request, or to accept data of an answer, in seconds.
 _PEER_TIMEOUT = 10.0
-# How many connections may be without an answer, and after how many seconds another one may take the place of each.
+# How many connections may be unanswered, and how many seconds each has before a new one may replace it.
 _MOST_WAITING, _SHORTEST_WAIT = 128, 0.1
-# Further requests wait for their turn; for a further stream, the oldest one ends.
+# Further requests wait for their turn; a further stream ends the oldest stream.
 _MOST_ANSWERS, _MOST_STREAMS = 32, 32
 _LONGEST_REQUEST = 1 << 16
 _HEAD_END = re.compile(rb"\r?\n\r?\n")
-# The pause after an error, and how long `close` lets answers end by themselves, in seconds.
+# The pause after an error, and how long `close` lets answers finish, in seconds.
 _PAUSE, _GRACE = 0.1, 1.0
 
 
 class HttpServer:
-    """Serves from when it is created until it is closed.
+    """An HTTP server that serves from its creation until it is closed.
 
     Args:
-      host: the name or IP address of this machine at which it listens; `::` is all addresses, of IPv4 too.
+      host: the local name or IP address to listen on; `::` means all addresses, of IPv4 too.
       port: 0 for any free port.
       answer: answers a request, on a separate thread.
-      name: the beginning of the names of its threads.
-      names: other names of this machine than `localhost` and its addresses.
+      name: the prefix of its threads' names.
+      names: accepted host names of this machine, in addition to `localhost` and its addresses.
 
     Attributes:
-      port: on which it listens.
+      port: the port it listens on.
       is_loopback: whether only this machine can reach it.
 
     Raises:
@@ -76,7 +76,7 @@ class HttpServer:
         self.is_loopback = ipaddress.ip_address(own).is_loopback
         self._woken, self._waker = socket.socketpair()
         self._waker.setblocking(False)
-        # By descriptor, the oldest first. Only the accepting thread uses these three, until it has ended.
+        # By descriptor, oldest first. Only the accepting thread uses these three, until it has ended.
         self._waiting: dict[int, _Waiting] = {}
         self._complete: collections.deque[_Waiting] = collections.deque()
         self._threads: list[threading.Thread] = []
@@ -88,7 +88,7 @@ class HttpServer:
         self._thread.start()
 
     def close(self, timeout: float) -> None:
-        """Ends all connections and threads in `timeout` seconds; streams that have not ended are cut."""
+        """Ends all connections and threads in `timeout` seconds; cuts streams that have not ended."""
         deadline = time.monotonic() + timeout
         self._thread.stop()
         self._wake()
@@ -105,7 +105,7 @@ class HttpServer:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def is_own_host(self, host: str | None) -> bool:
-        """Returns whether a request's `Host` names this machine, and not a site that resolves to its address."""
+        """Returns whether a request's `Host` names this machine, not a site that resolves to its address."""
         if host is None:  # Every browser sends the header.
             return True
         try:
@@ -129,12 +129,12 @@ class HttpServer:
             request.send_text(HTTPStatus.FORBIDDEN, text)
 
     def begin_stream(self) -> None:
-        """Counts the answer of this thread as a stream: it takes the place of the oldest stream, not of an answer."""
+        """Counts this thread's answer as a stream: it then competes with streams, not with answers."""
         with self._lock:
             thread = threading.current_thread()
             self._streams[thread] = self._answers.pop(thread)
             if len(self._streams) > _MOST_STREAMS:
-                # By the age of the connection: threads that start together begin in any order.
+                # By the connection's age: threads that start together begin in any order.
                 oldest = min(self._streams, key=lambda thread: self._streams[thread].began)
                 _shut(self._streams.pop(oldest).connection)
         self._wake()
@@ -146,7 +146,7 @@ class HttpServer:
                 self._turn()
                 is_failing = False
             except Exception:
-                # Such as too many open files, or threads.
+                # For example too many open files or threads.
                 if not is_failing:
                     _logger.exception("%s cannot take connections; it keeps trying.", self._name)
                 is_failing = True
@@ -159,7 +159,6 @@ class HttpServer:
         self._woken.close()
 
     def _turn(self) -> None:
-        """Waits until something happens, and does what follows."""
         self._start_answers()
         now = time.monotonic()
         while (oldest := next(iter(self._waiting.values()), None)) is not None and oldest.deadline <= now:
@@ -188,7 +187,7 @@ class HttpServer:
         except (BlockingIOError, ConnectionAbortedError):
             return
         except OSError:
-            # Too many open files: the oldest one makes room.
+            # Too many open files: dropping the oldest connection makes room.
             if not self._waiting:
                 raise
             self._drop_oldest()
@@ -209,9 +208,9 @@ class HttpServer:
         except BlockingIOError:
             return
         except OSError:
-            # The connection is broken: as if the peer had sent all.
+            # A broken connection is treated as if the peer had sent everything.
             pass
-        # The end of the head may have come in two pieces.
+        # The end of the head may arrive in two pieces.
         if _HEAD_END.search(waiting.received, max(0, before - 3)):
             self._complete.append(self._waiting.pop(descriptor))
         elif len(waiting.received) == before or len(waiting.received) > _LONGEST_REQUEST:
@@ -241,7 +240,7 @@ class HttpServer:
                     _logger.exception("%s could not answer a request.", self._name)
                 with contextlib.suppress(OSError):
                     connection.shutdown(socket.SHUT_WR)
-                    # With something unread, the peer would be told of a broken connection instead of the answer.
+                    # If data stays unread, the peer sees a connection reset instead of the answer.
                     connection.setblocking(False)
                     connection.recv(_LONGEST_REQUEST)
         finally:
@@ -251,7 +250,7 @@ class HttpServer:
             self._wake()
 
     def _wake(self) -> None:
-        # The buffer is full, so the thread wakes anyway; or the server is closed.
+        # A full buffer wakes the thread anyway; a closed server needs no wake-up.
         with contextlib.suppress(OSError):
             self._waker.send(b"\0")
 
@@ -268,12 +267,12 @@ class _Waiting:
 
 
 class Request(http.server.BaseHTTPRequestHandler):
-    """A request that was `received`; the constructor has the server answer it on the connection."""
+    """A request that was received; the constructor has the server answer it on the connection."""
 
     server_version, sys_version = "coordinator", ""
 
     def __init__(self, server: HttpServer, connection: socket.socket, received: bytes) -> None:
-        # The base's constructor, which would read the request from the connection, is not called.
+        # We do not call the base's constructor: it would read the request from the connection.
         self._server = server
         self.client_address = ("", 0)
         self.rfile = io.BytesIO(received)
@@ -281,7 +280,7 @@ class Request(http.server.BaseHTTPRequestHandler):
         self.handle_one_request()
 
     def do_GET(self) -> None:
-        """Answers."""
+        """Has the server answer."""
         self._server.answer(self)
 
     def send_text(self, status: HTTPStatus, text: str) -> None:
@@ -296,7 +295,7 @@ class Request(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def begin_stream(self, content_type: str, headers: Mapping[str, str]) -> None:
-        """Answers with a body that `wfile` gets piece by piece, for as long as the peer takes it."""
+        """Begins an answer whose body is written to `wfile` piece by piece, while the peer takes it."""
         self._server.begin_stream()
         self._send_head(HTTPStatus.OK, {"Content-Type": content_type, **headers})
 
@@ -307,21 +306,21 @@ class Request(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name that the base gives it
-        """Logs nothing: a token may be part of each request."""
+        """Logs nothing: each request may contain a token."""
 
 
 class _Writer(io.BufferedIOBase):
-    """Sends what is written, all of it within the timeout of the connection."""
+    """Sends all that is written, within the timeout of the connection."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
 
     def writable(self) -> bool:
-        """Returns True."""
+        """Returns True, as `io` expects."""
         return True
 
     def write(self, content: Any) -> int:
-        """Sends."""
+        """Sends all of `content`."""
         self._connection.sendall(content)
         return len(content)
 
@@ -333,7 +332,7 @@ def _listening(host: str, port: int) -> socket.socket:
         if host == "::" and socket.has_dualstack_ipv6():
             listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         listening.bind((host, port))
-        # Many may wait to be accepted.
+        # Many connections may wait to be accepted.
         listening.listen(socket.SOMAXCONN)
         listening.setblocking(False)
     except BaseException:
@@ -343,6 +342,6 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 def _shut(connection: socket.socket) -> None:
-    # It may have ended already.
+    # The connection may have ended already.
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)

@@ -1,9 +1,9 @@
-"""Options of a strategy, checked when they are created, and the checks, which other settings share.
+"""Options of a strategy, checked on creation, and the checks, which other settings share.
 
-An error names the setting, what it must be, and what it was.
+An error names the setting, the allowed values and the given value.
 
-`coordinator run` gives settings to the program it starts through the environment. They apply where the program's own
-`Options` do not set the same, so that no program has to be changed to be watched.
+`coordinator run` passes settings to the program through environment variables. They apply unless the program's own
+`Options` set the same, so a program can be watched without a change.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ class SettingTypeError(SettingError, TypeError):
 
 
 def is_integer(value: Any, minimum: int | None = None, maximum: int | None = None) -> TypeGuard[int]:
-    """Returns True if a value is an int, not a bool, and within the bounds."""
+    """Returns True if a value is an int (not a bool) within the bounds."""
     if isinstance(value, bool) or not isinstance(value, int):
         return False
     return (minimum is None or value >= minimum) and (maximum is None or value <= maximum)
@@ -33,10 +33,10 @@ def is_integer(value: Any, minimum: int | None = None, maximum: int | None = Non
 def check_integer(name: str, value: Any, minimum: int, maximum: int | None = None, *, note: str = "") -> None:
     """Checks that the value of a setting is an integer within bounds, both included.
 
-    The note is added to the message after the bounds, such as ", or inf" where the caller allows that too.
+    `note` follows the bounds in the message, such as ", or inf" if the caller allows that too.
 
     Raises:
-      SettingError: it is out of bounds, or not an int (then it is a `TypeError` as well).
+      SettingError: the value is out of bounds, or not an int (then also a `TypeError`).
     """
     if not is_integer(value, minimum, maximum):
         bounds = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
@@ -57,8 +57,8 @@ def check_number(
     """Checks that the value of a setting is a number within bounds; NaN never is.
 
     Args:
-      name: of the setting.
-      value: what it was set to.
+      name: the setting's name.
+      value: the setting's value.
       minimum: a lower bound that is included.
       maximum: an upper bound that is included; `inf` allows `inf`. By default the number must be finite.
       above: a lower bound that is not included.
@@ -66,7 +66,7 @@ def check_number(
       note: see `check_integer`.
 
     Raises:
-      SettingError: it is out of bounds, or not a number (then it is a `TypeError` as well).
+      SettingError: the value is out of bounds, or not a number (then also a `TypeError`).
     """
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if (
@@ -91,9 +91,9 @@ def check_transfer_dtype(name: str, value: Any) -> None:
     """Checks the dtype of messages with variables and gradients: `tf.bfloat16`; None and `tf.float32` round nothing.
 
     Raises:
-      SettingError: it is another dtype, or none (then it is a `TypeError` as well).
+      SettingError: the value is another dtype, or no dtype (then also a `TypeError`).
     """
-    # By its name, since this is imported without TensorFlow.
+    # Compared by name: this module is imported without TensorFlow.
     dtype = None if value is None or isinstance(value, str) else getattr(value, "name", None)
     if value is None or dtype in ("bfloat16", "float32"):
         return
@@ -107,68 +107,66 @@ class Options:
     """Settings of a `ParameterServerStrategy`. All times are in seconds.
 
     Attributes:
-      max_queued_closures: `schedule` blocks while this many closures wait for a worker. Each of them takes
-        about half a kB, and Python's garbage collection, during which no worker is given anything, looks at each.
-      schedule_timeout: how long `schedule` may block on a full queue before it raises `TimeoutError`; None waits
-        without a limit, with a report in the log every `stall_report_interval`.
-      transient_retries: how often a closure is run again after a transient failure (an RPC that was refused although
-        every task is alive) before the failure is its result. 0 also disables fused calls, since a transient failure
-        of a call counts for every closure in it.
+      max_queued_closures: `schedule` blocks while this many closures wait for a worker. Each costs about 0.5 kB, and
+        time in each garbage collection, during which no worker receives work.
+      schedule_timeout: how long `schedule` may block on a full queue before it raises `TimeoutError`. None for no
+        limit, with a report in the log every `stall_report_interval`.
+      transient_retries: how often a closure is run again after a transient failure (an RPC was refused although every
+        task is alive) before the failure becomes its result. 0 also disables fused calls, since a transient failure of
+        a call counts for every closure in it.
       max_attempts: a closure whose worker was lost this often while it ran is quarantined: its future and `join` raise
-        `ClosureQuarantined`. It is tried on another worker first if it was lost on one worker only. 1 also disables
+        `ClosureQuarantined`. If it was lost on one worker only, it is tried on another worker first. 1 also disables
         fused calls, since the loss of a call counts for every closure in it.
       stop_on_error: whether the first error of a scheduled function cancels all other functions and is raised by the
         next `schedule` or `join`, as in the RFC; otherwise only its own future raises it.
-      closure_timeout: a closure that runs for longer is started on another worker as well, and the first result counts;
+      closure_timeout: a closure that runs longer is started on another worker as well, and the first result counts;
         None for never. `schedule(..., timeout=)` overrides it for one closure.
-      steps_per_dispatch: the maximum number of waiting closures of one function that a worker runs in one call, which
-        saves most of the overhead of each; None adapts the number to how long they take, 1 runs each alone. See
-        docs/dispatch.md.
-      affinity_timeout: a closure for one worker (`schedule(..., worker=)`) fails with `WorkerLost` when it has waited
+      steps_per_dispatch: the maximum number of waiting closures of one function that a worker runs in one call. Sharing
+        a call saves most of each closure's overhead. None adapts the number to their duration, 1 runs each separately.
+        See docs/dispatch.md.
+      affinity_timeout: a closure for one worker (`schedule(..., worker=)`) fails with `WorkerLost` after it has waited
         this long for that worker's return.
-      parameter_server_timeout: how long to wait for a lost parameter server, if `restore_from` was called, before
-        `ParameterServerLost` is raised.
+      parameter_server_timeout: how long to wait for a lost parameter server before `ParameterServerLost` is raised.
+        Applies if `restore_from` was called.
       connect_timeout: how long the constructor of a strategy may wait for all parameter servers and one worker.
       probe_timeout: a task that does not answer a health probe in this time counts as unreachable.
       heartbeat_interval: the time between two heartbeats of each server.
       heartbeat_timeout: a server that has not answered for this long counts as lost, and every call to it fails. A
-        worker whose call takes long is asked whether it reaches the parameter servers, and counts as lost if not.
-      reconnect_interval: the time between two attempts to reach a lost worker, and before a closure is run again after
-        a transient failure.
-      stall_report_interval: a wait that lasts this long reports in the log what it waits for, and again after each
-        further interval.
-      client_timeout: a server frees what this client created on it when it has not heard from the client for this long:
-        the client's host vanished, or the program was stopped, or the network is down. A client that was killed is
-        noticed by the next one, which frees what it left.
-      sparse_updates: what a Keras 3 optimizer does with a sparse gradient of a variable on a parameter server: "rows"
-        changes the rows that it has, of the variable and of the slots; "dense" does what Keras does, which computes the
-        update of most optimizers for all rows of the table in each step. See docs/embeddings.md.
+        worker with a long call is asked whether it reaches the parameter servers, and counts as lost if not.
+      reconnect_interval: the time between two attempts to reach a lost worker, and the pause before a retry after a
+        transient failure.
+      stall_report_interval: a wait of this length reports in the log what it waits for, again after each interval.
+      client_timeout: a server frees this client's objects when it has not heard from the client for this long, because
+        the host vanished, the program was stopped or the network is down. The objects of a killed client are freed by
+        the next client.
+      sparse_updates: what a Keras 3 optimizer does with a sparse gradient of a variable on a parameter server. "rows"
+        changes only the gradient's rows, of the variable and of its slots. "dense" does what Keras does: most
+        optimizers compute the update of all rows of the table in each step. See docs/embeddings.md.
       transfer_dtype: the default of the update rules' argument of that name: with `tf.bfloat16` they round what they
-        pull and push to 16 bits while it is sent. `ModelAverage` and steps without a rule round nothing, so that what
-        they compute does not depend on it. See docs/updates/README.md.
-      reshard_inputs: whether workers that join or leave change the shares that dataset functions are told in their
-        `tf.distribute.InputContext`: then endless data begin again with the new shares, and other data with the next
-        `iter()`. Without it a worker that joins has its own share, and the others keep theirs; see
-        docs/elastic.md.
-      checkpoint_memory: in bytes, what saving or restoring a checkpoint may need of a parameter server in addition to
-        its variables. Larger variables are saved and restored in blocks, while updates go on. See
+        pull and push to 16 bits in transit. `ModelAverage` and steps without a rule round nothing, so their results do
+        not depend on it. See docs/updates/README.md.
+      reshard_inputs: whether workers that join or leave change the shares that dataset functions read from their
+        `tf.distribute.InputContext`. If so, endless data restarts with the new shares, and other data changes with the
+        next `iter()`. If not, a new worker has its own share and the others keep theirs. See docs/elastic.md.
+      checkpoint_memory: how much memory of a parameter server saving or restoring a checkpoint may take in addition to
+        the variables, in bytes. Larger variables are saved and restored in blocks, while updates go on. See
         docs/guarantees.md.
       version_mismatch: what to do about a server that runs another version of TensorFlow than this program: "error"
         refuses it, "warn" logs a warning and accepts it.
-      log_format: "text", or "json" to write what the library logs to standard error with one JSON object per line, and
-        events besides, except those of each call. See docs/events.md.
-      dashboard: where a page shows what happens, `host:port` or `host:port/token`: "127.0.0.1:0" for any free port of
-        this machine; None for none, unless `--dashboard` of `coordinator run` or `slurm` asks for it. See
-        docs/dashboard.md.
-      trace: the path of a file for a trace of all that happens; None for none, unless `--trace` of `coordinator run` or
-        `slurm` asks for it. See docs/trace.md.
-      close_timeout: how long `close` and `cancel_all` wait for running calls to end before they abandon them, with a
-        warning. Disconnecting may take up to about 40 seconds more if a server does not end what it runs.
+      log_format: "text", or "json" for one JSON object per line on standard error. "json" also logs events, except
+        those of each call. See docs/events.md.
+      dashboard: the address of a page that shows what happens, `host:port` or `host:port/token`: "127.0.0.1:0" for any
+        free port of this machine. None for no page, unless `--dashboard` of `coordinator run` or `slurm` requests it.
+        See docs/dashboard.md.
+      trace: the path of a trace file. None for no trace, unless `--trace` of `coordinator run` or `slurm` requests it.
+        See docs/trace.md.
+      close_timeout: how long `close` and `cancel_all` wait for running calls before they abandon them with a warning.
+        Disconnecting may take about 40 seconds more if a server does not end what it runs.
 
     Raises:
-      ValueError: a switch is not a bool, a count not a positive integer (`transient_retries` may be 0), a time not a
-        positive number of at most `threading.TIMEOUT_MAX` (some 292 years), `sparse_updates`, `version_mismatch` or
-        `log_format` another word, or `dashboard` no address, or `trace` no path, or `transfer_dtype` another dtype.
+      ValueError: a switch is not a bool, a count not a positive integer (`transient_retries` may be 0), or a time not a
+        positive number of at most `threading.TIMEOUT_MAX` (some 292 years); or `sparse_updates`, `version_mismatch`,
+        `log_format`, `dashboard`, `trace` or `transfer_dtype` has a value that is not listed above.
     """
 
     max_queued_closures: int = 65_536
@@ -230,18 +228,18 @@ def _check_local_path(name: str, value: Any) -> None:
     local_path(value, name)
 
 
-# For the chief only: `host:port/token`, and the path of a file.
+# Environment variables for the chief only: `host:port/token`, and the path of a file.
 DASHBOARD = "COORDINATOR_DASHBOARD"
 TRACE = "COORDINATOR_TRACE"
-# How often the program was started again.
+# The environment variable that counts how often the program was started again.
 RESTART_COUNT = "COORDINATOR_RESTART_COUNT"
 
 
 def with_program_settings(options: Options | None, environment: Mapping[str, str]) -> Options:
-    """Returns a program's options (None for the defaults), with the environment's settings where they have none.
+    """Returns a program's options (None for the defaults), completed by the settings of the environment.
 
     Raises:
-      TypeError: `options` is something else.
+      TypeError: `options` is not an `Options`.
       ValueError: a setting of the environment is wrong.
     """
     options = Options() if options is None else options

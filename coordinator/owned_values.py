@@ -1,9 +1,8 @@
-"""A map whose values live as long as their keys, and do not keep them alive.
+"""A map whose values live as long as their keys, and do not keep the keys alive.
 
-A `weakref.WeakKeyDictionary` holds its values. If one of them refers to its key, however indirectly, neither is ever
-freed: a traced function refers to the variables that it captured, a variable to the function of its initial value, and
-that perhaps to the object that has the function. Here each key holds its own value. The garbage collector finds such a
-cycle.
+A `weakref.WeakKeyDictionary` holds its values, so a value that refers to its key, even indirectly, is never freed.
+Examples: a traced function refers to captured variables; a variable to the function of its initial value. Here each key
+holds its own value as an attribute, and the garbage collector finds such a cycle.
 """
 
 import contextlib
@@ -31,27 +30,27 @@ class _Owned:
 class OwnedValues(MutableMapping[Any, _Value], Generic[_Value]):
     """Maps objects, by their identity, to values that are attributes of the objects.
 
-    A value goes with its key, or with the map. Every method may be called from any thread. Keys that can have no
+    A value is freed with its key, or with the map. Every method may be called from any thread. Keys that cannot have
     attributes, such as numbers and bound methods, are never found, and cannot be added.
     """
 
     def __init__(self) -> None:
         self._name = f"_coordinator_value_{id(self)}"
-        # Reentrant: the garbage collector may run anything while the lock is held.
+        # Reentrant: the garbage collector may run any code while the lock is held.
         self._lock = threading.RLock()
-        # By identity: keys may be compared by value, or not be hashable.
+        # By identity: keys may compare by value, or be unhashable.
         self._keys: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         weakref.finalize(self, _drop_all, self._keys, self._name).atexit = False
 
-    # Attributes of the object itself: a bound method would give its function's, and Keras and TensorFlow track
-    # what is set.
+    # `object.__getattribute__` and the like: a bound method would return its function's attribute, and Keras and
+    # TensorFlow track what is set.
 
     def __getitem__(self, key: Any) -> _Value:
         try:
             owned = object.__getattribute__(key, self._name)
         except AttributeError:
             raise KeyError(key) from None
-        # `copy.copy` of a key has the same attribute.
+        # `copy.copy` of a key copies the attribute too.
         if owned.owner != id(key):
             raise KeyError(key)
         value: _Value = owned.value
@@ -72,7 +71,7 @@ class OwnedValues(MutableMapping[Any, _Value], Generic[_Value]):
         self._keys.pop(id(key), None)
 
     def setdefault(self, key: Any, default: Any = None) -> Any:
-        """Returns the value of a key, which becomes `default` if it has none."""
+        """Returns the value of a key; sets it to `default` if the key has none."""
         with self._lock:
             return super().setdefault(key, default)
 

@@ -1,14 +1,14 @@
-"""The paths that users give: of the local file system, or URLs such as `gs://bucket/run`, which TensorFlow reads.
+"""Paths that users give: local paths, or URLs such as `gs://bucket/run`, which only TensorFlow reads.
 
-Code that loads no TensorFlow, and files that are changed in place, know only local paths, and refuse a URL in words.
-Otherwise a URL would be a folder named `gs:` in the working directory.
+Code without TensorFlow, and files that are changed in place, accept only local paths and refuse a URL with an error.
+Otherwise a URL would become a folder named `gs:` in the working directory.
 """
 
 import os
 import re
 
 _URL = re.compile(r"[a-zA-Z][\w+.-]+://")
-# What `pathlib` makes of a URL.
+# The form into which `pathlib` changes a URL.
 _BROKEN_URL = re.compile(r"([a-zA-Z][\w+.-]+):/(?!/)")
 
 
@@ -21,7 +21,7 @@ def path_text(path: str | os.PathLike[str]) -> str:
     """Returns a path as a str; for a URL such as `file:///there` the local path.
 
     Raises:
-      ValueError: it is what `pathlib` makes of a URL.
+      ValueError: `pathlib` has changed a URL.
     """
     text = os.fspath(path)
     if text.startswith("file:///"):
@@ -33,10 +33,10 @@ def path_text(path: str | os.PathLike[str]) -> str:
 
 
 def local_path(path: str | os.PathLike[str], purpose: str) -> str:
-    """Returns a user's path of the local file system as a str; `purpose` says in the error what is there.
+    """Returns a user's local path as a str; `purpose` names the path in the error.
 
     Raises:
-      ValueError: it is a URL, or what `pathlib` makes of one.
+      ValueError: the path is a URL, or a URL that `pathlib` has changed.
     """
     text = path_text(path)
     if is_url(text):
@@ -45,10 +45,10 @@ def local_path(path: str | os.PathLike[str], purpose: str) -> str:
 
 
 def checkpoint_path(path: str | os.PathLike[str]) -> str:
-    """Returns a path to which TensorFlow writes values, or a directory of such, as a str.
+    """Returns the path of TensorFlow's checkpoint files, or of their directory, as a str.
 
     Raises:
-      ValueError: TensorFlow would not find the files again, or it is what `pathlib` makes of a URL.
+      ValueError: TensorFlow would not find the files again, or `pathlib` has changed a URL.
     """
     text = path_text(path)
     if set(text) & set("*?[\\"):

@@ -1,16 +1,15 @@
-"""What the core asks of the world outside: a `Runtime` that runs calls, and `Servers` that knows the cluster's tasks.
+"""What the core needs from outside: a `Runtime` that runs calls, and `Servers` that knows the cluster's tasks.
 
 The core (queue, workers, scheduler) knows nothing of TensorFlow: it passes work to a `Runtime` and gets back a result
-or an error, which the runtime classifies as one of a few kinds. `coordinator.ps_strategy` implements both protocols
-over TensorFlow servers, `coordinator.testing.FakeRuntime` in memory with faults on request.
+or an error, which the runtime classifies. `coordinator.ps_strategy` implements both protocols over TensorFlow servers,
+`coordinator.testing.FakeRuntime` in memory with faults on request.
 
-Guarantees that implementations give: `run` blocks its caller only, and returns when its server is lost, also a frozen
-one; no other method that a worker calls raises; `reconnect` is safe from several threads. Workers are numbered by their
-task index.
+Guarantees of an implementation: `run` blocks only its caller, and returns when its server is lost or frozen. No other
+method that a worker calls raises. `reconnect` is safe from several threads. A worker's number is its task index.
 
-`Builds` has functions built in the background and prepared on workers, so that no closure waits for either. A call of
-several steps has to be traced and registered on the client, and prepared on each worker that runs it, which takes from
-tenths of a second to many seconds. No worker does so with closures in hand:
+`Builds` builds functions in the background and prepares them on workers, so no closure waits for either. A call of
+several steps is traced and registered on the client, and prepared on each worker that runs it. That takes tenths of a
+second to many seconds. No worker does it while it holds closures:
 
     a worker's thread      4 steps would pay --request--> builder's thread: traces and registers them, once for all
     the same, without      prepares them on the worker <------------------------'
@@ -19,9 +18,9 @@ tenths of a second to many seconds. No worker does so with closures in hand:
     worker 0   1 1 1 1 1 1 [4 prepared] 4 4 4 4 4 4 4
     worker 1   1 1 1 1 1 1  1  1  1  1 [4 prepared] 4
 
-Guarantees: nothing waits for a build; at most a quarter of the workers, but at least one, prepare something at a time,
-so that the others go on. What a worker prepares is an internal closure: `join` does not wait for it, and it ends when
-the worker is lost or the strategy is closed.
+Guarantees: nothing waits for a build. At most a quarter of the workers, but at least one, prepare something at a time;
+the others continue. A preparation is an internal closure: `join` does not wait for it, and it ends when the worker is
+lost or the strategy is closed.
 """
 
 import dataclasses
@@ -38,9 +37,9 @@ from coordinator.future import Future
 
 
 class Preparation(NamedTuple):
-    """What a worker prepares by running some work, named for messages.
+    """Work that prepares something on a worker, with a name for messages.
 
-    `on_end` is called once it has been prepared, or never will be: the work failed, or the worker is lost.
+    `on_end` is called when it is prepared, or never will be because the work failed or the worker is lost.
     """
 
     worker: int
@@ -50,12 +49,12 @@ class Preparation(NamedTuple):
 
 
 class Builds:
-    """What is built and prepared for the workers of one strategy. Any thread may use it.
+    """Functions that are built and prepared for the workers of one strategy. Any thread may use it.
 
     Attributes:
-      workers: the number of workers, set by the cluster.
-      schedule: queues the work of a preparation on its worker, as an internal closure; returns None if it can no longer
-        run. Set by the scheduler.
+      workers: the number of workers. Set by the cluster.
+      schedule: queues a preparation on its worker as an internal closure; returns None if it can no longer run. Set by
+        the scheduler.
     """
 
     def __init__(self) -> None:
@@ -68,11 +67,11 @@ class Builds:
         self._preparing = 0
 
     def request(self, build: Callable[[], object]) -> None:
-        """Has the builder's thread call `build`, after all that was requested before."""
+        """Queues `build` for the builder's thread, which calls requests in order."""
         self._requests.put(build)
 
     def next(self) -> Callable[[], object] | None:
-        """Waits for the next request, for the builder's thread; returns None after `end`."""
+        """Waits for the next request; returns None after `end`. For the builder's thread."""
         return self._requests.get()
 
     def end(self) -> None:
@@ -80,13 +79,12 @@ class Builds:
         self._requests.put(None)
 
     def prepare(self, preparation: Preparation) -> None:
-        """Has a worker prepare something once it has its turn."""
+        """Prepares something on a worker when it is that worker's turn."""
         with self._lock:
             self._waiting.append(preparation)
         self._begin()
 
     def _begin(self) -> None:
-        """Begins what waits, as far as workers may prepare something now."""
         while True:
             with self._lock:
                 if not self._waiting or self._preparing >= max(1, self.workers // 4):
@@ -123,17 +121,16 @@ class FailureKind(enum.Enum):
 
 
 class FiniteInput:
-    """Data that closures take: an iterator with a copy on each worker. A worker's part may end.
+    """Data that closures take: an iterator with a copy on each worker, whose part of the data may end.
 
-    A closure that takes it runs only on workers whose part has not ended.
+    A closure runs only on workers where none of its inputs has ended.
 
     Args:
-      new_error: creates the error that is raised when it has ended on all workers; called without a lock.
+      new_error: creates the error to raise when the data has ended on all workers; called without a lock.
 
     Attributes:
-      is_finite: whether a worker's part may end, None until an iterator exists; set by the runtime.
-      ended: the workers whose part has ended, each with the number of its reconnections until then. Guarded by the
-        queue's lock.
+      is_finite: whether a worker's part may end; None until an iterator exists. Set by the runtime.
+      ended: worker index -> number of reconnections when the worker's part ended. Guarded by the queue's lock.
     """
 
     __slots__ = ("ended", "is_finite", "new_error")
@@ -150,8 +147,8 @@ class Failure:
 
     Attributes:
       kind: why it failed.
-      error: the exception to raise for it, which may name the cause better than the one that was caught.
-      ended: the input whose part on the worker has ended, if that is why.
+      error: the exception to raise for it. It may name the cause better than the exception that was caught.
+      ended: the input that has ended on the worker, for the kind END_OF_DATA.
     """
 
     kind: FailureKind
@@ -160,11 +157,10 @@ class Failure:
 
 
 class FusionKey(NamedTuple):
-    """Closures whose keys are equal may run in one call. Keys are compared under the queue's lock: plain values only.
+    """Closures with equal keys may run in one call. Keys are compared under the queue's lock: plain values only.
 
-    Attributes:
-      function: identifies what they run; the time that a call takes is learned for each function.
-      arguments: what their arguments must have in common.
+    `function` identifies what runs: the duration of a call is learned for each function. `arguments` is what the
+    arguments must have in common.
     """
 
     function: Hashable
@@ -175,7 +171,7 @@ class Cancellation(Protocol):
     """Cancels every call that was started with it."""
 
     def cancel(self) -> None:
-        """Cancels those calls; each ends soon with an error of kind CANCELLED. Calling it again does nothing."""
+        """Cancels the calls; each ends soon with an error of kind CANCELLED. Repeating it does nothing."""
 
 
 class Runtime(Protocol):
@@ -186,45 +182,40 @@ class Runtime(Protocol):
         """What is built in the background."""
 
     def bind_thread(self, worker: int) -> None:
-        """Prepares the calling thread to run work on `worker`; called once at the thread's start."""
+        """Prepares the calling thread to run work on `worker`; called once when the thread starts."""
 
     def run(self, worker: int, work: Any, cancellation: Cancellation) -> Any:
-        """Runs `work` on `worker`; raises what went wrong.
+        """Runs `work` on `worker` and returns its result on the client; raises any error.
 
-        Returns:
-          Its result: values on the client, or a `ValueElsewhere` if the call leaves its result on the worker.
+        The result is a `ValueElsewhere` if the call leaves it on the worker.
         """
 
     def most_fused(self, worker: int, work: Any) -> int:
-        """Returns how many works of the fusion key of `work` may run on `worker` in one call; 0 or 1 for none."""
+        """Returns how many works with the fusion key of `work` may share a call on `worker`; 0 or 1 for none."""
 
     def ready(self, worker: int, work: Any) -> Mapping[int, float] | None:
-        """Returns how many works like `work` may run on `worker` in one call without being built first.
+        """Returns the numbers (above 1) of works like `work` that may share a call on `worker` without a new build.
 
-        Returns:
-          The numbers above 1, with the seconds that it has taken to build and prepare each; None for any number.
+        Each number maps to the seconds that its build and preparation took. None means any number.
         """
 
     def prepare(self, worker: int, work: Any, like: Any, count: int) -> None:
-        """Has a call of `count` works built and prepared, in the background; `ready` then has the number.
+        """Builds and prepares a call of `count` works in the background; then `ready` has the number.
 
-        `work` is the first of them; `like` is another work of the same fusion key, or the same again.
+        `work` is the first work; `like` is another one with the same fusion key, or the same work again.
         """
 
     def run_fused(self, worker: int, works: Sequence[Any], cancellation: Cancellation) -> Sequence[Any]:
-        """Runs works of one fusion key in one call, one after the other; returns their results.
-
-        Raises what went wrong with any of them.
-        """
+        """Runs works of one fusion key in one call, in order; returns their results. Raises the error of any."""
 
     def run_steps(self, worker: int, work: Any, count: int, cancellation: Cancellation) -> Any:
-        """Runs `work` `count` times in one call, one run after the other; returns the stacked results."""
+        """Runs `work` `count` times in one call, in sequence; returns the stacked results."""
 
     def classify(self, worker: int, error: BaseException) -> Failure:
-        """Classifies an error that `run` raised on `worker`, by which tasks answer now."""
+        """Classifies an error that `run` raised on `worker`, by which tasks answer at that time."""
 
     def new_cancellation(self) -> Cancellation:
-        """Returns a cancellation that was not used yet."""
+        """Returns a new, unused cancellation."""
 
 
 class Servers(Protocol):
@@ -254,41 +245,40 @@ class Servers(Protocol):
         """Removes a worker; nothing is run on it afterwards."""
 
     def is_reachable(self, worker: int) -> bool:
-        """Probes `worker`; returns whether it answers and is the server to which we are connected."""
+        """Probes `worker`; returns whether it answers and is still the server that we are connected to."""
 
     def seems_reachable(self, worker: int) -> bool:
-        """Returns the same by its last heartbeat. Never blocks. Safe from any thread; False for a removed worker."""
+        """Returns the same from its last heartbeat. Never blocks. Safe from any thread; False for a removed worker."""
 
     def describe_loss(self, worker: int) -> str:
-        """Returns the address of `worker`, which was lost, and words on what happened to it; for messages."""
+        """Returns the address of a lost worker, with a description of the loss for messages."""
 
     def broken_links(self, workers: Collection[int]) -> Mapping[int, str]:
-        """Asks workers that answer whether they reach the parameter servers that answer, all at once.
+        """Asks all workers that answer, in parallel, whether they reach the parameter servers that answer.
 
-        Returns:
-          The workers that do not, each with words on it. Takes at most some `Options.heartbeat_timeout`.
+        Returns workers that do not, with a description. Takes at most a few times `Options.heartbeat_timeout`.
         """
 
     def separation(self) -> str:
-        """Asks the parameter servers whether they reach each other; returns words on it if they do not, or ""."""
+        """Asks the parameter servers whether they reach each other; returns a description if not, or ""."""
 
     def give_up(self, worker: int, why: str) -> None:
-        """Counts a worker as lost because one of its links is broken: what it runs fails with kind LINK_LOST.
+        """Counts a worker with a broken link as lost: its calls fail with kind LINK_LOST.
 
-        `reconnect` connects to it once the link is whole.
+        `reconnect` connects to it once the link works again.
         """
 
     def disconnect(self, worker: int) -> None:
-        """Disconnects from a worker that was lost, so that no call waits for it before it is reconnected."""
+        """Disconnects from a lost worker, so no call waits for it before it is reconnected."""
 
     def reconnect(self, worker: int) -> bool:
-        """Tries once to connect to `worker` again after it was lost; returns False if it does not answer."""
+        """Tries once to reconnect to a lost `worker`; returns False if it does not answer."""
 
     def lost_parameter_server(self) -> ParameterServerLost | None:
-        """Returns the error that names a lost parameter server, if one is lost."""
+        """Returns the error that names a lost parameter server, or None."""
 
     def seem_parameter_servers_reachable(self) -> bool:
         """Returns whether all parameter servers are reachable, by their last heartbeats. Never blocks."""
 
     def close(self) -> None:
-        """Disconnects from every server. Nothing is run afterwards."""
+        """Disconnects from every server. Nothing runs afterwards."""

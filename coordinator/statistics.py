@@ -5,7 +5,7 @@ import dataclasses
 
 @dataclasses.dataclass(slots=True)
 class WorkerCounts:
-    """What the attempts on one worker came to so far; see `WorkerStatistics`."""
+    """Counts of the attempts on one worker; see `WorkerStatistics`."""
 
     finished: int = 0
     failed: int = 0
@@ -20,12 +20,12 @@ class WorkerStatistics:
       index: its task index.
       device: its name.
       state: `live`, `lost` or `stopped`.
-      finished: closures with a result from this worker; each of many runs counts as one, here and below.
+      finished: closures with a result from this worker. A closure of many runs counts once, also in the next two.
       failed: closures with an error from this worker.
-      retried: attempts here after which the closure was requeued.
+      retried: attempts on this worker after which the closure was requeued.
       losses: how often the worker was lost.
       reconnections: how often it was reconnected.
-      reconnecting_seconds: the time that took, in seconds.
+      reconnecting_seconds: the total time from losses to reconnections, in seconds.
     """
 
     index: int
@@ -46,10 +46,10 @@ class ParameterServerStatistics:
     Attributes:
       index: its task index.
       device: its name.
-      state: `live` or `lost`, as the library last noticed.
+      state: `live` or `lost`, as last noticed by the library.
       losses: how often it was lost.
       recoveries: how often it came back.
-      away_seconds: how long it was away until then, altogether, in seconds.
+      away_seconds: the total time from losses to recoveries, in seconds.
     """
 
     index: int
@@ -65,14 +65,14 @@ class ClusterStatistics:
     """What all workers have done, what is queued, and which servers are lost.
 
     Attributes:
-      waiting: closures that no worker runs, requeued ones included.
+      waiting: closures that no worker runs, including requeued ones.
       running: closures that a worker runs now.
-      finished: closures with a result. The library's own count too, such as one that creates a dataset on a worker.
+      finished: closures with a result, including the library's own, such as one that creates a dataset on a worker.
       failed: closures with an error.
       cancelled: closures that were cancelled.
       retried: attempts after which a closure was requeued.
-      workers: the statistics of each worker, in the order of the indices.
-      parameter_servers: the statistics of each parameter server, in the order of the indices.
+      workers: the statistics of each worker, in index order.
+      parameter_servers: the statistics of each parameter server, in index order.
     """
 
     waiting: int
