@@ -7,19 +7,18 @@ r"""One scheduled function call: its states, its attempts, and the future that r
        |                |      (worker lost, ...)    |
        \----------------\------> CANCELLED, FAILED <-/
 
-A closure is blocked while it waits for other closures' results that are its arguments. While it runs it has one live
-attempt, or several if it exceeded its timeout and was started on another worker too; the first attempt that ends
-decides the outcome. It is requeued when its last live attempt ends without an outcome.
+A blocked closure waits for other closures' results that are its arguments. A running closure has one live attempt, or
+several if it exceeded its timeout and was started on another worker too. The first attempt that ends with an outcome
+decides it. When the last live attempt ends without an outcome, the closure is requeued.
 
-Guarantee: the state changes only along these arrows; anything else raises `InvalidTransitionError` with the history.
+Guarantee: the state changes only along these arrows; any other change raises `InvalidTransitionError` with the history.
 
-A function that runs many times has one `RunsFuture` and several closures, its parts, of consecutive runs each. The runs
-are divided while they run, so that all workers end at about the same time and only the runs of a failed call are made
-again:
+A function that runs many times has one `RunsFuture` and several closures, its parts, of consecutive runs. Runs are
+divided while they run: all workers end at about the same time, and only the runs of a failed call are repeated:
 
-    waits              8 runs
-    a worker starts    4 runs | 4 runs             a share of them
-    its call begins    0 1 | 6 runs                as many as the call makes; they have numbers now
+    waiting            8 runs
+    a worker starts    4 runs | 4 runs             it keeps its share
+    its call begins    0 1 | 6 runs                the runs of one call; they now have numbers
     the call is lost   0 1 | 2 3 | 4 runs          0 1 wait again, to run one by one; 2 3 run elsewhere
 """
 
@@ -47,7 +46,7 @@ class ErrorScope(enum.Enum):
 
 
 class ClosureState(enum.Enum):
-    """Where a closure is between `schedule` and its result."""
+    """The state of a closure between `schedule` and its result."""
 
     BLOCKED = "blocked"
     WAITING = "waiting"
@@ -56,11 +55,11 @@ class ClosureState(enum.Enum):
     FAILED = "failed"
     CANCELLED = "cancelled"
 
-    # `Enum.__hash__` is a Python function; the tables below are read several times for each closure.
+    # `Enum.__hash__` is a Python function, and each closure looks up the tables below several times.
     __hash__ = object.__hash__
 
 
-# For the same reason: to read a member from its class takes ten times as long.
+# For speed: reading a member from its class takes ten times as long.
 BLOCKED, WAITING, RUNNING = ClosureState.BLOCKED, ClosureState.WAITING, ClosureState.RUNNING
 DONE, FAILED, CANCELLED = ClosureState.DONE, ClosureState.FAILED, ClosureState.CANCELLED
 
@@ -72,7 +71,7 @@ _TRANSITIONS: dict[tuple[ClosureState, str | ClosureState], ClosureState] = {
     (WAITING, "start"): RUNNING,
     (WAITING, FAILED): FAILED,
     (WAITING, CANCELLED): CANCELLED,
-    # A further attempt beside a slow one.
+    # One more attempt, on another worker, at a closure that exceeded its timeout.
     (RUNNING, "start"): RUNNING,
     (RUNNING, "requeue"): WAITING,
     (RUNNING, DONE): DONE,
@@ -97,11 +96,12 @@ class RunsFuture(Future):
       origin: the `TracedFunction` that was scheduled; identifies futures of this strategy and gives the result's specs.
 
     Attributes:
-      steps: as given.
-      fusion_key: of runs that were not tried before; None if each is a separate call. Set by the queue.
-      parts: the closures whose runs have not ended, in order of creation. The queue's lock guards it and what follows.
+      steps: the number of runs.
+      fusion_key: the key of runs that were not tried before; None if each is a separate call. Set by the queue.
+      parts: the closures whose runs have not ended, oldest first. Guarded, with `rest` and `begun`, by the queue's
+        lock.
       rest: the part whose runs no worker has taken; None if there is none.
-      begun: how many runs have begun; runs that are made again are counted once.
+      begun: how many runs have begun, repeated runs counted once.
     """
 
     __slots__ = (
@@ -124,7 +124,7 @@ class RunsFuture(Future):
         self.rest: RunsClosure | None = None
         self.begun = 0
         self._concatenated = concatenated
-        # A leaf lock; guards what follows.
+        # A leaf lock for the next three attributes.
         self._lock = threading.Lock()
         self._results: list[tuple[int, Any]] = []
         self._completed = 0
@@ -136,15 +136,15 @@ class RunsFuture(Future):
         return self._completed
 
     def discard(self) -> None:
-        """Drops the results, now and later, since nothing is going to use them: `result()` returns None."""
+        """Drops the results, now and later, because nothing will use them: `result()` returns None."""
         with self._lock:
             self._is_discarded = True
             self._results.clear()
 
-    # The methods that follow are for the closures.
+    # The following methods are for the closures.
 
     def add(self, first: int, count: int, result: Any) -> None:
-        """Adds the stacked results of `count` runs; `first` is the number of the first of them, from 0 on."""
+        """Adds the stacked results of `count` consecutive runs; `first` is the number of the first run, from 0."""
         with self._lock:
             if self._is_over:
                 return
@@ -167,7 +167,7 @@ class RunsFuture(Future):
         self._results.clear()
 
     def end(self, error: BaseException | None) -> None:
-        """Ends it with an error, or as cancelled by its user if that is None; does nothing if it has ended."""
+        """Ends the future with an error, or as cancelled by the user for None, unless it has ended."""
         with self._lock:
             if self._is_over:
                 return
@@ -180,7 +180,7 @@ class RunsFuture(Future):
 
 
 def shared_cancellations(call: Cancellation, count: int) -> Sequence[Cancellation]:
-    """Returns one cancellation for each of `count` attempts in a call, which is cancelled once all of them are."""
+    """Returns `count` cancellations, one for each attempt in a call. The call is cancelled when all of them are."""
     # A leaf lock: nothing is called while it is held.
     lock = threading.Lock()
     active: set[_CallMember] = set()
@@ -190,7 +190,7 @@ def shared_cancellations(call: Cancellation, count: int) -> Sequence[Cancellatio
 
 
 class _CallMember:
-    """Cancels one attempt of a fused call. The lock guards `active`: the members that are not cancelled."""
+    """The cancellation of one attempt of a fused call. The lock guards `active`, the members not yet cancelled."""
 
     def __init__(self, call: Cancellation, lock: threading.Lock, active: set["_CallMember"]) -> None:
         self._call = call
@@ -198,7 +198,7 @@ class _CallMember:
         self._active = active
 
     def cancel(self) -> None:
-        """Cancels this attempt, and the call if it was the last one. Calling it again does nothing."""
+        """Cancels this attempt, and the call with the last attempt. Repeating it does nothing."""
         with self._lock:
             was_last = self._active == {self}
             self._active.discard(self)
@@ -210,11 +210,10 @@ class Attempt:
     """One run of a closure on a worker.
 
     Attributes:
-      work: the closure's work, referenced here too because a closure drops its own once it has an outcome.
-      worker: the worker's index.
+      work: the closure's work. The closure drops its own reference when it has an outcome.
       number: 1 for the closure's first attempt.
-      cancellation: cancels this attempt only.
-      call_cancellation: cancels the call in which it runs, with all other attempts in that call.
+      cancellation: cancels only this attempt.
+      call_cancellation: cancels the attempt's call, with all other attempts in it.
       started: when it started, in seconds of the `time.monotonic` clock.
     """
 
@@ -247,20 +246,19 @@ class Closure:
 
     Attributes:
       runs: how many runs it makes. Guarded by the queue's lock.
-      whole: the future of the runs of which it makes a part; None if it makes one run.
-      state: where it is now.
-      is_reported: whether its future has been told.
-      fusion_key: closures with equal keys may run in one call; None if it runs alone, as it does unless this is set
-        before it is queued. Dropped when it is requeued, so that a closure that was tried before runs alone.
-      inputs: what it takes of data that may end; set before it is queued.
+      whole: the future of many runs to which it belongs; None if it makes one run.
+      is_reported: whether its future was set.
+      fusion_key: closures with equal keys may run in one call; None if it runs alone. Set before it is queued. Dropped
+        when it is requeued, so a closure that was tried before runs alone.
+      inputs: its inputs that may end. Set before it is queued.
       attempts: how many attempts were started.
-      failures: the worker and kind of each attempt that has failed.
-      needs_another: whether it waits even for a worker that is away now, rather than run on one of `lost_on`.
+      failures: the worker and kind of each failed attempt.
+      needs_another: whether it waits even for a worker that is away now, instead of running on one of `lost_on`.
       live: the attempts that run now.
       waiting_since: when it last began to wait for a worker, in seconds of the `time.monotonic` clock.
-      is_queued: whether it is in one of the queue's deques, or blocked. Set by the queue's state.
-      counted: how many of its runs are counted as waiting. Set by the queue's state.
-      counts: whether `join` still has to wait for it. Set by the queue's state.
+      is_queued: whether it is blocked or in one of the queue's deques. Set by the queue's state, as the next two.
+      counted: how many of its runs are counted as waiting.
+      counts: whether `join` still has to wait for it.
     """
 
     __slots__ = (
@@ -308,25 +306,25 @@ class Closure:
 
     @property
     def lost_on(self) -> frozenset[int]:
-        """The workers that were lost while they ran it. They run it again only if no other worker can."""
+        """The workers that were lost while they ran it. It returns to one only if no other worker can run it."""
         return frozenset(worker for worker, kind in self.failures if kind is FailureKind.WORKER_LOST)
 
     def unblock(self) -> None:
-        """Records that one of the results that it waits for exists; after the last of them it may run."""
+        """Records that one of the results it waits for exists; after the last result it may run."""
         if self.blockers <= 1:
             self.state = _TRANSITIONS.get((self.state, "unblock")) or self._refuse("unblock")
             self.waiting_since = time.monotonic()
         self.blockers -= 1
 
     def start(self, worker: int, cancellation: Cancellation) -> Attempt:
-        """Starts an attempt: the first, or one more beside a slow one."""
+        """Starts the first attempt, or a further one on another worker."""
         self.state = _TRANSITIONS.get((self.state, "start")) or self._refuse("start")
         self.attempts += 1
         attempt = Attempt(self, worker, cancellation)
         self.live += (attempt,)
         future = self.future
         future.is_started, future.worker = True, worker
-        # Another part of the same runs may have been tried more often.
+        # Another part of the same runs may have had more attempts.
         future.attempts = max(future.attempts, self.attempts)
         return attempt
 
@@ -335,7 +333,7 @@ class Closure:
         self.live = () if self.live == (attempt,) else tuple(other for other in self.live if other is not attempt)
 
     def requeue(self) -> None:
-        """Makes it wait again, since its last attempt ended without an outcome."""
+        """Makes the closure wait again after its last attempt ended without an outcome."""
         self.state = _TRANSITIONS.get((self.state, "requeue")) or self._refuse("requeue")
         self.waiting_since = time.monotonic()
         self.fusion_key = None
@@ -344,11 +342,11 @@ class Closure:
             self.future.is_started = False
 
     def end(self, outcome: ClosureState) -> None:
-        """Decides its outcome: DONE, FAILED or CANCELLED. `report` must follow, and then the work is dropped."""
+        """Decides the outcome: DONE, FAILED or CANCELLED. `report` must follow; then the work is dropped."""
         self.state = _TRANSITIONS.get((self.state, outcome)) or self._refuse(outcome.value)
 
     def report(self, value: Any) -> None:
-        """Sets the future to a result or an error, by the state; an error of None: its user cancelled it.
+        """Sets the future, by the state, to a result or an error. An error of None means that the user cancelled it.
 
         Must be called without a lock: futures have callbacks.
         """
@@ -360,20 +358,20 @@ class Closure:
             else:
                 self.future.set_exception(value)
         finally:
-            # Also after an error of a callback: the future is set.
+            # Even if a callback raised: the future is set.
             self.is_reported = True
 
     def record_failure(self, worker: int, kind: FailureKind) -> int:
-        """Records a failed attempt; returns how many attempts failed in this way so far."""
+        """Records a failed attempt; returns how many attempts have failed with this kind."""
         self.failures += ((worker, kind),)
         return sum(past is kind for _, past in self.failures)
 
     def cancelled_error(self, reason: str) -> ClosureCancelledError:
-        """Returns the error for the future of this closure when the queue cancels it."""
+        """Returns the error for the future when the queue cancels this closure."""
         return ClosureCancelledError(f"{self} was cancelled because {reason}. Please reschedule it if it is needed.")
 
     def history(self) -> str:
-        """Describes the failed attempts, in order."""
+        """Describes the failed attempts in order."""
         if not self.failures:
             return "no attempt has failed"
         return "; ".join(f"attempt {i} on worker {w}: {k.value}" for i, (w, k) in enumerate(self.failures, 1))
@@ -389,7 +387,7 @@ class Closure:
 
 
 class UncountedClosure(Closure):
-    """A closure that no count has: what the library does for itself when it likes."""
+    """A closure that is in no count: optional work of the library."""
 
     __slots__ = ()
 
@@ -397,12 +395,10 @@ class UncountedClosure(Closure):
 
 
 class RunsClosure(Closure):
-    """Consecutive runs of a `RunsFuture`, which one worker makes. Its methods are called with the queue's lock held.
-
-    Args: as of `Closure`; the future is a `RunsFuture`.
+    """Consecutive runs of a `RunsFuture` for one worker. Methods are called with the queue's lock held.
 
     Attributes:
-      first: the number of the first run, from 0 on; -1 until the runs begin.
+      first: the number of the first run, from 0; -1 until the runs begin.
     """
 
     __slots__ = ("first", "runs", "whole")
@@ -416,15 +412,15 @@ class RunsClosure(Closure):
         self.first = -1
 
     def prepare(self, fusion_key: FusionKey | None) -> None:
-        """Prepares the closure of all runs, before it is queued. The key is None if each run is a separate call."""
+        """Prepares the closure of all runs before it is queued. A key of None makes each run a separate call."""
         self.whole.parts[self] = None
         self.whole.rest = self
         if fusion_key is not None and self.timeout is None:
-            # Differs from the key of single runs, which are not gathered with these.
+            # Unique, because single runs are not gathered with these.
             self.fusion_key = self.whole.fusion_key = FusionKey(fusion_key.function, object())
 
     def report(self, value: Any) -> None:
-        """See `Closure.report`; sets the future once all runs have ended, or one of them without a result."""
+        """Sets the future once all runs have ended, or one without a result. See `Closure.report`."""
         try:
             if self.state is DONE:
                 self.whole.add(self.first, self.runs, value)
@@ -434,9 +430,9 @@ class RunsClosure(Closure):
             self.is_reported = True
 
     def leave_share(self, workers: int) -> "RunsClosure | None":
-        """Keeps one worker's share of the runs that no worker has taken, as the closure is about to start.
+        """Keeps one worker's share of the runs that no worker has taken; returns a closure of the others, if any.
 
-        Returns a new closure of the other runs, if there are any.
+        Called just before the closure starts.
         """
         if self.whole.rest is not self:
             return None
@@ -446,21 +442,21 @@ class RunsClosure(Closure):
         return self._split(1 if self.timeout is not None else -(-self.runs // max(workers, 1)))
 
     def available(self) -> int:
-        """Returns how many runs it may make once it has started: its own, and those that no worker has taken."""
+        """Returns how many runs it may make when it has started: its own, and those that no worker has taken."""
         rest = self.whole.rest
         return self.runs if rest is None or self.first >= 0 or self.timeout is not None else self.runs + rest.runs
 
     def begin(self, attempt: Attempt, count: int) -> "RunsClosure | None":
-        """Keeps the first runs, at most as many as are `available`, and numbers them, as an attempt begins them.
+        """Keeps and numbers the first `count` runs, at most `available()`, because an attempt begins them.
 
-        Returns the closure of the other runs, if there are any; it has become larger or smaller unless it is new.
+        Returns the closure of the other runs, if any: a new one, or the existing `rest` with another number of runs.
         """
         whole = self.whole
         if self.first >= 0:
-            # An earlier attempt has numbered them.
+            # An earlier attempt has numbered the runs.
             others = self._split(count)
             if others is not None:
-                # They were in the same attempts before this one.
+                # The other runs were in all attempts before this one.
                 others.attempts, others.failures = attempt.number - 1, self.failures
                 others.needs_another = self.needs_another
             return others
@@ -477,7 +473,7 @@ class RunsClosure(Closure):
         return rest
 
     def take_siblings(self) -> Sequence["RunsClosure"]:
-        """Returns the other parts, which end with this one, as it has ended; none if it is done."""
+        """Removes this part, which has ended; returns the other parts, which end too unless this one is done."""
         parts = self.whole.parts
         parts.pop(self, None)
         if self.state is DONE:
@@ -511,15 +507,15 @@ _KINDS: dict[ClosureState, Kind] = {
 
 @dataclasses.dataclass(slots=True)
 class Effects:
-    """What follows from a change of the queue's state, to be carried out without its lock.
+    """What follows from a change of the queue's state; carried out without the queue's lock.
 
     Attributes:
-      outcomes: the closures that were decided, in the order in which their futures will be set, each with its result,
-        or its error, or None if its user cancelled it.
+      outcomes: the decided closures in the order in which their futures are set, each with its result or error, or None
+        if its user cancelled it.
       cancelled: the attempts to cancel.
-      ended: the attempt that has ended without a result, if one has.
-      is_requeued: whether its closure waits again.
-      reason: why.
+      ended: the attempt that ended without a result, if any.
+      is_requeued: whether the closure of `ended` waits again.
+      reason: why it was requeued, or the type of its error.
     """
 
     outcomes: list[tuple[Closure, Any]] = dataclasses.field(default_factory=list)
@@ -529,7 +525,7 @@ class Effects:
     reason: str = ""
 
     def record(self, events: EventStream, call: Sequence[Attempt]) -> None:
-        """Records what was decided, and the end of the call of these attempts, if one has ended with it."""
+        """Records the decisions, and the end of the call of these attempts, if one ended."""
         attempt, others = call[0] if call else self.ended, self.outcomes
         if attempt is not None:
             closure = attempt.closure
@@ -546,7 +542,7 @@ class Effects:
                 kind, self.reason = _KINDS[closure.state], type(others[0][1]).__name__
                 others = others[1:]
             else:
-                # What it ran was decided before.
+                # Its closure was decided before.
                 kind, count = "closures_cancelled", 0
             seconds = time.monotonic() - attempt.started
             events.record(kind, f"worker {attempt.worker}", closure.name, count, seconds, self.reason)

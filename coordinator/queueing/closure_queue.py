@@ -1,32 +1,32 @@
-r"""Where a closure waits until a worker may run it, and where its outcome is decided.
+r"""The queue where a closure waits until a worker may run it, and where its outcome is decided.
 
     schedule --put--> [ waiting, in order ] --take--> attempt --finish / fail--> outcome
                            ^                            |
                            \---------- requeue ---------/
 
-Any worker takes an ordinary closure; one with a target is taken by that worker only, before the others. Internal
-closures, which the library schedules for itself, are ignored by `wait_settled` and by the pending error.
+Any worker takes a closure without a target. A closure with a target is taken by that worker only, before the others.
+`wait_settled` and the pending error ignore internal closures, which the library schedules for itself.
 
 Guarantees:
 - First in, first out; a requeued closure goes to the front, and never waits for room.
 - An outcome is decided once, and `wait_settled` returns only after all futures are set.
 - The pending error is raised once, by the first waiting call, after everything has settled.
-- A closure whose input has ended on a worker runs where it has not, and fails once that is nowhere.
+- A closure whose input has ended on a worker runs on another worker, and fails if the input has ended on all.
 - A worker that finds no closure sleeps until there is one that it may run; a closure wakes one worker.
 - Each wait has a deadline or is reported in the log when nothing progresses, and ends when the queue is stopped.
 - One lock. While it is held, only code of the core and of the standard library runs: no TensorFlow, no runtime, no user
   code (futures' callbacks, destructors of arguments).
 
-In a quiet period no scheduled closure runs, so that what the client reads and saves then is of one moment.
+In a quiet period no scheduled closure runs, so all that the client reads and saves is of one moment.
 
     begin: no scheduled closure starts --> each worker ends what it runs, and reports that it is idle --> the block
     end:   closures start again, unless another period goes on
 
 Guarantees:
 - Inside the block no scheduled closure runs, and no worker reports that it is idle. Internal closures may run, and
-  calls that were cancelled and did not end: the log names them.
-- Workers report that they are idle as soon as they have ended what they run. So one that waits for the others in the
-  middle of a closure, at the gate of an update rule, goes on instead of waiting for the end of the period.
+  cancelled calls that did not end: the log names them.
+- Workers report that they are idle when they have ended what they run. A closure that waits for other workers, at the
+  gate of an update rule, therefore continues before the end of the period.
 - However the wait or the block ends, closures start again.
 """
 
@@ -58,11 +58,11 @@ from coordinator.statistics import ClusterStatistics, WorkerCounts
 
 _logger = logging.getLogger("coordinator")
 
-# A loop over finite data schedules at full speed until this number of closures wait for each worker: two fused calls.
+# A loop over finite data schedules at full speed until this many closures wait per worker: two fused calls.
 _AHEAD_PER_WORKER = 128
-# In seconds.
+# How long such a loop then waits, in seconds.
 _MOMENT = 0.01
-# No number of reconnections.
+# Differs from every number of reconnections.
 _NEVER = -1
 
 
@@ -74,12 +74,12 @@ class ClosureQueue:
     Args:
       capacity: `put` blocks while this many closures wait.
       new_cancellation: creates the cancellation of an attempt; called without the lock.
-      report_stall: called without the lock, with a report when a thread that waits sees no progress for
-        `stall_interval`.
+      report_stall: receives a report when a waiting thread sees no progress for `stall_interval`; called without the
+        lock.
       stall_interval: in seconds.
 
     Attributes:
-      events: what happens to closures is recorded there.
+      events: the stream that records what happens to closures.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class ClosureQueue:
         self.capacity = capacity
         self.events = EventStream()
         self._new_cancellation = new_cancellation
-        # Of workers whose last `take` returned nothing: creating one may be expensive for the runtime.
+        # Kept from workers whose last `take` returned None: creating one may be expensive for the runtime.
         self._unused_cancellations: dict[int, Cancellation] = {}
         self._report_stall = report_stall
         self._stall_interval = stall_interval
@@ -102,16 +102,12 @@ class ClosureQueue:
         self._settled = CountedCondition(self._lock)
         self._attempt_ended = CountedCondition(self._lock)
 
-    # What the user's threads and the scheduler call.
+    # For the user's threads and the scheduler.
 
     def put(self, closure: Closure, timeout: float | None = None) -> None:
-        """Adds a closure, waiting for room if the queue is full. An internal closure never waits.
+        """Adds a closure; waits for room, at most `timeout` seconds, if the queue is full and it is not internal.
 
-        If it raises, the closure's future is cancelled.
-
-        Args:
-          closure: a new closure.
-          timeout: in seconds; None for none.
+        If `put` raises, the closure's future is cancelled.
 
         Raises:
           TimeoutError: there was no room in time.
@@ -136,13 +132,13 @@ class ClosureQueue:
             if starved is not None:
                 raise starved.new_error()
         except BaseException:
-            # After Ctrl-C too, which may have come before a worker was woken for it.
+            # Also after Ctrl-C, which may have come before a worker was woken for the closure.
             self.cancel(closure, closure.cancelled_error("it could not be scheduled: see what schedule raised"))
             raise
 
     @uninterrupted
     def unblock(self, closure: Closure) -> None:
-        """Records that one of the results that a closure waits for exists."""
+        """Records that one of the results a closure waits for exists."""
         with self._lock:
             if not closure.has_ended:
                 self._state.unblock(closure)
@@ -153,7 +149,7 @@ class ClosureQueue:
 
     @uninterrupted
     def cancel(self, closure: Closure, error: BaseException | None = None) -> bool:
-        """Cancels a closure: its future raises `error`, or is cancelled. Returns False if its outcome is decided."""
+        """Cancels a closure: its future raises `error`, or is cancelled. Returns False if it was decided before."""
         with self._lock:
             if closure.has_ended:
                 return False
@@ -172,14 +168,13 @@ class ClosureQueue:
                 return True
 
     def cancel_all(self, timeout: float) -> list[Attempt]:
-        """Cancels all scheduled closures, forgets pending errors, and waits at most `timeout` seconds for what runs.
+        """Cancels all scheduled closures, drops pending errors, and waits at most `timeout` seconds for what runs.
 
-        Returns:
-          The attempts that still run, which nothing waits for from now on.
+        Returns the attempts that still run. Nothing waits for them from now on.
         """
         cancelled = self._cancel_scheduled()
         with self._lock:
-            # A schedule that waits to raise an error has none to raise now.
+            # A schedule call that waits to raise an error has none to raise now.
             self._notify_all()
             self._attempt_ended.wait_for(lambda: self._state.running.keys().isdisjoint(cancelled), timeout)
             abandoned = self._state.abandon(cancelled)
@@ -187,16 +182,14 @@ class ClosureQueue:
             return abandoned
 
     def wait_settled(self, timeout: float | None = None, unless: Callable[[], bool] = lambda: False) -> None:
-        """Waits until no closure waits or runs.
+        """Waits at most `timeout` seconds until no closure waits or runs.
 
-        Args:
-          timeout: in seconds; None for none.
-          unless: ends the wait when it returns True, after `wake_waits`. A thread of the library waits so in place of
-            the user's thread, which runs a function of TensorFlow.
+        `unless` ends the wait when it returns True after `wake_waits`. It lets a thread of the library wait in place of
+        the user's thread, which runs a function of TensorFlow.
 
         Raises:
           TimeoutError: not in time; the message names what still runs.
-          RuntimeError: the thread has begun a quiet period.
+          RuntimeError: this thread has begun a quiet period.
           BaseException: the pending error, once; not if `unless()` is true.
         """
         with self._lock:
@@ -211,12 +204,12 @@ class ClosureQueue:
                 self._raise_pending_error()
 
     def wait_for_room(self, timeout: float | None, unless: Callable[[], bool]) -> None:
-        """Waits until `put` would not wait; see `wait_settled` for `unless`. Raises TimeoutError."""
+        """Waits until `put` would not wait; raises TimeoutError. For `unless` see `wait_settled`."""
         deadline = deadline_after(timeout)
         with self._lock:
             self._until_room(unless, "", deadline)
             self._until_error_settled("schedule waits to raise an earlier error", deadline, unless)
-            # If it was given up, another thread may use the room.
+            # If this wait was given up, another thread may use the room.
             self._has_room.notify()
 
     @property
@@ -225,22 +218,19 @@ class ClosureQueue:
         return self._state.error is None and self._state.waiting.count < self.capacity
 
     def wake_waits(self) -> None:
-        """Has each wait look at its condition."""
+        """Makes each waiting thread check its condition."""
         with self._lock:
             self._notify_all()
 
     def is_settled(self) -> bool:
-        """Returns whether no closure waits or runs. Raises the pending error, once, when what ran has ended."""
+        """Returns whether no closure waits or runs. Raises the pending error, once, after what ran has ended."""
         with self._lock:
             self._raise_when_settled("done waits to raise an error", None)
             return self._state.unsettled == 0
 
     @contextlib.contextmanager
     def quiet(self, timeout: float | None) -> Iterator[None]:
-        """A scope in which no scheduled closure runs.
-
-        Args:
-          timeout: how long to wait for what runs when it begins, in seconds; None for no limit.
+        """A scope in which no scheduled closure runs; waits at most `timeout` seconds for what runs at its beginning.
 
         Raises:
           TimeoutError: something still ran then; the message says what.
@@ -268,7 +258,7 @@ class ClosureQueue:
 
     @uninterrupted
     def fail_waiting(self, closure: Closure, error: BaseException, scope: ErrorScope) -> None:
-        """Ends a closure that waits and can never run. Does nothing if it does not wait."""
+        """Ends a closure that can never run; does nothing unless it waits."""
         with self._lock:
             if closure.has_ended or closure.live:
                 return
@@ -276,7 +266,7 @@ class ClosureQueue:
         self._carry_out(effects)
 
     def fail_orphaned(self, worker: int) -> None:
-        """Fails the closures that only this worker may run, if it was dismissed, perhaps as they were queued."""
+        """Fails the closures that only this worker may run, if it was dismissed, even while they were queued."""
         if worker not in self._state.dismissed:
             return
         for closure in self.waiting_for(worker):
@@ -284,13 +274,13 @@ class ClosureQueue:
             self.fail_waiting(closure, WorkerLost(f"worker {worker}", message), ErrorScope.JOIN)
 
     def fail_all(self, error: BaseException, *, if_idle: bool) -> None:
-        """Makes `error` the pending one, since no closure can run; `if_idle` even if there is no closure now."""
+        """Makes `error` pending because no closure can run; with `if_idle` even if there is no closure now."""
         with self._lock:
             effects = self._state.fail_all(error) if if_idle or self._state.unsettled else Effects()
         self._carry_out(effects)
 
     def pause(self, reason: str) -> None:
-        """Starts no closure until `resume`, and cancels what runs, which is then requeued."""
+        """Starts no closure until `resume`; cancels and requeues what runs."""
         with self._lock:
             self._state.paused = reason
             effects = Effects(cancelled=list(self._state.running))
@@ -323,7 +313,7 @@ class ClosureQueue:
         self._carry_out(effects)
 
     def refuse_stopped(self, what: str) -> None:
-        """Raises StrategyClosedError if the queue was stopped; `what` says what is refused."""
+        """Raises StrategyClosedError, which says what is refused, if the queue was stopped."""
         if self._state.stopped:
             raise StrategyClosedError(f"{what}: the strategy is closed.")
 
@@ -338,21 +328,16 @@ class ClosureQueue:
             return self._state.statistics()
 
     def steps(self) -> int:
-        """Returns how many runs of scheduled closures have finished; the library's own do not count."""
+        """Returns how many runs of scheduled closures have finished, without the library's own."""
         return self._state.steps
 
-    # What a worker's thread calls.
+    # For a worker's thread.
 
     def take(self, worker: int, timeout: float | None = None) -> Attempt | None:
-        """Waits for the next closure that `worker` may run, and starts an attempt.
+        """Waits at most `timeout` seconds for the next closure that `worker` may run, and starts an attempt.
 
-        Args:
-          worker: the worker's index.
-          timeout: in seconds; None for none.
-
-        Returns:
-          The attempt; None if none came in time, the worker was interrupted or dismissed, the queue is stopped, or a
-          quiet period waits for the worker to report that it is idle.
+        Returns None if no closure came in time, the worker was interrupted or dismissed, the queue is stopped, or a
+        quiet period waits for the worker's report that it is idle.
         """
         cancellation = self._unused_cancellations.pop(worker, None) or self._new_cancellation()
         state, idle, is_late = self._state, None, False
@@ -374,7 +359,7 @@ class ClosureQueue:
                 is_over = is_late or is_interrupted or (state.quiet and worker in state.active)
                 if attempt is not None or is_over or state.stopped or worker in state.dismissed:
                     break
-                # Also if another worker has taken what it was woken for.
+                # Also if another worker has taken the closure for which this one woke.
                 idle = state.wait(worker)
             is_late = not idle.wait(None if deadline is None else deadline - time.monotonic())
         if attempt is None:
@@ -382,9 +367,9 @@ class ClosureQueue:
         return attempt
 
     def share_with(self, closure: Closure) -> int:
-        """Returns a worker's fair share of the closures that wait where a running one did, and of this one.
+        """Returns one worker's fair share of a running closure, for all workers, and the closures in its former deque.
 
-        Some of them may have been cancelled. The closure is for all workers.
+        Some of them may have been cancelled.
         """
         waiting = self._state.waiting
         if not (waiting.for_all or waiting.apart):
@@ -392,7 +377,7 @@ class ClosureQueue:
         return self.share(1 + len(waiting.queue_with(closure)))
 
     def share(self, waiting: int) -> int:
-        """Returns how many of the closures, or runs, that wait one worker may take."""
+        """Returns how many of the waiting closures, or runs, one worker may take."""
         return -(-waiting // max(self.live_workers, 1))
 
     @property
@@ -401,7 +386,7 @@ class ClosureQueue:
         return len(self._state.waiting.workers) - len(self._state.waiting.away)
 
     def work_like(self, closure: Closure) -> Any:
-        """Returns the work of the next closure, if it has the fusion key of a running one that was for all workers."""
+        """Returns the work of the next closure if it has the fusion key of a running one that is for all workers."""
         with self._lock:
             for other in self._state.waiting.queue_with(closure):
                 if other.is_queued:
@@ -411,11 +396,10 @@ class ClosureQueue:
     def take_batch(self, attempt: Attempt, limit: int, choose: Callable[[int], int]) -> list[Attempt]:
         """Takes closures from the front that may run in one call with a just started attempt, without waiting.
 
-        `choose` takes the number of attempts that are possible, at most `limit`, and returns how many to take. It is
-        called with the lock held.
+        `choose` maps the possible number of attempts, at most `limit`, to the number to take. It is called with the
+        lock held.
 
-        Returns:
-          The attempts in order, `attempt` first. Each can be cancelled; their call is once all of them are.
+        Returns the attempts in order, `attempt` first. Each can be cancelled; the call is cancelled with the last one.
         """
         state, closure = self._state, attempt.closure
         with self._lock:
@@ -436,16 +420,15 @@ class ClosureQueue:
             return attempts
 
     def available_runs(self, attempt: Attempt) -> int:
-        """Returns how many runs a started attempt may make in its call; it may change at any time."""
+        """Returns how many runs a started attempt may make in its call. The number may change at any time."""
         assert isinstance(attempt.closure, RunsClosure)
         with self._lock:
             return attempt.closure.available()
 
     def begin_runs(self, attempt: Attempt, choose: Callable[[int], int]) -> int:
-        """Begins the call of a just started attempt, and returns how many runs it makes; other runs of its share wait.
+        """Begins the call of a just started attempt; returns how many runs it makes. Other runs of its share wait.
 
-        `choose` takes the number of runs that are possible, and returns how many to make. It is called with the lock
-        held.
+        `choose` maps the possible number of runs to the number to make. It is called with the lock held.
         """
         closure, state = attempt.closure, self._state
         assert isinstance(closure, RunsClosure)
@@ -455,19 +438,19 @@ class ClosureQueue:
                 count = 1 if is_alone else choose(closure.available())
                 self._leave_others(closure, attempt, count)
                 return count
-        # What cancels it may not have reached it yet.
+        # Its cancellation may not have reached it yet.
         self.cancel(closure, state.unwanted_error(closure))
         return 1
 
     def requeue(self, attempt: Attempt, reason: str = "") -> None:
-        """Ends an attempt without an outcome; its closure waits at the front, unless it is no longer wanted."""
+        """Ends an attempt without an outcome; its closure waits at the front if it is still wanted."""
         with self._lock:
             effects = self._state.requeue(attempt, reason)
             self._state.wake(attempt.closure.target)
             is_over = self._state.is_over_for(attempt.worker)
         self._carry_out(effects)
         if is_over:
-            # Perhaps only the worker that was removed had data left.
+            # Perhaps only the removed worker had data left.
             self._fail_starved(attempt.worker)
 
     def finish(self, attempts: Sequence[Attempt], results: Sequence[object]) -> None:
@@ -477,16 +460,16 @@ class ClosureQueue:
         self._carry_out(effects, attempts)
 
     def fail(self, attempt: Attempt, error: BaseException, scope: ErrorScope) -> None:
-        """Records an attempt's error, after which it is not retried; decides its closure in the same way."""
+        """Records an attempt's error, which is not retried; it decides the closure as a result does."""
         with self._lock:
             effects = self._state.decide(attempt, FAILED, error, scope)
         self._carry_out(effects, [attempt])
 
     def end_input(self, attempt: Attempt, failure: Failure, scope: ErrorScope) -> None:
-        """Records that an input has ended on an attempt's worker; its closure waits for a worker that has data left.
+        """Records that an input has ended on an attempt's worker; its closure waits for a worker with data left.
 
-        The failure names the input, and has the error, of this scope, with which closures end once the input has ended
-        on all workers.
+        `failure` has the input, and the error of closures when the input has ended on all workers. `scope` is the
+        error's.
         """
         state, ended = self._state, failure.ended
         assert ended is not None
@@ -514,10 +497,10 @@ class ClosureQueue:
             self._state.active.discard(worker)
             self._notify_settled()
 
-    # What those call that watch the workers.
+    # For the code that watches the workers.
 
     def admit(self, worker: int) -> None:
-        """Gives a new worker closures, and counts from 0 for it."""
+        """Gives closures to a new worker, whose counts begin at 0."""
         with self._lock:
             self._state.dismissed.discard(worker)
             self._state.waiting.away.discard(worker)
@@ -525,19 +508,19 @@ class ClosureQueue:
             self._state.waiting.renew(worker)
 
     def dismiss(self, worker: int) -> None:
-        """Gives a worker no closure from now on."""
+        """Gives no closure to a worker from now on."""
         with self._lock:
             self._state.dismissed.add(worker)
             self._state.waiting.workers.discard(worker)
             self._state.waiting.away.discard(worker)
             self._state.interrupt(worker)
-            # It may have been the last one that closures waited for which were lost on the others.
+            # Closures that were lost on all other workers may have waited for this one.
             self._state.wake()
         self._unused_cancellations.pop(worker, None)
         self._fail_starved(worker)
 
     def set_away(self, worker: int, *, is_away: bool) -> None:
-        """Records that a worker was lost, or has returned. What avoids other workers may then run there, or here."""
+        """Records that a worker was lost or has returned. Closures that avoid other workers may then run elsewhere."""
         waiting = self._state.waiting
         with self._lock:
             if not is_away:
@@ -547,7 +530,7 @@ class ClosureQueue:
             self._state.wake()
 
     def await_another(self, closure: Closure) -> bool:
-        """Has a closure that was lost on one worker wait for any other one; returns False if there is no other."""
+        """Makes a closure that was lost on one worker wait for another one; returns False if there is no other."""
         waiting = self._state.waiting
         with self._lock:
             apart = Apart(closure.inputs, closure.lost_on, needs_another=True)
@@ -556,31 +539,31 @@ class ClosureQueue:
             return closure.needs_another
 
     def renew_inputs(self, worker: int) -> None:
-        """Records that a worker was reconnected, so that its parts of all inputs begin again."""
+        """Records that a worker was reconnected: its parts of all inputs begin again."""
         with self._lock:
-            # A worker that was removed would be waited for as long as it has data left: without end.
+            # Closures would wait without end for a removed worker that has data left.
             if worker not in self._state.dismissed:
                 self._state.waiting.renew(worker)
 
     def renew_input(self, renewed: FiniteInput) -> None:
-        """Records that the parts of an input have data again: they are at earlier positions."""
+        """Records that the parts of an input have data again, because their positions were set back."""
         with self._lock:
-            # Not emptied: closures that wait for it stay where they are.
+            # Not emptied: closures that wait for the input stay in their deque.
             renewed.ended = dict.fromkeys(renewed.ended, _NEVER)
             for inputs in [inputs for inputs in self._state.ends if renewed in inputs]:
                 del self._state.ends[inputs]
             self._state.wake()
 
     def give_up(self, worker: int, new_error: Callable[[], BaseException]) -> None:
-        """Stops waiting for a lost worker: fails the closures for which only such workers have data left."""
+        """Stops waiting for a lost worker: fails the closures for which only given-up workers have data left."""
         with self._lock:
             self._state.waiting.given_up[worker] = new_error
         self._fail_starved(None)
 
     def requeue_overdue(self) -> float | None:
-        """Puts each closure that exceeded its timeout at the front, to be tried beside its latest attempt.
+        """Puts each closure that exceeded its timeout at the front, for a further attempt on another worker.
 
-        Returns when the next one will exceed its timeout, on the `time.monotonic` clock; None if none can.
+        Returns when the next closure will exceed its timeout, on the `time.monotonic` clock; None if none can.
         """
         state, now = self._state, time.monotonic()
         deadlines = []
@@ -598,17 +581,17 @@ class ClosureQueue:
         return min(deadlines, default=None)
 
     def interrupt(self, worker: int) -> None:
-        """Makes `take` return nothing, if a worker waits in it."""
+        """Makes `take` return None if a worker waits in it."""
         with self._lock:
             self._state.interrupt(worker)
 
     def attempts(self, worker: int | None = None) -> list[Attempt]:
-        """Returns what runs, on one worker or for None on all."""
+        """Returns the live attempts on one worker, or for None on all."""
         with self._lock:
             return [attempt for attempt in self._state.running if worker is None or attempt.worker == worker]
 
     def cancel_attempts(self, worker: int) -> None:
-        """Cancels what a worker runs, which is then requeued."""
+        """Cancels what a worker runs; it is then requeued."""
         self._carry_out(Effects(cancelled=self.attempts(worker)))
 
     def waiting_for(self, worker: int) -> list[Closure]:
@@ -626,7 +609,7 @@ class ClosureQueue:
         with self._lock:
             return dataclasses.replace(self._state.worker_counts[worker])
 
-    # Changes that Ctrl-C does not cut in two.
+    # Changes that Ctrl-C does not interrupt.
 
     @uninterrupted
     def _cancel_scheduled(self) -> Sequence[Attempt]:
@@ -651,7 +634,7 @@ class ClosureQueue:
 
     @uninterrupted
     def _fail_starved(self, worker: int | None) -> None:
-        """Fails the closures that no worker can run; of the closures for one worker, only those for `worker`."""
+        """Fails the closures that no worker can run. Closures for one worker fail only if it is `worker`."""
         while True:
             with self._lock:
                 starved = self._state.waiting.starved(worker)
@@ -664,7 +647,7 @@ class ClosureQueue:
             self._carry_out(effects)
 
     def _carry_out(self, effects: Effects, ended: Sequence[Attempt] = ()) -> None:
-        """Sets futures and cancels attempts; only then are their closures settled, and the attempts `ended` over."""
+        """Sets futures and cancels attempts. Only then do closures count as settled, and the attempts `ended` end."""
         state, outcomes = self._state, effects.outcomes
         effects.record(self.events, ended)
         raised = None
@@ -684,19 +667,19 @@ class ClosureQueue:
                     state.uncount(closure)
             self._notify_settled(has_room=len(outcomes) > len(ended))
         for closure, _ in outcomes:
-            # Without the lock: arguments may have destructors that users wrote.
+            # Without the lock: arguments may have destructors written by users.
             closure.work = None
         if raised is not None:
             raise raised
 
-    # The following methods are called with the lock held, and release it to wait.
+    # Called with the lock held, which they release to wait.
 
     def _leave_others(self, closure: RunsClosure, attempt: Attempt, count: int) -> None:
-        """Leaves an attempt this many runs; the others wait, fewer than before if it takes more than its share."""
+        """Begins `count` runs of an attempt; the others wait. They are fewer than before if it exceeds its share."""
         state = self._state
         more = count - closure.runs
         rest = closure.begin(attempt, count)
-        # It waits again if it is overdue.
+        # An overdue closure waits again.
         state.waiting.recount(closure)
         if rest is not None and rest.counts:
             state.waiting.recount(rest)
@@ -712,21 +695,20 @@ class ClosureQueue:
     def _yield_to_workers(self, closure: Closure) -> None:
         """Waits a moment, or until a worker takes closures, if the closure's data may be finite and many closures wait.
 
-        A loop that schedules until the data ends would otherwise hold the interpreter, which the workers' threads need,
-        and schedule many closures in vain.
+        A loop that schedules until the data ends would otherwise hold the interpreter's lock, which the workers'
+        threads need, and schedule many closures in vain.
         """
         waiting = self._state.waiting
         many = _AHEAD_PER_WORKER * len(waiting.workers)
         if waiting.count > many and any(needed.is_finite is not False for needed in closure.inputs):
             self._has_room.wait(_MOMENT)
-            # Another thread may have waited for room longer.
+            # Another thread may have waited longer for room.
             self._has_room.notify()
 
     def _wait_to_put(self, closure: Closure, deadline: float | None) -> Starved | None:
-        """Waits until there is room for a closure, unless it is internal. Raises what `put` says.
+        """Waits until there is room for a closure, unless it is internal. Raises the errors of `put`.
 
-        Returns:
-          Why no worker can run the closure, if none can.
+        Returns why no worker can run the closure, if none can.
         """
         state = self._state
         if closure.is_internal and not state.stopped:
@@ -745,7 +727,7 @@ class ClosureQueue:
             self._raise_when_settled("schedule waits to raise an earlier error", deadline)
 
     def _may_put(self) -> bool:
-        """Returns whether `schedule` need not wait for room: there is some, or it would raise an error."""
+        """Returns whether `schedule` need not wait for room: there is room, or it would raise an error."""
         state = self._state
         return state.stopped or state.error is not None or state.waiting.count < self.capacity
 
@@ -780,7 +762,7 @@ class ClosureQueue:
             )
 
     def _notify_settled(self, *, has_room: bool = False) -> None:
-        """Notifies the threads that wait for what has become true."""
+        """Notifies the threads whose condition may have become true."""
         if has_room:
             self._has_room.notify_all()
         if self._state.unsettled == 0 and self._settled.waiters:

@@ -1,11 +1,11 @@
-"""What a closure queue knows: which closures wait, what runs, what was decided, and which error will be raised.
+"""The state of a closure queue: which closures wait, what runs, what was decided, and which error will be raised.
 
-Plain data structures without a thread or a call to other code: events come in as method calls, and what follows from
-them comes out as attempts to run, as workers that wake up, and as `Effects`. `ClosureQueue` guards them with its lock
-and carries out the effects.
+Plain data structures without a thread or a call to other code: events are method calls; what follows from them is
+returned as attempts to run, workers to wake, and `Effects`. `ClosureQueue` guards the state with its lock and carries
+out the effects.
 
-The closures that wait are in deques: one for all workers, one for each worker, and one for each set of workers that may
-run a closure which not every worker may run:
+The waiting closures are in deques: one for all workers, one for each worker, and one for each set of workers that may
+run a closure if not every worker may:
 
     for all workers    a1 b1 a2 b2 a3        the input of a1, a2, a3 ends on worker 0; worker 1 is lost while it runs b1
                            |
@@ -18,8 +18,8 @@ An idle worker sleeps until there is a closure that it may run:
     take ---> idle ---wake, interrupt---> waking ---> takes a closure, or none
                 \\----------- timed out ----------------/
 
-Guarantees: a closure wakes one worker, however many are idle; only a few workers are waking up at a time for closures
-that all may run. The others are woken as these have woken up.
+Guarantees: a closure wakes one worker, however many are idle. For closures that any worker may run, only a few workers
+wake at a time; when they are awake, they wake the others.
 """
 
 import itertools
@@ -46,16 +46,16 @@ from coordinator.statistics import ClusterStatistics, WorkerCounts
 
 
 class Starved(NamedTuple):
-    """Why no worker can run a closure: what creates the error that it ends with, and what this error affects."""
+    """Why no worker can run a closure: a function that creates its error, and what this error affects."""
 
     new_error: Callable[[], BaseException]
     scope: ErrorScope
 
 
 class Apart(NamedTuple):
-    """What decides which workers may run a closure that not every worker may run: three attributes of the closure.
+    """The attributes of a closure that decide which workers may run it, if not every worker may.
 
-    A worker on which one of the inputs has ended may not run it.
+    A worker where one of the inputs has ended may not run it.
     """
 
     inputs: tuple[FiniteInput, ...]
@@ -63,26 +63,26 @@ class Apart(NamedTuple):
     needs_another: bool
 
 
-# Deques are rebuilt when they may hold more stale entries than this, and than closures that wait.
+# Deques are rebuilt when they may hold more stale entries than this and than waiting closures.
 _MIN_STALE = 1000
 
 
 class WaitingClosures:
     """The closures that wait for a worker or for arguments.
 
-    A closure that stops waiting in the middle of a deque stays there with `is_queued` cleared, and is skipped later: so
-    a closure that waits costs 8 bytes here, and cancelling one costs the same wherever it is. Invariant: the first
-    closure of a deque is queued, so a deque is empty if and only if nothing in it waits.
+    A closure that stops waiting in the middle of a deque stays there with `is_queued` cleared, and is skipped later. A
+    waiting closure therefore costs 8 bytes here, and cancelling costs the same anywhere in a deque. Invariant: the
+    first closure of a deque is queued, so a deque is empty if and only if nothing in it waits.
 
-    A worker's part of an input begins again when the worker is reconnected. So a closure waits for a lost worker whose
-    part of its input has not ended, but not for one whose part has ended.
+    When a worker is reconnected, its parts of all inputs begin again. A closure therefore waits for a lost worker
+    whose part of its input has not ended, but not for one whose part has ended.
 
     Attributes:
-      count: how many runs of scheduled closures wait; internal closures are not counted.
+      count: how many runs of scheduled closures wait, without internal closures.
       for_all: the closures that any worker may run, and stale entries.
       workers: the present workers.
       away: the present workers that are lost now.
-      given_up: the lost workers that no closure waits for, each with what creates the error that says so.
+      given_up: the lost workers that no closure waits for -> what creates the error that says so.
       apart: closures that not every worker may run, by what decides which workers may; none of these deques is empty.
     """
 
@@ -92,12 +92,12 @@ class WaitingClosures:
         self.away: set[int] = set()
         self.given_up: dict[int, Callable[[], BaseException]] = {}
         self._reconnections: Counter[int] = Counter()
-        # Of the errors with which closures end once no worker can run them.
+        # The scope of the error of closures that no worker can run.
         self._scope = ErrorScope.END_OF_DATA
-        # By the index of the only worker that may run them; None for the closures for all workers.
+        # By the index of the only worker that may run them; None for all workers.
         self._queues: defaultdict[int | None, deque[Closure]] = defaultdict(deque)
         self.for_all = self._queues[None]
-        # By the index of their worker.
+        # By worker index.
         self._internal: defaultdict[int, deque[Closure]] = defaultdict(deque)
         self.apart: dict[Apart, deque[Closure]] = {}
         self._blocked: dict[Closure, None] = {}
@@ -107,7 +107,7 @@ class WaitingClosures:
         return (closure for closure in itertools.chain(*self._all_queues(), self._blocked) if closure.is_queued)
 
     def has_next(self, worker: int, *, is_quiet: bool = False) -> bool:
-        """Returns whether there is a closure that this worker may run; if it is quiet, an internal one."""
+        """Returns whether a worker may run one of the closures; with `is_quiet` only internal ones count."""
         if self._internal.get(worker):
             return True
         if is_quiet:
@@ -119,10 +119,8 @@ class WaitingClosures:
     def pop_next(self, worker: int, beside: Closure | None = None, *, is_quiet: bool = False) -> Closure | None:
         """Removes and returns the next closure for a worker: internal ones, then its own, then those for all workers.
 
-        Args:
-          worker: the worker's index.
-          beside: only from the deque in which this closure, for all workers, has waited; None for any.
-          is_quiet: whether only internal ones may start.
+        With `beside`, takes only from the deque in which that closure, for all workers, was. With `is_quiet`, takes
+        only internal closures.
         """
         if beside is not None:
             queue = self.queue_with(beside)
@@ -143,14 +141,14 @@ class WaitingClosures:
         return closure
 
     def waiting_for(self, worker: int) -> list[Closure]:
-        """Returns the closures that only this worker may run."""
+        """Returns the closures that only this worker may run, internal ones included."""
         queues = self._internal.get(worker, ()), self._queues.get(worker, ())
         return [closure for closure in itertools.chain(*queues) if closure.is_queued]
 
     def matching_ahead(self, closure: Closure, worker: int, limit: int) -> int:
-        """Returns how many of the next closures for a worker, at most `limit`, can join the call of one that it runs.
+        """Returns how many of a worker's next closures, at most `limit`, can join the call of one that it runs.
 
-        They have its fusion key, and it was for all workers.
+        They have the fusion key of the running closure, which is for all workers.
         """
         queue, key = self.queue_with(closure), closure.fusion_key
         others = [shared[0].number for shared in self._queues_for_all(worker) if shared is not queue]
@@ -165,15 +163,15 @@ class WaitingClosures:
         return count
 
     def queue_with(self, closure: Closure) -> deque[Closure]:
-        """Returns the deque in which a closure for all workers waits, or would. Only this class changes it."""
+        """Returns the deque where a closure for all workers waits, or would wait. Only this class changes it."""
         apart = _apart(closure)
         return self.for_all if apart is None else self.apart.get(apart) or deque()
 
     def add(self, closure: Closure, at_front: bool = False) -> None:
-        """Adds a closure."""
+        """Adds a closure that begins to wait."""
         queue = None if closure.blockers else self._queue_of(closure)
         runs = 0 if closure.is_internal else closure.runs
-        # Nothing is called between these lines, so Ctrl-C does not come between them.
+        # These lines make no call, so Ctrl-C cannot come between them.
         closure.is_queued = True
         closure.counted = runs
         self.count += runs
@@ -204,20 +202,20 @@ class WaitingClosures:
                 queue.extend(waiting)
 
     def recount(self, closure: Closure) -> None:
-        """Counts the runs of a closure that has become larger or smaller, if it waits."""
+        """Updates the count of waiting runs after a closure's number of runs has changed."""
         if closure.is_queued:
-            # What was counted is subtracted, not the runs that the closure has by now.
+            # Subtracts what was counted: the closure may have another number of runs by now.
             self.count += closure.runs - closure.counted
             closure.counted = closure.runs
 
     def renew(self, worker: int) -> None:
-        """Records that a worker is new or was reconnected, so that its parts of all inputs begin again."""
+        """Records that a worker is new or reconnected: its parts of all inputs begin again."""
         self.workers.add(worker)
         self.given_up.pop(worker, None)
         self._reconnections[worker] += 1
 
     def end_input(self, ended: FiniteInput, worker: int, scope: ErrorScope) -> None:
-        """Records that a worker's part of an input has ended; closures that no worker can run fail with this scope."""
+        """Records that a worker's part of an input has ended. `scope` is for closures that no worker can run then."""
         is_first = not ended.ended
         ended.ended[worker] = self._reconnections[worker]
         self._scope = scope
@@ -228,7 +226,6 @@ class WaitingClosures:
                 self._queue_of(closure).append(closure)
 
     def _has_data(self, inputs: tuple[FiniteInput, ...], worker: int) -> bool:
-        """Returns whether none of these inputs has ended on a worker."""
         reconnections = self._reconnections[worker]
         return all(needed.ended.get(worker) != reconnections for needed in inputs)
 
@@ -246,7 +243,7 @@ class WaitingClosures:
         return Starved(self.given_up[awaited[0]] if awaited else ended.new_error, self._scope)
 
     def starved(self, worker: int | None) -> list[tuple[Closure, Starved]]:
-        """Returns the closures that no worker can run; of the closures for one worker, only those for `worker`."""
+        """Returns the closures that no worker can run. Closures for one worker only if it is `worker`."""
         for_worker = () if worker is None else self._queues.get(worker, ())
         starved = [(closure, self.why_starved(closure)) for closure in for_worker]
         for queue in self.apart.values():
@@ -255,7 +252,7 @@ class WaitingClosures:
         return [(closure, reason) for closure, reason in starved if reason is not None and closure.is_queued]
 
     def has_other(self, apart: Apart, *, is_present: bool) -> bool:
-        """Returns whether a worker that is not in `lost_on` can run closures now, or without `is_present` later."""
+        """Returns whether a worker outside `lost_on` can run closures now; without `is_present`, perhaps later."""
         others = self.workers - apart.lost_on
         if is_present:
             others -= self.away
@@ -278,21 +275,19 @@ class WaitingClosures:
         return (*self._internal.values(), *self._queues.values(), *self.apart.values())
 
     def _remove_stale(self, queue: deque[Closure]) -> None:
-        """Removes closures that no longer wait from the front of a deque."""
         while queue and not queue[0].is_queued:
             queue.popleft()
         if not queue and self.apart:
             self.apart = {apart: waiting for apart, waiting in self.apart.items() if waiting}
 
     def _may_run(self, apart: Apart, worker: int) -> bool:
-        """Returns whether a worker may run closures that wait apart."""
         if not self._has_data(apart.inputs, worker):
             return False
         return worker not in apart.lost_on or not self.has_other(apart, is_present=not apart.needs_another)
 
 
 def _apart(closure: Closure) -> Apart | None:
-    """Returns why not every worker may run a closure that is for all workers; None if every worker may."""
+    """Returns why not every worker may run a closure for all workers; None if every worker may."""
     lost_on = closure.lost_on if closure.failures else frozenset()
     if not lost_on:
         for needed in closure.inputs:
@@ -304,11 +299,9 @@ def _apart(closure: Closure) -> Apart | None:
 
 
 class IdleWorker:
-    """One wait of one worker, by its index, for a closure.
+    """One wait of one worker for a closure. The lock `wakeup` is released to wake the worker.
 
-    Attributes:
-      wakeup: a lock that is released to wake the worker.
-      is_interrupted: whether the worker takes no closure when it is woken.
+    `is_interrupted` says that the worker then takes no closure.
     """
 
     __slots__ = ("index", "is_interrupted", "wakeup")
@@ -320,12 +313,12 @@ class IdleWorker:
         self.wakeup.acquire()
 
     def wait(self, timeout: float | None) -> bool:
-        """Waits, without the queue's lock, at most `timeout` seconds; returns whether the worker was woken."""
+        """Waits at most `timeout` seconds, without the queue's lock; returns whether the worker was woken."""
         return self.wakeup.acquire(timeout=-1 if timeout is None else max(timeout, 0.0))
 
 
-# A thread that has woken up and waits for the interpreter's lock asks for it every few milliseconds. Hundreds of them
-# cost more than the work that they are woken for.
+# A woken thread that waits for the interpreter's lock requests it every few milliseconds. Hundreds of such threads cost
+# more than the work for which they wake.
 _MAX_WAKING = 4
 
 
@@ -333,24 +326,22 @@ class QueueState:
     """The state of a `ClosureQueue`.
 
     Attributes:
-      waiting: the closures that wait, for a worker or for arguments.
-      idle: the workers that wait for a closure, by index, in the order in which they became idle.
-      waking: the workers that were woken and have not taken the queue's lock yet, each with whether it was woken for a
-        closure before a quiet period: such a closure has as good as started, and runs before the period begins.
+      idle: the workers that wait for a closure, longest first.
+      waking: the workers that were woken and have not taken the queue's lock yet -> whether they were woken for a
+        closure before a quiet period. Such a closure counts as started, and runs before the period begins.
       running: the live attempts.
       abandoned: the live attempts that were cancelled and did not end in time.
-      unsettled: how many scheduled closures have no outcome yet, or were cancelled and still run.
+      unsettled: how many scheduled closures have no outcome, or were cancelled and still run.
       error: the pending error, which cancelled all other closures.
-      late_error: an error that is raised once everything is settled.
-      ends: errors that data has ended, by the inputs of closures; raised in the same way if there is no other error.
-      paused: why no closure may start; empty if closures may.
-      quiet: the periods in which no scheduled closure may start, each with the thread that began it.
+      late_error: an error that is raised when everything is settled.
+      ends: closures' inputs -> the error that their data has ended. Raised like `late_error` if there is no other
+        error.
+      paused: why no closure may start; "" if closures may.
+      quiet: the periods in which no scheduled closure may start -> the thread that began each.
       active: the workers that have had a scheduled closure since they last reported that they are idle.
       dismissed: the workers that may start no closure.
-      stopped: whether no worker may.
-      retried: how many attempts were requeued.
+      stopped: whether no worker may start a closure.
       steps: how many runs of scheduled closures have finished.
-      worker_counts: what the attempts on each worker came to, by the worker's index.
     """
 
     def __init__(self) -> None:
@@ -387,14 +378,14 @@ class QueueState:
     def is_quiet(self) -> bool:
         """Whether no scheduled closure runs or has woken a worker, and all workers have reported that they are idle.
 
-        Abandoned attempts, which may never end, do not count; nor do their workers, which can start nothing.
+        Ignores abandoned attempts, which may never end, and their workers, which can start nothing.
         """
         return not (self.active - {attempt.worker for attempt in self.abandoned} or any(self.waking.values())) and all(
             attempt.closure.is_internal or attempt in self.abandoned for attempt in self.running
         )
 
     def is_over_for(self, worker: int) -> bool:
-        """Returns whether a worker will never start a closure again."""
+        """Returns whether a worker will never again start a closure."""
         return self.stopped or worker in self.dismissed
 
     def is_unwanted(self, closure: Closure) -> bool:
@@ -402,13 +393,13 @@ class QueueState:
         return self.stopped or (self.error is not None and not closure.is_internal)
 
     def unwanted_error(self, closure: Closure) -> BaseException:
-        """Returns the error for the future of a closure for which `is_unwanted` is True."""
+        """Returns the error for the future of a closure that `is_unwanted`."""
         why = "the strategy was closed" if self.stopped else "another closure failed while it ran"
         return closure.cancelled_error(why)
 
     def add(self, closure: Closure) -> None:
         """Adds a closure that was scheduled."""
-        # In this order: if Ctrl-C comes between, nothing waits for the closure, which is cancelled.
+        # In this order: if Ctrl-C comes between them, nothing waits for the closure, which is cancelled.
         self.waiting.add(closure)
         if not closure.is_internal:
             closure.counts = True
@@ -421,7 +412,7 @@ class QueueState:
         self.waiting.add(rest, at_front=True)
 
     def unblock(self, closure: Closure) -> None:
-        """Records that one of the results that a closure waits for exists."""
+        """Records that one of the results a closure waits for exists."""
         is_last = closure.blockers == 1
         if is_last:
             self.waiting.remove(closure)
@@ -430,7 +421,7 @@ class QueueState:
             self.waiting.add(closure)
 
     def wait(self, worker: int) -> IdleWorker:
-        """Adds a worker that begins to wait for a closure."""
+        """Adds a worker to the idle ones."""
         assert worker not in self.idle, f"two threads take for worker {worker}"
         self.idle[worker] = idle = IdleWorker(worker)
         return idle
@@ -444,7 +435,7 @@ class QueueState:
             idle.wakeup.release()
 
     def wake(self, worker: int | None = None) -> None:
-        """Wakes idle workers that may start a closure: this one, or for None the longest idle, a few at a time."""
+        """Wakes idle workers that may start a closure: this worker, or for None the longest idle, a few at a time."""
         waiting = self.waiting
         woken: Sequence[int] = ()
         if self.paused or not self.idle:
@@ -461,13 +452,13 @@ class QueueState:
             woken = tuple(itertools.islice(able, max(0, min(count, _MAX_WAKING) - len(self.waking))))
         for index in woken:
             idle = self.idle[index]
-            # Nothing is called between these lines, so Ctrl-C does not come between them.
+            # These lines make no call, so Ctrl-C cannot come between them.
             del self.idle[index]
             self.waking[index] = not self.quiet
             idle.wakeup.release()
 
     def wake_all(self) -> None:
-        """Wakes the idle workers that may start a closure, after none could."""
+        """Wakes the idle workers that may start a closure, after a time when none could."""
         for worker in list(self.idle):
             if self.waiting.waiting_for(worker):
                 self.wake(worker)
@@ -490,7 +481,7 @@ class QueueState:
         return attempt
 
     def end_attempt(self, attempt: Attempt) -> None:
-        """Records that an attempt ended."""
+        """Records that an attempt has ended."""
         closure = attempt.closure
         del self.running[attempt]
         self.abandoned.discard(attempt)
@@ -499,7 +490,7 @@ class QueueState:
             self.uncount(closure)
 
     def requeue(self, attempt: Attempt, reason: str = "") -> Effects:
-        """Ends an attempt without an outcome, and puts its closure at the front unless it is no longer wanted."""
+        """Ends an attempt without an outcome; puts its closure at the front if it is still wanted."""
         closure = attempt.closure
         self.end_attempt(attempt)
         if closure.has_ended or closure.live:
@@ -516,7 +507,7 @@ class QueueState:
         return Effects(ended=attempt, is_requeued=True, reason=reason)
 
     def finish(self, attempts: Sequence[Attempt], results: Sequence[Any]) -> Effects:
-        """Decides the closures of a call by their results, except those that were decided already."""
+        """Decides the closures of a call by their results, unless they were decided before."""
         effects = Effects()
         cancelled: list[Attempt] = []
         for attempt, result in zip(attempts, results, strict=True):
@@ -533,7 +524,7 @@ class QueueState:
     def decide(
         self, attempt: Attempt, outcome: ClosureState, value: Any, scope: ErrorScope = ErrorScope.FUTURE
     ) -> Effects:
-        """Decides a closure by an attempt's result or error (see `end`), unless it was decided already."""
+        """Decides a closure by an attempt's result or error, as `end` does, unless it was decided before."""
         closure = attempt.closure
         if closure.has_ended:
             return Effects()
@@ -550,8 +541,8 @@ class QueueState:
     ) -> Effects:
         """Decides a closure that has no outcome: DONE, FAILED or CANCELLED.
 
-        The value is its result or error, or None if its user cancelled it. The scope says what else the error affects;
-        it affects nothing else if the closure is internal.
+        The value is the result or error, or None if the user cancelled the closure. The scope says what else the error
+        affects; an internal closure's error affects nothing else.
         """
         effects = Effects(cancelled=closure.live)
         self._decide(closure, outcome, value, effects)
@@ -568,16 +559,16 @@ class QueueState:
         return effects
 
     def fail_all(self, error: BaseException) -> Effects:
-        """Makes an error pending, which cancels all scheduled closures; does nothing if there is one already."""
+        """Makes an error pending, which cancels all scheduled closures, unless one is pending."""
         if self.error is not None or self.stopped:
             return Effects()
         self.error = error
         return self._cancel_all(f"another closure failed ({type(error).__name__})", internal=False)
 
     def fail_starved(self, worker: int | None, new_error: Callable[[], BaseException], error: BaseException) -> Effects:
-        """Fails the closures that no worker can run, and whose errors `new_error` creates, with an error that it made.
+        """Fails the closures that no worker can run and whose error `new_error` creates, with `error`, made by it.
 
-        Of the closures for one worker, only those for `worker` fail; for None none of them.
+        Closures for one worker fail only if it is `worker`.
         """
         effects = Effects()
         for closure, starved in self.waiting.starved(worker):
@@ -590,12 +581,12 @@ class QueueState:
         return effects
 
     def stop(self) -> Effects:
-        """Cancels everything; nothing starts from now on."""
+        """Cancels everything; nothing starts afterwards."""
         self.stopped = True
         return self._cancel_all("the strategy was closed", internal=True)
 
     def cancel_all(self) -> Effects:
-        """Cancels all scheduled closures as their user does, and forgets the errors that would have been raised."""
+        """Cancels all scheduled closures as if by their user, and drops all errors that would have been raised."""
         self.error = self.late_error = None
         self.ends.clear()
         effects = self._cancel_all(None, internal=False)
@@ -605,7 +596,7 @@ class QueueState:
         return effects
 
     def abandon(self, attempts: Iterable[Attempt]) -> list[Attempt]:
-        """Stops counting the cancelled closures of those attempts that still run, and returns these attempts."""
+        """Stops counting the closures of cancelled attempts that still run; returns these attempts."""
         running = [attempt for attempt in attempts if attempt in self.running]
         for attempt in running:
             self.unsettled -= attempt.closure.counts
@@ -614,7 +605,7 @@ class QueueState:
         return running
 
     def uncount(self, closure: Closure) -> None:
-        """Stops counting a closure as unsettled, once its future is set; a cancelled one once it does not run."""
+        """Counts a closure as settled once its future is set, and, if it was cancelled, it no longer runs."""
         if closure.counts and closure.is_reported and not (closure.state is CANCELLED and closure.live):
             closure.counts = False
             self.unsettled -= 1
@@ -639,7 +630,7 @@ class QueueState:
         )
 
     def _decide(self, closure: Closure, outcome: ClosureState, value: Any, effects: Effects) -> None:
-        """Ends a closure, and the other parts of the same runs unless it is done; adds them to the effects."""
+        """Ends a closure and adds it to the effects; unless it is done, also the other parts of the same runs."""
         if closure.is_queued:
             self.waiting.remove(closure)
         closure.end(outcome)
@@ -653,7 +644,7 @@ class QueueState:
                 self._decide(other, CANCELLED, value, effects)
 
     def _cancel_all(self, reason: str | None, *, internal: bool) -> Effects:
-        """Cancels what waits and what runs. The reason is for the error of the futures; None if the user cancelled."""
+        """Cancels what waits and what runs. `reason` is for the futures' errors; None if the user cancelled."""
         effects = Effects(cancelled=[run for run in self.running if internal or not run.closure.is_internal])
         for closure in list(self.waiting):
             if (closure.is_internal and not internal) or closure.has_ended:

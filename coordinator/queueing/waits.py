@@ -1,6 +1,6 @@
-"""Makes changes of the queue atomic for Ctrl-C; and what its waits need: conditions, deadlines, descriptions.
+"""Makes changes of the queue atomic for Ctrl-C; and conditions, deadlines and descriptions for its waits.
 
-Python raises `KeyboardInterrupt` between any two operations of the main thread. Half a change would stay: a closure
+Python raises `KeyboardInterrupt` between any two operations of the main thread. Half a change would remain: a closure
 that is counted and never runs, a worker that is never woken. The workers' threads are not interrupted.
 """
 
@@ -19,16 +19,16 @@ _Result = TypeVar("_Result")
 
 
 def uninterrupted(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
-    """Decorates a function that must not wait: in the main thread, Ctrl-C takes effect when it has returned.
+    """Decorates a function that must not wait: in the main thread, Ctrl-C takes effect after it has returned.
 
-    A second Ctrl-C takes effect immediately, in case a callback of a user does not return.
+    A second Ctrl-C takes effect immediately, in case a user's callback does not return.
     """
 
     @functools.wraps(function)
     def call(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
         if threading.get_ident() != threading.main_thread().ident:
             return function(*args, **kwargs)
-        # The module `signal` converts the handlers to enumerations, which takes ten times as long as all of this.
+        # The module `signal` converts handlers to enumerations, which takes ten times as long as the rest.
         handler = _signal.getsignal(_signal.SIGINT)
         if not callable(handler):
             # Ctrl-C is ignored, or ends the process.
@@ -52,10 +52,10 @@ def uninterrupted(function: Callable[_Parameters, _Result]) -> Callable[_Paramet
 
 
 class CountedCondition(threading.Condition):
-    """A condition that need not be notified while no thread waits, which takes several calls of Python.
+    """A condition that counts its waiters, because notifying costs several Python calls even if no thread waits.
 
     Attributes:
-      waiters: how many threads wait. Guarded by the lock; an interrupted wait may stay counted.
+      waiters: how many threads wait. Guarded by the lock; an interrupted wait may remain counted.
     """
 
     waiters = 0
@@ -70,7 +70,7 @@ class CountedCondition(threading.Condition):
 
 
 def deadline_after(timeout: float | None) -> float | None:
-    """Returns the end of a time in seconds on the `time.monotonic` clock; None for a time without an end."""
+    """Returns the end of a timeout in seconds on the `time.monotonic` clock; None for no end."""
     return None if timeout is None else time.monotonic() + timeout
 
 
