@@ -1,11 +1,11 @@
-"""The events of one strategy, in a ring: what happened, where, when, and how long it took.
+"""The events of one strategy, in a ring buffer: what happened, where, when, and how long it took.
 
     worker threads, recovery, checkpoints --record--> [ the latest events ] --since--> callbacks, log, trace, dashboard
 
 Guarantees:
 - `record` neither blocks nor calls other code. Closures of one call are one event with their `count`.
 - The counts of the events of a kind add up to the same count in `strategy.cluster.statistics()`.
-- A reader that is too slow misses events, is told how many, and holds up no one.
+- A slow reader misses events, is told how many, and delays nothing.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from coordinator.background_thread import BackgroundThread
 
 _logger = logging.getLogger("coordinator")
 
-# Between two looks of a listener at the stream, in seconds.
+# How often a listener reads the stream, in seconds.
 _INTERVAL = 0.1
 
 Kind = Literal[
@@ -50,16 +50,16 @@ Kind = Literal[
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened while a strategy ran. See docs/events.md for what each kind says.
+    """Something that happened while a strategy ran. See docs/events.md for the meaning of each kind.
 
     Attributes:
-      time: when, in seconds since the epoch.
-      kind: what, such as `closures_finished` or `worker_lost`.
-      task: where: `worker 0`, `ps 1`, or empty for the client.
-      name: of what: a function, the path of a checkpoint, an update rule.
-      count: how many: of closures, of steps lost.
-      seconds: how long what has ended now has taken, in seconds.
-      detail: why, or what else is known.
+      time: when it happened, in seconds since the epoch.
+      kind: what happened, such as `closures_finished` or `worker_lost`.
+      task: where: `worker 0`, `ps 1`, or "" for the client.
+      name: the function, the path of the checkpoint, or the update rule.
+      count: how many closures, or how many steps were lost.
+      seconds: the duration of what ended, in seconds.
+      detail: the reason, or other facts.
     """
 
     time: float
@@ -72,18 +72,18 @@ class Event:
 
 
 class EventStream:
-    """A ring of the latest events, numbered from 0 on, as many as its capacity. Any thread may call all methods."""
+    """A ring of the latest events, numbered from 0. Any thread may call all methods."""
 
     def __init__(self, capacity: int = 65_536) -> None:
-        # Tuples: one costs a fifth of an `Event`, and most are never read.
+        # Tuples: a tuple costs a fifth of an `Event`, and most are never read.
         self._ring: deque[tuple[float, Kind, str, str, int, float, str]] = deque(maxlen=capacity)
         self._recorded = 0
-        # A leaf: nothing is called while it is held.
+        # A leaf lock.
         self._lock = threading.Lock()
 
     @property
     def recorded(self) -> int:
-        """How many events were recorded, which is the number of the next one."""
+        """How many events were recorded; also the number of the next event."""
         return self._recorded
 
     def record(
@@ -95,9 +95,9 @@ class EventStream:
             self._recorded += 1
 
     def since(self, number: int) -> tuple[list[Event], int, int]:
-        """Returns the events from a number on, the number to continue with, and how many were dropped in between.
+        """Returns the events from a number on, the number to continue with, and how many were dropped before them.
 
-        The number is what an earlier call returned, 0 for all that are kept, or `recorded` for no earlier event.
+        The number comes from an earlier call, or is 0 for all kept events, or `recorded` for future events only.
         """
         with self._lock:
             end = self._recorded
@@ -107,10 +107,10 @@ class EventStream:
 
 
 class Listener:
-    """A thread that calls a function with the events from now on, in order, until it is closed.
+    """A thread that calls `callback` with new events, in order, until it is closed.
 
-    The callback gets the events since the call before, at least one, and how many were dropped before them. `finish` is
-    called at the end, on the thread.
+    Each call gets at least one event, and the number of events that were dropped before. `finish` is called at the end,
+    on the thread.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Listener:
         self._thread.start()
 
     def close(self, timeout: float | None = None) -> None:
-        """Passes on what was recorded until now, and ends the thread. May be called again."""
+        """Delivers all recorded events and ends the thread. May be called again."""
         self._thread.stop()
         if self._thread.thread is threading.current_thread():
             return
@@ -154,12 +154,12 @@ def task_of_device(device: str) -> str:
 
 _events_logger = logging.getLogger("coordinator.events")
 
-# Each call has these.
+# Every call has these, so they are not logged.
 _FREQUENT = ("closures_started", "closures_finished")
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as a JSON object with `time`, `level` and `message`, and with the fields of an event."""
+    """Formats a record as a JSON object with `time`, `level` and `message`, and the fields of an event."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Returns one line."""
@@ -175,7 +175,7 @@ class JsonFormatter(logging.Formatter):
 
 @contextlib.contextmanager
 def log_written_as(log_format: Literal["text", "json"]) -> Iterator[None]:
-    """Has the records of the logger `coordinator` written to standard error as JSON, and not to the root's handlers."""
+    """A scope that writes records of the logger `coordinator` to standard error as JSON, not to the root's handlers."""
     if log_format == "text":
         yield
         return
@@ -195,7 +195,7 @@ def log_written_as(log_format: Literal["text", "json"]) -> Iterator[None]:
 
 
 def log_event(event: Event) -> None:
-    """Logs an event at the level INFO, unless each call has one of its kind."""
+    """Logs an event at the level INFO, unless every call has one of its kind."""
     if event.kind not in _FREQUENT:
         words = (event.kind, event.task, event.name, event.detail)
         _events_logger.info("%s", " ".join(filter(None, words)), extra={"event": event})

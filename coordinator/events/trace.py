@@ -1,14 +1,14 @@
-"""Consumers of a strategy's events: user callbacks and trace files, which show what each task did when.
+"""Consumers of a strategy's events: user callbacks and trace files, which show what each task did over time.
 
     worker 0             closures_started ---- the function ---- closures_finished
                           ^                                       |
     client      schedule -'                                       '-> finished
 
-The files are in the trace format of Chrome, which the Perfetto UI shows: a JSON object with an event in each line, in
+Files have Chrome's trace format, which the Perfetto UI shows: a JSON object with one event per line, times in
 microseconds since the beginning of the trace.
 
-Promises: a trace is written by a separate thread, while training runs. It is complete after each `flush`, as viewers
-demand, so that it can be opened at any time, also after the program was killed.
+Guarantees: a separate thread writes the trace while training runs. After each `flush` the file is complete, so viewers
+can open it at any time, also after the program was killed.
 
 Source: "Trace Event Format" (Google, 2016).
 """
@@ -27,20 +27,18 @@ from coordinator.errors import StrategyClosedError
 from coordinator.events.event_stream import Event, EventStream, Listener
 from coordinator.paths import local_path
 
-# The places of jobs in the viewer, from top to bottom; what has no index comes first.
+# The places of jobs in the viewer, from top to bottom.
 _PLACES = {"client": 1, "checkpoints": 2, "ps": 10_000, "worker": 20_000}
 _END = b"\n]}\n"
 
 
 class TraceFile:
-    """A trace file that is being written: tracks with slices, instants, flows and counters.
-
-    All times are in seconds since the beginning of the trace.
+    """An open trace file: tracks with slices, instants, flows and counters. Times are in seconds since its beginning.
 
     Args:
-      path: of the file, which is overwritten.
-      process: the name under which its tracks are shown.
-      number: of that process. Traces of different numbers can be joined into one.
+      path: the file's path; an existing file is overwritten.
+      process: the name above its tracks.
+      number: the number of that process. Traces with different numbers can be joined.
 
     Raises:
       OSError: the file cannot be written.
@@ -51,7 +49,7 @@ class TraceFile:
         self._file = open(local_path(path, "A trace"), "wb")  # noqa: SIM115 - closed by `close`
         self._number = number
         self._tracks: dict[str, int] = {}
-        # What is not in the file yet. All lines but the first begin with a comma.
+        # Not in the file yet. All lines but the first begin with a comma.
         self._lines = ['{"traceEvents": [\n', json.dumps(self._metadata("process_name", {"name": process}))]
 
     def track(self, name: str) -> int:
@@ -74,9 +72,9 @@ class TraceFile:
         details: Mapping[str, Any] = MappingProxyType({}),
         flow: tuple[int, str] | None = None,
     ) -> None:
-        """Writes what took some time on a track; viewers show the details when it is selected.
+        """Writes an interval on a track; viewers show the details when it is selected.
 
-        The flow is the number of an arrow that begins here ("out"), ends here ("in") or passes through ("in out").
+        `flow` is the number of an arrow that begins here ("out"), ends here ("in") or passes through ("in out").
         """
         event = self._event("X", name, start, self.track(track))
         event["dur"] = round(1e6 * seconds, 3)
@@ -86,20 +84,20 @@ class TraceFile:
         self._write(event | ({"args": {**details}} if details else {}))
 
     def instant(self, track: str, name: str, at: float, details: Mapping[str, Any] = MappingProxyType({})) -> None:
-        """Writes what happened at a moment on a track."""
+        """Writes a moment on a track."""
         self._write(self._event("i", name, at, self.track(track)) | {"s": "t", "args": {**details}})
 
     def counter(self, name: str, at: float, values: Mapping[str, float]) -> None:
-        """Writes values from a moment on; each is a line in the track of this name. JSON has only finite values."""
+        """Writes values from a time on, each as a line in the track of this name; JSON has only finite values."""
         finite = {line: value for line, value in values.items() if math.isfinite(value)}
         self._write(self._event("C", name, at, 0) | {"args": finite})
 
     def flush(self) -> None:
-        """Writes all that is not in the file yet."""
+        """Writes all pending lines and the end of the file."""
         self._file.write("".join(self._lines).encode() + _END)
         self._lines.clear()
         self._file.flush()
-        # Continues before the end, which the next lines replace.
+        # The next lines overwrite the end.
         self._file.seek(-len(_END), os.SEEK_CUR)
 
     def close(self) -> None:
@@ -132,11 +130,11 @@ BUSY = "busy"
 
 
 class Trace:
-    """A trace that is being written, until it is closed or its block is left.
+    """An open trace, until `close` or the end of its block.
 
     Args:
       events: the stream of the strategy.
-      path: of the file, which is overwritten.
+      path: the file's path; an existing file is overwritten.
       tasks: the tasks that have a track from the beginning.
       sample: returns how many closures wait, and how many run.
       busy: returns the load of what all workers share, from 0 to 1, by name; empty for none. May take seconds.
@@ -158,14 +156,14 @@ class Trace:
         self._path = path
         self._file = TraceFile(path, "training", 1)
         for task in tasks:
-            # A track without anything on it is not shown.
+            # Viewers do not show an empty track.
             self._file.instant(task, "the trace begins", 0.0)
         self._sample = sample
         self._busy = busy
         self._close_timeout = close_timeout
         self._began = self._sampled_at = time.time()
         self._calls = 0
-        # What has begun on each task: the event, and the number of the arrow of a call.
+        # Task -> the event that began, and the arrow number of its call.
         self._open: dict[str, tuple[Event, int]] = {}
         self._away: dict[str, Event] = {}
         self._error: OSError | None = None
@@ -181,7 +179,7 @@ class Trace:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # What follows runs on the thread.
+    # The following methods run on the listener's thread.
 
     def _write_all(self, events: list[Event], dropped: int) -> None:
         if self._error is not None:
@@ -226,7 +224,7 @@ class Trace:
             self._file.slice("checkpoints", name, at - event.seconds, event.seconds, _details(event))
         elif event.kind == "value_reported":
             value = float(event.detail)
-            # JSON has no other values.
+            # JSON has only finite values.
             if math.isfinite(value):
                 self._file.counter(event.name, at, {event.name: value})
         else:
@@ -267,7 +265,7 @@ def _details(event: Event) -> dict[str, Any]:
 
 
 class Listeners:
-    """The callbacks and traces of one strategy; `close` waits `close_timeout` seconds for callbacks that run."""
+    """The callbacks and traces of one strategy. `close` waits `close_timeout` seconds for running callbacks."""
 
     def __init__(self, events: EventStream, close_timeout: float) -> None:
         self._events = events
@@ -288,7 +286,7 @@ class Listeners:
                 try:
                     callback(event)
                 except BaseException:
-                    # `SystemExit` too: it would end the thread, which others need.
+                    # Also `SystemExit`: it would end the thread.
                     _logger.exception("The callback %r for events raised an error; training continues.", callback)
 
         self._refuse_closed("on_event")
@@ -316,7 +314,7 @@ class Listeners:
         return trace
 
     def close(self) -> None:
-        """Passes on all events, and ends the threads, or abandons those that take too long."""
+        """Delivers all events and ends the threads; abandons threads that take too long."""
         self._is_closed = True
         for close in tuple(self._closing):
             close()

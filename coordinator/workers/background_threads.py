@@ -1,4 +1,4 @@
-"""The threads that watch closures and workers, and what they have in common with the workers' own threads."""
+"""The threads that watch closures and workers, and the base that they share with the workers' own threads."""
 
 import logging
 import math
@@ -16,7 +16,7 @@ _logger = logging.getLogger("coordinator")
 
 
 class QueueThread(BackgroundThread):
-    """A background thread of one strategy; its unexpected errors are events `thread_failed` of the queue."""
+    """A background thread of one strategy. An unexpected error is an event `thread_failed` of the queue."""
 
     def __init__(self, name: str, run: Callable[[], object], queue: ClosureQueue) -> None:
         super().__init__(name, run, self._record_failure)
@@ -28,10 +28,7 @@ class QueueThread(BackgroundThread):
 
 
 class IdleWatch(QueueThread):
-    """Wakes the idle workers whose servers seem to be lost, so that no other idle worker has to wake up to look.
-
-    It looks every `interval` seconds.
-    """
+    """Wakes idle workers whose servers seem lost, every `interval` seconds. The idle workers need not poll."""
 
     def __init__(self, servers: Servers, queue: ClosureQueue, interval: float) -> None:
         super().__init__("coordinator-idle-workers", self._watch, queue)
@@ -46,7 +43,7 @@ class IdleWatch(QueueThread):
 
 
 class StragglerWatch(QueueThread):
-    """Has closures that exceed their timeout tried on another worker as well. Sleeps until the earliest deadline."""
+    """Starts closures that exceed their timeout on another worker as well. Sleeps until the earliest deadline."""
 
     def __init__(self, queue: ClosureQueue) -> None:
         super().__init__("coordinator-stragglers", self._watch, queue)
@@ -54,7 +51,7 @@ class StragglerWatch(QueueThread):
         self._deadline = math.inf
 
     def track(self, attempt: Attempt) -> None:
-        """Tracks an attempt that has started, of a closure that has a timeout."""
+        """Tracks a started attempt of a closure that has a timeout."""
         assert attempt.closure.timeout is not None
         self._wake_at(attempt.started + attempt.closure.timeout)
 
@@ -83,7 +80,7 @@ class StragglerWatch(QueueThread):
 
 
 class BuildThread(QueueThread):
-    """Builds what workers have requested, one after the other."""
+    """Builds what workers have requested, in order."""
 
     def __init__(self, builds: Builds, queue: ClosureQueue) -> None:
         super().__init__("coordinator-build", self._build, queue)
@@ -97,36 +94,36 @@ class BuildThread(QueueThread):
     def _build(self) -> None:
         while (build := self._builds.next()) is not None and not self.stopping.is_set():
             build()
-            # Keeps nothing alive until the next request.
+            # Keeps the build's objects alive no longer than needed.
             del build
 
 
 class LinkWatch(QueueThread):
-    """Finds out why calls do not end, if a link between two servers is broken, and ends them.
+    """Checks whether a broken link between two servers is why calls do not end, and ends those calls.
 
-    A worker that does not reach a parameter server counts as lost. If parameter servers do not reach each other, no
-    worker can do better: what runs for long is cancelled, and nothing is run until they do, so that checkpoints can be
-    saved.
+    A worker that does not reach a parameter server counts as lost. If parameter servers do not reach each other, every
+    worker has the same problem: long calls are cancelled, and nothing runs until the link works, so that checkpoints
+    can be saved.
 
-    A worker is asked if its call is older than a fifth of `Options.heartbeat_timeout`, at most once in that time, and
-    more and more seldom.
+    A worker is asked if its call is older than a fifth of `Options.heartbeat_timeout`. It is asked at most once in that
+    timeout, and about the same call at growing intervals.
 
     Attributes:
-      separation: how parameter servers do not reach each other, in words; empty if they do, or were not asked.
+      separation: which parameter servers do not reach each other, in words; "" if all do, or were not asked.
     """
 
     def __init__(self, servers: Servers, queue: ClosureQueue, options: Options) -> None:
         super().__init__("coordinator-links", self._watch, queue)
         self._servers = servers
         self._options = options
-        # Workers' threads ask too.
+        # `find_broken` is also called on workers' threads.
         self._lock = threading.Lock()
         self.separation = ""
 
     def find_broken(self, workers: Collection[int]) -> Mapping[int, str]:
-        """Returns the workers that do not reach a parameter server, with words.
+        """Returns the workers that do not reach a parameter server, with a description.
 
-        If that does not explain all their calls, the parameter servers are asked too, which sets `separation`.
+        If that does not explain all their calls, asks the parameter servers too, and sets `separation`.
         """
         broken = self._servers.broken_links(workers)
         if workers and broken.keys() >= set(workers):
@@ -142,7 +139,7 @@ class LinkWatch(QueueThread):
 
     def _watch(self) -> None:
         timeout = self._options.heartbeat_timeout
-        # For each worker, when it was last asked, and when the call had begun that it was asked about.
+        # Worker -> when it was last asked, and when the call that it was asked about had begun.
         asked: dict[int, tuple[float, float]] = {}
         while not self.stopping.wait(self._options.heartbeat_interval):
             now = time.monotonic()

@@ -6,14 +6,14 @@ them.
     LIVE --its task is lost--> LOST --reconnected--> LIVE
       \\______________ stop ______/________> STOPPED
 
-A frozen worker is lost like one that died: the servers' heartbeat makes calls to a silent server fail.
+A frozen worker is lost like a dead one: the servers' heartbeat fails calls to a silent server.
 
 Guarantees:
-- A closure that was running when the worker was lost is requeued before anything else is done.
-- The loss of an idle worker is noticed too, within `Options.heartbeat_interval`; `IdleWatch` wakes its thread then.
-- A worker that answers, but on which call after call fails without a fault of the function, is reconnected.
+- A closure that was running when its worker was lost is requeued before anything else happens.
+- The loss of an idle worker is noticed within `Options.heartbeat_interval`: `IdleWatch` wakes its thread.
+- A worker that answers, but whose calls fail repeatedly without a fault of the function, is reconnected.
 - Only a lost worker's own thread waits for its return.
-- The thread ends after `stop`, as soon as the call that runs returns.
+- The thread ends after `stop`, when its running call returns.
 """
 
 import dataclasses
@@ -45,13 +45,13 @@ from coordinator.workers.retry_rule import error_scope, final_error, may_retry, 
 
 _logger = logging.getLogger("coordinator")
 
-# A connection may be broken although its server answers: a server that dropped an earlier connection late has been seen
-# to drop parts of the present one with it, so that results no longer reach the client.
+# A connection may be broken although its server answers: a server that closed an earlier connection late was seen to
+# drop parts of the present one too, and results no longer reached the client.
 _TRANSIENT_FAILURES_UNTIL_RECONNECT = 5
 
 
 class WorkerState(enum.Enum):
-    """Whether a worker may be given closures."""
+    """Whether a worker may receive closures."""
 
     LIVE = "live"
     LOST = "lost"
@@ -66,15 +66,12 @@ _ALLOWED = {
 
 
 class Worker(QueueThread):
-    """A task that runs closures one call at a time, and the client's thread for it.
-
-    The library creates it: `recovery` begins when a closure fails because a parameter server was lost; methods of the
-    `cluster` to which it belongs are called on the worker's thread.
+    """A task that runs closures one call at a time, and the client's thread for it. The library creates it.
 
     Attributes:
       index: its task index.
       device: its name, such as `/job:worker/replica:0/task:0`.
-      loss: why it was lost last; empty if it never was.
+      loss: the cause of its last loss; "" if it was never lost.
     """
 
     def __init__(
@@ -105,29 +102,29 @@ class Worker(QueueThread):
 
     @property
     def state(self) -> WorkerState:
-        """Whether it may be given closures."""
+        """Whether it may receive closures."""
         return self._state
 
     @property
     def away_seconds(self) -> float:
-        """How long it has been lost, in seconds; 0 if it is not."""
+        """How long it has been lost, in seconds; 0 if it is not lost."""
         return time.monotonic() - self._lost_at if self._state is WorkerState.LOST else 0.0
 
     def healthy(self) -> bool:
-        """Returns whether it may be given closures and answers a probe. Takes at most `Options.probe_timeout`."""
+        """Returns whether it may receive closures and answers a probe. Takes at most `Options.probe_timeout`."""
         return self._state is WorkerState.LIVE and self._servers.is_reachable(self.index)
 
     def schedule(self, fn: Any, args: Any = None, kwargs: Any = None, **limits: Any) -> Future:
-        """Queues one call of `fn` for this worker only; the same as `strategy.schedule(..., worker=worker.index)`."""
+        """Queues one call of `fn` for this worker only, like `strategy.schedule(..., worker=worker.index)`."""
         return self._cluster.schedule(fn, args, kwargs, worker=self.index, **limits)
 
     def stop(self) -> None:
-        """Asks the thread to end; the queue must be stopped too."""
+        """Asks the thread to end. The queue must be stopped too."""
         self._change(WorkerState.STOPPED)
         super().stop()
 
     def statistics(self) -> WorkerStatistics:
-        """Returns a snapshot of what it has done so far."""
+        """Returns a snapshot of its counts."""
         counts = self._queue.worker_counts(self.index)
         return WorkerStatistics(
             index=self.index,
@@ -148,7 +145,7 @@ class Worker(QueueThread):
         index, servers = self.index, self._servers
         self._runtime.bind_thread(index)
         if self._state is WorkerState.LOST:
-            # An unexpected error has ended the wait for its return.
+            # An unexpected error has ended the wait for the worker's return.
             self._wait_returned(self._lost_at)
         elif not servers.is_reachable(index):
             self._wait_reconnected(is_new=True)
@@ -156,7 +153,7 @@ class Worker(QueueThread):
         while not self.stopping.is_set():
             if links.separation:
                 self._wait_linked()
-            # Once it has reported that it is idle, it sleeps until there is a closure or its server seems lost.
+            # After the report that it is idle, it sleeps until there is a closure or its server seems lost.
             attempt = self._queue.take(index, heartbeat_interval if self._queue.is_active(index) else None)
             if attempt is not None:
                 self._run_attempt(attempt)
@@ -166,15 +163,15 @@ class Worker(QueueThread):
                 self._report_idle()
                 if self._queue.is_stopped:
                     break
-            # Keeps nothing of the closure alive (its arguments may hold iterators) while waiting for the next one.
+            # Frees the closure's arguments, which may hold iterators, during the wait for the next one.
             del attempt
         if not self._queue.is_stopped:
-            # The worker was removed. Report it idle, and fail the closures pinned to it.
+            # The worker was removed.
             self._report_idle()
             self._queue.fail_orphaned(self.index)
 
     def _record_failure(self, error: BaseException) -> None:
-        """Records an unexpected error of the thread; what the worker ran is run again, like after a transient error."""
+        """Records an unexpected error of the thread; reruns its closures, as after a transient failure."""
         super()._record_failure(error)
         for attempt in self._queue.attempts(self.index):
             self._settle_failed_attempt(attempt, Failure(FailureKind.TRANSIENT, error), may_recover=False)
@@ -186,11 +183,11 @@ class Worker(QueueThread):
             self._queue.report_idle(self.index)
 
     def _run_attempt(self, attempt: Attempt) -> None:
-        """Runs an attempt that has started, alone or in one call with others, and settles them."""
+        """Runs a started attempt, alone or in one call with others, and settles it."""
         if attempt.closure.timeout is not None:
             self._cluster.stragglers.track(attempt)
         if attempt.number > 1 and not self._servers.is_reachable(self.index):
-            # Otherwise workers that die at the same time would each count as a failure of the same closure.
+            # Otherwise several workers that die at the same time would each count as a failure of the same closure.
             self._queue.requeue(attempt, FailureKind.WORKER_LOST.value)
             self._reconnect_lost()
             return
@@ -210,7 +207,7 @@ class Worker(QueueThread):
         may_recover = lost_server and self._recovery.begin(failure.error)
         is_transient = failure.kind is FailureKind.TRANSIENT
         if is_transient:
-            # What refused the call needs a moment; immediate retries would all fail.
+            # What refused the call needs time; immediate retries would all fail.
             self.stopping.wait(self._options.reconnect_interval)
             failure = self._blamed_on_links(failure)
         if sum(attempt.closure.runs for attempt in attempts) <= 1:
@@ -231,7 +228,7 @@ class Worker(QueueThread):
             self._report_idle()
 
     def _blamed_on_links(self, failure: Failure) -> Failure:
-        """Returns a transient failure as a lost link if a link is broken; gives the worker up if it is the worker's."""
+        """Returns a transient failure as a lost link if a link is broken; gives up the worker if it is its own link."""
         why = self._cluster.links.find_broken([self.index]).get(self.index)
         if why is not None:
             self._servers.give_up(self.index, why)
@@ -239,16 +236,15 @@ class Worker(QueueThread):
         return dataclasses.replace(failure, kind=FailureKind.LINK_LOST) if is_link else failure
 
     def _wait_linked(self) -> None:
-        """Waits until the parameter servers reach each other."""
         while self._cluster.links.separation and not self.stopping.is_set():
             self._report_idle()
             self.stopping.wait(self._options.reconnect_interval)
 
     def _settle_failed_attempt(self, attempt: Attempt, failure: Failure, may_recover: bool) -> None:
         if failure.kind is FailureKind.END_OF_DATA:
-            # Not a failure of the closure: it is run where there is data left.
+            # Not a failure of the closure: it runs where data is left.
             _logger.info("%s found no data left on %s.", attempt.closure, self.device)
-            # The frames of its traceback would keep the data alive until the garbage collector runs.
+            # The traceback's frames would keep the data alive until a garbage collection.
             error = final_error(failure, attempt, self.device).with_traceback(None)
             scope = error_scope(failure.kind, self._options)
             self._queue.end_input(attempt, dataclasses.replace(failure, error=error), scope)
@@ -270,9 +266,9 @@ class Worker(QueueThread):
             self._queue.fail(attempt, final_error(failure, attempt, self.device), scope)
 
     def _settle_failed_call(self, attempts: Sequence[Attempt], failure: Failure, may_recover: bool) -> None:
-        """Requeues closures that ran in one call, each to run alone, since it is not known which of them failed.
+        """Requeues closures that ran in one call, each to run alone, because it is unknown which one failed.
 
-        The first of them reports an error that no further attempt can avoid, which cancels the others.
+        If no further attempt can avoid the error, the first closure reports it, which cancels the others.
         """
         self._dispatch.record_failure(failure.kind)
         is_final = failure.kind is FailureKind.PARAMETER_SERVER_LOST and not may_recover
@@ -293,9 +289,9 @@ class Worker(QueueThread):
         self._wait_reconnected(reason)
 
     def _wait_reconnected(self, reason: str | None = None, *, is_new: bool = False) -> None:
-        """Waits until the worker is connected or stopped. The reason of its loss is asked for if it is None."""
+        """Waits until the worker is connected or stopped. A reason of None has the servers describe the loss."""
         lost_at = self._lost_at = time.monotonic()
-        # First: who sees that the worker is lost finds that it has no share of what waits.
+        # First: code that sees the worker as lost must find that it has no share of what waits.
         self._queue.set_away(self.index, is_away=True)
         if not self._change(WorkerState.LOST, losses=not is_new):
             return
@@ -333,7 +329,7 @@ class Worker(QueueThread):
         _logger.warning(text, self.device, cause)
 
     def _cancel_preparations(self) -> None:
-        """Cancels preparations for the worker: other workers would wait with theirs."""
+        """Cancels preparations for the worker, because other workers' preparations would wait for them."""
         for closure in self._queue.waiting_for(self.index):
             if not closure.runs:
                 self._queue.cancel(closure)
@@ -367,7 +363,7 @@ class Worker(QueueThread):
         return connected
 
     def _change(self, state: WorkerState, losses: int = 0) -> bool:
-        """Changes the state, and adds to the losses; returns False if the worker has been stopped."""
+        """Changes the state and adds to the losses; returns False if the worker was stopped before."""
         with self._state_lock:
             if self._state is WorkerState.STOPPED:
                 return False
@@ -376,7 +372,7 @@ class Worker(QueueThread):
                     f"{self.device} cannot go from {self._state.value} to {state.value}. This is a defect of "
                     "coordinator; please report it with this message."
                 )
-            # In this order: who sees that it is lost finds the loss counted.
+            # In this order: code that sees the loss finds it counted.
             self._losses += losses
             self._state = state
             return True
@@ -389,10 +385,10 @@ class Cluster:
     `move_parameter_server`. The other methods, and the constructor, are for the library.
 
     Attributes:
-      threads: the threads on which nothing may wait for closures: the workers', and the one in `stop`.
+      threads: the workers' threads and the thread in `stop`. Nothing may wait for closures on them.
       links: finds broken links between servers.
       stragglers: watches attempts of closures that have a timeout.
-      queue: of the closures.
+      queue: the queue of closures.
     """
 
     def __init__(
@@ -411,9 +407,9 @@ class Cluster:
             links,
             BuildThread(runtime.builds, queue),
         ]
-        # Held while workers are added, moved and removed, and never together with the queue's.
+        # Held while workers are added, moved and removed; never together with the queue's lock.
         self._lock = threading.Lock()
-        # Each returns a callback, or None when its object is gone.
+        # Each returns a callback, or None when the callback's object was freed.
         self._idle_callbacks: list[Callable[[], Any]] = []
         # The workers that are being removed.
         self._leaving: set[int] = set()
@@ -425,38 +421,38 @@ class Cluster:
 
     @property
     def workers(self) -> Sequence[Worker]:
-        """The present workers, in the order of their indices."""
+        """The present workers, in index order."""
         return tuple(worker for _, worker in sorted(self._workers.items()))
 
     def statistics(self) -> ClusterStatistics:
-        """Returns a snapshot of the counts, each server's too."""
+        """Returns a snapshot of the counts, with each server's."""
         workers = tuple(worker.statistics() for worker in self.workers)
         servers = self._recovery.statistics()
         return dataclasses.replace(self.queue.statistics(), workers=workers, parameter_servers=servers)
 
     def schedule(self, fn: Any, args: Any = None, kwargs: Any = None, **limits: Any) -> Future:
-        """Queues one call of `fn`; the same as `strategy.schedule`, whose arguments and errors it has."""
+        """Queues one call of `fn`; arguments and errors as for `strategy.schedule`."""
         schedule = self._schedule()
         if schedule is None:
             raise StrategyClosedError("The strategy of this cluster does not exist any more. Create a new one.")
         return schedule(fn, args, kwargs, **limits)
 
     def add_worker(self, address: str, index: int | None = None) -> int:
-        """Adds a worker. It gets closures as soon as it answers.
+        """Adds a worker, which receives closures as soon as it answers.
 
-        It creates its own iterators, tables and per-worker variables when it first needs them. A dataset function gets
-        its own `InputContext` there: pipeline 2 of 3 for the worker that is added to two. The others keep theirs,
-        unless `Options.reshard_inputs` divides the data again among all.
+        It creates its own iterators, tables and per-worker variables on first use. A dataset function gets its own
+        `InputContext` there: pipeline 2 of 3 for a worker that is added to two. The other workers keep theirs, unless
+        `Options.reshard_inputs` divides the data again among all.
 
         Args:
           address: `host:port` of a standard TensorFlow server that was started as a worker.
-          index: its index; None for the lowest that no worker has.
+          index: the worker's index; None for the lowest free index.
 
         Returns:
-          Its index.
+          The worker's index.
 
         Raises:
-          ValueError: that is no address, or a task of the cluster has it already; or a worker has the index.
+          ValueError: `address` is not an address or belongs to a task of the cluster, or a worker has the index.
           StrategyClosedError: the strategy is closed.
         """
         with self._lock:
@@ -475,12 +471,12 @@ class Cluster:
             return index
 
     def remove_worker(self, index: int, timeout: float | None = None) -> None:
-        """Removes a worker after it has finished what it runs, or after `timeout`; the closure is requeued then.
+        """Removes a worker when it has finished what it runs. After `timeout` its closure is requeued instead.
 
         Closures that only it may run fail with `WorkerLost`.
 
         Args:
-          index: its index.
+          index: the worker's index.
           timeout: in seconds; None for `Options.close_timeout`.
 
         Raises:
@@ -494,7 +490,7 @@ class Cluster:
                 if not worker.wait_stopped(self._options.close_timeout):
                     _logger.warning("%s runs a call that cannot be cancelled; its thread is left behind.", worker)
         finally:
-            # After Ctrl-C, too, which ends the wait: the worker cannot be removed a second time.
+            # Also after Ctrl-C, which ends the wait: the worker cannot be removed a second time.
             try:
                 self._servers.remove_worker(index)
             finally:
@@ -504,31 +500,31 @@ class Cluster:
                 self.queue.fail_orphaned(index)
 
     def move_worker(self, index: int, address: str) -> None:
-        """Changes the address of a worker, whose present closure is requeued.
+        """Changes the address of a worker; its present closure is requeued.
 
         Args:
-          index: its index.
+          index: the worker's index.
           address: `host:port` of the server.
 
         Raises:
-          ValueError: there is no such worker, that is no address, or another task has it.
+          ValueError: there is no such worker, `address` is not an address, or another task has it.
         """
         with self._lock:
             self.refuse_unknown(index, " to move")
             self._servers.move_worker(index, address)
 
     def move_parameter_server(self, index: int, address: str) -> None:
-        """Changes the address of a parameter server, for instance because its host will not come back.
+        """Changes the address of a parameter server, for example because its host will not come back.
 
-        The server counts as lost: nothing runs until it answers at the new address, and all variables are then restored
-        as `restore_from` says. Save a checkpoint before, if the former server still runs.
+        The server counts as lost: nothing runs until it answers at the new address and all variables are restored as
+        `restore_from` says. If the former server still runs, save a checkpoint first.
 
         Args:
-          index: its index.
-          address: `host:port` of the standard TensorFlow server that takes its place.
+          index: the parameter server's index.
+          address: `host:port` of the standard TensorFlow server that replaces it.
 
         Raises:
-          ValueError: there is no such parameter server, that is no address, or another task has it.
+          ValueError: there is no such parameter server, `address` is not an address, or another task has it.
           RuntimeError: `strategy.restore_from` was not called, so its variables could not be restored.
         """
         count = len(self._servers.parameter_server_devices)
@@ -542,7 +538,7 @@ class Cluster:
     def __repr__(self) -> str:
         return f"<Cluster: {self.statistics()}>"
 
-    # The methods that follow are for the library.
+    # The following methods are for the library.
 
     def start(self) -> None:
         """Starts the threads."""
@@ -550,11 +546,11 @@ class Cluster:
             part.start()
 
     def schedule_with(self, schedule: Callable[..., Future]) -> None:
-        """Sets what traces and queues functions: a method of the strategy, which this does not keep alive."""
+        """Sets the strategy's method that traces and queues functions, by a weak reference."""
         self._schedule = weakref.WeakMethod(schedule)
 
     def add_watch(self, watch: BackgroundThread) -> None:
-        """Starts a thread that changes the workers, and is stopped before all others."""
+        """Starts a thread that changes the workers. It is stopped before all others."""
         self._watches.insert(0, watch)
         watch.start()
 
@@ -576,11 +572,11 @@ class Cluster:
                 _logger.warning("%s still runs a call that cannot be cancelled; its thread is left behind.", part)
 
     def add_idle_callback(self, callback: Callable[[int], object]) -> None:
-        """Has `callback` called with a worker's index whenever that worker, having had a closure, has none.
+        """Calls `callback` with a worker's index whenever that worker, having had a closure, becomes idle.
 
-        That is when no closure waits for it, when its closure failed, when it was lost, and before a quiet period
-        begins. The call comes on the worker's thread, which takes no other closure until it returns. A method is called
-        as long as its object lives; it does not keep the object alive.
+        A worker becomes idle when no closure waits for it, its closure failed, it was lost, or a quiet period begins.
+        The callback runs on the worker's thread, which takes no closure until it returns. A method is referenced
+        weakly, and no longer called when its object was freed.
         """
         is_method = inspect.ismethod(callback)
         self._idle_callbacks.append(
@@ -611,7 +607,7 @@ class Cluster:
 
     @uninterrupted
     def _withdraw(self, index: int) -> Worker:
-        """Takes a worker from the cluster; it stops after what it runs, and what waits only for it fails."""
+        """Takes a worker out of the cluster: it stops after what it runs, and closures only for it fail."""
         with self._lock:
             self.refuse_unknown(index, " to remove")
             worker = self._workers[index]
@@ -629,7 +625,7 @@ class Cluster:
         return Worker(index, self._runtime, self._servers, self.queue, self._recovery, self._options, self)
 
     def _set_workers(self, workers: dict[int, Worker]) -> None:
-        # Replaced as a whole, so that both may be read without a lock.
+        # Replaced as a whole, so both may be read without a lock.
         self._workers = workers
         self._runtime.builds.workers = len(workers)
         self.threads = frozenset(worker.thread for worker in workers.values())

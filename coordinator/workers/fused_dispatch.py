@@ -1,30 +1,29 @@
-"""Which closures a worker runs in one call: the one that it took, and those with an equal key right behind it.
+"""Decides which closures a worker runs in one call: the one that it took, and those with an equal key right behind it.
 
     waiting   a1 a2 a3 a4 b1 a5 ...      a: closures with equal fusion keys; two workers are live
-    worker 0  [a1 a2]                    its fair share, as far as the size model says that fusing pays
+    worker 0  [a1 a2]                    its fair share, if the size model says that fusing pays
     worker 1  [a3 a4]
 
 A closure with many runs is split in the same way: the worker takes as many runs as pay in one call. The rest stay
 queued.
 
 Guarantees:
-- A call never waits for closures that are not there yet.
-- No worker takes more than a fair share of what waits, so that workers stay balanced.
-- No worker builds a call with closures in hand: it makes calls of the sizes that are ready, and asks for others.
-- A closure that was tried before runs alone. So a closure that kills its worker, or raises an error, is distinguished
-  from the others in the same call. A function that failed in a call of several steps runs alone afterwards, since all
-  of that call had to be run again.
-- With `limit=None`, calls are fused only when measurements say that it pays, and only in numbers that are ready on the
+- A call never waits for closures that are not queued yet.
+- No worker takes more than a fair share of what waits, so workers stay balanced.
+- No worker builds a call while it holds closures: it makes calls of ready sizes, and requests others.
+- A closure that was tried before runs alone, so one that kills its worker or raises an error is told from the others in
+  its call. A function that failed in a call of several steps runs alone afterwards: the whole call had to run again.
+- With `limit=None`, calls are fused only when measurements say that it pays, and only in sizes that are ready on the
   worker; with a limit, up to that many steps are always fused.
 
-The size of a call is a pure decision on measured values. A call of k steps takes a + k * b seconds: a to bring it to
-the worker and its end back, b for each step. Both are learned from the calls of one step and of k. As many steps are
-wanted as make a small compared with k * b, but no more than keep the call short.
+The size of a call is a pure decision on measured values. A call of k steps takes a + k * b seconds: a for the way to
+the worker and back, b for each step. Both are learned from calls of one step and of k. The size makes a small compared
+with k * b, but keeps the call short.
 
-A call of a new number of steps has to be built (traced, sent to the worker, prepared there), which takes about as long
-for each step as building the function itself. So there are few such numbers, and a larger one is built when it would
-already have saved a good part of its building time; training lasts longer than it has so far. It is built in the
-background (`Builds`), and the worker makes the calls that are ready until then.
+A call of a new size must be built (traced, sent to the worker, prepared there). Per step, that takes about as long as
+building the function itself. So there are few sizes, and a larger one is built when it would already have saved a good
+part of its building time, assuming that most of the training is still to come. `Builds` builds it in the background;
+until then the worker makes calls of ready sizes.
 """
 
 import dataclasses
@@ -39,29 +38,28 @@ from coordinator.queueing.closure import Attempt
 from coordinator.queueing.closure_queue import ClosureQueue
 from coordinator.runtime import FailureKind, Runtime
 
-# The overhead of a call may take this part of its time.
+# The maximum share of a call's time that its overhead may take.
 _OVERHEAD = 0.025
-# The longest time of a call of several steps, in seconds: all results arrive at its end.
+# The maximum duration of a call of several steps, in seconds: all results arrive at its end.
 _MAX_SECONDS = 0.4
 # The maximum number of steps in a call.
 _MAX_STEPS = 256
-# A size is tried after one that is at most this many times smaller.
+# A size is tried only after one that is at most this many times smaller.
 _GROWTH = 4
-# A size is built when what it would have saved until now, times this, is its building time.
+# A size is built when this many times its savings so far equal its building time.
 _FORESIGHT = 4
-# One call out of this many has another size, so that the averages of both stay current.
+# One call in this many has another size, to keep the averages of both current.
 _CALLS_PER_CHECK = 32
-# The weight of the latest call in the average of its size, and how far above the average it may lie and count in full.
+# The weight of the latest call in the average of its size, and the limit, in averages, to which its time counts.
 _WEIGHT, _OUTLIER = 0.25, 4.0
-# The maximum number of functions with known costs; the least recently used one is dropped first.
+# The maximum number of functions with known costs; the least recently used one is dropped.
 _FUNCTIONS = 256
 
 
 class FusionSizeModel:
-    """Knows how long the calls of each function took on one worker. For one thread.
+    """The durations of each function's calls on one worker. For one thread.
 
-    Args:
-      limit: the maximum number of steps in one call; None adapts it to how long they take.
+    `limit` is the maximum number of steps in one call; None adapts it to their duration.
     """
 
     def __init__(self, limit: int | None) -> None:
@@ -69,14 +67,14 @@ class FusionSizeModel:
         self._costs: OrderedDict[Hashable, _FunctionCost] = OrderedDict()
 
     def restart(self) -> None:
-        """Notes that the worker is another process now, in which no function was run; the times are kept."""
+        """Notes that the worker is a new process, in which no function has run; the times are kept."""
         for cost in self._costs.values():
             cost.has_begun = False
 
     def steps(self, function: Hashable, available: int, ready: Mapping[int, float] | None = None) -> int:
-        """Returns how many of the available steps of a function the next call has, at least one.
+        """Returns how many of the available steps of a function the next call makes, at least one.
 
-        `ready` has the numbers above 1 that were built, with the seconds that it took; None for any number.
+        `ready` maps the built sizes above 1 to their building times in seconds; None for any size.
         """
         wanted = self.wanted(function, available)
         if ready is None or wanted in ready:
@@ -84,7 +82,7 @@ class FusionSizeModel:
         return max((size for size in ready if size <= wanted), default=1)
 
     def wanted(self, function: Hashable, available: int) -> int:
-        """Returns how many steps the next call has if any number of steps is ready."""
+        """Returns the size of the next call if every size is ready."""
         cost = self._costs.get(function)
         if available < 2 or (cost is not None and cost.runs_alone):
             return 1
@@ -93,16 +91,16 @@ class FusionSizeModel:
         return 1 if cost is None else cost.next_size(available)
 
     def note_ready(self, function: Hashable, ready: Mapping[int, float]) -> None:
-        """Notes how long it took to build what is ready."""
+        """Notes the building times of ready sizes."""
         cost = self._costs.get(function)
         if cost is not None and ready:
             largest = max(ready)
             cost.building = ready[largest] / largest or cost.building
 
     def beyond_share(self, function: Hashable) -> int:
-        """Returns how many steps more than its share a worker may make in a call, in the time that another call takes.
+        """Returns how many steps beyond its share a worker may make in a call, in the time of one call's overhead.
 
-        So the last steps of many are not made in ever smaller calls.
+        The last of many steps are therefore not made in ever smaller calls.
         """
         cost = self._costs.get(function)
         return 0 if cost is None or self._limit is not None else cost.steps_per_overhead()
@@ -114,7 +112,7 @@ class FusionSizeModel:
         cost.record(steps, seconds)
 
     def record_error(self, function: Hashable) -> None:
-        """Records that a call of several steps failed by an error of its function."""
+        """Records that a call of several steps failed with an error of its function."""
         cost = self._costs.get(function) or self._new_cost(function)
         cost.runs_alone = True
 
@@ -130,14 +128,12 @@ class _FunctionCost:
     """The measured costs of one function.
 
     Attributes:
-      runs_alone: whether it never runs with others.
-      known: the sizes that were run at least once, smallest first.
-      has_begun: whether the function was run in the present process of the worker.
-      average: the moving average of the seconds of a call, by its size, without the first call of the function in a
-        process of the worker, which prepares it.
-      latest: the last size above one that was run; 1 before there was one.
-      calls: the number of calls.
-      building: the seconds that building one more step takes.
+      runs_alone: whether it never shares a call.
+      known: the sizes that have run, smallest first.
+      has_begun: whether it has run in the worker's present process.
+      average: size -> moving average of a call's seconds, without the first call in each process, which prepares it.
+      latest: the last size above one that has run; 1 if none has.
+      building: the building time of one more step, in seconds.
       wasted: the seconds that the size above the largest known one would have saved so far.
     """
 
@@ -151,7 +147,7 @@ class _FunctionCost:
     wasted: float = 0.0
 
     def next_size(self, available: int) -> int:
-        """Returns the size of the next call, whether it has been built or not."""
+        """Returns the size of the next call, built or not."""
         if 1 not in self.average or not self.has_begun:
             return 1
         wanted, _ = self._best()
@@ -163,7 +159,7 @@ class _FunctionCost:
             return following
         limit = max(1, min(self._max_size(), available))
         possible = [size for size in self.known if size <= limit]
-        # A known size above the wanted one costs nothing.
+        # A known size above the wanted one costs no building time.
         return next((size for size in possible if size >= wanted), possible[-1])
 
     def record(self, steps: int, seconds: float) -> None:
@@ -175,7 +171,7 @@ class _FunctionCost:
             self.wasted = 0.0
         if not self.has_begun:
             self.has_begun = True
-            # It mostly waits for connections between servers: count half of it.
+            # Half of the first call: it mostly waits for connections between servers.
             self.building = self.building or seconds / steps / 2
             return
         average = self.average.get(steps, seconds)
@@ -187,12 +183,12 @@ class _FunctionCost:
                 self.wasted += overhead * (1 - steps / following)
 
     def steps_per_overhead(self) -> int:
-        """Returns how many steps take as long as the overhead of a call, at most as many as a call may have."""
+        """Returns how many steps take as long as a call's overhead, at most as many as a call may have."""
         overhead, step = self._parts() if 1 in self.average else (0.0, 1.0)
         return int(min(overhead / step, _MAX_STEPS)) if step else _MAX_STEPS
 
     def _parts(self) -> tuple[float, float]:
-        """Returns the overhead of a call and the time of each of its steps, in seconds."""
+        """Returns the overhead of a call and the time of one step, in seconds."""
         one = self.average[1]
         if self.latest not in self.average or self.latest == 1:
             return one, 0.0
@@ -200,13 +196,13 @@ class _FunctionCost:
         return one - step, step
 
     def _best(self) -> tuple[int, float]:
-        """Returns the size that would be right if it were known, and the overhead of a call, in seconds."""
+        """Returns the best size, known or not, and the overhead of a call, in seconds."""
         if self.latest == 1:
             return (_GROWTH if _GROWTH * self.average[1] <= _MAX_SECONDS else 1), self.average[1]
         overhead, step = self._parts()
         if self.latest not in self.average:
             return self.latest, overhead
-        # Rounded up, so that the overhead is within its limit, unless the call would be too long.
+        # Rounded up to keep the overhead within its limit, unless the call would be too long.
         size = 1
         while size < _MAX_STEPS and size * step * _OVERHEAD < overhead * (1 - _OVERHEAD):
             size *= 2
@@ -216,20 +212,17 @@ class _FunctionCost:
         return size, overhead
 
     def _max_size(self) -> float:
-        """Returns the size beyond which a call would take too long."""
+        """Returns the size above which a call takes too long."""
         overhead, step = self._parts()
         return (_MAX_SECONDS - overhead) / step if step else math.inf
 
 
-# Beyond this number of closures in a call the client is the bottleneck. Does not apply to runs of one closure.
+# Above this number of closures in a call the client is the bottleneck. Does not apply to runs of one closure.
 _MAX_CLOSURES = 64
 
 
 class FusedDispatch:
-    """Gathers and runs the closures of one worker's calls. For the worker's thread only.
-
-    Its options are `steps_per_dispatch`, `max_attempts` and `transient_retries`.
-    """
+    """Gathers and runs the closures of one worker's calls. For the worker's thread only."""
 
     def __init__(self, worker: int, runtime: Runtime, queue: ClosureQueue, options: Options) -> None:
         self._worker = worker
@@ -247,11 +240,11 @@ class FusedDispatch:
         self._count = 1
 
     def reset(self) -> None:
-        """Notes that the worker is a new process, in which no function was run."""
+        """Notes that the worker is a new process, in which no function has run."""
         self._model.restart()
 
     def gather(self, attempt: Attempt) -> list[Attempt]:
-        """Returns the attempts to run in one call, `attempt` the first of them."""
+        """Returns the attempts to run in one call, `attempt` first."""
         self._count = 1
         closure = attempt.closure
         key = closure.fusion_key if self._is_allowed else None
@@ -278,7 +271,7 @@ class FusedDispatch:
                 self._runtime.prepare(self._worker, attempt.work, like, wanted)
         if limit == 1:
             return [attempt]
-        # The queue's lock is held while the model is asked.
+        # The queue calls the model with its lock held.
         attempts = self._queue.take_batch(
             attempt, limit, lambda available: self._model.steps(function, available, ready)
         )
@@ -286,7 +279,7 @@ class FusedDispatch:
         return attempts
 
     def _gather_runs(self, attempt: Attempt) -> None:
-        """Decides how many runs of a closure of many are made in the call, and leaves the others to all workers."""
+        """Decides how many runs of a closure of many runs the call makes; leaves the others to all workers."""
         function = self._function
         most = 1 if function is None else self._runtime.most_fused(self._worker, attempt.work)
         if most < 2:
@@ -307,7 +300,7 @@ class FusedDispatch:
         )
 
     def _ready(self, attempt: Attempt) -> Mapping[int, float] | None:
-        """Returns the sizes that are ready, None for all: a size that the user has set is built when it is needed."""
+        """Returns the ready sizes; None for all: a size set by the user is built when it is needed."""
         if self._limit is not None:
             return None
         ready = self._runtime.ready(self._worker, attempt.work)
@@ -316,7 +309,7 @@ class FusedDispatch:
         return ready
 
     def run(self, attempts: Sequence[Attempt]) -> Sequence[Any]:
-        """Runs the attempts that were gathered last; returns their results. Raises what the runtime raises."""
+        """Runs the attempts that were gathered last; returns their results. Raises the errors of the runtime."""
         first, count = attempts[0], self._count
         closure, work = first.closure, first.work
         waited = first.started - closure.waiting_since

@@ -6,8 +6,8 @@
                   |--> too long --> resume, and the error is raised by `schedule` or `join`
                   \\--> impossible --> the same, but no closure starts: what is scheduled begins another attempt
 
-Guarantees: without a way to recover, a lost parameter server is an error immediately; with one, no closure is lost, and
-the user's program notices only the time that it takes. No closure uses variables that are restored in part.
+Guarantees: without a way to recover, a lost parameter server is an error immediately. With one, no closure is lost, and
+the program notices only a delay. No closure uses partly restored variables.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ _logger = logging.getLogger("coordinator")
 
 
 class RecoveryLoop(QueueThread):
-    """Watches the parameter servers, and has them recovered while the queue is paused."""
+    """Watches the parameter servers and recovers them while the queue is paused."""
 
     def __init__(self, servers: Servers, queue: ClosureQueue, options: Options) -> None:
         super().__init__("coordinator-recovery", self._watch, queue)
@@ -40,16 +40,16 @@ class RecoveryLoop(QueueThread):
         self._meanwhile: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         # How many recoveries were given up.
         self._failures = 0
-        # The loss that began the recovery, for messages.
+        # The loss that began the recovery.
         self._loss: BaseException | None = None
-        # When the loss of each parameter server that is away was noticed, by the names of events.
+        # When the loss of each missing parameter server was noticed, by the names of events.
         self._away: dict[str, float] = {}
         self._statistics = {
             task_of_device(device): ParameterServerStatistics(index, device, "live")
             for index, device in enumerate(servers.parameter_server_devices)
         }
         self._begun = threading.Event()
-        # A signal may interrupt a condition's `__enter__`, which is Python, and leave it locked; not a lock's.
+        # A signal may interrupt a condition's `__enter__`, which is Python code, and leave it locked; not a lock's.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
 
@@ -69,18 +69,18 @@ class RecoveryLoop(QueueThread):
         """Sets how lost parameter servers are recovered.
 
         Args:
-          recover: tries once to restore all parameter servers; returns what was rolled back, or True if nothing had to
-            be, or False if one of them does not answer yet. Raises what makes recovery impossible. Called on the thread
-            of this class, while no closure runs.
+          recover: tries once to restore all parameter servers. Returns what was rolled back, True if nothing was, or
+            False if a server does not answer yet. Raises an error that makes recovery impossible. Called on this thread
+            while no closure runs.
           meanwhile: returns a scope for all attempts of a recovery; a failed attempt may leave half of the state.
-          missing: returns the error that names a parameter server that is lost or whose variables are lost; None to
-            look for lost servers only.
+          missing: returns the error that names a parameter server that is lost or whose variables are lost. None looks
+            for lost servers only.
         """
         self._recover, self._meanwhile = recover, meanwhile
         self._missing = missing or self._servers.lost_parameter_server
 
     def statistics(self) -> tuple[ParameterServerStatistics, ...]:
-        """Returns a snapshot of what has happened to each parameter server."""
+        """Returns a snapshot of each parameter server's statistics."""
         with self._lock:
             return tuple(self._statistics.values())
 
@@ -90,16 +90,15 @@ class RecoveryLoop(QueueThread):
         return self._recover is not None
 
     def begin_if_lost(self) -> None:
-        """Begins to recover a parameter server if one is lost now."""
+        """Begins a recovery if a parameter server is lost now."""
         missing = self._missing()
         if missing is not None:
             self.begin(missing)
 
     def begin(self, error: BaseException) -> bool:
-        """Begins the recovery of the parameter server that the error names; the queue is paused until its end.
+        """Begins the recovery of the parameter server that the error names. The queue is paused until its end.
 
-        Returns:
-          Whether the server will be recovered, so that what failed because of it is worth another attempt.
+        Returns whether the server will be recovered: if so, what failed because of it is worth another attempt.
         """
         self._record_loss(error)
         if self._recover is None or self.stopping.is_set():
@@ -113,7 +112,7 @@ class RecoveryLoop(QueueThread):
     def wait_recovered(self, timeout: float | None = None) -> bool:
         """Waits for the end of a recovery that runs or is about to begin; returns whether all servers are reachable.
 
-        The timeout is in seconds; None for `Options.parameter_server_timeout`.
+        `timeout` is in seconds; None for `Options.parameter_server_timeout`.
         """
         deadline = time.monotonic() + (self._options.parameter_server_timeout if timeout is None else timeout)
         failures = self._failures
@@ -127,11 +126,11 @@ class RecoveryLoop(QueueThread):
             is_back = self._missing() is None
             if is_back or self._recover is None or self._failures > failures:
                 return is_back
-            # A server was lost again just after the recovery had ended.
+            # A server was lost again just after the recovery.
 
     def _watch(self) -> None:
         if self._queue.is_paused:
-            # An unexpected error has ended a recovery between its pause and its end.
+            # An unexpected error has ended a recovery that had paused the queue.
             self._begun.set()
         while not self.stopping.is_set():
             if not self._begun.wait(self._options.heartbeat_interval):
@@ -148,7 +147,7 @@ class RecoveryLoop(QueueThread):
             if missing is None:
                 self._record_return(None)
             elif self._queue.is_paused and self._queue.statistics().waiting:
-                # Variables could not be restored, and the user's program has been told and goes on.
+                # Variables could not be restored. The program has seen the error and goes on.
                 self.begin(missing)
             return
         lost = self._servers.lost_parameter_server()
@@ -157,7 +156,7 @@ class RecoveryLoop(QueueThread):
 
     def _recover_and_resume(self) -> None:
         lost_at, loss = time.monotonic(), self._loss
-        # Only this thread pauses and resumes, so that neither can overtake the other.
+        # Only this thread pauses and resumes, so neither can overtake the other.
         self._queue.pause(str(loss))
         text = "%s was lost; no function runs until it answers again and the variables are restored, at most %g s."
         lost = loss.task if isinstance(loss, ParameterServerLost) else "A parameter server"
@@ -171,7 +170,7 @@ class RecoveryLoop(QueueThread):
         else:
             self._record_return(rollback)
             _logger.warning("The parameter servers are back after %.1f s.", time.monotonic() - lost_at)
-        # First of all: a loss that is noticed from here on begins another recovery, which pauses the queue again.
+        # Before `resume`: a loss that is noticed from here on begins another recovery, which pauses the queue again.
         self._begun.clear()
         if error is None or self._missing() is None or self._servers.lost_parameter_server() is not None:
             self._queue.resume()
@@ -179,7 +178,7 @@ class RecoveryLoop(QueueThread):
             self._changed.notify_all()
 
     def _recover_in_time(self, lost_at: float) -> tuple[BaseException | None, Rollback | None]:
-        """Tries until it succeeds or the time is up; returns the error that ended it, and what was rolled back."""
+        """Tries until success or timeout; returns the error that ended the recovery, and what was rolled back."""
         try:
             with self._meanwhile():
                 return self._try_in_time(lost_at)
@@ -191,7 +190,7 @@ class RecoveryLoop(QueueThread):
         reported_at = lost_at
         while not self.stopping.is_set():
             try:
-                # Wait first: a call that did not end although it was cancelled may still write variables.
+                # Wait first: a cancelled call that has not ended may still write variables.
                 if self._queue.wait_idle(self._options.reconnect_interval) and (done := self._recover()):
                     return None, done if isinstance(done, Rollback) else None
             except BaseException as error:  # noqa: BLE001 - the same

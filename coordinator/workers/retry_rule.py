@@ -1,4 +1,4 @@
-"""What is done about a closure whose attempt failed: pure decisions, and the error that users see."""
+"""Decides what happens to a closure whose attempt failed, by pure functions, and creates the error that users see."""
 
 from collections.abc import Callable
 
@@ -24,20 +24,17 @@ def may_retry(
     may_recover: bool = False,
     may_go_elsewhere: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Decides whether a closure is run again.
+    """Decides whether a closure runs again.
 
-    Args:
-      failure: of the latest attempt.
-      failures_of_kind: how many attempts of the closure failed in this way, the latest included.
-      options: the limits.
-      may_recover: whether lost parameter servers are being recovered.
-      may_go_elsewhere: asked when a closure was lost with its worker as often as it may be: returns whether that was
-        always the same worker, and another one can run it. Then not the closure but the worker is at fault.
+    `failures_of_kind` counts the closure's attempts that failed in this way, the latest included. `may_recover` says
+    that lost parameter servers are being recovered. `may_go_elsewhere` is called for a closure that has reached
+    `Options.max_attempts`. It returns whether always the same worker was lost and another worker can run the closure:
+    then the worker is at fault, not the closure.
     """
     match failure.kind:
         case FailureKind.CANCELLED | FailureKind.LINK_LOST:
-            # Of a cancelled one: if the user did it, its outcome is decided already; if the library did, it is to run
-            # later. A broken link is no fault of the closure, and nothing runs there before it is whole.
+            # If the user cancelled it, its outcome is decided already; if the library did, it runs later. A broken link
+            # is no fault of the closure, and nothing runs on the worker until the link works again.
             return True
         case FailureKind.PARAMETER_SERVER_LOST:
             return may_recover
@@ -63,10 +60,7 @@ def error_scope(kind: FailureKind, options: Options) -> ErrorScope:
 
 
 def final_error(failure: Failure, attempt: Attempt, task: str) -> BaseException:
-    """Returns the exception that a closure ends with: of its last attempt, with notes that say which, where and when.
-
-    The task is the name of the worker that made the attempt.
-    """
+    """Returns a closure's final exception: its last attempt's, with notes on the closure, the task and the attempt."""
     error, closure = failure.error, attempt.closure
     if failure.kind is FailureKind.WORKER_LOST:
         alone = f" No worker but {task} could run it." if len(closure.lost_on) == 1 else ""
@@ -81,7 +75,7 @@ def final_error(failure: Failure, attempt: Attempt, task: str) -> BaseException:
 
 
 def summary(failure: Failure) -> str:
-    """Returns why an attempt failed: the first line of its error, or the class of an error about servers."""
+    """Returns the cause of a failure: the first line of its error, or only the class of an error about servers."""
     name = type(failure.error).__name__
     if failure.kind in _OF_SERVERS:
         return f"{failure.kind.value} ({name})"

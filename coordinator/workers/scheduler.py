@@ -5,8 +5,8 @@
                  <-------                 <------------- Worker 1's thread --run--> Runtime --> task 1
                    join     finish, fail, requeue
 
-Guarantees: what `schedule` accepts is run at least once or its future says why not; after `join` every future is done;
-workers may come and go while closures run; `close` ends its threads, or logs which call cannot be cancelled.
+Guarantees: a scheduled closure runs at least once, or its future says why not. After `join` every future is done.
+Workers may come and go while closures run. `close` ends its threads, or logs which call cannot be cancelled.
 """
 
 import contextlib
@@ -36,21 +36,18 @@ from coordinator.workers.recovery_loop import RecoveryLoop
 _logger = logging.getLogger("coordinator")
 
 
-# The addresses at which workers are wanted, by index where each worker keeps its own.
+# The wanted addresses of workers; by index if each worker keeps its index.
 WorkerAddresses = Mapping[int, str] | Collection[str]
 
 
 def change_between(
     present: Mapping[int, str], lost: Collection[int], wanted: WorkerAddresses
 ) -> tuple[dict[int, str], list[int], list[str]]:
-    """Compares the present workers (addresses by index), some of which are lost, with the wanted ones.
+    """Compares the present workers (addresses by index), some of which are lost, with the wanted addresses.
 
-    Without indices, a lost worker whose address is no longer wanted is taken to have moved to a new address, if there
-    is one.
-
-    Returns:
-      The new address of each worker that moved, by index; the indices of the workers to remove; the addresses of new
-      workers.
+    Without indices, a lost worker whose address is no longer wanted is assumed to have moved to a new address, if there
+    is one. Returns the new addresses of moved workers by index, the indices of workers to remove, and the addresses of
+    new workers.
     """
     if isinstance(wanted, Mapping):
         changed = {index: address for index, address in wanted.items() if present.get(index, address) != address}
@@ -64,11 +61,10 @@ def change_between(
 
 
 class MembershipWatch(QueueThread):
-    """Asks for the workers' addresses at intervals, and changes the workers while training runs.
+    """Asks for the workers' addresses every `interval` seconds, and changes the workers while training runs.
 
-    Addresses that cannot be read or applied change nothing, and are reported once. `addresses` is called on the thread
-    of this class, and may wait until they change; the next call comes `interval` seconds after its return. `stop` calls
-    `interrupt`, which ends a call that waits.
+    Addresses that cannot be read or applied change nothing, and are reported once. `addresses` is called on this thread
+    and may block until they change. `stop` calls `interrupt` to end a call that blocks.
     """
 
     def __init__(
@@ -126,16 +122,13 @@ class Scheduler:
     """Runs closures on the workers of one runtime.
 
     Args:
-      runtime: runs calls.
-      servers: know the cluster's tasks.
-      options: limits and times.
       concatenated: joins the results of consecutive `Runtime.run_steps`; by default they are lists.
 
     Attributes:
-      queue: has the closures, and in `events` what happens.
-      cluster: has the workers; users have it as `strategy.cluster`.
+      queue: the queue of closures; its `events` record what happens.
+      cluster: the workers, which users have as `strategy.cluster`.
       recovery: recovers lost parameter servers.
-      listeners: pass on what happens.
+      listeners: pass events to callbacks and traces.
     """
 
     def __init__(
@@ -160,13 +153,13 @@ class Scheduler:
             self.listeners.on_event(log_event)
         self._closed = False
         self._process = os.getpid()
-        # A method would keep the scheduler alive as long as the runtime.
+        # By a weak reference: a bound method would keep the scheduler alive as long as the runtime.
         runtime.builds.schedule = functools.partial(_schedule_preparation, weakref.ref(self))
         try:
             self.recovery.start()
             self.cluster.start()
         except BaseException:
-            # There may be no room for more threads.
+            # For example, no more threads can be started.
             self.close()
             raise
 
@@ -189,7 +182,7 @@ class Scheduler:
         inputs: tuple[FiniteInput, ...] = (),
         followers: Sequence[Callable[[Future], object]] = (),
     ) -> Future:
-        """Queues `work`; see `ClosureQueue.put` for what it raises.
+        """Queues `work`; see `ClosureQueue.put` for its errors.
 
         Args:
           work: what the runtime runs.
@@ -197,10 +190,10 @@ class Scheduler:
           steps: run it this many times, with one `RunsFuture`; None for once.
           worker: the index of the only worker that may run it; None for any.
           timeout: in seconds; an attempt that takes longer is started on another worker too. None: as the options say.
-          after: it is run when these have their results, and fails if one of them has none.
-          origin: what the future keeps of its function; opaque to the core, as `Future.origin`.
-          fusion_key: work with equal keys may run in one call; None if it runs alone.
-          inputs: what it takes of data that may end; it runs on workers where none of it has ended.
+          after: it runs when these have results, and fails if one of them fails.
+          origin: what the future keeps of its function; opaque to the core.
+          fusion_key: work with equal keys may share a call; None to run alone.
+          inputs: its inputs that may end; it runs only on workers where none has ended.
           followers: called with the future before the closure can run.
 
         Raises:
@@ -221,7 +214,7 @@ class Scheduler:
             closure = Closure(work, name, number, future, target=worker, timeout=timeout, blockers=len(needed))
             if worker is None and timeout is None:
                 closure.fusion_key = fusion_key
-            # A bound method weighs half of a `functools.partial`, and each closure that waits has one.
+            # A bound method takes half the memory of a `functools.partial`, and each waiting closure has one.
             future.on_cancel = types.MethodType(self._cancel, closure)
         else:
             check_integer("steps", steps, 1)
@@ -239,9 +232,9 @@ class Scheduler:
         return future
 
     def schedule_internal(self, worker: int, work: Any, name: str, *, is_counted: bool = True) -> Future:
-        """Queues the library's own `work` for one worker, before all else; `join` and `done` ignore it.
+        """Queues the library's own `work` for one worker, before all others; `join` and `done` ignore it.
 
-        If it is not counted, no statistics have it, and it is not tried again.
+        Uncounted work appears in no statistics, and is not retried.
         """
         number = next(self._numbers)
         future = Future(name, number)
@@ -253,7 +246,7 @@ class Scheduler:
         return future
 
     def join(self, timeout: float | None = None) -> None:
-        """Waits until every scheduled closure has finished; see `ClosureQueue.wait_settled` for what it raises."""
+        """Waits until every scheduled closure has finished; see `ClosureQueue.wait_settled` for its errors."""
         self._refuse_caller("join")
         if threading.current_thread() is self.recovery.thread:
             raise RuntimeError(
@@ -272,7 +265,7 @@ class Scheduler:
         return self.queue.is_settled()
 
     def quiet(self, timeout: float | None = None, *, verb: str = "quiet") -> contextlib.AbstractContextManager[None]:
-        """Returns a scope in which no scheduled closure runs; see `ClosureQueue.quiet`. The user called `verb`."""
+        """Returns a scope in which no scheduled closure runs; see `ClosureQueue.quiet`. `verb` is the user's method."""
         self._refuse_caller(verb)
         self.queue.refuse_stopped("A quiet period cannot begin")
         return self.queue.quiet(timeout)
@@ -291,7 +284,7 @@ class Scheduler:
     def follow(
         self, addresses: Callable[[], WorkerAddresses], interval: float, interrupt: Callable[[], object] | None = None
     ) -> None:
-        """Adds, removes and moves workers as a description of the cluster changes; see `MembershipWatch`."""
+        """Adds, removes and moves workers as their addresses change; see `MembershipWatch`."""
         self.cluster.add_watch(MembershipWatch(self.cluster, self.servers, addresses, interval, interrupt))
 
     def trace(self, path: str | os.PathLike[str], busy: Callable[[], Mapping[str, float]] = dict) -> Trace:
@@ -328,7 +321,7 @@ class Scheduler:
         followers: Sequence[Callable[[Future], object]],
         needed: Sequence[Future],
     ) -> None:
-        """Queues a closure that others wait for, or that waits for the results of others."""
+        """Queues a closure that others wait for, or that waits for others' results."""
         try:
             for follow in followers:
                 follow(future)
@@ -336,12 +329,12 @@ class Scheduler:
             for other in needed:
                 other.add_done_callback(lambda done: self._unblock(closure, done))
         except BaseException:
-            # Ctrl-C: its followers would wait without end, or it would for a result that is there.
+            # After Ctrl-C its followers would wait without end, or the closure for a result that exists.
             future.cancel()
             raise
 
     def _unblock(self, closure: Closure, done: Any) -> None:
-        """Records that a future for which a closure waits is done."""
+        """Unblocks a closure, or fails it, because a future that it waits for is done."""
         failed = done.cancelled() or done.exception() is not None
         if not failed:
             self.queue.unblock(closure)
@@ -365,7 +358,6 @@ class Scheduler:
 
 
 def _schedule_preparation(scheduler: "weakref.ref[Scheduler]", preparation: Preparation) -> Future | None:
-    """Queues a preparation; returns None if the strategy is closed or the worker was removed."""
     present = scheduler()
     if present is None or present.queue.is_stopped:
         return None
