@@ -4,7 +4,7 @@
     events ---------+--> Aggregator --> Snapshot --> page, /api/state, /metrics, coordinator top
     server usage --/
 
-It promises to read no clock and to start nothing: all times come from the events and the caller. Its memory is bounded.
+Guarantees: it reads no clock and starts nothing; all times come from the events and the caller. Its memory is bounded.
 """
 
 import dataclasses
@@ -30,17 +30,17 @@ from coordinator.dashboard.snapshot import (
 from coordinator.events.event_stream import Event
 from coordinator.statistics import ClusterStatistics, WorkerStatistics
 
-# Of a history: the number of periods, which is even, and the first length of a period, in seconds.
+# The number of periods of a history, which is even, and the first length of a period, in seconds.
 _MOST_PERIODS, _FIRST_PERIOD = 600, 1.0
-# The number of reported names that a history has; further ones are left out.
+# The maximum number of reported names in a history; further names are left out.
 _MOST_NAMES = 8
 
 
 class HistoryRecorder:
-    """Collects the finished closures and the reported values of each period, over all of training.
+    """Collects the finished closures and the reported values of each period of the training.
 
-    The periods are of equal length. When there are too many of them, each two become one, so that a run of a minute
-    shows its seconds, and a run of a week its whole course.
+    Periods have equal lengths. When there are too many, pairs are merged: a run of a minute shows its seconds, a run of
+    a week its whole course.
     """
 
     def __init__(self, started: float) -> None:
@@ -54,7 +54,7 @@ class HistoryRecorder:
         self.latest: dict[str, float] = {}
 
     def report(self, name: str, value: float) -> None:
-        """Adds a value to the present period; infinity and NaN are left out, as they cannot be drawn."""
+        """Adds a value to the present period. Infinity and NaN are left out: they cannot be drawn."""
         if not math.isfinite(value) or (name not in self.latest and len(self.latest) >= _MOST_NAMES):
             return
         self.latest[name] = value
@@ -62,7 +62,7 @@ class HistoryRecorder:
         self._sums[name] = total + value, count + 1
 
     def advance(self, now: float, finished: int) -> None:
-        """Ends the present period if it is over; `finished` closures have finished since the strategy was created."""
+        """Ends the present period if it is over. `finished` counts closures since the strategy was created."""
         seconds = now - self._began
         if seconds < self._period:
             return
@@ -90,7 +90,7 @@ class HistoryRecorder:
 
 
 def _halved(column: list[float | None]) -> list[float | None]:
-    """Returns the mean of each two values, leaving out None."""
+    """Returns the mean of each pair of values, leaving out None."""
     halved: list[float | None] = []
     for pair in zip(column[::2], column[1::2], strict=True):
         known = [value for value in pair if value is not None]
@@ -98,9 +98,9 @@ def _halved(column: list[float | None]) -> list[float | None]:
     return halved
 
 
-# How much of the past the task stream shows, in seconds.
+# The length of the task stream, in seconds.
 STREAM_LENGTH = 60.0
-# The shortest break that is shown, in seconds: a tenth of a percent of the width; more with many workers, whose rows
+# The shortest break that is shown, in seconds: a tenth of a percent of the width; longer with many workers, whose rows
 # are a few pixels high.
 _BREAK, _BREAK_OF_MANY = 0.06, 0.5
 _MANY = 64
@@ -118,8 +118,8 @@ class _Worker:
 class TaskStream:
     """Collects what each worker has run in the last minute, from the events of closures.
 
-    Calls of one function that follow each other closely are one segment, so that a thousand short calls a second are as
-    cheap to show as one long one. How long a worker was busy is counted exactly.
+    Calls of one function with short breaks form one segment, so a thousand short calls a second are as cheap to show as
+    one long call. Busy time is exact.
     """
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ class TaskStream:
         self._workers[worker].running = Segment(worker, time, time, function, "running", closures)
 
     def end(self, worker: int, time: float, outcome: str) -> None:
-        """Records that the call of a worker, if it runs one, has ended."""
+        """Records that a worker's call, if any, has ended."""
         state = self._workers[worker]
         if state.running is None:
             return
@@ -145,16 +145,16 @@ class TaskStream:
             state.segments.append(ended)
 
     def running(self, worker: int) -> Segment | None:
-        """Returns the call that a worker runs, if it runs one."""
+        """Returns a worker's running call, if any."""
         return self._workers[worker].running
 
     def busy_seconds(self, worker: int, now: float) -> float:
-        """Returns for how long a worker was busy so far."""
+        """Returns how long a worker has been busy, in seconds."""
         state = self._workers[worker]
         return state.busy + (max(0.0, now - state.running.start) if state.running else 0.0)
 
     def segments(self, now: float) -> tuple[Segment, ...]:
-        """Returns the segments of the last minute, by worker and time; forgets older ones."""
+        """Returns the segments of the last minute, by worker and time; drops older ones."""
         shown: list[Segment] = []
         for _, state in sorted(self._workers.items()):
             while state.segments and state.segments[0].end < now - STREAM_LENGTH:
@@ -167,12 +167,12 @@ class TaskStream:
     def _continues(self, last: Segment, ended: Segment) -> bool:
         shortest = _BREAK if len(self._workers) <= _MANY else _BREAK_OF_MANY
         is_same = (last.function, last.outcome) == (ended.function, ended.outcome)
-        # Segments are shorter than the stream, so that older ones can be forgotten.
+        # Segments are shorter than the stream, so old ones can be dropped.
         return is_same and ended.start - last.end < shortest and ended.end - last.start < STREAM_LENGTH / 10
 
 
 _MOST_ENTRIES = 200
-# The length of an error's message, in characters.
+# The maximum length of an error's message, in characters.
 _LONGEST_DETAIL = 300
 
 
@@ -197,13 +197,13 @@ def _file(event: Event) -> str:
     return pathlib.PurePath(event.name).name
 
 
-# Each kind of event in the timeline: its level, and its text.
+# The kinds of events in the timeline -> level and text.
 _WORDS: dict[str, tuple[str, Callable[[Event], str]]] = {
     "worker_lost": ("error", lambda event: f"{event.task} was lost{_detail(event)}"),
     "worker_returned": ("good", lambda event: f"{event.task} is connected{_after(event)}"),
     "worker_joined": ("good", lambda event: f"{event.task} joined{_detail(event)}"),
     "worker_left": ("info", lambda event: f"{event.task} left{_detail(event)}"),
-    # Its detail is the whole message of an error.
+    # The detail is the whole message of an error.
     "parameter_server_lost": ("error", lambda event: f"{event.task} was lost"),
     "parameter_server_recovered": ("good", _recovered),
     "checkpoint_saved": ("info", lambda event: f"Checkpoint {_file(event)} saved in {event.seconds:.1f} s"),
@@ -216,20 +216,20 @@ _WORDS: dict[str, tuple[str, Callable[[Event], str]]] = {
 
 
 class Timeline:
-    """The latest things that happened, other than that closures run."""
+    """The latest events other than running closures."""
 
     def __init__(self) -> None:
         self._entries: deque[TimelineEntry] = deque(maxlen=_MOST_ENTRIES)
         self._number = 0
 
     def add(self, event: Event) -> None:
-        """Adds an event, if its kind is shown."""
+        """Adds an event if its kind is shown."""
         if event.kind in _WORDS:
             level, words = _WORDS[event.kind]
             self._append(event.time, event.kind, level, event.task, words(event))
 
     def add_gap(self, time: float, dropped: int) -> None:
-        """Adds that events were dropped, because they came faster than the dashboard read them."""
+        """Adds that events were dropped because they came faster than the dashboard read them."""
         self._append(time, "events_dropped", "info", "", f"{dropped:,} events were not read in time")
 
     def entries(self) -> tuple[TimelineEntry, ...]:
@@ -240,15 +240,15 @@ class Timeline:
         last = self._entries[-1] if self._entries else None
         self._number += 1
         if last is not None and (last.kind, last.text) == (kind, text):
-            # Repeated failures of one function would push all else out of the timeline.
+            # Repeated failures of one function would displace all other entries.
             self._entries[-1] = dataclasses.replace(last, time=time)
         else:
             self._entries.append(TimelineEntry(self._number, time, kind, level, task, text))
 
 
-# Rates are means of this time, in seconds.
+# The period over which rates are averaged, in seconds.
 _RATE_WINDOW = 10.0
-# The outcome of a call in the task stream, by the kind of event that ends it.
+# The kind of event that ends a call -> the outcome in the task stream.
 _OUTCOMES = {
     "closures_finished": "finished",
     "closures_failed": "failed",
@@ -258,7 +258,7 @@ _OUTCOMES = {
 }
 
 
-# The attributes of a row that are copied from the statistics of its worker.
+# The attributes of a row that are copied from its worker's statistics.
 _WORKER_COUNTS = ("finished", "failed", "retried", "losses", "reconnections", "reconnecting_seconds")
 
 
@@ -273,7 +273,7 @@ class _Sample:
 
 
 class Aggregator:
-    """Collects events and counts of a strategy that was created at `started` by a program, and makes snapshots."""
+    """Collects the events and counts of a strategy, which `program` created at `started`, and makes snapshots."""
 
     def __init__(self, started: float, program: str) -> None:
         self._started = started
@@ -290,7 +290,7 @@ class Aggregator:
         self._advice: ScaleAdvice | None = None
 
     def add(self, events: Sequence[Event], dropped: int, now: float) -> None:
-        """Adds the events since the last call, in order; before the first of them, `dropped` events were lost."""
+        """Adds the events since the last call, in order; `dropped` events were lost before them."""
         if dropped:
             self._timeline.add_gap(now, dropped)
         for event in events:
@@ -305,11 +305,11 @@ class Aggregator:
                 self._steps_lost += event.count
 
     def add_usage(self, usage: Sequence[ServerUsage]) -> None:
-        """Adds what the parameter servers and the client use now."""
+        """Adds the present usage of the parameter servers and the client."""
         self._has_new_usage = self._usage.add(usage) or self._has_new_usage
 
     def snapshot(self, now: float, statistics: ClusterStatistics, rules: Sequence[RuleRow] = ()) -> Snapshot:
-        """Adds the counts of the moment `now`, and returns all that is shown."""
+        """Adds the counts at `now`, and returns all that is shown."""
         self._history.advance(now, statistics.finished)
         self._add_sample(now, statistics)
         path, saved_at = self._checkpoint
@@ -342,16 +342,16 @@ class Aggregator:
             return
         begin, end = self._usage.period()
         if end <= begin:
-            # The usages of the latest task cannot be compared: it was started again, or has lost a network interface.
+            # The latest task's usages cannot be compared: it was restarted, or has lost a network interface.
             return
-        # The rate is of the period in which the usage was measured.
+        # The rate in the period in which the usage was measured.
         rate = (self._finished_at(end) - self._finished_at(begin)) / (end - begin)
         if rate > 0:  # The advice takes milliseconds for hundreds of workers.
             self._advice = scale_advice(Load(len(idle), rate, resources, sum(idle) / len(idle), waiting))
             self._has_new_usage = False
 
     def _finished_at(self, time: float) -> float:
-        """Returns how many closures had finished at a time, by linear interpolation between two samples."""
+        """Returns how many closures had finished at a time, interpolated linearly between two samples."""
         for before, after in itertools.pairwise(self._samples):
             if before.time < after.time and time <= after.time:
                 share = max(0.0, time - before.time) / (after.time - before.time)
@@ -415,7 +415,7 @@ class Aggregator:
 
 
 def _per_second(worker: int, window: Sequence[_Sample], counts: Callable[[_Sample], dict[int, float]]) -> float:
-    """Returns the rate of a count of one worker, from the first sample that has the worker."""
+    """Returns the rate of one worker's count, from the first sample that has the worker."""
     latest = window[-1]
     first = next(sample for sample in window if worker in counts(sample))
     seconds = latest.time - first.time

@@ -1,4 +1,4 @@
-"""The dashboard of a strategy: a page that shows what happens, while it does.
+"""The dashboard of a strategy: a page that shows what happens while training runs.
 
     coordinator-dashboard            twice a second: counts and events -> `Aggregator` -> snapshot -> `Publisher`
     coordinator-dashboard-servers    while it is watched: asks the parameter servers and the update rules
@@ -12,11 +12,11 @@
     /TOKEN/metrics      for Prometheus
 
 Guarantees:
-- Training does not wait for the dashboard. `close` ends its threads, and waits 5 s for a server at most.
+- Training does not wait for the dashboard. `close` ends its threads, and waits at most 5 s for a server.
 - Only GET is answered, and no answer changes anything.
-- Nothing is answered without the token, nor to a page of another site, whatever name that site gave this address.
-- Connections have an end: after `close`, or when the peer sends no request, or takes nothing, for some seconds. Peers
-  that do not show the token, however many, keep nobody out (`http_server.py`); the oldest of 33 streams ends.
+- No request is answered without the token, or from a page of another site, whatever host name that site uses.
+- Connections end after `close`, or when the peer sends no request, or takes nothing, for some seconds. Peers without
+  the token, however many, exclude nobody (`http_server.py`). The oldest of 33 streams ends.
 """
 
 import contextlib
@@ -44,12 +44,12 @@ from coordinator.statistics import ClusterStatistics
 
 _logger = logging.getLogger("coordinator")
 
-# In seconds. A reader that has asked in this time counts: Prometheus asks every 15 s or every minute.
+# In seconds. A reader that asked within this time counts: Prometheus asks every 15 s or every minute.
 _WATCH_TIME = 75.0
-# Between two snapshots, and between two polls of the servers.
+# The time between two snapshots, and between two polls of the servers.
 _INTERVAL, _INTERVAL_UNWATCHED = 0.5, 1.0
 _POLL_INTERVAL = 2.0
-# A stream without a new snapshot says in this interval that it is alive.
+# How often a stream without a new snapshot says that it is alive.
 _ALIVE_INTERVAL = 5.0
 # How long `close` waits for a connection or a server that does not answer.
 _CLOSE_TIMEOUT = 5.0
@@ -71,13 +71,13 @@ _JSON, _TEXT = "application/json", "text/plain; charset=utf-8"
 
 
 class Publisher:
-    """Has the latest snapshot; `first` is served until another one is published."""
+    """Holds the latest snapshot, at the beginning `first`."""
 
     def __init__(self, first: Snapshot) -> None:
         self._changed = threading.Condition()
         self._snapshot = first
         self._number = 0
-        # The latest snapshot without the segments that the one before it had.
+        # The latest snapshot without the segments of the one before.
         self._increment = ""
         self._streams = 0
         self._asked_at = -_WATCH_TIME
@@ -102,9 +102,9 @@ class Publisher:
         return self._snapshot
 
     def messages(self, interval: float) -> Iterator[str]:
-        """Yields server-sent events: all of the latest snapshot, then what is new in each, until `close`.
+        """Yields server-sent events until `close`: the whole latest snapshot, then the news of each further one.
 
-        After `interval` seconds without a snapshot, there is an empty message.
+        After `interval` seconds without a snapshot it yields an empty message.
         """
         with self._changed:
             self._streams += 1
@@ -136,9 +136,9 @@ class Publisher:
 
 
 def state_of(snapshot: Snapshot, since: float = 0.0) -> str:
-    """Returns a snapshot as JSON, with the names of its attributes; advice as its sentence.
+    """Returns a snapshot as JSON, with the names of its attributes; the advice as its sentence.
 
-    A segment of the stream is a list of its values; segments that ended before `since` are left out.
+    A segment of the stream is a list of its values. Segments that ended before `since` are left out.
     """
     segments = [vars(segment).values() for segment in snapshot.stream if segment.end >= since]
     stream = [[round(value, 3) if isinstance(value, float) else value for value in segment] for segment in segments]
@@ -147,7 +147,7 @@ def state_of(snapshot: Snapshot, since: float = 0.0) -> str:
 
 
 def target_of(snapshot: Snapshot) -> str:
-    """Returns how many workers to have, as JSON: a `ScaleAdvice`, or `null` before enough was measured."""
+    """Returns the recommended number of workers as JSON: a `ScaleAdvice`, or `null` before enough was measured."""
     return json.dumps(snapshot.advice, default=vars, allow_nan=False)
 
 
@@ -156,22 +156,16 @@ def _message(state: str) -> str:
 
 
 class PageServer:
-    """Serves the page, from when it is created until it is closed.
+    """Serves the page from its creation until it is closed. Raises LaunchError if it cannot listen.
 
     Args:
-      address: where to listen; port 0 is any free one; without a token, a random one is chosen.
+      address: where to listen; port 0 is any free port; without a token, a random one is chosen.
       publisher: has the snapshots.
 
     Attributes:
-      token: is part of the page's address.
-      url: of the page, with the token.
-      host: at which it listens.
-      server_port: on which it listens.
+      url: the page's address, with the token.
       is_loopback: whether only this machine can reach it.
-      files: of the page, by name.
-
-    Raises:
-      LaunchError: it cannot listen there.
+      files: the page's files, by name.
     """
 
     def __init__(self, address: PageAddress, publisher: Publisher) -> None:
@@ -195,7 +189,7 @@ class PageServer:
         self.url = PageAddress(address.host, self.server_port, self.token).url
 
     def close(self, timeout: float) -> None:
-        """Ends all connections and threads in `timeout` seconds; the publisher must be closed, so that streams end."""
+        """Ends all connections and threads in `timeout` seconds. Close the publisher first, to end streams."""
         self._server.close(timeout)
 
     def _answer(self, request: Request) -> None:
@@ -226,22 +220,16 @@ class PageServer:
 
 
 class Dashboard:
-    """Serves a page about a strategy until it is closed.
+    """Serves a page about a strategy until it is closed. Raises LaunchError if it cannot listen.
 
-    None of the sources may keep the strategy alive.
+    No argument may keep the strategy alive.
 
     Args:
       address: where to listen.
       statistics: returns the counts of the cluster, without waiting.
-      events: has the strategy's events.
-      usage: asks the parameter servers what they use, which may take seconds.
-      rules: asks for the counters of the update rules, which may take seconds.
-
-    Attributes:
-      url: of the page, with its token.
-
-    Raises:
-      LaunchError: it cannot listen there.
+      events: the strategy's events.
+      usage: asks the parameter servers for their usage; may take seconds.
+      rules: asks for the counters of the update rules; may take seconds.
     """
 
     def __init__(
@@ -279,7 +267,7 @@ class Dashboard:
         self._polling.stop()
         self._publishing.wait_stopped()
         try:
-            # The last events are shown too.
+            # Shows the last events.
             self._publish_once()
         finally:
             self._publisher.close()
@@ -310,7 +298,7 @@ class Dashboard:
 
 
 class _ErrorLog:
-    """Logs errors of repeated work, with a message; an error that comes again and again only once."""
+    """Logs errors of repeated work with a message; an error that repeats only once."""
 
     def __init__(self, message: str) -> None:
         self._message = message
@@ -318,7 +306,7 @@ class _ErrorLog:
 
     @contextlib.contextmanager
     def logged(self) -> Iterator[None]:
-        """Logs an error of the block, and goes on."""
+        """A scope that logs an error and suppresses it."""
         try:
             yield
             self._latest = ""

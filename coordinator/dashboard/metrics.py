@@ -1,7 +1,7 @@
-"""What the dashboard shows, in the text format of Prometheus (version 0.0.4).
+"""Writes what the dashboard shows in the text format of Prometheus (version 0.0.4).
 
-Labels are few: the index of a worker, the task of a parameter server, the name of a reported value, the kind of an
-event, and the name and number of an update rule.
+Labels have few values: a worker's index, a parameter server's task, the name of a reported value, the kind of an event,
+and the name and number of an update rule.
 """
 
 import dataclasses
@@ -14,11 +14,11 @@ from coordinator.dashboard.snapshot import RuleRow, ServerRow, Snapshot
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-# What follows the name of the metric (nothing, except in a histogram), the labels and the value.
+# The suffix of the metric's name (only in a histogram), the labels and the value.
 _Sample = tuple[str, Mapping[str, Any], float]
-# The name, the type, the help and the samples.
+# Name, type, help and samples.
 _Metric = tuple[str, str, str, Sequence[_Sample]]
-# The counts of a rule beside its histogram, with the words and the help of their metrics.
+# A rule's counts outside its histogram -> the suffix and the help of their metrics.
 _RULE_COUNTS = {
     "updates": ("updates_total", "Updates of the model."),
     "pushes": ("pushes_total", "Pushed gradients, rejected ones included."),
@@ -29,21 +29,20 @@ _RULE_COUNTS = {
 
 
 class Metrics:
-    """Writes the metrics of the latest snapshot, in which no count falls from one call to the next.
+    """Writes the metrics of the latest snapshot. No count falls from one call to the next.
 
     Prometheus takes a fall for a restart of the program, and counts the whole new value again. A rule's counts fall
-    when a checkpoint is restored, the bytes of a host when one of its network interfaces disappears. Such a count
-    stays, and then grows as before.
+    when a checkpoint is restored, a host's bytes when a network interface disappears. Such a count stays, and then
+    grows as before.
     """
 
     def __init__(self, latest: Callable[[], Snapshot]) -> None:
         self._latest = latest
-        # By rule and by parameter server: the counts that were read last, and what was written for them.
+        # By rule and by parameter server: the counts that were read last, and the counts that were written.
         self._written: dict[Any, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         self._lock = threading.Lock()
 
     def text(self) -> str:
-        """Returns the metrics as text."""
         with self._lock:
             snapshot = self._latest()
             rules, servers = map(self._rule, snapshot.rules), map(self._server, snapshot.servers)
@@ -61,7 +60,7 @@ class Metrics:
         return dataclasses.replace(row, usage=dataclasses.replace(row.usage, received=received, sent=sent))
 
     def _grown(self, key: Any, counts: tuple[int, ...]) -> tuple[int, ...]:
-        """Returns what was written before, each increased by as much as its count has grown since."""
+        """Returns the counts that were written before, each increased by the growth of its source."""
         before, written = self._written.get(key, ((), ()))
         rows = itertools.zip_longest(counts, before, written, fillvalue=0)
         written = tuple(total + max(0, count - earlier) for count, earlier, total in rows)
@@ -70,7 +69,7 @@ class Metrics:
 
 
 def metrics_of(snapshot: Snapshot) -> str:
-    """Returns the metrics of a snapshot as text; those without samples are left out."""
+    """Returns the metrics of a snapshot as text, without metrics that have no samples."""
     parts = (_of_cluster, _of_workers, _of_servers, _of_rules)
     return "".join(_text(*metric) for part in parts for metric in part(snapshot))
 
@@ -87,7 +86,7 @@ def _labels(labels: Mapping[str, Any]) -> str:
 
 
 def _number(value: float) -> str:
-    # The shortest form that is the same number; integers without ".0".
+    # The shortest exact form; integers without ".0".
     return str(int(value)) if float(value).is_integer() else repr(float(value))
 
 
@@ -155,7 +154,7 @@ def _of_rules(snapshot: Snapshot) -> Iterator[_Metric]:
 
 
 def _buckets(histogram: tuple[int, ...], labels: Mapping[str, Any]) -> Iterable[_Sample]:
-    """Yields the samples of a rule's staleness, in buckets that are each twice as wide as the one before."""
+    """Yields the samples of a rule's staleness, in buckets of doubling width."""
     limit, total = 1, sum(histogram)
     yield "_bucket", {**labels, "le": 0}, sum(histogram[:1])
     while limit < len(histogram):

@@ -1,13 +1,13 @@
-"""Says how fast training would be with other numbers of workers, from what was measured with the present number.
+"""Predicts how fast training would be with other numbers of workers, from measurements with the present number.
 
 The cluster is a closed queueing network: a worker that has finished a step begins the next one. All workers share some
-resources: the processes of the parameter servers and of the client, and the processors of their hosts. A step takes
-some time of each, and waits there behind the steps of other workers; the rest of its time it needs only its worker.
-Mean value analysis computes the rate of such a network for any number of workers.
+resources: the processes of the parameter servers and of the client, and their hosts' processors. A step uses some time
+of each resource, and waits there for other workers' steps; for the rest of its time it needs only its worker. Mean
+value analysis computes the rate of such a network for any number of workers.
 
-No resource can be busy for more than 100 % of the time: if a step needs 40 ms of processor time on a host with two
-processors, the rate is at most 50 steps per second with any number of workers. The network would exceed this limit,
-because its steps use one resource after another, while real steps use a process and a processor at the same time.
+No resource can be busy for more than 100 % of the time. If a step needs 40 ms of processor time on a host with two
+processors, the rate is at most 50 steps per second. The network would exceed this limit, because its steps use one
+resource after another, while real steps use a process and a processor at the same time.
 
 Sources: Reiser, Lavenberg, "Mean-Value Analysis of Closed Multichain Queuing Networks" (1980); Lazowska et al.,
 "Quantitative System Performance" (1984), chapter 5 about bounds and chapter 6 about mean value analysis.
@@ -18,25 +18,23 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
-# A worker is worth having if it brings this share of what a single worker does.
+# A further worker is useful if it adds this share of a single worker's rate.
 _WORTH = 0.5
-# Rates are computed up to this multiple of the present workers; measurements say nothing about more.
+# Rates are computed up to this multiple of the present number of workers; measurements say nothing about more.
 _FURTHEST = 4
-# Workers that are idle for more than this share, while nothing waits, get too little work from the program.
+# Workers that are idle for more than this share, while nothing waits, receive too little work from the program.
 _IDLE = 0.25
-# A resource that is busy for this share of the time limits the rate.
+# A resource limits the rate if it is busy for this share of the time.
 _BUSY = 0.8
-# A resource that is busy for this share may be as busy with fewer workers: no measurement says with how many.
+# A resource that is busy for this share may be as busy with fewer workers; no measurement says how many.
 _FULL = 0.95
 
 
 @dataclasses.dataclass(frozen=True)
 class Resource:
-    """Something that the steps of all workers share.
+    """Something that the steps of all workers share, such as `parameter server 1`, or `the processors of host a`.
 
-    Attributes:
-      name: such as `parameter server 1`, or `the processors of host a`.
-      share: how busy it is, from 0 to 1, of all its processors.
+    `share` says how busy it is, from 0 to 1, of all its processors.
     """
 
     name: str
@@ -45,10 +43,10 @@ class Resource:
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """How training went with the present number of workers.
+    """The measurements with the present number of workers.
 
     Attributes:
-      workers: how many there are, at least 1.
+      workers: the number of workers, at least 1.
       rate: steps per second of all workers together, above 0.
       resources: what all workers share, at least one.
       idle: the share of the workers' time in which they had nothing to run.
@@ -63,22 +61,22 @@ class Load:
 
     @property
     def busiest(self) -> Resource:
-        """The resource that limits the rate first, when workers are added."""
+        """The resource that first limits the rate when workers are added."""
         return max(self.resources, key=lambda resource: resource.share)
 
 
 @dataclasses.dataclass(frozen=True)
 class ScaleAdvice:
-    """How many workers to have.
+    """A recommended number of workers.
 
     Attributes:
-      workers: how many there are.
-      target: the greatest number with which each worker brings at least half of what a single worker does.
+      workers: the present number.
+      target: the greatest number with which each worker adds at least half of a single worker's rate.
       rate: steps per second of all workers together.
-      expected: the rate with each number of workers, up to four times the present one.
-      bottleneck: what limits the rate first when workers are added.
-      busy: how busy that is, from 0 to 1.
-      text: says it in a sentence.
+      expected: number of workers -> rate, up to four times the present number.
+      bottleneck: what first limits the rate when workers are added.
+      busy: how busy the bottleneck is, from 0 to 1.
+      text: the advice in a sentence.
     """
 
     workers: int
@@ -112,17 +110,17 @@ def expected_rates(load: Load, most: int) -> list[float]:
     """Returns the rate in steps per second with 1, 2, ..., `most` workers."""
     demands = [resource.share / load.rate for resource in load.resources]
     rates = list(_rates(own_seconds(load), demands, max(most, load.workers)))
-    # The measured load may be higher than the network's with any time of the workers' own.
+    # The measured load may be higher than the network's with any own time of the workers.
     factor = load.rate / rates[load.workers - 1]
     limit = load.rate / load.busiest.share if load.busiest.share else math.inf
     return [min(factor * rate, limit) for rate in rates[:most]]
 
 
 def own_seconds(load: Load) -> float:
-    """Returns for how long a step needs only its worker, in seconds, so that the computed rate is the measured one."""
+    """Returns how long a step needs only its worker, in seconds, such that the computed rate is the measured one."""
     demands = [resource.share / load.rate for resource in load.resources]
     low, high = 0.0, load.workers / load.rate
-    # To a millionth of the time between two steps of a worker.
+    # Precise to a millionth of the time between two steps of a worker.
     for _ in range(20):
         middle = (low + high) / 2
         *_, rate = _rates(middle, demands, load.workers)

@@ -1,7 +1,7 @@
-"""What the dashboard shows of a strategy at one moment: values, which become JSON with the names of their attributes.
+"""What the dashboard shows at one moment: values that become JSON with the names of their attributes.
 
-The page, `/api/state`, `/metrics` and `coordinator top` all show this. All times are in seconds since the epoch, all
-durations in seconds.
+The page, `/api/state`, `/metrics` and `coordinator top` show it. Times are in seconds since the epoch, durations in
+seconds.
 """
 
 import dataclasses
@@ -16,14 +16,14 @@ _MOST = 0.75
 
 @dataclasses.dataclass(frozen=True)
 class ServerUsage:
-    """The resources that a process has used since its start, and its machine since its own, as the kernel counts.
+    """What a process has used since its start, and its machine since the machine's start, as the kernel counts.
 
-    `received` and `sent` are bytes of the host, over all its network interfaces; times of processors are in seconds.
+    `received` and `sent` are bytes of the host, over all its network interfaces; processor times are in seconds.
     """
 
-    # Its job and index, such as `ps 0`, or `client`.
+    # Job and index, such as `ps 0`, or `client`.
     task: str
-    # When this was read; 0 if it has not been read yet.
+    # When it was read; 0 if it has not been read.
     time: float = 0.0
     is_reachable: bool = True
     # Resident, in bytes.
@@ -31,25 +31,25 @@ class ServerUsage:
     cpu: float = 0.0
     received: int = 0
     sent: int = 0
-    # How many it may use at the same time.
+    # The number of processors that it may use at the same time.
     processors: float = 1.0
-    # Tells machines apart.
+    # Identifies the machine.
     machine: str = ""
-    # The name of the machine, the processor time of all that runs there, and its number of processors.
+    # The machine's name, total processor time, and number of processors.
     host: str = ""
     machine_cpu: float = 0.0
     machine_processors: int = 1
 
 
 class UsageRecord:
-    """The usage of each task in the last `window` seconds, and always its latest two usages."""
+    """Each task's usages in the last `window` seconds, and always its latest two."""
 
     def __init__(self, window: float = 0.0) -> None:
         self._window = window
         self._kept: dict[str, deque[ServerUsage]] = {}
 
     def add(self, usage: Iterable[ServerUsage]) -> bool:
-        """Adds the present usage of tasks; returns whether any of it is new."""
+        """Adds the present usage of tasks; returns whether any is new."""
         is_new = False
         for latest in usage:
             kept = self._kept.setdefault(latest.task, deque([latest]))
@@ -66,19 +66,19 @@ class UsageRecord:
         return is_new
 
     def pairs(self) -> Sequence[tuple[ServerUsage, ServerUsage]]:
-        """Returns the latest usage of each task, and the one before."""
+        """Returns each task's latest usage and the one before."""
         return [(kept[-1], kept[-2] if len(kept) > 1 else kept[-1]) for kept in self._kept.values()]
 
     def period(self) -> tuple[float, float]:
-        """Returns the times of the first and the last kept usage of the task that was read last."""
+        """Returns the times of the first and last kept usage of the task that was read last."""
         kept = max(self._kept.values(), key=lambda kept: kept[-1].time)
         return kept[0].time, kept[-1].time
 
     def resources(self) -> tuple[Resource, ...]:
-        """Returns how busy each task and each host was while its kept usages were read, if they are at least two.
+        """Returns how busy each task and host was between its first and last kept usage, if it has two.
 
-        The client is a Python program, which uses one processor at a time. If one task uses most of the processor time
-        of its host, both are one resource, with the name of the task.
+        The client is a Python program, which uses one processor at a time. A task that uses most of its host's
+        processor time, and the host, are one resource with the task's name.
         """
         shares: dict[str, float] = {}
         hosts: dict[str, tuple[str, float]] = {}
@@ -97,7 +97,7 @@ class UsageRecord:
 
 
 def is_comparable(latest: ServerUsage, before: ServerUsage) -> bool:
-    """Returns whether the differences are the usage in between: a process that was started again counts from 0."""
+    """Returns whether the differences are the usage in between: a restarted process counts from 0 again."""
     is_later = latest.time > before.time > 0
     return is_later and latest.cpu >= before.cpu and latest.received >= before.received
 
@@ -114,16 +114,16 @@ class WorkerRow:
     index: int
     # `live`, `lost` or `stopped`.
     state: str
-    # What it runs now, empty if nothing; how many closures that call has; when the call began, 0 if nothing runs.
+    # The running function, or ""; the number of closures in its call; when the call began, or 0.
     function: str
     calls: int
     running_since: float
-    # Closures that it has finished per second, in the last 10 s, and that as a share of the fastest worker's.
+    # Finished closures per second, in the last 10 s, and that as a share of the fastest worker's.
     rate: float
     share: float
-    # The share of the last minute in which it ran nothing.
+    # The share of the last minute without a running call.
     idle: float
-    # The share of its time, of all of training, that it has waited in the update rules; None without a rule.
+    # The share of all its time in which it waited in the update rules; None without a rule.
     waited: float | None
     finished: int
     failed: int
@@ -138,7 +138,7 @@ class ServerRow:
     """A parameter server: what it has used so far, and its rates between the latest two readings."""
 
     usage: ServerUsage
-    # How many processors it keeps busy.
+    # The number of processors that it keeps busy.
     cores: float
     # Bytes per second of its host.
     receiving: float
@@ -149,7 +149,7 @@ class ServerRow:
 class RuleRow:
     """The counters of an update rule; see `coordinator.updates.RuleStatistics`."""
 
-    # Tells rules of the same class apart.
+    # Distinguishes rules of the same class.
     number: int
     name: str
     updates: int
@@ -159,9 +159,9 @@ class RuleRow:
     bytes_pushed: int
     mean: float
     p99: int
-    # The number of gradients of each staleness; the last also counts all larger ones.
+    # The number of gradients of each staleness; the last entry also counts all larger ones.
     histogram: tuple[int, ...]
-    # The share of its time that each worker has waited for the rule, by task index.
+    # Task index -> the share of the worker's time in which it waited for the rule.
     waited: dict[int, float]
 
 
@@ -169,14 +169,13 @@ class RuleRow:
 class TimelineEntry:
     """Something that happened, other than that closures run."""
 
-    # Grows with each entry.
     number: int
     time: float
-    # The kind of the event.
+    # The event's kind.
     kind: str
     # `good`, `info`, `warning` or `error`.
     level: str
-    # The server, such as `worker 0`; empty for none.
+    # The server, such as `worker 0`, or "".
     task: str
     text: str
 
@@ -186,7 +185,7 @@ class Segment:
     """A time in which a worker ran calls of one function, with short breaks at most."""
 
     worker: int
-    # When the first call began and the last one ended; the time of the snapshot if it still runs.
+    # The start of the first call and the end of the last one, or the time of the snapshot if it runs.
     start: float
     end: float
     function: str
@@ -199,23 +198,23 @@ class Segment:
 class RateHistory:
     """How the rate and the reported values changed, as columns of equal length."""
 
-    # The ends of equally long periods, and the closures finished per second in each.
+    # The ends of equal periods, and the closures finished per second in each.
     times: tuple[float, ...] = ()
     rates: tuple[float, ...] = ()
-    # For each reported name, its mean in each period, None where it was not reported.
+    # Reported name -> its mean in each period; None where it was not reported.
     values: dict[str, tuple[float | None, ...]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """All that is shown; the counts of closures are those of `coordinator.ClusterStatistics`."""
+    """All that is shown. The counts of closures are those of `coordinator.ClusterStatistics`."""
 
     time: float
     # When the strategy was created.
     started: float
     # The file name of the program.
     program: str
-    # Closures that all workers together have finished per second, in the last 10 s.
+    # Finished closures per second of all workers, in the last 10 s.
     rate: float = 0.0
     waiting: int = 0
     running: int = 0
@@ -223,14 +222,14 @@ class Snapshot:
     failed: int = 0
     cancelled: int = 0
     retried: int = 0
-    # When the latest checkpoint was complete, 0 if there is none, and its path.
+    # When the latest checkpoint was complete, or 0, and its path.
     checkpoint_time: float = 0.0
     checkpoint: str = ""
-    # The latest of each reported value, such as the loss.
+    # The latest value of each reported name, such as the loss.
     values: dict[str, float] = dataclasses.field(default_factory=dict)
-    # Steps that were undone because a parameter server was lost and a checkpoint restored.
+    # Steps that were undone when a checkpoint was restored after the loss of a parameter server.
     steps_lost: int = 0
-    # How many events of each kind there were.
+    # Kind -> number of events.
     event_counts: dict[str, int] = dataclasses.field(default_factory=dict)
     # By index.
     workers: tuple[WorkerRow, ...] = ()
@@ -238,9 +237,9 @@ class Snapshot:
     rules: tuple[RuleRow, ...] = ()
     # Since the strategy was created.
     history: RateHistory = RateHistory()
-    # The latest entries, oldest first.
+    # Oldest first.
     timeline: tuple[TimelineEntry, ...] = ()
-    # What each worker has run in the last minute.
+    # The last minute.
     stream: tuple[Segment, ...] = ()
-    # How many workers to have; None before enough was measured.
+    # None before enough was measured.
     advice: ScaleAdvice | None = None

@@ -1,6 +1,6 @@
-"""Which servers answer; calls to those that do not are ended.
+"""Reports which servers answer, and ends calls to servers that do not. Loads no TensorFlow.
 
-`Heartbeat` is what the client uses: it starts `HeartbeatProcess`, passes it the connections of the client
-(`OpenConnections`), and receives from it the state of each server (`ServerState`). `TaskProbe` asks one server, once.
-`listening.py` says at which addresses a server of this process is reached. It loads no TensorFlow.
+The client uses `Heartbeat`. It starts a `HeartbeatProcess`, passes it the client's connections (`OpenConnections`), and
+receives each server's state (`ServerState`). `TaskProbe` asks one server once. `listening.py` decides at which
+addresses a server of this process is reached.
 """

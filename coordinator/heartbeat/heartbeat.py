@@ -1,21 +1,21 @@
-"""Watches the servers, and ends the calls to servers that fall silent.
+"""Watches the servers, and ends calls to servers that fall silent.
 
-A call to a server that is frozen, or whose host is gone, would never return: the connection looks alive. The heartbeat
-shuts the connection down, so that the call fails as if the server had been killed.
+A call to a frozen server, or to a host that is gone, would never return: its connection looks alive. The heartbeat
+shuts the connection down, and the call fails as if the server had been killed.
 
     client                                                 heartbeat process
     user's and workers' threads -- state
     coordinator-heartbeat -- watch, forget, connections --> probes every server; shuts down the
                           <------- changes of state ------- connections to silent servers
 
-The client's thread finds connections and passes duplicates of them to the process, which acts without the client, since
-all threads of the client may be blocked by the call that has to be ended.
+The client's thread finds connections and passes duplicates of them to the process. The process acts without the client,
+because the call that must be ended may block all threads of the client.
 
 Only calls of this process are ended. A worker's call to a frozen parameter server lasts, and so does the client's call
 to that worker, until the connection to the worker is shut down too (`OpenConnections.shut_down`).
 
-Promises: no method waits for a server, or for another thread that does; when the process dies, it is restarted;
-`close` leaves neither thread nor process.
+Guarantees: no method waits for a server, or for a thread that does. A process that dies is restarted. `close` leaves
+neither thread nor process.
 """
 
 import contextlib
@@ -51,11 +51,10 @@ Duplicate = Callable[[int], socket.socket | None]
 
 
 class HeartbeatClient:
-    """One run of `coordinator.heartbeat.heartbeat_process`. One thread at a time may use it.
+    """One run of `coordinator.heartbeat.heartbeat_process`. Only one thread at a time may use it.
 
-    The process ends by itself when this one does. It is in a separate session, so that a terminal's Ctrl-C does not
-    reach it, and has the same module search path as this process. Arguments are as for `Heartbeat`; OSError is raised
-    if the process cannot be started.
+    The process ends when this one does. Its own session protects it from a terminal's Ctrl-C. It has the module search
+    path of this process. Arguments are as for `Heartbeat`. Raises OSError if the process cannot be started.
     """
 
     def __init__(self, interval: float, timeout: float) -> None:
@@ -63,7 +62,7 @@ class HeartbeatClient:
         self._link.setblocking(False)
         self._watched: dict[str, int] = {}
         self.passed: dict[int, int] = {}
-        # -P: the folder of this package has modules with names of Python's own, which must not take precedence.
+        # -P: this package's folder has modules with names of Python's own, which must not take precedence.
         command = [sys.executable, "-P", "-m", "coordinator.heartbeat.heartbeat_process", "--client", str(os.getpid())]
         command += ["--link", str(its_end.fileno()), "--interval", str(interval), "--timeout", str(timeout)]
         try:
@@ -91,15 +90,15 @@ class HeartbeatClient:
         return self._link.fileno()
 
     def update(self, watched: Mapping[str, int], connections: Mapping[int, int], duplicate: Duplicate) -> bool:
-        """Sends what changed since the last time, without waiting.
+        """Sends the changes since the last call, without waiting.
 
         Args:
-          watched: the addresses to watch, with a number for each, which no other address ever has.
-          connections: the number of the address that each open connection leads to, by the connection's identity.
-          duplicate: returns a duplicate of a connection, by its identity; None if it has been closed.
+          watched: the addresses to watch -> their numbers, which no other address ever has.
+          connections: the identity of each open connection -> the number of its address.
+          duplicate: returns a duplicate of a connection, by its identity; None if it was closed.
 
         Returns:
-          True if all was sent. If not, the process has not read earlier messages yet, or has ended: call it again.
+          True if all was sent. False if the process has not read earlier messages yet, or has ended: call it again.
         """
         forgotten = {address: number for address, number in self._watched.items() if watched.get(address) != number}
         closed = {
@@ -138,7 +137,7 @@ class HeartbeatClient:
             messages.append(json.loads(text))
 
     def end(self, timeout: float) -> int:
-        """Ends the process, which is killed if it has not ended after `timeout` seconds; returns its exit code."""
+        """Ends the process, or kills it after `timeout` seconds; returns its exit code."""
         self._link.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._process.wait(timeout)
@@ -156,7 +155,7 @@ class HeartbeatClient:
         self.passed.update(sent)
 
     def _send_batches(self, kind: str, entries: Mapping[Any, Any]) -> Iterator[Any]:
-        """Sends the values of some entries; yields the keys of each batch once it was sent."""
+        """Sends the values of some entries in batches; yields the keys of each batch after it was sent."""
         for keys in _batches(list(entries), _MESSAGE_ADDRESSES):
             self._send(**{kind: [entries[key] for key in keys]})
             yield from keys
@@ -170,7 +169,7 @@ def _batches(items: Sequence[Any], size: int) -> list[Sequence[Any]]:
 
 
 def _allow_tracing(process: int) -> None:
-    """Lets a child duplicate descriptors of this process, where Linux reserves that to a process's ancestors."""
+    """Lets a child duplicate this process's descriptors where Linux allows that only to ancestors."""
     with contextlib.suppress(OSError):
         if _TRACE_SCOPE.read_text().strip() == "1":
             ctypes.CDLL(None).prctl(_PR_SET_PTRACER, process, 0, 0, 0)
@@ -178,9 +177,9 @@ def _allow_tracing(process: int) -> None:
 
 _logger = logging.getLogger("coordinator")
 
-# A connection that gRPC opens to a silent server blocks calls until it is passed on: so the client looks more often.
+# A new connection of gRPC to a silent server blocks calls until it is passed on: the client looks more often.
 _SILENT_INTERVAL = 0.1
-# A process that fails is restarted after longer and longer pauses, in seconds.
+# A process that fails is restarted after increasing pauses, in seconds.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 60.0
 _END_TIMEOUT = 5.0
 _UNKNOWN = ServerState(Liveness.UNKNOWN)
@@ -189,18 +188,15 @@ _UNKNOWN = ServerState(Liveness.UNKNOWN)
 class Heartbeat:
     """Reports which servers answer, and shuts down the connections to servers that neither answer nor refuse.
 
-    Every method may be called on any thread.
-
-    Args:
-      interval: from one probe of a server to the next, in seconds.
-      timeout: a server is silent when a probe has been unanswered for this long, in seconds.
+    Every method may be called on any thread. `interval` is the time between two probes of a server; a server is silent
+    when a probe has been unanswered for `timeout`. Both are in seconds.
     """
 
     def __init__(self, interval: float = 1.0, timeout: float = 5.0) -> None:
         self._interval = interval
         self._timeout = timeout
-        # Guards what follows, which is read without it. A number is never used again: a late message about an address
-        # that was forgotten cannot be mistaken for one about the same address, watched again.
+        # Guards the next attributes, which are read without it. A number is never used again: a late message about a
+        # forgotten address cannot be mistaken for one about the same address, watched again.
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         self._watched: dict[str, int] = {}
@@ -208,7 +204,7 @@ class Heartbeat:
         self._wakeup, self._wakeup_end = socket.socketpair()
         self._wakeup.setblocking(False)
         self._wakeup_end.setblocking(False)
-        # From here on, used only by the thread.
+        # The following attributes are used only by the thread.
         self.process: HeartbeatClient | None = None
         self._connections = OpenConnections()
         self._lookup = EndpointLookup()
@@ -218,11 +214,7 @@ class Heartbeat:
         self._thread.start()
 
     def watch(self, address: str) -> None:
-        """Begins to watch a server at `host:port`, if it is not watched yet, and soon looks for connections to it.
-
-        Raises:
-          ValueError: the address is not valid.
-        """
+        """Begins to watch a server at `host:port` if it is not watched yet. Raises ValueError for an invalid address."""
         parse_address(address)
         with self._lock:
             if address not in self._watched:
@@ -230,7 +222,7 @@ class Heartbeat:
         self._wake()
 
     def forget(self, address: str) -> None:
-        """Ends watching a server, if it is watched; connections to it stay as they are."""
+        """Stops watching a server, if it is watched; connections to it stay."""
         with self._lock:
             self._watched.pop(address, None)
             self._states.pop(address, None)
@@ -269,7 +261,7 @@ class Heartbeat:
         return min(self._interval, _SILENT_INTERVAL) if any_silent or self.process is None else self._interval
 
     def _wake(self) -> None:
-        """Wakes the thread. A full buffer means that it will wake anyway, and a closed socket that it has ended."""
+        """Wakes the thread. With a full buffer it wakes anyway; with a closed socket it has ended."""
         with contextlib.suppress(OSError):
             self._wakeup.send(b"\0")
 
@@ -335,7 +327,7 @@ class Heartbeat:
             _logger.warning("%s %s after %.1f s of silence.", address, how, seconds)
 
     def _pass_on(self) -> None:
-        """Updates the process: which servers are watched, and which connections there are."""
+        """Tells the process which servers to watch, and which connections are open."""
         if self.process is None:
             return
         with self._lock:

@@ -2,8 +2,8 @@
 
     python -m coordinator.heartbeat.heartbeat_process --client ID --link DESCRIPTOR --interval SECONDS --timeout SECONDS
 
-It is a separate process because the call that has to be ended may block all threads of the client, with Python's
-global lock held. The link is a socket that preserves message boundaries. The client sends any of
+It is a separate process because the call that must be ended may block all threads of the client, with Python's global
+lock held. The link is a socket that preserves message boundaries. The client sends any of
 
     {"forget": [number, ...]}
     {"watch": [[number, address], ...]}
@@ -12,17 +12,17 @@ global lock held. The link is a socket that preserves message boundaries. The cl
 
 and receives `{"number": ..., "liveness": ..., "incarnation": ..., "since": ...}` for every change.
 
-While a server is silent, the client opens new connections to it, and may be blocked before it has passed them on. Where
-the system lets one process duplicate descriptors of another (`OpenConnections`), these are fetched; where it does not,
-such a call lasts until gRPC gives up connecting, after 20 seconds.
+While a server is silent, the client opens new connections to it, and may block before it has passed them on. If the
+system lets one process duplicate another's descriptors (`OpenConnections`), this process fetches them. If not, such a
+call lasts until gRPC gives up connecting, after 20 seconds.
 
-Promises:
+Guarantees:
 
-- it ends when the client's end of the link is closed, or the client is gone, but on no signal that a terminal or a
-  service manager sends to all processes of a job;
-- no probe of one server ever waits for another server's, and an unexpected error ends no other server's probes;
-- the connections to a server are shut down when it falls silent, and new ones as long as it stays silent;
-- a pause of this process, which makes probes late, is not taken for a server's silence.
+- It ends when the client's end of the link is closed or the client is gone. It ignores signals that a terminal or a
+  service manager sends to all processes of a job.
+- A probe of one server never waits for another server's. An unexpected error ends no other server's probes.
+- The connections to a server are shut down when it falls silent, and new ones while it stays silent.
+- A pause of this process, which makes probes late, does not count as a server's silence.
 """
 
 import argparse
@@ -60,13 +60,13 @@ class ServerState:
     """The state of one server.
 
     Attributes:
-      liveness: ANSWERING; GONE, when connections to it are refused or something else answers; SILENT, when it neither
-        answers nor refuses: frozen, or its host is gone; UNKNOWN, until the first probe has ended.
-      incarnation: the number that the server drew when it started; None unless it is ANSWERING.
-      since: when it began, in seconds on the clock of `time.monotonic`.
+      liveness: ANSWERING; GONE if connections to it are refused or something else answers; SILENT if it neither answers
+        nor refuses, because it is frozen or its host is gone; UNKNOWN until the first probe has ended.
+      incarnation: the number that the server drew at its start; None unless it is ANSWERING.
+      since: when the state began, in seconds on the clock of `time.monotonic`.
       obstacle: why it does not answer, if it is GONE or SILENT.
-      last_silence: when it was last SILENT, on the same clock; connections to it that are older were shut down.
-        Infinity while it is; minus infinity if it never was. Only the client's `Heartbeat` knows it.
+      last_silence: when it was last SILENT, on the same clock; older connections to it were shut down. Infinity while
+        it is SILENT; minus infinity if it never was. Only the client's `Heartbeat` sets it.
     """
 
     liveness: Liveness
@@ -76,7 +76,7 @@ class ServerState:
     last_silence: float = -math.inf
 
 
-# After an unexpected error, in seconds.
+# The pause after an unexpected error, in seconds.
 _PAUSE = 5.0
 # A probe that ends this many seconds after its deadline shows a pause of this process, not of the server.
 _LONGEST_DELAY = 1.0
@@ -85,14 +85,10 @@ _LONGEST_DELAY = 1.0
 class WatchedServer:
     """Probes a server on an asyncio loop, and holds duplicates of the client's connections to it.
 
-    Args:
-      address: `host:port`.
-      interval: from the start of one probe to the start of the next, in seconds.
-      timeout: the server is silent when a probe has been unanswered for this long, in seconds.
-      report: called with each change; before connections are shut down because of it.
+    `interval` is the time between the starts of two probes; the server is silent when a probe has been unanswered for
+    `timeout`. Both are in seconds. `report` is called with each change, before connections are shut down for it.
 
-    Attributes:
-      peers: the peers of all connections that were ever held for it.
+    `peers` are the peers of all connections that were ever held.
     """
 
     def __init__(self, address: str, interval: float, timeout: float, report: Callable[[ServerState], None]) -> None:
@@ -142,17 +138,17 @@ class WatchedServer:
             shut_down(connection)
 
     def release(self, identity: int) -> None:
-        """Closes a duplicate: the client has closed its connection, which only ends when all duplicates are closed."""
+        """Closes a duplicate after the client has closed its connection, which ends when all duplicates are closed."""
         if (connection := self._connections.pop(identity, None)) is not None:
             connection.close()
 
     def close(self) -> None:
-        """Closes every duplicate. The connections stay open in the client."""
+        """Closes all duplicates. The connections stay open in the client."""
         for identity in list(self._connections):
             self.release(identity)
 
     async def _probe_once(self, probe: AsyncTaskProbe) -> ServerState | None:
-        """Returns what one probe shows; None if it shows nothing."""
+        """Returns the state that one probe shows; None if it shows nothing."""
         begun = time.monotonic()
         try:
             status = await probe.status(self._timeout)
@@ -171,18 +167,18 @@ class WatchedServer:
                 shut_down(connection)
 
 
-# Far more than a client sends in one message.
+# Much more than a client sends in one message.
 MESSAGE_BYTES = 1 << 17
-# The kernel passes 253 descriptors in one message at most.
+# The kernel passes at most 253 descriptors in one message.
 MESSAGE_DESCRIPTORS = 64
-# From one search for new connections to a silent server to the next, in seconds.
+# The time between searches for new connections to a silent server, in seconds.
 _SILENT_INTERVAL = 0.1
 
 
 class HeartbeatProcess:
-    """Carries out the client's messages until the link is closed.
+    """Carries out the client's messages until the link, which is non-blocking, is closed.
 
-    The link is non-blocking; `client` is the client's process id. See `WatchedServer` for `interval` and `timeout`.
+    `client` is the client's process id. See `WatchedServer` for `interval` and `timeout`.
     """
 
     def __init__(self, link: socket.socket, client: int, interval: float, timeout: float) -> None:
@@ -199,13 +195,13 @@ class HeartbeatProcess:
         self._wakeup = asyncio.Event()
 
     async def run(self) -> None:
-        """Runs until the client has left. An unexpected error ends all of it, rather than the probes of one server."""
+        """Runs until the client has left. An unexpected error here ends the process, not only one server's probes."""
         async with asyncio.TaskGroup() as self._watches:
             asyncio.get_running_loop().add_reader(self._link, self._wakeup.set)
             while os.getppid() == self._client:
                 silent_peers = {peer for server in self._servers.values() if server.is_silent for peer in server.peers}
                 if silent_peers:
-                    # Also the connections that the client could not pass on.
+                    # Also connections that the client could not pass on.
                     self._client_connections.shut_down_to(silent_peers)
                 try:
                     await asyncio.wait_for(self._wakeup.wait(), _SILENT_INTERVAL if silent_peers else self._interval)
@@ -219,7 +215,7 @@ class HeartbeatProcess:
                 self._forget(number)
 
     def _read(self) -> bool:
-        """Reads and carries out one message. Returns False if the client has left."""
+        """Reads and carries out one message; returns False if the client has left."""
         try:
             text, descriptors, _, _ = socket.recv_fds(self._link, MESSAGE_BYTES, MESSAGE_DESCRIPTORS)
         except BlockingIOError:
@@ -270,7 +266,7 @@ class HeartbeatProcess:
         self._send()
 
     def _send(self) -> None:
-        """Sends what the link takes; a client that is blocked reads the rest later, and must not block this process."""
+        """Sends what the link accepts. A blocked client reads the rest later, and must not block this process."""
         loop = asyncio.get_running_loop()
         loop.remove_writer(self._link)
         while self._unsent:
@@ -280,7 +276,7 @@ class HeartbeatProcess:
                 loop.add_writer(self._link, self._send)
                 return
             except ConnectionError:
-                # The client has left, which the next `_read` finds out.
+                # The client has left; the next `_read` finds that out.
                 self._unsent.clear()
                 return
             self._unsent.popleft()
@@ -294,8 +290,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--interval", type=float, required=True)
     parser.add_argument("--timeout", type=float, required=True)
     options = parser.parse_args(arguments)
-    # Ctrl-C, a terminal that closes, and the end of a service or of a Slurm job reach the client too, which may still
-    # need this process.
+    # Ctrl-C, a closed terminal, and the end of a service or Slurm job reach the client too, which may still need this
+    # process.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     _raise_descriptor_limit()
@@ -305,7 +301,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _raise_descriptor_limit() -> None:
-    """Makes room for a connection to every server and duplicates of all of the client's."""
+    """Makes room for a connection to every server, and duplicates of all connections of the client."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 

@@ -1,19 +1,18 @@
-"""Where a TensorFlow server of this process can be reached: at one address of the machine, or at all of them.
+"""Makes a TensorFlow server of this process listen at one address of the machine instead of all.
 
 TensorFlow listens at every address of the machine, even if its own address names one host, and has no authentication:
-each client that reaches it can run functions in its process, and read and write its files. Another host would be an
-argument of `bind`, far inside of TensorFlow. So its listening socket is replaced after it has started, by one that is
-bound to one address: under the same file descriptor, which is how TensorFlow knows it, and with the same entries in the
-epoll instances that wait for it.
+each client that reaches it can run functions in its process, and read and write its files. The address is an argument
+of `bind` deep inside TensorFlow. We therefore replace its listening socket after the start by a socket bound to one
+address, with the same file descriptor, by which TensorFlow knows it, and the same entries in epoll instances:
 
     descriptor 7    [::]:2222  --->  a socket without a network  --->  127.0.0.1:2222
     epoll           7, its data      nothing                           7, its data
 
-The socket in between lets the port be bound again while threads of TensorFlow may use the descriptor at any time: there
-is nothing to accept from it. Connections that TensorFlow has accepted from elsewhere by then are shut down.
+The socket in between frees the port to be bound again, while threads of TensorFlow may use the descriptor at any time:
+it has nothing to accept. Connections that TensorFlow has accepted from elsewhere before are shut down.
 
-Until then, from before TensorFlow listens, a socket at each other address of the machine takes the connections that
-come there, since the kernel prefers it to one for all addresses. Nothing is accepted from it.
+From before TensorFlow listens until the replacement, a socket at each other address of the machine takes the
+connections there, since the kernel prefers it to one for all addresses. Nothing accepts them.
 
 Needs no privileges. (A socket filter, SO_ATTACH_FILTER, needs them on some kernels, e.g. Linux 6.18.)
 """
@@ -40,16 +39,16 @@ from coordinator.heartbeat.open_connections import Endpoint, OpenConnections, sh
 # Read by TensorFlow when it starts a server.
 _REUSE_PORT = "TF_GRPC_REUSE_PORT"
 _EPOLL = "anon_inode:[eventpoll]"
-# How /proc describes what an epoll instance waits for; numbers but the first are hexadecimal.
+# The format of epoll entries in /proc; all numbers but the first are hexadecimal.
 _WATCHED = re.compile(r"^tfd: *(\d+) events: *([0-9a-f]+) data: *([0-9a-f]+)", re.MULTILINE)
-# What an accepted connection inherits from the socket that it was accepted from.
+# The options that an accepted connection inherits from its listening socket.
 _INHERITED = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY),
     (socket.IPPROTO_TCP, getattr(socket, "TCP_USER_TIMEOUT", 0)),
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE),
 )
 _EPOLL_ADD, _EPOLL_DELETE = 1, 2
-# How long a port that was given up may still be in use, and how often that is looked at, in seconds.
+# How long a port that was given up may stay in use, and how often it is tried, in seconds.
 _BIND_TIMEOUT, _BIND_INTERVAL = 5.0, 0.005
 
 
@@ -61,7 +60,7 @@ class _EpollEvent(ctypes.Structure):
 
 
 class _Watch(NamedTuple):
-    """An entry of a descriptor in an epoll instance: the instance's descriptor, the events, and its owner's data."""
+    """An entry of a descriptor in an epoll instance: the instance's descriptor, the events, and the user data."""
 
     epoll: int
     events: int
@@ -76,9 +75,9 @@ class _Watch(NamedTuple):
 
 
 def loopback_of(host: str) -> str | None:
-    """Returns the IP address at which a server should listen whose host is `localhost` or a loopback address, or None.
+    """Returns the IP address to listen at for the host `localhost` or a loopback address; None for other hosts.
 
-    Any other name may stand for the loopback interface on this machine and for another one elsewhere.
+    Another name may mean the loopback interface on this machine and another interface elsewhere.
     """
     if host == "localhost":
         return "127.0.0.1"
@@ -88,11 +87,7 @@ def loopback_of(host: str) -> str | None:
 
 
 def own_address(address: str) -> str:
-    """Returns an IP address of this machine.
-
-    Raises:
-      LaunchError: this machine does not have that address.
-    """
+    """Returns an IP address if this machine has it; raises LaunchError if not."""
     try:
         with socket.socket(_family(address)) as trial:
             trial.bind((address, 0))
@@ -106,12 +101,11 @@ def own_address(address: str) -> str:
 def listen_only_at(address: str, port: int, besides: Collection[int] = ()) -> None:
     """Makes this process, which listens on a port, listen there at one IP address of the machine only.
 
-    Sockets at this port whose descriptors are `besides` stay.
+    Sockets at this port with descriptors in `besides` stay.
 
     Raises:
-      OSError: the kernel is not Linux, or does not say what waits for a socket, or nothing listens there. Nothing was
-        changed.
-      LaunchError: another process has taken the port during the change, so this process no longer listens there.
+      OSError: the kernel is not Linux or hides epoll entries, or nothing listens there. Nothing was changed.
+      LaunchError: another process took the port during the change, so this process no longer listens there.
     """
     if sys.platform != "linux":
         raise OSError(f"it is not known how to replace a listening socket on {sys.platform}")
@@ -127,7 +121,7 @@ def listen_only_at(address: str, port: int, besides: Collection[int] = ()) -> No
         options = [(*option, former[first].getsockopt(*option)) for option in _INHERITED]
         watches = [(descriptor, watch) for descriptor in former for watch in _watches(descriptor)]
         between = {descriptor: opened.enter_context(_without_network()) for descriptor in former}
-        # From here on the server is not as it was; what the system may refuse has been made before.
+        # The following steps change the server. Everything that the system may refuse was created before.
         deleted = [watch for watch in watches if _delete(*watch)]
         for descriptor, without_network in between.items():
             _replace(descriptor, without_network)
@@ -147,16 +141,15 @@ def listen_only_at(address: str, port: int, besides: Collection[int] = ()) -> No
 
 @contextlib.contextmanager
 def reached_only_at(address: str, port: int) -> Iterator[None]:
-    """A scope to start a TensorFlow server that others never reach; then it listens at one IP address of the machine.
+    """A scope to start a TensorFlow server that is never reached at other addresses; then it listens at one only.
 
-    Raises:
-      OSError, LaunchError: as `listen_only_at`, on leaving.
+    Leaving it raises the errors of `listen_only_at`.
     """
     with contextlib.ExitStack() as opened:
         decoys = []
         if sys.platform == "linux":
             for other in _other_addresses(address):
-                # The address has gone, or another program listens there.
+                # The address is gone, or another program listens there.
                 with contextlib.suppress(OSError):
                     decoys.append(opened.enter_context(_decoy(other, port)).fileno())
         if decoys and _can_share(port):
@@ -169,16 +162,16 @@ def reached_only_at(address: str, port: int) -> Iterator[None]:
 
 
 def _other_addresses(address: str) -> list[str]:
-    """Returns the addresses of this machine but one; for a loopback address, those at which others reach it."""
+    """Returns this machine's other addresses; for a loopback address, those at which other machines reach it."""
     own = ipaddress.ip_address(address)
     try:
         addresses = [entry.address for entries in psutil.net_if_addrs().values() for entry in entries]
     except OSError:
-        # Some sandboxes do not tell.
+        # Some sandboxes refuse.
         return []
     others = []
     for text in addresses:
-        # It may be the address of a network card.
+        # The entry may be the address of a network card.
         with contextlib.suppress(ValueError):
             other = ipaddress.ip_address(text)
             if other != own and not (other.is_loopback and own.is_loopback):
@@ -187,7 +180,7 @@ def _other_addresses(address: str) -> list[str]:
 
 
 def _decoy(address: str, port: int) -> socket.socket:
-    """Returns a socket that takes the connections to an address from those that listen at all addresses."""
+    """Returns a socket that takes the connections to an address from sockets that listen at all addresses."""
     [(family, kind, protocol, _, endpoint)] = socket.getaddrinfo(
         address, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
     )
@@ -203,7 +196,7 @@ def _decoy(address: str, port: int) -> socket.socket:
 
 
 def _can_share(port: int) -> bool:
-    """Returns True if another socket of this user can listen at all addresses; some sandboxes refuse that."""
+    """Returns True if another socket of this user can listen at all addresses; some sandboxes refuse it."""
     with socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET) as trial:
         try:
             if trial.family == socket.AF_INET6:
@@ -218,7 +211,7 @@ def _can_share(port: int) -> bool:
 
 @contextlib.contextmanager
 def _shared_ports() -> Iterator[None]:
-    """A scope in which TensorFlow listens on ports on which other sockets of this user listen."""
+    """A scope in which TensorFlow can listen on ports where other sockets of this user listen."""
     before = os.environ.get(_REUSE_PORT)
     os.environ[_REUSE_PORT] = "true"
     try:
@@ -235,7 +228,7 @@ def _family(address: str) -> socket.AddressFamily:
 
 
 def _sockets_at(port: int) -> Iterator[tuple[int, socket.socket]]:
-    """Yields the descriptor and a duplicate of each TCP socket of this process at a port; the caller closes it."""
+    """Yields the descriptor and a duplicate, which the caller closes, of each TCP socket of this process at a port."""
     for descriptor, duplicate in OpenConnections().sockets():
         is_tcp = duplicate.family in (socket.AF_INET, socket.AF_INET6) and duplicate.type == socket.SOCK_STREAM
         if is_tcp and duplicate.getsockname()[1] == port:
@@ -249,20 +242,20 @@ def _is_listening(duplicate: socket.socket) -> bool:
 
 
 def _watches(descriptor: int) -> list[_Watch]:
-    """Returns the entries of a descriptor in the epoll instances of this process; raises OSError if it is not told."""
+    """Returns a descriptor's entries in this process's epoll instances; raises OSError if the kernel hides them."""
     with select.epoll() as trial:
         trial.register(descriptor, 0)
         watches = list(described_watches(descriptor))
-        # Some sandboxes leave such entries out: then a socket that was replaced would never be waited for again.
+        # Some sandboxes hide such entries: then nothing would ever wait for a replaced socket.
         if not any(watch.epoll == trial.fileno() for watch in watches):
             raise OSError("/proc/self/fdinfo does not say what is waited for")
         return [watch for watch in watches if watch.epoll != trial.fileno()]
 
 
 def described_watches(descriptor: int) -> Iterator[_Watch]:
-    """Yields the entries of a descriptor in the epoll instances of this process, as far as the kernel tells."""
+    """Yields a descriptor's entries in this process's epoll instances that the kernel shows."""
     for name in os.listdir("/proc/self/fd"):
-        # It may have been closed.
+        # The descriptor may have been closed.
         with contextlib.suppress(OSError):
             if os.readlink(f"/proc/self/fd/{name}") == _EPOLL:
                 with open(f"/proc/self/fdinfo/{name}", encoding="ascii") as described:
@@ -273,7 +266,7 @@ def described_watches(descriptor: int) -> Iterator[_Watch]:
 
 
 def _delete(descriptor: int, watch: _Watch) -> bool:
-    """Deletes an entry; returns False if it is gone, as with an epoll instance that has two descriptors."""
+    """Deletes an entry; returns False if it is gone, for example because the epoll instance has two descriptors."""
     try:
         watch.change(_EPOLL_DELETE, descriptor)
     except OSError as error:
@@ -284,22 +277,21 @@ def _delete(descriptor: int, watch: _Watch) -> bool:
 
 
 def _without_network() -> socket.socket:
-    """Returns a listening socket that no other machine can reach."""
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    # Linux gives it a name that is free.
+    # Linux chooses a free name.
     listening.bind("")
     listening.listen()
     return listening
 
 
 def _bound(address: str, port: int) -> socket.socket:
-    """Returns a socket that listens at an address. Raises LaunchError if the port stays in use for a while."""
+    """Returns a socket that listens at an address. Raises LaunchError if the port stays in use."""
     deadline = time.monotonic() + _BIND_TIMEOUT
     while True:
         try:
             return socket.create_server((address, port), family=_family(address), backlog=socket.SOMAXCONN)
         except OSError as error:
-            # Another thread may have a duplicate of the former socket, or have started a process with it, for a moment.
+            # Another thread, or a process that it started, may hold a duplicate of the former socket for a moment.
             if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
                 raise LaunchError(
                     f"Nothing listens on port {port} any more, since it cannot be bound to {address}: {error.strerror}."
@@ -308,7 +300,7 @@ def _bound(address: str, port: int) -> socket.socket:
 
 
 def _replace(descriptor: int, replacement: socket.socket) -> None:
-    """Puts a socket, which never waits, in the place of another one."""
+    """Puts a socket, made non-blocking, in the place of another one."""
     with replacement:
         replacement.setblocking(False)
         os.dup2(replacement.fileno(), descriptor, inheritable=os.get_inheritable(descriptor))

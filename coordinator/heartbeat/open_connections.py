@@ -1,16 +1,16 @@
-"""The TCP connections of a process to some servers, whichever code opened them, a C++ library too.
+"""The TCP connections of a process to given servers, opened by any code, including C++ libraries.
 
-They are found among the process's file descriptors, by their peers. Promises:
+They are found among the process's file descriptors, by their peers. Guarantees:
 
-- nothing is closed or disturbed that belongs to others: each descriptor is inspected through a duplicate, which is
-  recognized by the identity of its socket;
-- connections that are still being established are found;
-- nothing fails because a connection is closed during the search.
+- No other descriptor is closed or disturbed: each is inspected through a duplicate, recognized by the identity of its
+  socket.
+- Connections that are still being established are found.
+- A connection that is closed during the search causes no error.
 
-Descriptors are listed here, since `psutil.Process.net_connections` reads the whole table of the machine's connections
-and does not say which socket a descriptor is. With 40 connections in the process one search takes 0.5 ms here and 16 ms
-there, 24 ms with 5,000 connections on the machine, and the heartbeat makes one in each interval. Another process's
-descriptors are available on Linux only, with the right to trace that process.
+We list descriptors ourselves: `psutil.Process.net_connections` reads the machine's whole table of connections, and does
+not say which socket a descriptor is. With 40 connections in the process a search takes 0.5 ms here and 16 ms there
+(24 ms with 5,000 connections on the machine), and the heartbeat searches in each interval. Another process's
+descriptors are available only on Linux, with the right to trace that process.
 """
 
 import contextlib
@@ -28,17 +28,17 @@ import psutil
 
 from coordinator.addresses import parse_address
 
-# How long a lookup is valid, and how long a name that could not be resolved is not looked up again, in seconds.
+# How long a lookup is valid, and how long an unresolved name is not looked up again, in seconds.
 KNOWN_LIFETIME, _UNKNOWN_LIFETIME = 60.0, 5.0
 # Linux's TCP_SYN_SENT, as TCP_INFO gives it.
 _SYN_SENT = 2
-# The number of the system call pidfd_getfd, which Python has no name for; the same on every machine.
+# The number of the system call pidfd_getfd, which Python does not wrap; the same on every machine.
 _PIDFD_GETFD = 438
 
 
 @dataclasses.dataclass(frozen=True)
 class Endpoint:
-    """An IP address and a port, in one spelling: without the zone of a link, and IPv4 as such where IPv6 carries it."""
+    """An IP address and a port in canonical form: without a zone, and IPv4-mapped IPv6 addresses as IPv4."""
 
     ip: ipaddress.IPv4Address | ipaddress.IPv6Address
     port: int
@@ -53,14 +53,14 @@ class Endpoint:
 
 
 class EndpointLookup:
-    """Resolves addresses, and caches the results. One thread at a time may use it."""
+    """Resolves addresses and caches the results. Only one thread at a time may use it."""
 
     def __init__(self) -> None:
         self._endpoints: dict[str, frozenset[Endpoint]] = {}
         self.valid_until: dict[str, float] = {}
 
     def owners(self, addresses: Collection[str]) -> dict[Endpoint, str]:
-        """Returns the endpoints of some `host:port`, each with its address. All others are dropped from the cache."""
+        """Maps the endpoints of some `host:port` to their address; drops all other addresses from the cache."""
         for address in self._endpoints.keys() - set(addresses):
             del self._endpoints[address], self.valid_until[address]
         for address in addresses:
@@ -69,7 +69,7 @@ class EndpointLookup:
         return {endpoint: address for address in addresses for endpoint in self._endpoints[address]}
 
     def renew(self) -> None:
-        """Looks up the address with the oldest result again, if that has expired."""
+        """Looks up the address with the oldest result again, if the result has expired."""
         oldest = min(self.valid_until, key=self.valid_until.__getitem__, default=None)
         if oldest is not None and self.valid_until[oldest] <= time.monotonic():
             self._look_up(oldest)
@@ -77,8 +77,8 @@ class EndpointLookup:
     def _look_up(self, address: str) -> None:
         host, port = parse_address(address)
         endpoints = self._endpoints.get(address, frozenset())
-        # A name that does not resolve now keeps its last result. `ValueError`: it is no host name at all, since a label
-        # of it is empty or too long.
+        # A name that does not resolve now keeps its last result. `ValueError`: it is not a host name, since a label is
+        # empty or too long.
         with contextlib.suppress(OSError, ValueError):
             infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
             endpoints = frozenset(Endpoint.of(str(endpoint[0]), port) for *_, endpoint in infos)
@@ -88,9 +88,9 @@ class EndpointLookup:
 
 @dataclasses.dataclass(frozen=True)
 class OpenConnection:
-    """One connection, with the file descriptor that it had in its process when it was found, and the other end.
+    """One connection, with its file descriptor in its process when it was found.
 
-    Its identity is a number that no other open socket of this machine has; duplicates have the same.
+    `identity` is a number that no other open socket of this machine has, except duplicates of the same socket.
     """
 
     identity: int
@@ -99,21 +99,20 @@ class OpenConnection:
 
 
 class OpenConnections:
-    """Finds the connections of a process. One thread at a time may use it.
+    """Finds the connections of a process. Only one thread at a time may use it.
 
-    Args:
-      process: the id of the process, which this one must be allowed to trace; None for this one.
+    `process` is the id of another process, which this one must be allowed to trace; None for this one.
     """
 
     def __init__(self, process: int | None = None) -> None:
         self._process = process
         owner = "self" if process is None else str(process)
         self._folder = f"/proc/{owner}/fd" if sys.platform == "linux" else "/dev/fd"
-        # The peers of the sockets seen last, by identity: the peer of a connection never changes.
+        # By identity: a connection's peer never changes.
         self._peers: dict[int, Endpoint] = {}
 
     def find(self, peers: Collection[Endpoint]) -> list[OpenConnection]:
-        """Returns the connections to any of some endpoints, also those that are still being established."""
+        """Returns the connections to some endpoints, also those that are still being established."""
         connections = []
         for identity, descriptor in self._sockets():
             peer = self._peers.get(identity)
@@ -126,25 +125,24 @@ class OpenConnections:
         return [connection for connection in connections if connection.peer in peers]
 
     def duplicate(self, connection: OpenConnection) -> socket.socket | None:
-        """Returns another handle to a connection, which the caller closes; None if it has been closed."""
+        """Returns another handle to a connection, which the caller closes; None if the connection was closed."""
         return self._duplicate(connection.identity, connection.descriptor)
 
     def sockets(self) -> Iterator[tuple[int, socket.socket]]:
-        """Yields the descriptor of each socket of the process, and another handle to it, which the caller closes."""
+        """Yields the descriptor of each socket of the process with another handle to it, which the caller closes."""
         for identity, descriptor in self._sockets():
             if (duplicate := self._duplicate(identity, descriptor)) is not None:
                 yield descriptor, duplicate
 
     def shut_down(self, address: str) -> int:
-        """Shuts down all connections to a server at `host:port`, and returns how many there were.
+        """Shuts down all connections to a server at `host:port`; returns how many there were.
 
-        Calls to the server fail, as if it had been killed. A host name is resolved, which may take as long as the
-        network needs.
+        Calls to the server fail as if it had been killed. Resolving a host name takes as long as the network needs.
         """
         return self.shut_down_to(EndpointLookup().owners([address]))
 
     def shut_down_to(self, peers: Collection[Endpoint]) -> int:
-        """Shuts down all connections to any of some endpoints, and returns how many there were."""
+        """Shuts down all connections to some endpoints; returns how many there were."""
         connections = self.find(peers)
         for connection in connections:
             if (duplicate := self.duplicate(connection)) is not None:
@@ -153,7 +151,6 @@ class OpenConnections:
         return len(connections)
 
     def _sockets(self) -> Iterator[tuple[int, int]]:
-        """Yields the identity and the descriptor of each socket."""
         try:
             names = os.listdir(self._folder)
         except OSError:
@@ -181,13 +178,13 @@ class OpenConnections:
 
 
 def shut_down(connection: socket.socket) -> None:
-    """Shuts down a connection in all processes that have it; does nothing if it has ended or was never established."""
+    """Shuts down a connection in all processes that have it; does nothing if it has ended or was not established."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 
 
 def peer_of(connection: socket.socket) -> Endpoint | None:
-    """Returns the peer of a TCP connection, also while it is being established; None if there is none."""
+    """Returns the peer of a TCP connection, also while it is being established; None if it has none."""
     if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.type != socket.SOCK_STREAM:
         return None
     try:
@@ -203,7 +200,7 @@ def _awaited_peer(connection: socket.socket) -> Endpoint | None:
         return None
     identity = os.fstat(connection.fileno()).st_ino
     for listed in psutil.Process().net_connections("tcp"):
-        # psutil names one of the descriptors of each socket.
+        # psutil gives one descriptor of each socket.
         with contextlib.suppress(OSError):
             if listed.raddr and os.fstat(listed.fd).st_ino == identity:
                 return Endpoint.of(listed.raddr.ip, listed.raddr.port)
@@ -211,7 +208,6 @@ def _awaited_peer(connection: socket.socket) -> Endpoint | None:
 
 
 def _duplicate_from(process: int, descriptor: int) -> int:
-    """Duplicates a descriptor of another process into this one."""
     if sys.platform != "linux":
         raise OSError("Descriptors of another process are available on Linux only.")
     handle = os.pidfd_open(process)

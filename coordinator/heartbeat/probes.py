@@ -1,36 +1,36 @@
 """Asks servers for their status, why they do not answer, and whether they reach each other; without TensorFlow.
 
-A probe (`TaskProbe`, on an asyncio loop `AsyncTaskProbe`) is one empty `GetStatus` request over a separate channel of
-gRPC. It promises to
+A probe (`TaskProbe`, or `AsyncTaskProbe` on an asyncio loop) is one empty `GetStatus` request over its own gRPC
+channel. Guarantees: it
 
-- return within its deadline, even when the server is frozen or its host is gone;
-- hold no Python lock while it waits, so that no other thread is ever blocked by it;
-- notice a server that was restarted on the same port, within about a second, by its new incarnation.
+- returns within its deadline, even if the server is frozen or its host is gone;
+- holds no Python lock while it waits, so it never blocks another thread;
+- notices a server that was restarted on the same port, within about a second, by its new incarnation.
 
-`find_obstacles` makes a plain connection to a server that does not answer. It waits for a limited time, except for the
-resolution of host names, which it lets end.
+`find_obstacles` makes a plain connection to a server that does not answer. It waits for a limited time, but lets the
+resolution of host names end.
 
-`ServerLinks` finds the faults of a network that no client sees:
+`ServerLinks` finds network faults that no client sees:
 
     client --"do you reach B?"--> server A --status--> server B
            <------- yes ---------          <---------
 
-A call of a worker to a parameter server whose packets are dropped lasts until the kernel gives the connection up: after
-some 950 s. Neither the client nor its heartbeat notices, since both servers answer the client.
+If packets between them are dropped, a worker's call to a parameter server lasts until the kernel gives up the
+connection: some 950 s. Neither the client nor its heartbeat notices, because both servers answer the client.
 
-The question is TensorFlow's `CreateSession` for a cluster of A and B: to answer it, A asks B for its devices. A does so
-on other threads than those that run functions. So the question neither waits for a function that A runs, nor takes the
-thread that this function needs: with two processors a second function on A would take the last one. It costs about 8 ms
-of both servers together.
+The question is TensorFlow's `CreateSession` for a cluster of A and B: to answer it, A asks B for its devices. A uses
+other threads than those that run functions. So the question neither waits for a running function, nor takes the thread
+that this function needs: with two processors, a second function on A would take the last one. It costs about 8 ms of
+both servers together.
 
-`ServerLinks` promises: a question that A cannot answer is not asked again before it has been answered, since it
-occupies a thread of A until then; what A has made for an answer is freed; no method waits longer than `timeout`; an
-answer is valid for a moment, so that many threads may ask.
+Guarantees of `ServerLinks`: an unanswered question is not asked again, since it occupies a thread of A; what A has made
+for an answer is freed; no method waits longer than `timeout`; an answer stays valid for a moment, so many threads may
+ask.
 
-The messages of these requests are described by the few fields that are used. They are part of TensorFlow's wire format
-(`worker.proto`, `device_attributes.proto`, `eager_service.proto`, `master.proto`, `config.proto`, `cluster.proto`),
-which does not change between releases; TensorFlow comes without Python classes for some of them. They are registered
-in a separate pool, since TensorFlow registers messages of the same names in the default one.
+The messages have only the fields that are used. They are part of TensorFlow's wire format (`worker.proto`,
+`device_attributes.proto`, `eager_service.proto`, `master.proto`, `config.proto`, `cluster.proto`), which does not
+change between releases; TensorFlow has no Python classes for some of them. A separate pool holds them, because
+TensorFlow registers messages of the same names in the default pool.
 """
 
 import asyncio
@@ -51,13 +51,13 @@ from google.protobuf.message import DecodeError
 
 from coordinator.addresses import parse_address
 
-# In seconds. A host that is up accepts or refuses a connection in a fraction of that.
+# In seconds. A host that is up accepts or refuses a connection in a fraction of this.
 _RESOLVE_TIMEOUT = 2.0
 _CONNECT_TIMEOUT = 1.0
 
 
 class Obstacle(enum.Enum):
-    """What a plain connection shows, in words for users."""
+    """The result of a plain connection, in words for users."""
 
     REFUSED = "the connection is refused, so no server runs there"
     UNRESOLVED = "the host name does not resolve; correct it, or wait until the DNS has it"
@@ -66,18 +66,18 @@ class Obstacle(enum.Enum):
 
 
 def find_obstacles(addresses: Collection[str]) -> dict[str, Obstacle]:
-    """Connects to servers (`host:port`) that do not answer, all at once; returns the obstacle of each."""
+    """Connects in parallel to servers (`host:port`) that do not answer; returns the obstacle of each."""
 
     async def find_all() -> list[Obstacle]:
         return await asyncio.gather(*map(find_obstacle, addresses))
 
-    # On another thread, since the caller's may run an event loop already, as in a notebook.
+    # On another thread, since the caller's may already run an event loop, as in a notebook.
     with concurrent.futures.ThreadPoolExecutor(1, "coordinator-obstacles") as thread:
         return dict(zip(addresses, thread.submit(asyncio.run, find_all()).result(), strict=True))
 
 
 async def find_obstacle(address: str) -> Obstacle:
-    """Connects to a server that does not answer; returns what that shows."""
+    """Connects to a server that does not answer; returns the obstacle."""
     loop = asyncio.get_running_loop()
     try:
         endpoints = await _endpoints(*parse_address(address))
@@ -100,10 +100,7 @@ async def find_obstacle(address: str) -> Obstacle:
 
 
 async def _endpoints(host: str, port: int) -> Sequence[Any]:
-    """Returns what `socket.getaddrinfo` does.
-
-    Raises OSError if the name does not resolve in time, and ValueError if it is no host name (an empty or long label).
-    """
+    """Returns the result of `socket.getaddrinfo`; raises OSError after a timeout, ValueError for an invalid host name."""
     try:
         # An IP address needs no thread. The event loop has few resolver threads; hanging names can block them all.
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
@@ -125,37 +122,37 @@ ChannelOptions = tuple[tuple[str, int], ...]
 def channel_options(longest_backoff: int, *, detect_dead_host: bool) -> ChannelOptions:
     """Returns the options of a channel to a server that may be restarted at any time.
 
-    Two attempts to connect are at most `longest_backoff` milliseconds apart; gRPC's own default is two minutes. With
-    `detect_dead_host` a connection is given up, and the request reported as refused, when the host has acknowledged
-    nothing for five seconds.
+    Attempts to connect are at most `longest_backoff` milliseconds apart; gRPC's own default is two minutes. With
+    `detect_dead_host` a connection ends, and the request counts as refused, when the host has acknowledged nothing for
+    five seconds.
     """
     options: ChannelOptions = (
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", longest_backoff),
-        # This one bounds a single attempt to connect, so it must leave room for a slow network.
+        # Bounds a single attempt to connect, so it must leave room for a slow network.
         ("grpc.min_reconnect_backoff_ms", 5_000),
-        # Neither the connection nor the back-off of another channel to the same address is shared.
+        # Shares neither connection nor back-off with another channel to the same address.
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_http_proxy", 0),
     )
     if not detect_dead_host:
         return options
-    # Setting any keep-alive makes gRPC give up a connection whose packets are not acknowledged after the second value;
-    # the first keeps it from sending pings, which servers answer with a disconnect.
+    # With any keep-alive gRPC ends a connection whose packets are not acknowledged after the second value. The first
+    # value prevents pings, which servers answer with a disconnect.
     return (*options, ("grpc.keepalive_time_ms", 3_600_000), ("grpc.keepalive_timeout_ms", 5_000))
 
 
 _Field = descriptor_pb2.FieldDescriptorProto
 _STRING, _INT32, _FIXED64 = _Field.TYPE_STRING, _Field.TYPE_INT32, _Field.TYPE_FIXED64
-# Each field: its number, its type or the name of a message, and whether it is repeated.
+# Field: its number, its type or the name of a message, and whether it is repeated.
 _MESSAGES: dict[str, dict[str, tuple[int, int | str, bool]]] = {
     "DeviceAttributes": {"name": (1, _STRING, False), "incarnation": (6, _FIXED64, False)},
     "GetStatusResponse": {"device_attributes": (1, "DeviceAttributes", True)},
-    # What both KeepAlive and CloseContext take.
+    # The request of both KeepAlive and CloseContext.
     "ContextRequest": {"context_id": (1, _FIXED64, False), "context_view_id": (2, _FIXED64, False)},
-    # What CleanupAll takes.
+    # The request of CleanupAll.
     "ContainersRequest": {"container": (1, _STRING, True)},
-    # A map, in its form on the wire.
+    # A map, as it is on the wire.
     "TaskDef": {"key": (1, _INT32, False), "value": (2, _STRING, False)},
     "JobDef": {"name": (1, _STRING, False), "tasks": (2, "TaskDef", True)},
     "ClusterDef": {"job": (1, "JobDef", True)},
@@ -198,7 +195,7 @@ class TaskStatus:
     """The status of a server.
 
     Attributes:
-      incarnation: a random number that the server drew when it started; another one means that it was restarted.
+      incarnation: a random number that the server drew at its start; a different one means that it was restarted.
       devices: the names of its devices, such as `/job:worker/replica:0/task:0/device:CPU:0`, in its own order.
     """
 
@@ -207,21 +204,21 @@ class TaskStatus:
 
 
 class TaskProbe:
-    """Asks the server at one `host:port` for its status; every method may be called from any thread."""
+    """Asks the server at one `host:port` for its status. Every method may be called from any thread."""
 
     def __init__(self, address: str):
         self._channel = grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
         self._get_status = self._channel.unary_unary(GET_STATUS)
 
     def status(self, timeout: float) -> TaskStatus | None:
-        """Returns the server's status, or None if it gave none: refused, gone, frozen, or not a TensorFlow server.
+        """Returns the server's status within `timeout` seconds. Raises ValueError if the probe is closed.
 
-        It waits for the answer at most `timeout` seconds. Raises ValueError if the probe is closed.
+        None means that it is refused, gone, frozen, or not a TensorFlow server.
         """
         return self.begin_status(timeout)()
 
     def begin_status(self, timeout: float) -> Callable[[], TaskStatus | None]:
-        """Begins a probe without waiting. Returns a function that waits for its result, as `status` returns it."""
+        """Begins a probe without waiting; returns a function that waits for its result, as `status` returns it."""
         call = self._get_status.future(b"", timeout=timeout)
         return lambda: _decode(call.result()) if call.code() is grpc.StatusCode.OK else None
 
@@ -237,9 +234,9 @@ class TaskProbe:
 
 
 class AsyncTaskProbe:
-    """Asks the server at one `host:port` on an asyncio loop, and distinguishes silence from a refusal.
+    """Asks the server at one `host:port` on an asyncio loop, and tells silence from a refusal.
 
-    It is an asynchronous context manager: create, use and leave it on the loop.
+    An asynchronous context manager: create, use and leave it on the loop.
     """
 
     def __init__(self, address: str):
@@ -256,9 +253,8 @@ class AsyncTaskProbe:
         try:
             async with asyncio.timeout(timeout):
                 status = await self._ask(timeout)
-                # gRPC reports a failure for a host that is gone and for a frozen server too: the kernel of a frozen
-                # server accepts connections, and a host that is gone is reported as unreachable or not at all. Only a
-                # refused connection shows that there is no process.
+                # gRPC also reports a failure for a frozen server, whose kernel accepts connections, and for a host that
+                # is gone, as unreachable or not at all. Only a refused connection shows that there is no process.
                 if status is None and await find_obstacle(self._address) is not Obstacle.REFUSED:
                     status = await self._ask(timeout, wait_for_ready=True)
                 return status
@@ -282,7 +278,7 @@ class AsyncTaskProbe:
 
 
 def _decode(reply: bytes) -> TaskStatus | None:
-    """Decodes a reply. Returns None if it is not a list of devices, and so not from a TensorFlow server."""
+    """Decodes a reply; returns None if it has no devices, and so is not from a TensorFlow server."""
     try:
         devices = GetStatusResponse.FromString(reply).device_attributes
     except DecodeError:
@@ -292,9 +288,9 @@ def _decode(reply: bytes) -> TaskStatus | None:
     return TaskStatus(incarnation=devices[0].incarnation, devices=tuple(device.name for device in devices))
 
 
-# Other names than the servers have themselves, which TensorFlow refuses here.
+# Differ from the servers' own job names, which TensorFlow refuses here.
 _HERE, _THERE = "coordinator_here", "coordinator_there"
-# The answers of a server that does not reach another one. Any other error: it does not answer such questions.
+# The answers of a server that does not reach another one. After another error, it does not answer such questions.
 _UNREACHED = frozenset(
     {
         grpc.StatusCode.UNAVAILABLE,
@@ -310,7 +306,7 @@ _FRESH = 1.0
 
 
 class Link(NamedTuple):
-    """A connection between two servers: `host:port` of the server that calls, and of the server that is called."""
+    """A link from one server to another: the `host:port` of the caller, and of the server that is called."""
 
     source: str
     target: str
@@ -319,28 +315,27 @@ class Link(NamedTuple):
 class ServerLinks:
     """Asks servers whether they reach others. Every method may be called from any thread.
 
-    Args:
-      timeout: a server that has not answered for this long, in seconds, does not reach the other one.
+    `timeout` is in seconds: a server that has not answered for this long does not reach the other one.
     """
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
-        # Guards what follows; nothing is waited for while it is held.
+        # Guards the next attributes; nothing waits while it is held.
         self._lock = threading.Lock()
         self._channels: dict[str, grpc.Channel] = {}
         self._asked: dict[Link, tuple[Any, float]] = {}
-        # When links were last found to be whole.
+        # When links were last found to work.
         self._whole: dict[Link, float] = {}
         self._is_closed = False
         self._freeing: set[Any] = set()
 
     def broken(self, links: Collection[Link]) -> dict[Link, str]:
-        """Asks about links whose sources answer the client, all at once; returns the broken ones, each with words.
+        """Asks, in parallel, about links whose sources answer the client; returns the broken ones with descriptions.
 
         A link whose source does not answer such questions is not among them.
         """
         questions = {link: question for link in links if (question := self._ask(link)) is not None}
-        # A question that was asked and waited for before is not waited for again.
+        # Only the rest of a question's timeout is waited for: an earlier call may have waited already.
         deadline = max((asked_at + self._timeout for _, asked_at in questions.values()), default=0.0)
         concurrent.futures.wait([_done(call) for call, _ in questions.values()], max(0.0, deadline - time.monotonic()))
         described = {link: self._words(link, *question) for link, question in questions.items()}
@@ -357,7 +352,7 @@ class ServerLinks:
             channel.close()
 
     def _ask(self, link: Link) -> tuple[Any, float] | None:
-        """Returns the call of a question, and when it was asked; None after `close`, or if the answer is known."""
+        """Returns a question's call, and when it was asked; None after `close`, or if the answer is known."""
         with self._lock:
             if self._is_closed or time.monotonic() - self._whole.get(link, -_FRESH) < _FRESH:
                 return None
@@ -377,18 +372,18 @@ class ServerLinks:
 
     def _free(self, channel: grpc.Channel, call: Any) -> None:
         """Frees what a server has made for its answer; called on a thread of gRPC."""
-        # The channel may be closed by now.
+        # The channel may have been closed.
         with contextlib.suppress(ValueError):
             if call.code() is grpc.StatusCode.OK:
                 handle = CreateSessionResponse.FromString(call.result()).session_handle
                 close = channel.unary_unary(CLOSE_SESSION, request_serializer=CloseSessionRequest.SerializeToString)
                 freeing = close.future(CloseSessionRequest(session_handle=handle), timeout=self._timeout)
-                # gRPC cancels a request that is no longer referenced.
+                # gRPC cancels a request that nothing references.
                 self._freeing.add(freeing)
                 freeing.add_done_callback(self._freeing.discard)
 
     def _words(self, link: Link, call: Any, asked_at: float) -> str:
-        """Returns words on a broken link; empty if it is not."""
+        """Describes a broken link; returns "" if the link works."""
         if not call.done():
             return f"no answer for {time.monotonic() - asked_at:.0f} s"
         with self._lock:
@@ -401,7 +396,7 @@ class ServerLinks:
 
 
 def _done(call: Any) -> concurrent.futures.Future[None]:
-    """Returns a future that is done when a call of gRPC is, whose own kind `concurrent.futures.wait` does not know."""
+    """Returns a future for a gRPC call, because `concurrent.futures.wait` does not accept gRPC's own futures."""
     future: concurrent.futures.Future[None] = concurrent.futures.Future()
     call.add_done_callback(lambda _: future.set_result(None))
     return future
