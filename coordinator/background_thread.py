@@ -113,10 +113,7 @@ class BackgroundThread:
 def start_once(
     name: str, work: Callable[[], object], on_failure: Callable[[BaseException], object] | None = None
 ) -> threading.Thread:
-    """Starts a daemon thread that does some work once. The thread's name must begin with `coordinator`.
-
-    If the work raises, the error is logged and passed to `on_failure` on the thread, to release those who wait.
-    """
+    """Starts a daemon thread that does some work once. Its errors are logged, and passed to `on_failure` on it."""
 
     def run() -> None:
         try:

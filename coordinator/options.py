@@ -31,12 +31,9 @@ def is_integer(value: Any, minimum: int | None = None, maximum: int | None = Non
 
 
 def check_integer(name: str, value: Any, minimum: int, maximum: int | None = None, *, note: str = "") -> None:
-    """Checks that the value of a setting is an integer within bounds, both included.
+    """Raises SettingError unless a setting is an integer within bounds, both included; SettingTypeError if not an int.
 
     `note` follows the bounds in the message, such as ", or inf" if the caller allows that too.
-
-    Raises:
-      SettingError: the value is out of bounds, or not an int (then also a `TypeError`).
     """
     if not is_integer(value, minimum, maximum):
         bounds = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
@@ -54,19 +51,10 @@ def check_number(
     unit: str = "",
     note: str = "",
 ) -> None:
-    """Checks that the value of a setting is a number within bounds; NaN never is.
+    """Raises SettingError unless a setting is a number within bounds; SettingTypeError if not a number. NaN is refused.
 
-    Args:
-      name: the setting's name.
-      value: the setting's value.
-      minimum: a lower bound that is included.
-      maximum: an upper bound that is included; `inf` allows `inf`. By default the number must be finite.
-      above: a lower bound that is not included.
-      unit: for the message, such as "seconds".
-      note: see `check_integer`.
-
-    Raises:
-      SettingError: the value is out of bounds, or not a number (then also a `TypeError`).
+    `minimum` and `maximum` are included, `above` is not. Without `maximum` the number must be finite; a `maximum` of
+    `inf` allows `inf`. For `note` see `check_integer`.
     """
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if (
@@ -88,10 +76,9 @@ def check_number(
 
 
 def check_transfer_dtype(name: str, value: Any) -> None:
-    """Checks the dtype of messages with variables and gradients: `tf.bfloat16`; None and `tf.float32` round nothing.
+    """Raises SettingError unless a dtype of messages is `tf.bfloat16`, or `tf.float32` or None, which round nothing.
 
-    Raises:
-      SettingError: the value is another dtype, or no dtype (then also a `TypeError`).
+    A value that is no dtype raises SettingTypeError.
     """
     # Compared by name: this module is imported without TensorFlow.
     dtype = None if value is None or isinstance(value, str) else getattr(value, "name", None)
@@ -236,12 +223,7 @@ RESTART_COUNT = "COORDINATOR_RESTART_COUNT"
 
 
 def with_program_settings(options: Options | None, environment: Mapping[str, str]) -> Options:
-    """Returns a program's options (None for the defaults), completed by the settings of the environment.
-
-    Raises:
-      TypeError: `options` is not an `Options`.
-      ValueError: a setting of the environment is wrong.
-    """
+    """Returns a program's options (None for the defaults), completed by the environment. Raises TypeError, ValueError."""
     options = Options() if options is None else options
     if not isinstance(options, Options):
         raise TypeError(f"options must be a coordinator.Options, got {options!r}.")

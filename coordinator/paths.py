@@ -18,11 +18,7 @@ def is_url(path: str) -> bool:
 
 
 def path_text(path: str | os.PathLike[str]) -> str:
-    """Returns a path as a str; for a URL such as `file:///there` the local path.
-
-    Raises:
-      ValueError: `pathlib` has changed a URL.
-    """
+    """Returns a path as a str, for `file:///there` the local path. Raises ValueError if `pathlib` has changed a URL."""
     text = os.fspath(path)
     if text.startswith("file:///"):
         return text.removeprefix("file://")
@@ -33,11 +29,7 @@ def path_text(path: str | os.PathLike[str]) -> str:
 
 
 def local_path(path: str | os.PathLike[str], purpose: str) -> str:
-    """Returns a user's local path as a str; `purpose` names the path in the error.
-
-    Raises:
-      ValueError: the path is a URL, or a URL that `pathlib` has changed.
-    """
+    """Returns a user's local path as a str. Raises ValueError for a URL; `purpose` names the path in the message."""
     text = path_text(path)
     if is_url(text):
         raise ValueError(f"{purpose} must be on a local file system, got {text!r}. Copy it from or to there.")
@@ -45,11 +37,7 @@ def local_path(path: str | os.PathLike[str], purpose: str) -> str:
 
 
 def checkpoint_path(path: str | os.PathLike[str]) -> str:
-    """Returns the path of TensorFlow's checkpoint files, or of their directory, as a str.
-
-    Raises:
-      ValueError: TensorFlow would not find the files again, or `pathlib` has changed a URL.
-    """
+    """Returns a path for TensorFlow's checkpoint files as a str. Raises ValueError if they could not be found again."""
     text = path_text(path)
     if set(text) & set("*?[\\"):
         raise ValueError(

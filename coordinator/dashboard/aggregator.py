@@ -108,8 +108,6 @@ _MANY = 64
 
 @dataclasses.dataclass
 class _Worker:
-    """The running call of one worker, its busy seconds, and its segments."""
-
     running: Segment | None = None
     busy: float = 0.0
     segments: deque[Segment] = dataclasses.field(default_factory=deque)
@@ -264,7 +262,7 @@ _WORKER_COUNTS = ("finished", "failed", "retried", "losses", "reconnections", "r
 
 @dataclasses.dataclass(frozen=True)
 class _Sample:
-    """Counts at one moment: of all finished closures; of finished closures and busy seconds by worker."""
+    """Counts at one moment: all finished closures; finished closures and busy seconds by worker."""
 
     time: float
     total: int

@@ -109,7 +109,7 @@ def _name(task: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class WorkerRow:
-    """A worker; the counts at the end are those of `coordinator.WorkerStatistics`."""
+    """A worker. The last counts come from `coordinator.WorkerStatistics`."""
 
     index: int
     # `live`, `lost` or `stopped`.
@@ -135,7 +135,7 @@ class WorkerRow:
 
 @dataclasses.dataclass(frozen=True)
 class ServerRow:
-    """A parameter server: what it has used so far, and its rates between the latest two readings."""
+    """A parameter server: its usage so far, and its rates between the latest two readings."""
 
     usage: ServerUsage
     # The number of processors that it keeps busy.
@@ -167,7 +167,7 @@ class RuleRow:
 
 @dataclasses.dataclass(frozen=True)
 class TimelineEntry:
-    """Something that happened, other than that closures run."""
+    """An event other than running closures."""
 
     number: int
     time: float
@@ -182,7 +182,7 @@ class TimelineEntry:
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """A time in which a worker ran calls of one function, with short breaks at most."""
+    """A time in which a worker ran calls of one function with only short breaks."""
 
     worker: int
     # The start of the first call and the end of the last one, or the time of the snapshot if it runs.
@@ -196,7 +196,7 @@ class Segment:
 
 @dataclasses.dataclass(frozen=True)
 class RateHistory:
-    """How the rate and the reported values changed, as columns of equal length."""
+    """The rate and the reported values over time, as columns of equal length."""
 
     # The ends of equal periods, and the closures finished per second in each.
     times: tuple[float, ...] = ()

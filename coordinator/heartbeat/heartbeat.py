@@ -214,7 +214,7 @@ class Heartbeat:
         self._thread.start()
 
     def watch(self, address: str) -> None:
-        """Begins to watch a server at `host:port` if it is not watched yet. Raises ValueError for an invalid address."""
+        """Begins to watch a server at `host:port`, unless it is watched. Raises ValueError for an invalid address."""
         parse_address(address)
         with self._lock:
             if address not in self._watched:

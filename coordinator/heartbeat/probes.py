@@ -100,7 +100,7 @@ async def find_obstacle(address: str) -> Obstacle:
 
 
 async def _endpoints(host: str, port: int) -> Sequence[Any]:
-    """Returns the result of `socket.getaddrinfo`; raises OSError after a timeout, ValueError for an invalid host name."""
+    """Returns the result of `socket.getaddrinfo`; raises OSError after a timeout, ValueError for an invalid name."""
     try:
         # An IP address needs no thread. The event loop has few resolver threads; hanging names can block them all.
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
