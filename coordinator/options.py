@@ -223,7 +223,7 @@ RESTART_COUNT = "COORDINATOR_RESTART_COUNT"
 
 
 def with_program_settings(options: Options | None, environment: Mapping[str, str]) -> Options:
-    """Returns a program's options (None for the defaults), completed by the environment. Raises TypeError, ValueError."""
+    """Returns a program's options (None for the defaults), completed by the environment; checks both."""
     options = Options() if options is None else options
     if not isinstance(options, Options):
         raise TypeError(f"options must be a coordinator.Options, got {options!r}.")

@@ -1,6 +1,6 @@
 """Arguments of several commands: local files, and the token of the dashboard.
 
-The token is read from a file or from the environment: a command line can be read by other users of the machine.
+The token comes from a file or from the environment, because other users of the machine can read command lines.
 """
 
 import argparse
@@ -19,7 +19,7 @@ _LONGEST = 4096
 
 
 def local_file(text: str) -> pathlib.Path:
-    """Returns an argument as a path; refuses a URL, such as `gs://bucket/logs`, which `pathlib` would make a folder."""
+    """Returns an argument as a path; refuses a URL such as `gs://bucket/logs`, which `pathlib` would make a folder."""
     try:
         return pathlib.Path(local_path(text, "it"))
     except ValueError as error:
@@ -38,10 +38,9 @@ def add_token_file(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen_token(path: pathlib.Path | None, environment: Mapping[str, str]) -> str:
-    """Returns the token of a file, or of the environment, or nothing.
+    """Returns the token of the file, or else of the environment, or "".
 
-    Raises:
-      LaunchError: the file cannot be read, or can be read by others, or has no valid token.
+    Raises LaunchError if the file cannot be read, can be read by others, or has no valid token.
     """
     if path is None:
         token, where = environment.get(VARIABLE, "").strip(), VARIABLE
@@ -55,7 +54,7 @@ def chosen_token(path: pathlib.Path | None, environment: Mapping[str, str]) -> s
 
 
 def without_token(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns an environment for other processes. Everybody who reaches a TensorFlow server can read that server's."""
+    """Returns an environment for other processes, without the token: clients can read a TensorFlow server's."""
     return {name: value for name, value in environment.items() if name != VARIABLE}
 
 

@@ -1,7 +1,7 @@
 """The command `coordinator`: parses the arguments, runs one command, and returns its exit code.
 
-Exit code 2 means that the arguments cannot work: nothing was started, and one line says why. No argument leads to a
-traceback, nor does an output that is closed or has no room.
+Exit code 2 means that the arguments cannot work: nothing was started, and one line says why. Neither wrong arguments
+nor a closed or full output lead to a traceback.
 """
 
 import argparse
@@ -25,9 +25,9 @@ from coordinator.errors import ClusterSpecError, LaunchError, SettingError
 from coordinator.version import __version__
 
 _FAILED, _UNUSABLE = 1, 2
-# Where the output goes to a file on a disk that is full, or has an error.
+# Errors of an output to a disk that is full or broken.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-# What adds each command to the parser, and what runs it.
+# Command -> what adds it to the parser, and what runs it.
 _COMMANDS = {
     "run": (add_run, run),
     "serve": (add_serve, serve),
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ClusterSpecError, LaunchError) as error:
         reason = str(error)
     except KeyboardInterrupt:
-        # In a command that does not handle Ctrl-C (yet).
+        # The command does not handle Ctrl-C (yet).
         return 128 + signal.SIGINT
     except BrokenPipeError:
         # The reader of the output has ended, as in `coordinator doctor | head -1`.
@@ -78,21 +78,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _drop_output() -> None:
-    """Drops what was printed and not written yet, which Python would write at its end."""
+    """Drops text that was printed and not written yet; Python would write it at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _say(text: str) -> None:
-    # There may be no room for that either.
+    # There may be no room for this text either.
     with contextlib.suppress(OSError):
         print(text, file=sys.stderr, flush=True)
 
 
 def _open_standard_streams() -> None:
-    """Opens streams that were closed before this process began (`>&-`), and makes all of them accept any text."""
+    """Opens streams that were closed before this process began (`>&-`); makes all streams accept any text."""
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
-            # Otherwise the next opened file would get this descriptor, and all that is printed.
+            # Otherwise the next opened file would get this descriptor, and everything that is printed.
             opened = os.open(os.devnull, os.O_RDWR)
             if opened != descriptor:
                 os.dup2(opened, descriptor)
@@ -101,7 +101,7 @@ def _open_standard_streams() -> None:
             setattr(sys, name, open(descriptor, "r" if name == "stdin" else "w", closefd=False))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # Names of files may have bytes that are no text.
+            # Names of files may contain bytes that are not text.
             stream.reconfigure(errors="backslashreplace")
 
 

@@ -16,7 +16,7 @@ def add_data(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
 
 
 def data(options: argparse.Namespace) -> int:
-    """Runs the command, and prints how the files are read; returns its exit code."""
+    """Runs the command, and prints how to read the files; returns its exit code."""
     from coordinator.data.conversion import convert
 
     print(convert(options.paths, options.folder))

@@ -3,8 +3,8 @@
     doctor     examines this installation, this machine, and whether each task of the cluster answers
     profile    collects TensorFlow's profiles of all servers while they train
 
-`doctor` promises to change nothing, to load no TensorFlow, and to wait for no task longer than its timeout and the few
-seconds in which it finds out why the task does not answer.
+Guarantees of `doctor`: it changes nothing, loads no TensorFlow, and waits for a task no longer than its timeout, plus a
+few seconds to find out why the task does not answer.
 """
 
 import argparse
@@ -44,7 +44,7 @@ _MOST_SECONDS = 60.0
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """The result of examining a subject; a problem has to be corrected."""
+    """The result of examining a subject. A problem must be corrected."""
 
     subject: str
     text: str
@@ -123,7 +123,7 @@ def _ports(config: TaskConfig) -> Iterator[Finding]:
             yield Finding("this task", str(error), is_problem=True)
     else:
         yield Finding("this task", own)
-    # A client that tries to reach a dead server on its own machine may connect to itself there, and keep it out.
+    # A client that retries a dead server on its own machine may connect to itself there, and keep the server out.
     ports = _ephemeral_ports()
     shared = [
         address
@@ -242,7 +242,7 @@ def _variable_of(pid: int, name: str) -> str:
 
 
 def _silent(addresses: Sequence[str]) -> dict[str, str]:
-    """Probes all servers at the same time; returns why some do not answer, by address."""
+    """Probes all servers at the same time; returns, by address, why some do not answer."""
     with contextlib.ExitStack() as opened:
         probes = {address: opened.enter_context(TaskProbe(address)) for address in addresses}
         results = {address: probe.begin_status(_PROBE_TIMEOUT) for address, probe in probes.items()}
@@ -251,7 +251,7 @@ def _silent(addresses: Sequence[str]) -> dict[str, str]:
 
 
 def _collect(addresses: Sequence[str], logdir: str, seconds: float) -> list[str]:
-    """Profiles the servers at the same time; returns the files, one for each server that has answered."""
+    """Profiles the servers at the same time; returns the files, one for each server that answered."""
     # The outcome is reported below; TensorFlow would log each call.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import tensorflow as tf

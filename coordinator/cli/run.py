@@ -17,7 +17,7 @@ from coordinator.launch.program_process import Console, create_log_folder
 from coordinator.launch.run_request import RunRequest, parse_hosts, read_hostfile, slots_of
 
 _ANY_PORT = "127.0.0.1:0"
-# No argument of a command contains this character.
+# A character that no argument of a command contains.
 _DEFAULT = "\0"
 
 
@@ -66,7 +66,7 @@ def _add_outputs(running: argparse.ArgumentParser) -> None:
 
 
 def add_program(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that all commands have which run a program on a cluster, and then the program."""
+    """Adds the options of all commands that run a program on a cluster, and then the program."""
     text = "start a server that ends again, up to N times each; `restore_from` then brings back the variables of a "
     text += "parameter server (default 3)"
     parser.add_argument("--server-restarts", type=int, metavar="N", help=text)
@@ -86,7 +86,7 @@ def add_program(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("program", metavar="PROGRAM", help="a Python program")
     text = "passed to the program"
     rest = parser.add_argument("arguments", nargs=argparse.REMAINDER, type=_argument, metavar="ARGUMENT", help=text)
-    # Otherwise a missing program is reported as two missing arguments.
+    # Otherwise argparse reports a missing program as two missing arguments.
     rest.required = False
 
 
@@ -95,7 +95,7 @@ def _page_address(text: str) -> str:
 
 
 def with_dashboard_address(arguments: Sequence[str]) -> list[str]:
-    """Returns arguments in which `--dashboard` without an address has a value: `argparse` would take the program."""
+    """Gives `--dashboard` a value if it has no address: `argparse` would take the program as its value."""
     pairs = itertools.zip_longest(arguments, arguments[1:], fillvalue="")
     return [
         f"--dashboard={_DEFAULT}" if argument == "--dashboard" and not _is_address(following) else argument
@@ -112,13 +112,13 @@ def _is_address(text: str) -> bool:
 
 
 def with_token(address: str | None, path: pathlib.Path | None, environment: Mapping[str, str]) -> str | None:
-    """Returns the address of the dashboard, with the token of the file or of the environment unless it has a token."""
+    """Adds the token of the file or of the environment to a dashboard's address without a token. Raises LaunchError."""
     if address is None:
         if path is not None:
             raise LaunchError("--token-file needs --dashboard.")
         return None
     if not _is_address(address):
-        # `RunRequest` refuses it.
+        # `RunRequest` refuses the address.
         return address
     page = parse_page_address(address, "--dashboard")
     if page.token and path is not None:
@@ -128,7 +128,7 @@ def with_token(address: str | None, path: pathlib.Path | None, environment: Mapp
 
 
 def _argument(text: str) -> str:
-    # The program gets its arguments unchanged.
+    # Undoes `with_dashboard_address` in the program's own arguments.
     return text.removesuffix(f"={_DEFAULT}")
 
 
@@ -145,19 +145,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def run_request(request: RunRequest, environment: Mapping[str, str]) -> int:
-    """Runs a program on its own cluster.
+    """Runs a program on its own cluster; all processes inherit `environment`.
 
-    Args:
-      request: what to run.
-      environment: the environment that all processes inherit.
-
-    Returns:
-      The exit code: the chief's, of its last start, or the evaluator's if that is 0; 128 + n when signal n ended the
-      chief or this command; 1 when a server did not start.
-
-    Raises:
-      LaunchError: the log folder or a process could not be created, there are too few GPUs or ports, or a host cannot
-        be used.
+    Returns the exit code of the chief's last start, or of the evaluator if that is 0. It is 128 + n if signal n ended
+    the chief or this command, and 1 if a server did not start. Raises LaunchError if the log folder or a process could
+    not be created, there are too few GPUs or ports, or a host cannot be used.
     """
     console = Console(sys.stdout, sys.stderr)
     if request.dry_run:

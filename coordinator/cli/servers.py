@@ -58,9 +58,9 @@ def add_slurm(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
 def slurm(options: argparse.Namespace) -> int:
     """Runs one task; returns its exit code.
 
-    The task with the program returns the program's code, 128 + n if signal n ended it, or 1 if a server did not start.
+    The program's task returns the program's code, 128 + n if signal n ended it, or 1 if a server did not start.
     """
-    # Tasks on other nodes than the program's need not have its files.
+    # Tasks on other nodes need not have the program's files.
     settings: dict[str, Any] = {**vars(options), "arguments": tuple(options.arguments), "looks_for_files": False}
     step = SlurmStep.from_environment(os.environ)
     try:
@@ -71,7 +71,7 @@ def slurm(options: argparse.Namespace) -> int:
         request = RunRequest(**settings)
         workers = step.workers(request.ps, evaluator=request.evaluator)
     except (ClusterSpecError, LaunchError, SettingError):
-        # All tasks find the same: one says it.
+        # All tasks find the same error; only the first reports it.
         if step.rank == 0:
             raise
         return _UNUSABLE

@@ -31,7 +31,7 @@ def add_simulate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def with_negative_values(arguments: Sequence[str]) -> list[str]:
-    """Joins a negative value with the option before it: argparse would take `-5ms` for an option."""
+    """Joins a negative value with the option before it; argparse would take `-5ms` for an option."""
     joined: list[str] = []
     for argument in arguments:
         if _NEGATIVE.match(argument) and joined and joined[-1].startswith("--") and "=" not in joined[-1]:

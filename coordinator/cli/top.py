@@ -1,4 +1,4 @@
-"""`coordinator top`: shows in a terminal what the dashboard of a running program shows."""
+"""`coordinator top`: shows the dashboard of a running program in a terminal."""
 
 import argparse
 import http.client
@@ -26,22 +26,18 @@ from coordinator.version import __version__
 _COLORS = {"live": "green", "lost": "bold red", "stopped": "dim", "good": "green", "error": "red", "warning": "yellow"}
 _BARS = " ▁▂▃▄▅▆▇█"
 _MOST_EVENTS = 6
-# The lines around the table of workers: headline, its frame and its head, advice, events, servers.
+# The lines of everything but the rows of workers and servers.
 _OTHER_LINES = 22
-# A narrower terminal has no room for all columns.
+# Narrower terminals have no room for all columns.
 _WIDE = 100
 
 State = Mapping[str, Any]
 
 
 def screen_of(state: State, width: int, height: int | None = None, missed: int = 0) -> RenderableType:
-    """Draws a state.
+    """Draws the answer of `/api/state` for a terminal of `width` characters and `height` lines (None for any).
 
-    Args:
-      state: the answer of `/api/state`.
-      width: of the terminal, in characters.
-      height: of the terminal, in lines; None for any.
-      missed: how many attempts to read a newer state have failed.
+    `missed` is how many attempts to read a newer state have failed.
     """
     most_workers = None if height is None else max(3, height - _OTHER_LINES - len(state["servers"]))
     parts = [_headline(state, missed), _workers(state, most_workers, is_narrow=width < _WIDE)]
@@ -147,11 +143,11 @@ def _duration(seconds: float) -> str:
 
 
 _INTERVAL, _TIMEOUT = 1.0, 5.0
-# The program may be started again at the same address.
+# Allows the program to be started again at the same address.
 _MOST_MISSED = 15
 # Not a URL, no answer, or not a dashboard.
 _ERRORS = (OSError, ValueError, RecursionError, http.client.HTTPException)
-# Errors when another version, or another service, has other values than numbers, text and lists.
+# Another version or service has other values than numbers, text and lists.
 _STRANGE = (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError)
 # The page is on this machine or at the end of a tunnel, never behind a proxy.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -189,7 +185,7 @@ def top(options: argparse.Namespace) -> int:
 
 
 def _show(console: Any, url: str, state: Any) -> None:
-    """Shows one state after the other on the whole terminal, until there are no more."""
+    """Shows one state after another on the whole terminal, until there are no more."""
     from rich.live import Live
 
     missed, pause = 0, threading.Event()

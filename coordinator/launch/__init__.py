@@ -1,1 +1,1 @@
-"""Starting things: the command line `coordinator`, one server, a local cluster of servers, a program in its roles."""
+"""Starts servers, clusters and programs: one server, a local cluster, a program in its roles, a Slurm task."""

@@ -1,21 +1,21 @@
-"""The process that local servers are forked from: it has loaded TensorFlow, and has not used it.
+"""The process that local servers are forked from. It has loaded TensorFlow, but not used it.
 
     python -m coordinator.launch.fork_server    its standard input is a socket; `server_starter.py` has the other end
 
-Loading TensorFlow takes nearly all the time of the start of a server. A server that is forked here starts in a fraction
-of a second, and shares the memory that holds TensorFlow. The fork server promises
+Loading TensorFlow takes nearly all the start time of a server. A forked server starts in a fraction of a second, and
+shares the memory that holds TensorFlow. Guarantees of the fork server:
 
-- that a forked server runs the same code as `coordinator serve` does;
-- to fork no server from a process with several threads, which a fork would stop in the middle of what they do, nor one
-  with another environment than TensorFlow was loaded in: that server becomes a fresh process;
-- to report how each server ended, and to fork none whose report was shut down, since it is no longer wanted;
-- to end, and all its servers with it, frozen ones too, as soon as the other end of the socket is closed.
+- A forked server runs the same code as `coordinator serve`.
+- It never forks with several threads, which a fork would stop in the middle of their work, or for another environment
+  than the one in which TensorFlow was loaded: such a server becomes a fresh process.
+- It reports how each server ended, and forks none whose report was shut down, because nobody wants that server.
+- When the other end of the socket is closed, it ends immediately with all its servers, frozen ones included.
 
-The fork server of `multiprocessing` with `set_forkserver_preload` was tried, and cannot replace it: each child imports
-the `__main__` of the process that asked for it, so a program without `if __name__ == "__main__"` fails ("An attempt has
-been made to start a new process before the current process has finished its bootstrapping phase"), and any other runs
-its top level in every server; there is one per process, with one environment, which the user's own `multiprocessing`
-shares; and its resource tracker stays when the servers are closed.
+The fork server of `multiprocessing` with `set_forkserver_preload` was tried, and cannot replace it. Each child imports
+the `__main__` of the requesting process: a program without `if __name__ == "__main__"` fails ("An attempt has been made
+to start a new process before the current process has finished its bootstrapping phase"), and any other runs its top
+level in every server. It is one per process, with one environment, shared with the user's own `multiprocessing`. Its
+resource tracker stays when the servers are closed.
 """
 
 import contextlib
@@ -36,24 +36,24 @@ from typing import NamedTuple, NoReturn
 from coordinator.background_thread import start_once
 from coordinator.launch.serve import SERVE_COMMAND, load_tensorflow, serve, set_process_title
 
-# What `asyncio`, too, returns for a child whose exit code cannot be known.
+# `asyncio` returns the same for a child whose exit code is unknown.
 UNKNOWN_EXIT_CODE = 255
 
-# Read by a server when it starts, by CUDA and TensorFlow when a GPU is looked for, by gRPC with each connection, and by
+# Read by a server at its start, by CUDA and TensorFlow when they look for GPUs, by gRPC with each connection, and by
 # NumPy's linear algebra, which no server uses.
 _READ_LATE = frozenset(
     {"TF_CONFIG", "CUDA_VISIBLE_DEVICES", "TF_FORCE_GPU_ALLOW_GROWTH", "grpc_proxy", "OPENBLAS_NUM_THREADS"}
 )
 
-# Of a request: of the environment, the folder, the log and the report.
+# The descriptors of a request: environment, folder, log and report.
 _DESCRIPTORS = 4
-# How long a thread that was joined may still be listed, in seconds.
+# How long a joined thread may remain listed, in seconds.
 _THREAD_END_TIMEOUT = 1.0
 _POLL_INTERVAL = 0.001
 
 
 class _Child(NamedTuple):
-    """A forked server: its id, a pipe that it holds open, and the socket for its report, its standard input."""
+    """A forked server: its id, a pipe that it holds open, and its standard input, the socket for its report."""
 
     pid: int
     end: int
@@ -63,9 +63,8 @@ class _Child(NamedTuple):
 class ForkServer:
     """Forks servers until `control` is closed.
 
-    Args:
-      control: each message asks for one server, by descriptors: of its environment (a file, in JSON), of the folder to
-        run in, of its log, and of the socket for reports about it.
+    Each message on `control` requests one server, by descriptors: the environment (a file, in JSON), the folder to run
+    in, the log, and the socket for reports about it.
     """
 
     def __init__(self, control: socket.socket):
@@ -79,7 +78,7 @@ class ForkServer:
     def run(self) -> NoReturn:
         """Loads TensorFlow and forks servers on request; then ends the process."""
         self._may_serve = load_for_forking(self._control)
-        # Until now SIGTERM ended this process; from now on there are servers whose end has to be reported.
+        # Before, SIGTERM ended this process; now the ends of servers must be reported.
         self._found_handler = signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self._poll.register(self._control, select.POLLIN)
         while True:
@@ -94,7 +93,7 @@ class ForkServer:
         if not message:
             self._end()
         if len(descriptors) < _DESCRIPTORS:
-            # The kernel drops descriptors for which there is no room. Nothing is reported about this server.
+            # The kernel drops descriptors for which there is no room. This server gets no report.
             for descriptor in descriptors:
                 os.close(descriptor)
             print("coordinator: a request for a server was dropped: too many open files.", flush=True)
@@ -111,10 +110,10 @@ class ForkServer:
 
         Args:
           environment: its environment.
-          folder: the folder that it runs in.
+          folder: the descriptor of the folder that it runs in.
           log: the descriptor that it prints to.
-          report: takes the message that the server begins, and its exit code, and is then closed. The server reads it,
-            and ends when it is closed at its other end.
+          report: receives the message that the server begins, and its exit code, and is then closed. The server reads
+            it, and ends when its other end is closed.
         """
         shutdown_poll = select.poll()
         shutdown_poll.register(report, select.POLLIN)
@@ -151,13 +150,13 @@ class ForkServer:
             os.kill(child.pid, signal.SIGKILL)
         for child in tuple(self._children):
             self._reap(child)
-        # Python's own exit would first destroy all that was loaded.
+        # Python's own exit would first destroy everything that was loaded.
         os._exit(0)
 
     def _become_server(
         self, environment: Mapping[str, str], folder: int, log: int, report: socket.socket, held: int
     ) -> NoReturn:
-        """Gives a forked child what a fresh process would have, and serves."""
+        """Gives a forked child the state of a fresh process, and serves."""
         code = 1
         try:
             report.send(f"begun {os.getpid()}".encode())
@@ -172,7 +171,7 @@ class ForkServer:
                 os.close(child.end)
                 child.report.close()
             if not (self._may_serve and _read_early(environment) == _read_early(self._environment)):
-                # Not inherited until here: processes that a forked server starts may outlive it.
+                # Inherited only from here: processes that a forked server starts may outlive it.
                 os.set_inheritable(held, True)
                 os.execve(sys.executable, SERVE_COMMAND, environment)  # noqa: S606 - no shell is wanted
             for name in _READ_LATE:
@@ -201,30 +200,28 @@ def _report_end(report: socket.socket, code: int) -> None:
 
 
 def _read_early(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns what of an environment may be read when TensorFlow is loaded."""
+    """Returns the variables that may be read when TensorFlow is loaded."""
     return {name: value for name, value in environment.items() if name not in _READ_LATE}
 
 
 def load_for_forking(control: socket.socket) -> bool:
     """Loads TensorFlow, and nothing that would make a fork of this process unsafe or large.
 
-    If the other end of `control` is closed before it is loaded, this process ends.
-
-    Returns:
-      True if this process may be forked to become a server: TensorFlow is loaded, and started no thread.
+    This process ends if the other end of `control` is closed during the loading. Returns True if the process may be
+    forked to become a server: TensorFlow is loaded, and has started no thread.
     """
-    # Keeps NumPy's linear algebra from starting threads when it is loaded.
+    # NumPy's linear algebra would start threads when it is loaded.
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     with _ended_with(control):
         try:
             load_tensorflow(os.environ)
         except Exception:  # noqa: BLE001 - an installation may be broken in any way
-            # Every server then tries for itself, and has this in its own log.
+            # Every server then tries for itself, and has the error in its own log.
             traceback.print_exc()
             return False
-    # Otherwise each server would print the contents of the buffer once more.
+    # Otherwise each server would print the buffered text again.
     sys.stdout.flush()
-    # Objects that the collector does not look at are not written to, and stay one copy for all servers.
+    # The collector does not write to frozen objects, so all servers share one copy.
     gc.collect()
     gc.freeze()
     return _is_single_threaded()
@@ -232,12 +229,12 @@ def load_for_forking(control: socket.socket) -> bool:
 
 @contextlib.contextmanager
 def _ended_with(control: socket.socket) -> Iterator[None]:
-    """Ends this process if the other end of the socket is closed within the scope."""
+    """A scope in which this process ends if the other end of the socket is closed."""
     done = os.eventfd(0)
 
     def watch() -> None:
         poll = select.poll()
-        # Only the end of the socket: there are requests in it.
+        # Only the socket's end, because requests wait in it.
         poll.register(control, 0)
         poll.register(done, select.POLLIN)
         if any(descriptor != done for descriptor, _ in poll.poll()):
@@ -253,7 +250,7 @@ def _ended_with(control: socket.socket) -> Iterator[None]:
 
 
 def _is_single_threaded() -> bool:
-    """Returns True if this process has one thread; waits while one that was joined is still listed."""
+    """Returns True if this process has one thread; waits while a joined thread is still listed."""
     deadline = time.monotonic() + _THREAD_END_TIMEOUT
     pause = threading.Event()
     while len(os.listdir("/proc/self/task")) > 1:
@@ -264,7 +261,7 @@ def _is_single_threaded() -> bool:
 
 
 if __name__ == "__main__":
-    # It first takes note of the environment, to which the title adds a variable.
+    # Before the title is set, which adds a variable to the environment.
     fork_server = ForkServer(socket.socket(fileno=0))
     set_process_title("coordinator fork server", "fork-server")
     fork_server.run()

@@ -1,4 +1,4 @@
-"""Decides what `coordinator run` and `coordinator slurm` do next: each event is a call, and leads to calls of a `Job`.
+"""Decides what `coordinator run` and `coordinator slurm` do next: each event is a call, and causes calls of a `Job`.
 
     STARTING --servers ready--> RUNNING --chief ends with 0--> AWAITING_EVALUATOR
         |                        ^ |                                 |
@@ -10,13 +10,15 @@
         |                                          |
         +--signal, or a server fails--> ENDED <--no program is left--+
 
-On Slurm each task has a machine of its own, and a task whose chief runs elsewhere is told of its end.
+On Slurm each task has its own machine, and a task without the chief is told of the chief's end.
 
-The machine waits for nothing, so that a test gives any run as a sequence of calls. It promises to end: each state that
-waits for a program to end has a deadline, after which the program is killed; and a chief that fails, or a server that
-ends, is started again a limited number of times, never after the run was interrupted. A server that has served is
-started again also while others still start. A server that ends soon after its start is started again later each time.
-Starts that failed since the host could not be reached do not count for some minutes.
+The machine never waits, so a test gives any run as a sequence of calls. Guarantee: it ends.
+
+- Each state that waits for a program's end has a deadline, after which the program is killed.
+- A chief that fails, or a server that ends, is started again a limited number of times, never after an interruption.
+- A server that has served is started again even while others still start.
+- A server that ends soon after its start is started again with a growing delay.
+- Failed starts on an unreachable host do not count for some minutes.
 """
 
 import collections
@@ -29,17 +31,17 @@ from collections.abc import Callable, Collection
 from typing import Protocol
 
 _INTERRUPTED = 128 + signal.SIGINT
-# From a terminal, after the first signal. A scheduler may repeat its own, and the program still has its time.
+# Typed again in a terminal, these kill the program. Other signals may be repeated by a scheduler, and do not.
 _IMPATIENT = (signal.SIGINT, signal.SIGQUIT)
 _NOTICE_AFTER = 10.0
 _SIGNAL_GRACE = 15.0
 _TERMINATE_GRACE = 5.0
-# A server that has run for this time after its last restart, in seconds, is started again without a delay.
+# A server that has run this long after its last restart, in seconds, is started again without a delay.
 _STABLE_AFTER = 60.0
 # Other delays are 1, 2, 4, ... seconds, at most a minute.
 _SHORTEST_DELAY, _LONGEST_DELAY = 1.0, 60.0
-# How long after the loss of a server its failed starts do not count, in seconds: its host may be booting, and a server
-# that has only lost its connection holds the port for five minutes.
+# How long after a server's loss its failed starts do not count, in seconds. Its host may be booting; a server that only
+# lost its connection holds the port for five minutes.
 _HOST_TIMEOUT = 600.0
 
 
@@ -57,20 +59,20 @@ class Job(Protocol):
         """Reports to the user."""
 
     def start(self, role: Role) -> None:
-        """Starts the program in a role, once more if it has ended there."""
+        """Starts the program in a role, again if it has ended."""
 
     def start_server(self, name: str) -> None:
-        """Starts a server that has ended, on its port."""
+        """Starts a server that has ended again, on its port."""
 
     def send(self, number: signal.Signals) -> None:
-        """Sends a signal to every program that runs."""
+        """Sends a signal to every running program."""
 
     def suspend(self) -> None:
         """Stops the programs and the command itself until the terminal continues it."""
 
 
 class State(enum.Enum):
-    """How far the run is."""
+    """The progress of a run."""
 
     STARTING = enum.auto()
     RUNNING = enum.auto()
@@ -84,15 +86,14 @@ class JobStateMachine:
 
     Args:
       job: carries out the decisions.
-      roles: the roles that the program has in it.
+      roles: the roles of the program.
       evaluator_timeout: how long the evaluator may run after the chief has ended with code 0, in seconds.
-      restarts: how often a chief that fails is started again, while the evaluator continues.
+      restarts: how often a failed chief is started again, while the evaluator continues.
       server_restarts: how often each server is started again.
       clock: returns the time in seconds.
 
     Attributes:
-      state: how far the run is.
-      exit_code: the exit code of the command; it is final when the state is `ENDED`.
+      exit_code: the exit code of the command; final in the state `ENDED`.
       given_up: the names of servers that have ended and are not started again. Other threads may read it.
     """
 
@@ -116,11 +117,11 @@ class JobStateMachine:
         self._restarted = 0
         self._server_restarts = server_restarts
         self._servers_restarted: collections.Counter[str] = collections.Counter()
-        # When each server was lost that had served.
+        # Server that has served -> when it was lost.
         self._lost: dict[str, float] = {}
-        # The time of the last restart of each server, and its delay.
+        # Server -> the time and the delay of its last restart.
         self._last_restart: dict[str, tuple[float, float]] = {}
-        # When servers are due to be started again.
+        # Server -> when it is to be started again.
         self._due: dict[str, float] = {}
         self._evaluator_timeout = evaluator_timeout
         self._evaluator_code = 0
@@ -142,19 +143,19 @@ class JobStateMachine:
                 self._job.start(role)
 
     def servers_failed(self, reason: str) -> None:
-        """Ends the run: a server did not start; `reason` says which one and why."""
+        """Ends the run because a server did not start; `reason` says which server and why."""
         if self.state is State.STARTING:
             self._end(1)
             self._job.report(reason)
 
     def server_ended(self, name: str, ending: str, consequence: str, log: str = "", *, has_served: bool = True) -> None:
-        """Starts a server again that ended unexpectedly, or reports what follows.
+        """Starts a server again that ended unexpectedly, or reports the consequence.
 
         Args:
-          name: of the server.
+          name: the server's name.
           ending: how it ended, such as `by SIGKILL`.
           consequence: what follows if it is not started again.
-          log: the path of its log, if it has one.
+          log: the path of its log, or "".
           has_served: False if its last start failed, perhaps because its host cannot be reached.
         """
         now = self._clock()
@@ -179,7 +180,7 @@ class JobStateMachine:
             self._job.report(f"{what}; {consequence}{end}")
 
     def _next_delay(self, name: str, now: float) -> float:
-        """Returns the delay before the next restart of a server that has ended now, in seconds."""
+        """Returns the delay before a server that has ended now is started again, in seconds."""
         last, delay = self._last_restart.get(name, (-math.inf, 0.0))
         delay = 0.0 if now - last > _STABLE_AFTER else min(max(_SHORTEST_DELAY, 2 * delay), _LONGEST_DELAY)
         self._last_restart[name] = now + delay, delay
@@ -201,8 +202,8 @@ class JobStateMachine:
             self._job.send(signal.SIGKILL)
 
     def program_ended(self, role: Role, code: int) -> None:
-        """Decides what follows the end of a program; a negative code is minus the signal that ended it."""
-        # As a shell reports the code of a program that a signal ended.
+        """Decides what follows a program's end; a negative code is minus the signal that ended it."""
+        # A shell reports the signal n as 128 + n.
         code = 128 - code if code < 0 else code
         self._running.discard(role)
         if self.state is State.STOPPING:
@@ -216,7 +217,7 @@ class JobStateMachine:
             self._chief_ended(code)
 
     def time_passed(self) -> None:
-        """Decides what follows the deadline, if it has passed."""
+        """Decides what follows if a deadline has passed."""
         now = self._clock()
         for name in [name for name, due in self._due.items() if due <= now]:
             del self._due[name]
@@ -277,7 +278,7 @@ class JobStateMachine:
 
 
 def run_to_end(machine: JobStateMachine, events: "queue.SimpleQueue[Callable[[], None]]") -> None:
-    """Makes the calls of a queue, and that of `time_passed` when it is due, until the run has ended."""
+    """Makes the queued calls, and `time_passed` when it is due, until the run has ended."""
     while machine.state is not State.ENDED:
         deadline = machine.deadline
         try:
@@ -288,7 +289,7 @@ def run_to_end(machine: JobStateMachine, events: "queue.SimpleQueue[Callable[[],
 
 
 def _ending(code: int) -> str:
-    """Returns how a program ended whose exit code a shell reports as this."""
+    """Describes the end of a program, by the exit code that a shell reports."""
     try:
         return f"was ended by {signal.Signals(code - 128).name}"
     except ValueError:

@@ -6,8 +6,7 @@
     or JobSet        all three as Jobs, which end when the program has ended; their number is fixed
     PodDisruptionBudget, NetworkPolicy, ServiceAccount, Role, RoleBinding
 
-It promises to use the names of pods everywhere, and not their addresses, and that the program finds the cluster in
-`TF_CONFIG`.
+Guarantees: the objects contain names of pods, never their addresses. The program finds the cluster in `TF_CONFIG`.
 """
 
 import dataclasses
@@ -24,17 +23,17 @@ Object = dict[str, Any]
 _PORT = 2222
 _HEALTH_PORT = 8080
 _CHECKPOINTS = "/checkpoints"
-# The group that may write to the claim, for any user of the image; by default the group of the Dockerfile.
+# The group that may write to the claim, with any user of the image; the default is the Dockerfile's group.
 _GROUP = 1000
-# Names of pods get up to 23 characters more, and have at most 63.
+# Names of pods have up to 23 characters more, and at most 63.
 _LONGEST_NAME = 40
-# Of each kind; more than Kubernetes itself can have in a cluster.
+# Of each kind; more than a Kubernetes cluster can have.
 _MOST_SERVERS = 100_000
-# How often the program is started again: Kubernetes's default.
+# How often the program is started again: Kubernetes' default.
 _PROGRAM_RESTARTS = 6
-# How often servers of a JobSet are: the set would fail with the first one that is not started again.
+# The same for servers of a JobSet: the whole set fails with the first server that is not started again.
 _SERVER_RESTARTS = 1_000_000
-# The time between a worker's deletion and its signal to end, in seconds: it finishes a step and leaves the cluster.
+# The time between a worker's deletion and its end signal, in seconds: it finishes a step and leaves the cluster.
 _DRAINING_SECONDS = 10
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
@@ -47,20 +46,17 @@ class KubernetesJob:
     """A training on Kubernetes, as the command line gives it.
 
     Attributes:
-      name: of the job: the names of all objects begin with it.
-      image: the container image, which has this library.
-      command: what the program's container runs; empty for the image's own command.
-      workers: how many workers.
-      ps: how many parameter servers.
+      name: the name of the job, with which all objects' names begin.
+      image: the container image, which contains this library.
+      command: the command of the program's container; empty for the image's own command.
       jobset: use a JobSet, which ends the servers with the program, instead of StatefulSets, which can be scaled.
-      cpu: what each pod requests, such as "2" or "500m"; empty for nothing.
-      memory: what each pod requests and may use at most, such as "8Gi"; empty for no limit.
+      cpu: each pod's request, such as "2" or "500m"; empty for none.
+      memory: each pod's request and limit, such as "8Gi"; empty for none.
       gpu: the number of GPUs (`nvidia.com/gpu`) of each worker.
-      checkpoints: the PersistentVolumeClaim that the program and the parameter servers find at `/checkpoints`; empty
-        for none.
+      checkpoints: the PersistentVolumeClaim that the program and the parameter servers find at `/checkpoints`, or "".
 
     Raises:
-      SettingError: one of them is not valid.
+      SettingError: a value is not valid.
     """
 
     name: str
@@ -128,7 +124,7 @@ class KubernetesJob:
         return self._object("networking.k8s.io/v1", "NetworkPolicy", spec=spec)
 
     def _disruption_budget(self) -> Object:
-        """Drained nodes take one parameter server at a time, and the next one only when that is back."""
+        """Drained nodes take one parameter server at a time, and the next one only when it is back."""
         # Not maxUnavailable, which Kubernetes cannot apply to the pods of Jobs.
         spec = {"minAvailable": self.ps - 1, "selector": {"matchLabels": self._labels("ps")}}
         return self._object("policy/v1", "PodDisruptionBudget", "ps", spec=spec)
@@ -201,7 +197,7 @@ class KubernetesJob:
             "ports": [_container_port("tensorflow", _PORT), _container_port("health", _HEALTH_PORT)],
             "startupProbe": {**health, "periodSeconds": 2, "failureThreshold": 150},
             "readinessProbe": {**health, "periodSeconds": 10},
-            # A server that is restarted loses its variables: only one that has hung for minutes is.
+            # A restarted server loses its variables, so only one that has hung for minutes is restarted.
             "livenessProbe": {**health, "periodSeconds": 30, "timeoutSeconds": 10, "failureThreshold": 6},
         }
         if job == "worker":

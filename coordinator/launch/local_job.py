@@ -1,13 +1,13 @@
-"""Runs a cluster, on this machine or on others, and the user's program in each of its roles, for `coordinator run`.
+"""Runs a cluster, here or on other machines, and the user's program in each of its roles, for `coordinator run`.
 
     main thread     calls `JobStateMachine` for each event in turn, which calls the job to carry out what follows
     signals         reports signals
     server-output   reads the servers' logs
-    servers-ready   waits until every server answers, also one that has been started again
+    servers-ready   waits until every server answers, also a restarted one
     server-end      one for each start of a server: waits for its end
     program-...     of each program: its end and its output (`program_process.py`)
 
-It promises that no thread and no process that it started is left when `run` returns or raises.
+Guarantee: when `run` returns or raises, none of its threads and processes is left.
 """
 
 import collections
@@ -45,7 +45,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal
 
 
 class LocalJob:
-    """One run. The main thread must create it and run it: only there does Python handle signals.
+    """One run. The main thread must create it and run it: Python handles signals only there.
 
     Args:
       request: what to run.
@@ -57,8 +57,8 @@ class LocalJob:
       LaunchError: there are too few GPUs or ports, or a host cannot be used.
 
     Attributes:
-      is_log_needed: a server failed, so that its log is worth keeping.
-      dashboard: the address of the dashboard, the same for all starts of the program; None without a dashboard.
+      is_log_needed: whether a server failed, so that its log should be kept.
+      dashboard: the dashboard's address, the same for all starts of the program; None without a dashboard.
     """
 
     def __init__(self, request: RunRequest, log_folder: pathlib.Path, environment: Mapping[str, str], console: Console):
@@ -82,7 +82,7 @@ class LocalJob:
         self._starts: collections.Counter[Role] = collections.Counter()
         limits = request.evaluator_timeout, request.restarts, request.server_restarts
         self._state_machine = JobStateMachine(self, roles, *limits)
-        # Each is a call of the state machine.
+        # Each event is a call of the state machine.
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._is_closing = threading.Event()
@@ -109,15 +109,14 @@ class LocalJob:
     def run(self) -> int:
         """Runs the job to its end; returns the exit code of the command.
 
-        Raises:
-          LaunchError: a process could not be started at all.
+        Raises LaunchError if a process could not be started at all.
         """
         machine = self._state_machine
         try:
             with SignalReader(_SIGNALS, lambda number: self._events.put(partial(machine.signal_received, number))):
                 self._run_to_end()
         except LaunchError:
-            # The cause may be an earlier signal: Ctrl-C also ends a process that has no session yet.
+            # An earlier signal may be the cause: Ctrl-C also ends a process that has no session yet.
             while machine.state is State.STARTING and not self._events.empty():
                 self._events.get()()
             if machine.state is not State.ENDED:
@@ -142,18 +141,18 @@ class LocalJob:
         self._console.say(text)
 
     def start(self, role: Role) -> None:
-        """Starts the program in a role, once more if it has ended there."""
+        """Starts the program in a role, again if it has ended."""
         if role in self._programs:
             self._programs[role].close()
         environment = self._program_environment(role)
         log_path = log_file(self._log_folder, f"{role.value}-0", self._starts[role])
         self._starts[role] += 1
         if self._request.log_dir is None:
-            # The terminal does not show errors that TensorFlow logs either: the strategy reports the important ones,
-            # and only the first line of such a message can be told from the program's output.
+            # The terminal does not show TensorFlow's error logs either. The strategy reports the important ones, and
+            # only the first line of such a message can be told from the program's output.
             environment[_LOG_LEVEL] = self._environment.get(_LOG_LEVEL, "3")
         if role is Role.EVALUATOR:
-            # Its output is a pipe, which Python would fill by the block.
+            # Its output is a pipe, for which Python would buffer blocks.
             environment["PYTHONUNBUFFERED"] = "1"
         self._programs[role] = ProgramProcess(
             self._request.command,
@@ -167,7 +166,7 @@ class LocalJob:
         )
 
     def start_server(self, name: str) -> None:
-        """Starts a server that has ended, on its port."""
+        """Starts a server that has ended again, on its port."""
         [server] = [server for server in self._servers if server.name == name]
         try:
             server.start()
@@ -178,7 +177,7 @@ class LocalJob:
         self._watch_server(server)
 
     def send(self, number: signal.Signals) -> None:
-        """Sends a signal to every program that runs."""
+        """Sends a signal to every running program."""
         for program in self._programs.values():
             program.send(number)
 
@@ -189,7 +188,7 @@ class LocalJob:
         self.send(signal.SIGCONT)
 
     def commands(self) -> list[str]:
-        """Returns the command line of each process, for a shell, with its additions to the environment."""
+        """Returns the shell command of each process, with its additions to the environment."""
         program = [sys.executable, *self._request.command]
         servers = [self._server_command(server) for server in self._servers]
         return servers + [self._command(self._program_environment(role), program) for role in self._roles]
@@ -207,7 +206,7 @@ class LocalJob:
         environment = program_environment(self._environment, TaskConfig(self._clusters[role], role.value, 0))
         # TensorFlow takes nearly all memory of each GPU that it sees.
         if role is Role.CHIEF and self._request.gpus_per_worker is not None:
-            # It computes nothing.
+            # The chief computes nothing.
             environment[VISIBLE] = ""
         elif role is Role.EVALUATOR and self._evaluator_gpus is not None:
             environment[VISIBLE] = self._evaluator_gpus
@@ -252,7 +251,7 @@ class LocalJob:
             self._servers_failed(server.failure())
         else:
             self.is_log_needed = True
-            # On this machine, a start that fails would fail again.
+            # On this machine, a failed start would fail again.
             has_served = has_served or not self._hosts
             self._events.put(partial(self._on_server_ended, server, server.ending, has_served=has_served))
 
@@ -261,7 +260,7 @@ class LocalJob:
         self._state_machine.server_ended(server.name, ending, consequence, log, has_served=has_served)
 
     def _consequence(self, ended: ServerProcess) -> str:
-        """Returns what the end of a server means to the program."""
+        """Describes what a server's end means for the program."""
         if ended.config.job == "ps":
             return "its variables are lost with it, and it is not started again"
         program = ended.owner or "program"
@@ -305,11 +304,9 @@ def _clusters(request: RunRequest, roles: Collection[Role]) -> dict[Role, dict[s
 
 
 def dashboard_address(text: str, taken: Collection[str]) -> PageAddress:
-    """Returns the address of a dashboard, with a port and a token that stay when the program is started again.
+    """Returns a dashboard's address with a fixed port and token, for all starts of the program.
 
-    Args:
-      text: `host:port` or `host:port/token`; the port 0 takes a free one.
-      taken: addresses that are in use, or will be.
+    `text` is `host:port` or `host:port/token`; port 0 takes a free port outside `taken`.
     """
     address = parse_page_address(text, "--dashboard")
     if not address.port:

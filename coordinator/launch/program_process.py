@@ -6,13 +6,13 @@
                                 its log
     coordinator-program-end     waits for the end of the program
 
-The program has its own session, so a terminal's Ctrl-C does not reach it: it gets one signal, from the command that
-started it, and not the terminal's as well. It still reads and writes the terminal. Promises:
+The program has its own session, so it gets a signal once, from the command, and not also from the terminal's Ctrl-C. It
+still reads and writes the terminal. Guarantees:
 
-- the program ends when this process does (`startup/sitecustomize.py`);
-- the processes that it has started end with it, however it ended, except those with their own session or process group;
-- a line of the command is whole and begins at the left edge, even while the program draws a progress bar on the same
-  terminal, and the terminal is restored.
+- The program ends when this process does (`startup/sitecustomize.py`).
+- Its child processes end with it, however it ends, except those with their own session or process group.
+- A line of the command is whole and begins at the left edge, even if the program draws a progress bar on the same
+  terminal. The terminal is restored.
 """
 
 import codecs
@@ -42,34 +42,29 @@ from coordinator.errors import LaunchError
 
 _CLEAR_LINE = "\r\x1b[K"
 _SHOW_CURSOR = "\x1b[?25h"
-# How long child processes of a program may take to end after it, in seconds: Python's `resource_tracker` then removes
-# the shared memory that the program has left.
+# How long a program's child processes may take to end after it, in seconds. Python's `resource_tracker` then removes
+# shared memory that the program has left.
 _CHILDREN_END_TIMEOUT = 1.0
 _POLL_INTERVAL = 0.02
-# How long a program's last output may take to arrive after its end: another process may keep its output open.
+# How long a program's last output may take to arrive after its end, in seconds: another process may hold it open.
 _LAST_OUTPUT_TIMEOUT = 2.0
 _STARTUP = str(pathlib.Path(__file__).with_name("startup"))
 
-# Of absl, `I0000 00:00:1795426568.932662   27184 port.cc:153] ...`, and TensorFlow's older form, a date and a letter.
-# Messages of the level F stay: the process ends after them.
+# The format of absl, `I0000 00:00:1795426568.932662   27184 port.cc:153] ...`, and TensorFlow's older one, a date and a
+# letter. Messages of level F are kept: the process ends after them.
 _LOG_LINE = re.compile(rb"[IWE]\d{4} \d\d:\d\d:\d+\.\d+ +\d+ |\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: [IWE] ")
-# The start of a line that may become one of these. Other text is shown immediately: it may be a prompt.
+# The beginning of a possible log line. Other text is shown immediately: it may be a prompt.
 _MAYBE_LOG_LINE = re.compile(rb"[IWE](\d{0,4}|\d{4} [\d:. ]*)|\d{1,4}|\d{4}-[\d:. -]*[IWE]?")
 _WARNING = b"WARNING: All log messages before absl::InitializeLog"
 _LONGEST_START = 64
 
 _READ_INTERVAL = 0.1
-# Lines that servers of this library print themselves.
+# The beginning of lines that servers of this library print themselves.
 _OWN_LINE = b"coordinator: "
 
 
 class Console:
-    """The output of the command.
-
-    Args:
-      output: takes the lines of the evaluator.
-      errors: takes the command's own lines, and what child processes of the program write to standard error.
-    """
+    """The output of the command. Lines of the evaluator go to `output`, all others to `errors`."""
 
     def __init__(self, output: TextIO, errors: TextIO):
         self._output = output
@@ -84,7 +79,7 @@ class Console:
         _write_line(self._output, f"[{source}] {line}")
 
     def forward_error(self, source: str, line: str) -> None:
-        """Writes a line of a server, which printed it to its standard error, after its source in brackets."""
+        """Writes a line of a server's standard error, after its source in brackets."""
         _write_line(self._errors, f"[{source}] {line}")
 
     def show(self, text: str) -> None:
@@ -93,7 +88,7 @@ class Console:
 
     @contextlib.contextmanager
     def restored(self, keyboard: int) -> Iterator[None]:
-        """Restores the terminal of standard input, a file descriptor, on leaving, and shows its cursor."""
+        """Restores the terminal at the descriptor `keyboard` on leaving, and shows its cursor."""
         settings = termios.tcgetattr(keyboard) if os.isatty(keyboard) else None
         try:
             yield
@@ -105,11 +100,11 @@ class Console:
 
 
 def _is_in_foreground(keyboard: int) -> bool:
-    """Returns True if this process may change the terminal: the kernel stops one in the background that tries."""
+    """Returns True if this process may change the terminal: the kernel stops a background process that tries."""
     try:
         return os.tcgetpgrp(keyboard) == os.getpgrp()
     except OSError:
-        # It controls another session.
+        # The terminal controls another session.
         return False
 
 
@@ -118,8 +113,8 @@ def _write_line(stream: TextIO, line: str) -> None:
 
 
 def _write(stream: TextIO, text: str) -> None:
-    # The reader has ended (`coordinator run ... | head`), the terminal has gone or the disk is full: the run goes on,
-    # and still has to pass on signals and to end in order.
+    # The reader has ended (`coordinator run ... | head`), the terminal is gone, or the disk is full. The run must still
+    # pass on signals and end in order.
     with contextlib.suppress(OSError):
         stream.write(text)
         stream.flush()
@@ -129,15 +124,14 @@ class ProgramProcess:
     """A running program. The main thread must create it: the program ends when the thread that started it does.
 
     Args:
-      command: what follows the interpreter on its command line.
+      command: the arguments of the interpreter.
       environment: its environment.
-      on_line: gets each line that it prints; None gives it this process's input and output.
-      on_error_text: gets what code other than Python writes to standard error, if that is filtered and there is no
-        `on_line`, which gets this too.
+      on_line: gets each line that it prints. None gives the program this process's input and output.
+      on_error_text: without `on_line`, gets what code other than Python writes to standard error, if it is filtered.
       is_filtered: leave out what TensorFlow's C++ code logs. With `log_path` it is always left out.
-      log_path: a new file, which takes what code other than Python writes to standard error.
-      is_copied: the file takes all that the program prints.
-      on_end: gets its code, minus the signal for one that was killed, after its last line.
+      log_path: a new file for what code other than Python writes to standard error.
+      is_copied: the file also gets all that the program prints.
+      on_end: gets its exit code, minus the signal that killed it, after its last line.
 
     Raises:
       LaunchError: it could not be started.
@@ -159,7 +153,7 @@ class ProgramProcess:
         with contextlib.ExitStack() as opened:
             copy_path = log_path if is_copied else None
             output = errors = None
-            # Where Python's own standard error goes.
+            # The destination of Python's own standard error.
             python_errors = 2
             if on_line is not None:
                 read = partial(_read_lines, on_line, is_filtered and log_path is None, copy_path)
@@ -188,19 +182,19 @@ class ProgramProcess:
                 raise LaunchError(f"{shlex.join(command)} could not be started: {error}.") from error
         # Held to reap the program: until then no other process group has its number.
         self._lock = threading.Lock()
-        # If the thread fails, the program's end is not known, and `on_end` ends the wait for it.
+        # If the thread fails, the program's end is unknown, and `on_end` ends the wait for it.
         self._watcher = start_once("coordinator-program-end", partial(self._watch, on_end), lambda _: on_end(1))
 
     def send(self, number: signal.Signals) -> None:
-        """Sends a signal to the program and its child processes, as a terminal would, unless they have ended."""
+        """Sends a signal to the program and its child processes, as a terminal does, unless they have ended."""
         with self._lock:
-            # Not `poll`, which reaps it.
+            # `poll` would reap it.
             if self._process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self._process.pid, number)
 
     def close(self) -> None:
-        """Kills the program if it runs, and its child processes, and returns when they are gone."""
+        """Kills the program and its child processes; returns when they are gone."""
         self.send(signal.SIGKILL)
         self._watcher.join()
 
@@ -211,17 +205,17 @@ class ProgramProcess:
         read: Callable[[int], None],
         create: Callable[[], tuple[int, int]] = os.pipe,
     ) -> int:
-        """Returns the end of a new pipe to write to; a thread will read the other end."""
+        """Returns the writing end of a new pipe; a thread reads the other end."""
         reading, writing = create()
         opened.callback(os.close, writing)
         self._readers.append(start_once(f"coordinator-program-{name}", partial(read, reading)))
         return writing
 
     def _copies(self, opened: contextlib.ExitStack, log_path: pathlib.Path) -> tuple[int, int]:
-        """Returns descriptors for standard output and standard error, whose content goes to a file, too."""
+        """Returns descriptors for standard output and error whose content is also copied to a file."""
 
         def copy(descriptor: int) -> int:
-            # The program may draw a progress bar on a terminal only.
+            # The program may draw a progress bar only on a terminal.
             create = partial(_open_terminal, descriptor) if os.isatty(descriptor) else os.pipe
             return self._pipe(opened, "copy", partial(_copy, descriptor, log_path), create)
 
@@ -229,7 +223,7 @@ class ProgramProcess:
         return output, output if os.isatty(1) and os.isatty(2) else copy(2)
 
     def _watch(self, on_end: Callable[[int], None]) -> None:
-        # Does not reap it. This process may have been started with SIGCHLD ignored; then there is nothing to reap.
+        # Does not reap the program. There is nothing to reap if this process was started with SIGCHLD ignored.
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
             _wait_ended_without_leader(self._process.pid, _CHILDREN_END_TIMEOUT)
@@ -243,7 +237,7 @@ class ProgramProcess:
 
 
 def _wait_ended_without_leader(group: int, timeout: float) -> None:
-    """Waits, at most some seconds, until no process of a group runs except its leader, whose id is the group's."""
+    """Waits at most `timeout` seconds until no process of a group runs except its leader, whose id is the group's."""
     deadline = time.monotonic() + timeout
     pause = threading.Event()
     while any(_is_in_group(pid, group) for pid in psutil.pids() if pid != group) and time.monotonic() < deadline:
@@ -251,11 +245,11 @@ def _wait_ended_without_leader(group: int, timeout: float) -> None:
 
 
 def _is_in_group(pid: int, group: int) -> bool:
-    """Returns True for a running process of the group: one that has ended may never be reaped."""
+    """Returns True for a running process of the group; an ended one may never be reaped."""
     try:
         return os.getpgid(pid) == group and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except (OSError, psutil.Error):
-        # It has ended.
+        # The process has ended.
         return False
 
 
@@ -267,7 +261,7 @@ def _with_startup(environment: Mapping[str, str], descriptors: Sequence[int]) ->
 
 
 def _open_terminal(like: int) -> tuple[int, int]:
-    """Returns both ends of a terminal as wide as another one, which passes on its input unchanged."""
+    """Returns both ends of a raw terminal, as wide as another one."""
     reading, writing = pty.openpty()
     tty.setraw(writing)
     termios.tcsetwinsize(writing, termios.tcgetwinsize(like))
@@ -275,13 +269,13 @@ def _open_terminal(like: int) -> tuple[int, int]:
 
 
 def _log(path: pathlib.Path | None) -> contextlib.AbstractContextManager[RawIOBase | None]:
-    # Other threads append to it.
+    # Other threads append to the file.
     return contextlib.nullcontext() if path is None else path.open("ab", buffering=0)
 
 
 def _write_log(log: RawIOBase | None, data: bytes) -> None:
     if log is not None:
-        # The disk may be full. The pipe is read on: a program ends when it writes to a pipe without a reader.
+        # The disk may be full. The pipe is still read: a program ends when it writes to a pipe without a reader.
         with contextlib.suppress(OSError):
             log.write(data)
 
@@ -291,7 +285,7 @@ def _copy(descriptor: int, log_path: pathlib.Path, pipe: int) -> None:
         stream = opened.enter_context(open(pipe, "rb", buffering=0))
         log = opened.enter_context(_log(log_path))
         output = opened.enter_context(open(descriptor, "wb", closefd=False))
-        # A terminal reports an error, and no end, when the program has ended. The reader of the command may have ended.
+        # At the program's end a terminal reports an error. The command's reader may have ended.
         with contextlib.suppress(OSError):
             while data := stream.read(65_536):
                 _write_log(log, data)
@@ -306,7 +300,7 @@ def _read_lines(on_line: Callable[[str], None], is_filtered: bool, log_path: pat
             _write_log(log, line)
             if is_filtered and not log_filter.feed(line):
                 continue
-            # Of a line redrawn with carriage returns, the last text.
+            # The last text of a line that was redrawn with carriage returns.
             on_line(line.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2])
 
 
@@ -323,10 +317,10 @@ def _read_errors(on_text: Callable[[str], None], log_path: pathlib.Path | None, 
 
 
 class LogFilter:
-    """Removes log lines of TensorFlow from a stream of bytes, which comes in pieces of any size.
+    """Removes log lines of TensorFlow from a stream of bytes in pieces of any size.
 
-    The start of a line is withheld only while the line may still be a log line, so that a prompt or a progress bar of a
-    child process is shown immediately.
+    The beginning of a line is withheld only while it may be a log line. A prompt or a progress bar of a child process
+    is therefore shown immediately.
     """
 
     def __init__(self) -> None:
@@ -334,7 +328,7 @@ class LogFilter:
         self._is_log: bool | None = None
 
     def feed(self, data: bytes) -> bytes:
-        """Takes the next piece; returns the part to show of this piece and of what was withheld before."""
+        """Takes the next piece; returns the text to show, from this piece and what was withheld before."""
         shown = b""
         for piece in data.splitlines(keepends=True):
             is_whole = piece.endswith((b"\n", b"\r"))
@@ -349,12 +343,12 @@ class LogFilter:
         return shown
 
     def end(self) -> bytes:
-        """Returns the withheld start of the last line, when the stream has ended."""
+        """Returns the withheld beginning of the last line, at the end of the stream."""
         return self._start
 
 
 def _is_log(start: bytes, *, is_whole: bool) -> bool | None:
-    """Returns True if a line is a log line, by its start; None if that is not known yet."""
+    """Returns whether a line is a log line, by its beginning; None if that is not known yet."""
     if _LOG_LINE.match(start) or start.startswith(_WARNING):
         return True
     is_possible = _MAYBE_LOG_LINE.fullmatch(start) or _WARNING.startswith(start)
@@ -362,20 +356,16 @@ def _is_log(start: bytes, *, is_whole: bool) -> bool | None:
 
 
 def create_log_folder(parent: pathlib.Path | None) -> pathlib.Path:
-    """Creates the folder for the logs of one run, named by the local time, and a link `latest` to it.
+    """Creates the log folder of one run in `parent`, named by the local time, and a link `latest` to it.
 
-    Args:
-      parent: the folder to create it in; None creates a temporary folder.
-
-    Raises:
-      LaunchError: it could not be created.
+    None for `parent` creates a temporary folder. Raises LaunchError.
     """
     try:
         if parent is None:
             return pathlib.Path(tempfile.mkdtemp(prefix="coordinator-logs-"))
         parent.mkdir(parents=True, exist_ok=True)
         folder = _create_folder(parent, time.strftime("%Y-%m-%d_%H-%M-%S"))
-        # A file system without links, or another run at the same time.
+        # Fails on a file system without links, or with another run at the same time.
         with contextlib.suppress(OSError):
             (parent / "latest").unlink(missing_ok=True)
             (parent / "latest").symlink_to(folder.name)
@@ -403,9 +393,8 @@ def log_file(folder: pathlib.Path, process: str, restarts: int) -> pathlib.Path:
 class LogFollower:
     """Reads logs of servers while they grow, on a thread.
 
-    Args:
-      on_line: gets the name of a server, and a line that functions in it printed, such as by `tf.print`.
-      is_complete: `on_line` also gets lines that TensorFlow and the server itself wrote.
+    `on_line` gets a server's name and a line that functions printed there, such as by `tf.print`. With `is_complete`
+    it also gets lines of TensorFlow and of the server itself.
     """
 
     def __init__(self, on_line: Callable[[str, str], None], *, is_complete: bool):

@@ -1,6 +1,6 @@
 """Describes what `coordinator run` or `coordinator slurm` runs, as a value.
 
-A `RunRequest` can be carried out, as far as that can be known before anything is started.
+A `RunRequest` can be carried out, in every respect that can be checked before anything starts.
 """
 
 import dataclasses
@@ -22,11 +22,10 @@ _HOSTFILE_LINE = re.compile(r"(\S+)\s+slots\s*=\s*(\d+)")
 
 
 class Host(NamedTuple):
-    """A host that servers are started on.
+    """A host for servers.
 
-    Attributes:
-      name: as `ssh` takes it, such as `node1` or `user@node1`: an IPv6 address without its brackets.
-      slots: how many servers of a kind it has.
+    `name` is as `ssh` takes it, such as `node1` or `user@node1`, and an IPv6 address without brackets. `slots` is the
+    number of servers of a kind.
     """
 
     name: str
@@ -34,20 +33,12 @@ class Host(NamedTuple):
 
 
 def parse_hosts(option: str, text: str) -> tuple[Host, ...]:
-    """Reads the list of an option, such as `a:2,user@b:4`; a host without a number has one slot.
-
-    Raises:
-      SettingError: it is no such list, or names a host twice.
-    """
+    """Reads an option's list such as `a:2,user@b:4`; a host without a number has one slot. Raises SettingError."""
     return _checked(option, [part.strip() for part in text.split(",")])
 
 
 def read_hostfile(path: pathlib.Path) -> tuple[Host, ...]:
-    """Reads a file with a host on each line: `a slots=2`, `a:2` or `a`; comments begin with `#`.
-
-    Raises:
-      SettingError: the file cannot be read, or is not of that form.
-    """
+    """Reads a file with a host on each line: `a slots=2`, `a:2` or `a`; `#` begins a comment. Raises SettingError."""
     try:
         lines = [line.partition("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
@@ -92,27 +83,25 @@ class RunRequest:
 
     Attributes:
       program: the path of a Python program, or the name of a module.
-      module: the program is a module.
-      arguments: its arguments.
-      workers: how many workers.
-      ps: how many parameter servers.
+      module: whether the program is a module.
+      arguments: the program's arguments.
       hosts: the hosts of the servers, by ssh; none for this machine. Parameter servers are spread over them in turn.
-      ps_hosts: the hosts of the parameter servers, if they have separate ones.
+      ps_hosts: separate hosts for the parameter servers.
       ssh: the command that reaches the hosts, with its options.
       gpus_per_worker: how many GPUs each worker has for itself; with None every worker sees all GPUs.
-      restarts: how often the program is started again, on the same servers, when it fails.
-      server_restarts: how often each server is started again, on its port, when it ends.
-      evaluator: the program also runs once as evaluator.
-      evaluator_workers: how many workers the evaluator's own cluster has, which also has a parameter server; with 0
-        there is no such cluster. With a cluster there is an evaluator in any case.
+      restarts: how often a failed program is started again, on the same servers.
+      server_restarts: how often each server that ends is started again, on its port.
+      evaluator: whether the program also runs once as evaluator.
+      evaluator_workers: the number of workers in the evaluator's own cluster, which also has a parameter server; 0 for
+        no such cluster. With a cluster there is always an evaluator.
       evaluator_timeout: how long the evaluator may run after the chief has ended with code 0.
       start_timeout: how long all servers together may take until they answer.
       env: variables that are added to the environment of all processes.
       log_dir: where a folder is created for the logs of servers, and of TensorFlow's C++ code in the program. With None
-        the logs of servers are kept only if one of them explains a failure.
-      tee: the logs also have what the program prints, and the command also shows what is in the logs of servers.
-      verbose: show what TensorFlow's C++ code logs.
-      dashboard: where the program shows what happens, `host:port` or `host:port/token`; None for nowhere.
+        the servers' logs are kept only if one explains a failure.
+      tee: whether the logs also have what the program prints, and the command also shows the servers' logs.
+      verbose: whether to show what TensorFlow's C++ code logs.
+      dashboard: the address of the program's dashboard, `host:port` or `host:port/token`; None for no dashboard.
       trace: the file for a trace of the program, or None.
       dry_run: only show what would be started.
       looks_for_files: check for the program and the folder of the trace now. Otherwise the host that needs them calls
@@ -120,7 +109,7 @@ class RunRequest:
 
     Raises:
       ClusterSpecError: there is no worker, or no parameter server.
-      LaunchError: a file is missing, or options are wrong or do not go together.
+      LaunchError: a file is missing, or options are wrong or contradict each other.
       SettingError: a number is out of bounds.
     """
 
@@ -195,7 +184,7 @@ class RunRequest:
 
     @property
     def command(self) -> tuple[str, ...]:
-        """What follows the interpreter on the command line of the program."""
+        """The arguments of the interpreter that run the program."""
         return ("-m", self.program, *self.arguments) if self.module else (self.program, *self.arguments)
 
 
@@ -225,13 +214,13 @@ def _check_page(address: str | None) -> None:
 
 
 def _has_module(name: str, folders: Sequence[str]) -> bool:
-    """Returns True if `python -m` finds a module to run. It imports nothing, unlike `importlib.util.find_spec`."""
+    """Returns True if `python -m` finds a module to run. Unlike `importlib.util.find_spec`, it imports nothing."""
     path: list[str] | None = [os.getcwd(), *folders, *sys.path]
     full_name = ""
     for part in [*name.split("."), "__main__"]:
         full_name = f"{full_name}.{part}" if full_name else part
         if path is None:
-            # The module that was found is no package, so it is run itself, if it was the last part.
+            # The module is not a package: it is run itself if it was the last part.
             return part == "__main__" and full_name == f"{name}.__main__"
         spec = importlib.machinery.PathFinder.find_spec(full_name, path)
         if spec is None:

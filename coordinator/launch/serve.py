@@ -1,9 +1,9 @@
 """`coordinator serve`: one standard TensorFlow server, in this process, until a signal ends it.
 
-It promises to refuse wrong settings before TensorFlow is loaded, to print one line when it serves, and to end
+Guarantees: it refuses wrong settings before TensorFlow is loaded, and prints one line when it serves. It ends
 immediately, with code 0, on SIGTERM, on SIGINT and, with `exit_with_parent`, when its standard input is closed. With
 `until_client_ends` it ends with code 0 within some seconds of its client. Lists of processes show `coordinator worker
-0`, and not the command line that all servers share.
+0` instead of the command line that all servers share.
 """
 
 import contextlib
@@ -42,18 +42,18 @@ _CLOSE_TIMEOUT = 5.0
 
 
 class Health:
-    """Reports over HTTP how a server is: to Kubernetes' probes, and to Prometheus where no client reports.
+    """Reports a server's health over HTTP: to Kubernetes' probes, and to Prometheus if no client reports.
 
         GET /healthz    200 if the server answers requests, 503 if not; a JSON object
         GET /metrics    the same and what the process uses, in Prometheus' text format
 
-    It listens immediately, on separate threads, and no request changes anything. While the server starts, it is
-    reported not to serve. Connections that send no request, however many, keep no probe out (`http_server.py`). A
-    request must name this machine by an address, by `localhost`, or by the host of the server's own address.
+    It listens immediately, on separate threads. No request changes anything. While the server starts, it is reported as
+    not serving. Connections without a request, however many, exclude no probe (`http_server.py`). A request must name
+    this machine by an address, by `localhost`, or by the host of the server's own address.
 
     Args:
       config: the server's task.
-      port: the port to listen on; 0 for any free one. The attribute is the port in use.
+      port: the port to listen on; 0 for any free port. The attribute is the port in use.
       address: the only IP address to listen at, which is the server's own; None for all.
 
     Attributes:
@@ -67,12 +67,12 @@ class Health:
         self.count_clients: Callable[[], int] | None = None
         self._config = config
         host = address or ""
-        # Imported here: the fork server imports this module, and gRPC should not be loaded in a process that forks.
+        # Imported here: the fork server imports this module, and a process that forks should not load gRPC.
         from coordinator.heartbeat.probes import TaskProbe
 
         self._probe = TaskProbe(f"{in_address(host) or '127.0.0.1'}:{config.port}")
         if not host and socket.has_dualstack_ipv6():
-            # As TensorFlow does: both IPv6 and IPv4.
+            # Both IPv6 and IPv4, as TensorFlow does.
             host = "::"
         self._process = psutil.Process()
         own_name = parse_address(config.address).host
@@ -85,7 +85,7 @@ class Health:
         self.port = self._server.port
 
     def answer(self, path: str) -> tuple[int, str, str]:
-        """Returns the status, the type and the text of the answer to a request."""
+        """Returns the status, the content type and the text of an answer."""
         if path not in ("/healthz", "/metrics"):
             return 404, "text/plain; charset=utf-8", "There are /healthz and /metrics.\n"
         is_serving = self.count_clients is not None and self._probe.status(_ANSWER_TIMEOUT) is not None
@@ -96,7 +96,7 @@ class Health:
         return 200 if is_serving else 503, "application/json", json.dumps(state) + "\n"
 
     def close(self) -> None:
-        """Answers no more."""
+        """Answers no further request."""
         self._server.close(_CLOSE_TIMEOUT)
         self._probe.close()
 
@@ -121,8 +121,8 @@ class Health:
 
 
 def set_process_title(title: str, name: str) -> None:
-    """Sets what `ps` and `top` show for this process: its command line, and its name of at most 15 bytes."""
-    # Read by `setproctitle`: a long title is cut, and does not replace the environment in `/proc/PID/environ`.
+    """Sets the process's command line, and its name of at most 15 bytes, as `ps` and `top` show them."""
+    # With it `setproctitle` cuts a long title, and does not overwrite the environment in `/proc/PID/environ`.
     os.environ["SPT_NOENV"] = "1"
     setproctitle.setproctitle(title)
     setproctitle.setthreadtitle(name)
@@ -131,13 +131,13 @@ def set_process_title(title: str, name: str) -> None:
 class SignalReader:
     """Handles signals on a separate thread, immediately, even while the main thread runs TensorFlow.
 
-    Python runs its own handlers in the main thread, between two steps of Python code: a signal that arrives just before
-    that thread begins to wait is not handled until the wait ends.
+    Python runs its own handlers in the main thread, between two steps of Python code. A signal that arrives just before
+    this thread begins to wait is therefore not handled until the wait ends.
 
-    This is a context manager for the main thread, and restores the handlers of the signals on leaving.
+    A context manager for the main thread; leaving it restores the handlers.
 
     Args:
-      numbers: the signals. One that is ignored stays so: `nohup`, and shells in the background, set that.
+      numbers: the signals. An ignored one stays ignored: `nohup`, and shells for background jobs, set that.
       on_signal: gets each signal that arrives, in the reader's thread.
     """
 
@@ -173,13 +173,13 @@ class SignalReader:
 
 SERVE_COMMAND = (sys.executable, "-m", "coordinator", "serve", "--exit-with-parent")
 SERVED_JOBS = ("worker", "ps")
-# The pause between two looks for the end of the client, and how long a client may take to answer, in seconds.
+# The pause between two checks of the client, and how long a client may take to answer, in seconds.
 _CLIENT_INTERVAL = 1.0
 _CLIENT_TIMEOUT = 0.25
 # The exit code of a server that cannot serve: its task is unknown or its port is taken.
 UNUSABLE = 2
-# Parameters of mallopt (malloc.h) that keep freed memory: up to 512 MB at the end of each heap. Blocks of up to 32 MB,
-# the largest that heaps take, get no separate mapping.
+# Parameters of mallopt (malloc.h) that keep up to 512 MB of freed memory at the end of each heap. Blocks of up to
+# 32 MB, the maximum in heaps, get no separate mapping.
 _KEPT_MEMORY = {-1: 512 << 20, -3: 32 << 20}  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
 
 
@@ -192,20 +192,17 @@ def serve(
     exit_with_parent: float | None = None,
     **task: Any,
 ) -> int:
-    """Runs one server, until this process ends.
+    """Runs one server until this process ends. If it cannot serve, prints a line that says why, and returns 2.
 
     Args:
       environment: the environment of this process, with `TF_CONFIG`.
-      interface: the IP address of this machine at which the server can be reached. By default that is the loopback
+      interface: the IP address of this machine at which the server can be reached. The default is the loopback
         interface if the host of its own address is `localhost` or a loopback address, and every interface otherwise.
       health_port: the port for `Health`.
-      until_client_ends: end, with code 0, when a client that was connected has ended its program in order.
-      exit_with_parent: end when standard input is closed, and when nothing has come there for this time in seconds,
-        which may be `math.inf`. By default it is not read.
+      until_client_ends: end, with code 0, when a connected client has ended its program in order.
+      exit_with_parent: end when standard input is closed, or nothing has arrived there for this time in seconds, which
+        may be `math.inf`. By default it is not read.
       **task: `job`, `index`, `address` and `devices`, as in `TaskConfig.of_server`.
-
-    Returns:
-      Exit code 2 if it cannot serve, after a line on standard error that says why.
     """
     health = None
     try:
@@ -224,7 +221,7 @@ def serve(
     with SignalReader((signal.SIGTERM, signal.SIGINT), lambda _: _end()):
         if exit_with_parent is not None:
             watch = functools.partial(_end_with_standard_input, exit_with_parent)
-            # It would outlive the parent.
+            # If the watch fails, the server ends too: it would outlive the parent.
             start_once("coordinator-parent", watch, lambda _: _end())
         load_tensorflow(environment)
         try:
@@ -238,7 +235,7 @@ def serve(
 
 
 def serving_line(config: TaskConfig) -> str:
-    """Returns how the line begins that a server prints when it serves."""
+    """Returns the beginning of the line that a server prints when it serves."""
     return f"coordinator: {config.name} serves on {config.address}"
 
 
@@ -260,13 +257,13 @@ def _served_task(environment: Mapping[str, str], **task: Any) -> TaskConfig:
 
 
 def _keep_freed_memory(environment: Mapping[str, str]) -> None:
-    """Makes glibc keep memory that is freed, unless the user has configured it.
+    """Makes glibc keep freed memory, unless the user has configured it.
 
-    Each step copies variables and gradients into new buffers. If freed memory goes back to the kernel, which clears
-    each page again, steps of a dense model of 33 MB take a third more processor time.
+    Each step copies variables and gradients into new buffers. If the kernel takes back freed memory, it clears each
+    page again, and steps of a dense model of 33 MB take a third more processor time.
     """
     if not any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in environment):
-        # No such library, or a C library without it.
+        # Another C library may not have it.
         with contextlib.suppress(OSError, AttributeError):
             mallopt = ctypes.CDLL(None).mallopt
             for parameter, value in _KEPT_MEMORY.items():
@@ -289,10 +286,9 @@ def _start_server(config: TaskConfig) -> "tf.distribute.Server":
 
 
 def _start_reachable(own: str | None, config: TaskConfig) -> "tuple[tf.distribute.Server, str]":
-    """Starts a server that can be reached at one address of the machine only, unless that is None.
+    """Starts a server that can be reached at one address of the machine only; None for all.
 
-    Returns:
-      The server, and the end of its line in the log, which says if everybody can reach it.
+    Returns the server, and the end of its line in the log, which says if every machine can reach it.
     """
     reason = ""
     if own is None:
@@ -329,16 +325,16 @@ def _serve(
 def load_tensorflow(environment: MutableMapping[str, str]) -> None:
     """Loads TensorFlow in this process, unless it is loaded, with the environment that a server needs.
 
-    It is loaded without Keras, which TensorFlow loads last, and which loads scikit-learn and Matplotlib: half of the
-    time of loading, for what a server does not use.
+    Keras is left out: TensorFlow loads it last, and it loads scikit-learn and Matplotlib. That is half of the loading
+    time, for nothing that a server uses.
     """
-    # Read when TensorFlow is loaded: without it, calls to a dead server wait for it instead of failing.
-    # The client that started this process may have set another value, for itself.
+    # Read when TensorFlow is loaded: otherwise calls to a dead server wait for it instead of failing. The client that
+    # started this process may have set another value for itself.
     environment["GRPC_FAIL_FAST"] = "use_caller"
-    # Read with each connection: otherwise servers reach each other through `http_proxy`, or do not.
+    # Read with each connection: otherwise servers connect to each other through `http_proxy`, or fail to.
     environment.setdefault("grpc_proxy", "")
     left_out = [package for package in ("keras", "tf_keras") if package not in sys.modules]
-    # `import` takes None for a package that is not installed.
+    # `import` treats None as a package that is not installed.
     sys.modules.update(dict.fromkeys(left_out))  # type: ignore[arg-type]
     try:
         import tensorflow as tf  # noqa: F401 - for what it does
@@ -348,7 +344,7 @@ def load_tensorflow(environment: MutableMapping[str, str]) -> None:
 
 
 def _end_with_standard_input(timeout: float) -> NoReturn:
-    # It is a socket where a fork server started this process, which may be reset instead of closed.
+    # It is a socket if a fork server started this process, and may be reset instead of closed.
     with contextlib.suppress(ConnectionResetError):
         limit = None if timeout == math.inf else timeout
         while select.select([0], [], [], limit)[0] and os.read(0, 4096):

@@ -2,13 +2,13 @@
 
 Each server has one process and one log. Its starter decides how and where the process starts: forked from a fork server
 on this machine, or on another host. Each process has its own session, so a terminal's Ctrl-C does not reach it.
-Promises:
+Guarantees:
 
-- all servers start at the same time, and one counts as ready only when it answers as itself;
-- a failure is reported with the end of the server's log;
-- `close` leaves no process behind, frozen ones included;
-- no server outlives this process, even if this process is killed: each reads a socket that only this process holds
-  open at the other end.
+- All servers start at the same time. A server is ready only when it answers as itself.
+- A failure is reported with the end of the server's log.
+- `close` leaves no process behind, frozen ones included.
+- No server outlives this process, even if this process is killed: each reads a socket whose other end only this process
+  holds open.
 """
 
 import os
@@ -33,19 +33,19 @@ from coordinator.launch.server_starter import ForkServerProcess, ending_of
 from coordinator.launch.task_config import VISIBLE, TaskConfig
 from coordinator.options import DASHBOARD
 
-# Below the ports that the kernel gives to outgoing connections. A client that keeps trying to reach a dead server on
-# such a port is sooner or later given that very port, connects to itself, and keeps the server out.
+# Below the ports that the kernel gives to outgoing connections. A client that retries a dead server on such a port is
+# eventually given that very port, connects to itself, and keeps the server out.
 PORTS = range(10_000, 32_768)
 _MOST_ATTEMPTS = 10_000
 _PROBE_TIMEOUT = 1.0
 _POLL_INTERVAL = 0.1
-# The pause between two looks for the restart of a server that has ended, in seconds.
+# The pause between two checks for the restart of a server that has ended, in seconds.
 _RESTART_INTERVAL = 0.1
 _TAIL_LINES = 12
 
 
 class StartedProcess(Protocol):
-    """A process of a server; it is lost if it has ended, and its exit code is not known."""
+    """A process of a server. It is lost if it has ended with an unknown exit code."""
 
     is_lost: bool
 
@@ -54,45 +54,37 @@ class StartedProcess(Protocol):
         """Its id on this machine."""
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """Returns the exit code, minus the signal for one that was killed; None if it did not end in time."""
+        """Returns the exit code, minus the signal that killed it; None if it did not end in time."""
 
     def kill(self) -> None:
-        """Ends the process, and returns when it is gone."""
+        """Ends the process; returns when it is gone."""
 
     def send(self, number: signal.Signals) -> None:
         """Sends a signal to the process unless it has ended."""
 
 
 class ServerStarter(Protocol):
-    """Starts processes of servers somewhere."""
+    """Starts processes of servers in some place."""
 
     def start_server(self, environment: Mapping[str, str], log: int) -> StartedProcess:
-        """Starts a server that prints to a descriptor; raises OSError if that fails."""
+        """Starts a server that prints to the descriptor `log`. Raises OSError."""
 
     def close(self) -> None:
-        """Ends all processes, or has them begin to end."""
+        """Ends all processes, or makes them begin to end."""
 
 
 def wait_answer(config: TaskConfig, deadline: float, wait_ended: Callable[[float], bool]) -> bool:
-    """Waits until a server answers as the task that it is.
+    """Waits until a server answers as its own task; returns False if its process has ended.
 
-    Args:
-      config: its task.
-      deadline: in the time of `time.monotonic`.
-      wait_ended: waits for the end of the server's process, at most some seconds; returns True if it has ended.
-
-    Returns:
-      False if the process has ended.
-
-    Raises:
-      TimeoutError: no server answered as this task in time.
+    `deadline` is on the clock of `time.monotonic`. `wait_ended` waits at most some seconds, and returns True if the
+    process has ended. Raises TimeoutError.
     """
     device_prefix = f"/job:{config.job}/replica:0/task:{config.index}/"
     with TaskProbe(config.address) as probe:
         while True:
             status = probe.status(min(_PROBE_TIMEOUT, max(0.0, deadline - time.monotonic())))
             is_ready = status is not None and any(name.startswith(device_prefix) for name in status.devices)
-            # In this order: another process may have taken the port of a process that ended, and answer too.
+            # In this order: another process may have taken the port of an ended process, and answer too.
             if wait_ended(0.0 if is_ready else _POLL_INTERVAL):
                 return False
             if is_ready:
@@ -109,7 +101,7 @@ class ServerProcess:
       log_folder: an existing folder; each start of the process has a file there with what it prints.
       environment: the environment that the process inherits.
       starter: starts the process.
-      owner: whose cluster it is, if there are several.
+      owner: the owner of its cluster, if there are several clusters.
 
     Attributes:
       environment: the environment of the process.
@@ -128,7 +120,7 @@ class ServerProcess:
         self.owner = owner
         self._log_folder = log_folder
         self.starts = 0
-        # The number of the start that has answered last.
+        # The number of the last start that has answered.
         self._answered_start = 0
         self.environment = server_environment(environment, config)
         self._starter = starter
@@ -137,7 +129,7 @@ class ServerProcess:
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Starts the process, which answers later; raises LaunchError if it is running, or cannot be started."""
+        """Starts the process, without waiting for its answer. Raises LaunchError if it runs or cannot be started."""
         with self._lock:
             if self.is_alive():
                 raise LaunchError(f"{self.name} already runs, as process {self.pid}.")
@@ -150,10 +142,9 @@ class ServerProcess:
                 raise LaunchError(f"{self.name} could not be started: {error}.") from error
 
     def wait_ready(self, timeout: float) -> None:
-        """Waits until the server answers, at most `timeout` seconds.
+        """Waits at most `timeout` seconds until the server answers.
 
-        Raises:
-          LaunchError: the process ended, or did not answer in time; the message ends with the tail of its log.
+        Raises LaunchError with the end of its log if it ended, or did not answer in time.
         """
         start = self.starts
         try:
@@ -165,19 +156,18 @@ class ServerProcess:
             raise LaunchError(self._failure(f"does not answer, {age:.1f} s after its start")) from None
 
     def wait_ended(self, timeout: float | None = None) -> bool:
-        """Waits at most some seconds; returns True if the process has ended, or was never started."""
+        """Waits at most `timeout` seconds; returns True if the process has ended, or was never started."""
         return self._process is None or self._process.wait(timeout) is not None
 
     def kill(self) -> None:
-        """Ends the process with SIGKILL, frozen or not, and returns when it is gone."""
+        """Ends the process with SIGKILL, frozen or not; returns when it is gone."""
         if self._process is not None:
             self._process.kill()
 
     def send(self, number: signal.Signals) -> None:
-        """Sends a signal to the process. One that SIGSTOP stopped does not answer, and keeps its connections open.
+        """Sends a signal to the process; raises LaunchError if it does not run.
 
-        Raises:
-          LaunchError: it is not running.
+        After SIGSTOP it does not answer, and keeps its connections open.
         """
         if self._process is None or not self.is_alive():
             raise LaunchError(f"{self.name} is not running, so it cannot get {number.name}.")
@@ -189,16 +179,16 @@ class ServerProcess:
 
     @property
     def is_ready(self) -> bool:
-        """True if `wait_ready` has found that the process started last answers, and the process runs."""
+        """Whether the last start has answered in `wait_ready`, and its process runs."""
         return self.starts == self._answered_start and self.is_alive()
 
     @property
     def pid(self) -> int | None:
-        """The id of the process started last, or None. This waits until a fork server is ready to fork."""
+        """The process id of the last start, or None. Waits until a fork server is ready to fork."""
         return None if self._process is None else self._process.pid
 
     def has_served(self) -> bool:
-        """Returns True if the process started last has answered, or has begun to serve, as its log says."""
+        """Returns True if the last start has answered, or has begun to serve, according to its log."""
         if self.starts == self._answered_start:
             return self.starts > 0
         begin = serving_line(self.config).encode()
@@ -226,7 +216,7 @@ class ServerProcess:
 
     @property
     def ending(self) -> str:
-        """How the process started last ended, such as `by SIGKILL` or `with code 1`."""
+        """How the last start ended, such as `by SIGKILL` or `with code 1`."""
         code = self.exit_code
         if code is None:
             return "without being started"
@@ -244,17 +234,17 @@ class ServerProcess:
 
 
 def server_environment(inherited: Mapping[str, str], config: TaskConfig) -> dict[str, str]:
-    """Returns the environment of a server process, which inherits the environment of this process."""
+    """Returns the environment of a server process that inherits this process's environment."""
     environment = program_environment(inherited, config)
-    # Everybody who reaches a server can read its environment, and this variable has a token.
+    # Every client of a server can read its environment, and this variable contains a token.
     environment.pop(DASHBOARD, None)
     root = str(pathlib.Path(__file__).resolve().parents[2])
-    # The server has to find this package. If it is installed, it is found anyway, and its site-packages folder on
-    # PYTHONPATH would go before the standard library.
+    # The server must find this package. An installed package needs nothing; its site-packages folder on PYTHONPATH
+    # would precede the standard library.
     if root not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, inherited.get("PYTHONPATH")]))
     if config.job == "ps":
-        # Variables live in the memory of the host; a parameter server would only take the GPU from the workers.
+        # Variables live in the host's memory; a parameter server would only take the GPU from workers.
         environment[VISIBLE] = ""
     return environment
 
@@ -264,20 +254,15 @@ def program_environment(inherited: Mapping[str, str], config: TaskConfig) -> dic
     environment = dict(inherited)
     environment["TF_CONFIG"] = config.to_json()
     environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    # Several processes may share a GPU. The first would take all of its memory, and functions of the others would fail.
+    # Processes may share a GPU. Otherwise the first would take all its memory, and functions of the others would fail.
     environment.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     return environment
 
 
 def free_addresses(count: int, *, besides: Collection[str] = ()) -> list[str]:
-    """Returns `count` different `127.0.0.1:port` addresses that nothing listens on.
+    """Returns `count` different `127.0.0.1:port` addresses, not among `besides`, where nothing listens.
 
-    Args:
-      count: how many.
-      besides: addresses not to return, such as the address of a server that is down at present.
-
-    Raises:
-      LaunchError: there are fewer.
+    `besides` may contain the address of a server that is down at present. Raises LaunchError if there are fewer.
     """
     addresses: list[str] = []
     for _ in range(_MOST_ATTEMPTS):
@@ -292,7 +277,7 @@ def free_addresses(count: int, *, besides: Collection[str] = ()) -> list[str]:
 
 
 def free_cluster(counts: Mapping[str, int], *, besides: Collection[str] = ()) -> dict[str, list[str]]:
-    """Returns as many such addresses for each job as `counts` says."""
+    """Returns free addresses for each job, as many as `counts` says."""
     addresses = iter(free_addresses(sum(counts.values()), besides=besides))
     return {job: [next(addresses) for _ in range(count)] for job, count in counts.items()}
 
@@ -303,9 +288,9 @@ class LocalServers:
     Args:
       cluster: the addresses of each job; workers and parameter servers get a server.
       log_folder: an existing folder, for logs such as `ps-0.log` of `/job:ps/task:0`, and `fork-server.log`.
-      environment: the environment that the processes inherit; later changes of it have no effect.
+      environment: the environment that the processes inherit; later changes have no effect.
       worker_gpus: `CUDA_VISIBLE_DEVICES` of each worker; by default they inherit it.
-      starters: the hosts of the servers that are not on this machine, by job and index.
+      starters: the hosts of servers on other machines, by job and index.
       worker_devices: the number of logical CPU devices of each worker of the first cluster.
     """
 
@@ -333,14 +318,14 @@ class LocalServers:
         worker_gpus: Sequence[str] = (),
         worker_devices: int = 1,
     ) -> None:
-        """Adds the servers of a cluster, not yet started; `owner` becomes part of their names and of their logs'."""
+        """Adds the servers of a cluster, not started; `owner` becomes part of their names and their logs' names."""
         for job in SERVED_JOBS:
             for index in range(len(cluster.get(job, ()))):
                 gpus = worker_gpus[index] if job == "worker" and worker_gpus else None
                 self.add(TaskConfig(cluster, job, index, worker_devices if job == "worker" else 1), owner, gpus)
 
     def add(self, config: TaskConfig, owner: str = "", gpus: str | None = None) -> ServerProcess:
-        """Adds a server, not yet started; `gpus` is its `CUDA_VISIBLE_DEVICES`."""
+        """Adds a server, not started; `gpus` is its `CUDA_VISIBLE_DEVICES`."""
         starter = self._starters.get((config.job, config.index), self._fork_server)
         environment = self._environment if gpus is None else {**self._environment, VISIBLE: gpus}
         server = ServerProcess(config, self._log_folder, environment, starter, owner)
@@ -353,15 +338,10 @@ class LocalServers:
             server.start()
 
     def wait_ready(self, timeout: float, is_given_up: Callable[[ServerProcess], bool] | None = None) -> None:
-        """Waits until every server answers.
+        """Waits until every server answers, at most `timeout` seconds for all. Raises LaunchError with a log's end.
 
-        Args:
-          timeout: for all servers together, in seconds.
-          is_given_up: returns True for a server that need not answer. With this function another thread restarts
-            servers that have ended, and their restart is waited for; without it, a server that has ended is an error.
-
-        Raises:
-          LaunchError: the message says which one did not, and how its log ends.
+        `is_given_up` returns True for a server that need not answer. If it is given, another thread restarts servers
+        that have ended, and their restart is waited for. Without it, a server that has ended is an error.
         """
         deadline = time.monotonic() + timeout
         pause = threading.Event()
@@ -374,7 +354,7 @@ class LocalServers:
                 pause.wait(_RESTART_INTERVAL)
 
     def close(self) -> None:
-        """Ends all servers, and returns when they are gone. In a process forked from this one, does nothing."""
+        """Ends all servers; returns when they are gone. Does nothing in a process forked from this one."""
         self._close()
 
     def _end(self) -> None:

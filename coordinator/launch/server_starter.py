@@ -1,13 +1,16 @@
-"""Starts server processes: they are forked from a fork server (`fork_server.py` runs in it).
+"""Starts server processes by forking them from a fork server (`fork_server.py`).
 
 A forked server's parent is the fork server, so this process cannot wait for it as for a child. A thread for each server
 reads the reports about it.
 
     requested  ->  begun: it reports its id  ->  ended: the fork server reports its exit code
 
-It promises that the fork server starts with the first server, is started again if it was killed, also for a server that
-has not begun by then, and ends with this process or when it is closed; that the log of a server says why its exit code
-is not known; and that every method may be called from several threads.
+Guarantees:
+
+- The fork server starts with the first server, and ends with this process or when it is closed. If it is killed, it is
+  started again, and servers that had not begun are requested again.
+- The log of a server says why its exit code is unknown.
+- Every method may be called from several threads.
 """
 
 import contextlib
@@ -29,10 +32,10 @@ from coordinator.launch.fork_server import UNKNOWN_EXIT_CODE
 
 # How long the fork server may take to end its servers and itself, in seconds.
 _END_TIMEOUT = 30.0
-# The pause between two looks at a process that is being stopped, in seconds.
+# The pause between two checks of a process that is being stopped, in seconds.
 _STOP_INTERVAL = 0.002
 _LONGEST_MESSAGE = 64
-# How often a server is requested, at most, if its fork server ends before the server has begun.
+# The maximum number of requests for a server whose fork server ends before the server has begun.
 _MOST_REQUESTS = 3
 # How long a fork server may take to end after its last report, in seconds.
 _REASON_TIMEOUT = 5.0
@@ -40,7 +43,7 @@ _TAIL_LINES = 8
 
 
 def ending_of(code: int) -> str:
-    """Returns how a process ended with this exit code, such as `by SIGKILL` or `with code 1`."""
+    """Describes how a process ended, by its exit code, such as `by SIGKILL` or `with code 1`."""
     if code >= 0:
         return f"with code {code}"
     by_whom = " (by the kernel, if memory ran out)" if -code == signal.SIGKILL else ""
@@ -53,17 +56,8 @@ class ForkedProcess:
     It is requested again if its fork server ends before it has begun. If this process ends first, the server finds its
     report closed and ends too.
 
-    Args:
-      fork_server: is asked for the process.
-      environment: the process's environment.
-      log: the descriptor that it prints to; a duplicate is kept.
-
-    Raises:
-      LaunchError: the fork server is closed.
-      OSError: the fork server could not be started.
-
-    Attributes:
-      is_lost: the process has ended, and its exit code is not known; its log says why.
+    `log` is the descriptor that it prints to; a duplicate is kept. `is_lost` says that the process has ended with an
+    unknown exit code; its log says why. Raises LaunchError if the fork server is closed, OSError if it cannot start.
     """
 
     def __init__(self, fork_server: "ForkServerProcess", environment: Mapping[str, str], log: int):
@@ -75,13 +69,13 @@ class ForkedProcess:
         self._lock = threading.Lock()
         self._has_begun = threading.Event()
         self._pid: int | None = None
-        # Unlike an id, which may be used again, it never stands for another process.
+        # Unlike an id, which may be used again, it never means another process.
         self._process: psutil.Process | None = None
         self._exit_code: int | None = None
         with contextlib.ExitStack() as opened:
             self._log = os.dup(log)
             opened.callback(os.close, self._log)
-            # A child process would begin in the folder where this process is now.
+            # A child process would begin in this process's present folder.
             self._folder = os.open(".", os.O_PATH)
             opened.callback(os.close, self._folder)
             self._report, self._parent = self._requested()
@@ -90,49 +84,43 @@ class ForkedProcess:
 
     @property
     def pid(self) -> int | None:
-        """The id of the process, as soon as it has begun; None if the fork server ended before that."""
+        """The id of the process, when it has begun; None if the fork server ended before that."""
         self._has_begun.wait()
         return self._pid
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """Waits for the end of the process.
+        """Waits at most `timeout` seconds; returns the exit code, minus the signal that killed it, or None.
 
-        Args:
-          timeout: in seconds; None waits as long as it takes.
-
-        Returns:
-          Its exit code (minus the signal that killed it), or None if it did not end in time. `UNKNOWN_EXIT_CODE` if the
-          fork server ended before it.
+        It is `UNKNOWN_EXIT_CODE` if the fork server ended before the process.
         """
         self._thread.join(timeout)
         return self._exit_code
 
     def kill(self) -> None:
-        """Ends the process with SIGKILL, and returns when it is gone."""
+        """Ends the process with SIGKILL; returns when it is gone."""
         with self._lock:
             self._is_killed = True
             if not self._has_begun.is_set():
-                # The fork server forks no server whose report is shut down.
+                # The fork server does not fork a server whose report is shut down.
                 self._report.shutdown(socket.SHUT_WR)
         self.send(signal.SIGKILL)
         self.wait()
 
     def send(self, number: signal.Signals) -> None:
-        """Sends a signal unless the process has ended. A process that SIGSTOP stopped has stopped on return."""
+        """Sends a signal unless the process has ended. After SIGSTOP, returns when the process has stopped."""
         self._has_begun.wait()
         if self._process is not None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 self._process.send_signal(number)
         if number is signal.SIGSTOP:
-            # The signal is delivered to the process's threads one by one: only now is it sure that none answers.
+            # The kernel stops the threads one by one: until all have stopped, one may still answer.
             while not self._is_stopped() and self.wait(_STOP_INTERVAL) is None:
                 continue
 
     def _is_stopped(self) -> bool:
-        """Returns True if every thread has stopped."""
         tasks = pathlib.Path(f"/proc/{self._pid}/task")
         try:
-            # After the name, which is in brackets and may hold any character, comes the state.
+            # The state follows the name, which is in brackets and may contain any character.
             states = [(task / "stat").read_text().rpartition(")")[2].split()[0] for task in tasks.iterdir()]
         except (FileNotFoundError, ProcessLookupError):
             # A thread has ended since it was listed.
@@ -140,11 +128,11 @@ class ForkedProcess:
         return set(states) == {"T"}
 
     def _requested(self) -> "tuple[socket.socket, subprocess.Popen[bytes]]":
-        """Requests the process; returns the socket for reports of it, and the fork server that was asked."""
+        """Requests the process; returns the socket for its reports, and the fork server that was asked."""
         report, fork_server_report = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with fork_server_report, contextlib.ExitStack() as opened:
-                # A file, as an environment may be longer than a message.
+                # A file, because an environment may be longer than a message.
                 content = os.memfd_create("environment")
                 opened.callback(os.close, content)
                 os.pwrite(content, json.dumps(dict(self._environment)).encode(), 0)
@@ -184,7 +172,7 @@ class ForkedProcess:
         return None
 
     def _is_requested_again(self, requests_left: int) -> bool:
-        """Requests the process from another fork server if the former one ended before the process has begun."""
+        """Requests the process from another fork server if the former one ended before the process had begun."""
         try:
             reason = f"the fork server ended {ending_of(self._parent.wait(_REASON_TIMEOUT))}"
         except subprocess.TimeoutExpired:
@@ -201,7 +189,7 @@ class ForkedProcess:
         return False
 
     def _write_log(self, text: str) -> None:
-        """Adds a line to the log of the server, unless the fork server is closed, which ends all servers."""
+        """Adds a line to the server's log, unless the fork server is closed, which ends all servers."""
         if not self._fork_server.is_closed:
             # The disk may be full.
             with contextlib.suppress(OSError):
@@ -209,13 +197,9 @@ class ForkedProcess:
 
 
 class ForkServerProcess:
-    """The fork server of this process's local servers, which it starts when the first server is wanted.
+    """The fork server of this process's local servers; it starts with the first server.
 
-    Args:
-      log_path: the file that takes what the fork server itself prints.
-
-    Attributes:
-      is_closed: no further server is started.
+    `log_path` is the file for the fork server's own output. `is_closed` says that no further server is started.
     """
 
     def __init__(self, log_path: pathlib.Path):
@@ -226,21 +210,15 @@ class ForkServerProcess:
         self._started: tuple[socket.socket, subprocess.Popen[bytes]] | None = None
 
     def start_server(self, environment: Mapping[str, str], log: int) -> ForkedProcess:
-        """Requests a server without waiting; while the fork server loads TensorFlow, the server waits for it.
+        """Requests a server that prints to the descriptor `log`, without waiting for it.
 
-        Args:
-          environment: the server's environment. The first one is also the fork server's; a server whose environment
-            differs from that, other than in what describes its task, is started as a fresh process.
-          log: the descriptor that it prints to.
-
-        Raises:
-          LaunchError: this is closed.
-          OSError: the fork server could not be started.
+        The first environment is also the fork server's. A server whose environment differs, except in what describes
+        its task, becomes a fresh process. Raises LaunchError if closed, OSError if the fork server cannot start.
         """
         return ForkedProcess(self, environment, log)
 
     def take(self, environment: Mapping[str, str], descriptors: list[int]) -> "subprocess.Popen[bytes]":
-        """Gives the descriptors of a request to the fork server, which is started if it does not run; returns it."""
+        """Sends a request's descriptors to the fork server, started if it does not run; returns its process."""
         with self._lock:
             for requests_left in reversed(range(_MOST_REQUESTS)):
                 control, process = self._running(environment)
@@ -248,14 +226,14 @@ class ForkServerProcess:
                     socket.send_fds(control, [b"s"], descriptors)
                     return process
                 except (BrokenPipeError, ConnectionResetError):
-                    # It ended just now.
+                    # The fork server has just ended.
                     self._end()
                     if not requests_left:
                         raise
         raise AssertionError("the last request has returned or raised")
 
     def log_tail(self) -> str:
-        """Returns the sentence that says how the log of the fork server ends."""
+        """Returns a sentence with the end of the fork server's log."""
         with contextlib.suppress(OSError):
             lines = self._log_path.read_text(errors="replace").splitlines()
             if lines:
@@ -263,16 +241,16 @@ class ForkServerProcess:
         return " The log of the fork server is empty."
 
     def close(self) -> None:
-        """Ends the fork server and all its servers, frozen ones included, and returns when the fork server is gone."""
+        """Ends the fork server and all its servers, frozen ones included; returns when the fork server is gone."""
         with self._lock:
             self.is_closed = True
             if self._started is not None:
-                # Ends it immediately while it loads TensorFlow: the servers that wait for it never begin.
+                # Ends it immediately while it loads TensorFlow; servers that wait for it never begin.
                 self._started[1].send_signal(signal.SIGTERM)
             self._end()
 
     def _running(self, environment: Mapping[str, str]) -> "tuple[socket.socket, subprocess.Popen[bytes]]":
-        """Returns the connection to the fork server, and its process, which is started if it does not run."""
+        """Returns the connection to the fork server and its process, started if it does not run."""
         if self.is_closed:
             raise LaunchError("The servers are closed; none is started any more.")
         if self._started is not None and self._started[1].poll() is None:
@@ -303,6 +281,6 @@ class ForkServerProcess:
             try:
                 process.wait(_END_TIMEOUT)
             except subprocess.TimeoutExpired:
-                # It is stopped. Its servers end when they find their standard input closed.
+                # The fork server is frozen. Its servers end when they find their standard input closed.
                 process.kill()
                 process.wait()

@@ -1,13 +1,12 @@
-"""Runs one task of `srun coordinator slurm`: its role follows from its number in the step of the Slurm job.
+"""Runs one task of `srun coordinator slurm`. Its role follows from its number in the step of the Slurm job.
 
     task 0                  chief: waits until each server answers, runs the program, tells all others how that ended
     1 .. ps, the rest       parameter servers and workers: run `coordinator serve`, and start it again when it ends
     the last, if wanted     evaluator: runs the program as evaluator, which may continue for a while after the chief
 
-`JobStateMachine` decides in each task. Each has a link to the chief's task, whose end ends it too. Slurm sends a signal
-to all processes of a step. It reaches the program directly; the tasks and the servers ignore it, so that the program
-can still save a checkpoint. The chief's task ends with the code of the program, a server's with 0, once training has
-begun.
+`JobStateMachine` decides in each task. Each task has a link to the chief's task, whose end also ends it. Slurm sends a
+signal to all processes of a step. The program receives it directly; tasks and servers ignore it, so the program can
+still save a checkpoint. The chief's task ends with the program's code, a server's with 0 once training has begun.
 
 The tasks find each other without a fixed port and without a shared folder:
 
@@ -19,13 +18,13 @@ The tasks find each other without a fixed port and without a shared folder:
     other -> first   {"proof"}
     first -> other   {"accepted": true}
 
-The connections stay open, and carry JSON objects, each with an HMAC by a key that follows from the key of the group and
-both nonces. A connection ends with the process at its other end, however that ended. Promises:
+The connections stay open, and carry JSON objects, each with an HMAC by a key that follows from the group's key and both
+nonces. A connection ends with the process at its other end, however that ended. Guarantees:
 
-- without the key of the group no process is accepted as one of the group; an empty key is known to everybody;
-- other programs that listen on one of the ports, or connect to one, are left alone, and delay nobody: all connections
-  are made and answered at the same time, and the oldest of too many unanswered ones ends;
-- every wait as a whole has a deadline; the port is closed when all have connected.
+- No process without the group's key is accepted. Everybody knows an empty key.
+- Other programs that use one of the ports are not disturbed, and delay nobody: all connections are made and answered at
+  the same time, and the oldest of too many unanswered ones ends.
+- Every wait has one deadline as a whole. The port is closed when all have connected.
 """
 
 import asyncio
@@ -68,32 +67,29 @@ from coordinator.launch.server_starter import ending_of
 from coordinator.launch.task_config import TaskConfig
 from coordinator.options import DASHBOARD, RESTART_COUNT, TRACE
 
-# A secret, the same for all tasks, that only the user's own processes can read.
+# The environment variable with a secret, the same for all tasks, that only the user's own processes can read.
 KEY = "COORDINATOR_SLURM_KEY"
-# How often a server is started on another port, if its port is taken just before it listens there.
+# The maximum number of ports on which a server is started, if a port is taken just before it listens.
 _MOST_PORTS = 5
 
 _TRIED_PORTS = 32
-# How long each end of a new connection waits for the other end's greeting, in seconds. The first process gives up
-# before the other one, so that no process gives up a connection that the first one has accepted.
+# How long each end of a new connection waits for the other's greeting, in seconds. The first process gives up earlier,
+# so no other process gives up a connection that the first has accepted.
 _GREETING_TIMEOUT, _ANSWER_TIMEOUT = 10.0, 20.0
-# How many greetings may be unfinished, and how long each may take before it makes room for another one, in seconds.
+# The maximum number of unfinished greetings, and how long each has before another may replace it, in seconds.
 _MOST_GREETINGS, _SHORTEST_GREETING = 256, 0.1
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0
 _LONGEST_GREETING = 4096
 _LONGEST_MESSAGE = 1_000_000
-# Errors that the greeting of another program, or by another protocol, leads to.
+# Errors caused by greetings of other programs or protocols.
 _STRANGE = (OSError, ValueError, LookupError, TypeError, RecursionError)
 
 
 class TaskLink:
-    """A connection to another process of the group. One thread may send, and one receive.
+    """A connection to another process of the group. One thread may send, and one may receive.
 
-    Args:
-      connection: an established connection.
-      key: of this connection.
-      is_first: this is the first process's end.
-      received: bytes that were read from the connection already.
+    `key` is this connection's own. `is_first` says that this is the first process's end. `received` are bytes that were
+    read from the connection before.
     """
 
     def __init__(self, connection: socket.socket, key: bytes, *, is_first: bool, received: bytes = b"") -> None:
@@ -110,7 +106,7 @@ class TaskLink:
         return str(getattr(address, "ipv4_mapped", None) or address)
 
     def send(self, **message: Any) -> None:
-        """Sends an object. Does nothing if the other process has ended."""
+        """Sends an object; does nothing if the other process has ended."""
         text = json.dumps(message)
         line = f"{_proof(self._key, self._own, self._sent, text)} {text}\n"
         self._sent += 1
@@ -120,8 +116,7 @@ class TaskLink:
     def receive(self, timeout: float | None = None) -> dict[str, Any] | None:
         """Returns the next object; None if the other process has ended, or sends something else.
 
-        Raises:
-          TimeoutError: nothing came within `timeout` seconds.
+        Raises TimeoutError after `timeout` seconds.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
@@ -144,7 +139,7 @@ class TaskLink:
         return message if isinstance(message, dict) else None
 
     def close(self) -> None:
-        """Ends the connection; a thread that receives gets None."""
+        """Ends the connection; a receiving thread gets None."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
@@ -153,20 +148,10 @@ class TaskLink:
 def accept(
     group: str, ranks: Collection[int], *, is_local: bool, timeout: float, key: bytes = b""
 ) -> dict[int, TaskLink]:
-    """Waits for other processes of a group, as the first one.
+    """Waits, as the first process of a group, for the other processes `ranks`; returns the link to each.
 
-    Args:
-      group: the name of the group.
-      ranks: the numbers of the other processes.
-      is_local: all processes run on this machine.
-      timeout: in seconds.
-      key: of the group, which no process outside of it knows.
-
-    Returns:
-      The link to each process.
-
-    Raises:
-      LaunchError: the message says which processes did not connect.
+    `is_local` says that all run on this machine. `timeout` is in seconds. No process outside the group knows the `key`.
+    Raises LaunchError, which names the processes that did not connect.
     """
     with _listening(group, "127.0.0.1" if is_local else "") as listener:
         greetings = _Greetings(group, ranks, key)
@@ -182,21 +167,19 @@ def accept(
 class _Greetings:
     """Answers the processes that connect to the first one.
 
-    Attributes:
-      links: by number, the links to the processes that have connected.
-      missing: the numbers of the other processes.
+    `links` are the links to connected processes, by number; `missing` are the numbers of the others.
     """
 
     def __init__(self, group: str, ranks: Collection[int], key: bytes) -> None:
         self.links: dict[int, TaskLink] = {}
         self.missing = set(ranks)
         self._group, self._key = group, key
-        # Unfinished greetings, the oldest first, and when each began.
+        # Unfinished greetings, oldest first, and when each began.
         self._tasks: dict[asyncio.Task[None], float] = {}
         self._complete = asyncio.Event()
 
     async def take(self, listener: socket.socket, timeout: float) -> None:
-        """Accepts connections until nobody is missing, or for some seconds."""
+        """Accepts connections until no process is missing, or for `timeout` seconds."""
         listener.setblocking(False)
         accepting = asyncio.create_task(self._accept(listener))
         if self.missing:
@@ -213,7 +196,7 @@ class _Greetings:
             try:
                 connection, _ = await asyncio.get_running_loop().sock_accept(listener)
             except OSError:
-                # The peer has gone, or there are too many open files.
+                # The peer is gone, or there are too many open files.
                 await asyncio.sleep(_SHORTEST_PAUSE)
                 continue
             task = asyncio.create_task(self._greet(connection))
@@ -232,7 +215,7 @@ class _Greetings:
                 said = self._group, rank, str(hello["nonce"]), nonce
                 await _send(connection, nonce=nonce, proof=_proof(self._key, "first", *said))
                 answer, rest = await _received(connection)
-                # Another connection may have taken its place by now.
+                # Another connection of the same rank may have been accepted before.
                 if not _is_proof(answer, self._key, "other", *said) or rank not in self.missing:
                     return
             connection.setblocking(True)
@@ -246,10 +229,9 @@ class _Greetings:
 
 
 def connect(group: str, rank: int, host: str, timeout: float, *, key: bytes = b"") -> TaskLink:
-    """Connects to the first process of a group, which runs on `host`, as the process `rank`.
+    """Connects, as the process `rank`, to the first process of a group, which runs on `host`.
 
-    Raises:
-      LaunchError: it did not answer within `timeout` seconds.
+    Raises LaunchError if it does not answer within `timeout` seconds.
     """
     deadline = time.monotonic() + timeout
     addresses = _addresses(host, deadline)
@@ -260,12 +242,12 @@ def connect(group: str, rank: int, host: str, timeout: float, *, key: bytes = b"
 
 
 async def _connect(addresses: Collection[str], group: str, rank: int, key: bytes, deadline: float) -> TaskLink | None:
-    """Tries all ports at the same time, again and again, until the deadline."""
+    """Tries all ports at the same time, repeatedly, until the deadline."""
 
     async def find(address: str, port: int) -> TaskLink:
         pause = _SHORTEST_PAUSE
         while True:
-            # Another program may use the port, and say anything or nothing.
+            # Another program may use the port, and send anything or nothing.
             with contextlib.suppress(*_STRANGE):
                 async with asyncio.timeout(_ANSWER_TIMEOUT):
                     return await _introduced(address, port, group, rank, key)
@@ -282,8 +264,7 @@ async def _connect(addresses: Collection[str], group: str, rank: int, key: bytes
 async def _introduced(address: str, port: int, group: str, rank: int, key: bytes) -> TaskLink:
     """Connects to a port as a process of the group.
 
-    Raises:
-      one of `_STRANGE`: the first process of the group does not listen there, or does not expect this one.
+    Raises an error of `_STRANGE` if the first process does not listen there, or does not expect this one.
     """
     with contextlib.ExitStack() as opened:
         connection = opened.enter_context(socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET))
@@ -336,7 +317,7 @@ async def _line(connection: socket.socket) -> tuple[bytes, bytes]:
 
 
 async def _ended(tasks: Collection["asyncio.Task[Any]"]) -> None:
-    """Cancels tasks, and returns when they have ended."""
+    """Cancels tasks; returns when they have ended."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -349,7 +330,7 @@ def _is_readable(connection: socket.socket, seconds: float) -> bool:
 
 
 def _addresses(host: str, deadline: float) -> list[str]:
-    """Returns the addresses of a host; none if its name is not resolved in time."""
+    """Returns the addresses of a host; none if its name is not resolved by the deadline."""
     found: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
     is_over = threading.Event()
 
@@ -360,7 +341,7 @@ def _addresses(host: str, deadline: float) -> list[str]:
                 return
             is_over.wait(_LONGEST_PAUSE)
 
-    # Nothing else gives up in time.
+    # On a thread, because a resolution cannot be given up.
     start_once("coordinator-resolver", resolve, lambda _: found.put([]))
     try:
         return found.get(timeout=max(0.0, deadline - time.monotonic()))
@@ -386,12 +367,12 @@ class SlurmStep:
     """A task of a step, as Slurm's environment describes it.
 
     Attributes:
-      name: of the step; no other step of the cluster has this name.
+      name: the step's name, unique in the cluster.
       rank: the number of this task.
-      tasks: how many tasks the step has.
-      nodes: how many nodes the tasks are on.
+      tasks: the number of tasks in the step.
+      nodes: the number of nodes of the tasks.
       node_list: the nodes, as Slurm abbreviates them.
-      key: the secret by which its tasks recognize each other; empty if the user has set none.
+      key: the secret by which the tasks recognize each other; empty if the user has set none.
     """
 
     name: str
@@ -403,7 +384,7 @@ class SlurmStep:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "SlurmStep":
-        """Reads what `srun` sets, and the key; raises LaunchError if this process is no task of a step."""
+        """Reads what `srun` sets, and the key; raises LaunchError if this process is not a task of a step."""
         try:
             names = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
             return cls(
@@ -421,7 +402,7 @@ class SlurmStep:
             ) from None
 
     def workers(self, ps: int, *, evaluator: bool) -> int:
-        """Returns how many tasks are workers; raises LaunchError if there are too few tasks for one."""
+        """Returns how many tasks are workers; raises LaunchError if none is left for a worker."""
         others = 1 + ps + evaluator
         if self.tasks <= others:
             roles = f"a chief, {ps} parameter servers and {'an evaluator' if evaluator else 'no evaluator'}"
@@ -439,7 +420,7 @@ class SlurmStep:
         try:
             socket.getaddrinfo(node, None)
         except OSError:
-            # Slurm's name of a node need not be the name of its host.
+            # Slurm's name of a node may differ from the name of its host.
             address = re.search(r"NodeAddr=(\S+)", _scontrol("node", node))
             return address[1] if address else node
         return node
@@ -464,32 +445,25 @@ def _scontrol(*what: str) -> str:
 
 
 class SlurmTask(Job):
-    """One task. The main thread must create it and run it.
-
-    Args:
-      step: the step of the task.
-      request: what to run. Its workers are the workers of the step.
-      environment: of this process.
-      console: takes messages to the user.
-    """
+    """One task of the step. The main thread must create it and run it. Its request has the workers of the step."""
 
     def __init__(self, step: SlurmStep, request: RunRequest, environment: Mapping[str, str], console: Console):
         self._step = step
         self._request = request
         self._environment = {
             **{name: value for name, value in environment.items() if name != KEY},
-            # The chief's and the evaluator's output is a pipe, which Python would fill by the block.
+            # The chief's and the evaluator's output is a pipe, for which Python would buffer blocks.
             "PYTHONUNBUFFERED": "1",
             "TF_CPP_MIN_LOG_LEVEL": environment.get("TF_CPP_MIN_LOG_LEVEL", "3"),
             RESTART_COUNT: environment.get("SLURM_RESTART_COUNT", "0"),
         }
         self._console = console
         self._job, self._index = role_of(step.rank, request.workers, request.ps)
-        # All tasks run on this machine, on however many nodes of Slurm.
+        # On one node all tasks run on this machine.
         self._is_local = step.nodes == 1
         roles = [Role.CHIEF, Role.EVALUATOR] if self._job == "evaluator" else [Role.CHIEF]
         self._machine = JobStateMachine(self, roles, request.evaluator_timeout, 0, request.server_restarts)
-        # Each is a call of the state machine.
+        # Each event is a call of the state machine.
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         # The server or the program of this task.
         self._process: ProgramProcess | None = None
@@ -497,7 +471,7 @@ class SlurmTask(Job):
         self._has_served = False
         self._server_code: int | None = None
         self._chief_code: int | None = None
-        # Set with each of both codes.
+        # Set with each of the two codes.
         self._has_ended = threading.Event()
         self._cluster: Mapping[str, list[str]] = {}
         # Signals that the chief's task received.
@@ -507,8 +481,7 @@ class SlurmTask(Job):
     def run(self) -> int:
         """Runs the task to its end; returns its exit code.
 
-        Raises:
-          LaunchError: the other tasks were not found, or a process could not be started at all.
+        Raises LaunchError if the other tasks were not found, or a process could not be started at all.
         """
         if self._job == "chief":
             return self._run_chief()
@@ -517,14 +490,14 @@ class SlurmTask(Job):
         deadline = time.monotonic() + timeout
         with contextlib.closing(connect(step.name, step.rank, host, timeout, key=step.key)) as link:
             try:
-                # The chief's task sends this when it has a connection to each task.
+                # The chief's task sends it when it has a connection to each task.
                 message = link.receive(max(0.01, deadline - time.monotonic()))
             except TimeoutError:
                 message = None
             if message is None:
                 raise LaunchError("The first task ended, or found no other one in time; it says above why.")
             if "ended" in message:
-                # It cannot run the program, and has said why.
+                # The chief's task cannot run the program, and has said why.
                 return int(message["ended"])
             self._is_local = bool(message["is_local"])
             return self._run_evaluator(link) if self._job == "evaluator" else self._run_server(link)
@@ -552,7 +525,7 @@ class SlurmTask(Job):
             _send_all(links, is_local=self._is_local)
             self._cluster = self._gathered(links, deadline)
             _send_all(links, cluster=self._cluster)
-            # Not ignored: the program would inherit that.
+            # Not ignored, because the program would inherit that.
             _handle_signals(lambda number, _: self._received.append(number))
             self._run_to_end()
             _send_all(links, ended=self._machine.exit_code)
@@ -565,7 +538,7 @@ class SlurmTask(Job):
         for rank, link in sorted(links.items()):
             job, index = role_of(rank, self._request.workers, self._request.ps)
             if job == "evaluator":
-                # It does not serve; the address is a formality.
+                # The evaluator does not serve; the address is a formality.
                 cluster[job] = [_free_address(host)]
                 continue
             what = f"/job:{job}/task:{index} (task {rank} of the step)"
@@ -583,7 +556,7 @@ class SlurmTask(Job):
         if message is None:
             return 0
         self._cluster = message["cluster"]
-        # Not ignored: the program would inherit that.
+        # Not ignored, because the program would inherit that.
         _handle_signals(lambda *_: None)
         self._follow_chief(link)
         self._run_to_end()
@@ -591,7 +564,7 @@ class SlurmTask(Job):
         return 0 if self._chief_code or self._is_terminated else self._machine.exit_code
 
     def _run_server(self, link: TaskLink) -> int:
-        # The server inherits that.
+        # The server inherits this.
         _handle_signals(signal.SIG_IGN)
         self._follow_chief(link)
         self._start_answering(link)
@@ -600,7 +573,7 @@ class SlurmTask(Job):
         return 0
 
     def _run_to_end(self) -> None:
-        """Lets the state machine decide until it has ended, and ends the process of this task."""
+        """Lets the state machine decide until it has ended; ends the process of this task."""
         self._machine.servers_ready()
         run_to_end(self._machine, self._events)
         if self._process is not None:
@@ -614,7 +587,7 @@ class SlurmTask(Job):
             code = None
             while code is None and (message := link.receive()) is not None:
                 code = message.get("ended")
-            # Without this message, the chief's task was killed.
+            # Without a message, the chief's task was killed.
             end(1 if code is None else code)
 
         def end(code: int) -> None:
@@ -627,7 +600,7 @@ class SlurmTask(Job):
     def _start_answering(self, link: TaskLink) -> None:
         """Starts the server on a free port, and waits until it answers; raises LaunchError if it does not.
 
-        A server that has served and has ended by then counts as started: its end is the next event.
+        A server that has served and has ended counts as started: its end is the next event.
         """
         deadline = time.monotonic() + self._request.start_timeout
         for _ in range(_MOST_PORTS):
@@ -642,7 +615,7 @@ class SlurmTask(Job):
                 if self._has_served:
                     return
                 reason = f"ended with code {self._server_code} before it served"
-                # That was not the end of a server that has served.
+                # Drops the event: the server has not served.
                 self._events.get()
             except TimeoutError:
                 reason = f"does not answer {self._request.start_timeout:g} s after its start"
@@ -657,7 +630,7 @@ class SlurmTask(Job):
         return self._server_code is not None or self._chief_code is not None
 
     def _serve(self) -> TaskConfig:
-        """Starts the server, once more if it has ended; returns its task."""
+        """Starts the server, again if it has ended; returns its task."""
         config = TaskConfig({self._job: {self._index: self._address}}, self._job, self._index)
         label, begin = f"{self._job} {self._index}", serving_line(config)
 
@@ -701,7 +674,7 @@ class SlurmTask(Job):
         self._console.say(text)
 
     def start(self, role: Role) -> None:
-        """Starts the program, if this is the task of the role."""
+        """Starts the program if this is the task of the role."""
         if role.value != self._job:
             return
         environment = program_environment(self._environment, TaskConfig(self._cluster, self._job, 0))
@@ -719,11 +692,11 @@ class SlurmTask(Job):
             self.send(signal.Signals(self._received[0]))
 
     def start_server(self, name: str) -> None:  # noqa: ARG002 - a task has one server
-        """Starts the server that has ended, on its port."""
+        """Starts the server again on its port."""
         self._serve()
 
     def send(self, number: signal.Signals) -> None:
-        """Sends a signal to the program of this task. Slurm sends its own to every process of the step."""
+        """Sends a signal to the program of this task. Slurm sends its own signals to every process of the step."""
         if self._process is not None:
             self._is_terminated = True
             self._process.send(number)
@@ -732,7 +705,7 @@ class SlurmTask(Job):
         """Does nothing: no terminal suspends a step."""
 
     def _host(self, *links: TaskLink) -> str:
-        """Returns the host at which the others reach this one: the address of its links, unless that is loopback."""
+        """Returns the host at which others reach this one: the address of its links, unless that is loopback."""
         if self._is_local:
             return "127.0.0.1"
         return next((link.host for link in links if not _is_loopback(link.host)), socket.gethostname())
@@ -748,7 +721,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _handle_signals(handler: Any) -> None:
-    """Sets what happens on the signals that Slurm sends to a step: by `scancel`, at its time limit, by `--signal`."""
+    """Handles the signals that Slurm sends to a step: by `scancel`, at its time limit, by `--signal`."""
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):
         signal.signal(number, handler)
 

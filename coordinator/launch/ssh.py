@@ -5,14 +5,13 @@
 
     alive thread, one for each host: writes to each standard input from time to time
 
-    python -m coordinator.launch.ssh COUNT    runs on a host first, and reports the host as one for COUNT servers
+    python -m coordinator.launch.ssh COUNT    runs on a host first, and prints its report for COUNT servers
 
-A server ends when its standard input is closed: with its connection, with the `ssh`, and with this process, however
-they end. If the host does not notice that, since no packet arrives, the server ends five minutes after the last byte.
-Promises:
+A server ends when its standard input is closed: with its connection, its `ssh` or this process, in any way. If the host
+does not notice the end, since no packet arrives, the server ends five minutes after the last byte. Guarantees:
 
-- every host is reached before anything is started, and an error says which host cannot be used, and why;
-- no password is asked for, and a connection without an answer for half a minute is lost.
+- Every host is reached before anything is started; an error says which host cannot be used, and why.
+- No password is asked for. A connection without an answer for half a minute is lost.
 """
 
 import concurrent.futures
@@ -49,28 +48,25 @@ _OPTIONS = (
     *("-o", "ServerAliveCountMax=3"),
 )
 _REPORT_TIMEOUT = 90.0
-# How many hosts are asked at the same time.
+# The maximum number of hosts that are asked at the same time.
 _MOST_AT_ONCE = 16
 # How long a server may take to end after its standard input is closed, in seconds.
 _END_TIMEOUT = 5.0
-# Of `ssh`: the connection failed or was lost, or a signal ended the remote shell.
+# `ssh` returns it when the connection failed or was lost, or a signal ended the remote shell.
 _SSH_FAILED = 255
-# A terminal may suspend this process for some minutes without a loss.
+# Long enough for a terminal that suspends this process for some minutes.
 _PARENT_TIMEOUT = 300.0
 _ALIVE_INTERVAL = 20.0
-# The command ends with `--exit-with-parent`.
+# Adds the timeout to `--exit-with-parent`, the last argument.
 _SERVE = (*SERVE_COMMAND, f"{_PARENT_TIMEOUT:g}")
 _SENT = ("TF_CONFIG", "TF_CPP_MIN_LOG_LEVEL", "PYTHONPATH")
 
 
 @dataclasses.dataclass(frozen=True)
 class HostReport:
-    """What has to be known of a host before servers are started there.
+    """The facts about a host that are needed before servers start there.
 
-    Attributes:
-      versions: the versions of this package and of TensorFlow.
-      ports: free ports, as many as there will be servers.
-      gpus: as `CUDA_VISIBLE_DEVICES` names them.
+    `ports` are free ports, one for each server; `gpus` are named as in `CUDA_VISIBLE_DEVICES`.
     """
 
     versions: str
@@ -83,13 +79,9 @@ def _installed_versions() -> str:
 
 
 class SshProcess:
-    """A server on another host.
+    """A server on another host; `process` is its `ssh`, with a pipe for standard input."""
 
-    Args:
-      process: its `ssh`, with a pipe for its standard input.
-    """
-
-    # `ssh` says in the log of a server why its end is not known.
+    # `ssh` writes to the server's log why the server's end is unknown.
     is_lost = False
 
     def __init__(self, process: "subprocess.Popen[bytes]"):
@@ -104,39 +96,39 @@ class SshProcess:
         return self._process.pid
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """Returns the server's exit code, minus the signal that killed it; None if it did not end in time.
+        """Returns the server's exit code, minus the signal that killed it, or 255 if the connection was lost.
 
-        It is 255 if the connection was lost.
+        None if it did not end in time.
         """
         try:
             code = self._process.wait(timeout)
         except subprocess.TimeoutExpired:
             return None
-        # The shell that it ran in reports the signal n as 128 + n.
+        # The remote shell reports the signal n as 128 + n.
         return 128 - code if 128 < code < _SSH_FAILED else code
 
     def keep_alive(self) -> None:
-        """Tells the server that this process is there."""
-        # It has ended, or was closed.
+        """Tells the server that this process is alive."""
+        # The server has ended, or was closed.
         with contextlib.suppress(OSError, ValueError):
             self._input.write(b"\n")
 
     def close(self) -> None:
-        """Closes the server's standard input, so that it ends."""
+        """Closes the server's standard input, which ends it."""
         if not self._input.closed:
             self._closed_at = time.monotonic()
             self._input.close()
 
     def kill(self) -> None:
-        """Ends the server, and returns when its `ssh` is gone."""
+        """Ends the server; returns when its `ssh` is gone."""
         self.close()
-        # Servers that were closed at the same time end at the same time, or not at all.
+        # Servers that were closed at the same time share one timeout.
         if self.wait(max(0.0, self._closed_at + _END_TIMEOUT - time.monotonic())) is None:
             self._process.kill()
             self._process.wait()
 
     def send(self, number: signal.Signals) -> None:
-        """Raises LaunchError: a server on another host gets no signals."""
+        """Raises LaunchError: a server on another host cannot get signals."""
         raise LaunchError(f"A server on another host cannot get {number.name}.")
 
 
@@ -144,10 +136,9 @@ class SshHost:
     """Starts servers on a host.
 
     Args:
-      name: of the host, as `ssh` takes it.
+      name: the host, as `ssh` takes it.
       ssh: the command, with its options.
-      found: the environment of this process. A server gets the variables in which its environment differs from this
-        one; the host has the others.
+      found: the environment of this process. A server gets only variables that differ from it; the host has the others.
       chosen: names of variables that a server gets in any case.
     """
 
@@ -156,24 +147,20 @@ class SshHost:
         self._ssh = ssh
         self._found = found
         self._sent = {*_SENT, *chosen}
-        # Guards these two.
+        # Guards the next two.
         self._lock = threading.Lock()
         self._processes: list[SshProcess] = []
         self._is_closed = False
         self._alive = BackgroundThread("coordinator-ssh-alive", self._keep_alive)
 
     def resolved_name(self) -> str:
-        """Returns the name or address that `ssh` connects to, which its configuration may give."""
+        """Returns the name or address that `ssh` connects to; its configuration may change it."""
         settings = self._run([*self._ssh, "-G", self.name])
         names = [line.split()[1] for line in settings.splitlines() if line.startswith("hostname ")]
         return names[0] if names else self.name.rpartition("@")[2]
 
     def report(self, servers: int, environment: Mapping[str, str]) -> HostReport:
-        """Asks the host for its report.
-
-        Args:
-          servers: how many servers it will have.
-          environment: the environment of a server.
+        """Asks the host for its report as the host of `servers` servers with this environment.
 
         Raises:
           LaunchError: the host cannot be reached, or has other versions than this machine.
@@ -191,20 +178,15 @@ class SshHost:
         return report
 
     def command(self, environment: Mapping[str, str], command: Sequence[str] = _SERVE) -> list[str]:
-        """Returns the command line that runs a command on the host, in the folder of the same path if there is one."""
+        """Returns the command line that runs a command on the host, in the folder of the same path if it exists."""
         assignments = [f"{name}={value}" for name, value in environment.items() if self._is_sent(name, value)]
         folder = shlex.quote(os.getcwd())
-        # Not `exec`: the shell stays, and reports a signal that ends the command.
+        # Without `exec` the shell stays, and reports a signal that ends the command.
         script = f"cd {folder} 2>/dev/null; {shlex.join(['env', *assignments, *command])}; exit $?"
         return [*self._ssh, *_OPTIONS, self.name, f"exec sh -c {shlex.quote(script)}"]
 
     def start_server(self, environment: Mapping[str, str], log: int) -> SshProcess:
-        """Starts a server that prints to the descriptor `log`.
-
-        Raises:
-          LaunchError: this is closed.
-          OSError: `ssh` cannot be started.
-        """
+        """Starts a server that prints to the descriptor `log`. Raises LaunchError if closed, OSError if `ssh` fails."""
         command = self.command(environment)
         with self._lock:
             if self._is_closed:
@@ -218,7 +200,7 @@ class SshHost:
             return self._processes[-1]
 
     def close(self) -> None:
-        """Has all servers begin to end."""
+        """Makes all servers begin to end."""
         with self._lock:
             self._is_closed = True
             for process in self._processes:
@@ -236,7 +218,7 @@ class SshHost:
         return name in self._sent or self._found.get(name) != value or (name == VISIBLE and not value)
 
     def _run(self, command: Sequence[str]) -> str:
-        """Returns what a command prints; raises LaunchError if it failed."""
+        """Returns the output of a command; raises LaunchError if it failed."""
         try:
             ended = subprocess.run(
                 command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=_REPORT_TIMEOUT, check=False
@@ -256,10 +238,8 @@ class SshHost:
 class SshCluster(NamedTuple):
     """A cluster whose servers are on other hosts.
 
-    Attributes:
-      addresses: the addresses of each job.
-      starters: what starts each server, by job and index.
-      worker_gpus: `CUDA_VISIBLE_DEVICES` of each worker; empty if each worker sees all GPUs of its host.
+    `starters` is by job and index. `worker_gpus` has `CUDA_VISIBLE_DEVICES` of each worker, or nothing if each worker
+    sees all GPUs of its host.
     """
 
     addresses: dict[str, list[str]]
@@ -270,16 +250,10 @@ class SshCluster(NamedTuple):
 def connect(
     request: RunRequest, roles: Iterable[str], environment: Mapping[str, str], found: Mapping[str, str]
 ) -> SshCluster:
-    """Reaches all hosts, and decides which server is where.
+    """Reaches all hosts, and assigns the servers to them. Raises LaunchError if a host cannot be reached or used.
 
-    Args:
-      request: what to run, with hosts.
-      roles: the jobs of the programs, which are on this machine.
-      environment: the environment that all processes inherit.
-      found: the environment of this process.
-
-    Raises:
-      LaunchError: a host cannot be reached, or lacks something.
+    `roles` are the jobs of the programs on this machine. All processes inherit `environment`; `found` is the
+    environment of this process.
     """
     places = {
         "worker": fill(request.hosts, request.workers),
@@ -290,7 +264,7 @@ def connect(
     sample = server_environment(environment, TaskConfig({"worker": ["localhost:1"]}, "worker", 0))
     if request.gpus_per_worker is not None:
         if VISIBLE not in chosen:
-            # The GPUs of the hosts are divided, not those of this machine.
+            # Divides the GPUs of the hosts, not of this machine.
             sample.pop(VISIBLE, None)
         chosen.add(VISIBLE)
     hosts = {name: SshHost(name, shlex.split(request.ssh), found, chosen) for name in counts}
@@ -320,7 +294,7 @@ def _worker_gpus(request: RunRequest, places: list[str], reports: Mapping[str, H
 
 
 def _own_host(names: Iterable[str]) -> str:
-    """Returns the address of this machine for the servers; raises LaunchError if that is loopback for some only."""
+    """Returns the address of this machine for the servers; raises LaunchError if it is loopback for only some."""
     own = {name: _source_address(name) for name in names}
     is_loopback = {name: ipaddress.ip_address(address).is_loopback for name, address in own.items()}
     if len(set(is_loopback.values())) > 1:

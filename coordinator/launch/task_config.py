@@ -1,7 +1,7 @@
 """`TF_CONFIG` as a value: the cluster, and the task of this process.
 
-It promises that a `TaskConfig` is valid: every address has a host and a port, and the task is in the cluster. The
-constructor refuses anything else, in one sentence that names the entry to change.
+Guarantee: a `TaskConfig` is valid. Every address has a host and a port, and the task is in the cluster. The constructor
+refuses anything else in one sentence that names the entry to change.
 """
 
 import dataclasses
@@ -20,25 +20,16 @@ from coordinator.options import is_integer
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _DEVICES = pathlib.Path("/dev")
-# TensorFlow's messages have 32 bits for it.
+# TensorFlow's messages have 32 bits for an index.
 _LARGEST_INDEX = 2**31 - 1
 _MOST_DIGITS = 10
 
 
 def divide_gpus(gpus: Sequence[str], workers: int, gpus_per_worker: int, where: str) -> tuple[list[str], str]:
-    """Gives each worker its own GPUs of a machine.
+    """Gives each worker its own GPUs of a machine, named as in `CUDA_VISIBLE_DEVICES`.
 
-    Args:
-      gpus: as `CUDA_VISIBLE_DEVICES` names them.
-      workers: how many workers.
-      gpus_per_worker: how many GPUs each has.
-      where: the machine and a verb, for errors, such as `this machine has`.
-
-    Returns:
-      `CUDA_VISIBLE_DEVICES` of each worker, and one for the remaining GPUs.
-
-    Raises:
-      LaunchError: there are too few.
+    Returns `CUDA_VISIBLE_DEVICES` of each worker, and one for the remaining GPUs. Raises LaunchError if there are too
+    few; `where` begins its words about the machine, such as `this machine has`.
     """
     needed = workers * gpus_per_worker
     if needed > len(gpus):
@@ -51,30 +42,30 @@ def divide_gpus(gpus: Sequence[str], workers: int, gpus_per_worker: int, where: 
 
 
 def visible_gpus(environment: Mapping[str, str]) -> list[str]:
-    """Returns the GPUs of this machine that an environment allows, as `CUDA_VISIBLE_DEVICES` names them."""
+    """Returns the GPUs of this machine that an environment allows, named as in `CUDA_VISIBLE_DEVICES`."""
     visible = environment.get(VISIBLE)
     if visible is None:
         files = [path.name for path in _DEVICES.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
         return [str(index) for index in range(len(files))]
     gpus = [gpu.strip() for gpu in visible.split(",")]
-    # CUDA ignores what follows an invalid one, such as -1.
+    # CUDA ignores everything from the first invalid one on, such as -1.
     valid = next((index for index, gpu in enumerate(gpus) if not gpu or gpu.startswith("-")), len(gpus))
     return gpus[:valid]
 
 
 @dataclasses.dataclass(frozen=True)
 class TaskConfig:
-    """The cluster and one task of it.
+    """The cluster and one task in it.
 
     Args:
-      cluster: for each job its addresses (`host:port`), as a list, or as a mapping from index to address where
-        indices are missing. The attribute is the mapping.
+      cluster: each job's addresses (`host:port`), as a list, or as a mapping from index to address if indices are
+        missing. The attribute is the mapping.
       job: the job of this task, such as `worker`.
       index: its index in the job.
-      devices: into how many logical CPU devices a server divides its CPU; `devices` of the task in `TF_CONFIG`.
+      devices: how many logical CPU devices a server has; `devices` of the task in `TF_CONFIG`.
 
     Raises:
-      ClusterSpecError: the cluster is not of that form, the task is not in it, or the number of devices is not one.
+      ClusterSpecError: the cluster has another form, the task is not in it, or the number of devices is wrong.
     """
 
     cluster: Mapping[str, Mapping[int, str]]
@@ -112,19 +103,19 @@ class TaskConfig:
     ) -> "TaskConfig":
         """Returns the task of a server as the only one of its cluster: its client tells it about the other tasks.
 
-        Forms that schedulers write are accepted: jobs without a task, jobs of any other name, numbers as text, and an
-        index beyond the addresses, as after a job was enlarged. Such a task serves on the common port of its job.
+        Accepts what schedulers write: jobs without a task, jobs of any other name, numbers as text, and an index beyond
+        the addresses, as after a job was enlarged. Such a task serves on the common port of its job.
 
         Args:
-          text: the text of `TF_CONFIG`; it may be empty if the first three arguments below are given.
+          text: the text of `TF_CONFIG`; may be empty if the next three arguments are given.
           job: the job, `worker` or `ps`, instead of the task's `type`.
           index: the index in the job, instead of the task's `index`.
-          address: `host:port` at which its client reaches it, instead of the entry of `cluster`.
-          devices: into how many logical CPU devices the server divides its CPU, instead of the task's `devices`; a
-            worker with several devices is as many replicas.
+          address: `host:port` at which its client reaches it, instead of the entry in `cluster`.
+          devices: the number of logical CPU devices, instead of the task's `devices`; a worker with several devices is
+            as many replicas.
 
         Raises:
-          ClusterSpecError: the text is not JSON, or not of the right form, or does not say what is needed.
+          ClusterSpecError: the text is not JSON, has another form, or lacks a needed value.
         """
         config = _parsed(text) if None in (job, index, address) else {}
         task = config.get("task") or {}
@@ -143,16 +134,15 @@ class TaskConfig:
 
     @classmethod
     def of_client(cls, text: str) -> "TaskConfig":
-        """Returns the task and its cluster from the text of `TF_CONFIG`; jobs without a task are left out.
+        """Returns the task and its cluster from the text of `TF_CONFIG`, without jobs that have no task.
 
-        Raises:
-          ClusterSpecError: the text is not JSON, not of the right form, or the task is not in the cluster.
+        Raises ClusterSpecError if the text is not JSON, has another form, or the task is not in the cluster.
         """
         config = _parsed(text)
         task, cluster = config.get("task"), config.get("cluster")
         if not isinstance(task, dict) or not {"type", "index"} <= task.keys():
             raise ClusterSpecError(f"TF_CONFIG's 'task' must be an object with 'type' and 'index', got {task!r}.")
-        # Anything but an object is refused below.
+        # The constructor refuses anything but an object.
         jobs: Any = {job: tasks for job, tasks in cluster.items() if tasks} if isinstance(cluster, dict) else cluster
         try:
             return cls(jobs, task["type"], task["index"])
@@ -192,7 +182,7 @@ def _parsed(text: str) -> dict[str, Any]:
 
 
 def _listed_address(cluster: object, job: str, index: int) -> str:
-    """Returns the address of a task in the cluster of a `TF_CONFIG`, or one like those of its job."""
+    """Returns the task's address in the cluster of a `TF_CONFIG`, or one like those of its job."""
     tasks = cluster.get(job) if isinstance(cluster, Mapping) else None
     listed = _addresses(job, tasks) if tasks else {}
     if index in listed:
@@ -228,7 +218,7 @@ def _addresses(job: object, tasks: object) -> Mapping[int, str]:
 
 def _index(job: str, key: object) -> int:
     number = key
-    # JSON has no integers as keys: there, and only there, they are written as text.
+    # JSON keys are text; an index is text only there.
     if isinstance(key, str) and key.isdecimal() and len(key) <= _MOST_DIGITS:
         number = int(key)
     if is_integer(number, 0, _LARGEST_INDEX):

@@ -1,4 +1,4 @@
-"""Real clusters and fake runtimes, for the tests of this library and of programs that use it."""
+"""Real clusters and fake runtimes, for tests of this library and of programs that use it."""
 
 import lazy_loader
 

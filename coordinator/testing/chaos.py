@@ -2,10 +2,10 @@
 
     with LocalCluster(workers=3, ps=2) as cluster, Chaos(cluster, seed=7, jobs=("worker", "ps")) as chaos:
         ...train...
-    print(chaos.faults)     # each fault that was injected, and when it began and ended
+    print(chaos.faults)     # each injected fault, and when it began and ended
 
-It promises that the same arguments give the same faults in the same order; that at least one worker is always spared;
-and that every server runs again when it has stopped.
+Guarantees: the same arguments give the same faults in the same order; at least one worker is always spared; every
+server runs again after the end.
 """
 
 import dataclasses
@@ -25,11 +25,12 @@ class Fault:
     """A fault of one server.
 
     Attributes:
-      kind: `kill` (the process ends, and is started again later), `restart` (at once) or `freeze` (until it thaws).
-      job: of the server, `worker` or `ps`.
-      index: its index.
-      begins: seconds after the start of the chaos; as planned, or as it was once it is among `Chaos.faults`.
-      ends: seconds until the server answers again, likewise.
+      kind: `kill` (the process ends, and is started again later), `restart` (it is started again immediately) or
+        `freeze` (it is stopped until it thaws).
+      job: the server's job, `worker` or `ps`.
+      index: the server's index.
+      begins: seconds after the start of the chaos: the planned time, or in `Chaos.faults` the actual time.
+      ends: seconds after the start until the server answers again, planned or actual as `begins`.
     """
 
     kind: str
@@ -42,14 +43,10 @@ class Fault:
 def plan(
     seed: int, servers: Sequence[tuple[str, int]], kinds: Sequence[str], interval: float, duration: tuple[float, float]
 ) -> Iterator[Fault]:
-    """Yields faults without end, in the order in which they begin; a server has one at a time.
+    """Yields faults without end, in the order in which they begin. A server has one at a time.
 
-    Args:
-      seed: of the random numbers.
-      servers: the servers that may have faults, by job and index. At least one worker has none at any time.
-      kinds: of `KINDS`.
-      interval: mean of the exponentially distributed time between two faults, in seconds.
-      duration: shortest and longest time that a server is away, in seconds.
+    `servers` may have faults, but at any time at least one worker has none. `interval` is the mean of the exponentially
+    distributed time between two faults, `duration` the shortest and longest absence of a server; both in seconds.
     """
     chance = random.Random(seed)
     ends_of: dict[tuple[str, int], float] = {}
@@ -73,14 +70,14 @@ class Chaos:
 
     Args:
       cluster: a started `LocalCluster`.
-      seed: of the random numbers.
+      seed: the seed of the random numbers.
       jobs: the jobs whose servers may have faults: `("worker",)`, or with `"ps"` too.
-      kinds: of `kill`, `restart` and `freeze`.
+      kinds: some of `kill`, `restart` and `freeze`.
       interval: mean time between two faults, in seconds.
-      duration: shortest and longest time that a server is away, in seconds.
+      duration: shortest and longest absence of a server, in seconds.
 
     Attributes:
-      started_at: when it started, on the clock `time.monotonic`: the zero of the faults' times.
+      started_at: when it started, on the clock of `time.monotonic`: the zero of the faults' times.
 
     Raises:
       ValueError: no server may have a fault, or a kind is unknown.
@@ -122,7 +119,7 @@ class Chaos:
         self._thread = start_once("coordinator-chaos", self._run)
 
     def stop(self) -> None:
-        """Stops, and starts or thaws every server that is away. Returns when they answer.
+        """Stops, and starts or thaws every absent server. Returns when they answer.
 
         Raises:
           LaunchError: a server did not come back.
@@ -152,7 +149,7 @@ class Chaos:
             self._error = error
 
     def _wait_until(self, at: float) -> bool:
-        """Waits, and ends the faults that are due by then; returns False if the chaos is stopped meanwhile."""
+        """Waits, and ends the faults that are due; returns False if the chaos was stopped."""
         while True:
             due = min(self._away, key=lambda fault: fault.ends, default=None)
             until = at if due is None else min(at, due.ends)

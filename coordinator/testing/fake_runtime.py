@@ -9,8 +9,8 @@
     gate.open()
     runtime.restart(0)
 
-Nothing in it happens by the passage of time: a call ends when its work returns, or at a gate when the gate is opened,
-the worker is killed, a parameter server is lost or the call is cancelled.
+Nothing depends on the passage of time. A call ends when its work returns; at a gate, when the gate is opened, the
+worker is killed, a parameter server is lost or the call is cancelled.
 """
 
 import sys
@@ -39,14 +39,14 @@ class LinkLost(Exception):
 
 
 class FakeCancellation:
-    """Cancels the calls at gates that were started with it."""
+    """Cancels calls at gates that were started with it."""
 
     def __init__(self, changed: threading.Condition) -> None:
         self._changed = changed
         self.is_cancelled = False
 
     def cancel(self) -> None:
-        """Cancels those calls. Calling it again does nothing."""
+        """Cancels the calls. Repeating it does nothing."""
         with self._changed:
             self.is_cancelled = True
             self._changed.notify_all()
@@ -61,8 +61,8 @@ class FakeRuntime:
     Attributes:
       is_closed: whether `close` was called.
       builds: what is built in the background.
-      prepared: the sizes that are ready on each worker; None for all.
-      requested: the worker and the size of each request to prepare one.
+      prepared: worker -> the sizes that are ready there; None for all sizes.
+      requested: the worker and the size of each request to prepare a call.
       fused_calls: the worker and the number of works of each fused call.
     """
 
@@ -87,11 +87,11 @@ class FakeRuntime:
         self._separation = ""
 
     def cut(self, worker: int) -> None:
-        """Breaks the link of `worker` to the parameter server: calls that reach a gate on it hang until `give_up`."""
+        """Breaks the worker's link to the parameter server: its calls at gates hang until `give_up`."""
         self._change(lambda: self._cut.add(worker))
 
     def mend(self, worker: int) -> None:
-        """Undoes `cut`; a worker that was given up must be reconnected."""
+        """Undoes `cut`. A worker that was given up must be reconnected."""
         self._change(lambda: self._cut.discard(worker))
 
     def separate(self, words: str) -> None:
@@ -99,7 +99,7 @@ class FakeRuntime:
         self._change(lambda: setattr(self, "_separation", words))
 
     def kill(self, worker: int) -> None:
-        """The call in flight and later ones on `worker` raise `WorkerLost`, until it is restarted and reconnected."""
+        """Makes present and later calls on `worker` raise `WorkerLost` until it is restarted and reconnected."""
         self._change(lambda: self._dead.add(worker))
 
     def restart(self, worker: int) -> None:
@@ -112,15 +112,15 @@ class FakeRuntime:
         self._change(start)
 
     def freeze(self, worker: int) -> None:
-        """Calls that reach a gate on `worker` do not end before `hang_up`, and it answers no probe."""
+        """Makes calls at gates on `worker` hang until `hang_up`; it answers no probe."""
         self._change(lambda: self._frozen.add(worker))
 
     def hang_up(self, worker: int) -> None:
-        """Shuts down the connection to a frozen worker, as its heartbeat does: calls to it end with `WorkerLost`."""
+        """Shuts down the connection to a frozen worker, as the heartbeat does: calls to it end with `WorkerLost`."""
         self._change(lambda: self._hung_up.add(worker))
 
     def thaw(self, worker: int) -> None:
-        """Undoes `freeze` and `hang_up`; a worker that was hung up on must be reconnected."""
+        """Undoes `freeze` and `hang_up`. After `hang_up` the worker must be reconnected."""
 
         def thaw() -> None:
             self._frozen.discard(worker)
@@ -169,7 +169,7 @@ class FakeRuntime:
         self._change(lambda: self._addresses.pop(worker))
 
     def lose_parameter_server(self, name: str = "/job:ps/replica:0/task:0") -> None:
-        """Calls on every worker raise `ParameterServerLost`, naming it."""
+        """Makes calls on every worker raise `ParameterServerLost` with this name."""
         self._change(lambda: setattr(self, "_lost_parameter_server", name))
 
     def restore_parameter_server(self) -> None:
@@ -181,7 +181,7 @@ class FakeRuntime:
         self._threads[worker] = threading.current_thread()
 
     def run(self, worker: int, work: Callable[[int], Any], cancellation: Cancellation) -> Any:
-        """Returns `work(worker)`; raises the fault that came before or during the call, if any."""
+        """Returns `work(worker)`; raises a fault that came before or during the call."""
         return self._call(worker, lambda: work(worker), cancellation)
 
     def _call(self, worker: int, call: Callable[[], Any], cancellation: Cancellation) -> Any:
@@ -197,26 +197,26 @@ class FakeRuntime:
         return result
 
     def most_fused(self, worker: int, work: Callable[[int], Any]) -> int:
-        """Returns what the work says in a method of the same name; without one, any number may."""
+        """Returns the result of the work's own method of this name; any number without one."""
         return work.most_fused(worker) if hasattr(work, "most_fused") else sys.maxsize
 
     def ready(self, worker: int, work: Callable[[int], Any]) -> Mapping[int, float] | None:  # noqa: ARG002
-        """Returns the sizes in `prepared`, each of which took no time."""
+        """Returns the sizes in `prepared`, with a building time of 0."""
         return None if self.prepared is None else dict.fromkeys(self.prepared.get(worker, ()), 0.0)
 
     def prepare(self, worker: int, work: Callable[[int], Any], like: Callable[[int], Any], count: int) -> None:  # noqa: ARG002
-        """Notes the request."""
+        """Records the request."""
         self.requested.append((worker, count))
 
     def run_fused(
         self, worker: int, works: Sequence[Callable[[int], Any]], cancellation: Cancellation
     ) -> Sequence[Any]:
-        """Runs one after the other, as one call: the call raises the error of any of them."""
+        """Runs the works in order, as one call: the call raises the error of any of them."""
         self.fused_calls.append((worker, len(works)))
         return [self.run(worker, work, cancellation) for work in works]
 
     def run_steps(self, worker: int, work: Callable[[int], Any], count: int, cancellation: Cancellation) -> Any:
-        """Returns `work(worker)` of each run; a fault is raised at the beginning or the end of all of them."""
+        """Returns `work(worker)` of each run; a fault is raised at the beginning or the end of all runs."""
         self.fused_calls += [(worker, count)] * (count > 1)
         return self._call(worker, lambda: [work(worker) for _ in range(count)], cancellation)
 
@@ -235,13 +235,13 @@ class FakeRuntime:
         return Failure(kinds.get(type(error), FailureKind.USER), error)
 
     def is_reachable(self, worker: int) -> bool:
-        """Returns whether `worker` is alive and the incarnation to which `reconnect` connected."""
+        """Returns whether `worker` is alive, and still the incarnation to which `reconnect` connected."""
         with self.changed:
             is_silent = worker in self._frozen or worker in self._given_up
             return not is_silent and not self._is_lost(worker, self._connected.get(worker, -1))
 
     def seems_reachable(self, worker: int) -> bool:
-        """Returns what `is_reachable` does."""
+        """Returns the same as `is_reachable`."""
         return self.is_reachable(worker)
 
     def seem_parameter_servers_reachable(self) -> bool:
@@ -257,7 +257,7 @@ class FakeRuntime:
         return {worker: "it does not reach the parameter server" for worker in workers if worker in self._cut}
 
     def separation(self) -> str:
-        """Returns what `separate` was called with."""
+        """Returns the words that `separate` was called with."""
         return self._separation
 
     def give_up(self, worker: int, why: str) -> None:  # noqa: ARG002 - tests know
@@ -277,12 +277,12 @@ class FakeRuntime:
             return True
 
     def lost_parameter_server(self) -> ParameterServerLost | None:
-        """Returns the error that names the lost parameter server, if one was lost."""
+        """Returns the error that names the lost parameter server, or None."""
         name = self._lost_parameter_server
         return None if name is None else ParameterServerLost(name, f"{name} was lost.")
 
     def new_cancellation(self) -> FakeCancellation:
-        """Returns a cancellation that was not used yet."""
+        """Returns a new, unused cancellation."""
         return FakeCancellation(self.changed)
 
     def close(self) -> None:
@@ -290,7 +290,7 @@ class FakeRuntime:
         self.is_closed = True
 
     def wait_at_gate(self, worker: int, is_open: Callable[[], bool]) -> None:
-        """Blocks the call that `worker` makes now until `is_open()`, or raises what ended it; see `Gate`."""
+        """Blocks the worker's present call until `is_open()`, or raises what ended it; see `Gate`."""
         with self.changed:
             while worker in self._frozen or worker in self._cut or self._separation or not is_open():
                 if worker not in self._frozen or worker in self._hung_up:
@@ -319,7 +319,7 @@ class FakeRuntime:
 
 
 class Gate:
-    """Work that waits until a test opens it, then returns the worker's index. Other work may call it, too."""
+    """Work that waits until a test opens it, then returns the worker's index. Other work may call it too."""
 
     def __init__(self, runtime: FakeRuntime) -> None:
         self._runtime = runtime
@@ -335,13 +335,13 @@ class Gate:
         return worker
 
     def open(self) -> None:
-        """Lets the calls that wait and all later ones continue."""
+        """Lets waiting and later calls continue."""
         with self._runtime.changed:
             self._is_open = True
             self._runtime.changed.notify_all()
 
     def wait_arrived(self, count: int = 1, timeout: float = 30.0) -> None:
-        """Waits until `count` calls have arrived since the gate was created, at most `timeout` seconds.
+        """Waits at most `timeout` seconds until `count` calls have arrived since the gate was created.
 
         Raises:
           TimeoutError: fewer arrived.

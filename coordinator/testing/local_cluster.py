@@ -1,8 +1,7 @@
 """A real cluster on this machine: one process per server, which a test may kill, freeze and start again.
 
-It promises that every server answers when it is entered, and that closing it leaves no process, port or folder behind.
-The servers also end when this process does, however it ends. The fork server, one more process, lives as long as the
-cluster.
+Guarantees: every server answers when the cluster is entered, and closing it leaves no process, port or folder behind.
+The servers end with this process, however it ends. One more process, the fork server, lives as long as the cluster.
 """
 
 import os
@@ -25,7 +24,7 @@ from coordinator.options import is_integer
 if TYPE_CHECKING:
     import tensorflow as tf
 
-# Another program may take a port between the moment it was found free and that in which its server listens there.
+# Another program may take a port between the moment when it was found free and the start of its server.
 _MOST_STARTS = 3
 
 
@@ -38,7 +37,7 @@ class LocalCluster:
             cluster.kill("worker", 0)
             cluster.restart("worker", 0)
 
-    Different servers may be killed and restarted from different threads; one server by one thread at a time.
+    Different threads may kill and restart different servers; one server belongs to one thread at a time.
 
     Args:
       workers: how many workers, at least one.
@@ -47,7 +46,7 @@ class LocalCluster:
       start_timeout: how long a server may take until it answers, in seconds.
 
     Raises:
-      ClusterSpecError: there is no worker, no parameter server, or a worker without a device.
+      ClusterSpecError: there is no worker, no parameter server, or a worker has no device.
     """
 
     def __init__(self, workers: int = 2, ps: int = 1, *, devices_per_worker: int = 1, start_timeout: float = 120.0):
@@ -62,18 +61,19 @@ class LocalCluster:
         self._resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None
 
     def start(self) -> "LocalCluster":
-        """Starts all servers, and returns this cluster when each of them answers. Entering the cluster does this.
+        """Starts all servers; returns this cluster when each server answers. Entering the cluster does this.
+
+        If another program takes a server's port during the start, all servers are started again on other ports.
 
         Raises:
-          LaunchError: it was started already, or a server did not come up; none is left then. Where another program
-            took a server's port meanwhile, all servers are started again on other ports first.
+          LaunchError: the cluster was started before, or a server did not start; then none is left.
         """
         if self._servers is not None:
             raise LaunchError(f"{self!r} was started already.")
         for attempts_left in reversed(range(_MOST_STARTS)):
             self._spec = free_cluster(self._counts)
             folder = pathlib.Path(tempfile.mkdtemp(prefix="local-cluster-"))
-            # Not a `TemporaryDirectory`: a process that is forked from this one would delete it.
+            # Not a `TemporaryDirectory`: a process forked from this one would delete it.
             self._remove_folder = weakref.finalize(self, only_here(partial(shutil.rmtree, folder, ignore_errors=True)))
             self._servers = LocalServers(self._spec, folder, os.environ, worker_devices=self._devices_per_worker)
             try:
@@ -88,7 +88,7 @@ class LocalCluster:
         return self
 
     def close(self) -> None:
-        """Ends every server and removes the folder with their logs. Closing twice is fine."""
+        """Ends every server and removes the folder with their logs. May be called again."""
         if self._servers is not None:
             self._servers.close()
             self._remove_folder()
@@ -116,7 +116,7 @@ class LocalCluster:
         return {(server.config.job, server.config.index): server.pid for server in self._running()}
 
     def pid(self, job: str, index: int) -> int | None:
-        """Returns the process id that a server has, or had last."""
+        """Returns the present or last process id of a server."""
         return self._running()[job, index].pid
 
     def is_alive(self, job: str, index: int) -> bool:
@@ -124,10 +124,10 @@ class LocalCluster:
         return self._running()[job, index].is_alive()
 
     def kill(self, job: str, index: int) -> None:
-        """Ends a server with SIGKILL, and returns when it is gone.
+        """Ends a server with SIGKILL; returns when it is gone.
 
         Raises:
-          ClusterSpecError: there is no such server (so too in the methods below).
+          ClusterSpecError: there is no such server; also in the methods below.
         """
         self._running()[job, index].kill()
 
@@ -136,11 +136,11 @@ class LocalCluster:
 
         Args:
           job: `worker` or `ps`.
-          index: its index.
-          wait: return when it answers; otherwise at once (`wait_ready` waits for it).
+          index: the server's index.
+          wait: return when it answers; otherwise return immediately, and `wait_ready` waits for it.
 
         Raises:
-          LaunchError: it did not come up.
+          LaunchError: the server did not start.
         """
         server = self._running()[job, index]
         server.kill()
@@ -153,8 +153,8 @@ class LocalCluster:
 
         Args:
           job: `worker` or `ps`.
-          index: its index.
-          timeout: in seconds; None takes the cluster's `start_timeout`.
+          index: the server's index.
+          timeout: in seconds; None for the cluster's `start_timeout`.
 
         Raises:
           LaunchError: its process ended, or it did not answer in time.
@@ -162,10 +162,10 @@ class LocalCluster:
         self._running()[job, index].wait_ready(self._start_timeout if timeout is None else timeout)
 
     def freeze(self, job: str, index: int) -> None:
-        """Stops a server without ending it, as a hanging host would: connections stay open, nothing answers.
+        """Stops a server without ending it, like a hanging host: connections stay open, nothing answers.
 
         Raises:
-          LaunchError: it is not running.
+          LaunchError: the server does not run.
         """
         self._running()[job, index].send(signal.SIGSTOP)
 
@@ -173,20 +173,20 @@ class LocalCluster:
         """Continues a frozen server.
 
         Raises:
-          LaunchError: it is not running.
+          LaunchError: the server does not run.
         """
         self._running()[job, index].send(signal.SIGCONT)
 
     def start_worker(self, devices: int | None = None) -> str:
-        """Starts an additional worker, and returns its address when it answers.
+        """Starts an additional worker; returns its address when it answers.
 
-        Its index, for `kill` and the other methods, is the next free one; `spec` and `resolver` do not contain it.
+        Its index, for `kill` and the other methods, is the next free one. `spec` and `resolver` do not contain it.
 
         Args:
           devices: how many logical CPU devices it has; None for `devices_per_worker`.
 
         Raises:
-          LaunchError: it did not come up.
+          LaunchError: the worker did not start.
         """
         servers = self._running()
         workers = [server.config.address for server in servers if server.config.job == "worker"]

@@ -1,4 +1,4 @@
-"""Servers that answer the status requests of probes as TensorFlow's servers do, and start in a moment.
+"""Servers that answer probes' status requests like TensorFlow's servers, and start in a moment.
 
 python coordinator/testing/status_server.py ADDRESS INCARNATION    runs until its standard input is closed
 """
@@ -22,12 +22,9 @@ def encoded_device(name: str, incarnation: int) -> bytes:
 
 
 class StatusService(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Answers status requests, and no others, on threads of this process, until it is closed.
+    """Answers only status requests, on threads of this process, until it is closed.
 
-    Args:
-      address: `host:port` to listen at.
-      reply: returns the bytes of an answer.
-      options: of gRPC.
+    It listens at `address` (`host:port`). `reply` returns the bytes of an answer; `options` are gRPC's.
     """
 
     def __init__(self, address: str, reply: Callable[[], bytes], options: Sequence[tuple[str, int]] = ()):
@@ -38,13 +35,13 @@ class StatusService(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._server.start()
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        """Returns what answers a request; called by gRPC."""
+        """Returns the handler of a request; called by gRPC."""
         if handler_call_details.method != METHOD:
             return None
         return grpc.unary_unary_rpc_method_handler(lambda *_: self._reply())
 
     def join(self) -> None:
-        """Waits as long as it serves."""
+        """Waits until it is closed."""
         self._server.wait_for_termination()
 
     def __enter__(self) -> "StatusService":
@@ -56,17 +53,17 @@ class StatusService(grpc.GenericRpcHandler):  # type: ignore[misc]
 
 
 class StatusServer:
-    """A process that answers status requests as a worker of TensorFlow does, and no others.
+    """A process that answers only status requests, like a TensorFlow worker. It runs no functions.
 
-    It is for tests of what happens when a server is frozen, ends or is restarted, and runs no functions. It ends when
-    the context manager is left, and with this process.
+    It is for tests in which a server is frozen, ends or is restarted. It ends when the context manager is left, and
+    with this process.
 
     Args:
       address: `host:port` to listen at.
-      incarnation: the number that it reports; another one means that the server was restarted.
+      incarnation: the number that it reports; a different one means that the server was restarted.
 
     Raises:
-      RuntimeError: it did not start, such as because the port is in use.
+      RuntimeError: it did not start, for example because the port is in use.
     """
 
     def __init__(self, address: str, incarnation: int = 1) -> None:
@@ -91,7 +88,7 @@ class StatusServer:
         self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """Ends the process, frozen or not, and returns when it is gone."""
+        """Ends the process, frozen or not; returns when it is gone."""
         self._process.kill()
         self._process.communicate()
 

@@ -1,1 +1,1 @@
-"""The first folder on the PYTHONPATH of the programs that `coordinator run` starts: Python runs its module."""
+"""The first folder on the PYTHONPATH of programs that `coordinator run` starts. Python runs its `sitecustomize`."""

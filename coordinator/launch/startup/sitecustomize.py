@@ -3,14 +3,12 @@
     sys.stderr: tracebacks, progress bars, logging  -->  the command's standard error
     descriptor 2: C++ code, child processes         -->  the command, which omits TensorFlow's logs; or a file
 
-TensorFlow's logs during its import ignore `TF_CPP_MIN_LOG_LEVEL`. Here they are separated from the program's output by
-the descriptor that they are written to; `sys.stderr` and the prompts of `input` still go to the terminal. It promises
-that
+TensorFlow's logs during its import ignore `TF_CPP_MIN_LOG_LEVEL`. Here the descriptor separates them from the program's
+output; `sys.stderr` and the prompts of `input` still go to the terminal. Guarantees:
 
-- the kernel kills the program when the command that started it is gone (on Linux);
-- the environment, `sys.path` and a `sitecustomize` of the user are as they would be without this module;
-- where the program configures no logging, each event that the library reports is a line that begins at the left
-  edge, with the time.
+- The kernel kills the program when the command that started it is gone (on Linux).
+- The environment, `sys.path` and the user's own `sitecustomize` are as without this module.
+- If the program configures no logging, each event that the library reports is a line with the time, at the left edge.
 """
 
 import builtins
@@ -33,16 +31,16 @@ _PR_SET_PDEATHSIG = 1
 class _EventLines(logging.Filter):
     """A filter of the library's logger that writes each record as a line, unless the program has configured logging.
 
-    The handler of `logging.basicConfig()` without arguments does not count as configured: libraries install it.
+    `logging.basicConfig()` without arguments does not count as configured: libraries call it.
     """
 
     _formatter = logging.Formatter()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Writes a record, or returns True if it is the program's own handlers that take it."""
+        """Writes a record; returns True instead if the program's own handlers take it."""
         if logging.getLogger("coordinator").handlers or not all(map(_is_basic, logging.getLogger().handlers)):
             return True
-        # A progress bar may be drawn on the line.
+        # A progress bar may be on the line.
         clear = "\r\x1b[K" if sys.stderr.isatty() else ""
         moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
         sys.stderr.write(f"{clear}{moment} coordinator: {self._formatter.format(record)}\n")
@@ -58,12 +56,12 @@ def _end_with(parent: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:
-            # It ended before the request.
+            # The parent ended before the request.
             os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _name_process() -> None:
-    """Names the process after its role, as lists of processes show all roles with one command line."""
+    """Names the process after its role, because lists of processes show the same command line for all roles."""
     role = json.loads(os.environ["TF_CONFIG"])["task"]["type"]
     with contextlib.suppress(OSError):
         pathlib.Path("/proc/self/comm").write_text(role)
@@ -79,13 +77,13 @@ def _move_stderr(descriptor: int) -> None:
 
 
 def _move_prompts() -> None:
-    """Has `input` write its prompt to standard output, where Python writes it to descriptor 2."""
+    """Makes `input` write its prompt to standard output if Python would write it to descriptor 2."""
     read = builtins.input
 
     @functools.wraps(read)
     def prompt_and_read(prompt: object = "", /) -> str:
         if "readline" in sys.modules:
-            # It draws the line again, the prompt included, and on standard output.
+            # `readline` redraws the line with the prompt, on standard output.
             return read(prompt)
         print(prompt, end="", flush=True)
         return read()
