@@ -60,10 +60,7 @@ def parse_page_address(text: object, name: str) -> PageAddress:
 
 
 def check_port_is_free(task: str, address: str) -> None:
-    """Raises LaunchError if a server of `task` cannot listen on the port of its address, on this machine.
-
-    TensorFlow would share the port with another server, or say "Could not start gRPC server" without the port.
-    """
+    """Raises LaunchError if a server cannot listen on this port; TensorFlow shares it, or fails without naming it."""
     port = parse_address(address).port
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
         # Allows a port whose last owner was killed a moment ago.

@@ -93,7 +93,6 @@ class Future(concurrent.futures.Future[Any]):
 
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]
-        """The condition on which the base class and `concurrent.futures` wait; created on first use."""
         if self._made_condition is None:
             with self._conditions_lock:
                 if self._made_condition is None:

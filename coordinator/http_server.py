@@ -256,8 +256,6 @@ class HttpServer:
 
 
 class _Waiting:
-    """A connection whose request has not arrived, or is not answered yet."""
-
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.received = bytearray()

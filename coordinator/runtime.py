@@ -185,10 +185,7 @@ class Runtime(Protocol):
         """Prepares the calling thread to run work on `worker`; called once when the thread starts."""
 
     def run(self, worker: int, work: Any, cancellation: Cancellation) -> Any:
-        """Runs `work` on `worker` and returns its result on the client; raises any error.
-
-        The result is a `ValueElsewhere` if the call leaves it on the worker.
-        """
+        """Runs `work` on `worker`; returns the result, on the client or as a `ValueElsewhere`. Raises any error."""
 
     def most_fused(self, worker: int, work: Any) -> int:
         """Returns how many works with the fusion key of `work` may share a call on `worker`; 0 or 1 for none."""
@@ -263,10 +260,7 @@ class Servers(Protocol):
         """Asks the parameter servers whether they reach each other; returns a description if not, or ""."""
 
     def give_up(self, worker: int, why: str) -> None:
-        """Counts a worker with a broken link as lost: its calls fail with kind LINK_LOST.
-
-        `reconnect` connects to it once the link works again.
-        """
+        """Counts a worker with a broken link as lost, until `reconnect`: its calls fail with kind LINK_LOST."""
 
     def disconnect(self, worker: int) -> None:
         """Disconnects from a lost worker, so no call waits for it before it is reconnected."""

@@ -38,10 +38,7 @@ def add_token_file(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen_token(path: pathlib.Path | None, environment: Mapping[str, str]) -> str:
-    """Returns the token of the file, or else of the environment, or "".
-
-    Raises LaunchError if the file cannot be read, can be read by others, or has no valid token.
-    """
+    """Returns the token of the file, or of the environment, or "". Raises LaunchError for an unsafe or invalid file."""
     if path is None:
         token, where = environment.get(VARIABLE, "").strip(), VARIABLE
         if not token:

@@ -78,7 +78,6 @@ def _print(finding: Finding) -> None:
 
 
 def _examine(environment: Mapping[str, str], config: TaskConfig | None, timeout: float) -> Iterator[Finding]:
-    """Yields findings; each task of the cluster has `timeout` seconds to answer."""
     yield from _installation()
     yield from _machine(environment)
     if config is None:

@@ -35,10 +35,7 @@ State = Mapping[str, Any]
 
 
 def screen_of(state: State, width: int, height: int | None = None, missed: int = 0) -> RenderableType:
-    """Draws the answer of `/api/state` for a terminal of `width` characters and `height` lines (None for any).
-
-    `missed` is how many attempts to read a newer state have failed.
-    """
+    """Draws the answer of `/api/state` in a size in characters; `missed` counts failed attempts to renew it."""
     most_workers = None if height is None else max(3, height - _OTHER_LINES - len(state["servers"]))
     parts = [_headline(state, missed), _workers(state, most_workers, is_narrow=width < _WIDE)]
     if state["advice"]:

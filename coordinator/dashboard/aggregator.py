@@ -378,7 +378,6 @@ class Aggregator:
             self._samples.popleft()
 
     def _window(self, seconds: float) -> list[_Sample]:
-        """Returns the samples of the last `seconds`, at least the latest."""
         return [sample for sample in self._samples if sample.time >= self._samples[-1].time - seconds]
 
     def _rate(self) -> float:

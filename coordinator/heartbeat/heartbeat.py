@@ -266,7 +266,6 @@ class Heartbeat:
             self._wakeup.send(b"\0")
 
     def _wait(self, timeout: float) -> None:
-        """Waits for a message of the process, a call of `_wake`, or the timeout."""
         sources: list[Any] = [self._wakeup_end, *([self.process] if self.process is not None else [])]
         poll = select.poll()
         for source in sources:
@@ -327,7 +326,6 @@ class Heartbeat:
             _logger.warning("%s %s after %.1f s of silence.", address, how, seconds)
 
     def _pass_on(self) -> None:
-        """Tells the process which servers to watch, and which connections are open."""
         if self.process is None:
             return
         with self._lock:

@@ -148,7 +148,6 @@ class WatchedServer:
             self.release(identity)
 
     async def _probe_once(self, probe: AsyncTaskProbe) -> ServerState | None:
-        """Returns the state that one probe shows; None if it shows nothing."""
         begun = time.monotonic()
         try:
             status = await probe.status(self._timeout)

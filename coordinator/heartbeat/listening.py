@@ -300,7 +300,6 @@ def _bound(address: str, port: int) -> socket.socket:
 
 
 def _replace(descriptor: int, replacement: socket.socket) -> None:
-    """Puts a socket, made non-blocking, in the place of another one."""
     with replacement:
         replacement.setblocking(False)
         os.dup2(replacement.fileno(), descriptor, inheritable=os.get_inheritable(descriptor))

@@ -211,10 +211,7 @@ class TaskProbe:
         self._get_status = self._channel.unary_unary(GET_STATUS)
 
     def status(self, timeout: float) -> TaskStatus | None:
-        """Returns the server's status within `timeout` seconds. Raises ValueError if the probe is closed.
-
-        None means that it is refused, gone, frozen, or not a TensorFlow server.
-        """
+        """Returns the status; None if it is refused, gone, frozen, or not TensorFlow. Raises ValueError if closed."""
         return self.begin_status(timeout)()
 
     def begin_status(self, timeout: float) -> Callable[[], TaskStatus | None]:

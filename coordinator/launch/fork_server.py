@@ -156,7 +156,6 @@ class ForkServer:
     def _become_server(
         self, environment: Mapping[str, str], folder: int, log: int, report: socket.socket, held: int
     ) -> NoReturn:
-        """Gives a forked child the state of a fresh process, and serves."""
         code = 1
         try:
             report.send(f"begun {os.getpid()}".encode())

@@ -180,7 +180,6 @@ class JobStateMachine:
             self._job.report(f"{what}; {consequence}{end}")
 
     def _next_delay(self, name: str, now: float) -> float:
-        """Returns the delay before a server that has ended now is started again, in seconds."""
         last, delay = self._last_restart.get(name, (-math.inf, 0.0))
         delay = 0.0 if now - last > _STABLE_AFTER else min(max(_SHORTEST_DELAY, 2 * delay), _LONGEST_DELAY)
         self._last_restart[name] = now + delay, delay

@@ -88,7 +88,6 @@ class LocalJob:
         self._is_closing = threading.Event()
 
     def _create_servers(self) -> LocalServers:
-        """Decides on the clusters and on the GPUs of each process."""
         request, roles = self._request, self._roles
         if request.hosts:
             on_hosts = connect(request, [role.value for role in roles], self._environment, self._found)
@@ -107,10 +106,7 @@ class LocalJob:
         return servers
 
     def run(self) -> int:
-        """Runs the job to its end; returns the exit code of the command.
-
-        Raises LaunchError if a process could not be started at all.
-        """
+        """Runs the job to its end; returns the exit code. Raises LaunchError if a process could not be started."""
         machine = self._state_machine
         try:
             with SignalReader(_SIGNALS, lambda number: self._events.put(partial(machine.signal_received, number))):
@@ -260,7 +256,6 @@ class LocalJob:
         self._state_machine.server_ended(server.name, ending, consequence, log, has_served=has_served)
 
     def _consequence(self, ended: ServerProcess) -> str:
-        """Describes what a server's end means for the program."""
         if ended.config.job == "ps":
             return "its variables are lost with it, and it is not started again"
         program = ended.owner or "program"
@@ -293,7 +288,6 @@ def _raise(error: Exception) -> None:
 
 
 def _clusters(request: RunRequest, roles: Collection[Role]) -> dict[Role, dict[str, list[str]]]:
-    """Returns the cluster that the program sees in each role."""
     servers = {"worker": request.workers, "ps": request.ps}
     if not request.evaluator_workers:
         return dict.fromkeys(roles, free_cluster(servers | {role.value: 1 for role in roles}))
@@ -304,10 +298,7 @@ def _clusters(request: RunRequest, roles: Collection[Role]) -> dict[Role, dict[s
 
 
 def dashboard_address(text: str, taken: Collection[str]) -> PageAddress:
-    """Returns a dashboard's address with a fixed port and token, for all starts of the program.
-
-    `text` is `host:port` or `host:port/token`; port 0 takes a free port outside `taken`.
-    """
+    """Returns an address with port and token that are the same for all starts; port 0 takes one not in `taken`."""
     address = parse_page_address(text, "--dashboard")
     if not address.port:
         [free] = free_addresses(1, besides=taken)

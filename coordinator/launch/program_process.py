@@ -205,7 +205,6 @@ class ProgramProcess:
         read: Callable[[int], None],
         create: Callable[[], tuple[int, int]] = os.pipe,
     ) -> int:
-        """Returns the writing end of a new pipe; a thread reads the other end."""
         reading, writing = create()
         opened.callback(os.close, writing)
         self._readers.append(start_once(f"coordinator-program-{name}", partial(read, reading)))
@@ -254,7 +253,6 @@ def _is_in_group(pid: int, group: int) -> bool:
 
 
 def _with_startup(environment: Mapping[str, str], descriptors: Sequence[int]) -> dict[str, str]:
-    """Returns the environment in which Python runs `startup/sitecustomize.py` first."""
     folders = filter(None, [_STARTUP, environment.get("PYTHONPATH")])
     startup = " ".join(map(str, [os.getpid(), *descriptors]))
     return {**environment, "PYTHONPATH": os.pathsep.join(folders), "COORDINATOR_STARTUP": startup}
@@ -356,10 +354,7 @@ def _is_log(start: bytes, *, is_whole: bool) -> bool | None:
 
 
 def create_log_folder(parent: pathlib.Path | None) -> pathlib.Path:
-    """Creates the log folder of one run in `parent`, named by the local time, and a link `latest` to it.
-
-    None for `parent` creates a temporary folder. Raises LaunchError.
-    """
+    """Creates a run's log folder, named by local time, in `parent` (None: temporary), and a link `latest` to it."""
     try:
         if parent is None:
             return pathlib.Path(tempfile.mkdtemp(prefix="coordinator-logs-"))

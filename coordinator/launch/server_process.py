@@ -142,10 +142,7 @@ class ServerProcess:
                 raise LaunchError(f"{self.name} could not be started: {error}.") from error
 
     def wait_ready(self, timeout: float) -> None:
-        """Waits at most `timeout` seconds until the server answers.
-
-        Raises LaunchError with the end of its log if it ended, or did not answer in time.
-        """
+        """Waits at most `timeout` seconds until the server answers. Raises LaunchError with the end of its log."""
         start = self.starts
         try:
             if not wait_answer(self.config, time.monotonic() + timeout, self.wait_ended):
@@ -165,10 +162,7 @@ class ServerProcess:
             self._process.kill()
 
     def send(self, number: signal.Signals) -> None:
-        """Sends a signal to the process; raises LaunchError if it does not run.
-
-        After SIGSTOP it does not answer, and keeps its connections open.
-        """
+        """Sends a signal; raises LaunchError if the process does not run. After SIGSTOP its connections stay open."""
         if self._process is None or not self.is_alive():
             raise LaunchError(f"{self.name} is not running, so it cannot get {number.name}.")
         self._process.send(number)
@@ -197,12 +191,12 @@ class ServerProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code of the process started last (minus the signal that killed it), or None while there is none."""
+        """The exit code of the last start (minus the signal that killed it), or None."""
         return None if self._process is None else self._process.wait(0)
 
     @property
     def log_path(self) -> pathlib.Path:
-        """The file of the process started last, such as `ps-0.log`, or `ps-0.restart-1.log` after the second start."""
+        """The log of the last start, such as `ps-0.log`, or `ps-0.restart-1.log` after the second start."""
         return self._log_file(max(0, self.starts - 1))
 
     def _log_file(self, restarts: int) -> pathlib.Path:

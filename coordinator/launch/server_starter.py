@@ -89,10 +89,7 @@ class ForkedProcess:
         return self._pid
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """Waits at most `timeout` seconds; returns the exit code, minus the signal that killed it, or None.
-
-        It is `UNKNOWN_EXIT_CODE` if the fork server ended before the process.
-        """
+        """Returns the exit code, None after `timeout` seconds, `UNKNOWN_EXIT_CODE` if the fork server ended first."""
         self._thread.join(timeout)
         return self._exit_code
 
@@ -128,7 +125,6 @@ class ForkedProcess:
         return set(states) == {"T"}
 
     def _requested(self) -> "tuple[socket.socket, subprocess.Popen[bytes]]":
-        """Requests the process; returns the socket for its reports, and the fork server that was asked."""
         report, fork_server_report = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with fork_server_report, contextlib.ExitStack() as opened:
@@ -250,7 +246,6 @@ class ForkServerProcess:
             self._end()
 
     def _running(self, environment: Mapping[str, str]) -> "tuple[socket.socket, subprocess.Popen[bytes]]":
-        """Returns the connection to the fork server and its process, started if it does not run."""
         if self.is_closed:
             raise LaunchError("The servers are closed; none is started any more.")
         if self._started is not None and self._started[1].poll() is None:

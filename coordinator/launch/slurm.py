@@ -114,10 +114,7 @@ class TaskLink:
             self._connection.sendall(line.encode())
 
     def receive(self, timeout: float | None = None) -> dict[str, Any] | None:
-        """Returns the next object; None if the other process has ended, or sends something else.
-
-        Raises TimeoutError after `timeout` seconds.
-        """
+        """Returns the next object; None if the other process has ended or sends something else. Raises TimeoutError."""
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
             while b"\n" not in self._buffer and len(self._buffer) < _LONGEST_MESSAGE:
@@ -229,10 +226,7 @@ class _Greetings:
 
 
 def connect(group: str, rank: int, host: str, timeout: float, *, key: bytes = b"") -> TaskLink:
-    """Connects, as the process `rank`, to the first process of a group, which runs on `host`.
-
-    Raises LaunchError if it does not answer within `timeout` seconds.
-    """
+    """Connects, as the process `rank`, to the first process, on `host`. Raises LaunchError after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     addresses = _addresses(host, deadline)
     link = asyncio.run(_connect(addresses, group, rank, key, deadline)) if addresses else None
@@ -317,7 +311,6 @@ async def _line(connection: socket.socket) -> tuple[bytes, bytes]:
 
 
 async def _ended(tasks: Collection["asyncio.Task[Any]"]) -> None:
-    """Cancels tasks; returns when they have ended."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -479,10 +472,7 @@ class SlurmTask(Job):
         self._is_terminated = False
 
     def run(self) -> int:
-        """Runs the task to its end; returns its exit code.
-
-        Raises LaunchError if the other tasks were not found, or a process could not be started at all.
-        """
+        """Runs the task to its end; returns its exit code. Raises LaunchError if tasks or processes are missing."""
         if self._job == "chief":
             return self._run_chief()
         step, timeout = self._step, self._request.start_timeout
@@ -573,7 +563,6 @@ class SlurmTask(Job):
         return 0
 
     def _run_to_end(self) -> None:
-        """Lets the state machine decide until it has ended; ends the process of this task."""
         self._machine.servers_ready()
         run_to_end(self._machine, self._events)
         if self._process is not None:
@@ -581,7 +570,6 @@ class SlurmTask(Job):
         _handle_signals(signal.SIG_IGN)
 
     def _follow_chief(self, link: TaskLink) -> None:
-        """Starts a thread that waits for the end of the chief."""
 
         def follow() -> None:
             code = None
@@ -630,7 +618,6 @@ class SlurmTask(Job):
         return self._server_code is not None or self._chief_code is not None
 
     def _serve(self) -> TaskConfig:
-        """Starts the server, again if it has ended; returns its task."""
         config = TaskConfig({self._job: {self._index: self._address}}, self._job, self._index)
         label, begin = f"{self._job} {self._index}", serving_line(config)
 

@@ -160,11 +160,7 @@ class SshHost:
         return names[0] if names else self.name.rpartition("@")[2]
 
     def report(self, servers: int, environment: Mapping[str, str]) -> HostReport:
-        """Asks the host for its report as the host of `servers` servers with this environment.
-
-        Raises:
-          LaunchError: the host cannot be reached, or has other versions than this machine.
-        """
+        """Asks the host for its report. Raises LaunchError if it cannot be reached or has other versions."""
         command = [sys.executable, "-m", "coordinator.launch.ssh", str(servers)]
         printed = self._run(self.command(environment, command))
         try:
@@ -218,7 +214,6 @@ class SshHost:
         return name in self._sent or self._found.get(name) != value or (name == VISIBLE and not value)
 
     def _run(self, command: Sequence[str]) -> str:
-        """Returns the output of a command; raises LaunchError if it failed."""
         try:
             ended = subprocess.run(
                 command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=_REPORT_TIMEOUT, check=False
@@ -304,7 +299,6 @@ def _own_host(names: Iterable[str]) -> str:
 
 
 def _source_address(name: str) -> str:
-    """Returns the address that this machine has towards a host."""
     try:
         family, kind, protocol, _, endpoint = socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as trial:

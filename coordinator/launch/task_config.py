@@ -134,10 +134,7 @@ class TaskConfig:
 
     @classmethod
     def of_client(cls, text: str) -> "TaskConfig":
-        """Returns the task and its cluster from the text of `TF_CONFIG`, without jobs that have no task.
-
-        Raises ClusterSpecError if the text is not JSON, has another form, or the task is not in the cluster.
-        """
+        """Returns the task and cluster from the text of `TF_CONFIG`, without empty jobs. Raises ClusterSpecError."""
         config = _parsed(text)
         task, cluster = config.get("task"), config.get("cluster")
         if not isinstance(task, dict) or not {"type", "index"} <= task.keys():

@@ -168,7 +168,7 @@ class ClosureQueue:
                 return True
 
     def cancel_all(self, timeout: float) -> list[Attempt]:
-        """Cancels all scheduled closures, drops pending errors, and waits at most `timeout` seconds for what runs.
+        """Cancels all scheduled closures and pending errors; waits at most `timeout` seconds.
 
         Returns the attempts that still run. Nothing waits for them from now on.
         """
@@ -288,7 +288,7 @@ class ClosureQueue:
 
     @property
     def is_paused(self) -> bool:
-        """Whether `pause` was called, and `resume` was not yet."""
+        """Whether no closure starts because of `pause`."""
         return bool(self._state.paused)
 
     def wait_idle(self, timeout: float) -> bool:
@@ -367,7 +367,7 @@ class ClosureQueue:
         return attempt
 
     def share_with(self, closure: Closure) -> int:
-        """Returns one worker's fair share of a running closure, for all workers, and the closures in its former deque.
+        """Returns one worker's fair share of a running closure, for all workers, and of the closures in its former deque.
 
         Some of them may have been cancelled.
         """
@@ -561,10 +561,7 @@ class ClosureQueue:
         self._fail_starved(None)
 
     def requeue_overdue(self) -> float | None:
-        """Puts each closure that exceeded its timeout at the front, for a further attempt on another worker.
-
-        Returns when the next closure will exceed its timeout, on the `time.monotonic` clock; None if none can.
-        """
+        """Puts overdue closures at the front, for another worker; returns the next deadline (`time.monotonic`)."""
         state, now = self._state, time.monotonic()
         deadlines = []
         with self._lock:
@@ -706,10 +703,7 @@ class ClosureQueue:
             self._has_room.notify()
 
     def _wait_to_put(self, closure: Closure, deadline: float | None) -> Starved | None:
-        """Waits until there is room for a closure, unless it is internal. Raises the errors of `put`.
-
-        Returns why no worker can run the closure, if none can.
-        """
+        """Waits for room, unless the closure is internal; returns why no worker can run it. Raises as `put`."""
         state = self._state
         if closure.is_internal and not state.stopped:
             return None
@@ -754,7 +748,6 @@ class ClosureQueue:
             raise error
 
     def _refuse_in_quiet(self, what: str) -> None:
-        """Raises RuntimeError on a thread that has begun a quiet period; `what` would wait for its end."""
         if threading.current_thread() in self._state.quiet.values():
             raise RuntimeError(
                 f"{what} inside `with strategy.quiet():`, where no scheduled function runs; it would wait for ever. "
@@ -762,7 +755,6 @@ class ClosureQueue:
             )
 
     def _notify_settled(self, *, has_room: bool = False) -> None:
-        """Notifies the threads whose condition may have become true."""
         if has_room:
             self._has_room.notify_all()
         if self._state.unsettled == 0 and self._settled.waiters:

@@ -117,10 +117,9 @@ class WaitingClosures:
         return any(self._may_run(apart, worker) for apart in self.apart)
 
     def pop_next(self, worker: int, beside: Closure | None = None, *, is_quiet: bool = False) -> Closure | None:
-        """Removes and returns the next closure for a worker: internal ones, then its own, then those for all workers.
+        """Removes and returns a worker's next closure: internal ones, then its own, then those for all workers.
 
-        With `beside`, takes only from the deque in which that closure, for all workers, was. With `is_quiet`, takes
-        only internal closures.
+        `beside` limits this to the deque in which that closure, for all workers, was; `is_quiet` to internal closures.
         """
         if beside is not None:
             queue = self.queue_with(beside)
@@ -287,7 +286,6 @@ class WaitingClosures:
 
 
 def _apart(closure: Closure) -> Apart | None:
-    """Returns why not every worker may run a closure for all workers; None if every worker may."""
     lost_on = closure.lost_on if closure.failures else frozenset()
     if not lost_on:
         for needed in closure.inputs:

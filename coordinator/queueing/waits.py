@@ -19,7 +19,7 @@ _Result = TypeVar("_Result")
 
 
 def uninterrupted(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
-    """Decorates a function that must not wait: in the main thread, Ctrl-C takes effect after it has returned.
+    """Decorates a function that must not wait: in the main thread, a first Ctrl-C takes effect after it has returned.
 
     A second Ctrl-C takes effect immediately, in case a user's callback does not return.
     """

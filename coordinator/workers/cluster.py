@@ -183,7 +183,6 @@ class Worker(QueueThread):
             self._queue.report_idle(self.index)
 
     def _run_attempt(self, attempt: Attempt) -> None:
-        """Runs a started attempt, alone or in one call with others, and settles it."""
         if attempt.closure.timeout is not None:
             self._cluster.stragglers.track(attempt)
         if attempt.number > 1 and not self._servers.is_reachable(self.index):
@@ -302,7 +301,6 @@ class Worker(QueueThread):
         self._wait_returned(lost_at, is_new=is_new)
 
     def _wait_returned(self, lost_at: float, *, is_new: bool = False) -> None:
-        """Tries to connect until the worker is connected or stopped."""
         reported_at = -math.inf if is_new else lost_at
         text = ("%s is not connected after" if is_new else "%s has been lost for") + " %.0f s; still trying. (%s)"
         while not self.stopping.is_set() and not self._reconnect():
@@ -363,7 +361,6 @@ class Worker(QueueThread):
         return connected
 
     def _change(self, state: WorkerState, losses: int = 0) -> bool:
-        """Changes the state and adds to the losses; returns False if the worker was stopped before."""
         with self._state_lock:
             if self._state is WorkerState.STOPPED:
                 return False

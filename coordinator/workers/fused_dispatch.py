@@ -188,7 +188,6 @@ class _FunctionCost:
         return int(min(overhead / step, _MAX_STEPS)) if step else _MAX_STEPS
 
     def _parts(self) -> tuple[float, float]:
-        """Returns the overhead of a call and the time of one step, in seconds."""
         one = self.average[1]
         if self.latest not in self.average or self.latest == 1:
             return one, 0.0
@@ -212,7 +211,6 @@ class _FunctionCost:
         return size, overhead
 
     def _max_size(self) -> float:
-        """Returns the size above which a call takes too long."""
         overhead, step = self._parts()
         return (_MAX_SECONDS - overhead) / step if step else math.inf
 

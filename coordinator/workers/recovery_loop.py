@@ -110,7 +110,7 @@ class RecoveryLoop(QueueThread):
         return True
 
     def wait_recovered(self, timeout: float | None = None) -> bool:
-        """Waits for the end of a recovery that runs or is about to begin; returns whether all servers are reachable.
+        """Waits for a recovery that runs or is about to begin; returns whether all servers are reachable.
 
         `timeout` is in seconds; None for `Options.parameter_server_timeout`.
         """

@@ -232,10 +232,7 @@ class Scheduler:
         return future
 
     def schedule_internal(self, worker: int, work: Any, name: str, *, is_counted: bool = True) -> Future:
-        """Queues the library's own `work` for one worker, before all others; `join` and `done` ignore it.
-
-        Uncounted work appears in no statistics, and is not retried.
-        """
+        """Queues the library's own `work` for one worker, first; `join` ignores it. Uncounted work is not retried."""
         number = next(self._numbers)
         future = Future(name, number)
         new_closure = Closure if is_counted else UncountedClosure
@@ -321,7 +318,6 @@ class Scheduler:
         followers: Sequence[Callable[[Future], object]],
         needed: Sequence[Future],
     ) -> None:
-        """Queues a closure that others wait for, or that waits for others' results."""
         try:
             for follow in followers:
                 follow(future)
@@ -334,7 +330,6 @@ class Scheduler:
             raise
 
     def _unblock(self, closure: Closure, done: Any) -> None:
-        """Unblocks a closure, or fails it, because a future that it waits for is done."""
         failed = done.cancelled() or done.exception() is not None
         if not failed:
             self.queue.unblock(closure)

@@ -101,7 +101,6 @@ def _remove_from_path() -> None:
 
 
 def _run_next() -> None:
-    """Runs the `sitecustomize` that Python would have found."""
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
     if spec is not None and spec.loader is not None:
         sys.modules["sitecustomize"] = module = importlib.util.module_from_spec(spec)
