@@ -367,7 +367,7 @@ class ClosureQueue:
         return attempt
 
     def share_with(self, closure: Closure) -> int:
-        """Returns one worker's fair share of a running closure, for all workers, and of the closures in its former deque.
+        """Returns one worker's fair share of a running closure, for all workers, and of closures in its former deque.
 
         Some of them may have been cancelled.
         """
