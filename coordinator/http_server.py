@@ -51,18 +51,12 @@ class HttpServer:
 
     Args:
       host: the local name or IP address to listen on; `::` means all addresses, of IPv4 too.
-      port: 0 for any free port.
+      port: 0 for any free port. The attribute is the port in use.
       answer: answers a request, on a separate thread.
       name: the prefix of its threads' names.
       names: accepted host names of this machine, in addition to `localhost` and its addresses.
 
-    Attributes:
-      port: the port it listens on.
-      is_loopback: whether only this machine can reach it.
-
-    Raises:
-      OSError: it cannot listen there.
-      OverflowError: the port is out of range.
+    Raises OSError if it cannot listen there, OverflowError for a port out of range.
     """
 
     def __init__(

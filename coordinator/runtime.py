@@ -51,10 +51,8 @@ class Preparation(NamedTuple):
 class Builds:
     """Functions that are built and prepared for the workers of one strategy. Any thread may use it.
 
-    Attributes:
-      workers: the number of workers. Set by the cluster.
-      schedule: queues a preparation on its worker as an internal closure; returns None if it can no longer run. Set by
-        the scheduler.
+    The cluster sets `workers`, the number of workers. The scheduler sets `schedule`, which queues a preparation on its
+    worker as an internal closure, and returns None if it can no longer run.
     """
 
     def __init__(self) -> None:
@@ -145,10 +143,8 @@ class FiniteInput:
 class Failure:
     """One failed attempt, classified.
 
-    Attributes:
-      kind: why it failed.
-      error: the exception to raise for it. It may name the cause better than the exception that was caught.
-      ended: the input that has ended on the worker, for the kind END_OF_DATA.
+    `error` is the exception to raise for it, and may name the cause better than the exception that was caught. `ended`
+    is the input that has ended on the worker, for the kind END_OF_DATA.
     """
 
     kind: FailureKind

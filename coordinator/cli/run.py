@@ -145,11 +145,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def run_request(request: RunRequest, environment: Mapping[str, str]) -> int:
-    """Runs a program on its own cluster; all processes inherit `environment`.
+    """Runs a program on its own cluster; all processes inherit `environment`. Raises LaunchError.
 
     Returns the exit code of the chief's last start, or of the evaluator if that is 0. It is 128 + n if signal n ended
-    the chief or this command, and 1 if a server did not start. Raises LaunchError if the log folder or a process could
-    not be created, there are too few GPUs or ports, or a host cannot be used.
+    the chief or this command, and 1 if a server did not start.
     """
     console = Console(sys.stdout, sys.stderr)
     if request.dry_run:

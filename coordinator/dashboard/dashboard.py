@@ -158,14 +158,8 @@ def _message(state: str) -> str:
 class PageServer:
     """Serves the page from its creation until it is closed. Raises LaunchError if it cannot listen.
 
-    Args:
-      address: where to listen; port 0 is any free port; without a token, a random one is chosen.
-      publisher: has the snapshots.
-
-    Attributes:
-      url: the page's address, with the token.
-      is_loopback: whether only this machine can reach it.
-      files: the page's files, by name.
+    Port 0 of `address` means any free port; without a token, a random one is chosen. `url` is the page's address, with
+    the token; `is_loopback` says that only this machine can reach it.
     """
 
     def __init__(self, address: PageAddress, publisher: Publisher) -> None:
@@ -222,14 +216,8 @@ class PageServer:
 class Dashboard:
     """Serves a page about a strategy until it is closed. Raises LaunchError if it cannot listen.
 
-    No argument may keep the strategy alive.
-
-    Args:
-      address: where to listen.
-      statistics: returns the counts of the cluster, without waiting.
-      events: the strategy's events.
-      usage: asks the parameter servers for their usage; may take seconds.
-      rules: asks for the counters of the update rules; may take seconds.
+    No argument may keep the strategy alive. `statistics` must not wait; `usage`, which asks the parameter servers, and
+    `rules`, which asks for the counters of the update rules, may take seconds.
     """
 
     def __init__(

@@ -43,14 +43,10 @@ class Resource:
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """The measurements with the present number of workers.
+    """The measurements with the present number of workers, at least 1.
 
-    Attributes:
-      workers: the number of workers, at least 1.
-      rate: steps per second of all workers together, above 0.
-      resources: what all workers share, at least one.
-      idle: the share of the workers' time in which they had nothing to run.
-      waiting: how many scheduled functions wait for a worker.
+    `rate`, above 0, is in steps per second of all workers together. `idle` is the share of the workers' time in which
+    they had nothing to run, `waiting` how many scheduled functions wait for a worker.
     """
 
     workers: int
@@ -70,13 +66,11 @@ class ScaleAdvice:
     """A recommended number of workers.
 
     Attributes:
-      workers: the present number.
       target: the greatest number with which each worker adds at least half of a single worker's rate.
       rate: steps per second of all workers together.
       expected: number of workers -> rate, up to four times the present number.
       bottleneck: what first limits the rate when workers are added.
       busy: how busy the bottleneck is, from 0 to 1.
-      text: the advice in a sentence.
     """
 
     workers: int

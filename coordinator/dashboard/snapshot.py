@@ -33,7 +33,6 @@ class ServerUsage:
     sent: int = 0
     # The number of processors that it may use at the same time.
     processors: float = 1.0
-    # Identifies the machine.
     machine: str = ""
     # The machine's name, total processor time, and number of processors.
     host: str = ""
@@ -171,7 +170,6 @@ class TimelineEntry:
 
     number: int
     time: float
-    # The event's kind.
     kind: str
     # `good`, `info`, `warning` or `error`.
     level: str
@@ -210,9 +208,7 @@ class Snapshot:
     """All that is shown. The counts of closures are those of `coordinator.ClusterStatistics`."""
 
     time: float
-    # When the strategy was created.
     started: float
-    # The file name of the program.
     program: str
     # Finished closures per second of all workers, in the last 10 s.
     rate: float = 0.0
@@ -229,9 +225,7 @@ class Snapshot:
     values: dict[str, float] = dataclasses.field(default_factory=dict)
     # Steps that were undone when a checkpoint was restored after the loss of a parameter server.
     steps_lost: int = 0
-    # Kind -> number of events.
     event_counts: dict[str, int] = dataclasses.field(default_factory=dict)
-    # By index.
     workers: tuple[WorkerRow, ...] = ()
     servers: tuple[ServerRow, ...] = ()
     rules: tuple[RuleRow, ...] = ()

@@ -78,7 +78,7 @@ class EventStream:
         # Tuples: a tuple costs a fifth of an `Event`, and most are never read.
         self._ring: deque[tuple[float, Kind, str, str, int, float, str]] = deque(maxlen=capacity)
         self._recorded = 0
-        # A leaf lock.
+        # A leaf lock: nothing is called while it is held.
         self._lock = threading.Lock()
 
     @property
@@ -107,10 +107,9 @@ class EventStream:
 
 
 class Listener:
-    """A thread that calls `callback` with new events, in order, until it is closed.
+    """A thread that calls `callback` with new events, in order, until it is closed; then it calls `finish`.
 
-    Each call gets at least one event, and the number of events that were dropped before. `finish` is called at the end,
-    on the thread.
+    Each call gets at least one event, and the number of events that were dropped before.
     """
 
     def __init__(

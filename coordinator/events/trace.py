@@ -35,14 +35,8 @@ _END = b"\n]}\n"
 class TraceFile:
     """An open trace file: tracks with slices, instants, flows and counters. Times are in seconds since its beginning.
 
-    Args:
-      path: the file's path; an existing file is overwritten.
-      process: the name above its tracks.
-      number: the number of that process. Traces with different numbers can be joined.
-
-    Raises:
-      OSError: the file cannot be written.
-      ValueError: the path is a URL: the end of the file is changed in place.
+    Its tracks appear under the name `process`. Traces with different numbers can be joined. Raises OSError if the file
+    cannot be written, ValueError if `path` is a URL: the end of the file is changed in place.
     """
 
     def __init__(self, path: str | os.PathLike[str], process: str, number: int) -> None:

@@ -90,15 +90,11 @@ class HeartbeatClient:
         return self._link.fileno()
 
     def update(self, watched: Mapping[str, int], connections: Mapping[int, int], duplicate: Duplicate) -> bool:
-        """Sends the changes since the last call, without waiting.
+        """Sends the changes since the last call, without waiting; returns whether all was sent.
 
-        Args:
-          watched: the addresses to watch -> their numbers, which no other address ever has.
-          connections: the identity of each open connection -> the number of its address.
-          duplicate: returns a duplicate of a connection, by its identity; None if it was closed.
-
-        Returns:
-          True if all was sent. False if the process has not read earlier messages yet, or has ended: call it again.
+        If not, the process has not read earlier messages yet, or has ended: call it again. `watched` maps addresses to
+        numbers that no other address ever has, `connections` the identity of each connection to its address's number.
+        `duplicate` returns a duplicate of a connection, None if it was closed.
         """
         forgotten = {address: number for address, number in self._watched.items() if watched.get(address) != number}
         closed = {

@@ -87,8 +87,6 @@ class WatchedServer:
 
     `interval` is the time between the starts of two probes; the server is silent when a probe has been unanswered for
     `timeout`. Both are in seconds. `report` is called with each change, before connections are shut down for it.
-
-    `peers` are the peers of all connections that were ever held.
     """
 
     def __init__(self, address: str, interval: float, timeout: float, report: Callable[[ServerState], None]) -> None:

@@ -101,11 +101,8 @@ def own_address(address: str) -> str:
 def listen_only_at(address: str, port: int, besides: Collection[int] = ()) -> None:
     """Makes this process, which listens on a port, listen there at one IP address of the machine only.
 
-    Sockets at this port with descriptors in `besides` stay.
-
-    Raises:
-      OSError: the kernel is not Linux or hides epoll entries, or nothing listens there. Nothing was changed.
-      LaunchError: another process took the port during the change, so this process no longer listens there.
+    Sockets with descriptors in `besides` stay. Raises OSError, and changes nothing, if the kernel is not Linux or hides
+    epoll entries, or nothing listens there; LaunchError if another process took the port during the change.
     """
     if sys.platform != "linux":
         raise OSError(f"it is not known how to replace a listening socket on {sys.platform}")

@@ -192,11 +192,9 @@ _CHANNEL_OPTIONS = channel_options(500, detect_dead_host=True)
 
 @dataclasses.dataclass(frozen=True)
 class TaskStatus:
-    """The status of a server.
+    """The status of a server: the names of its devices, such as `/job:worker/replica:0/task:0/device:CPU:0`.
 
-    Attributes:
-      incarnation: a random number that the server drew at its start; a different one means that it was restarted.
-      devices: the names of its devices, such as `/job:worker/replica:0/task:0/device:CPU:0`, in its own order.
+    `incarnation` is a random number that it drew at its start; a different one means that it was restarted.
     """
 
     incarnation: int
@@ -244,8 +242,7 @@ class AsyncTaskProbe:
     async def status(self, timeout: float) -> TaskStatus | None:
         """Returns the server's status, or None if no TensorFlow server runs there.
 
-        Raises TimeoutError after `timeout` seconds without an answer or a refusal: the server is frozen, or its host is
-        gone.
+        Raises TimeoutError after `timeout` seconds in silence: the server is frozen, or its host is gone.
         """
         try:
             async with asyncio.timeout(timeout):

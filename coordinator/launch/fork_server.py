@@ -108,12 +108,8 @@ class ForkServer:
     def fork(self, environment: Mapping[str, str], folder: int, log: int, report: socket.socket) -> None:
         """Forks a server, unless its report was shut down at its other end, or no process can be forked.
 
-        Args:
-          environment: its environment.
-          folder: the descriptor of the folder that it runs in.
-          log: the descriptor that it prints to.
-          report: receives the message that the server begins, and its exit code, and is then closed. The server reads
-            it, and ends when its other end is closed.
+        `folder` and `log` are descriptors. `report` receives the message that the server begins, and its exit code, and
+        is then closed. The server reads it, and ends when its other end is closed.
         """
         shutdown_poll = select.poll()
         shutdown_poll.register(report, select.POLLIN)

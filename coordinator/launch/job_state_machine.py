@@ -82,19 +82,18 @@ class State(enum.Enum):
 
 
 class JobStateMachine:
-    """The state of one run.
+    """The state of one run. Times are in seconds.
 
     Args:
       job: carries out the decisions.
       roles: the roles of the program.
-      evaluator_timeout: how long the evaluator may run after the chief has ended with code 0, in seconds.
+      evaluator_timeout: how long the evaluator may run after the chief has ended with code 0.
       restarts: how often a failed chief is started again, while the evaluator continues.
       server_restarts: how often each server is started again.
-      clock: returns the time in seconds.
+      clock: returns the time.
 
-    Attributes:
-      exit_code: the exit code of the command; final in the state `ENDED`.
-      given_up: the names of servers that have ended and are not started again. Other threads may read it.
+    `exit_code` is final in the state `ENDED`. `given_up` has the names of servers that have ended and are not started
+    again; other threads may read it.
     """
 
     def __init__(
@@ -149,14 +148,10 @@ class JobStateMachine:
             self._job.report(reason)
 
     def server_ended(self, name: str, ending: str, consequence: str, log: str = "", *, has_served: bool = True) -> None:
-        """Starts a server again that ended unexpectedly, or reports the consequence.
+        """Starts a server again that ended unexpectedly, or reports the `consequence`.
 
-        Args:
-          name: the server's name.
-          ending: how it ended, such as `by SIGKILL`.
-          consequence: what follows if it is not started again.
-          log: the path of its log, or "".
-          has_served: False if its last start failed, perhaps because its host cannot be reached.
+        `ending` is such as `by SIGKILL`; `log` is a path or "". `has_served` is False if the last start failed, perhaps
+        because the host cannot be reached.
         """
         now = self._clock()
         if has_served:

@@ -43,7 +43,7 @@ _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?([numkMGTPE]|[KMGTPE]i)?")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KubernetesJob:
-    """A training on Kubernetes, as the command line gives it.
+    """A training on Kubernetes, as the command line gives it. Raises SettingError for a value that is not valid.
 
     Attributes:
       name: the name of the job, with which all objects' names begin.
@@ -54,9 +54,6 @@ class KubernetesJob:
       memory: each pod's request and limit, such as "8Gi"; empty for none.
       gpu: the number of GPUs (`nvidia.com/gpu`) of each worker.
       checkpoints: the PersistentVolumeClaim that the program and the parameter servers find at `/checkpoints`, or "".
-
-    Raises:
-      SettingError: a value is not valid.
     """
 
     name: str

@@ -47,18 +47,9 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal
 class LocalJob:
     """One run. The main thread must create it and run it: Python handles signals only there.
 
-    Args:
-      request: what to run.
-      log_folder: an existing folder for the servers' logs.
-      environment: the environment that all processes inherit.
-      console: takes messages to the user.
-
-    Raises:
-      LaunchError: there are too few GPUs or ports, or a host cannot be used.
-
-    Attributes:
-      is_log_needed: whether a server failed, so that its log should be kept.
-      dashboard: the dashboard's address, the same for all starts of the program; None without a dashboard.
+    `log_folder` must exist; all processes inherit `environment`. `is_log_needed` says that a server failed, and its log
+    should be kept; `dashboard` is the same address for all starts of the program. Raises LaunchError if there are too
+    few GPUs or ports, or a host cannot be used.
     """
 
     def __init__(self, request: RunRequest, log_folder: pathlib.Path, environment: Mapping[str, str], console: Console):

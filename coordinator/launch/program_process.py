@@ -133,8 +133,7 @@ class ProgramProcess:
       is_copied: the file also gets all that the program prints.
       on_end: gets its exit code, minus the signal that killed it, after its last line.
 
-    Raises:
-      LaunchError: it could not be started.
+    Raises LaunchError if it could not be started.
     """
 
     def __init__(

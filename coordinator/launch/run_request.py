@@ -83,11 +83,8 @@ class RunRequest:
 
     Attributes:
       program: the path of a Python program, or the name of a module.
-      module: whether the program is a module.
-      arguments: the program's arguments.
       hosts: the hosts of the servers, by ssh; none for this machine. Parameter servers are spread over them in turn.
       ps_hosts: separate hosts for the parameter servers.
-      ssh: the command that reaches the hosts, with its options.
       gpus_per_worker: how many GPUs each worker has for itself; with None every worker sees all GPUs.
       restarts: how often a failed program is started again, on the same servers.
       server_restarts: how often each server that ends is started again, on its port.
@@ -102,8 +99,6 @@ class RunRequest:
       tee: whether the logs also have what the program prints, and the command also shows the servers' logs.
       verbose: whether to show what TensorFlow's C++ code logs.
       dashboard: the address of the program's dashboard, `host:port` or `host:port/token`; None for no dashboard.
-      trace: the file for a trace of the program, or None.
-      dry_run: only show what would be started.
       looks_for_files: check for the program and the folder of the trace now. Otherwise the host that needs them calls
         `check_files`.
 

@@ -99,13 +99,9 @@ class ServerProcess:
     Args:
       config: the server's task and its cluster.
       log_folder: an existing folder; each start of the process has a file there with what it prints.
-      environment: the environment that the process inherits.
+      environment: the environment that the process inherits. The attribute is the process's own.
       starter: starts the process.
       owner: the owner of its cluster, if there are several clusters.
-
-    Attributes:
-      environment: the environment of the process.
-      starts: how often it was started.
     """
 
     def __init__(
@@ -277,15 +273,15 @@ def free_cluster(counts: Mapping[str, int], *, besides: Collection[str] = ()) ->
 
 
 class LocalServers:
-    """Server processes by job and index.
+    """Server processes by job and index, for the workers and parameter servers of a cluster.
 
     Args:
-      cluster: the addresses of each job; workers and parameter servers get a server.
+      cluster: the addresses of each job.
       log_folder: an existing folder, for logs such as `ps-0.log` of `/job:ps/task:0`, and `fork-server.log`.
       environment: the environment that the processes inherit; later changes have no effect.
       worker_gpus: `CUDA_VISIBLE_DEVICES` of each worker; by default they inherit it.
       starters: the hosts of servers on other machines, by job and index.
-      worker_devices: the number of logical CPU devices of each worker of the first cluster.
+      worker_devices: the number of logical CPU devices of each worker.
     """
 
     def __init__(

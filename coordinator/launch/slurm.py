@@ -359,13 +359,8 @@ def _listening(group: str, host: str) -> socket.socket:
 class SlurmStep:
     """A task of a step, as Slurm's environment describes it.
 
-    Attributes:
-      name: the step's name, unique in the cluster.
-      rank: the number of this task.
-      tasks: the number of tasks in the step.
-      nodes: the number of nodes of the tasks.
-      node_list: the nodes, as Slurm abbreviates them.
-      key: the secret by which the tasks recognize each other; empty if the user has set none.
+    `name` is unique in the cluster; `rank` is the number of this task; `tasks` and `nodes` are counts, `node_list` is
+    in Slurm's abbreviation. By `key` the tasks recognize each other; it is empty if the user has set none.
     """
 
     name: str

@@ -133,13 +133,10 @@ class SshProcess:
 
 
 class SshHost:
-    """Starts servers on a host.
+    """Starts servers on a host, whose `name` is as `ssh` takes it; `ssh` is the command with its options.
 
-    Args:
-      name: the host, as `ssh` takes it.
-      ssh: the command, with its options.
-      found: the environment of this process. A server gets only variables that differ from it; the host has the others.
-      chosen: names of variables that a server gets in any case.
+    `found` is the environment of this process. A server gets only variables that differ from it, and those in `chosen`;
+    the host has the others.
     """
 
     def __init__(self, name: str, ssh: Sequence[str], found: Mapping[str, str], chosen: Collection[str] = ()):

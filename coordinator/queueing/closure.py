@@ -124,7 +124,7 @@ class RunsFuture(Future):
         self.rest: RunsClosure | None = None
         self.begun = 0
         self._concatenated = concatenated
-        # A leaf lock for the next three attributes.
+        # A leaf lock; guards the following attributes.
         self._lock = threading.Lock()
         self._results: list[tuple[int, Any]] = []
         self._completed = 0
@@ -513,8 +513,7 @@ class Effects:
       outcomes: the decided closures in the order in which their futures are set, each with its result or error, or None
         if its user cancelled it.
       cancelled: the attempts to cancel.
-      ended: the attempt that ended without a result, if any.
-      is_requeued: whether the closure of `ended` waits again.
+      ended: the attempt that ended without a result, if any; `is_requeued` says that its closure waits again.
       reason: why it was requeued, or the type of its error.
     """
 

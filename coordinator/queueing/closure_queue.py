@@ -69,17 +69,9 @@ _NEVER = -1
 class ClosureQueue:
     """A queue of closures with back-pressure, retries, one pending error, cancellation and quiet periods.
 
-    Any thread may call any method, except that only one thread may call `take` for a worker.
-
-    Args:
-      capacity: `put` blocks while this many closures wait.
-      new_cancellation: creates the cancellation of an attempt; called without the lock.
-      report_stall: receives a report when a waiting thread sees no progress for `stall_interval`; called without the
-        lock.
-      stall_interval: in seconds.
-
-    Attributes:
-      events: the stream that records what happens to closures.
+    Any thread may call any method, except that only one thread may call `take` for a worker. `put` blocks while
+    `capacity` closures wait. `new_cancellation`, and `report_stall`, which receives a report when a waiting thread sees
+    no progress for `stall_interval` seconds, are called without the lock. `events` records what happens to closures.
     """
 
     def __init__(
@@ -232,9 +224,7 @@ class ClosureQueue:
     def quiet(self, timeout: float | None) -> Iterator[None]:
         """A scope in which no scheduled closure runs; waits at most `timeout` seconds for what runs at its beginning.
 
-        Raises:
-          TimeoutError: something still ran then; the message says what.
-          StrategyClosedError: the queue was stopped.
+        Raises TimeoutError, which says what still runs; StrategyClosedError if the queue was stopped.
         """
         deadline = deadline_after(timeout)
         state, period = self._state, object()
@@ -396,10 +386,8 @@ class ClosureQueue:
     def take_batch(self, attempt: Attempt, limit: int, choose: Callable[[int], int]) -> list[Attempt]:
         """Takes closures from the front that may run in one call with a just started attempt, without waiting.
 
-        `choose` maps the possible number of attempts, at most `limit`, to the number to take. It is called with the
-        lock held.
-
-        Returns the attempts in order, `attempt` first. Each can be cancelled; the call is cancelled with the last one.
+        `choose` maps the possible number of attempts, at most `limit`, to the number to take, with the lock held.
+        Returns the attempts, `attempt` first. Each can be cancelled; the call is cancelled with the last one.
         """
         state, closure = self._state, attempt.closure
         with self._lock:
@@ -468,8 +456,7 @@ class ClosureQueue:
     def end_input(self, attempt: Attempt, failure: Failure, scope: ErrorScope) -> None:
         """Records that an input has ended on an attempt's worker; its closure waits for a worker with data left.
 
-        `failure` has the input, and the error of closures when the input has ended on all workers. `scope` is the
-        error's.
+        `failure` has the input, and the error, of this scope, of closures when the input has ended on all workers.
         """
         state, ended = self._state, failure.ended
         assert ended is not None

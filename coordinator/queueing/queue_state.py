@@ -80,7 +80,6 @@ class WaitingClosures:
     Attributes:
       count: how many runs of scheduled closures wait, without internal closures.
       for_all: the closures that any worker may run, and stale entries.
-      workers: the present workers.
       away: the present workers that are lost now.
       given_up: the lost workers that no closure waits for -> what creates the error that says so.
       apart: closures that not every worker may run, by what decides which workers may; none of these deques is empty.
@@ -97,7 +96,6 @@ class WaitingClosures:
         # By the index of the only worker that may run them; None for all workers.
         self._queues: defaultdict[int | None, deque[Closure]] = defaultdict(deque)
         self.for_all = self._queues[None]
-        # By worker index.
         self._internal: defaultdict[int, deque[Closure]] = defaultdict(deque)
         self.apart: dict[Apart, deque[Closure]] = {}
         self._blocked: dict[Closure, None] = {}
@@ -327,18 +325,15 @@ class QueueState:
       idle: the workers that wait for a closure, longest first.
       waking: the workers that were woken and have not taken the queue's lock yet -> whether they were woken for a
         closure before a quiet period. Such a closure counts as started, and runs before the period begins.
-      running: the live attempts.
       abandoned: the live attempts that were cancelled and did not end in time.
       unsettled: how many scheduled closures have no outcome, or were cancelled and still run.
       error: the pending error, which cancelled all other closures.
       late_error: an error that is raised when everything is settled.
-      ends: closures' inputs -> the error that their data has ended. Raised like `late_error` if there is no other
-        error.
+      ends: inputs -> the error that their data has ended. Raised like `late_error` if there is no other error.
       paused: why no closure may start; "" if closures may.
       quiet: the periods in which no scheduled closure may start -> the thread that began each.
       active: the workers that have had a scheduled closure since they last reported that they are idle.
       dismissed: the workers that may start no closure.
-      stopped: whether no worker may start a closure.
       steps: how many runs of scheduled closures have finished.
     """
 

@@ -54,8 +54,7 @@ def uninterrupted(function: Callable[_Parameters, _Result]) -> Callable[_Paramet
 class CountedCondition(threading.Condition):
     """A condition that counts its waiters, because notifying costs several Python calls even if no thread waits.
 
-    Attributes:
-      waiters: how many threads wait. Guarded by the lock; an interrupted wait may remain counted.
+    `waiters` is guarded by the lock; an interrupted wait may remain counted.
     """
 
     waiters = 0

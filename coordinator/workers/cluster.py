@@ -408,7 +408,6 @@ class Cluster:
         self._lock = threading.Lock()
         # Each returns a callback, or None when the callback's object was freed.
         self._idle_callbacks: list[Callable[[], Any]] = []
-        # The workers that are being removed.
         self._leaving: set[int] = set()
         self._schedule: Callable[[], Callable[..., Future] | None] = lambda: None
         self._set_workers({index: self._new_worker(index) for index in servers.worker_addresses})

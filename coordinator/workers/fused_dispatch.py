@@ -42,7 +42,6 @@ from coordinator.runtime import FailureKind, Runtime
 _OVERHEAD = 0.025
 # The maximum duration of a call of several steps, in seconds: all results arrive at its end.
 _MAX_SECONDS = 0.4
-# The maximum number of steps in a call.
 _MAX_STEPS = 256
 # A size is tried only after one that is at most this many times smaller.
 _GROWTH = 4

@@ -121,14 +121,8 @@ class MembershipWatch(QueueThread):
 class Scheduler:
     """Runs closures on the workers of one runtime.
 
-    Args:
-      concatenated: joins the results of consecutive `Runtime.run_steps`; by default they are lists.
-
-    Attributes:
-      queue: the queue of closures; its `events` record what happens.
-      cluster: the workers, which users have as `strategy.cluster`.
-      recovery: recovers lost parameter servers.
-      listeners: pass events to callbacks and traces.
+    `concatenated` joins the results of consecutive `Runtime.run_steps`; by default they are lists. Users have `cluster`
+    as `strategy.cluster`; `queue.events` records what happens, and `listeners` pass it to callbacks and traces.
     """
 
     def __init__(
