@@ -42,8 +42,8 @@ class OwnedValues(MutableMapping[Any, _Value], Generic[_Value]):
         self._keys: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         weakref.finalize(self, _drop_all, self._keys, self._name).atexit = False
 
-    # `object.__getattribute__` and the like: a bound method would return its function's attribute, and Keras and
-    # TensorFlow track what is set.
+    # The methods of `object`: a bound method would return its function's attribute, and Keras and TensorFlow track
+    # assignments.
 
     def __getitem__(self, key: Any) -> _Value:
         try:

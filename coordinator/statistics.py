@@ -20,12 +20,12 @@ class WorkerStatistics:
       index: its task index.
       device: its name.
       state: `live`, `lost` or `stopped`.
-      finished: closures with a result from this worker. A closure of many runs counts once, also in the next two.
+      finished: closures with a result from this worker. Each run of `steps=` counts as one, also in the next two.
       failed: closures with an error from this worker.
       retried: attempts on this worker after which the closure was requeued.
       losses: how often the worker was lost.
       reconnections: how often it was reconnected.
-      reconnecting_seconds: the total time from losses to reconnections, in seconds.
+      reconnecting_seconds: the time that the attempts that reconnected it took, in seconds.
     """
 
     index: int

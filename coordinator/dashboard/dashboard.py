@@ -14,7 +14,7 @@
 Guarantees:
 - Training does not wait for the dashboard. `close` ends its threads, and waits at most 5 s for a server.
 - Only GET is answered, and no answer changes anything.
-- No request is answered without the token, or from a page of another site, whatever host name that site uses.
+- No request is answered without the token, or from a page of another site, with any host name.
 - Connections end after `close`, or when the peer sends no request, or takes nothing, for some seconds. Peers without
   the token, however many, exclude nobody (`http_server.py`). The oldest of 33 streams ends.
 """

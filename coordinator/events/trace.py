@@ -35,7 +35,7 @@ _END = b"\n]}\n"
 class TraceFile:
     """An open trace file: tracks with slices, instants, flows and counters. Times are in seconds since its beginning.
 
-    Its tracks appear under the name `process`. Traces with different numbers can be joined. Raises OSError if the file
+    Its tracks appear under the name `process`. Traces with different `number`s can be joined. Raises OSError if it
     cannot be written, ValueError if `path` is a URL: the end of the file is changed in place.
     """
 

@@ -10,7 +10,7 @@ lock held. The link is a socket that preserves message boundaries. The client se
     {"closed": [[identity, number], ...]}
     {"opened": [[identity, number], ...]}       with a descriptor for each of these connections
 
-and receives `{"number": ..., "liveness": ..., "incarnation": ..., "since": ...}` for every change.
+and receives `{"number": ..., "liveness": ..., "incarnation": ..., "since": ..., "obstacle": ...}` for every change.
 
 While a server is silent, the client opens new connections to it, and may block before it has passed them on. If the
 system lets one process duplicate another's descriptors (`OpenConnections`), this process fetches them. If not, such a

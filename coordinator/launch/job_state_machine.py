@@ -10,7 +10,7 @@
         |                                          |
         +--signal, or a server fails--> ENDED <--no program is left--+
 
-On Slurm each task has its own machine, and a task without the chief is told of the chief's end.
+On Slurm each task has its own state machine, and a task without the chief is told of the chief's end.
 
 The machine never waits, so a test gives any run as a sequence of calls. Guarantee: it ends.
 
@@ -62,7 +62,7 @@ class Job(Protocol):
         """Starts the program in a role, again if it has ended."""
 
     def start_server(self, name: str) -> None:
-        """Starts a server that has ended again, on its port."""
+        """Starts a server again, which has ended, on its port."""
 
     def send(self, number: signal.Signals) -> None:
         """Sends a signal to every running program."""
@@ -120,7 +120,7 @@ class JobStateMachine:
         self._lost: dict[str, float] = {}
         # Server -> the time and the delay of its last restart.
         self._last_restart: dict[str, tuple[float, float]] = {}
-        # Server -> when it is to be started again.
+        # Server -> when its next start is due.
         self._due: dict[str, float] = {}
         self._evaluator_timeout = evaluator_timeout
         self._evaluator_code = 0

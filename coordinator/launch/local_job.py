@@ -153,7 +153,7 @@ class LocalJob:
         )
 
     def start_server(self, name: str) -> None:
-        """Starts a server that has ended again, on its port."""
+        """Starts a server again, which has ended, on its port."""
         [server] = [server for server in self._servers if server.name == name]
         try:
             server.start()

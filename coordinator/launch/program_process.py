@@ -126,7 +126,7 @@ class ProgramProcess:
     Args:
       command: the arguments of the interpreter.
       environment: its environment.
-      on_line: gets each line that it prints. None gives the program this process's input and output.
+      on_line: gets each line that it prints, also to standard error. None gives it this process's input and output.
       on_error_text: without `on_line`, gets what code other than Python writes to standard error, if it is filtered.
       is_filtered: leave out what TensorFlow's C++ code logs. With `log_path` it is always left out.
       log_path: a new file for what code other than Python writes to standard error.

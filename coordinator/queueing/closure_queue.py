@@ -256,7 +256,7 @@ class ClosureQueue:
         self._carry_out(effects)
 
     def fail_orphaned(self, worker: int) -> None:
-        """Fails the closures that only this worker may run, if it was dismissed, even while they were queued."""
+        """Fails the closures that only this worker may run, if it was dismissed, perhaps while they were queued."""
         if worker not in self._state.dismissed:
             return
         for closure in self.waiting_for(worker):

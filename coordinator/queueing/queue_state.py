@@ -604,7 +604,7 @@ class QueueState:
             self.unsettled -= 1
 
     def take_error(self) -> BaseException | None:
-        """Returns the error to be raised now, and forgets it."""
+        """Returns and forgets the error to raise now."""
         error = self.error or self.late_error or next(iter(self.ends.values()), None)
         self.error = self.late_error = None
         self.ends.clear()

@@ -61,10 +61,10 @@ def change_between(
 
 
 class MembershipWatch(QueueThread):
-    """Asks for the workers' addresses every `interval` seconds, and changes the workers while training runs.
+    """Asks for the workers' addresses repeatedly, and changes the workers while training runs.
 
-    Addresses that cannot be read or applied change nothing, and are reported once. `addresses` is called on this thread
-    and may block until they change. `stop` calls `interrupt` to end a call that blocks.
+    Addresses that cannot be read or applied change nothing, and are reported once. `addresses` is called on this
+    thread, `interval` seconds after its last return. It may block until they change; `stop` ends it by `interrupt`.
     """
 
     def __init__(
@@ -226,7 +226,10 @@ class Scheduler:
         return future
 
     def schedule_internal(self, worker: int, work: Any, name: str, *, is_counted: bool = True) -> Future:
-        """Queues the library's own `work` for one worker, first; `join` ignores it. Uncounted work is not retried."""
+        """Queues the library's own `work` for one worker, before all others; `join` and `done` ignore it.
+
+        Uncounted work appears in no statistics, and is not retried.
+        """
         number = next(self._numbers)
         future = Future(name, number)
         new_closure = Closure if is_counted else UncountedClosure
