@@ -62,7 +62,7 @@ class ParameterServerStatistics:
 
 @dataclasses.dataclass(frozen=True)
 class ClusterStatistics:
-    """What all workers have done, what is queued, and which servers are lost.
+    """What all workers have done, what is queued, and which servers are lost. Each run of `steps=` counts as one.
 
     Attributes:
       waiting: closures that no worker runs, including requeued ones.

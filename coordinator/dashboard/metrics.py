@@ -1,6 +1,6 @@
 """Writes what the dashboard shows in the text format of Prometheus (version 0.0.4).
 
-Labels have few values: a worker's index, a parameter server's task, the name of a reported value, the kind of an event,
+There are few labels: a worker's index, a parameter server's task, the name of a reported value, the kind of an event,
 and the name and number of an update rule.
 """
 

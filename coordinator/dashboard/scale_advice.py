@@ -6,8 +6,8 @@ of each resource, and waits there for other workers' steps; for the rest of its 
 value analysis computes the rate of such a network for any number of workers.
 
 No resource can be busy for more than 100 % of the time. If a step needs 40 ms of processor time on a host with two
-processors, the rate is at most 50 steps per second. The network would exceed this limit, because its steps use one
-resource after another, while real steps use a process and a processor at the same time.
+processors, the rate is at most 50 steps per second with any number of workers. The network would exceed this limit:
+its steps use one resource after another, while real steps use a process and a processor at the same time.
 
 Sources: Reiser, Lavenberg, "Mean-Value Analysis of Closed Multichain Queuing Networks" (1980); Lazowska et al.,
 "Quantitative System Performance" (1984), chapter 5 about bounds and chapter 6 about mean value analysis.

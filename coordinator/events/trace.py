@@ -136,6 +136,7 @@ class Trace:
 
     Raises:
       OSError: the file cannot be written.
+      ValueError: the path is a URL.
     """
 
     def __init__(

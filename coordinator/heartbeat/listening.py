@@ -102,7 +102,8 @@ def listen_only_at(address: str, port: int, besides: Collection[int] = ()) -> No
     """Makes this process, which listens on a port, listen there at one IP address of the machine only.
 
     Sockets with descriptors in `besides` stay. Raises OSError, and changes nothing, if the kernel is not Linux or hides
-    epoll entries, or nothing listens there; LaunchError if another process took the port during the change.
+    epoll entries, or nothing listens there. Raises LaunchError if another process took the port during the change: this
+    process then no longer listens there.
     """
     if sys.platform != "linux":
         raise OSError(f"it is not known how to replace a listening socket on {sys.platform}")

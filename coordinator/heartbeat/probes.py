@@ -209,7 +209,10 @@ class TaskProbe:
         self._get_status = self._channel.unary_unary(GET_STATUS)
 
     def status(self, timeout: float) -> TaskStatus | None:
-        """Returns the status; None if it is refused, gone, frozen, or not TensorFlow. Raises ValueError if closed."""
+        """Returns the server's status within `timeout` seconds. Raises ValueError if the probe is closed.
+
+        None means that it is refused, gone, frozen, or not a TensorFlow server.
+        """
         return self.begin_status(timeout)()
 
     def begin_status(self, timeout: float) -> Callable[[], TaskStatus | None]:
