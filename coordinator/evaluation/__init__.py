@@ -1,7 +1,6 @@
 """Sidecar evaluation: a separate process evaluates the checkpoints that training writes.
 
-Each name is imported when it is first used. All except `SidecarEvaluator` and `SidecarMetrics` work without a
-TensorFlow import.
+Each name is imported when it is first used. Only `SidecarEvaluator` and `SidecarMetrics` need TensorFlow.
 """
 
 import lazy_loader
