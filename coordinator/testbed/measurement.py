@@ -84,7 +84,7 @@ def new_progress_bar(total: int, unit: str) -> Any:
 
 
 def _set_up_tensorflow() -> None:
-    """Sets TensorFlow's environment before it is loaded: no messages, no accelerator (no step time is for one)."""
+    """Sets TensorFlow's environment before it loads: no messages, no accelerator (step times are chosen without)."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 

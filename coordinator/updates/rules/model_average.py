@@ -159,7 +159,7 @@ class AveragingControl:
             self._workers.scatter_nd_update([[_FENCE, worker], [_MODEL, worker], [_IDLE, worker]], row)
 
     def _initial_value(self) -> Any:
-        """Returns the value with a new generation. TensorFlow also calls it for a new or restored server."""
+        """Returns the value with a new generation, which a new or restored server gets, too."""
         self._generation = next(self._generations)
         return self._value()
 
