@@ -1,4 +1,4 @@
-"""Checkpoints that are snapshots, written while training goes on; and when to save them, and which to keep.
+"""Checkpoints that are snapshots, written while training goes on, with policies for saving and keeping them.
 
     checkpoints = coordinator.Checkpoints(checkpoint, directory, save=[EverySteps(1000)], keep=[Latest(3)])
     strategy.restore_from(checkpoints)

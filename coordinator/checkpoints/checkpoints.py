@@ -1,4 +1,4 @@
-"""Saves snapshots of a `tf.train.Checkpoint` when policies say so, writes them in the background, keeps some of them.
+"""Saves snapshots of a `tf.train.Checkpoint` by policies, writes them in the background, and keeps some of them.
 
     save()                                          thread "coordinator-checkpoints"
       | policies: not due --> None                    write the snapshot
@@ -11,9 +11,9 @@
     checkpoint                      their names, for `tf.train.latest_checkpoint`
 
 Promises:
-- A checkpoint is listed only when all of it is written, and is of one moment. It is taken off the lists before it is
-  deleted, which happens only after a newer one has been listed. Each list is replaced in one step.
-- A failed write is logged immediately and counted. It is tried again when a policy is due the next time.
+- A checkpoint is listed only when it is completely written, and is of one moment. It is taken off the lists before it
+  is deleted, which happens only after a newer one has been listed. Each list is replaced in one step.
+- A failed write is logged immediately and counted. The next policy that is due tries again.
 - A snapshot of a moment that a recovery has undone is not listed.
 - Checkpoints of another client that uses the directory are neither overwritten nor deleted.
 - No lock is held while files are written or a policy is asked. Files are changed on one thread.
@@ -68,7 +68,7 @@ class SerialThread:
     def __init__(self, name: str, purpose: str) -> None:
         self._name = name
         self._purpose = purpose
-        # A signal may interrupt a condition's `__enter__`, which is Python, and leave it locked; a lock's it cannot.
+        # A signal can interrupt the `__enter__` of a condition, which is Python, and leave it locked, but not a lock's.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._calls: collections.deque[Callable[[], object]] = collections.deque()
@@ -76,7 +76,7 @@ class SerialThread:
 
     @uninterrupted
     def submit(self, call: Callable[[], object]) -> None:
-        """Makes a call after the earlier ones. An exception that it raises is logged."""
+        """Makes a call after the earlier ones; logs its exception."""
         with self._lock:
             self._calls.append(call)
             if self._is_running:
@@ -85,7 +85,7 @@ class SerialThread:
         on_own_thread(self._name, self._run)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until all calls have returned; returns whether they have in `timeout` seconds. Reports a long wait."""
+        """Waits until all calls have returned; returns False after `timeout` seconds. Reports a long wait."""
         began = time.monotonic()
         remaining = math.inf if timeout is None else timeout
         while True:
@@ -119,12 +119,12 @@ _NAME = re.compile(r"ckpt-(\d+)(_temp/?|\.index|\.data-.*)$")
 
 
 def path_of(directory: str, number: int) -> str:
-    """Returns the path of a checkpoint."""
+    """Returns the path of a checkpoint, as TensorFlow takes it."""
     return os.path.join(directory, f"ckpt-{number}")
 
 
 def load(directory: str) -> list[SavedCheckpoint]:
-    """Returns the complete checkpoints, oldest first; without a list of ours, from the list of TensorFlow's manager.
+    """Returns the complete checkpoints, oldest first; without our list, from TensorFlow's manager's.
 
     Raises `ValueError` if the list cannot be parsed.
     """
@@ -154,7 +154,7 @@ def _of_manager(directory: str) -> list[SavedCheckpoint]:
 
 
 def numbers(directory: str) -> list[int]:
-    """Returns the numbers of all checkpoints with any file, and deletes unfinished ones."""
+    """Returns the numbers of all checkpoints with any file; deletes unfinished ones."""
     matches = map(_NAME.match, tf.io.gfile.listdir(directory) if tf.io.gfile.isdir(directory) else [])
     known = [(int(match[1]), match[2]) for match in matches if match]
     for number, suffix in known:
@@ -176,7 +176,7 @@ def store(directory: str, checkpoints: Sequence[SavedCheckpoint]) -> None:
 
 
 def delete(path: str) -> None:
-    """Deletes a checkpoint, the index first, without which there is none; raises `tf.errors.OpError` if it cannot."""
+    """Deletes a checkpoint, its index first: without it there is none. Raises `tf.errors.OpError` if it cannot."""
     for file in files(path):
         tf.io.gfile.remove(file)
 
@@ -189,8 +189,8 @@ def files(path: str) -> list[str]:
 class History:
     """The complete checkpoints of a directory, and the one that is being saved.
 
-    `complete` and `store` change files, and are called on one thread; all other methods on any thread. Without `keep`,
-    all checkpoints are kept.
+    `complete` and `store` change files, and are called on one thread; other methods may be called on any thread. If
+    `keep` is None, all checkpoints are kept.
     """
 
     def __init__(self, directory: str, keep: Sequence[KeepPolicy] | None) -> None:
@@ -207,10 +207,9 @@ class History:
             return list(self._complete)
 
     def measured(self) -> list[SavedCheckpoint]:
-        """Returns the complete checkpoints, oldest first, with the metrics that evaluators have written.
+        """Returns the complete checkpoints, oldest first, with the metrics of evaluators.
 
-        Raises:
-          EvaluationError: the file of results is damaged.
+        Raises EvaluationError if the file of results is damaged.
         """
         complete = self.complete_ones()
         metrics = {
@@ -235,11 +234,10 @@ class History:
             self._saving, self._is_undone = saving, False
 
     def complete(self) -> None:
-        """Records that the checkpoint that is being saved is written, lists it, and deletes what is not kept.
+        """Lists the checkpoint that is being saved, now that it is written, and deletes those that no policy keeps.
 
-        Raises:
-          RuntimeError: a recovery has undone the step.
-          tf.errors.OpError: the lists cannot be written. The checkpoint is not complete then.
+        Raises RuntimeError if a recovery has undone the step; tf.errors.OpError if the lists cannot be written. The
+        checkpoint is not complete then.
         """
         with self._lock:
             path = "" if self._saving is None else self._saving.path
@@ -277,20 +275,20 @@ class History:
         store(self._directory, self.complete_ones())
 
     def to_restore(self) -> list[str]:
-        """Returns the paths of the complete checkpoints, newest first. The one that is being saved is given up."""
+        """Returns the paths of the complete checkpoints, newest first. Gives up the one that is being saved."""
         with self._lock:
             self._is_undone = True
             return [checkpoint.path for checkpoint in reversed(self._complete)]
 
     def restored(self, path: str | None) -> SavedCheckpoint | None:
-        """Forgets the checkpoints after the restored one, which it returns."""
+        """Forgets the checkpoints after the restored one; returns that one."""
         with self._lock:
             paths = [checkpoint.path for checkpoint in self._complete]
             self._complete = self._complete[: paths.index(path) + 1] if path in paths else []
             return self._complete[-1] if self._complete else None
 
     def report(self, checkpoint: str | int, metrics: Mapping[str, float]) -> bool:
-        """Adds metrics to a checkpoint with this path or step; returns whether there is one."""
+        """Adds metrics to the checkpoint with this path or step; returns whether there is one."""
         is_there = False
 
         def measured(known: SavedCheckpoint) -> SavedCheckpoint:
@@ -306,7 +304,6 @@ class History:
         return is_there
 
     def _kept(self) -> list[SavedCheckpoint]:
-        """Returns the checkpoints that are still there and that a policy keeps."""
         complete, policies = self.complete_ones(), self._keep
         if policies is not None:
             try:
@@ -337,11 +334,11 @@ class CheckpointsStatistics:
     Attributes:
       saved: how many checkpoints this object has completed.
       failed: how many it could not complete.
-      pause: how long no function could run because of the last save, in seconds, with the wait for running functions.
+      pause: how long the last save stopped all functions, in seconds, with the wait for running functions.
       longest_pause: the longest pause of all saves, in seconds.
       seconds: from the beginning of the last complete save to its end.
       bytes: the size of its files.
-      error: of the last save if that failed, else None.
+      error: the error of the last save, or None.
     """
 
     saved: int = 0
@@ -354,14 +351,14 @@ class CheckpointsStatistics:
 
 
 class Checkpoints(CheckpointSource):
-    """Saves, keeps and finds the checkpoints of a directory. Give it to `strategy.restore_from` before saving.
+    """Saves, keeps and finds the checkpoints of a directory. Pass it to `strategy.restore_from` before saving.
 
-    Before that, restore the checkpoint with which training continues: `checkpoint.restore(checkpoints.latest)`.
+    Before that, restore the checkpoint that training continues from: `checkpoint.restore(checkpoints.latest)`.
 
     Args:
       checkpoint: a `tf.train.Checkpoint` of all that is saved: model, optimizer, epochs, update rule.
       directory: where the checkpoints are; the client and all parameter servers must be able to write there.
-      save: when `save()` saves: if one of these policies is due (`EverySteps`, `EveryMinutes`, `EveryHours`).
+      save: the policies of `save()`, which saves if one of them is due (`EverySteps`, `EveryMinutes`, `EveryHours`).
       keep: the newest checkpoint is kept, and each that one of these policies keeps (`Latest`, `Best`, `EverySteps`,
         `EveryMinutes`, `EveryHours`); None to keep all.
       background: whether training goes on while a snapshot is written. The parameter servers need memory for the
@@ -397,8 +394,7 @@ class Checkpoints(CheckpointSource):
         self._events = EventStream()
         # The checkpoint that training continued from or tried to save last.
         self._last: SavedCheckpoint | None = None
-        # The step before the first of this program; the number of the last checkpoint, and of the last one before this
-        # program.
+        # The step before this program's first; the numbers of the last checkpoint, and of the last before this program.
         self._offset = 0
         self._number = self._former_number = 0
 
@@ -423,13 +419,13 @@ class Checkpoints(CheckpointSource):
         return tuple(self._history.measured())
 
     def statistics(self) -> CheckpointsStatistics:
-        """Returns what saving has cost so far."""
+        """Returns the cost of saving so far."""
         return self._statistics
 
     def save(self, now: bool = False) -> str | None:
         """Saves if a policy is due. Call it as often as you like, on the thread that schedules.
 
-        No policy is asked while a checkpoint is being written, and without a new step since the last one.
+        Policies are not asked while a checkpoint is being written, or without a new step since the last one.
 
         Args:
           now: whether to save in any case, after the checkpoint that is being written.
@@ -466,7 +462,7 @@ class Checkpoints(CheckpointSource):
         return path
 
     def report(self, checkpoint: str | int, /, **metrics: float) -> bool:
-        """Records what was measured with a checkpoint, for `Best`. Results of a `SidecarEvaluator` are found without.
+        """Records what was measured with a checkpoint, for `Best`. Not needed for results of a `SidecarEvaluator`.
 
         Args:
           checkpoint: its path, as `save` returned it, or its training step.
@@ -483,14 +479,14 @@ class Checkpoints(CheckpointSource):
         """Waits until nothing is being written.
 
         Args:
-          timeout: in seconds; None for none.
+          timeout: in seconds; None for no limit.
 
         Returns:
           The path of the newest complete checkpoint, or None.
 
         Raises:
-          TimeoutError: not in time.
-          Exception: the error of the last save, if that failed.
+          TimeoutError: a checkpoint is still being written after that time.
+          Exception: the error of the last save, if it failed.
         """
         if not self._wait(timeout):
             raise TimeoutError(f"A checkpoint in {self.directory} is still being written after {timeout:g} s.")
@@ -498,7 +494,7 @@ class Checkpoints(CheckpointSource):
         return self.latest
 
     def begin(self, services: SaveServices) -> None:
-        """Allows saving; `strategy.restore_from` calls it."""
+        """Allows saving. `strategy.restore_from` calls it."""
         complete = self._history.complete_ones()
         restored = int(self.checkpoint.save_counter.numpy())
         self._last = next((known for known in complete if known.number == restored), None)
@@ -509,7 +505,7 @@ class Checkpoints(CheckpointSource):
         self._services, self._events, self._owner = services, services.events, services.owner
 
     def end(self) -> None:
-        """Waits until nothing is being written; `strategy.close` calls it."""
+        """Waits until nothing is being written. `strategy.close` calls it."""
         self._services = None
         if not self._wait(_CLOSING_TIMEOUT):
             _logger.warning(
@@ -519,14 +515,14 @@ class Checkpoints(CheckpointSource):
             )
 
     def to_restore(self) -> list[str]:
-        """Returns the paths of the complete checkpoints, newest first; called at a recovery."""
+        """Returns the paths of the complete checkpoints, newest first. A recovery calls it."""
         return self._history.to_restore()
 
     def restored(self, path: str | None) -> None:
-        """Records that a recovery has restored a checkpoint, and that newer ones are damaged."""
+        """Records that a recovery has restored a checkpoint; newer ones count as damaged."""
         services, self._last = self._services, self._history.restored(path)
         if services is not None and services.begins_at_zero and (self._last or _NONE).number <= self._former_number:
-            # The steps of this program are undone, and their count begins again.
+            # This program's steps are undone, and its count begins again.
             self._offset = (self._last or _NONE).step
         self._thread.submit(self._store)
 
@@ -540,7 +536,7 @@ class Checkpoints(CheckpointSource):
         return any(policy.is_due(history, now) for policy in self._save_policies)
 
     def _take(self, services: SaveServices, path: str, *, must_succeed: bool) -> "Callable[[], None] | None":
-        """Takes a snapshot while no function runs, or writes it; returns what is left to be done, None if it failed."""
+        """Takes a snapshot while no function runs, or writes it; returns the remaining work, None if it failed."""
         assert self._snapshots is not None
         snapshots, snapshot = self._snapshots, None
         with contextlib.suppress(tf.errors.OpError):
@@ -576,7 +572,7 @@ class Checkpoints(CheckpointSource):
         return functools.partial(self._write, path, snapshot, began)
 
     def _write(self, path: str, snapshot: Snapshot | None, began: float) -> None:
-        """Writes a snapshot, unless all is written already, and lists the checkpoint; on the background thread."""
+        """Writes a snapshot, unless it is written already, and lists the checkpoint; on the background thread."""
         try:
             if snapshot is not None:
                 snapshot.write(self._hurry)
@@ -624,7 +620,7 @@ class Checkpoints(CheckpointSource):
             "%s: %s",
             path,
             type(error).__name__,
-            # The following lines say where TensorFlow's call was made.
+            # The other lines say where TensorFlow's call was made.
             str(error).partition("\n")[0],
         )
 

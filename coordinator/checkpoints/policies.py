@@ -1,7 +1,7 @@
 """When to save a checkpoint, and which ones to keep: pure functions of the history and of the present moment.
 
-A policy for saving has `is_due(history, now)`, one for keeping `kept(history, now)`; you may write your own. Of several
-policies one suffices: a checkpoint is saved if one of them is due, and kept if one of them keeps it.
+A policy for saving has `is_due(history, now)`, one for keeping `kept(history, now)`; users may write their own. A
+checkpoint is saved if one of several policies is due, and kept if one of them keeps it.
 
 Source: the save decision and preservation policies of Orbax, `tf.train.CheckpointManager`.
 """
@@ -78,7 +78,7 @@ class _Every(abc.ABC):
         return self._has_passed(history[-1] if history else None, now)
 
     def kept(self, history: Sequence[SavedCheckpoint], now: Moment) -> Sequence[SavedCheckpoint]:
-        """Returns the first checkpoint of each interval, or the newest `latest` of these."""
+        """Returns the first checkpoint of each interval, or the newest `latest` of them."""
         del now
         firsts: list[SavedCheckpoint] = []
         for checkpoint in history:
@@ -94,7 +94,7 @@ class _Every(abc.ABC):
 class EverySteps(_Every):
     """Saves when a multiple of `steps` has been reached; keeps the first checkpoint from each multiple on.
 
-    With `latest`, it keeps only that many of these, the newest: `[EverySteps(1000, 1), EverySteps(100, 1), Latest(2)]`.
+    It keeps only the newest `latest` of these, if given: `[EverySteps(1000, 1), EverySteps(100, 1), Latest(2)]`.
     """
 
     def __init__(self, steps: int, latest: int | None = None) -> None:
@@ -110,7 +110,7 @@ class EverySteps(_Every):
 class EveryMinutes(_Every):
     """Saves `minutes` after the last checkpoint, the first one immediately; keeps checkpoints at least as far apart.
 
-    It keeps the oldest checkpoint and following ones. With `latest`, it keeps only that many of these, the newest.
+    It keeps the oldest checkpoint and following ones; only the newest `latest` of these, if given.
     """
 
     def __init__(self, minutes: float, latest: int | None = None) -> None:
@@ -118,7 +118,7 @@ class EveryMinutes(_Every):
         self.seconds, self.latest = 60.0 * minutes, _checked_latest(latest)
 
     def _has_passed(self, before: SavedCheckpoint | None, after: Moment | SavedCheckpoint) -> bool:
-        # A clock may have been set back.
+        # The clock may have been set back.
         return before is None or not 0 <= after.time - before.time < self.seconds
 
 
@@ -138,15 +138,15 @@ class Latest:
         self.count = count
 
     def kept(self, history: Sequence[SavedCheckpoint], now: Moment) -> Sequence[SavedCheckpoint]:
-        """Returns the newest `count`, oldest of them first."""
+        """Returns the newest `count` checkpoints, oldest first."""
         del now
         return history[-self.count :]
 
 
 class Best:
-    """Keeps the best `count` checkpoints of those with a metric, of equal ones the newer.
+    """Keeps the best `count` checkpoints by a metric, the newer of equal ones.
 
-    One whose metric is not known yet is kept by other policies or not at all: `Latest` must keep it until it is known.
+    It does not keep a checkpoint whose metric is not known yet: `Latest` must keep it until then.
 
     Args:
       metric: its name.
@@ -163,7 +163,7 @@ class Best:
         self.metric, self.count, self.mode = metric, count, mode
 
     def kept(self, history: Sequence[SavedCheckpoint], now: Moment) -> Sequence[SavedCheckpoint]:
-        """Returns at most `count` of those whose metric is known, best first."""
+        """Returns at most `count` checkpoints whose metric is known, best first."""
         del now
         measured = [known for known in history if not math.isnan(known.metrics.get(self.metric, math.nan))]
         return sorted(measured, key=self._rank)[: self.count]

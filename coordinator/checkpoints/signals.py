@@ -1,4 +1,4 @@
-"""Saves a checkpoint when the process is told to end, as a scheduler does before it takes the machine away."""
+"""Saves a checkpoint when the process is told to end, for example before a scheduler takes the machine away."""
 
 import contextlib
 import signal
@@ -17,21 +17,21 @@ _MOMENT = 0.01
 def save_at_signals(
     save: Callable[[], object], signals: Collection[signal.Signals] = (signal.SIGTERM, signal.SIGUSR1)
 ) -> Iterator[None]:
-    """A scope in which a signal ends the program, after it has saved.
+    """Opens a scope in which a signal ends the program, after it has saved.
 
         with strategy, coordinator.checkpoints.save_at_signals(lambda: checkpoints.save(now=True)):
             train()
 
     The signal interrupts the main thread wherever it waits, as Ctrl-C does, but by `SystemExit`; `save` is called on
-    the way out, and the exit code is 128 + the number of the signal, as for a program that the signal has killed.
-    From the first signal until the end of the process further ones are ignored, however many: what runs on the way
-    out, such as `finally` and the `close` of a strategy, runs to its end. Ctrl-C still interrupts it, unless SIGINT is
-    one of `signals`, and SIGKILL ends the process. The main thread must enter the scope.
+    the way out. The exit code is 128 + the number of the signal, as for a program that the signal has killed. All
+    further signals are ignored until the end of the process: what runs on the way out, such as `finally` and the
+    `close` of a strategy, runs to its end. Ctrl-C still interrupts it, unless SIGINT is one of `signals`, and SIGKILL
+    ends the process. The main thread must enter the scope.
 
     Args:
       save: saves a checkpoint. A background save is complete when the strategy is closed.
-      signals: SIGTERM is what Slurm and Kubernetes end a program with; SIGUSR1 what `sbatch --signal=USR1@60` sends
-        60 s before the time limit.
+      signals: Slurm and Kubernetes end a program with SIGTERM; `sbatch --signal=USR1@60` sends SIGUSR1 60 s before the
+        time limit.
 
     Raises:
       SystemExit: a signal arrived.
@@ -44,19 +44,19 @@ def save_at_signals(
         if scope.received is not None:
             save()
     if scope.received is not None:
-        # Something has ignored the exception.
+        # The program has caught the exception.
         raise scope.exit()
 
 
 class _InterruptingSignals:
-    """A scope in which a signal raises SystemExit in the main thread. From then on further ones are ignored.
+    """A scope in which a signal raises SystemExit in the main thread. Further ones are then ignored.
 
     `received` is the number of the first signal, or None.
     """
 
     def __init__(self, signals: Collection[signal.Signals]) -> None:
         self.received: int | None = None
-        # Whether the exception must be raised at the next opportunity.
+        # Whether to raise the exception at the next opportunity.
         self._is_due = False
         self._signals = signals
 
@@ -74,7 +74,7 @@ class _InterruptingSignals:
     def __exit__(self, *_: object) -> None:
         signal.signal(signal.SIGINT, self._interrupt)
         for number, handler in self._handlers.items():
-            # After a signal, another one would end the program before the strategy is closed.
+            # Another signal must not end the program before the strategy is closed.
             signal.signal(number, handler if self.received is None else signal.SIG_IGN)
         sys.unraisablehook = self._hook
 
@@ -85,7 +85,7 @@ class _InterruptingSignals:
         if number == signal.SIGINT:
             raise self.exit()
         self._is_due = True
-        # The queue postpones this one until a change is complete.
+        # The queue postpones SIGINT until a change is complete.
         signal.raise_signal(signal.SIGINT)
 
     def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
@@ -99,7 +99,7 @@ class _InterruptingSignals:
         if not (self.received is not None and isinstance(unraisable.exc_value, SystemExit)):
             self._hook(unraisable)
             return
-        # Python ignores exceptions of finalizers; in a moment, the main thread is elsewhere.
+        # Python ignores exceptions of finalizers. Try again in a moment, when the main thread is elsewhere.
         self._is_due = True
         start_once("coordinator-signal", _interrupt_in_a_moment)
 

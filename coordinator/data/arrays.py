@@ -1,4 +1,4 @@
-"""Arrays in the memory of the client, of which each worker gets a copy."""
+"""Arrays in the memory of the client, copied to each worker."""
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -9,27 +9,26 @@ import tensorflow as tf
 
 from coordinator.data.source import Source, digest_of, example_indices
 
-# What travels to a worker in one message, in bytes.
+# The largest array in bytes: it travels to a worker in one message.
 _LARGEST = 2**30
-# How many examples of each array the digest depends on.
+# The digest covers this many examples of each array.
 _SAMPLE = 64
 
 
 class WorkerArrays:
-    """Arrays for scheduled functions, which read their worker's copy; elsewhere the client's own arrays are read.
+    """Arrays for scheduled functions, which read their worker's copy. Elsewhere the client's own arrays are read.
 
-    Args:
-      values: the arrays, which must not be changed afterwards; or functions that return them on each worker.
+    `values` are the arrays, which must not change afterwards, or functions that return them on each worker.
     """
 
     def __init__(self, values: Sequence[np.ndarray[Any, Any] | Callable[[], Any]]) -> None:
         self._values = values
         self._local: list[tf.Tensor] | None = None
-        # By the strategy: a variable with a copy on each of its workers for each array.
+        # By strategy: for each array, a variable with a copy on each worker.
         self._copies: weakref.WeakKeyDictionary[Any, list[tf.Variable]] = weakref.WeakKeyDictionary()
 
     def prepare(self, strategy: Any) -> None:
-        """Gives each worker of a strategy its copies, when it first reads them. A second call has no effect."""
+        """Gives each worker of a strategy its copies when it first reads them. A second call has no effect."""
         if strategy not in self._copies and _has_workers(strategy):
             with strategy.scope():
                 self._copies[strategy] = [
@@ -37,11 +36,7 @@ class WorkerArrays:
                 ]
 
     def read(self) -> Sequence[Any]:
-        """Returns the arrays, as tensors or variables, for the function that is being traced.
-
-        Raises:
-          RuntimeError: `prepare` was not called for its strategy.
-        """
+        """Returns the arrays, as tensors or variables, for the function that is being traced, after `prepare`."""
         strategy = tf.distribute.get_strategy()
         if tf.executing_eagerly() or not _has_workers(strategy):
             if self._local is None:
@@ -57,7 +52,7 @@ class WorkerArrays:
 
 
 def _has_workers(strategy: Any) -> bool:
-    # Its class is in a layer above.
+    # The class of the strategy is in a layer above.
     return hasattr(strategy, "parameter_servers")
 
 
@@ -68,12 +63,12 @@ def arrays(*structure: Any) -> Source:
     arrays, `read` returns that structure.
 
     Args:
-      *structure: NumPy arrays or what can be converted to them, with the same first dimension. They must not be changed
+      *structure: NumPy arrays, or what can be converted to them, with the same first dimension. They must not change
         afterwards.
 
     Raises:
-      ValueError: there is none, they have different numbers of rows, none at all, or more than 1 GiB: write them to
-        a file, and use `coordinator.data.rows`.
+      ValueError: there is no array, the numbers of rows differ or are 0, or an array has more than 1 GiB: write it to a
+        file, and use `coordinator.data.rows`.
     """
     return _Arrays(structure if len(structure) > 1 else structure[0] if structure else ())
 

@@ -1,4 +1,4 @@
-"""Data that the client reads, and sends along with the functions: Parquet, databases, generators, sequences."""
+"""Data that the client reads and sends with the functions: Parquet, databases, generators, sequences."""
 
 import contextlib
 import itertools
@@ -24,19 +24,19 @@ _MOST_BYTES = 2**28
 
 
 def client(data: Any, size: int | None = None) -> Source:
-    """Returns a source of what the client reads in Python, for data that servers cannot read.
+    """Returns a source of data that the client reads in Python because servers cannot.
 
-    `epochs.on` gives a tuple of the range and its examples, to be passed to the function unchanged:
-    `x, y = source.read(positions)` returns the examples there, and `positions[0]` is the range.
+    `epochs.on` gives a tuple of the range and its examples; pass it to the function unchanged. There,
+    `x, y = source.read(positions)` returns the examples, and `positions[0]` is the range.
 
     Args:
       data: a sequence, with `__len__` and `__getitem__` (and perhaps `__getitems__`, which takes a list of indices, as
-        PyTorch's datasets have), or anything that can be iterated again and again with the same examples in the same
-        order: an object such as a `tf.data.Dataset`, or a function that returns an iterator, such as a generator
-        function. What is iterated is read in order: it cannot be shuffled, and where an earlier example is needed
-        again, it is iterated from the beginning. An example is an array, or a tuple, list or dict of arrays.
-      size: the number of examples that an epoch takes of what is iterated; None counts them, by `len` or in a first
-        pass. The log says every 30 s how far that is, since data may have no end.
+        PyTorch's datasets have), or an iterable that gives the same examples in the same order each time: an object
+        such as a `tf.data.Dataset`, or a function that returns an iterator, such as a generator function. An iterable
+        is read in order: it cannot be shuffled, and it is iterated from the beginning when an earlier example is needed
+        again. An example is an array, or a tuple, list or dict of arrays.
+      size: the number of examples in an epoch of an iterable; None counts them, by `len` or in a first pass. The log
+        reports the count every 30 s, since data may have no end.
 
     Raises:
       TypeError: `data` can be iterated only once, or not at all.
@@ -82,7 +82,7 @@ class _ClientSource(Source):
         return self._spec
 
     def read_range(self, positions: Any) -> NoReturn:
-        """Raises TypeError, since the examples come with the range."""
+        """Raises TypeError: the examples come with the range."""
         raise TypeError(
             "The data of this source comes with the ranges of epochs.on(strategy): pass source.read what the loop "
             f"gave, a tuple of a range and its examples, got {positions!r}."
@@ -135,7 +135,7 @@ class _Iterable(_ClientSource):
     def reader(self) -> Callable[[Any], Any]:
         """See `Source.reader`."""
         examples: Iterator[Any] = iter(())
-        # The epoch and the number of the next example; of no epoch, so that the first range begins one.
+        # The epoch and the number of the next example. Epoch -1, so that the first range begins one.
         at_epoch, at = -1, 0
 
         def read() -> Any:
@@ -162,7 +162,7 @@ class _Iterable(_ClientSource):
         return with_examples
 
     def _begun(self) -> Iterator[Any]:
-        """Begins again; checks that the first examples are the same as the first time."""
+        """Begins again; raises ValueError if the first examples differ from the first time."""
         examples = iter(self._iterate())
         sample = list(itertools.islice(examples, _SAMPLE))
         if not sample or _digest(sample) != self.digest:
@@ -178,7 +178,7 @@ class _Iterable(_ClientSource):
 
 
 def _count(examples: Iterator[Any], name: str) -> int:
-    """Counts the remaining examples; reports in the log how far it is, since they may have no end."""
+    """Counts the remaining examples, with reports in the log, since they may have no end."""
     count, began, reports = 0, time.monotonic(), 1
     for count, _ in enumerate(examples, 1):
         if time.monotonic() - began >= reports * _REPORT_INTERVAL:
@@ -203,11 +203,11 @@ def _stacked(examples: list[Any]) -> Any:
 
 
 def _array(parts: Any) -> Any:
-    # NumPy's own type of strings has no NUL at their end.
+    # NumPy's own type of strings drops NULs at the end.
     array = np.stack([np.asarray(part, object if isinstance(part, bytes | str) else None) for part in parts])
     if array.dtype.kind in "USO":
         return tf.constant(array)
     if isinstance(parts[0], float):
-        # As TensorFlow takes a Python number.
+        # TensorFlow's dtype for a Python number.
         return array.astype(np.float32)
     return array

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from coordinator.errors import LaunchError
 
-# How many rows of a Parquet file are converted at a time.
+# Rows of a Parquet file that are converted at a time.
 _ROWS = 1024
 _CONVERTED = bool | int | float | str | bytes
 
@@ -23,7 +23,7 @@ def convert(paths: Sequence[str], folder: str) -> str:
     of such values become features of several values.
 
     Args:
-      paths: of local files that end in `.parquet` or `.csv`; the first line of a CSV file has the names of its columns.
+      paths: of local files that end in `.parquet` or `.csv`; the first line of a CSV file names its columns.
       folder: where the files are written; it is created.
 
     Returns:
@@ -34,7 +34,7 @@ def convert(paths: Sequence[str], folder: str) -> str:
     """
     outputs = [os.path.join(folder, os.path.splitext(os.path.basename(path))[0] + ".tfrecord") for path in paths]
     columns = _Columns()
-    # Until all is converted. A program that is killed leaves only these, and they are in nobody's way.
+    # Files have these names until all are converted: a killed program leaves only drafts behind.
     drafts = [f"{output}.{secrets.token_hex(8)}.tmp" for output in outputs]
     written: list[str] = []
     try:
@@ -71,7 +71,7 @@ def _check(path: str, output: str, outputs: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def _errors_told(path: str, done: str = "converted") -> Iterator[None]:
-    """Raises LaunchError, with a sentence, for what a file, the system or pyarrow refuses."""
+    """Raises LaunchError, with one sentence, for errors of a file, the system or pyarrow."""
     try:
         yield
     except LaunchError:
@@ -87,7 +87,7 @@ def _remove(path: str) -> None:
 
 
 class _Columns:
-    """What the columns of all files have in common, by name: the type, and the numbers of values in a row."""
+    """The type of each column of all files, and the numbers of values in its rows, by name."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[str, set[int | None]]] = {}
@@ -96,7 +96,7 @@ class _Columns:
         return bool(self._known)
 
     def feature(self, name: str, value: Any) -> tf.train.Feature:
-        """Returns a value of a column as a feature; LaunchError if it is missing, or has another type than before."""
+        """Returns a value as a feature; LaunchError if it is missing, or of another type than the column's others."""
         is_list = isinstance(value, list | tuple)
         values = list(value) if is_list else [value]
         kind = _kind(name, values)
@@ -137,16 +137,9 @@ class _Columns:
 def write(
     tables: Iterator[Mapping[str, Sequence[Any]]], output: str, columns: _Columns | None = None, source: str = ""
 ) -> _Columns:
-    """Writes the rows of tables, each of them columns of Python values by name, as a TFRecord file.
+    """Writes a TFRecord file of the rows of tables: columns of Python values, by name, some rows at a time.
 
-    Args:
-      tables: some rows at a time.
-      output: the path of the file.
-      columns: what is known of them from other files.
-      source: what the tables are called in messages; by default as the file.
-
-    Raises:
-      LaunchError: a value cannot be written. There is no file then.
+    `columns` are known from other files; messages call the tables `source`. LaunchError leaves no file.
     """
     columns = _Columns() if columns is None else columns
     try:
@@ -177,8 +170,7 @@ def _kind(name: str, values: Sequence[Any]) -> str:
 
 
 def _tables(path: str) -> Iterator[dict[str, list[Any]]]:
-    """Yields the rows of a file, some at a time."""
-    # By name, since only those who convert have it installed.
+    # Imported by name: only users who convert files have it installed.
     try:
         if path.endswith(".parquet"):
             file = importlib.import_module("pyarrow.parquet").ParquetFile(path)

@@ -1,4 +1,4 @@
-"""Passes over the data of a source, as ranges that are given to a loop, followed, and saved with the model.
+"""Passes over the data of a source, as ranges that a loop takes, that are followed, and that are saved with the model.
 
     on(strategy) --> a range --> strategy.schedule(step, args=(positions,)) --> its future --> Ledger
         ^                                                                                        |
@@ -7,9 +7,9 @@
 Guarantees:
 - The loop over `on` ends when every range is done. A range is done when all functions that were scheduled with it have
   finished; if one fails or is cancelled, the loop gets the range again.
-- The state of the epochs belongs to a checkpoint, and goes back with the variables when a parameter server was lost: to
-  what the checkpoint says, or to the beginning if there is none.
-- No lock is held while a range's function is scheduled, or while anything of TensorFlow runs.
+- A checkpoint contains the state of the epochs. When a parameter server was lost, the state goes back with the
+  variables: to the checkpoint, or to the beginning if there is none.
+- No lock is held while a range's function is scheduled, or while TensorFlow runs.
 """
 
 import contextlib
@@ -37,11 +37,11 @@ _logger = logging.getLogger("coordinator")
 
 # How often a progress bar is updated, in seconds.
 _INTERVAL = 0.2
-# How many places of the order of an epoch are computed at a time; it takes less than a millisecond.
+# Places of an epoch's order that are computed at a time, in less than a millisecond.
 _CHUNK = 1024
 # The format of the state in a checkpoint.
 _VERSION = 1
-# How many ranges are in flight at most; more for many workers, so that each can take calls of 64 functions.
+# The most ranges in flight; more for many workers, so that each can take calls of 64 functions.
 _AHEAD = 1024
 _AHEAD_PER_WORKER = 128
 _LEAST_AHEAD_PER_WORKER = 4
@@ -52,13 +52,13 @@ class EpochsStatistics:
     """How far the passes over the data have come.
 
     Attributes:
-      ranges: how many ranges all epochs have.
-      done: how many of them are in the model, skipped ones included.
-      out: how many are in flight: given to a loop and not done.
+      ranges: the number of ranges of all epochs.
+      done: the number of ranges in the model, including skipped ones.
+      out: the number of ranges in flight: given to a loop and not done.
       skipped: the ranges that were given up, each as epoch, position of its first example in the epoch, and number of
         examples.
       given_back: how often a range was given to a loop again because its function failed or was cancelled.
-      rolled_back: how many ranges that were done had to be done again because a checkpoint was restored.
+      rolled_back: how many done ranges had to be done again because a checkpoint was restored.
     """
 
     ranges: int
@@ -71,13 +71,9 @@ class EpochsStatistics:
 
 @dataclasses.dataclass(frozen=True)
 class EpochsSettings:
-    """The data and the settings that decide which examples a range has.
+    """The data and the settings that decide which examples a range has; see `Epochs`.
 
-    Attributes:
-      size: the number of examples.
-      digest: of the data.
-      batch_size, shuffle, batches_per_range, drop_remainder: see `Epochs`.
-      permutation: some values of the permutation of the seed, which another release of TensorFlow might change.
+    `permutation` has some values of the seed's permutation, which another release of TensorFlow might change.
     """
 
     size: int
@@ -92,26 +88,26 @@ class EpochsSettings:
 class Epochs(tf.train.experimental.PythonState):
     """Gives every example of a source to a loop once in each epoch.
 
-    Put it into the `tf.train.Checkpoint` of the model. It may be restored on other numbers of workers and parameter
-    servers, and with another number of epochs.
+    Put it into the model's `tf.train.Checkpoint`. It may be restored with other numbers of workers, parameter servers
+    and epochs.
 
     Args:
       source: the data; see `coordinator.data`.
       batch_size: the number of examples in a batch.
       epochs: the number of passes.
-      shuffle: the seed of the order of the examples, which differs from epoch to epoch; None keeps their order. What
-        is shuffled is said in docs/data.md for each source.
-      batches_per_range: the number of batches that a function is given in one range.
-      drop_remainder: whether the last range of an epoch is left out if it has fewer examples than the others.
-      prefetch: how many ranges each worker reads ahead of its functions, in the background; see docs/data.md. Which of
-        them a function gets is decided when a worker takes it: the loop yields objects, to be passed on unchanged.
+      shuffle: the seed of the order of the examples, which differs from epoch to epoch; None keeps their order.
+        docs/data.md says for each source what is shuffled.
+      batches_per_range: the number of batches in a range, which one function is given.
+      drop_remainder: whether to leave out the last range of an epoch if it has fewer examples than the others.
+      prefetch: how many ranges each worker reads ahead of its functions, in the background; see docs/data.md. A
+        function gets its range when a worker takes it: the loop yields objects, to be passed on unchanged.
 
     Attributes:
       source: as given.
       settings: the other arguments, without the number of epochs.
 
     Raises:
-      TypeError: `source` is none.
+      TypeError: `source` is no source.
       ValueError: a number is not positive, or no range is left.
     """
 
@@ -139,7 +135,7 @@ class Epochs(tf.train.experimental.PythonState):
             )
         self._seed = IN_ORDER if shuffle is None else shuffle
         self._shuffles_ranges = shuffle is not None and not source.mixes_all
-        # More than one, since ranges that were given back may be of the epoch before.
+        # Several: ranges that were given back may be of the epoch before.
         self._shuffled_chunk = functools.lru_cache(4)(functools.partial(_shuffled_chunk, self._seed, self._per_epoch))
         permutation = () if shuffle is None else tuple(shuffled_here(np.arange(8), shuffle, 0, 1000).tolist())
         self.settings = EpochsSettings(
@@ -149,7 +145,7 @@ class Epochs(tf.train.experimental.PythonState):
         self._changed = threading.Condition(self._lock)
         self._ledger = Ledger(self._per_epoch * epochs)
         self._is_reset = self._is_held = False
-        # Of update rules, see `add_record`.
+        # Records of update rules, see `add_record`.
         self._records: weakref.WeakSet[Any] = weakref.WeakSet()
         self._restorations = 0
         self._out: dict[Future, PositionRange | LateRange] = {}
@@ -159,10 +155,10 @@ class Epochs(tf.train.experimental.PythonState):
     def on(
         self, strategy: Any, on_bad_range: Literal["raise", "skip"] = "raise", until: int | None = None
     ) -> Iterator[Any]:
-        """Yields the ranges that are left, until all are done: every range in order, ranges given back first.
+        """Yields the ranges that are left, until all are done: in order, ranges that were given back first.
 
         Schedule a function with each. A range is yielded again if its function failed for good or was cancelled, and
-        if a checkpoint from before was restored.
+        if an earlier checkpoint was restored.
 
         Args:
           strategy: the `ParameterServerStrategy` that the functions are scheduled on.
@@ -172,8 +168,8 @@ class Epochs(tf.train.experimental.PythonState):
 
         Yields:
           An int64 vector for `Source.read`: the epoch, the position of the first example in it, the number of examples,
-          the number of the range in all epochs, and the seed. With data of the client, and with `prefetch`, what
-          becomes a tuple of the vector and the examples in the function.
+          the number of the range in all epochs, and the seed. With data of the client, a tuple of the vector and the
+          examples. With `prefetch`, an object that becomes this tuple in the function.
 
         Raises:
           ValueError: `on_bad_range` is another word; or it is "skip", and the first error of a function stops all
@@ -214,7 +210,7 @@ class Epochs(tf.train.experimental.PythonState):
 
     @property
     def epoch(self) -> int:
-        """The first epoch that has ranges that are not done; the number of epochs if there is none."""
+        """The first epoch with ranges that are not done; the number of epochs if there is none."""
         with self._lock:
             return self._ledger.below // self._per_epoch
 
@@ -235,9 +231,7 @@ class Epochs(tf.train.experimental.PythonState):
 
     @contextlib.contextmanager
     def progress(self, **settings: Any) -> Iterator[Any]:
-        """Returns a context in which a thread keeps a bar of `tqdm` at the number of ranges that are done.
-
-        The bar goes back as they do; `with` gives it.
+        """Returns a context in which a thread keeps a bar of `tqdm` at the number of done ranges; `with` gives it.
 
         Args:
           **settings: keyword arguments of `tqdm.tqdm`, such as `desc` or `file`.
@@ -271,15 +265,12 @@ class Epochs(tf.train.experimental.PythonState):
             bar.close()
 
     def begin_at(self, epoch: int) -> None:
-        """Continues with an epoch as if those before it were done; without effect if they are."""
+        """Continues with an epoch as if those before it were done; without effect if they are done."""
         with self._lock:
             self._ledger.skip_below(epoch * self._per_epoch)
 
     def serialize(self) -> str:
-        """Returns the state, which TensorFlow stores in a checkpoint.
-
-        It has the ranges that are done, except ranges whose gradients wait for an update.
-        """
+        """Returns the state for a checkpoint: the done ranges, except ranges whose gradients wait for an update."""
         waiting = {number for record in list(self._records) for number in record.waiting()}
         ledger, settings = self._ledger, dataclasses.asdict(self.settings)
         with self._lock:
@@ -289,7 +280,7 @@ class Epochs(tf.train.experimental.PythonState):
         return json.dumps({"version": _VERSION, **settings, "below": below, "done": done, "skipped": skipped})
 
     def deserialize(self, text: Any) -> None:
-        """Continues from a state that `serialize` has returned; TensorFlow calls it to restore a checkpoint.
+        """Continues from a state of `serialize`; TensorFlow calls it to restore a checkpoint.
 
         Raises:
           ValueError: it is of other data, or of other settings; the message names what differs.
@@ -308,7 +299,7 @@ class Epochs(tf.train.experimental.PythonState):
         return self._restorations
 
     def add_record(self, record: Any) -> None:
-        """Adds a record of the ranges whose pushes an update rule has committed. It is not kept alive.
+        """Adds an update rule's record of committed ranges, as a weak reference.
 
         Args:
           record: `waiting()` returns the ranges whose gradients wait for an update, and are in no checkpoint.
@@ -320,8 +311,8 @@ class Epochs(tf.train.experimental.PythonState):
     def reset(self) -> None:
         """Begins again with the first example.
 
-        The strategy calls it when it gives all variables their initial values, because a parameter server was lost.
-        What the strategy restores from a checkpoint comes afterwards.
+        The strategy calls it when it initializes all variables after the loss of a parameter server. It restores a
+        checkpoint afterwards.
         """
         with self._lock:
             self._is_reset = self._ledger.count_done > 0
@@ -329,14 +320,14 @@ class Epochs(tf.train.experimental.PythonState):
             self._changed.notify_all()
 
     def hold(self) -> None:
-        """Gives no range to a loop until `resume`; the strategy calls it when it is about to restore a checkpoint."""
+        """Gives no range to a loop until `resume`. The strategy calls it before it restores a checkpoint."""
         with self._lock:
             self._is_held = True
 
     def resume(self) -> None:
         """Undoes `hold`."""
         with self._lock:
-            # Functions from before a checkpoint was restored may be too far ahead now.
+            # Functions from before the restored checkpoint may be too far ahead now.
             beyond = [future for future, taken in self._out.items() if taken.number >= self._ledger.below + WINDOW]
         for future in beyond:
             future.cancel()
@@ -378,14 +369,14 @@ class Epochs(tf.train.experimental.PythonState):
         if self._prefetch and late is None:
             reader = strategy.extended.read_ahead(self.source.read_range, self._prefetch)
             late = self._late[strategy] = LateRanges(self._prefetch, self._positions, reader)
-        # There may be none at the moment.
+        # At the moment there may be none.
         workers = max(1, len(strategy.cluster.workers))
         ahead = max(_AHEAD, _AHEAD_PER_WORKER * workers)
         if self.source.most_out is not None:
             ahead = min(ahead, max(_LEAST_AHEAD_PER_WORKER * workers, self.source.most_out // self._width))
-        # A loop that waits is woken for several ranges, but ranges without a function must not keep it waiting.
+        # Wake a waiting loop for several ranges; but ranges without a function must not keep it waiting.
         self._refill = max(ahead // 2, MOST_UNSCHEDULED)
-        # What this loop has taken. Some has functions by now: asking for each range would take longer.
+        # The ranges that this loop has taken, some with functions by now: asking for each range would take longer.
         taken: dict[int, None] = {}
         try:
             while True:
@@ -407,7 +398,7 @@ class Epochs(tf.train.experimental.PythonState):
 
     @uninterrupted
     def _take(self, ahead: int, taken: dict[int, None]) -> int | None:
-        """Returns the number of the next range; None if there is something to wait for, or to say."""
+        """Returns the number of the next range; None if there is something to wait for, or to report."""
         with self._lock:
             is_due = self._is_held or self._is_reset or self._ledger.error is not None
             if is_due or len(taken) >= MOST_UNSCHEDULED:
@@ -450,7 +441,7 @@ class Epochs(tf.train.experimental.PythonState):
         return positions
 
     def _extent(self, number: int) -> tuple[int, int, int]:
-        """Returns the epoch, the first position and the number of examples of a range."""
+        """Returns the epoch of a range, the position of its first example, and its number of examples."""
         epoch, place = divmod(number, self._per_epoch)
         if self._shuffles_ranges:
             chunk, offset = divmod(place, _CHUNK)
@@ -477,7 +468,7 @@ class Epochs(tf.train.experimental.PythonState):
                 is_skipped = ledger.fail(number, error)
             else:
                 ledger.finish(number)
-            # A loop that waits is woken when it can go on.
+            # Wake a loop only if it can continue.
             if has_failed or ledger.is_over or (ledger.count_out <= self._refill and ledger.has_next()):
                 self._changed.notify_all()
         if is_skipped:
@@ -502,7 +493,7 @@ def _check_settings(source: Any, sizes: Mapping[str, Any], shuffle: Any, prefetc
 
 
 def _shuffled_chunk(seed: int, per_epoch: int, epoch: int, chunk: int) -> list[int]:
-    """Returns which ranges come at the places of a chunk of an epoch: a permutation of the ranges of the epoch."""
+    """Returns a chunk of an epoch's permutation of its ranges."""
     begin = chunk * _CHUNK
     places: list[int] = shuffled_here(np.arange(begin, min(begin + _CHUNK, per_epoch)), seed, epoch, per_epoch).tolist()
     return places

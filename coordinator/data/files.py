@@ -1,10 +1,10 @@
 """Files whose examples are found by byte positions, and the reading of parts of them on the workers.
 
-Workers are standard servers: what they read is described by operations of TensorFlow, which know all file systems that
-TensorFlow has (`tf.io.gfile`). A range has consecutive examples, so that it is one part of a file, or of few.
+Workers are standard servers: they read by operations of TensorFlow, which know all its file systems (`tf.io.gfile`). A
+range has consecutive examples, so it is one part of a file, or of few files.
 
-Files of the worker's own file system are mapped into its memory: a part of one is copied without a system call, and
-costs a tenth of opening the file again, wherever it is. Files of others (`gs://...`) are opened for each part.
+Files of the worker's own file system are mapped into its memory: a part is copied without a system call, at a tenth of
+the cost of opening the file again. Files of others (`gs://...`) are opened for each part.
 """
 
 import contextlib
@@ -28,16 +28,16 @@ from coordinator.paths import is_url, path_text
 
 _logger = logging.getLogger("coordinator")
 
-# In bytes: what a worker reads at a time, what the client reads at a time, and what the digest has of a file.
+# In bytes: what a worker reads at a time, what the client reads at a time, and how much of a file the digest covers.
 _BUFFER, _BLOCK, _SAMPLE = 2**18, 2**24, 2**12
-# How much of a mapped file one operation copies: TensorFlow ends the process if it is asked for a string of 2 GiB.
+# The most bytes that one operation copies: TensorFlow ends the process if it is asked for a string of 2 GiB.
 _MOST_COPIED = 2**31 - 2**12
-# An index that is kept beside a file, or is being written, for all kinds of files that have one.
+# An index next to a file, complete or being written, of all kinds of files that have one.
 _INDEX = re.compile(r"(.+)\.(records|lines(-\d+)?)-index\.npy(\.\w+\.tmp)?")
 _CHECKSUM_BYTES = 16
 # A record: its length in 8 bytes, a checksum in 4, the data, a checksum in 4.
 _HEADER, _FRAME = 12, 16
-# The shape of a vector of any length, as operations on lists take it; and the types of what datasets have.
+# The shape of a vector of any length, as operations on lists take it; and the types of datasets.
 _VECTOR = [-1]
 _STRINGS = {"output_types": [tf.string], "output_shapes": [[]]}
 _STRING_VECTOR = {"output_types": [tf.string], "output_shapes": [[None]]}
@@ -47,7 +47,7 @@ def lines(paths: Any, parse: Callable[[Any], Any] | None = None, skip: int = 0) 
     """Returns a source of the lines of text files, which the workers read.
 
     For CSV: `lines(paths, lambda lines: tf.io.decode_csv(lines, defaults), skip=1)`. An index of each file is written
-    beside it, if that is possible, and read the next time.
+    next to it, if possible, and read the next time.
 
     Args:
       paths: of the files, which are not compressed. All workers must be able to read them.
@@ -65,8 +65,8 @@ def lines(paths: Any, parse: Callable[[Any], Any] | None = None, skip: int = 0) 
 def records(paths: Any, features: Mapping[str, Any] | Callable[[Any], Any] | None = None) -> Source:
     """Returns a source of the records of TFRecord files, which the workers read.
 
-    An index of each file is written beside it, if that is possible, and read the next time. The checksums of the
-    records are not compared.
+    An index of each file is written next to it, if possible, and read the next time. The checksums of the records are
+    not compared.
 
     Args:
       paths: of the files, which are not compressed. All workers must be able to read them.
@@ -87,9 +87,9 @@ def rows(paths: Any, dtype: Any = None, shape: Sequence[int] | None = None) -> S
     """Returns a source of the rows of files, which the workers read.
 
     Args:
-      paths: of `.npy` files, as `np.save` writes them; or of files of nothing but rows, of `dtype` and `shape`. All
-        workers must be able to read them. A NumPy array is what `arrays` takes.
-      dtype: of the numbers, little-endian; not for `.npy` files, which say it.
+      paths: of `.npy` files, as `np.save` writes them; or of files that contain only rows, of `dtype` and `shape`. All
+        workers must be able to read them. A NumPy array is passed to `arrays`.
+      dtype: of the numbers, little-endian; not for `.npy` files, which contain it.
       shape: of a row; not for `.npy` files.
 
     Raises:
@@ -100,10 +100,9 @@ def rows(paths: Any, dtype: Any = None, shape: Sequence[int] | None = None) -> S
 
 
 def written_ns(path: str) -> int:
-    """Returns when a file was written, in Unix nanoseconds of its file system; 0 if that does not know.
+    """Returns when a file was written, in Unix nanoseconds of its file system; 0 if unknown.
 
-    Raises:
-      FileNotFoundError, tf.errors.NotFoundError: there is no such file.
+    Raises FileNotFoundError or tf.errors.NotFoundError if there is no such file.
     """
     # TensorFlow gives whole seconds for local files.
     return int(tf.io.gfile.stat(path).mtime_nsec) if is_url(path) else os.stat(path).st_mtime_ns
@@ -114,9 +113,9 @@ def _file_size(path: str) -> int:
 
 
 def _checked_paths(paths: Any, name: str) -> list[str]:
-    """Returns the paths of files, without the indexes that an earlier run kept beside them: a pattern may match both.
+    """Returns the paths of files without the indexes next to them: a pattern may match both.
 
-    It raises what the function `name` raises for paths, and ValueError for what `pathlib` makes of a URL.
+    Raises what the function `name` raises for paths, and ValueError for a URL that `pathlib` has changed.
     """
     if isinstance(paths, str | os.PathLike):
         paths = [paths]
@@ -133,14 +132,10 @@ def _checked_paths(paths: Any, name: str) -> list[str]:
 
 
 class _Files(Source):
-    """A source of consecutive examples in files.
+    """A source of consecutive examples in files; `name` is its function, for messages.
 
-    Args:
-      name: of the function that creates the source, for messages.
-      paths: of the files.
-      counts: the number of examples in each file.
-      index: what each worker keeps in its memory to find the examples.
-      parse: takes a tensor of examples, returns a structure of tensors; None returns the tensor.
+    Each worker keeps the arrays `index` in its memory to find the examples. `parse` takes a tensor of examples and
+    returns a structure of tensors; None returns the tensor.
     """
 
     mixes_all = False
@@ -159,17 +154,17 @@ class _Files(Source):
         self.digest = _digest_of_files(paths, counts)
         self._name = name
         self._parse = parse
-        # Without files that have no examples: no bytes can be read of them.
+        # Without empty files: no bytes can be read of them.
         self._paths = [path for path, count in zip(paths, counts, strict=True) if count]
         self._sizes = [_file_size(path) for path in self._paths]
-        # The number of the first example of each file, and the number after the last of all.
+        # The number of the first example of each file, and of all examples.
         self._firsts = [0, *itertools.accumulate(count for count in counts if count)]
         # Other file systems would read the whole file instead.
         self._are_mapped = not any(is_url(path) for path in self._paths)
         self._on_workers = WorkerArrays([*index, self._maps] if self._are_mapped else index)
 
     def prepare(self, strategy: Any) -> None:
-        """Gives each worker the index, and has it map the files, when it first reads."""
+        """Gives each worker the index, and maps the files, when it first reads."""
         self._on_workers.prepare(strategy)
 
     def read_range(self, positions: Any) -> Any:
@@ -178,9 +173,8 @@ class _Files(Source):
         return examples if self._parse is None else self._parse(examples)
 
     def _shuffled_examples(self, positions: Any, *on_worker: Any) -> Any:
-        """Reads the examples of a range; they are in another order if the epoch is shuffled."""
         _, start, count, number, seed = tf.unstack(positions, num=5)
-        # Before they are parsed, since a string is moved without a copy.
+        # Before they are parsed: a string is moved without a copy.
         examples = self._examples(start, count, *on_worker)
         # For few examples, a permutation by `tf.random.experimental.index_shuffle` takes hundreds of times as long.
         noise = tf.random.stateless_uniform([count], tf.stack([seed, number]), None, None, tf.int32, alg="philox")
@@ -189,24 +183,21 @@ class _Files(Source):
 
     @abstractmethod
     def _examples(self, start: Any, count: Any, *on_worker: Any) -> Any:
-        """Reads `count` examples from number `start` on, int64 scalars; `on_worker` are the index and mapped files."""
+        """Reads `count` examples from number `start`, int64 scalars; `on_worker` are the index and mapped files."""
 
     def _files_of(self, numbers: Any) -> Any:
-        """Returns the index of the file of each example, for int64 vectors of numbers of examples."""
+        """Returns the file index of each example, for int64 vectors of numbers of examples."""
         if len(self._paths) == 1:
             return tf.zeros_like(numbers)
         indices = tf.raw_ops.UpperBound(sorted_inputs=[self._firsts[1:]], values=[numbers], out_type=tf.int64)
         return tf.squeeze(indices, 0)
 
     def _bytes(self, maps: Sequence[Any], start: Any, count: Any, positions_of: Callable[[Any, Any], Any]) -> Any:
-        """Reads the bytes of some examples, across files, as a string scalar.
+        """Reads the bytes of `count` examples from number `start`, int64 scalars, across files, as a string scalar.
 
-        Args:
-          maps: what `_maps` returned on this worker; empty if the files are not mapped.
-          start: the number of the first example, an int64 scalar.
-          count: how many, an int64 scalar.
-          positions_of: takes the index of a file, and numbers of examples in all files, also the one after the last of
-            the file; returns where they begin in the file, in bytes.
+        `maps` is the result of `_maps` on this worker; empty if the files are not mapped. `positions_of` takes the
+        index of a file, and numbers of examples in all files, up to the file's last + 1; it returns where they begin in
+        the file, in bytes.
         """
 
         def read_part(file: Any, begin: Any, end: Any) -> Any:
@@ -233,7 +224,7 @@ class _Files(Source):
         return tf.cond(first == last, lambda: read_part(first, start, end), lambda: as_one_operation(read_parts))
 
     def _maps(self) -> Any:
-        """Returns the content of all files, a list of vectors of bytes, before any of it is read."""
+        """Returns the content of all files as a list of vectors of bytes; maps them without reading."""
         maps = tf.raw_ops.EmptyTensorList(element_shape=_VECTOR, max_num_elements=-1, element_dtype=tf.uint8)
         for path, size in zip(self._paths, self._sizes, strict=True):
             try:
@@ -251,7 +242,7 @@ class _Files(Source):
 
 
 def _digest_of_files(paths: Sequence[str], counts: Sequence[int]) -> str:
-    """Returns a digest of the files' names, sizes, numbers of examples, and of the content of some of them."""
+    """Returns a digest of the names, sizes and numbers of examples of all files, and of the content of three."""
 
     def parts() -> Iterator[bytes]:
         for path, count in zip(paths, counts, strict=True):
@@ -264,15 +255,11 @@ def _digest_of_files(paths: Sequence[str], counts: Sequence[int]) -> str:
 
 
 def as_one_operation(function: Callable[..., Any], *args: Any) -> Any:
-    """Calls a function that only reads, so that it is one operation of the graph that is traced.
+    """Calls a function that only reads, as one operation of the graph that is being traced.
 
-    A graph of many steps stays small: it takes as many times less to make as the function has operations. The call
-    itself takes some microseconds. And such operations run at the same time; operations that open files would otherwise
-    wait for each other, since they count as operations with a state.
-
-    Args:
-      function: takes tensors, captures none that is a resource, and returns a tensor.
-      *args: the tensors, or variables that are read.
+    A graph of many steps then stays small, and is that much faster to build. The call takes some microseconds. Such
+    operations run concurrently; operations that open files would otherwise wait for each other, as stateful ones do.
+    The function takes tensors, captures no resource, and returns a tensor; `args` may be variables to read.
     """
     if tf.executing_eagerly():
         return function(*args)
@@ -293,7 +280,7 @@ def _copied_bytes(maps: Any, file: Any, begin: Any, end: Any) -> Any:
     message = f"A range has more than {_MOST_COPIED} bytes. Use a smaller batch_size, or fewer batches_per_range."
     with tf.control_dependencies([tf.raw_ops.Assert(condition=end - begin <= _MOST_COPIED, data=[message])]):
         end = tf.identity(end)
-    # The only operation that makes a string of bytes; they are at its end.
+    # The only operation that makes a string of bytes; it puts them at the end.
     serialized = tf.io.serialize_tensor(content[begin:end])
     count = tf.cast(end - begin, tf.int32)
     return tf.strings.substr(serialized, tf.strings.length(serialized) - count, count)
@@ -312,29 +299,29 @@ def _read_bytes(path: Any, begin: Any, end: Any, size: Any) -> Any:
 
 
 class _FramedFiles(_Files):
-    """A source of examples of different sizes, which `name`s the index too: "records", "lines" or "lines-N".
+    """A source of examples of different sizes. `name` names its index too: "records", "lines" or "lines-N".
 
-    The index, 8 bytes for each example, is kept in a file beside each file, and in the memory of each worker. It is a
-    cache: unless it is whole, and was made of the present file, it is made again.
+    The index, 8 bytes for each example, is kept in a file next to each file, and in the memory of each worker. It is a
+    cache: it is made again unless it is whole and of the present file.
     """
 
-    # Whether an index could not be kept, which is tried and logged once.
+    # Set once an index could not be written: it is tried and logged once.
     _is_index_unkept = False
 
     def __init__(self, paths: Any, name: str, parse: Callable[[Any], Any] | None) -> None:
         checked = _checked_paths(paths, name)
-        # Where each example of a file begins, and the end of the last one.
+        # The start of each example of a file, and the end of the last one.
         starts = [self._index(path, name) for path in checked]
         whole = np.concatenate([each for each in starts if len(each) > 1] or starts)
         super().__init__(name, checked, [len(each) - 1 for each in starts], [whole], parse)
 
     @abstractmethod
     def _starts(self, path: str) -> np.ndarray[Any, Any]:
-        """Returns where each example of a file begins, and the end of the last one, in bytes."""
+        """Returns the start of each example of a file, and the end of the last one, in bytes."""
 
     @abstractmethod
     def _unframed(self, data: Any, begins: Any, sizes: Any) -> Any:
-        """Returns the examples in some bytes, a string vector, where they begin and have these sizes, int64 vectors."""
+        """Returns a string vector of the examples in some bytes; `begins` and `sizes` are int64 vectors."""
 
     def _examples(self, start: Any, count: Any, *on_worker: Any) -> Any:
         starts, *maps = on_worker
@@ -346,10 +333,10 @@ class _FramedFiles(_Files):
         return self._unframed(data, tf.cumsum(sizes, exclusive=True), sizes)
 
     def _index(self, path: str, name: str) -> np.ndarray[Any, Any]:
-        """Returns the starts that were kept beside a file, or finds and keeps them."""
+        """Returns the starts from the index next to a file, or finds and keeps them."""
         written = written_ns(path)
         state = f"{name} {_file_size(path)} {written}"
-        # Without the time of the last change, a changed file of the same size would not be noticed.
+        # Without a time of the last change, a change to the same size would not be noticed.
         beside = f"{path}.{name}-index.npy" if written else None
         starts = None if beside is None else _kept_index(beside, state)
         if starts is None:
@@ -360,7 +347,7 @@ class _FramedFiles(_Files):
 
 
 def _kept_index(beside: str, state: str) -> np.ndarray[Any, Any] | None:
-    """Returns the starts in an index; None if it is not whole, or was made of another state of the data file."""
+    """Returns the starts in an index; None if it is damaged, or of another state of the data file."""
     try:
         with tf.io.gfile.GFile(beside, "rb") as file:
             kept = np.load(file, allow_pickle=False)
@@ -373,8 +360,8 @@ def _kept_index(beside: str, state: str) -> np.ndarray[Any, Any] | None:
 
 
 def _keep_index(beside: str, state: str, starts: np.ndarray[Any, Any]) -> bool:
-    """Writes the starts to a file, in one step; returns whether that succeeded, and logs it otherwise."""
-    # The number of a process is not unique: it is 1 in every container.
+    """Writes an index in one step; returns whether that succeeded, and logs it otherwise."""
+    # A process id would not be unique: it is 1 in every container.
     draft = f"{beside}.{uuid.uuid4().hex}.tmp"
     try:
         with tf.io.gfile.GFile(draft, "wb") as file:
@@ -389,7 +376,7 @@ def _keep_index(beside: str, state: str, starts: np.ndarray[Any, Any]) -> bool:
 
 
 def _with_checksum(state: str, starts: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Returns the content of an index: a checksum of the state of the data file and of the starts, then the starts."""
+    """Returns the content of an index: a checksum of the data file's state and the starts, then the starts."""
     checksum = hashlib.blake2b(state.encode() + starts.tobytes(), digest_size=_CHECKSUM_BYTES).digest()
     return np.concatenate([np.frombuffer(checksum, np.int64), starts])
 
@@ -443,7 +430,7 @@ class _Records(_FramedFiles):
         if self._are_mapped:
             return super()._examples(start, count, *on_worker)
         [starts] = on_worker
-        # Elsewhere a file is read up to the part, unless it is known where its records begin.
+        # Without an offset, TensorFlow would read the file from its beginning.
         ends = tf.stack([start, start + count - 1])
         first, last = tf.unstack(self._files_of(ends))
         # Each file has one start more than records.
@@ -452,11 +439,11 @@ class _Records(_FramedFiles):
         dataset = tf.raw_ops.TFRecordDatasetV2(
             filenames=tf.constant(self._paths)[first : last + 1],
             compression_type="",
-            # No more than is wanted, if that is known.
+            # No more than needed, if that is known.
             buffer_size=tf.where(first == last, tf.clip_by_value(end - begin, 1, _BUFFER), _BUFFER),
             byte_offsets=tf.concat([[begin], tf.zeros([last - first], tf.int64)], 0),
         )
-        # As one element, which TensorFlow does not optimize: that fails for a dataset with offsets.
+        # As one element, which TensorFlow does not optimize: optimizing fails for a dataset with offsets.
         dataset = tf.raw_ops.TakeDataset(input_dataset=dataset, count=count, **_STRINGS)
         dataset = tf.raw_ops.BatchDatasetV2(
             input_dataset=dataset, batch_size=count, drop_remainder=True, **_STRING_VECTOR
@@ -464,7 +451,7 @@ class _Records(_FramedFiles):
         return tf.raw_ops.DatasetToSingleElement(dataset=dataset, **_STRING_VECTOR)[0]
 
 
-# The size of a file's header in bytes, the dtype of its rows, and the shape of a row.
+# A file's header: its size in bytes, the dtype of its rows, and the shape of a row.
 _Header = tuple[int, np.dtype[Any], tuple[int, ...]]
 
 

@@ -1,13 +1,11 @@
-"""The ledger of ranges: which ranges of examples are done, which are out, and which come next.
+"""The ledger of ranges of examples: which ranges are done, which are out, and which come next.
 
     next --> out --finish--> done
       ^       |
       '-- give_back          a function failed, was cancelled, or was never scheduled
 
 Ranges have the numbers 0, 1, 2, ... through all epochs. All ranges below a watermark and a few above it are done, so
-memory is needed only for ranges that are out.
-
-A plain data structure that calls no other code and has no lock: its user holds one.
+only ranges that are out need memory. A plain data structure without a lock: its user holds one.
 """
 
 import heapq
@@ -16,18 +14,15 @@ from collections.abc import Iterable
 
 from coordinator.errors import ClosureCancelledError, ClosureQuarantined, ParameterServerLost, WorkerLost
 
-# How far above the first range that is not done ranges are taken: what is known of single ranges, here and on the
-# parameter servers, stays this small although one of them may take very long.
+# No range this far above the first range that is not done is taken. This bounds what is kept of single ranges, here and
+# on the parameter servers, although one range may take very long.
 WINDOW = 2**16
-# How many ranges a loop may take with which no function was scheduled yet.
+# How many ranges without a scheduled function a loop may take.
 MOST_UNSCHEDULED = 1000
 
 
 class Ledger:
-    """The ledger of the ranges of all epochs.
-
-    Args:
-      total: how many ranges there are.
+    """The ledger of the `total` ranges of all epochs.
 
     Attributes:
       limit: ranges from this number on are not taken.
@@ -38,7 +33,7 @@ class Ledger:
       rolled_back: how many ranges were done and had to be done again.
       most_failures: a range is skipped after this number of failures; None keeps the first error.
       strategy_raises: whether the strategy raises the errors of functions.
-      error: the error of a function that the strategy does not raise, for the loop over the ranges.
+      error: the error of a function that the strategy does not raise; the loop over the ranges raises it.
     """
 
     def __init__(self, total: int) -> None:
@@ -53,13 +48,13 @@ class Ledger:
         self.error: BaseException | None = None
         # All ranges from here on come next, except ranges that are done or out.
         self._next = 0
-        # Further ranges that come next: a heap, whose first is the smallest.
+        # Ranges that come before these: a heap.
         self._again: list[int] = []
-        # How many functions run for each range that is out; 0 if none was scheduled yet.
+        # The number of running functions of each range that is out; 0 if none was scheduled yet.
         self._out: dict[int, int] = {}
         # Ranges that are out and one of whose functions has failed.
         self._incomplete: set[int] = set()
-        # How often the functions of a range have failed.
+        # The number of failures of a range's functions.
         self._failures: dict[int, int] = {}
 
     @property
@@ -83,14 +78,14 @@ class Ledger:
         return self.below >= min(self.limit, self.total)
 
     def has_next(self, most_out: float = math.inf) -> bool:
-        """Returns whether a range can be taken now: there is one, and fewer than `most_out` ranges are out."""
+        """Returns whether a range can be taken now, with fewer than `most_out` ranges out."""
         while self._next < self.total and (self.is_done(self._next) or self._next in self._out):
             self._next += 1
         number = self._again[0] if self._again else self._next
         return len(self._out) < most_out and number < min(self.limit, self.total, self.below + WINDOW)
 
     def next(self, most_out: float = math.inf) -> int | None:
-        """Takes the smallest range that was given back, or else the next one in order; None without `has_next`."""
+        """Takes the smallest range that was given back, otherwise the next one in order; None without `has_next`."""
         if not self.has_next(most_out):
             return None
         number = heapq.heappop(self._again) if self._again else self._next
@@ -102,15 +97,11 @@ class Ledger:
         return number < self.below or number in self.done
 
     def is_unscheduled(self, number: int) -> bool:
-        """Returns whether a range is out, and no function was scheduled with it."""
+        """Returns whether a range is out without a scheduled function."""
         return self._out.get(number) == 0
 
     def check_scheduled(self, taken: dict[int, None]) -> None:
-        """Removes the ranges with a function from `taken`, when a loop has taken many ranges or can take no other one.
-
-        Raises:
-          RuntimeError: too many are left, or any when no other range can be taken.
-        """
+        """Removes the ranges with a function from `taken`; RuntimeError if too many are left, or they block a loop."""
         if len(taken) < MOST_UNSCHEDULED and self.has_next():
             return
         for number in [number for number in taken if not self.is_unscheduled(number)]:
@@ -123,7 +114,7 @@ class Ledger:
             )
 
     def schedule(self, number: int) -> None:
-        """Records that a function was scheduled with a range, perhaps one more."""
+        """Records that a function was scheduled with a range, perhaps one of several."""
         self._out[number] = self._out.get(number, 0) + 1
         if number in self._again:
             self._again.remove(number)
@@ -140,11 +131,7 @@ class Ledger:
             del self._failures[number]
 
     def fail(self, number: int, error: BaseException | None) -> bool:
-        """Gives a range back, or skips it, after the error of its function, None if that was cancelled.
-
-        Returns:
-          Whether the range is skipped.
-        """
+        """Gives a range back, or skips it, after its function's error (None: cancelled); returns True if skipped."""
         if error is not None and not isinstance(error, ClosureCancelledError | ParameterServerLost):
             self._failures[number] = failures = self._failures.get(number, 0) + 1
             if self.most_failures is None:
@@ -168,7 +155,7 @@ class Ledger:
             self._take_again(number)
 
     def skip(self, number: int) -> None:
-        """Gives a range up, in place of `give_back`: it is done, and listed as skipped."""
+        """Gives a range up: it counts as done, and is listed as skipped."""
         self._remove_function(number)
         self._incomplete.discard(number)
         if not self.is_done(number):
@@ -176,25 +163,25 @@ class Ledger:
             self._add_done(number)
 
     def skip_below(self, number: int) -> None:
-        """Begins with a range as if all before it were done."""
+        """Continues with a range as if all before it were done."""
         if number > self.below:
             self.restore(number, self.done, self.skipped)
 
     def restore(self, below: int, done: Iterable[int], skipped: Iterable[int] = ()) -> None:
-        """Replaces what is done. What is out stays out: its functions run on the restored model."""
+        """Replaces the record of done ranges. Ranges stay out: their functions run on the restored model."""
         before = self.count_done
         self.below = min(below, self.total)
         # There may be fewer epochs than before.
         self.done = {number for number in done if self.below <= number < self.total}
         self.skipped = {number for number in skipped if number < self.total}
         self._raise_watermark()
-        # Restoring may be a reset, after which a checkpoint is restored.
+        # A reset may come before the restoring of a checkpoint: both count once.
         self.rolled_back = max(0, self.rolled_back + before - self.count_done)
         self._again.clear()
         self._next = self.below
 
     def _remove_function(self, number: int) -> bool:
-        """Removes one function of a range. Returns True if none is left."""
+        """Removes one function of a range; returns True if none is left."""
         remaining = self._out.pop(number, 0) - 1
         if remaining > 0:
             self._out[number] = remaining

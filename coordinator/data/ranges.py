@@ -8,8 +8,8 @@ ahead:
     worker 1      takes f2 with range 4 (f4 has range 2 now), begins to read 5 and 6
     worker 0      takes f3 with range 2, begins to read 7
 
-Each function that waits has one of the ranges that wait, and taking another one exchanges the two. So a range has one
-function at any time, and what was read ahead by a worker that died is read by another.
+Each waiting function has one of the waiting ranges; to take another one exchanges the two. So a range has one function
+at any time. If a worker dies, others read the ranges that it has read ahead.
 """
 
 import functools
@@ -31,11 +31,11 @@ class PositionRange(np.ndarray[Any, np.dtype[np.int64]]):
     """An int64 vector that names a range of examples.
 
     It is an argument like any other array: it travels in one message, and functions that take one are fused. Arrays
-    that are made from it, such as slices, are not followed.
+    made from it, such as slices, are not followed.
 
     Attributes:
       number: of the range in all epochs.
-      follower: called with it and the future of each function that is scheduled with it, before that can run.
+      follower: called with it and the future of each function that is scheduled with it, before the function can run.
     """
 
     number: int
@@ -48,12 +48,7 @@ class PositionRange(np.ndarray[Any, np.dtype[np.int64]]):
 
 
 class LateRange:
-    """A range that is chosen when a worker takes the function that has it as an argument.
-
-    Attributes:
-      number: of the range; another one when it was exchanged.
-      ranges: the ranges to choose from.
-    """
+    """A range that is chosen, from `ranges`, when a worker takes its function. `number` changes in an exchange."""
 
     __slots__ = ("_follower", "is_scheduled", "number", "ranges")
 
@@ -75,7 +70,7 @@ class LateRange:
         self.ranges.add(self)
 
     def value_on(self, context: Any) -> Any:
-        """Returns the range and its examples for a worker: tensors on that worker."""
+        """Returns the range and its examples: tensors on the worker of `context`."""
         return self.ranges.value_on(self, context)
 
     def __repr__(self) -> str:
@@ -86,7 +81,7 @@ _KINDS = frozenset({PositionRange, LateRange})
 
 
 def position_ranges(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[PositionRange | LateRange]:
-    """Returns the ranges among the arguments of a function, also inside of structures."""
+    """Returns the ranges among the arguments of a function, also inside structures."""
     ranges = []
     for value in (*args, *kwargs.values()):
         kind = type(value)
@@ -98,13 +93,10 @@ def position_ranges(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Posi
 
 
 class Choice(NamedTuple):
-    """What a worker does for a function that it has taken.
+    """What a worker does for a function that it has taken, with the range `positions`.
 
-    Attributes:
-      positions: the range of the function.
-      slot: where the worker has read it ahead; None if it has not.
-      dropped: slots whose range is no longer wanted, with it.
-      begun: slots, each with the range to read there next.
+    The worker has read the range ahead in `slot`, or not at all (None). Each dropped slot has a range that is no longer
+    wanted; each begun slot has the range to read there next.
     """
 
     positions: Any
@@ -116,13 +108,8 @@ class Choice(NamedTuple):
 class LateRanges:
     """The ranges of functions that wait for a worker. Nothing else is called while its lock is held.
 
-    Args:
-      slots: how many ranges each worker reads ahead.
-      positions_of: returns the positions of a range, by its number.
-      reader: reads them on the workers: a `ReadAhead`.
-
-    Attributes:
-      spec: the `tf.TypeSpec`s of a range and its examples, with which functions are traced.
+    Each worker reads `slots` ranges ahead with a `ReadAhead`. `positions_of` returns the positions of a range, by its
+    number. `spec` are the `tf.TypeSpec`s of a range and its examples, with which functions are traced.
     """
 
     def __init__(self, slots: int, positions_of: Callable[[int], Any], reader: Any) -> None:
@@ -131,13 +118,13 @@ class LateRanges:
         self._positions_of = positions_of
         self._reader = reader
         self._lock = threading.RLock()
-        # By the number of its range.
+        # By range number.
         self._waiting: dict[int, LateRange] = {}
-        # A heap of the ranges that wait and that no worker reads; some of them may not wait any longer.
+        # A heap of waiting ranges that no worker reads; some may no longer wait.
         self._unread: list[int] = []
-        # What each worker reads ahead, by its index: slots with the numbers of ranges, in order.
+        # Worker index -> slots that are read ahead, with their range numbers, in order.
         self._reading: dict[int, list[tuple[int, int]]] = {}
-        # The number of the connection on which it does.
+        # Worker index -> the number of the connection on which it reads.
         self._connections: dict[int, int] = {}
 
     def add(self, late: LateRange) -> None:
@@ -153,12 +140,12 @@ class LateRanges:
                 del self._waiting[late.number]
 
     def value_on(self, late: LateRange, context: Any) -> Any:
-        """Returns the range and its examples for a worker, which begins to read other ranges ahead."""
+        """Returns the range and its examples for a worker, which then begins to read other ranges ahead."""
         choice = self._choose(late, context.index, context.connection_number)
         return self._reader.value_on(context, choice, functools.partial(self.forget, context.index))
 
     def forget(self, worker: int) -> None:
-        """Lets other workers read what a worker has read ahead: it is lost."""
+        """Gives the ranges that a lost worker has read ahead to other workers."""
         with self._lock:
             for _, number in self._reading.pop(worker, ()):
                 if number in self._waiting:
@@ -181,7 +168,7 @@ class LateRanges:
         return Choice(self._positions_of(late.number), slot, *described)
 
     def _exchange(self, late: LateRange, slots: list[tuple[int, int]]) -> tuple[int | None, list[tuple[int, int]]]:
-        """Gives a function that no worker has taken before the best range; returns its slot, and unwanted slots."""
+        """Gives the best range to a function that no worker has taken before; returns its slot, and unwanted slots."""
         dropped: list[tuple[int, int]] = []
         if self._waiting.get(late.number) is not late:
             # It was taken before, so its range may have been trained in part.

@@ -1,7 +1,4 @@
-"""Embeddings: large tables on the parameter servers, of which a step reads and changes few rows.
-
-Names are imported when they are first used.
-"""
+"""Embeddings: large tables on the parameter servers. A step reads and changes few of their rows."""
 
 import lazy_loader
 

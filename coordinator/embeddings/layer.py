@@ -13,22 +13,17 @@ _COMBINERS = ("sum", "mean", "sqrtn")
 
 
 def _flat_keys(keys: Any) -> Any:
-    """Returns the keys without their row lengths or positions: a dense tensor."""
     if isinstance(keys, tf.RaggedTensor):
         return keys.flat_values
     return keys.values if isinstance(keys, tf.SparseTensor) else keys
 
 
 def _combined(rows: Any, keys: Any, weights: Any, is_used: Any, combiner: str) -> Any:
-    """Combines the rows of the keys along the last dimension of the keys, which the rows' replaces; zeros without keys.
+    """Combines the rows of `_flat_keys(keys)` along the last dimension of the keys; zeros without keys.
 
-    Args:
-      rows: of `_flat_keys(keys)`, with a further dimension.
-      keys: a tensor, a `tf.RaggedTensor` or a `tf.SparseTensor`; the result is ragged if another dimension is.
-      weights: of the keys, in the same form; or None, for 1 each.
-      is_used: for `_flat_keys(keys)`, whether they count; or None, if all do.
-      combiner: "sum"; "mean", which is divided by the sum of the weights; or "sqrtn", by the root of the sum of their
-        squares.
+    The result is ragged if another dimension of the keys is. `weights` are in the form of the keys; None for 1 each.
+    `is_used` says whether each of `_flat_keys(keys)` counts; None if all do. "mean" divides by the sum of the weights,
+    "sqrtn" by the root of the sum of their squares.
     """
     flat = _flat_keys(keys)
     # `reshape` fails if there are not as many weights as keys.
@@ -45,7 +40,7 @@ def _combined(rows: Any, keys: Any, weights: Any, is_used: Any, combiner: str) -
 
 
 def _sums(keys: Any) -> tuple[Any, Any]:
-    """Returns a function that sums along the last dimension of the keys, and one that shapes the sums like the keys."""
+    """Returns a function that sums along the last dimension of the keys, and one that gives sums the keys' shape."""
     if isinstance(keys, tf.RaggedTensor) and keys.flat_values.shape.rank == 1:
         inner = keys
         while isinstance(inner.values, tf.RaggedTensor):
@@ -77,23 +72,23 @@ def _sums(keys: Any) -> tuple[Any, Any]:
 class Embedding(keras.layers.Layer):
     """Replaces keys by their rows in a table, as `keras.layers.Embedding` replaces small integers by rows of a matrix.
 
-    Rows appear, and keys are counted for admission, when keys are looked up with `training=True`, as in `fit`. Without
-    `training`, that is where a `tf.GradientTape` records the look-up. In `predict`, `evaluate`, validation, and where
-    `trainable` is False, keys without a row get the table's default, and nothing of the table changes.
+    Look-ups with `training=True`, as in `fit`, create rows and count keys for admission. Without `training`, so do
+    look-ups that a `tf.GradientTape` records. In `predict`, `evaluate`, validation, and if `trainable` is False, keys
+    without a row get the table's default, and the table does not change.
 
     Gradients go to the table's own optimizer, after the model's optimizer has clipped them along with the others
     (`clipnorm`, `clipvalue`, `global_clipnorm`, `LossScaleOptimizer`). The model's optimizer has no slots for the
-    table, and neither its learning rate nor its weight decay concerns it.
+    table; its learning rate and weight decay do not apply.
 
-    The layer has a trainable variable, `table.variable`, of the shape (capacity, dim), with which gradients are taken.
-    It has no values: they are on the parameter servers, and `model.save` and `save_weights` leave them out. To load
-    such a model, name the table: `keras.models.load_model(path, custom_objects={table.name: table})`.
+    The layer has a trainable variable, `table.variable`, of shape (capacity, dim), for which gradients are taken. Its
+    values are on the parameter servers; `model.save` and `save_weights` leave them out. To load such a model, name the
+    table: `keras.models.load_model(path, custom_objects={table.name: table})`.
 
     Args:
       table: a `coordinator.embeddings.Table`; several layers may share it.
       combiner: "sum", "mean" or "sqrtn" combines the rows of the last dimension of the keys to one, as
         `tf.nn.embedding_lookup_sparse` does; None gives each key its row. Sparse keys need one.
-      mask_zero: whether the key 0, of strings "", is padding: the layer has a mask, and a combiner leaves it out.
+      mask_zero: whether the key 0 (of strings: "") is padding: the layer has a mask, and a combiner leaves it out.
       name, dtype, trainable: see `keras.layers.Layer`.
 
     Raises:
@@ -115,13 +110,13 @@ class Embedding(keras.layers.Layer):
         self.mask_zero = mask_zero
         self.supports_masking = mask_zero
         self.autocast = False
-        # The rows are on CPUs, which a function that XLA compiles for a GPU cannot reach.
+        # The rows are on CPUs: a function that XLA compiles for a GPU cannot reach them.
         self.supports_jit = False
-        # Now: a model whose first call is traced would create a variable with values.
+        # Now: if the first call were traced, the model would create a variable with values.
         self.build()
 
     def build(self, input_shape: Any = None) -> None:  # noqa: ARG002  # Keras'
-        """Makes the variable of the table one of the layer's."""
+        """Adds the table's variable to the layer."""
         self.rows = _variable_of(self.table)
         self.built = True
 
@@ -151,7 +146,7 @@ class Embedding(keras.layers.Layer):
         return tf.cast(rows, self.compute_dtype)
 
     def compute_mask(self, keys: Any, previous_mask: Any = None) -> Any:  # noqa: ARG002  # Keras'
-        """Returns where the keys are not padding; None if there is none, or a combiner has left it out."""
+        """Returns which keys are not padding; None if there is no padding, or a combiner leaves it out."""
         if not self.mask_zero or self.combiner is not None or isinstance(keys, (tf.RaggedTensor, tf.SparseTensor)):
             return None
         return self._is_key(keys) if tf.is_tensor(keys) else keras.ops.not_equal(keys, 0)
@@ -173,7 +168,7 @@ class Embedding(keras.layers.Layer):
         """Loads nothing."""
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments with which an equal layer can be created; of the table, its name."""
+        """Returns the arguments that create an equal layer, with the table's name."""
         own = {"table": self.table.name, "combiner": self.combiner, "mask_zero": self.mask_zero}
         return {**super().get_config(), **own}
 
@@ -210,13 +205,13 @@ class Embedding(keras.layers.Layer):
 
 
 def _variable_of(table: "Table") -> keras.Variable:
-    """Returns the Keras variable of a table, the same for all layers, so that a model has it once."""
+    """Returns a table's Keras variable, the same for all layers: a model has it once."""
     variable: Any = table.variable
     if not hasattr(variable, "keras_variable"):
-        # Keras gives no other way to have an existing variable than to create it. It is not called while traced.
+        # Keras can use an existing variable only by creating it. Not called while traced.
         with tf.variable_creator_scope(lambda *_, **__: variable):
             shape, name = (table.capacity, table.dim), table.name.replace("/", "_")
             variable.keras_variable = keras.Variable("zeros", shape, variable.dtype.name, name=name)
-        # Read by `export`.
+        # For `export`.
         variable.keras_variable.table = table
     return variable.keras_variable

@@ -17,16 +17,16 @@ class RowwiseAdagrad(keras.optimizers.Optimizer):
         accumulator[i] += mean(gradient[i] ** 2)
         variable[i]    -= learning_rate * gradient[i] / (sqrt(accumulator[i]) + epsilon)
 
-    So its state is one number for each row, where Adagrad's is as large as the table and Adam's is twice that. All but
-    the first dimension belong to the row; an element of a vector is a row, and so is a scalar. (Naumov et al., "Deep
-    Learning Recommendation Model", arXiv 1906.00091; TorchRec's `RowWiseAdagrad`, whose defaults these are.)
+    Its state is one number for each row, where Adagrad's is as large as the table and Adam's is twice that. All but the
+    first dimension belong to the row; an element of a vector is a row, and so is a scalar. (Naumov et al., "Deep
+    Learning Recommendation Model", arXiv 1906.00091; defaults as in TorchRec's `RowWiseAdagrad`.)
 
-    A sparse gradient (`tf.IndexedSlices`) of a variable on a parameter server changes the rows that it has, with rows
-    of the same index summed first. A dense one changes all rows by the same formula.
+    A sparse gradient (`tf.IndexedSlices`) of a variable on a parameter server changes only its rows; rows of the same
+    index are summed first. A dense gradient changes all rows by the same formula.
 
     Args:
       learning_rate: a float, a `keras.optimizers.schedules.LearningRateSchedule`, or a function without arguments.
-      initial_accumulator_value: what accumulators begin with, at least 0.
+      initial_accumulator_value: the first value of accumulators, at least 0.
       epsilon: added to the root; positive.
       name: the name of the optimizer.
       options: `weight_decay`, `clipnorm`, `clipvalue`, `global_clipnorm`, `use_ema`, `ema_momentum`,
@@ -36,7 +36,7 @@ class RowwiseAdagrad(keras.optimizers.Optimizer):
       ValueError: `initial_accumulator_value` is negative, or `epsilon` not positive.
     """
 
-    # Read by the strategy: what the optimizer does to a row depends only on this row.
+    # For the strategy: the optimizer's effect on a row depends only on this row.
     updates_rows = True
 
     def __init__(
@@ -56,7 +56,7 @@ class RowwiseAdagrad(keras.optimizers.Optimizer):
         self.epsilon = epsilon
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Creates an accumulator for each variable, on its server: a vector with a number for each of its rows."""
+        """Creates an accumulator for each variable, on its server: a vector with one number per row."""
         if self.built:
             return
         super().build(variables)

@@ -1,21 +1,21 @@
-"""SavedModels of models with tables, which TensorFlow Serving takes, and small ones with what has changed since.
+"""SavedModels of models with tables, for TensorFlow Serving, and small ones with only the changes since.
 
 saved_model.pb, variables/               the model; what is small goes through the client
 assets/table_0.index, .data-...          keys and rows of a table
-assets/table_0_changes.index, .data-...  in a delta: what has changed since; looked at first
+assets/table_0_changes.index, .data-...  in a delta: the changes since; looked at first
 assets.extra/coordinator.json            what `export_delta` needs to know of them
 
-The parameter servers write the keys and rows of a table, each its own part, in blocks:
+Each parameter server writes its keys and rows of a table, in blocks:
 
     server 0: keys of its part of the hash values, sorted by hash --+
                 blocks of at most 16 MB: keys, rows                 |--> one checkpoint: `keys` [n], `rows` [n + 1, dim]
     server 1: the following part                                  --+      sorted, since servers have ranges of hashes
 
-The last row is the default, of no key. Nothing of the rows passes the client, and no row number leaves a server: a
-block's rows are looked up when it is written. Training may go on: each row is of one moment, blocks are of different
-ones, and a key that was evicted after its block was chosen is written with the default.
+The last row is the default, without a key. No row passes the client, and no row number leaves a server: a block's rows
+are looked up when it is written. Training may go on. Each row is of one moment, blocks are of different ones, and a key
+that was evicted after its block was chosen is written with the default.
 
-Rows of float16 are stored as int16, since TensorFlow cannot read float16 in pieces.
+Rows of float16 are stored as int16: TensorFlow cannot read float16 in pieces.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ _DTYPES = (tf.float32, tf.float16)
 _BLOCK_BYTES = 2**24
 _FORMAT = 1
 _RECORD = os.path.join("assets.extra", "coordinator.json")
-# Where keys and rows are written, before TensorFlow copies their indexes to the assets.
+# The folder of keys and rows until TensorFlow has copied their indexes to the assets.
 _FILES = "files"
 
 _NUMBER = tf.TensorSpec([], tf.int64)
@@ -55,20 +55,20 @@ _KEYS = tf.TensorSpec([None], tf.int64)
 def export(model: keras.Model, path: str | os.PathLike[str], dtype: Any = None, *, serve: Any = None) -> None:
     """Writes a SavedModel of a model with its tables, with the signature `serving_default`.
 
-    It has plain operations only, so TensorFlow Serving and `tf.saved_model.load` take it, without this library. Keys
-    without a row get the table's default. Rows are written by the parameter servers, each its own, in blocks; they do
-    not pass the client. Training may go on; rows are then of different moments.
+    It has plain operations only: TensorFlow Serving and `tf.saved_model.load` take it without this library. Keys
+    without a row get the table's default. Each parameter server writes its rows in blocks; they do not pass the client.
+    If training goes on, rows are of different moments.
 
     Args:
-      model: a model with `Embedding` layers, as it is used for prediction.
-      path: a folder that does not exist; it appears when all is written. Until then, all is in a folder beside it
-        whose name is new and ends in `.part`. The client and all parameter servers must be able to write there. For
-        TensorFlow Serving, its name is a number, the version.
-      dtype: of the rows in the files and in the server's memory: float32, or float16 for half of it. Look-ups return
+      model: a model with `Embedding` layers, in the form for prediction.
+      path: a folder that does not exist; it appears when all is written. Until then, all is in a folder next to it with
+        a new name that ends in `.part`. The client and all parameter servers must be able to write there. For
+        TensorFlow Serving, its name must be a number, the version.
+      dtype: of the rows in the files and in the server's memory: float32, or float16 for half the size. Look-ups return
         float32 either way.
-      serve: a `tf.function` with an input signature that is exported instead of the model's call; for models that are
-        neither functional nor `Sequential`, or have ragged or sparse inputs. It takes tensors, calls the model and
-        returns tensors.
+      serve: a `tf.function` with an input signature to export instead of the model's call; for models that are neither
+        functional nor `Sequential`, or have ragged or sparse inputs. It takes tensors, calls the model and returns
+        tensors.
 
     Raises:
       RuntimeError: it is called inside a strategy's scope.
@@ -84,17 +84,17 @@ def export(model: keras.Model, path: str | os.PathLike[str], dtype: Any = None, 
 def export_delta(
     model: keras.Model, path: str | os.PathLike[str], base: str | os.PathLike[str], *, serve: Any = None
 ) -> None:
-    """Writes a SavedModel that has the files of a former export, and new files only for what has changed since.
+    """Writes a SavedModel with the files of a former export, and new files only for the changes since.
 
     It is a whole model: load it as any other. New in it are the keys that have got a row or a gradient since, the keys
-    that lost their row, which get the default, and all other variables. The files of the former export are links to it
-    where the file system has hard links, and copies otherwise. To send it to a server that has the former export, send
-    only the new files: `rsync --archive --link-dest=../1 2/ server:/models/ads/2/`.
+    that lost their row, which get the default, and all other variables. The files of the former export are hard links,
+    or copies on file systems without them. To send it to a server that has the former export, send only the new files:
+    `rsync --archive --link-dest=../1 2/ server:/models/ads/2/`.
 
     Args:
       model: as for `export`.
       path: as for `export`.
-      base: the path of what `export` wrote for the same tables since they were last created or restored.
+      base: the path of an `export` of the same tables, written since they were last created or restored.
       serve: as for `export`.
 
     Raises:
@@ -106,12 +106,9 @@ def export_delta(
 
 @dataclasses.dataclass(frozen=True)
 class Written:
-    """What is in the files of a table.
+    """The content of a table's files: the number of keys, and the `CLOCK` before they were read, of each server.
 
-    Attributes:
-      sizes: the number of keys of each server.
-      clocks: the `CLOCK` of each server before its keys were read.
-      history: of the table, see `Table`; empty in files of a version that did not write it.
+    `history` is of the table, see `Table`; empty in files of a version without it.
     """
 
     sizes: list[int]
@@ -120,14 +117,11 @@ class Written:
 
 
 def write_rows(table: Table, prefix: str, dtype: tf.DType, base: tuple[str, Written] | None = None) -> Written:
-    """Writes the keys of a table that have rows, and these rows; called on the client.
+    """Writes the keys of a table that have rows, and these rows, as a dtype of `_DTYPES`; called on the client.
 
-    Args:
-      table: any.
-      prefix: of the files, in a folder that exists, and that all parameter servers can write.
-      dtype: of the rows in the files, one of `_DTYPES`.
-      base: the prefix of former files, and what is in them. Then only keys that have got a row or a gradient since are
-        written, and with the default the keys in these files that no longer have a row.
+    All parameter servers must be able to write in the folder of the files' `prefix`, which exists. `base` is the prefix
+    of former files, and their content. The new files then have only keys with a row or gradient since, and with the
+    default the keys of the former files that have lost their row.
     """
     history = table.history
     shards = [_ShardRows(shard, dtype) for shard in table.shards]
@@ -159,7 +153,7 @@ def write_rows(table: Table, prefix: str, dtype: tf.DType, base: tuple[str, Writ
 
 
 class _ShardRows:
-    """Writes the rows of one server. Keys stay there, sorted by hash, each once; they come with their number."""
+    """Writes the rows of one server. Keys stay there, sorted by hash, each once; methods also return their number."""
 
     def __init__(self, shard: TableShard, dtype: tf.DType) -> None:
         self._shard = shard
@@ -182,7 +176,7 @@ class _ShardRows:
         shard = self._shard
 
         def read(first: Any) -> Any:
-            # Under the mutex, so that keys and stamps are of the same rows.
+            # Under the mutex: keys and stamps are of the same rows.
             with shard.mutex.hold([first]):
                 numbers = tf.range(first, tf.minimum(first + SLICE, shard.counts.sparse_read(Count.USED)))
                 is_changed = shard.stamp.sparse_read(numbers) >= since
@@ -191,7 +185,7 @@ class _ShardRows:
         return _sorted(_collected(read, shard.counts.sparse_read(Count.USED)))
 
     def _with_removed(self, keys: Any, prefix: Any, start: Any, size: Any, total: Any) -> tuple[Any, Any]:
-        """Adds keys in former files that no longer have a row. The server's are `size` of `total`, from `start` on."""
+        """Adds keys of former files that have lost their row. The server has `size` of `total`, from `start`."""
         shard = self._shard
 
         def read(first: Any) -> Any:
@@ -206,11 +200,7 @@ class _ShardRows:
         return _sorted(tf.concat([keys, _collected(read, size)], 0))
 
     def write(self, keys: Any, size: int, first: int, total: int, prefix: str) -> list[str]:
-        """Writes `size` keys of `total` and their rows in blocks, from the position `first` on.
-
-        Returns:
-          The prefixes of the files.
-        """
+        """Writes `size` keys of `total` and their rows in blocks, from the position `first`; returns file prefixes."""
         dim = self._shard.dim
         block = max(1, _BLOCK_BYTES // (dim * 4 + 8))
         prefixes: list[str] = []
@@ -220,7 +210,7 @@ class _ShardRows:
             keys_slice = f"{total} {first + begin},{length}"
             rows_slice = f"{total + 1} {dim} {first + begin},{length}:-"
             written = self._write_block(keys, begin, length, prefixes[-1], keys_slice, rows_slice)
-            # The call may return before it has run.
+            # The call may return before it has finished.
             written.numpy()
         return prefixes
 
@@ -228,13 +218,12 @@ class _ShardRows:
         keys = keys[begin : begin + length]
         rows = _as_stored(self._shard.lookup(keys, training=False), self._dtype)
         saved = _save_rows(prefix, ["keys", "rows"], tf.stack([keys_slice, rows_slice]), [keys, rows])
-        # A function does not run operations that write files, unless what it returns depends on them.
+        # A function runs operations that write files only if its result depends on them.
         with tf.control_dependencies([saved]):
             return tf.identity(prefix)
 
 
 def _stored_dtype(dtype: tf.DType) -> tf.DType:
-    """Returns the dtype in which files have rows of a dtype."""
     return tf.int16 if dtype == tf.float16 else dtype
 
 
@@ -265,9 +254,9 @@ def _collected(read: Callable[[Any], Any], size: Any) -> Any:
 
 
 class ServedTable(tf.Module):
-    """Looks keys up as `Table.lookup` does without training. Created outside of a strategy's scope.
+    """Looks up keys like `Table.lookup` without training. Created outside of a strategy's scope.
 
-    `indexes` are the paths of the `.index` files that `write_rows` has made, the newest first, with rows of `dtype`.
+    `indexes` are paths of `.index` files of `write_rows`, the newest first, with rows of `dtype`.
     """
 
     def __init__(self, indexes: Sequence[str], dim: int, dtype: tf.DType) -> None:
@@ -276,10 +265,10 @@ class ServedTable(tf.Module):
         self._parts = [_Rows(path, dim, dtype) for path in indexes]
 
     def lookup(self, keys: Any) -> Any:
-        """Returns the rows of keys, float32, of the shape of `keys` and one more dimension."""
+        """Returns the rows of keys, float32, of the shape of `keys` with one more dimension."""
         keys = as_integers(keys)
         positions = hash_position(tf.reshape(keys, [-1]))
-        # The oldest has the default for keys that no part has.
+        # The oldest part has the default for keys that no part has.
         *newer, oldest = self._parts
         _, rows = oldest.find(positions)
         for part in reversed(newer):
@@ -290,20 +279,18 @@ class ServedTable(tf.Module):
 
 
 class _Rows(tf.Module):
-    """The keys and rows of some files."""
-
     def __init__(self, index: str, dim: int, dtype: tf.DType) -> None:
         super().__init__("rows")
         self._positions = tf.Variable(tf.zeros([0], tf.int64), shape=[None], trainable=False)
         self._rows = tf.Variable(tf.zeros([0, dim], dtype), shape=[None, dim], trainable=False)
-        # Attributes of a module, so that TensorFlow copies the file, and finds it where the SavedModel is loaded.
+        # Attributes of a module: TensorFlow copies the file, and finds it where the SavedModel is loaded.
         self._index = tf.saved_model.Asset(index)
         self._loader = _Loader(self._index, self._positions, self._rows)
 
     def find(self, positions: Any) -> tuple[Any, Any]:
-        """Returns which keys are there, by their `hash_position`; and rows, the default for keys that are not."""
+        """Returns which keys are there, by `hash_position`, and their rows or the default."""
         known = self._positions.read_value()
-        # The last position is of no key.
+        # The last position has no key.
         end = tf.size(known, tf.int64) - 1
         at = tf.searchsorted(known, positions, out_type=tf.int64)
         is_there = tf.logical_and(at < end, tf.gather(known, at) == positions)
@@ -311,14 +298,14 @@ class _Rows(tf.Module):
 
 
 class _Loader(tf.saved_model.experimental.TrackableResource):
-    """Fills variables when a SavedModel has been loaded, after its own variables have been restored."""
+    """Fills variables when a SavedModel is loaded, after TensorFlow has restored its variables."""
 
     def __init__(self, index: tf.saved_model.Asset, positions: tf.Variable, rows: tf.Variable) -> None:
         super().__init__()
         self._index, self._positions, self._rows = index, positions, rows
 
     def _create_resource(self) -> Any:
-        # A resource is required, and not used.
+        # Required, but not used.
         return tf.raw_ops.MutableHashTableV2(key_dtype=tf.int64, value_dtype=tf.int64)
 
     def _initialize(self) -> None:
@@ -330,7 +317,7 @@ class _Loader(tf.saved_model.experimental.TrackableResource):
             shape_and_slices=["", ""],
             dtypes=[tf.int64, _stored_dtype(dtype)],
         )
-        # The last position is not less than any other, so a look-up finds one.
+        # The last position is not less than any other: every look-up finds one.
         positions = tf.concat([hash_position(tf.ensure_shape(keys, [None])), [tf.int64.max]], 0)
         self._positions.assign(positions, read_value=False)
         self._rows.assign(tf.ensure_shape(tf.bitcast(rows, dtype), self._rows.shape), read_value=False)
@@ -349,7 +336,7 @@ def _export(model: keras.Model, path: str | os.PathLike[str], dtype: Any, serve:
     former: Mapping[str, Written] | None = None
     if base is not None:
         dtype, former = _read_record(base, tables)
-    # A new name: a folder with another name may belong to somebody else.
+    # A new name: an existing folder may belong to another program.
     folder = f"{path}.{secrets.token_hex(8)}.part"
     tf.io.gfile.makedirs(folder)
     try:
@@ -369,11 +356,7 @@ def _export(model: keras.Model, path: str | os.PathLike[str], dtype: Any, serve:
 
 
 def _read_record(path: str, tables: Sequence[Table]) -> tuple[tf.DType, dict[str, Written]]:
-    """Returns the dtype of the rows of a former export, and what is in the files of each table, by its name.
-
-    Raises:
-      ValueError: it is no base for a delta of all these tables.
-    """
+    """Returns the dtype and the tables' files, by name, of a former export; ValueError if it is no base for a delta."""
     try:
         with tf.io.gfile.GFile(os.path.join(path, _RECORD)) as file:
             content = json.load(file)
@@ -398,7 +381,7 @@ def _read_record(path: str, tables: Sequence[Table]) -> tuple[tf.DType, dict[str
 def _write_tables(
     tables: Sequence[Table], dtype: Any, folder: str, former: Mapping[str, Written] | None, base: str | None
 ) -> tuple[dict[Table, "ServedTable"], dict[str, Any]]:
-    """Writes keys and rows; returns what looks up each table in the SavedModel, and what a whole export has written."""
+    """Writes keys and rows; returns each table's `ServedTable`, and what a whole export has written."""
     files = os.path.join(folder, _FILES)
     tf.io.gfile.makedirs(files)
     served, written = {}, {}
@@ -416,7 +399,6 @@ def _write_tables(
 
 
 def _serving_function(model: keras.Model, serve: Any) -> Any:
-    """Returns a `tf.function` with an input signature that has not been traced."""
     if serve is not None:
         signature = getattr(serve, "input_signature", None)
         if signature is None:
@@ -440,7 +422,7 @@ def _serving_function(model: keras.Model, serve: Any) -> Any:
 
 
 def _lookup_in(thread: int, served: ServedTable, lookup: Callable[..., Any], keys: Any, training: bool = False) -> Any:
-    """Looks keys up in the exported table on one thread; steps that other threads trace use the table itself."""
+    """Looks up keys in the exported table on one thread; steps that other threads trace use the table itself."""
     return served.lookup(keys) if threading.get_ident() == thread else lookup(keys, training)
 
 
@@ -458,7 +440,6 @@ def _save_model(model: keras.Model, function: Any, served: dict[Table, ServedTab
 
 
 def _link(source: str, target: str, name: str, new_name: str) -> None:
-    """Links the files of a table into another folder, or copies them where that is not possible."""
     for file in tf.io.gfile.listdir(source):
         if not file.startswith(f"{name}."):
             continue
@@ -470,7 +451,7 @@ def _link(source: str, target: str, name: str, new_name: str) -> None:
 
 
 def _move_data(folder: str) -> None:
-    """Moves the data of tables to the indexes, which TensorFlow has copied to the assets."""
+    """Moves the data of tables to the assets, where TensorFlow has copied the indexes."""
     files = os.path.join(folder, _FILES)
     for name in tf.io.gfile.listdir(files):
         table, _, kind = name.partition(".")

@@ -1,7 +1,7 @@
 """A table whose rows appear as keys are first trained on, spread over all parameter servers.
 
 worker                                   each parameter server
-table.lookup(keys)     -->  its keys     finds their rows, and creates those of new keys     TableShard
+table.lookup(keys)     -->  its keys     finds their rows, and creates rows for new keys     TableShard
                        <--  rows
 table.apply_gradients  -->  its keys     updates the rows that these keys have now
                             and rows
@@ -51,9 +51,9 @@ from coordinator.ps_strategy.tensorflow_internals.replicas import alone
 from coordinator.ps_strategy.tensorflow_internals.unstored_variable import TableVariable
 
 _NUMBERS = itertools.count()
-# For tables without a strategy, what a strategy replaces while it is open; as long as the process.
+# For tables without a strategy: the replacements that a strategy makes while it is open. Until the process ends.
 _REPLACED = contextlib.ExitStack()
-# The name of what a delta has.
+# The name of a delta's tensors.
 _DELTA = "delta"
 _GIGABYTE = 1e9
 
@@ -67,11 +67,11 @@ class TableStatistics:
       size: the number of keys that have a row: `admitted - evicted`.
       waiting: the number of keys that wait to be admitted.
       admitted: how many rows were given to keys; a key that returns after its eviction counts again.
-      evicted: how many rows were removed, or left out of a checkpoint that was restored because there was no room.
+      evicted: how many rows were removed, or left out of a restored checkpoint because there was no room.
       refused: how many keys got no row because the table was full; a key counts each time.
       dropped: how many rows of gradients had a key without a row, and changed nothing.
       steps: the number of calls of `apply_gradients`.
-      bytes: what the rows in use take of the servers' memory, with keys and slots, without the index.
+      bytes: the memory of the rows in use on the servers, with keys and slots, without the index.
     """
 
     capacity: int
@@ -89,14 +89,14 @@ class Table(SelfSaving):
     """An embedding table with a row for each key that was trained on.
 
     Created in `strategy.scope()`, it is on the parameter servers. In a process without a strategy it is in that
-    process, and reads and writes the same checkpoints: for predictions, evaluation beside training, notebooks, tests.
+    process, and reads and writes the same checkpoints: for prediction, sidecar evaluation, notebooks and tests.
 
     Args:
       name: for messages and variables.
       dim: the length of a row.
-      capacity: the greatest number of rows. It is divided among the parameter servers, each of which has the keys of
-        an equal part of all hash values. Rows take memory when they are first used. The index takes it from the
-        beginning: about 42 bytes for each row of the capacity (twice as much with `MinCount(2)` or more).
+      capacity: the greatest number of rows. Each parameter server has the keys of an equal part of all hash values, and
+        its share of the rows. Rows take memory when they are first used. The index takes it from the beginning: about
+        42 bytes for each row of the capacity (twice as much with `MinCount(2)` or more).
       optimizer: changes the rows that a gradient has: an elementwise optimizer of Keras 3, `RowwiseAdagrad`, or a
         function `(rows, gradient)` that calls `rows.assign_sub`, `assign_add` or `assign`, such as
         `lambda rows, gradient: rows.assign_sub(0.1 * gradient)`. An optimizer is copied.
@@ -104,11 +104,10 @@ class Table(SelfSaving):
         `Normal` and `Constant` do.
       admission: `MinCount` or `Probability`; None gives a row to each key when it is first looked up in training.
       eviction: `OlderThan` or `SmallerThan`, or several: which rows `evict()` removes.
-      when_full: what new keys get when there is no room: "error" raises `tf.errors.InvalidArgumentError` in the step;
-        "default_row" gives them the default, and no row; "evict_oldest" removes rows that have had no gradient for
-        longest. It does not compare all rows: of the next 2,000 or more, it removes the oldest. When a checkpoint
-        is restored and there is no room for all rows, "error" raises; otherwise the rows with the oldest gradients are
-        left out, with a warning.
+      when_full: what new keys get when there is no room. "error" raises `tf.errors.InvalidArgumentError` in the step;
+        "default_row" gives them the default, and no row; "evict_oldest" removes, of the next 2,000 rows or more (not of
+        all), the rows that have had no gradient for longest. If a restored checkpoint has too many rows, "error"
+        raises; otherwise the rows with the oldest gradients are left out, with a warning.
       default: each number of the row that keys without a row get.
 
     Raises:
@@ -117,8 +116,8 @@ class Table(SelfSaving):
 
     Attributes:
       name, dim, capacity: as given.
-      variable: represents all rows as source of `tape.gradient`, a `tf.Variable` of shape [capacity, dim] without a
-        value. Gradients for it are `tf.IndexedSlices` with keys as indices.
+      variable: stands for all rows in `tape.gradient`: a `tf.Variable` of shape [capacity, dim] without a value. Its
+        gradients are `tf.IndexedSlices` with keys as indices.
       shards: the parts of the table, by parameter server.
     """
 
@@ -157,7 +156,7 @@ class Table(SelfSaving):
         self.shards = tuple(
             TableShard(self._settings, device, part, number) for device, part in zip(devices, parts, strict=True)
         )
-        # Kept alive by the optimizers that use them.
+        # Optimizers that use them keep them alive.
         self._accumulating: weakref.WeakSet[AccumulatedGradient] = weakref.WeakSet()
         self._checkpoint = TableCheckpoint(name, self.shards, self._discard_accumulated)
         if self._services is not None:
@@ -171,7 +170,7 @@ class Table(SelfSaving):
 
     @property
     def history(self) -> str:
-        """Identifies what the content has come from; another text after each restore and recovery."""
+        """Identifies the origin of the content: another text after each restore and recovery."""
         return self._checkpoint.history
 
     @property
@@ -189,7 +188,7 @@ class Table(SelfSaving):
 
     @tf.autograph.experimental.do_not_convert
     def lookup(self, keys: Any, training: bool = False) -> Any:
-        """Returns the rows of keys, and tells gradient tapes.
+        """Returns the rows of keys, and records the look-up on gradient tapes.
 
         Args:
           keys: integers or strings of any shape.
@@ -206,7 +205,7 @@ class Table(SelfSaving):
         flat = tf.reshape(keys, [-1])
         unique, positions = tf.unique(flat)
         parts, places = divided = self._divided(unique)
-        # Read by `apply_gradients`, since the keys of the gradient are this tensor.
+        # For `apply_gradients`: the keys of the gradient are this tensor.
         unique.divided = divided
         with alone():
             of_parts = [shard.lookup(part, training=training) for shard, part in zip(self.shards, parts, strict=True)]
@@ -221,7 +220,7 @@ class Table(SelfSaving):
 
     @tf.autograph.experimental.do_not_convert
     def apply_gradients(self, gradient: tf.IndexedSlices) -> None:
-        """Has the optimizer update the rows of a gradient, where they are.
+        """Updates the rows of a gradient, where they are, with the table's optimizer.
 
         Rows of the same key are summed first. Gradients of keys without a row are dropped. Additions of concurrent
         steps are not lost; each update of a server's rows is whole before the next one.
@@ -262,8 +261,8 @@ class Table(SelfSaving):
     def evict(self) -> int:
         """Removes the rows that `eviction` names, and returns how many; called on the client.
 
-        Training goes on: rows are removed in small portions. A key whose row was removed gets its initial row
-        when it is admitted again.
+        Training goes on: rows are removed in small portions. A removed key gets its initial row when it is admitted
+        again.
 
         Raises:
           ValueError: the table was created without `eviction`.
@@ -306,17 +305,17 @@ class Table(SelfSaving):
         )
 
     def save_delta(self, path: str) -> None:
-        """Writes what has changed since the table was last saved or restored, or its last delta; called on the client.
+        """Writes the changes since the table was last saved or restored, or since its last delta; called on the client.
 
         A delta has the rows that had a gradient or were given to a key since, and the keys that were evicted since.
-        A table is saved as a whole by a `tf.train.Checkpoint` that contains it.
+        A `tf.train.Checkpoint` saves the whole table.
 
         Args:
           path: the prefix of the files, as of `tf.train.Checkpoint.write`.
 
         Raises:
           ValueError: it was not saved or restored before, or not since a recovery has emptied it; it had no room for
-            some rows that were restored; or more keys than it has rows were evicted since.
+            some restored rows; or more keys than it has rows were evicted since.
           StrategyClosedError: the strategy is closed.
           tf.errors.OpError: a server does not answer, or the files cannot be written.
         """
@@ -329,10 +328,10 @@ class Table(SelfSaving):
     def restore_delta(self, path: str) -> None:
         """Changes the table by a delta, which must be the next one after what was restored last.
 
-        Restore the checkpoint first, then its deltas in their order: the table is then as it was at the last of them.
+        Restore the checkpoint first, then its deltas in order. The table is then as at the last delta.
 
         Args:
-          path: what `save_delta` was given.
+          path: the path that `save_delta` was given.
 
         Raises:
           ValueError: it is not the next delta, or of a table with other rows or slots.
@@ -351,7 +350,7 @@ class Table(SelfSaving):
         self._checkpoint.read(name, path)
 
     def _divided(self, keys: Any) -> tuple[Sequence[Any], Sequence[Any]]:
-        """Returns the keys that each server has, and their places among all."""
+        """Returns the keys of each server, and their places among all."""
         servers = len(self.shards)
         if servers == 1:
             return [keys], [tf.range(tf.size(keys))]
@@ -371,27 +370,22 @@ class Table(SelfSaving):
 
 
 class AccumulatedGradient:
-    """Gradients of a table, which an optimizer takes after some steps. They are in no checkpoint.
+    """Gradients of a table that an optimizer accumulates over steps. They are in no checkpoint.
 
-    Each server keeps the rows for its keys, with the keys, one after the other. They are in resources that are looked
-    up by name at each use, as the mutex is, so that they exist, empty, on a restarted server too. A `tf.Variable` must
-    have a known shape: a worker that is given a handle of another one dies (`Check failed` in
+    Each server keeps keys and rows, one gradient after the other, under the mutex of its shard. Like the mutex, the
+    resources are looked up by name at each use, so they exist, empty, on a restarted server too. A
+    `tf.Variable` must have a known shape: a worker that is given a handle of another one dies (`Check failed` in
     `RemoteMgr::DeserializeRemoteTensorHandle`, TensorFlow 2.21).
-
-    Args:
-      shards: of the table, by parameter server. The mutex of each is held for every change there.
-      divided: returns the keys that each server has, and their places among all.
-      shape: of the table.
     """
 
     def __init__(self, shards: Sequence[TableShard], divided: Callable[[Any], Any], shape: Sequence[int]) -> None:
         self._divided = divided
         self._shape = list(shape)
-        # Unlike the names of any other client of the servers.
+        # No other client of the servers has this name.
         self._name = f"coordinator/embeddings/{uuid.uuid4().hex}"
         self._specs = {"keys": tf.TensorSpec([None], tf.int64), "rows": tf.TensorSpec([None, shape[1]], tf.float32)}
         added = [*self._specs.values()]
-        # For each server its device, a function that adds keys and rows, and one that takes all.
+        # Each server's device, a function that adds keys and rows, and one that takes all.
         self._parts = [
             (
                 shard.device,
@@ -410,12 +404,12 @@ class AccumulatedGradient:
                 append(mine, rows)
 
     def take(self) -> tf.IndexedSlices:
-        """Returns the sum of all gradients since the last call, in which keys may occur several times."""
+        """Returns the sum of all gradients since the last call; keys may occur several times."""
         keys, rows = zip(*self._take_all(), strict=True)
         return tf.IndexedSlices(tf.concat(rows, 0), tf.concat(keys, 0), tf.constant(self._shape, tf.int64))
 
     def discard(self) -> None:
-        """Forgets all gradients since the last `take`; called on the client."""
+        """Drops all gradients since the last `take`; called on the client."""
         self._take_all()
 
     def _take_all(self) -> list[tuple[Any, Any]]:
@@ -440,7 +434,6 @@ class AccumulatedGradient:
         return keys, rows
 
     def _read(self) -> tuple[list[Any], list[Any]]:
-        """Returns the handles of the keys and rows, and their values."""
         handles, values = [], []
         for name, spec in self._specs.items():
             unknown = tf.TensorShape(None)
@@ -456,10 +449,10 @@ class AccumulatedGradient:
 
 
 def _place_of_scope() -> tuple[Sequence[str], int, Any]:
-    """Returns a CPU for each part of a table that is created now, and a number that no other table there has.
+    """Returns CPUs for the parts of a new table, a number that no other table there has, and the strategy's services.
 
-    And the services of the strategy; None in a process without one. RuntimeError in the scope of another strategy, or
-    outside of the scope while a strategy is open.
+    Services are None in a process without a strategy. RuntimeError in the scope of another strategy, or outside of the
+    scope while a strategy is open.
     """
     strategy: Any = tf.distribute.get_strategy()
     if isinstance(strategy, ParameterServerStrategy):
@@ -493,11 +486,11 @@ class _NoLargeVariables:
 
 
 def check_fits(table: str, needed: Sequence[int], devices: Sequence[str]) -> None:
-    """Raises ValueError if a table that needs so many bytes on each server does not fit there, before it fills them.
+    """Raises ValueError if a table with this many bytes on each server does not fit, before it fills them.
 
-    Linux promises more memory than there is, and kills a process that uses what it was promised.
+    Linux promises more memory than there is, and kills a process that uses it.
     """
-    # By machine, as several servers may be on one.
+    # Several servers may be on one machine.
     machines: collections.Counter[bytes] = collections.Counter()
     for size, device in zip(needed, devices, strict=True):
         machine = _first_line(device, "/proc/sys/kernel/random/boot_id") or device.encode()
@@ -521,13 +514,13 @@ def _number(line: bytes | None, factor: int = 1) -> int | None:
 
 
 def _first_line(device: str, path: str) -> bytes | None:
-    """Returns the first line of a file of a server's machine, or of this one; None if there is no such file."""
+    """Returns the first line of a file on a server's machine, or on this one; None if there is no such file."""
     try:
         if not is_on_parameter_server(device):
             with open(path, "rb") as file:
                 return file.readline()
         with tf.device(device):
-            # Reading a file that does not exist, TensorFlow would log an error that looks like one of the training's.
+            # For a missing file, TensorFlow would log an error that looks like one of the training.
             if not tf.io.matching_files(path).shape[0]:
                 return None
             line: bytes = _read(tf.constant(path)).numpy()
@@ -538,7 +531,7 @@ def _first_line(device: str, path: str) -> bytes | None:
 
 @tf.function(autograph=False, input_signature=[tf.TensorSpec([], tf.string)])
 def _read(path: Any) -> Any:
-    # Not `tf.io.read_file`, which finds files of the kernel empty, as they have no size.
+    # `tf.io.read_file` would find files of the kernel empty: they have no size.
     types = {"output_types": [tf.string], "output_shapes": [[]]}
     none, one = tf.constant(""), tf.constant(1, tf.int64)
     lines = tf.raw_ops.TextLineDataset(filenames=path, compression_type=none, buffer_size=tf.constant(4096, tf.int64))

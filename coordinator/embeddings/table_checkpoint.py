@@ -5,11 +5,10 @@
     CONTENT/<server>/waiting<slice>/<group>/keys, times                    keys that wait to be admitted
     CONTENT/<server>/evicted<slice>/<group>/keys                           in a delta: keys evicted since
 
-A slice is some rows of a server, of one moment; a group has the keys of 32 buckets. A server that reads takes the
-groups of its buckets, from the servers that had them, and keeps its own keys. So it reads only its part, and neither
-the index nor a number of a row is in the checkpoint.
-
-A delta has the rows with a gradient or a new key since the checkpoint or delta before it, and the keys evicted since.
+A slice is some rows of a server, of one moment; a group has the keys of 32 buckets. A reading server takes the groups
+of its buckets from their former servers, and keeps its own keys: it reads only its part. Neither the index nor a number
+of a row is in the checkpoint. A delta has the rows with a gradient or a new key since the checkpoint or delta before
+it, and the keys evicted since.
 """
 
 import functools
@@ -33,7 +32,7 @@ _logger = logging.getLogger("coordinator")
 
 _KEYS_IN_SLICE = 2**17
 _GROUPS = 32
-# A server needs a few times as much memory for a slice, and steps wait while it copies and writes it.
+# A server needs a few times this memory for a slice, and steps wait while it copies and writes it.
 _SLICE_BYTES = 2**20
 
 # In the order of reading.
@@ -43,13 +42,9 @@ _NUMBER, _TEXT = tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.string)
 
 
 class _Moment(NamedTuple):
-    """When a checkpoint or delta was saved.
+    """The moment of a checkpoint or delta, with the counts of each server; see `TableCheckpoint` for `history`.
 
-    Attributes:
-      name: unique.
-      counts: of each server, then.
-      history: see `TableCheckpoint`.
-      is_whole: False if the table was restored, and had no room for some of the rows.
+    `is_whole` is False if the table was restored without some of the rows, for lack of room.
     """
 
     name: str
@@ -61,14 +56,9 @@ class _Moment(NamedTuple):
 class TableCheckpoint:
     """Writes and reads the content of a table; called on the client.
 
-    Args:
-      table: its name, for messages.
-      shards: of the table, by parameter server.
-      discard_accumulated: forgets gradients that wait for an update, when the rows that they belong to are replaced.
-
-    Attributes:
-      history: identifies where the content has come from: a new text whenever a restore or a recovery replaces it.
-        What was written before is no base of what is written after.
+    `discard_accumulated` forgets gradients that wait for an update, when their rows are replaced. `history` identifies
+    the origin of the content: a new text whenever a restore or a recovery replaces it. Files from before are no base
+    for a delta written after.
     """
 
     def __init__(self, table: str, shards: Sequence[TableShard], discard_accumulated: Callable[[], None]) -> None:
@@ -77,7 +67,7 @@ class TableCheckpoint:
         self._devices = [shard.device for shard in shards]
         self._discard_accumulated = discard_accumulated
         slots = {f"slot {name}": slot.shape.as_list()[1:] for name, slot in shards[0].slots.items()}
-        # The shapes of what a slice of each kind has of a row or key, by name.
+        # For each kind of slice, the shapes of a row's or key's columns, by name.
         self._columns: dict[str, dict[str, list[int]]] = {
             "rows": {"keys": [], "rows": [shards[0].dim], **slots, "stamps": []},
             "waiting": {"keys": [], "times": []},
@@ -88,24 +78,22 @@ class TableCheckpoint:
         # Traced once each.
         self._save = functools.cache(self._new_save)
         self._load = functools.cache(self._new_load)
-        # What is complete: checkpoints and deltas whose files were merged, or that were read to their end.
+        # The last complete one: its files were merged, or it was read to the end.
         self._last: _Moment | None = None
         self.history = uuid.uuid4().hex
 
     def recover(self) -> None:
-        """Forgets gradients, and what was saved unless the recovery has restored the table; see `Recovered`."""
+        """Forgets gradients, and the last checkpoint unless the recovery has restored it; see `Recovered`."""
         self._discard_accumulated()
         if not self._counts()[:, Count.RESTORED].all():
             self.history = uuid.uuid4().hex
 
     def write(self, name: str, prefix: str, *, delta: bool = False) -> SelfSaved:
-        """Writes all, or as a delta what has changed since the last checkpoint or delta.
+        """Writes all, or as a delta the changes since the last checkpoint or delta.
 
-        Tensors have names that begin with `name`, and the files names that begin with `prefix`.
-
-        Raises:
-          ValueError: nothing was saved before a delta, or more keys were evicted since than are known.
-          tf.errors.OpError: a server does not answer, or the files cannot be written.
+        The names of tensors begin with `name`, and of files with `prefix`. Raises ValueError if nothing was saved
+        before a delta, or more keys were evicted since than are known; tf.errors.OpError if a server does not answer,
+        or the files cannot be written.
         """
         since = self._since() if delta else None
         now = _Moment(uuid.uuid4().hex, self._counts(), self.history)
@@ -143,10 +131,8 @@ class TableCheckpoint:
     def read(self, name: str, path: str, *, delta: bool = False) -> None:
         """Replaces the content by the tensors with a name in a checkpoint, or changes it by a delta.
 
-        Raises:
-          ValueError: it is of a table with other rows or slots, or not a delta to what was restored before.
-          tf.errors.OpError: it cannot be read, a server does not answer, or it has no room for its rows and may leave
-            none out.
+        Raises ValueError if it is of a table with other rows or slots, or no delta to what was restored before;
+        tf.errors.OpError if it cannot be read, a server does not answer, or has no room and may leave no rows out.
         """
         content, last = self._content(name, path), self._valid_last()
         if delta and content["since"] != (last and last.name):
@@ -164,7 +150,7 @@ class TableCheckpoint:
         self.history = uuid.uuid4().hex
         self._discard_accumulated()
         on_each_server(self._devices, "restore", read_on)
-        # Once more, for writes that have begun since then.
+        # Once more, for writes that have begun in between.
         self.history = uuid.uuid4().hex
         missing = sum(left_out)
         is_whole = not missing and (not delta or last is None or last.is_whole)
@@ -179,12 +165,12 @@ class TableCheckpoint:
     def _read_shard(
         self, number: int, name: str, path: str, content: Mapping[str, Any], stopped: threading.Event, *, delta: bool
     ) -> int:
-        """Reads the part of one server; returns how many rows were left out because it has no room for them."""
+        """Reads the part of one server; returns how many rows were left out for lack of room."""
         shard, slices = self._shards[number], content["slices"]
-        # Checkpoints that do not name the dtype are older than int64 stamps.
+        # Checkpoints without this dtype are older than int64 stamps.
         stamps, evicted = tf.as_dtype(content.get("stamps", "int32")), 0
         buckets = np.arange(BUCKETS)
-        # The servers that had buckets that this server has now.
+        # The former servers of this server's buckets.
         former = np.unique(server_of(buckets[server_of(buckets, len(self._shards)) == number], len(slices))).tolist()
         if not delta:
             shard.reserve()
@@ -192,7 +178,7 @@ class TableCheckpoint:
             if kind == "rows":
                 evicted = int(shard.read_counts()[Count.EVICTED])
             if kind == "waiting" and delta and shard.waiting is not None:
-                # All that wait are in the delta.
+                # The delta has all waiting keys.
                 shard.rebuild()
             for server in former:
                 for index in range(slices[server].get(kind, 0)):
@@ -205,12 +191,10 @@ class TableCheckpoint:
         return left_out
 
     def _set_counts(self, number: int, saved: np.ndarray, evicted_before: int) -> int:
-        """Sets the counts of a server after all was read, from the counts of all servers that were saved.
+        """Sets the counts of a server after reading, from the saved counts of all servers.
 
-        The first server gets what cannot be divided.
-
-        Returns:
-          How many rows had no room and were left out: rows that the server has evicted since `evicted_before`.
+        The first server gets the counts that cannot be divided. Returns how many rows were left out for lack of room:
+        rows that the server has evicted since `evicted_before`.
         """
         shard, is_first = self._shards[number], number == 0
         present = shard.read_counts().numpy()
@@ -228,7 +212,7 @@ class TableCheckpoint:
         return left_out
 
     def _new_save(self, number: int, kind: str) -> Any:
-        """Returns a function that writes a slice: from `first` on, and of rows what has changed since a clock."""
+        """Returns a function that writes a slice, with only the rows that have changed since a clock."""
         shard = self._shards[number]
 
         @tf.function(autograph=False, input_signature=[_NUMBER, _NUMBER, _TEXT, _TEXT])
@@ -253,7 +237,7 @@ class TableCheckpoint:
         return save
 
     def _new_load(self, number: int, kind: str, stamps: tf.DType) -> Any:
-        """Returns a function that reads a server's part of a slice, in which stamps have the given dtype."""
+        """Returns a function that reads a server's part of a slice with stamps of the given dtype."""
         shard, columns, servers = self._shards[number], self._columns[kind], len(self._shards)
         types = {"keys": tf.int64, "times": tf.int64, "stamps": stamps}
         buckets = np.arange(BUCKETS)
@@ -304,7 +288,7 @@ class TableCheckpoint:
         return np.stack([shard.read_counts().numpy() for shard in self._shards])
 
     def _slices(self, counts: np.ndarray, since: _Moment | None) -> list[dict[str, range]]:
-        """Returns where the slices of each kind begin, by server."""
+        """Returns the starts of the slices of each kind, by server."""
         slices = []
         for number, shard in enumerate(self._shards):
             capacity, mine = shard.capacity, counts[number]
@@ -335,7 +319,7 @@ class TableCheckpoint:
 
 
 def _names(name: Any, groups: Any, columns: Mapping[str, Any]) -> Any:
-    # One operation: the first save of a table waits until its function has been sent to the server, and steps with it.
+    # One operation: a table's first save, and steps with it, wait until its function has been sent to the server.
     return tf.strings.join([name, tf.constant([f"/{group}/{column}" for group in groups for column in columns])])
 
 

@@ -1,7 +1,7 @@
 """What a table is created with: its keys, initial rows, admission, eviction and optimizer.
 
-Initial rows are pure functions of the key, so a key gets the same row in any order of the keys, on any number of
-servers, and again after it was evicted. An initializer is a function `(keys, dim)` of TensorFlow operations that takes
+Initial rows are pure functions of the key. So a key gets the same row in any order of the keys, on any number of
+servers, and again after an eviction. An initializer is a function `(keys, dim)` of TensorFlow operations: it takes
 int64 keys [n] and returns float32 rows [n, dim].
 """
 
@@ -19,21 +19,21 @@ from coordinator.options import check_integer, check_number
 from coordinator.ps_strategy.keras.internals.optimizers import is_optimizer
 from coordinator.ps_strategy.keras.internals.row_updates import RowOptimizer
 
-# Each key belongs to one of these, for any number of servers. A server has a range of them.
+# Each key belongs to one bucket, for any number of servers. A server has a range of buckets.
 BUCKETS = 1024
 _BUCKET_BITS = 10
 
 # The constants of splitmix64 (Steele, Lea, Flood 2014), as signed numbers.
 _MULTIPLIERS = np.int64(-4658895280553007687), np.int64(-7723592293110705685)
 _INCREMENT = np.int64(-7046029254386353131)
-# Any number: other programs hash strings with other keys.
+# Arbitrary: other programs hash strings with other keys.
 _STRING_HASH_KEY = [0x636F6F7264696E61, 0x746F722F6B657973]
 
 
 def as_integers(keys: Any) -> Any:
     """Returns keys as int64, of the same shape; TypeError if they are neither integers nor strings.
 
-    Strings are hashed to 63 bits, by SipHash; of n strings, about n * n / 2**64 pairs get the same number.
+    Strings are hashed to 63 bits, by SipHash: of n strings, about n * n / 2**64 pairs collide.
     """
     keys = tf.convert_to_tensor(keys)
     if keys.dtype == tf.string:
@@ -44,17 +44,14 @@ def as_integers(keys: Any) -> Any:
 
 
 def _mixed(keys: Any) -> Any:
-    """Returns numbers that depend on all bits of the keys, by splitmix64; int64, of the same shape."""
+    """Mixes all bits of each key into the returned number, by splitmix64; int64, of the same shape."""
     keys = _xor_shift(keys + _INCREMENT, 30) * _MULTIPLIERS[0]
     keys = _xor_shift(keys, 27) * _MULTIPLIERS[1]
     return _xor_shift(keys, 31)
 
 
 def _uniform(keys: Any, columns: int, seed: int) -> Any:
-    """Returns random numbers that depend only on the key, the column and the seed, float32 [n, columns].
-
-    They are between 0 and 1, both excluded.
-    """
+    """Returns random numbers, float32 [n, columns], that depend only on key, column and seed; above 0 and below 1."""
     # As splitmix64 draws from the state that a key sets: each number mixes the state after one more increment.
     start = _mixed(keys + np.int64(seed))
     steps = np.arange(columns, dtype=np.int64)
@@ -84,12 +81,12 @@ def in_hash_order(keys: Any) -> Any:
 
 
 def server_of(buckets: Any, servers: int) -> Any:
-    """Returns the index of the server that has each bucket: the first range of buckets is the first server's."""
+    """Returns the index of the server of each bucket: the first range of buckets is the first server's."""
     return buckets * servers // BUCKETS
 
 
 def capacities(capacity: int, servers: int) -> list[int]:
-    """Divides a number of rows by the number of buckets that each server has, rounded up."""
+    """Divides a number of rows in proportion to the buckets of each server, rounded up."""
     owned = np.bincount(np.arange(BUCKETS) * servers // BUCKETS, minlength=servers)
     return [int(-(-capacity * int(buckets) // BUCKETS)) for buckets in owned]
 
@@ -107,8 +104,8 @@ def _xor_shift(numbers: Any, bits: int) -> Any:
 class MinCount:
     """Admits a key when it is looked up in training for the n-th time.
 
-    A look-up counts each of its keys once. The servers keep counts for as many pending keys as the table may have rows;
-    beyond that, the oldest are dropped.
+    A look-up counts each of its keys once. The servers keep counts for as many pending keys as the table may have rows,
+    and drop the oldest beyond that.
 
     Args:
       n: at least 1.
@@ -121,11 +118,11 @@ class MinCount:
 
     @property
     def counts(self) -> bool:
-        """Whether keys that wait are counted."""
+        """Whether pending keys are counted."""
         return self.n > 1
 
     def admits(self, times: Any) -> Any:
-        """Returns which keys are admitted, bool [n], that were looked up so many times before, int64 [n]."""
+        """Returns which keys to admit, bool [n], from the numbers of their earlier look-ups, int64 [n]."""
         return times + 1 >= self.n
 
 
@@ -133,7 +130,7 @@ class MinCount:
 class Probability:
     """Admits a key with a probability each time that it is looked up in training.
 
-    Nothing is kept of keys that are not admitted. On average, a key is admitted at the 1/p-th time.
+    Nothing is stored for keys that are not admitted. On average, a key is admitted at the 1/p-th time.
 
     Args:
       p: more than 0, at most 1.
@@ -148,7 +145,7 @@ class Probability:
 
     def admits(self, times: Any) -> Any:
         """Returns which keys are admitted; see `MinCount.admits`."""
-        # Without seeds, so that the steps of a fused call draw different numbers.
+        # Without seeds: the steps of a fused call draw different numbers.
         return tf.raw_ops.RandomUniform(shape=tf.shape(times), dtype=tf.float32, seed=0, seed2=0) < self.p
 
 
@@ -226,14 +223,14 @@ class Normal:
     def __call__(self, keys: Any, dim: int) -> Any:
         """Returns the initial rows of keys, float32 [n, dim]."""
         numbers = _uniform(keys, 2 * dim, self.seed)
-        # Box and Muller (1958). No number is 0, so that the logarithm is finite.
+        # Box and Muller (1958). No number is 0, so the logarithm is finite.
         radius = tf.sqrt(-2.0 * tf.math.log(numbers[:, :dim]))
         return radius * tf.cos(2.0 * math.pi * numbers[:, dim:]) * self.stddev
 
 
 @dataclasses.dataclass(frozen=True)
 class Constant:
-    """Rows whose numbers all are `value`."""
+    """Rows that contain only the number `value`."""
 
     value: float = 0.0
 
@@ -247,7 +244,7 @@ _WHEN_FULL = ("evict_oldest", "default_row", "error")
 
 @dataclasses.dataclass(frozen=True)
 class TableSettings:
-    """What a table is created with, checked; see `Table`."""
+    """The checked settings of a table; see `Table`."""
 
     name: str
     dim: int
@@ -279,11 +276,7 @@ class TableSettings:
 
     @functools.cached_property
     def update(self) -> Any:
-        """A `RowOptimizer`, or a user's function with the members of one.
-
-        Raises:
-          TypeError, ValueError: no such optimizer can be used.
-        """
+        """A `RowOptimizer`, or an object with its members for a user's function; TypeError or ValueError if neither."""
         optimizer = self.optimizer
         if is_optimizer(optimizer):
             return RowOptimizer(optimizer, self.dim)

@@ -7,8 +7,8 @@
     waiting   [capacity], keys that wait to be admitted, as a ring
     evicted   [capacity], the keys that were evicted last, as a ring
 
-The variables are created for the full capacity, and memory is used as rows are written: what is beyond `used` is never
-read. The index is created with all of its buckets, since adding some would stop all look-ups for seconds.
+The variables are created for the full capacity; memory is used as rows are written, and nothing beyond `used` is read.
+The index is created with all of its buckets: adding some would stop all look-ups for seconds.
 
     look-up     find all keys in the index, gather their rows                       no mutex
                   if some are new, or rows were changed during that: again          under the mutex
@@ -17,17 +17,17 @@ read. The index is created with all of its buckets, since adding some would stop
     eviction    look for rows in a slice                                            no mutex
                   look again at some of them, remove them from the index, free them under the mutex
 
-No number of a row leaves the server. So if a row was evicted, or given to another key, after a worker looked its key
-up, the gradient finds the key's present row, or none, and is then dropped.
+No number of a row leaves the server. If a row is evicted, or given to another key, after a worker looked its key up,
+the gradient goes to the key's present row, or is dropped if there is none.
 
-A row that is looked up without the mutex is whole, and of its key. Rows are written, or freed so that another key can
-get them, only while `CHANGES` is odd, and it grows each time. A look-up that finds it odd, or grown, is repeated under
-the mutex. It is odd only during the writing, which takes a small part of the time of an update.
+A row that is looked up without the mutex is whole, and of its key. Rows are written, or freed for another key, only
+while `CHANGES` is odd; it grows each time. A look-up that finds it odd, or grown, is repeated under the mutex. It is
+odd only during the writing, a small part of the time of an update.
 
-Checkpoints and deltas read and write the content in slices. A slice is read or written under the mutex, so that each
-key, row, slot and stamp in it is of one moment; slices are of different moments if training goes on. Nothing is sent to
-the client except what it reads. Index, free rows and counts of waiting keys are no variables of a checkpoint; `rebuild`
-derives the first two from `key_of` and `stamp`.
+Checkpoints and deltas read and write the content in slices, under the mutex: each key, row, slot and stamp of a slice
+is of one moment. Slices are of different moments if training goes on. The client gets only what it reads. Index, free
+rows and counts of waiting keys are no variables of a checkpoint; `rebuild` derives the first two from `key_of` and
+`stamp`.
 """
 
 import contextlib
@@ -45,9 +45,9 @@ from coordinator.ps_strategy.keras.internals.optimizers import UnsharedRows
 from coordinator.ps_strategy.tensorflow_internals.handles import create_mutable_table
 from coordinator.ps_strategy.tensorflow_internals.shared_variable import ServerMutex, client_may_call, operations_added
 
-# The positions of `counts`. Rows below `USED` are in use or free; `CLOCK` counts pushes; `CHANGES` grows when rows that
-# the index has are changed or freed, and is odd until they are written; `NEXT_WAITING` is the number of keys that have
-# ever waited; `HAND` is where the search for the oldest rows goes on; `RESTORED` is 1 if a checkpoint was restored.
+# The positions of `counts`. Rows below `USED` are in use or free; `CLOCK` counts pushes; `CHANGES` grows when rows of
+# the index are changed or freed, and is odd until they are written; `NEXT_WAITING` is the number of keys that have ever
+# waited; the search for the oldest rows continues at `HAND`; `RESTORED` is 1 after a checkpoint was restored.
 Count = enum.IntEnum(
     "Count",
     "USED FREE CLOCK ADMITTED EVICTED REFUSED DROPPED WAITING CHANGES NEXT_WAITING HAND RESTORED",
@@ -55,23 +55,23 @@ Count = enum.IntEnum(
 )
 
 FREE_STAMP = -1
-# As `counts`, since a stamp is compared with `CLOCK`, which grows with each push of all training.
+# As `counts`: a stamp is compared with `CLOCK`, which grows with each push of all training.
 STAMPS = tf.int64
-# What an entry of the index takes, its part of the buckets included; measured.
+# Measured: the bytes of an entry of the index, with its part of the buckets.
 _INDEX_BYTES = 42
-# The index gives it for keys that it does not have.
+# The index's value for unknown keys.
 UNKNOWN = -1
-# How many rows or keys are handled in one step where all are: so few that others wait at most some milliseconds.
+# Rows or keys that one step handles when all are handled: others wait some milliseconds at most.
 SLICE = 2**16
-# Of how many rows the oldest are looked for at a time: their stamps and numbers take 16 bytes each.
+# Rows whose oldest are found at a time: their stamps and numbers take 16 bytes each.
 _STAMPS_AT_ONCE = 2**20
-# How many rows are evicted at most while others wait for the mutex, and how many rows are searched for them.
+# The most rows that are evicted while others wait for the mutex, and that are searched for them.
 _EVICTED_AT_ONCE, _SEARCHED_AT_ONCE = 1000, 2**14
 # A full table evicts the oldest of this many rows for each that is needed, and at least of the second number.
 _CANDIDATES, _LEAST_CANDIDATES = 4, 2000
 
 # The server prepares such a function once for all steps of a call, and a function in a branch only if the branch is
-# taken. Otherwise the worker would prepare it for each step: most of the time to build a call of many steps.
+# taken. Otherwise the worker would prepare it for each step, which is most of the time to build a call of many steps.
 _NOT_INLINED = {"_noinline": True}
 
 _KEYS = tf.TensorSpec([None], tf.int64)
@@ -79,24 +79,16 @@ _NUMBER = tf.TensorSpec([], tf.int64)
 
 
 class Index(tf.lookup.experimental.MutableHashTable):
-    """A mutable table that the strategy's scope does not place: it is on the server of its rows."""
+    """A mutable table on the server of its rows; the strategy's scope does not place it."""
 
 
 class TableShard:
     """The part of a table on one parameter server, or in this process. Created in the strategy's scope.
 
-    Methods that change something are called under `mutex`, unless their docstring says that they hold it.
-
-    Args:
-      settings: of the table.
-      device: of the server's CPU.
-      capacity: the greatest number of rows here.
-      number: unique among the tables of the strategy.
-
-    Attributes:
-      index, rows, slots, key_of, stamp, free, waiting, counts: see the module.
-      mutex: held for every change of them.
-      rate: the learning rate, a variable; None if the optimizer computes it.
+    Public methods take `mutex` for their changes. Private methods that change something need it, except `_create`,
+    `_push` and `_evict`, which take it. `capacity` is the greatest number of rows here; `number` is unique among the
+    tables of the strategy. `rate` is the learning rate, a variable; None if the optimizer computes it. See the module
+    for other attributes.
     """
 
     def __init__(self, settings: TableSettings, device: str, capacity: int, number: int) -> None:
@@ -126,9 +118,9 @@ class TableShard:
         if services is not None:
             services.variables.add_table(self.index, resource, recovered_by=self)
         self.reserve()
-        # Traced once each, whatever functions use them.
+        # Traced once each, for all functions that use them.
         self._functions = {
-            # Partial functions, as TensorFlow would count the tracings of all tables, and warn.
+            # Partial functions: TensorFlow would count the tracings of all tables together, and warn.
             method: tf.function(
                 functools.partial(method),
                 input_signature=signature,
@@ -147,7 +139,7 @@ class TableShard:
 
     @contextlib.contextmanager
     def _placed(self) -> Iterator[None]:
-        """Opens a scope in which variables are created on this server."""
+        """Opens a scope that creates variables on this server."""
         beside = types.SimpleNamespace(device=self.device)
 
         def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
@@ -172,7 +164,7 @@ class TableShard:
         return [self.rows, *self.slots.values(), self.key_of, self.stamp, self.free, self.evicted, *waiting]
 
     def bytes_per_row(self) -> int:
-        """Returns what a row takes of the server's memory, without the index and the list of evicted keys."""
+        """Returns the bytes of a row in the server's memory, without the index and the list of evicted keys."""
         large = [variable for variable in self._large if variable is not self.evicted]
         return sum(int(np.prod(variable.shape[1:])) * variable.dtype.size for variable in large)
 
@@ -180,8 +172,8 @@ class TableShard:
     def reserve(self) -> None:
         """Empties the table, and allocates its variables and the buckets of its index again.
 
-        The values are assigned in a function: while a value that the client assigned is still referred to, the first
-        change of a row would copy all of it, and so use the memory of all rows.
+        The values are assigned in a function. While a value that the client assigned is still referred to, the first
+        change of a row would copy it, with the memory of all rows.
         """
         with self.mutex.hold():
             for variable in self._large:
@@ -191,7 +183,7 @@ class TableShard:
             self._create_buckets()
 
     def _create_buckets(self) -> None:
-        """Empties the index, and fills and empties it again: then it has buckets for all rows, and keeps them."""
+        """Empties the index, fills it and empties it again: it keeps buckets for all rows."""
         entries = tf.constant(self.capacity * (1 if self.waiting is None else 2), tf.int64)
 
         def fill(first: Any) -> Any:
@@ -207,22 +199,20 @@ class TableShard:
     # Rows by their keys, on the server.
 
     def find(self, keys: Any) -> Any:
-        """Returns what the index has for keys, int64 [n]."""
+        """Returns the index's values for keys, int64 [n]."""
         found = self.index.lookup(keys)
-        # Unknown to TensorFlow, since the table is of another server.
+        # Unknown to TensorFlow: the table is on another server.
         found.set_shape(keys.shape)
         return found
 
     def _room(self) -> Any:
-        """Returns how many rows can be given to keys."""
         counts = self.counts.read_value()
         return self.capacity - counts[Count.USED] + counts[Count.FREE]
 
     def _allocate(self, keys: Any, steps: Any) -> Any:
-        """Gives rows to keys (int64 [n]) that have none, with `steps` as stamps; there must be room for all.
+        """Gives rows, stamped with `steps`, to keys (int64 [n]) that have none; there must be room for all.
 
-        Returns:
-          The numbers of the rows, int64 [n]. They are not in the index yet.
+        Returns the numbers of the rows, int64 [n], which are not in the index yet.
         """
         counts = self.counts.read_value()
         number = tf.size(keys, tf.int64)
@@ -235,7 +225,6 @@ class TableShard:
         return numbers
 
     def _release(self, numbers: Any) -> None:
-        """Frees rows that are in use."""
         keys = self.key_of.sparse_read(numbers)
         first, before = self.counts.sparse_read(Count.FREE), self.counts.sparse_read(Count.EVICTED)
         number = tf.size(numbers, tf.int64)
@@ -249,12 +238,12 @@ class TableShard:
         self._change_rows([keys, first, before], lambda: self.index.remove(keys), free)
 
     def _change_rows(self, after: Sequence[Any], *actions: Callable[[], object]) -> None:
-        """Changes or frees rows that the index has, by actions that run in their order; see `in_order`.
+        """Changes or frees rows of the index by actions, which run in order.
 
-        A look-up that does not hold the mutex learns from `CHANGES` that rows have been changed since it began.
+        `CHANGES` tells look-ups without the mutex that rows have been changed since they began.
         """
         changes = self.counts.sparse_read([Count.CHANGES])
-        # It is odd before if a call was cancelled in the middle.
+        # It is odd before if a call was cancelled halfway.
         odd = changes + 1 + changes % 2
         in_order(
             [*after, odd],
@@ -268,18 +257,15 @@ class TableShard:
         self.counts.scatter_nd_add([[position] for position in added], amounts)
 
     def _wait(self, keys: Any, times: Any, is_new: Any) -> None:
-        """Records how often keys without rows were seen, and which of them have not waited before.
-
-        If there is no room for all, the keys that have waited longest are forgotten.
-        """
+        """Records how often keys without rows were seen, and which are new; forgets the oldest if there is no room."""
         assert self.waiting is not None
-        # More would not have room in the ring. Each place of it is written once here.
+        # More would not fit the ring. Each place is written once here.
         keys, times, is_new = (each[: self.capacity] for each in (keys, times, is_new))
         first = self.counts.sparse_read(Count.NEXT_WAITING)
         new = tf.boolean_mask(keys, is_new)
         number = tf.size(new, tf.int64)
         places = tf.range(first, first + number)
-        # Places that have been used before; those beyond have no value yet.
+        # Places that have been used before: later ones have no value yet.
         again = tf.boolean_mask(places, places >= self.capacity) % self.capacity
         oldest = self.waiting.sparse_read(again)
         forgotten = tf.unique(tf.boolean_mask(oldest, self.find(oldest) < UNKNOWN))[0]
@@ -296,24 +282,20 @@ class TableShard:
     # What workers call.
 
     def lookup(self, keys: Any, *, training: bool) -> Any:
-        """Returns the rows of keys, float32 [n, dim], on the server; the default for keys without one.
+        """Returns the rows of keys (int64 [n], each once), float32 [n, dim], on the server; the default without a row.
 
-        The keys are int64 [n], each once. With `training` they are counted and admitted.
+        With `training` the keys are counted and admitted.
         """
         return self._call(self._lookup_or_create if training else self._lookup, keys)
 
     def push(self, keys: Any, gradient: Any) -> None:
-        """Updates the rows of keys (int64 [n], each once) with a gradient, float32 [n, dim].
-
-        The gradients of keys that have no row are dropped.
-        """
+        """Updates the rows of keys (int64 [n], each once) with a gradient, float32 [n, dim]; drops it without a row."""
         self._call(self._push, keys, gradient)
 
     def evict(self, first: Any) -> Any:
-        """Evicts some rows that the policies evict, from number `first` on, an int64 scalar.
+        """Evicts some of the rows that the policies evict, from number `first`, an int64 scalar.
 
-        Returns:
-          How many were evicted, and the row to continue with, or -1 after the last.
+        Returns their number, and the row to continue with, or -1 after the last.
         """
         return self._call(self._evict, first)
 
@@ -330,7 +312,7 @@ class TableShard:
             return tf.cond(tf.reduce_all(found >= 0), lambda: rows, lambda: self._call(self._create, keys))
 
     def _rows_of(self, keys: Any) -> tuple[Any, Any]:
-        """Returns the rows of keys, and what the index has for the keys: numbers of rows, or negative numbers."""
+        """Returns the rows of keys, and the index's values: numbers of rows, or negative numbers."""
         counts = self.counts
         with tf.device(self.device):
             before = counts.sparse_read(Count.CHANGES)
@@ -359,7 +341,7 @@ class TableShard:
         return tf.cond(tf.reduce_all(is_there), lambda: self.rows.sparse_read(found), with_default)
 
     def _create(self, keys: Any) -> Any:
-        """Counts and admits keys, and returns their rows."""
+        """Counts and admits keys; returns their rows."""
         settings = self._settings
         with self.mutex.hold([keys]):
             found = self.find(keys)
@@ -376,11 +358,11 @@ class TableShard:
                     self._wait(waiting, before + 1, before == 0)
                 admitted += counted
             with tf.control_dependencies(admitted):
-                # Again, since rows of a full table may have been evicted.
+                # Again: rows of a full table may have been evicted.
                 return self._gather(self.find(keys))
 
     def _admit(self, keys: Any, entries: Any, found: Any) -> None:
-        """Gives new rows to keys that have none, as far as there is room.
+        """Gives new rows to keys that have none, while there is room.
 
         The index has `entries` for these keys, and `found` for all keys of this look-up, whose rows are not evicted.
         """
@@ -398,7 +380,7 @@ class TableShard:
                 write(self.slots[name], numbers, tf.broadcast_to(value, tf.concat([tf.shape(numbers), value.shape], 0)))
             self._add_counts({Count.WAITING: -waited, Count.REFUSED: wanted - granted})
         with tf.control_dependencies(written):
-            # A look-up that does not hold the mutex finds a key only when its row is there.
+            # A look-up without the mutex finds a key only when its row is complete.
             self.index.insert(keys, numbers)
 
     def _make_room(self, wanted: Any, found: Any) -> None:
@@ -452,7 +434,7 @@ class TableShard:
             return number, tf.where(following < used, following, tf.constant(-1, tf.int64))
 
     def _to_evict(self, numbers: Any) -> Any:
-        """Returns the rows among these that are in use, and that a policy evicts."""
+        """Returns the used rows among these that a policy evicts."""
         stamps = self.stamp.sparse_read(numbers)
         ages = self.counts.sparse_read(Count.CLOCK) - stamps
         is_evicted = tf.zeros(tf.shape(ages), tf.bool)
@@ -464,10 +446,7 @@ class TableShard:
         return tf.boolean_mask(numbers, tf.logical_and(stamps > FREE_STAMP, is_evicted))
 
     def _evict_oldest(self, missing: Any, found: Any) -> Any:
-        """Evicts the oldest of the next rows of a full table, except the rows of this look-up.
-
-        It does not compare the stamps of all rows, since others wait for the mutex.
-        """
+        """Evicts the oldest of the next rows of a full table (not of all, since others wait), except this look-up's."""
         counts = self.counts.read_value()
         used = counts[Count.USED]
         rows = tf.maximum(used, tf.constant(1, tf.int64))
@@ -496,18 +475,15 @@ class TableShard:
             return self.counts.read_value()
 
     def recover(self) -> None:
-        """Makes the table usable after its variables were restored, or initialized; called on the client.
-
-        A table that no checkpoint holds is empty.
-        """
+        """Empties a table that no checkpoint has restored. Called on the client after the variables were recovered."""
         if not self.read_counts()[Count.RESTORED]:
             self.reserve()
 
     @client_may_call()
     def rebuild(self) -> None:
-        """Derives the index and the free rows from `key_of` and `stamp`, below `USED`; waiting keys are forgotten.
+        """Derives the index and the free rows from `key_of` and `stamp`, below `USED`; forgets waiting keys.
 
-        Called when the variables were restored. Then the counts of the checkpoint hold, too.
+        Called after the variables were restored. Then the counts of the checkpoint hold, too.
         """
         with self.mutex.hold():
             with operations_added() as emptied:
@@ -533,14 +509,13 @@ class TableShard:
 
     @client_may_call(_NUMBER, _NUMBER, _NUMBER)
     def read_rows(self, first: Any, count: Any, since: Any = 0) -> tuple[Any, Any, list[Any], Any]:
-        """Reads `count` rows from number `first` on, as they are at one moment, with this stamp or a later one.
+        """Reads `count` rows from number `first`, of one moment, with stamps from `since` on.
 
         Slices begin below `USED`. Updates wait until a slice is read, so it should have about 65,536 rows. While
         training goes on, a key may be evicted and get a row in another slice.
 
-        Returns:
-          The keys, int64 [n]; their rows, float32 [n, dim]; their slots, in the order of `slots`; their stamps,
-          int64 [n]. On the server.
+        Returns keys, int64 [n]; rows, float32 [n, dim]; slots, in the order of `slots`; stamps, int64 [n]: on the
+        server.
         """
         with self.mutex.hold([first, count]):
             numbers = _slice(first, count, self.counts.sparse_read(Count.USED))
@@ -551,12 +526,10 @@ class TableShard:
             return keys, rows, slots, self.stamp.sparse_read(numbers)
 
     def write_rows(self, keys: Any, rows: Any, slots: Sequence[Any], stamps: Any) -> None:
-        """Writes rows, whether their keys have rows already or not; arguments are as `read_rows` returns them.
+        """Writes rows of keys with or without a row; arguments are as `read_rows` returns them. Holds `mutex`.
 
-        If there is no room for all, the oldest of these and those that are there are left out, and count as evicted.
-
-        Raises:
-          tf.errors.InvalidArgumentError: there is no room for all, and none may be left out.
+        If there is no room for all, the oldest of the new and present rows are left out, and count as evicted. If none
+        may be left out, it raises tf.errors.InvalidArgumentError.
         """
         with self.mutex.hold([keys, rows, *slots, stamps]):
             with operations_added() as made:
@@ -578,7 +551,7 @@ class TableShard:
                 self.index.insert(keys, numbers)
 
     def _make_room_for_saved(self, keys: Any, stamps: Any) -> Any:
-        """Makes room for rows that a checkpoint has; returns which of them there is room for, bool [n]."""
+        """Makes room for a checkpoint's rows; returns for which of them there is room, bool [n]."""
         missing = tf.math.count_nonzero(self.find(keys) < 0) - self._room()
         every = tf.ones(tf.shape(keys), tf.bool)
         if self._settings.when_full != "error":
@@ -596,7 +569,7 @@ class TableShard:
         found = self.find(keys)
         is_new = found < 0
         is_there = tf.logical_not(is_new)
-        # Rows that are there get their new stamps now, so that they are not taken for older than they will be.
+        # Present rows get their new stamps first: they must not count as older than they will be.
         with operations_added() as stamped:
             write(self.stamp, tf.boolean_mask(found, is_there), tf.boolean_mask(stamps, is_there))
         # New rows have negative numbers here.
@@ -644,11 +617,7 @@ class TableShard:
 
     @client_may_call(_NUMBER, _NUMBER)
     def read_waiting(self, first: Any, count: Any) -> tuple[Any, Any]:
-        """Reads a slice of the keys that wait, of `capacity` places at most; some keys there have been admitted.
-
-        Returns:
-          The keys, and how often each was seen, both int64 [n]. On the server.
-        """
+        """Returns waiting keys in at most `capacity` places, and how often each was seen: int64 [n], on the server."""
         if self.waiting is None:
             return tf.zeros([0], tf.int64), tf.zeros([0], tf.int64)
         with self.mutex.hold([first, count]):
@@ -661,7 +630,7 @@ class TableShard:
 
     @client_may_call(_KEYS, _KEYS)
     def write_waiting(self, keys: Any, times: Any) -> None:
-        """Sets how often keys that have no row were seen; arguments are as `read_waiting` returns them."""
+        """Sets how often keys without a row were seen; arguments are as `read_waiting` returns them."""
         if self.waiting is None:
             return
         with self.mutex.hold([keys, times]):
@@ -671,7 +640,7 @@ class TableShard:
 
 
 def _of_rows(found: Any, gradient: Any) -> tuple[Any, Any]:
-    """Returns the numbers of rows of the keys that have one, and the gradients of these rows."""
+    """Returns the numbers of the rows of keys that have one, and the gradients of these rows."""
     is_there = found >= 0
 
     def some() -> tuple[Any, Any]:
@@ -686,7 +655,7 @@ def _slice(first: Any, count: Any, end: Any) -> Any:
 
 
 def _oldest(stamps: Any, numbers: Any, count: Any) -> tuple[Any, Any]:
-    """Returns the least `count` stamps, or all, and their numbers."""
+    """Returns the least `count` stamps, or all, with their numbers."""
     negative, at = tf.math.top_k(-stamps, tf.minimum(tf.cast(count, tf.int32), tf.size(stamps)), sorted=False)
     return -negative, tf.gather(numbers, at)
 
@@ -694,8 +663,8 @@ def _oldest(stamps: Any, numbers: Any, count: Any) -> tuple[Any, Any]:
 def write(variable: tf.Variable, numbers: Any, values: Any) -> None:
     """Assigns to rows of a variable, each number once.
 
-    This kernel is ten times as fast as the one of `tf.Variable.scatter_update`, which locks out readers. A reader that
-    does not hold the mutex may see half of a row.
+    This kernel is ten times as fast as the kernel of `tf.Variable.scatter_update`, which locks out readers. A reader
+    without the mutex may see half of a row.
     """
     tf.raw_ops.ResourceScatterUpdate(resource=variable.handle, indices=numbers, updates=values)
 
@@ -710,7 +679,7 @@ def in_order(after: Sequence[Any], *actions: Callable[[], object]) -> None:
 
 
 def full_size(settings: TableSettings, capacity: int) -> int:
-    """Returns how many bytes a full shard takes, with room for `capacity` rows."""
+    """Returns the bytes of a full shard with room for `capacity` rows."""
     slots, counts_waiting = settings.update.slots, settings.admission.counts
     numbers = settings.dim + sum(int(np.prod(value.shape)) for value in slots.values())
     of_row = 4 * numbers + 32 + 8 * counts_waiting

@@ -1,7 +1,7 @@
 """Sidecar evaluation: a separate process evaluates the checkpoints that training writes.
 
-Each name is imported when it is first used. All except `SidecarEvaluator` and `SidecarMetrics` work without a
-TensorFlow import.
+Each name is imported when it is first used. Only `SidecarEvaluator`, `SidecarMetrics` and directories that are URLs
+need TensorFlow.
 """
 
 import lazy_loader

@@ -1,7 +1,7 @@
-"""Loads checkpoints into the object that is evaluated, and finds the training step in them.
+"""Loads checkpoints into the object that is evaluated, and finds their training step.
 
-TensorFlow checkpoints are loaded into any trackable object, `.weights.h5` files into a Keras model. A TensorFlow
-checkpoint must have objects, as `tf.train.Checkpoint` and `tf.train.CheckpointManager` write it.
+TensorFlow checkpoints with objects, as `tf.train.Checkpoint` and `tf.train.CheckpointManager` write them, are loaded
+into any trackable object; `.weights.h5` files into a Keras model.
 
 Promise: after `load`, every variable holds the value from the checkpoint. If one does not fit, `load` raises.
 """
@@ -31,7 +31,7 @@ _WEIGHTS_FILE_COUNTERS = ("optimizer/inner_optimizer/vars/0", "optimizer/vars/0"
 
 
 class TensorFlowCheckpoint:
-    """An open checkpoint, which messages call `label`, or by its path, which is without `.index`.
+    """An open checkpoint. Messages call it `label`, or by its path, which is without `.index`.
 
     Raises:
       tf.errors.OpError, OSError, IndexError: the files cannot be read: they are incomplete, or were deleted.
@@ -63,8 +63,7 @@ class TensorFlowCheckpoint:
     def find(self, root: Any, variables: Iterable[tuple[str, Any]]) -> list[str]:
         """Returns the keys of variables, given as (name, variable), below `root`, an object with the saved structure.
 
-        Raises:
-          EvaluationError: a variable is missing or has another shape.
+        Raises EvaluationError if a variable is missing or has another shape.
         """
         saved = self._saved(root, _VARIABLE)
         keys = []
@@ -86,7 +85,7 @@ class TensorFlowCheckpoint:
         return keys
 
     def find_tables(self, root: Any, tables: Iterable[SelfSaving]) -> list[tuple[SelfSaving, str]]:
-        """Returns each table that grows with the name of its content, for `read_from_checkpoint`; see `find`."""
+        """Returns each table with the name of its content, for `read_from_checkpoint`; raises as `find`."""
         saved = self._saved(root, SelfSaving.ATTRIBUTE)
         tables = list(tables)
         for table in tables:
@@ -102,7 +101,7 @@ class TensorFlowCheckpoint:
 
         A counter saved by the user (`tf.train.Checkpoint(step=..., ...)`, or `global_step`) takes precedence, because
         another strategy's Keras optimizer may lose counts when workers race. Otherwise this is the `iterations` of the
-        optimizer nearest to the root; of several at the same depth, the largest.
+        optimizer nearest to the root; the largest if several are at the same depth.
         """
         if (step := self._first_count(0, _USER_COUNTERS)) is not None:
             return step
@@ -117,7 +116,7 @@ class TensorFlowCheckpoint:
 
     def _iterations(self, optimizer: int) -> int | None:
         inner = self._children(optimizer).get("inner_optimizer")
-        # A loss-scaling optimizer also has a counter, but only the inner one is right.
+        # A loss-scaling optimizer also has a counter, but only the inner optimizer's is right.
         return self._first_count(optimizer, _OPTIMIZER_COUNTERS) if inner is None else self._iterations(inner)
 
     def _first_count(self, node: int, names: Iterable[str]) -> int | None:
@@ -129,12 +128,12 @@ class TensorFlowCheckpoint:
         return {child.local_name: child.node_id for child in self._nodes[node].children}
 
     def _saved(self, root: Any, attribute: str) -> dict[int, str]:
-        """Returns the keys of the objects below `root` that have such an attribute in the checkpoint, by their ids."""
+        """Returns the keys of the saved objects below `root` that have this attribute, by object id."""
         matches = tf.train.CheckpointView(self._path).match(root).items()
         return {id(trackable): key for node, trackable in matches if (key := self._key(node, attribute)) is not None}
 
     def _key(self, node: int, name: str = _VARIABLE) -> str | None:
-        """Returns the key of the variable, or another attribute, of a node; None if there is none."""
+        """Returns the key of a node's variable, or of another attribute; None if there is none."""
         for attribute in self._nodes[node].attributes:
             if attribute.name == name and attribute.checkpoint_key in self._shapes:
                 return attribute.checkpoint_key
@@ -150,13 +149,12 @@ class TensorFlowCheckpoint:
 class CheckpointLoader:
     """Loads checkpoints into one object.
 
-    Only the weights of a Keras model are loaded: evaluation does not need the optimizer's slot variables. The
-    optimizer's `iterations` are set to the training step, for callbacks that read them.
+    Of a Keras model, only the weights are loaded: evaluation does not need the optimizer's slots. The optimizer's
+    `iterations` are set to the training step, for callbacks that read them.
 
-    Args:
-      target: a Keras model or another trackable object, which training saves under the name `model` or as the root; or
-        a `tf.train.Checkpoint` with the names that training uses (objects that only training needs may be left out).
-      data: the evaluation data. A Keras model that is compiled but not built is built with its first batch.
+    `target` is a Keras model or another trackable object, which training saves under the name `model` or as the root;
+    or a `tf.train.Checkpoint` with the names that training uses (objects that only training needs may be left out). A
+    Keras model that is compiled but not built is built with the first batch of `data`.
     """
 
     def __init__(self, target: Any, data: Any = None):
@@ -165,7 +163,7 @@ class CheckpointLoader:
         self._is_model = isinstance(target, keras.Model)
 
     def require_variables(self) -> None:
-        """Raises `EvaluationError` if the object has no variables that could be loaded."""
+        """Builds a compiled model if necessary; raises `EvaluationError` if the object has no variables to load."""
         target = self._target
         if not self._is_model:
             if not self._variables(tf.train.Checkpoint(**self._objects(is_named=True))):
@@ -203,8 +201,8 @@ class CheckpointLoader:
         variables = self._variables(root)
         keys, tables = opened.find(root, variables), opened.find_tables(root, _tables(root))
         if self._is_model:
-            # Not by `root.read`, which keeps the values for which the evaluator's optimizer has no variables, once more
-            # with each further checkpoint.
+            # `root.read` would keep the values for which the evaluator's optimizer has no variables, once more with
+            # each further checkpoint.
             for (_, weight), key in zip(variables, keys, strict=True):
                 weight.assign(opened.value(key))
             try:
@@ -227,7 +225,7 @@ class CheckpointLoader:
                 f"{checkpoint.path!r} is a Keras weights file and can be loaded into a Keras model only, not into a "
                 f"{type(self._target).__name__}."
             )
-        # From a copy: a reader locks an HDF5 file, and training fails if it rewrites the file at that moment.
+        # From a copy: a reader locks an HDF5 file, and training fails if it rewrites the file then.
         with tempfile.TemporaryDirectory(prefix="evaluated-") as directory:
             source = CheckpointFile.of_file(path)
             if source is None:
@@ -253,13 +251,13 @@ class CheckpointLoader:
             ) from error
 
     def _objects(self, is_named: bool) -> dict[str, Any]:
-        """Returns the objects to load, by their names at the root of the checkpoint."""
+        """Returns the objects to load, by name at the root of the checkpoint."""
         if is_named and not isinstance(self._target, tf.train.Checkpoint):
             return {"model": self._target}
         return _named_objects(self._target)
 
     def _variables(self, root: tf.train.Checkpoint) -> list[tuple[str, Any]]:
-        """Returns (name, variable) for every variable to load below `root`; tables have no variables."""
+        """Returns (name, variable) for every variable to load below `root`; tables have none."""
         if self._is_model:
             return [(weight.path, weight) for weight in self._target.weights if not is_table(weight)]
         items = [item for item in tf.train.TrackableView(root).descendants() if not is_table(item)]
@@ -272,7 +270,7 @@ def _tables(root: tf.train.Checkpoint) -> list[SelfSaving]:
 
 
 def _named_objects(trackable: Any) -> dict[str, Any]:
-    """Returns the objects that `trackable` saves, by name; the root's and its own for a checkpoint with a root."""
+    """Returns the objects that `trackable` saves, by name; for a checkpoint with a root, the root's and its own."""
     objects = dict(tf.train.TrackableView(trackable).children(trackable))
     if isinstance(trackable, tf.train.Checkpoint):
         objects = {name: item for name, item in objects.items() if name not in ("_root", "save_counter")}
@@ -289,7 +287,6 @@ def _weights_file_step(path: str) -> int | None:
 
 
 def _require_step(step: int | None, path: str) -> int:
-    """Returns `step`; raises `EvaluationError` if the checkpoint at `path` has none."""
     if step is None:
         raise EvaluationError(
             f"The checkpoint {path!r} holds no counter of training steps, so its metrics have no step. Save the "

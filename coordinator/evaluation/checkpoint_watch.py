@@ -9,8 +9,8 @@
     it has one, and training finished or `max_evaluations` ----> END, or WAIT during the grace period after the start
     otherwise -------------------------------------------------> WAIT
 
-`next_move` is a pure function of the situation: it uses no clock, file or thread. Checkpoints are files that are
-found and copied while training may replace them. Paths may be URLs that `tf.io.gfile` takes, such as `gs://bucket/run`.
+`next_move` is a pure function of the situation: it uses no clock, file or thread. Checkpoints are files that are found
+and copied while training may replace them. Paths may be URLs that `tf.io.gfile` takes, such as `gs://bucket/run`.
 """
 
 import contextlib
@@ -33,8 +33,8 @@ WEIGHTS_SUFFIX = ".weights.h5"
 # `ckpt-12`, `epoch_3` and `weights.03` end in a number; the digits of `loss-0.25` belong to a decimal.
 _NUMBER = re.compile(r"(?:^|[-_]|[^\d.]\.)(\d+)$")
 
-# A weights file is read once it has not changed for this long, in seconds. Testing for training's lock is no
-# alternative: the test takes the lock, and training fails if it starts to write at that moment.
+# A weights file is read once it has not changed for this long, in seconds. To test for training's lock would not do:
+# the test takes the lock, and training fails if it starts to write then.
 SETTLING_TIME = 0.2
 
 _logger = logging.getLogger("coordinator")
@@ -42,11 +42,9 @@ _logger = logging.getLogger("coordinator")
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointFile:
-    """A checkpoint found on disk.
+    """A checkpoint on disk, by its path: without `.index`, or of a Keras weights file.
 
-    Attributes:
-      path: for a TensorFlow checkpoint, the path without `.index`; for a Keras weights file, the file's path.
-      written_ns: when its index or weights file was last written, in Unix nanoseconds of its file system.
+    `written_ns` is when its index or weights file was last written, in Unix nanoseconds of its file system.
     """
 
     path: str
@@ -54,10 +52,10 @@ class CheckpointFile:
 
     @classmethod
     def of_file(cls, path: str) -> "CheckpointFile | None":
-        """Returns the checkpoint whose index or weights file is at `path`; None if it is another file, or missing.
+        """Returns the checkpoint with its index or weights file at `path`; None if it is another file, or missing.
 
-        TensorFlow writes the index last. If the index or the weights file is still being written, loading it fails, or
-        `require_unchanged` does afterwards.
+        TensorFlow writes the index last. If the file is still being written, loading fails, or `require_unchanged`
+        does afterwards.
         """
         if not path.endswith((INDEX_SUFFIX, WEIGHTS_SUFFIX)):
             return None
@@ -78,17 +76,17 @@ class CheckpointFile:
 
     @property
     def number(self) -> int | None:
-        """The number at the end of the name, as written by a `CheckpointManager`; None if there is none."""
+        """The number at the end of the name, as a `CheckpointManager` writes it; None if there is none."""
         match = _NUMBER.search(self.name.removesuffix(WEIGHTS_SUFFIX))
         return int(match[1]) if match else None
 
     @property
     def identity(self) -> tuple[str, int]:
-        """A key that is unique in its directory, also if a checkpoint replaces one of the same name."""
+        """A key that is unique in its directory, even if a checkpoint replaces one of the same name."""
         return self.name, self.written_ns
 
     def files(self) -> list[str]:
-        """Returns the paths of its files; the index or weights file comes first."""
+        """Returns the paths of its files, first the index or weights file."""
         if self.is_keras_weights:
             return [self.path]
         directory, name = os.path.split(self.path)
@@ -104,11 +102,9 @@ class CheckpointFile:
     def copy_to(self, prefix: str) -> str:
         """Copies the checkpoint to a path without `.weights.h5`, replacing existing files; returns the copy's path.
 
-        TensorFlow never rewrites the files of a complete checkpoint, so these are hard-linked where the file system
-        allows it. A weights file may be rewritten in place, so its content is copied.
-
-        Raises:
-          OSError, tf.errors.OpError: a file cannot be read or written, or the checkpoint was replaced in between.
+        TensorFlow never rewrites the files of a complete checkpoint: they are hard-linked if the file system allows
+        it. A weights file may be rewritten in place, so its content is copied. Raises OSError or tf.errors.OpError if a
+        file cannot be read or written, or the checkpoint was replaced in between.
         """
         stem = self.path.removesuffix(WEIGHTS_SUFFIX)
         for file in self.files():
@@ -135,7 +131,7 @@ def remove(path: str) -> None:
 
 
 def _names_in(directory: str) -> list[str]:
-    """Returns the names of the files in a directory; none if there is no such directory."""
+    """Returns the names of the files in a directory; none if it does not exist."""
     try:
         return [str(name) for name in tf.io.gfile.listdir(directory)]
     except tf.errors.NotFoundError:
@@ -159,7 +155,7 @@ def newest_checkpoint(
 ) -> CheckpointFile | None:
     """Chooses the newest of the checkpoints found; a state file names the latest and all others by name.
 
-    The order in TensorFlow's state file takes precedence over file times, because copying a directory changes those.
+    TensorFlow's state file takes precedence over file times: copying a directory changes those.
     """
     superseded = set(listed) - {latest}
     candidates = [checkpoint for checkpoint in found if checkpoint.name not in superseded] or found
@@ -182,14 +178,14 @@ class Situation:
     # The newest checkpoint, and its result; None if there is none yet.
     newest: CheckpointFile | None = None
     result: EvaluationResult | None = None
-    # What training reported. It is read before the search for `newest`: if training had finished by then, `newest` is
+    # What training reported last. Read before the search for `newest`: if training had finished by then, `newest` is
     # its last checkpoint.
     marker: TrainingMarker | None = None
     # Whether the evaluator was asked to stop.
     is_stopped: bool = False
     # End after a checkpoint with this number or a higher one.
     max_evaluations: int | None = None
-    # When the evaluator started: what training had reported, and the newest checkpoint if it had a result by then.
+    # At the evaluator's start: what training had reported, and the newest checkpoint if it had a result by then.
     marker_at_start: TrainingMarker | None = None
     evaluated_at_start: CheckpointFile | None = None
     # Whether `newest` is a weights file that changed so recently that training may still be writing it.
@@ -215,7 +211,7 @@ def next_move(situation: Situation) -> Move:
 
 
 def _is_training_finished(situation: Situation) -> bool:
-    """Returns True if the training that wrote the newest checkpoint reported that it has finished."""
+    """Returns whether the training that wrote the newest checkpoint has reported its end."""
     marker, newest = situation.marker, situation.newest
     if marker is None or not marker.is_finished:
         return False
@@ -225,7 +221,7 @@ def _is_training_finished(situation: Situation) -> bool:
 
 
 def _has_evaluated_enough(situation: Situation) -> bool:
-    """Returns True if the newest checkpoint is evaluated and its number is at least `max_evaluations`."""
+    """Returns whether the newest checkpoint is evaluated, and its number at least `max_evaluations`."""
     result, most = situation.result, situation.max_evaluations
     if result is None or most is None or result.number < most:
         return False
@@ -235,12 +231,9 @@ def _has_evaluated_enough(situation: Situation) -> bool:
 class CheckpointWatch:
     """Observes a checkpoint directory, which need not exist yet, and logs what an evaluator waits for there.
 
-    Args:
-      directory: the checkpoint directory, on a file system that training and evaluator share.
-      max_evaluations: see `Situation`.
-      new_training_grace: length of the grace period after construction, in seconds.
-      advice_after: seconds between advice messages while no new checkpoint is evaluated; and after which an unreadable
-        checkpoint is not expected to become readable.
+    Training and evaluator share its file system. The grace period begins with construction. `advice_after` is the time
+    between advice messages without a new evaluated checkpoint; also how long a checkpoint may be unreadable until it is
+    not expected to become readable. Both are in seconds.
     """
 
     def __init__(self, directory: str, *, max_evaluations: int | None, new_training_grace: float, advice_after: float):
@@ -311,7 +304,7 @@ class CheckpointWatch:
 
 
 def awaited(situation: Situation, directory: str) -> str:
-    """Returns what the evaluator waits for, to follow the word "waiting" in a sentence."""
+    """Returns what the evaluator waits for, as the end of a sentence with "waiting"."""
     if situation.newest is None:
         return f"for a first checkpoint in {directory!r}"
     if situation.result is None:

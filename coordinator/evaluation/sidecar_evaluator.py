@@ -12,19 +12,19 @@ not delay training, and always takes the newest checkpoint.
 
 Promises:
   * No checkpoint is evaluated twice, not even by a restarted evaluator: `evaluations.jsonl` lists the evaluated ones.
-    Its line is written after everything else: after a kill between an evaluation and its line, the checkpoint is
-    evaluated again. Checkpoints may be skipped.
-  * Every variable that is evaluated was loaded from the checkpoint. A variable that does not fit is an error; it never
-    keeps its random initial value.
+    Its line is written last: after a kill between an evaluation and its line, the checkpoint is evaluated again.
+    Checkpoints may be skipped.
+  * Every evaluated variable was loaded from the checkpoint. A variable that does not fit is an error; it never keeps
+    its random initial value.
   * It ends by itself: when training has finished (`mark_training_finished`) and the last checkpoint is evaluated, at
-    `max_evaluations`, when `stop` is set, or with an error. `status_files` describes what happens to a marker that an
+    `max_evaluations`, when `stop` is set, or with an error. `status_files` describes the effect of a marker that an
     earlier training left.
   * It prints nothing; the log `coordinator` says what it waits for.
   * A model that was created in the scope of a `ParameterServerStrategy` is evaluated on its workers, each example once
-    also if some die; a parameter server that is lost and returns gets the values of the same checkpoint again.
+    even if some die. A parameter server that is lost and returns gets the values of the same checkpoint again.
   * The copy that `best.json` names always exists and is complete. A new copy gets a new name; then `best.json` is
     replaced in one step; only then the old copy is deleted. A restarted evaluator continues from `best.json`.
-  * The checkpoint is copied before its evaluation, so training may delete it during the evaluation.
+  * With `best_dir`, the checkpoint is copied before its evaluation, so training may delete it during the evaluation.
 """
 
 import contextlib
@@ -60,17 +60,15 @@ from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStr
 
 _logger = logging.getLogger("coordinator")
 
-# Raised while reading a checkpoint that is incomplete or was deleted: IndexError comes from TensorFlow's reader,
-# KeyError from HDF5.
+# Errors of reading a checkpoint that is incomplete or was deleted (IndexError: TensorFlow, KeyError: HDF5).
 _UNREADABLE = (tf.errors.OpError, OSError, IndexError, KeyError)
 
 
 class BestCheckpoint:
     """The best checkpoint by one metric. Only one evaluator at a time may use its directory.
 
-    Raises:
-      ValueError: the mode is not "min" or "max", or TensorFlow does not find checkpoints in such a directory.
-      EvaluationError: `best.json` in the directory is not an evaluation result.
+    ValueError if the mode is not "min" or "max", or TensorFlow does not find checkpoints in such a directory.
+    EvaluationError if `best.json` in the directory is not an evaluation result.
     """
 
     def __init__(self, directory: str | os.PathLike[str], metric: str, mode: str):
@@ -84,9 +82,9 @@ class BestCheckpoint:
 
     @contextlib.contextmanager
     def copied(self, checkpoint: CheckpointFile) -> Iterator[str]:
-        """A scope with a copy of the checkpoint, which yields its path, and deletes it unless `offer` accepted it.
+        """Opens a scope with a copy of the checkpoint, yields its path, and deletes it unless `offer` accepted it.
 
-        Raises `OSError` or `tf.errors.OpError` if the checkpoint cannot be copied, or was replaced while it was copied.
+        Raises `OSError` or `tf.errors.OpError` if the checkpoint cannot be copied, or was replaced during the copy.
         """
         tf.io.gfile.makedirs(self._directory)
         try:
@@ -97,8 +95,7 @@ class BestCheckpoint:
     def offer(self, copy: str, result: EvaluationResult) -> bool:
         """Makes a copy the best if its result is better than the best so far; returns whether it is.
 
-        Raises:
-          EvaluationError: the result lacks the metric to compare.
+        Raises EvaluationError if the result lacks the metric.
         """
         if self._metric not in result.metrics:
             raise EvaluationError(
@@ -146,8 +143,8 @@ class SidecarEvaluator:
 
         SidecarEvaluator(module, None, directory, evaluate=lambda step: {"loss": ...}).start()
 
-    With a separate cluster (`coordinator run --evaluator-workers`), the model is created in the scope of a strategy
-    on it, and evaluated on its workers:
+    With a separate cluster (`coordinator run --evaluator-workers`), create the model in the scope of a strategy on it.
+    It is evaluated on its workers:
 
         with coordinator.ParameterServerStrategy(resolver) as strategy:
             with strategy.scope():
@@ -158,8 +155,8 @@ class SidecarEvaluator:
       model: the object into which checkpoints are loaded. Training saves it as `tf.train.Checkpoint(model=model,
         optimizer=optimizer)`, with a `CheckpointManager` or with `save`; a Keras model also with
         `keras.callbacks.ModelCheckpoint(save_weights_only=True)`.
-      data: the evaluation data of a Keras model: a `tf.data.Dataset`, or anything that `keras.Model.evaluate` takes; of
-        a model of a strategy also a source of `coordinator.data` or a dataset function, which the workers read.
+      data: the evaluation data of a Keras model: a `tf.data.Dataset`, or anything that `keras.Model.evaluate` takes.
+        For a model of a strategy also a source of `coordinator.data` or a dataset function, which the workers read.
       checkpoint_dir: the checkpoint directory, on a file system that both processes share; all directories may be URLs
         that TensorFlow reads, such as `gs://bucket/run`. It need not exist yet.
       batch_size: of arrays and sources; None for 32.
@@ -169,16 +166,16 @@ class SidecarEvaluator:
       callbacks: Keras callbacks for `model.evaluate`. They find the training step in `model.optimizer.iterations`.
       evaluate: called with the training step instead of `model.evaluate`; returns metric names and numbers.
       on_evaluation: called with each `EvaluationResult` after it is in the results file.
-      log_dir: directory for TensorBoard summaries of the metrics; None for no summaries. Next to those of training,
-        TensorBoard draws both in one chart.
+      log_dir: directory for TensorBoard summaries of the metrics; None for no summaries. Next to the summaries of
+        training, TensorBoard draws both in one chart.
       best_dir: directory for a copy of the best checkpoint; None for no copy.
       best_metric: name of the metric that decides which checkpoint is best.
       best_mode: "min" if a lower value is better, "max" if a higher one is.
       poll_interval: seconds between two checks of the directory.
       advice_after: seconds without a new checkpoint until the log gives advice; also how long the last checkpoint of a
         finished training may stay unreadable before that is an error.
-      new_training_grace: seconds after the start during which the evaluator does not end because of what it found
-        at the start: the marker or the checkpoints of an earlier training, which a new one may be about to replace.
+      new_training_grace: seconds after the start during which the evaluator does not end because of a marker or
+        checkpoints that it found at the start: a new training may be about to replace them.
       stop: an event that ends the evaluator after the current evaluation; any thread may set it. See also `stop()`.
 
     Raises:
@@ -227,7 +224,7 @@ class SidecarEvaluator:
         self._batch_size, self._evaluate = batch_size, evaluate
         strategy = getattr(model, "distribute_strategy", None)
         self._strategy = strategy if isinstance(strategy, ParameterServerStrategy) else None
-        # The checkpoint that is being evaluated, and the path where it is read; whether its values were lost for good.
+        # The checkpoint that is being evaluated, with the path where it is read; whether its values are lost for good.
         self._current: tuple[CheckpointFile, str] | None = None
         self._are_values_lost = False
         self._loader = CheckpointLoader(model, data)
@@ -255,7 +252,7 @@ class SidecarEvaluator:
             holds no counter of training steps; the last checkpoint stays unreadable.
           TimeoutError: the timeout has passed; the message says what was awaited.
           ParameterServerLost: a parameter server of the model's strategy was lost, and did not return in time.
-          tf.errors.UnavailableError: a server that holds the variables of what is no Keras model is unreachable.
+          tf.errors.UnavailableError: a server with the variables of an object that is no Keras model is unreachable.
           Exception: any exception of `evaluate`, a callback or `on_evaluation`, unchanged.
         """
         deadline = math.inf if timeout is None else time.monotonic() + timeout
@@ -318,7 +315,7 @@ class SidecarEvaluator:
             except tf.errors.UnavailableError:
                 if self._strategy is None:
                     raise
-                # Wait until the parameter server is back; `join` raises the error of one that does not return.
+                # Wait for the parameter server; `join` raises an error if it does not return.
                 self._strategy.join()
                 return None
             except _UNREADABLE as error:
@@ -340,7 +337,7 @@ class SidecarEvaluator:
         return result
 
     def _load_again(self) -> str | None:
-        """Loads what is being evaluated into variables that were lost; returns its path."""
+        """Loads the checkpoint that is being evaluated into variables that were lost; returns its path."""
         if self._current is None:
             return None
         checkpoint, path = self._current
@@ -359,9 +356,9 @@ class SidecarEvaluator:
         return self._model.evaluate(self._data, **settings, verbose=0, return_dict=True)
 
     def _write(self, result: EvaluationResult, path: str) -> None:
-        """Writes a result; `path` is where its checkpoint was read."""
+        """Writes a result; its checkpoint was read at `path`."""
         if self._log_dir is not None:
-            # Created with the first result, so that an evaluator without one leaves no file.
+            # With the first result: an evaluator without one leaves no file.
             self._summaries = self._summaries or tf.summary.create_file_writer(self._log_dir)
             with self._summaries.as_default(step=result.step):
                 for name, value in result.metrics.items():
@@ -386,12 +383,8 @@ def _checked(dataset: tf.data.Dataset, steps: int | None) -> tf.data.Dataset:
 def flat_metrics(metrics: Any) -> dict[str, float]:
     """Flattens metrics to names and numbers.
 
-    Args:
-      metrics: a mapping of names to numbers, scalar tensors or arrays, or to such mappings; the metrics of an inner
-        mapping are named `outer/inner`.
-
-    Raises:
-      EvaluationError: it is not such a mapping.
+    `metrics` maps names to numbers, scalar tensors or arrays, or to such mappings, whose metrics are named
+    `outer/inner`. Raises EvaluationError for anything else.
     """
     if not isinstance(metrics, Mapping):
         raise EvaluationError(f"`evaluate` must return a dict of metric names to numbers, got {metrics!r}.")

@@ -5,7 +5,7 @@ r"""A Keras callback by which training acts on the results of a sidecar evaluato
 
 Promises:
   * Each result is acted on once, in order, whenever it arrives: an epoch may have several or none.
-  * Results that were there when `fit` began belong to an earlier training, and are left out.
+  * Results from before `fit` began belong to an earlier training, and are left out.
 """
 
 import os
@@ -27,8 +27,8 @@ class SidecarMetrics(keras.callbacks.Callback):
         model.fit(source, epochs=100, callbacks=[SidecarMetrics(directory, [stop])])
 
     Its callbacks take an evaluation for an epoch: `patience` counts evaluations, and `monitor` names a metric of the
-    evaluator. The logs of the epochs of `fit` have the newest result as `sidecar_loss` and so on, and `sidecar_step`,
-    the training step of its checkpoint.
+    evaluator. The logs of `fit`'s epochs have the newest result as `sidecar_loss` and so on, and `sidecar_step`, the
+    training step of its checkpoint.
 
     Args:
       directory: the checkpoint directory, as the evaluator has it.
@@ -37,7 +37,7 @@ class SidecarMetrics(keras.callbacks.Callback):
       poll_interval: looks for results at the end of each epoch, and of a batch after this many seconds.
 
     Attributes:
-      results: the results of this `fit` on which it has acted, oldest first.
+      results: the results of this `fit` that it has acted on, oldest first.
 
     Raises:
       ValueError: a callback keeps the present weights, which are not the evaluated ones.

@@ -4,16 +4,16 @@
     training.json       in the checkpoint directory: whether training has started or finished
     best.json           in the evaluator's `best_dir`: the result of the best checkpoint
 
-Reading and writing the files on a local file system needs no TensorFlow import, so a training client, a dashboard or a
-script can do so cheaply. Files of a directory that is a URL, such as `gs://bucket/run`, go through `tf.io.gfile`.
+On a local file system they need no TensorFlow import: a training client, a dashboard or a script can read and write
+them cheaply. Files of a directory that is a URL, such as `gs://bucket/run`, go through `tf.io.gfile`.
 
 Promises:
   * A reader never sees part of a result: a line counts once its line end is written; the other files are replaced in
-    one step. A line that a killed writer left unfinished is removed by the next writer.
-  * The marker of an earlier training in the same directory does not end the evaluation of a later one, whichever
-    process starts first. If the client starts first, `mark_training_started` replaces the old marker, and without that
-    call every checkpoint written after the marker invalidates it. If the evaluator starts first, it does not act on a
-    marker found at its start until `new_training_grace` has passed. A marker that appears later counts immediately.
+    one step. The next writer removes a line that a killed writer left unfinished.
+  * The marker of an earlier training in the directory does not end the evaluation of a later one. Either process may
+    start first. If the client does, `mark_training_started` replaces the old marker; without that call every
+    checkpoint written after the marker invalidates it. If the evaluator does, it does not act on a marker found at its
+    start until `new_training_grace` has passed. A marker that appears later counts immediately.
 
 File times are compared only with times of the same file system, never with the clock of another machine.
 """
@@ -41,8 +41,8 @@ class EvaluationResult:
 
     Attributes:
       checkpoint: path of the checkpoint, without `.index` for a TensorFlow checkpoint.
-      number: the number at the end of the checkpoint's name (12 for `ckpt-12`); if there is none, how many evaluations
-        the directory's results file holds, including this one.
+      number: the number at the end of the checkpoint's name (12 for `ckpt-12`); if there is none, the number of
+        evaluations in the directory's results file, including this one.
       step: number of training steps before the checkpoint was written.
       metrics: metric names and values; dict-valued metrics are flattened to `outer/inner`.
       time: when the evaluation ended, in Unix seconds.
@@ -77,11 +77,7 @@ class EvaluationResult:
 
 
 def append_result(directory: str | os.PathLike[str], result: EvaluationResult) -> None:
-    """Appends one line to the results file and syncs it to disk.
-
-    Raises:
-      OSError, tf.errors.OpError: the file cannot be written.
-    """
+    """Appends one line to the results file and syncs it to disk; OSError or tf.errors.OpError if that fails."""
     path = _file_in(directory, RESULTS_FILE)
     if is_url(path):
         # Object stores only write whole files.
@@ -98,7 +94,7 @@ def append_result(directory: str | os.PathLike[str], result: EvaluationResult) -
 
 
 def _complete_lines(directory: str | os.PathLike[str]) -> list[bytes]:
-    """Returns the non-empty lines of the results file whose line end is written, without line ends."""
+    """Returns the complete, non-empty lines of the results file, without line ends."""
     content, _ = _read(_file_in(directory, RESULTS_FILE)) or (b"", 0)
     return [line for line in content.split(b"\n")[:-1] if line.strip()]
 
@@ -157,7 +153,7 @@ class TrainingMarker:
 
     Attributes:
       is_finished: True after `mark_training_finished`, False after `mark_training_started`.
-      time: when it was reported, in Unix seconds of the reporting machine.
+      time: of the report, in Unix seconds of the reporting machine.
       written_ns: when the file was written, in Unix nanoseconds of the file system.
     """
 
@@ -208,7 +204,7 @@ def _file_in(directory: str | os.PathLike[str], name: str) -> str:
 
 
 def _read(path: str) -> tuple[bytes, int] | None:
-    """Returns the content of a file, and when it was written, in nanoseconds of its file system; None if missing."""
+    """Returns a file's content and time of writing, in nanoseconds of its file system; None if it is missing."""
     if is_url(path):
         import tensorflow as tf
 
@@ -228,7 +224,7 @@ def _read(path: str) -> tuple[bytes, int] | None:
 def replace_text(path: str, text: str) -> None:
     """Replaces the content of a file in one step; creates the file and its directory if necessary.
 
-    Raises `OSError` or `tf.errors.OpError` if it cannot be written. It then keeps its old content.
+    Raises `OSError` or `tf.errors.OpError` if that fails; the file then keeps its old content.
     """
     if is_url(path):
         import tensorflow as tf

@@ -6,8 +6,8 @@
         workers=200, ps=20, rule=simulation.BoundedDelay(8, grads_to_wait=200), compute="lognormal(50ms,0.4)"))
     print(result)
 
-It predicts the speed of a cluster, the staleness of gradients, and the idle time of workers.
-Each name below is imported when it is first used; none of them loads TensorFlow.
+It predicts the speed of a cluster, the staleness of gradients, and the idle time of workers. Each name is imported when
+it is first used; none loads TensorFlow.
 """
 
 import lazy_loader

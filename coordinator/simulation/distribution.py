@@ -1,8 +1,8 @@
 """Distributions of times, in seconds, never negative, and their form as text, such as "lognormal(50ms,0.4)".
 
-NumPy's generator draws the times, in blocks: one at a time would cost more than the event that it is for. `scipy.stats`
-would replace only the formulas for four means. Importing it takes 0.5 s, and a whole `coordinator simulate` takes 0.2
-s. For the same seed it draws other times, and the figures in docs/simulation.md depend on the times.
+NumPy's generator draws the times in blocks: a single draw would cost more than its event. `scipy.stats` would only
+replace four formulas for means, and takes 0.5 s to import; a whole `coordinator simulate` takes 0.2 s. For the same
+seed it draws other times, and the figures in docs/simulation.md depend on the times.
 
 Quantities are written as people write them: "50ms", "100MB", "10Gbit", "5%". A delay is written as
 
@@ -38,7 +38,7 @@ def parse_seconds(option: str, text: str) -> float:
 
 
 def parse_plain_seconds(option: str, text: str) -> float:
-    """Returns a time in seconds, whose unit may be left out if it is seconds: "0.1" is "0.1s" and "100ms"."""
+    """Returns a time in seconds; the unit s may be left out: "0.1" is "0.1s" and "100ms"."""
     return _parse_quantity(
         option, text, {**_SECONDS, "": 1.0}, "a time of at least 0, in seconds or with its unit: 0.5 or 500ms"
     )
@@ -67,7 +67,7 @@ def parse_share(option: str, text: str) -> float:
 
 
 def parse_number(kind: Callable[[Any], float], expected: str, option: str, text: Any) -> Any:
-    """Returns a number of a kind, `int` or `float`, which an error describes as expected."""
+    """Returns a number of a kind, `int` or `float`; errors describe it as `expected`."""
     try:
         return kind(text)
     except ValueError:
@@ -162,7 +162,7 @@ class Normal(Distribution):
 
     @property
     def mean(self) -> float:
-        """The mean of the truncated distribution, so at least `centre`."""
+        """The mean of the truncated distribution: at least `centre`."""
         if not self.deviation:
             return self.centre
         below, unit = -self.centre / self.deviation, statistics.NormalDist()
@@ -263,13 +263,7 @@ class Empirical(Distribution):
 
 @dataclasses.dataclass(frozen=True)
 class Slowed(Distribution):
-    """Another distribution with a random share of its times multiplied by a factor: random slow steps.
-
-    Attributes:
-      usual: the other distribution.
-      share: the share of multiplied times, from 0 to 1.
-      factor: what they are multiplied by.
-    """
+    """Another distribution with a random `share` of its times multiplied by a factor: random slow steps."""
 
     usual: Distribution
     share: float
@@ -331,7 +325,7 @@ def _parse_distribution(option: str, text: str, parse_time: Callable[[str, str],
     try:
         return kind(*values)
     except SettingError as error:
-        # The user has named the option, and not a field of the distribution.
+        # Users know the option, not the distribution's fields.
         raise SettingError(option, f"{text!r}: {error}") from None
 
 
@@ -353,7 +347,7 @@ _KINDS: dict[str, tuple[Callable[..., Distribution], tuple[Callable[[str, str], 
 FORMS = (*(form for _, _, form in _KINDS.values()), "empirical(20ms,25ms,90ms)")
 
 
-# The number of draws from which the quantiles are computed.
+# Draws for the computation of quantiles.
 _DRAWS = 100_000
 
 
@@ -363,7 +357,7 @@ class RandomDelay:
 
     Attributes:
       each: the distributions of the first workers' delays; all further workers have the last one.
-      text: how it is shown.
+      text: its form as text.
       seed: of the random numbers.
     """
 
@@ -372,7 +366,7 @@ class RandomDelay:
     seed: int = 0
 
     def __call__(self, worker: int, now: float) -> float:
-        """Returns the delay of a push of a worker at a time, both in seconds; the same for the same push."""
+        """Returns the delay of a worker's push at a time, both in seconds; the same push has the same delay."""
         (time_bits,) = struct.unpack("<Q", struct.pack("<d", now))
         generator = np.random.default_rng([self.seed, worker, time_bits])
         return float(self.of_worker(worker).sample(generator, 1)[0])
@@ -387,7 +381,7 @@ class RandomDelay:
         return math.fsum(each.mean for each in self.each) / len(self.each)
 
     def table(self, worker: int, size: int) -> Any:
-        """Returns equally likely delays of a worker, rising, in seconds: their quantiles; float64 [size]."""
+        """Returns the quantiles of a worker's delays, in seconds: equally likely and rising; float64 [size]."""
         drawn = self.of_worker(worker).sample(np.random.default_rng(0), _DRAWS)
         return np.quantile(drawn, (np.arange(size) + 0.5) / size)
 
@@ -396,16 +390,13 @@ class RandomDelay:
 
 
 def parse_delay(option: str, text: str, parse_time: Callable[[str, str], float] = parse_seconds) -> float | RandomDelay:
-    """Parses a delay.
+    """Parses a delay: seconds if it is always the same, otherwise a `RandomDelay`.
 
     Args:
       option: its name, for error messages.
       text: a time, a distribution (see `distribution_of`), "inf", or several of these with slashes between them, for
-        worker 0, worker 1, and so on; the last one is also that of all further workers.
+        worker 0, worker 1, and so on; further workers have the last one.
       parse_time: parses the times in it.
-
-    Returns:
-      Seconds if it is always the same, otherwise a `RandomDelay`.
 
     Raises:
       SettingError: it has another form.

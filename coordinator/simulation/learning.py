@@ -1,6 +1,6 @@
 """What is trained in virtual time: nothing, if only time is of interest, or a small model with real gradients.
 
-Gradients are applied when, and in the order in which, the simulated cluster would apply them.
+Gradients are applied at the time and in the order of the simulated cluster.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ Vector = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class Problem(Protocol):
-    """What a problem must have, a user's own included."""
+    """What a problem must have, also a user's own."""
 
     @property
     def initial(self) -> Vector:
@@ -141,7 +141,7 @@ class Learning:
 
 
 class SimulatedModel:
-    """The model on the parameter servers, and the workers' copies of it. In this base class nothing is computed."""
+    """The model on the parameter servers, and the workers' copies. In this base class nothing is computed."""
 
     def pull(self, worker: SimulatedWorker) -> None:
         """Sets the worker's copy to the shared model."""
@@ -156,29 +156,20 @@ class SimulatedModel:
         """Applies the mean of gradients to the shared model."""
 
     def apply_to_own(self, worker: SimulatedWorker) -> None:
-        """Applies the worker's gradient to its copy, or to the mean to which its last averaging has moved that."""
+        """Applies the worker's gradient to its copy, after moving it to the mean of its last averaging, if any."""
 
     def average(self, worker: SimulatedWorker) -> None:
-        """Adds the worker's change, divided by the number of workers, to the shared model, where its copy moves."""
+        """Adds the worker's change, divided by the number of workers, to the shared model; its copy will move there."""
 
     def leave_out(self, worker: SimulatedWorker) -> None:
-        """Records that the worker has no copy any more."""
+        """Records that the worker has no copy now."""
 
     def count_push(self, now: float) -> None:
-        """Counts a push at a time in seconds, and evaluates the loss if it is due."""
+        """Counts a push at a time in seconds; evaluates the loss if it is due."""
 
 
 class LearningModel(SimulatedModel):
-    """A model that learns.
-
-    Args:
-      learning: the problem and the learning rate.
-      generator: random numbers for minibatches.
-
-    Attributes:
-      parameters: the shared model; float64.
-      curve: rows of time in seconds, pushes so far, loss.
-    """
+    """A model that learns. `curve` has rows of time in seconds, pushes so far, loss."""
 
     def __init__(self, learning: Learning, generator: np.random.Generator) -> None:
         self.parameters: Vector = np.array(learning.problem.initial, dtype=float)
@@ -187,7 +178,7 @@ class LearningModel(SimulatedModel):
         self._rate = learning.learning_rate
         self._evaluate_every = learning.evaluate_every
         self._generator = generator
-        # From where each worker's copy was changed.
+        # Worker index -> the value since which its copy has changed.
         self._bases: dict[int, Vector] = {}
         self._pushes = 0
         self._evaluate(0.0)
@@ -213,7 +204,7 @@ class LearningModel(SimulatedModel):
         worker.parameters = worker.parameters - self._rate * worker.gradient
 
     def average(self, worker: SimulatedWorker) -> None:
-        # One that has just pulled has changed nothing.
+        # A worker that has just pulled has changed nothing.
         change = worker.parameters - self._bases.setdefault(worker.index, worker.parameters)
         self.parameters = self.parameters + change / len(self._bases)
         self._bases[worker.index] = worker.average = self.parameters

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 BLUE, RED, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
-# For lines, in this order; each has its own marker, too.
+# The order of lines; each also has its own marker.
 SERIES = (BLUE, RED, GREEN, PURPLE, ORANGE, SKY, BLACK)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 COMPUTE, COMMUNICATE, WAIT = BLUE, SKY, ORANGE
 _ACTIVITY_COLORS = {Activity.COMPUTE: COMPUTE, Activity.WAIT: WAIT, Activity.DEAD: BLACK}
-# In legends, and the share of the workers' time in a result.
+# The label in legends, the color, and the name of the share in a result.
 _USES = (
     ("compute", COMPUTE, "compute_share"),
     ("communicate", COMMUNICATE, "communicate_share"),
@@ -33,11 +33,7 @@ _STEPS_SHOWN = 12
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """Returns an empty figure; sizes in inches.
-
-    Raises:
-      SettingError: matplotlib is not installed.
-    """
+    """Returns an empty figure; sizes in inches. SettingError if matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -46,11 +42,7 @@ def new_figure(width: float, height: float) -> "Figure":
 
 
 def save(figure: "Figure", path: pathlib.Path) -> None:
-    """Writes a figure, in the format of the path's suffix.
-
-    Raises:
-      SettingError: it cannot be written there.
-    """
+    """Writes a figure, in the format of the path's suffix. SettingError if it cannot be written."""
     try:
         figure.savefig(path, dpi=110)
     except (OSError, ValueError) as error:
@@ -107,12 +99,9 @@ def comparison(results: Sequence[tuple[str, Result]]) -> "Figure":
 
 
 def scaling(name: str, values: Sequence[int], series: Sequence[tuple[str, Sequence[Result]]]) -> "Figure":
-    """Draws a sweep: speed, staleness and the workers' time against one setting, a line for each rule.
+    """Draws a sweep: speed, staleness and the workers' time against the setting `name`, a line for each rule.
 
-    Args:
-      name: the setting.
-      values: its values.
-      series: the name of each rule, and the result at each value.
+    `series` has the name of each rule, and its result at each value.
     """
     figure = new_figure(13, 4.6)
     speed, staleness, shares = figure.subplots(1, 3)
@@ -145,7 +134,7 @@ def scaling(name: str, values: Sequence[int], series: Sequence[tuple[str, Sequen
 
 
 def draw_timelines(axes: Any, result: Result) -> None:
-    """Draws the timelines of some workers, a row each."""
+    """Draws the timelines of some workers, one per row."""
     until = _last_shown(result)
     for row, timeline in enumerate(result.timelines):
         axes.barh(row, until, left=0, height=0.8, color=COMMUNICATE)
@@ -154,7 +143,7 @@ def draw_timelines(axes: Any, result: Result) -> None:
             [(span.start, span.end - span.start) for span in spans],
             (row - 0.4, 0.8),
             facecolors=[_ACTIVITY_COLORS[span.activity] for span in spans],
-            # Separates steps that follow each other at once.
+            # Separates steps without a pause in between.
             edgecolors="white",
             linewidths=0.4,
         )
@@ -199,7 +188,7 @@ def draw_staleness(axes: Any, result: Result) -> None:
 
 
 def draw_losses(axes: Any, results: Sequence[tuple[str, Result]]) -> None:
-    """Draws losses over virtual time, a line for each result."""
+    """Draws losses over virtual time, one line per result."""
     for number, (label, result) in enumerate(results):
         every = max(len(result.losses) // 8, 1)
         axes.plot(result.loss_times, result.losses, markevery=(number, every), label=label or None, **_style(number))
@@ -217,7 +206,6 @@ def _last_shown(result: Result) -> float:
 
 
 def _draw_spans(axes: Any, rows: Any, results: Sequence[Result]) -> None:
-    """Draws the mean and the 99th percentile of the staleness."""
     means = [result.mean_staleness for result in results]
     p99s = [result.p99_staleness for result in results]
     axes.hlines(rows, means, p99s, color=BLACK, linewidth=1)
@@ -227,7 +215,6 @@ def _draw_spans(axes: Any, rows: Any, results: Sequence[Result]) -> None:
 
 
 def _draw_shares(axes: Any, rows: Any, results: Sequence[Result]) -> None:
-    """Draws the shares of the workers' time."""
     left = np.zeros(len(results))
     for label, color, name in _USES:
         shares = np.array([100 * getattr(result, name) for result in results])
@@ -237,7 +224,7 @@ def _draw_shares(axes: Any, rows: Any, results: Sequence[Result]) -> None:
 
 
 def _style(number: int) -> dict[str, Any]:
-    """Returns the style of a line; later lines have smaller markers, so that lines below them stay visible."""
+    """Returns the style of a line; later lines have smaller markers, and earlier ones stay visible."""
     return {
         "color": SERIES[number % len(SERIES)],
         "marker": MARKERS[number % len(MARKERS)],
@@ -247,7 +234,6 @@ def _style(number: int) -> dict[str, Any]:
 
 
 def _scale(axes: Any, values: Sequence[int]) -> None:
-    """Sets a logarithmic scale, with the values as labels."""
     from matplotlib.ticker import FixedLocator, NullLocator
 
     has_zero = 0 in values

@@ -1,9 +1,9 @@
 """The options of `coordinator simulate`, as settings: from texts, and from the trace of a real training.
 
-Each call in a trace says how long its steps took. The counters of a trace say how busy the hosts and processes were
-that all workers share. The busiest of them is simulated as the only parameter server: with more workers, steps wait for
-it, and the rate is at most what it can serve. Its times are exponential, as in the network by which `scale_advice`
-tells waiting from work. The rest of a step is computation of its worker.
+Each call in a trace says how long its steps took. The counters say how busy the hosts and processes were that all
+workers share. The busiest of them is simulated as the only parameter server: with more workers, steps wait for it, and
+the rate is at most what it can serve. Its times are exponential, as in the network by which `scale_advice` tells
+waiting from work. The rest of a step is computation of its worker.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ from coordinator.simulation.setting import Setting
 from coordinator.simulation.simulated_tasks import Death, Pause
 
 _WORKER = re.compile(r"worker (\d+)")
-# What reading a file may lead to that has other names, types or numbers than a trace.
+# Errors of reading a file with other names, types or numbers than a trace.
 _STRANGE = (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
 # A pull and a push.
 _MESSAGES = 2
@@ -48,35 +48,24 @@ _MESSAGES = 2
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-    """What a trace says about a training.
-
-    Attributes:
-      load: how it went.
-      settings: of a simulation of it, by names of `Setting`.
-    """
+    """The load in a training's trace, and settings for its simulation by names of `Setting`."""
 
     load: Load
     settings: dict[str, Any]
 
 
 def calibration(path: str | os.PathLike[str]) -> Calibration:
-    """Reads the trace of a training.
+    """Reads the trace of a training; see `strategy.trace`.
 
-    Args:
-      path: of the trace; see `strategy.trace`.
-
-    Returns:
-      The calibration. Steps that failed or were lost do not count, nor does the time before the first call.
-
-    Raises:
-      SettingError: the file cannot be read, is no trace, or has no finished call.
+    Failed and lost steps do not count, nor does the time before the first call. SettingError if the file cannot be
+    read, is no trace, or has no finished call.
     """
     try:
         return _calibration(path, _events(path))
     except SettingError:
         raise
     except _STRANGE as error:
-        # Another program's trace, or one that was changed.
+        # The trace of another program, or a changed one.
         text = f"cannot read the trace {path}: {type(error).__name__}: {error}. Is it the trace of a training?"
         raise SettingError("from_trace", text) from error
 
@@ -139,7 +128,7 @@ def _end(call: Mapping[str, Any]) -> float:
 
 
 def _gaps(calls: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Returns the time before each step in which its worker ran nothing, in seconds."""
+    """Returns, for each step, the time in seconds before it in which its worker ran nothing."""
     calls = sorted(calls, key=lambda call: float(call["ts"]))
     gaps = [0.0]
     for before, call in itertools.pairwise(calls):
@@ -155,23 +144,14 @@ _LIST = re.compile(r"\d+(,\d+)*", re.ASCII)
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """A setting that takes several values.
-
-    Attributes:
-      name: one of `SWEPT_SETTINGS`.
-      values: in increasing order, at least one.
-    """
+    """A setting (one of `SWEPT_SETTINGS`) with several values, in increasing order."""
 
     name: str
     values: tuple[int, ...]
 
 
 def parse_sweep(text: str) -> Sweep:
-    """Parses a sweep such as "workers=1..512" or "ps=1,2,4".
-
-    Raises:
-      SettingError: the text has another form.
-    """
+    """Parses a sweep such as "workers=1..512" or "ps=1,2,4"; SettingError for another form."""
     name, _, rest = text.partition("=")
     name = name.strip().replace("-", "_")
     if name not in SWEPT_SETTINGS:
@@ -202,13 +182,9 @@ _ABSENCE = re.compile(r"(\d+)@([^+]+)(?:\+(.+))?", re.ASCII)
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What is to be simulated.
+    """What to simulate: one rule or several, with the values of options, by name with underscores.
 
-    Attributes:
-      sweep: the setting that takes several values, or None.
-      rules: the names of the rules to compare, at least one.
-      options: the values of the options that were given, by name with underscores.
-      calibration: what a trace says, where no option says something else; None without one.
+    One setting may take the several values of a sweep. Settings without an option come from the calibration, if any.
     """
 
     sweep: Sweep | None
@@ -218,11 +194,7 @@ class Request:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "Request":
-        """Parses options: texts, integers, or None for options that were not given.
-
-        Raises:
-          SettingError: an option is wrong.
-        """
+        """Parses options: texts, integers, or None for options that were not given; SettingError if one is wrong."""
         given = {name: value for name, value in options.items() if value is not None}
         sweep = parse_sweep(given["sweep"]) if "sweep" in given else None
         if "rule" in given and "compare" in given:
@@ -239,15 +211,11 @@ class Request:
         return cls(sweep, rules, given, calibration(given["from_trace"]))
 
     def setting(self, rule: str, value: int | None = None) -> Setting:
-        """Returns the setting with one of the rules and a value of the sweep.
-
-        Raises:
-          SettingError: an option is wrong.
-        """
+        """Returns the setting with one of the rules and a value of the sweep; SettingError if an option is wrong."""
         given = dict(self.options)
         if self.sweep is not None and value is not None:
             given[self.sweep.name] = value
-        # An update of the synchronous rule takes a gradient of each worker unless another number is given.
+        # By default, an update of the synchronous rule takes a gradient of each worker.
         if given.get("grads_to_wait", _WORKERS if rule == "synchronous" else None) == _WORKERS:
             measured = Setting.workers if self.calibration is None else self.calibration.load.workers
             given["grads_to_wait"] = given.get("workers", measured)
@@ -263,14 +231,9 @@ class Request:
 
 
 def rule_of(name: str, options: Mapping[str, Any]) -> Rule:
-    """Creates a rule.
+    """Creates a rule, one of `RULES`, from settings of any rules, ignoring those it does not have.
 
-    Args:
-      name: one of `RULES`.
-      options: settings of any rules; those that this rule does not have are ignored.
-
-    Raises:
-      SettingError: a setting that the rule needs is missing, or one is wrong.
+    SettingError if a setting that the rule needs is missing, or one is wrong.
     """
     fields = dataclasses.fields(RULES[name])
     for field in fields:
@@ -300,7 +263,7 @@ def _parse_slow_down(option: str, text: str) -> dict[int, float]:
 
 
 def _parse_absences(kind: Callable[..., Pause | Death], expected: str, option: str, text: str) -> list[Pause | Death]:
-    """Returns pauses or deaths; without a length, a death is for good."""
+    """Returns pauses or deaths; a death without a length is permanent."""
     found = []
     for part in text.split(","):
         match = _ABSENCE.fullmatch(part.strip())
@@ -312,7 +275,7 @@ def _parse_absences(kind: Callable[..., Pause | Death], expected: str, option: s
     return found
 
 
-# Of options that are texts; others are values already.
+# For options that are texts; others are values already.
 _PARSERS: dict[str, Callable[[str, Any], Any]] = {
     "grads_to_wait": functools.partial(parse_number, int, f"an integer or {_WORKERS}"),
     "max_delay": lambda option, given: (

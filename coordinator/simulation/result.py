@@ -1,4 +1,4 @@
-"""The result of a simulation: arrays, and figures that are computed from them."""
+"""The result of a simulation: arrays, figures, texts and a trace of them."""
 
 import dataclasses
 import itertools
@@ -23,8 +23,8 @@ class Result:
     """The result of a simulation. Times are in seconds of virtual time, staleness in updates.
 
     Attributes:
-      setting: what was simulated.
-      seconds: the time that was simulated.
+      setting: the simulated setting.
+      seconds: the simulated time.
       gradients: the number of gradients that all workers computed.
       updates: the number of updates of the model: its version.
       rejected: the number of gradients that the rule rejected.
@@ -183,15 +183,7 @@ class Result:
 def aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Aligns a table: the first column to the left, all others to the right, with a line below the head.
 
-    Args:
-      head: a title for each column.
-      rows: the cells of each row, one for each title.
-
-    Returns:
-      The lines, without an end of line after the last.
-
-    Raises:
-      ValueError: a row has another number of cells.
+    Returns lines without an end of line after the last. ValueError if a row has another number of cells than the head.
     """
     for row in rows:
         if len(row) != len(head):
@@ -204,7 +196,7 @@ def aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def summary(result: Result) -> str:
-    """Returns the figures of one cluster, a line each, without an end of line after the last."""
+    """Returns the figures of one cluster, one per line, without an end of line after the last."""
     setting, queue = result.setting, result.queue
     lines = [
         ("cluster", f"{setting.workers} workers, {setting.ps} ps, {setting.rule}"),
@@ -271,14 +263,9 @@ def advice(result: Result) -> Iterator[str]:
 
 
 def table(head: str, results: Sequence[tuple[str, Result]]) -> str:
-    """Returns a table of the figures of several clusters.
+    """Returns a table of the figures of several clusters, without an end of line after the last.
 
-    Args:
-      head: the title of the first column.
-      results: of each cluster its label in the first column, and its result.
-
-    Returns:
-      The lines, without an end of line after the last.
+    `head` is the title of the first column; `results` has each cluster's label there, and its result.
     """
     columns = {**_COLUMNS}
     if any(result.losses.size for _, result in results):
@@ -306,14 +293,9 @@ _NAMES = {Activity.COMPUTE: "compute", Activity.WAIT: "wait for the rule", Activ
 
 
 def write_trace(result: Result, path: str | os.PathLike[str]) -> None:
-    """Writes what the workers whose timelines were recorded did, and the pushes, as long as all timelines are complete.
+    """Writes recorded timelines and pushes to a trace file, which is overwritten, while all timelines are complete.
 
-    Args:
-      result: of the simulation.
-      path: of the file, which is overwritten.
-
-    Raises:
-      OSError: the file cannot be written.
+    OSError if the file cannot be written.
     """
     end = min([result.seconds, *(timeline.known_until for timeline in result.timelines)])
     file = TraceFile(path, f"simulation, {result.setting.rule}", 2)

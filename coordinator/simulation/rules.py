@@ -1,4 +1,4 @@
-"""The update rules in virtual time: settings that users choose, and a run of each rule, which decides.
+"""The update rules in virtual time: the settings that users choose, and a run of each rule, which decides.
 
 Each class has the name, the settings and the checks of a rule of `coordinator.updates`.
 
@@ -7,7 +7,7 @@ Each class has the name, the settings and the checks of a rule of `coordinator.u
     pull   begin          what the worker computes on, and what is sent to it
     push   push           what the gradient does to the model, and what is sent with it
 
-The engine asks these questions; each rule overrides the answers in which it differs. Rules decide by the functions of
+The engine asks; each rule overrides the answers in which it differs, with the functions of
 `coordinator.updates.decisions`, which the graphs of a cluster run, too.
 """
 
@@ -35,9 +35,9 @@ from coordinator.updates.settings import (
 
 
 class IntegerMultiset:
-    """Integers with their minimum, at a cost that does not grow with their number.
+    """Integers with their minimum, at a cost that does not depend on their number.
 
-    It relies on integers that grow, as clocks and versions do: what is added is at most a little below the minimum.
+    The integers grow, as clocks and versions do: a new one is at most a little below the minimum.
     """
 
     def __init__(self) -> None:
@@ -75,16 +75,16 @@ class IntegerMultiset:
 
 
 class Transfer(enum.Enum):
-    """What a worker and the servers send each other at the beginning or at the end of a step."""
+    """What a worker and the servers send each other when a step begins or ends."""
 
     NOTHING = enum.auto()
     MODEL = enum.auto()
-    # There and back, during the computation.
+    # In both directions, during the computation.
     MODEL_BOTH_WAYS = enum.auto()
     GRADIENT = enum.auto()
 
 
-# Module attributes: looking up a member of an enumeration costs as much as a decision.
+# Module attributes: the look-up of an enumeration's member costs as much as a decision.
 NOTHING, MODEL, MODEL_BOTH_WAYS, GRADIENT = Transfer
 
 
@@ -92,11 +92,7 @@ class RuleRun:
     """One training under a rule: its state and its decisions.
 
     In this base class no worker waits, and each gradient is applied as it arrives. A subclass that makes workers wait
-    overrides `may_begin`.
-
-    Args:
-      model: the model that is trained.
-      scale: a function of staleness and version that returns the factor of a gradient's learning rate; None for 1.
+    overrides `may_begin`. `scale` returns the factor of a gradient's learning rate for its staleness and version.
 
     Attributes:
       version: the number of updates so far.
@@ -110,7 +106,7 @@ class RuleRun:
         self.version = 0
         self.rejected = 0
         self.waiting: deque[SimulatedWorker] = deque()
-        # There are millions: arrays hold them in eight bytes each.
+        # Arrays take eight bytes for each of millions of pushes.
         self.push_times = array("d")
         self.push_workers = array("l")
         self.staleness = array("q")
@@ -123,15 +119,15 @@ class RuleRun:
         return True
 
     def add_waiting(self, worker: SimulatedWorker) -> None:
-        """Adds a worker that may not begin yet; by default, after those that asked before."""
+        """Adds a worker that may not begin yet; by default, as the last one."""
         self.waiting.append(worker)
 
     def next_ready(self) -> SimulatedWorker | None:
-        """Removes and returns the next waiting worker if it may begin; None if not, or if there is none."""
+        """Removes and returns the next waiting worker if it may begin; None if it may not, or there is none."""
         return self.waiting.popleft() if self.waiting and self.may_begin(self.waiting[0]) else None
 
     def remove_waiting(self, worker: SimulatedWorker) -> None:
-        """Removes a worker that died from those that wait."""
+        """Removes a worker that died from the waiting ones."""
         if worker in self.waiting:
             self.waiting.remove(worker)
 
@@ -152,10 +148,10 @@ class RuleRun:
         return GRADIENT
 
     def forget(self, worker: SimulatedWorker) -> None:
-        """Drops what a worker had in flight: the servers have learned that it died."""
+        """Drops a worker's step in flight: the servers have learned that it died."""
 
     def _record_push(self, now: float, worker: int, pulled_version: int) -> int:
-        """Records a push of a gradient that was computed on a version, and returns its staleness in updates."""
+        """Records a push of a gradient that was computed on a version; returns its staleness in updates."""
         staleness: int = decisions.staleness(self.version, pulled_version)
         self.push_times.append(now)
         self.push_workers.append(worker)
@@ -165,11 +161,7 @@ class RuleRun:
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """A rule with its settings, which are those of `coordinator.updates`.
-
-    Attributes:
-      name: the rule's name on the command line.
-    """
+    """A rule with the settings of `coordinator.updates`. `name` is its name on the command line."""
 
     name: ClassVar[str]
 
@@ -207,7 +199,7 @@ class _AccumulatingRun(RuleRun):
         self._gradients: list[Any] = []
 
     def _accept(self, worker: SimulatedWorker) -> Any:
-        """Takes a worker's gradient, which may complete an update; returns the gradient."""
+        """Takes a worker's gradient, which may complete an update; returns it."""
         gradient = self._model.gradient(worker)
         self._gradients.append(gradient)
         worker.clock += 1
@@ -229,13 +221,13 @@ class StaleSynchronous(StaleSynchronousSettings, Rule):
 
 
 class _StaleSynchronousRun(_AccumulatingRun):
-    """Of the workers that wait, the one with the lowest clock begins first."""
+    """Among waiting workers, the one with the lowest clock begins first."""
 
     def __init__(self, model: SimulatedModel, rule: StaleSynchronous) -> None:
         super().__init__(model, rule.grads_to_wait, rule.learning_rate_scale)
         self._frequency = rule.get_model_frequency
         self._max_lead = rule.max_lead
-        # Of the active workers; and the greatest of all.
+        # The clocks of the active workers, and the greatest of all workers.
         self._clocks = IntegerMultiset()
         self._fastest_clock = 0
 
@@ -246,7 +238,7 @@ class _StaleSynchronousRun(_AccumulatingRun):
             worker.clock = decisions.rejoined_clock(worker.clock, self._clocks.minimum(self._fastest_clock))
             self._clocks.add(worker.clock)
             worker.is_active = True
-        # The worker's own clock is among them, which changes no answer: the slowest may always begin.
+        # The clocks include the worker's own, which changes no answer: the slowest may always begin.
         may: bool = decisions.may_lead(worker.clock, self._clocks.minimum(worker.clock), self._max_lead)
         return may
 
@@ -313,7 +305,7 @@ class BoundedDelay(BoundedDelaySettings, Rule):
 
 
 class _BoundedDelayRun(_AccumulatingRun):
-    """Whether a worker may begin is the same for all, so workers begin in the order in which they asked."""
+    """Either all workers may begin or none, so they begin in the order in which they asked."""
 
     def __init__(self, model: SimulatedModel, rule: BoundedDelay) -> None:
         super().__init__(model, rule.grads_to_wait)
@@ -358,15 +350,9 @@ class Delayed(DelayedSettings, Rule):
 
 
 class _QueuedGradient(NamedTuple):
-    """A gradient that was pushed and not applied yet. In a heap, the first that is due is the least.
+    """A pushed gradient that is not applied yet; times in seconds. In a heap, the first one is due first.
 
-    Attributes:
-      due_at: in seconds.
-      number: its position among all pushes.
-      worker: the index of the worker that pushed it.
-      pushed_at, delay: in seconds.
-      pulled_version: the model version that it was computed on.
-      gradient: what the model returned.
+    `number` is its position among all pushes; `gradient` is what the model returned.
     """
 
     due_at: float
@@ -383,7 +369,7 @@ class _DelayedRun(RuleRun):
         super().__init__(model)
         self._delay = delay
         self._pushes = 0
-        # A heap, so that a pull looks at one gradient more than it applies.
+        # A heap: a pull looks at one gradient more than it applies.
         self._queue: list[_QueuedGradient] = []
 
     def begin(self, worker: SimulatedWorker, now: float) -> Transfer:
@@ -440,7 +426,7 @@ class _ModelAverageRun(RuleRun):
             worker.pulled_version = self.version
             worker.averaged_at = now
             self._model.average(worker)
-            # A worker that takes the shared model at this step takes it with the average: once in its life.
+            # A worker that takes the shared model in this step takes it with the average: once in its life.
             return MODEL_BOTH_WAYS
         return transfer
 

@@ -11,7 +11,7 @@ from coordinator.simulation.learning import Learning
 from coordinator.simulation.rules import Asynchronous, Rule
 from coordinator.simulation.simulated_tasks import Death, Pause
 
-# A distribution, or what `distribution_of` converts to one.
+# A distribution, or an argument of `distribution_of`.
 Times = Distribution | str | float
 
 # Enough for a p99, in well under a second.
@@ -25,7 +25,7 @@ class Setting:
     """A cluster, its rule, and how long it is simulated. Times are in seconds, or texts with a unit such as "50ms".
 
     A step is: dispatch it, ask the rule, pull the model, compute, push the gradient. Each message goes to all parameter
-    servers at once, a part to each of them; it takes one latency, and is served after the messages that arrived before.
+    servers, a part to each; it takes one latency, and is served after the messages that arrived before.
 
     Attributes:
       workers, ps: the number of workers and of parameter servers, from 1 to a million.
@@ -37,19 +37,19 @@ class Setting:
       straggler_factor: above 0.
       slow_steps: the share of steps, at random, whose computation takes `slow_step_factor` times as long; from 0 to 1.
       slow_step_factor: above 0.
-      pauses, deaths: when workers stand still or die.
+      pauses, deaths: when workers stop or die.
       detection: how long after a death the servers learn of it, and no longer wait for the worker.
-      dispatch: the time between the end of a worker's step and its request for the next one, which the client and the
-        input pipeline take; a distribution.
+      dispatch: the time of the client and the input pipeline between a worker's step and its request for the next one;
+        a distribution.
       latency: of a message, one way; a distribution.
       bandwidth: of each server's and each worker's link, in bytes per second; `inf` is no limit.
       model_bytes, gradient_bytes: the size of a pull and of a push, in bytes, for all servers together; by default a
         gradient is as large as the model.
-      service: the time that a server takes for a message, besides its bytes; a distribution.
-      update: the additional time that each server takes for an update of its part of the model, in seconds.
+      service: the time of a message on a server, without its bytes; a distribution.
+      update: the additional time of an update on each server, for its part of the model, in seconds.
       pushes: the simulation ends when all workers together have computed this many gradients, at least 1.
-      seconds: the simulation ends at this time, above 0. If both are given, the first one ends it; if neither,
-        20,000 pushes do, or 100 per worker if that is more.
+      seconds: the simulation ends at this time, above 0. If both are given, the first one ends it; if neither, 20,000
+        pushes do, or 100 per worker if that is more.
       learning: what is learned; None if only time is of interest.
       seed: of all random numbers; the same seed gives the same result.
 
@@ -93,7 +93,7 @@ class Setting:
 
     @property
     def compute_of_each(self) -> tuple[Distribution, ...]:
-        """The computation of each worker, including random slow steps, without the factor of the worker."""
+        """The computation of each worker, with random slow steps, without the factor of the worker."""
         compute = self.compute
         each_given = (compute,) * self.workers if isinstance(compute, Distribution | str | float) else compute
         given = tuple(distribution_of("compute", each) for each in each_given)
@@ -166,7 +166,7 @@ class Setting:
                 raise SettingError(name, f"must name workers from 0 to {self.workers - 1}, got {wrong[0]!r}.")
 
     def _check_progress(self) -> None:
-        """Rejects a cluster in which nothing takes time: its simulation would never end."""
+        """Raises SettingError if nothing takes time: the simulation would never end."""
         times = [*(each.mean for each in self.compute_of_each), self.update]
         times += [self.distribution(name).mean for name in ("dispatch", "latency", "service")]
         if self.seconds is not None and not any(times) and self.bandwidth == math.inf:

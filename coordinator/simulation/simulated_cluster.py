@@ -4,8 +4,8 @@ worker       asks ----.                     .--> computes --.                 .-
                        latency     latency /                 latency         / latency
 servers                 `-> rule: begin? -> pull                `-> rule: push
 
-A step is two events: its request to begin arrives at the servers, and its gradient arrives. Everything between them is
-arithmetic. A third event follows if the worker has to wait: it begins when a push that lets it begin was served.
+A step is two events: its request to begin arrives at the servers, and its gradient arrives. All between them is
+arithmetic. A third event follows if the worker has to wait: it begins after a push that lets it begin was served.
 
 Promises: the servers see messages in the order of arrival; rules decide by the functions that the cluster's graphs run;
 and a seed gives the same events every time.
@@ -25,7 +25,7 @@ from coordinator.simulation.rules import GRADIENT, MODEL, MODEL_BOTH_WAYS
 from coordinator.simulation.setting import Setting
 from coordinator.simulation.simulated_tasks import Death, ReusableEvent, ServerQueues, SimulatedWorker, Timeline
 
-# As many as a picture has room for.
+# As many as fit a picture.
 _MOST_TIMELINES = 10
 
 
@@ -34,8 +34,7 @@ def simulate(setting: Setting, model: SimulatedModel | None = None) -> Result:
 
     Args:
       setting: the cluster.
-      model: what is trained, instead of what `setting.learning` says: an object of the caller's, which computes
-        gradients of any kind.
+      model: what is trained instead of `setting.learning`: an object that computes gradients of any kind.
     """
     return SimulatedCluster(setting, model).run()
 
@@ -68,7 +67,7 @@ class SimulatedCluster:
         self._events = 0
 
     def run(self) -> Result:
-        """Runs the simulation to its end, and returns the result."""
+        """Runs the simulation to its end; returns the result."""
         setting, environment = self._setting, self._environment
         for worker in self._workers:
             worker.asking.schedule_in(self._latency())
@@ -107,7 +106,6 @@ class SimulatedCluster:
         )
 
     def _on_ask(self, event: ReusableEvent) -> None:
-        """Handles a worker's request to begin a step."""
         self._events += 1
         worker, now = event.worker, self._environment.now
         if self._rule_run.may_begin(worker):
@@ -120,28 +118,26 @@ class SimulatedCluster:
             self._rule_run.add_waiting(worker)
 
     def _on_begin(self, event: ReusableEvent) -> None:
-        """Begins the step of a worker that has waited."""
         self._events += 1
         worker, now = event.worker, self._environment.now
         worker.end_wait(now)
-        # Under the rules that make workers wait, none makes an update by beginning.
+        # Under rules that make workers wait, no worker makes an update by beginning.
         self._compute(worker, now, 0)
 
     def _compute(self, worker: SimulatedWorker, now: float, updates: int) -> None:
-        """Sends a worker what it needs, after some updates, and schedules the arrival of its gradient."""
+        """Sends a worker its model, after some updates, and schedules the arrival of its gradient."""
         transfer, latency = worker.transfer, self._latency()
         start, updating = now, updates * self._setting.update
         if transfer is MODEL:
             start = self._servers.serve(now, self._served_pull_seconds + updating, now + self._pull_seconds)
         end = worker.compute(start + latency)
         if transfer is MODEL_BOTH_WAYS:
-            # There and back; and an averaging updates the model.
+            # Both ways; and an averaging updates the model.
             busy = 2 * self._served_pull_seconds + updating
             end = max(end, self._servers.serve(now, busy, now + 2 * self._pull_seconds) + latency)
         worker.pushing.schedule_in(end - now + self._latency())
 
     def _on_push(self, event: ReusableEvent) -> None:
-        """Handles the arrival of a worker's gradient."""
         self._events += 1
         self._gradients += 1
         worker, now, run = event.worker, self._environment.now, self._rule_run
@@ -159,7 +155,7 @@ class SimulatedCluster:
             self._end()
 
     def _begin_waiting(self, now: float) -> None:
-        """Lets waiting workers begin that may, after the home server has served what has arrived."""
+        """Begins the steps of waiting workers that may begin, after the home server has served all arrived messages."""
         run, delay = self._rule_run, max(self._servers.home_free_at - now, 0.0)
         while (worker := run.next_ready()) is not None:
             worker.transfer = run.begin(worker, now + delay)
@@ -202,7 +198,6 @@ class SimulatedCluster:
             self._over.succeed()
 
     def _at(self, seconds: float, callback: Callable[[], None]) -> None:
-        """Calls a function after a delay in seconds of virtual time."""
         timeout = self._environment.timeout(seconds)
         timeout.callbacks.append(lambda _: callback())
 
@@ -210,7 +205,7 @@ class SimulatedCluster:
         setting, compute = self._setting, self._setting.compute_of_each
         draw = {each: each.sampler(generator) for each in dict.fromkeys(compute)}
         count = setting.workers
-        # Spread over all workers, the last one included: stragglers are the last ones.
+        # Spread over all workers, including the last, which are the stragglers.
         recorded = set(np.linspace(0, count - 1, min(count, _MOST_TIMELINES)).round().astype(int).tolist())
         workers = []
         for index, factor in enumerate(setting.factors):

@@ -32,18 +32,11 @@ class QueueStatistics:
 
 
 class ServerQueues:
-    """Serves messages that are sent to all servers at once, each of which has a part of the model.
+    """Serves messages that go to all servers, each with a part of the model. The first is the rule's home.
 
-    The first server is the rule's home. If the servers always take the same time for a message, they stay in step, and
-    one is simulated for all.
-
-    Args:
-      count: the number of servers.
-      service: the time that a message takes on a server, in seconds, besides what depends on its size.
-      generator: random numbers.
-
-    Attributes:
-      home_free_at: when the home server will have served all messages, in seconds.
+    If the servers always take the same time for a message, they stay in step, and one is simulated for all. `service`
+    is the time of a message on a server, in seconds, without the part that depends on its size. The home server will
+    have served all messages at `home_free_at`, in seconds.
     """
 
     def __init__(self, count: int, service: Distribution, generator: np.random.Generator) -> None:
@@ -56,15 +49,12 @@ class ServerQueues:
         self._longest = self._found = 0
 
     def serve(self, now: float, extra: float, least: float) -> float:
-        """Serves a message that arrives now, on every server.
+        """Serves a message that arrives now, on every server; returns when the last one has served it, in seconds.
 
         Args:
-          now: the time, in seconds; at least that of the call before.
-          extra: the time that it takes on each server besides the usual, in seconds.
+          now: the time, in seconds; at least the time of the call before.
+          extra: the additional time on each server, in seconds.
           least: the earliest end, in seconds: the worker's own link is busy until then.
-
-        Returns:
-          When the last server has served it, in seconds.
         """
         free_at, seconds = self.home_free_at, extra + self._draw()
         self._messages += 1
@@ -90,10 +80,10 @@ class ServerQueues:
         return end if end > least else least
 
     def statistics(self, seconds: float) -> QueueStatistics:
-        """Returns how messages waited within the first seconds."""
+        """Returns how messages waited in the first `seconds`."""
         messages = max(self._messages, 1)
         return QueueStatistics(
-            # The last messages may keep it busy beyond the time that was simulated.
+            # The last messages may keep the server busy beyond the simulated time.
             utilization=min(self._busy_seconds / seconds, 1.0) if seconds else 0.0,
             mean_length=self._found / messages,
             longest=self._longest,
@@ -101,13 +91,13 @@ class ServerQueues:
         )
 
 
-# More than a picture has room for.
+# More than fit a picture.
 _MOST_SPANS = 1000
 
 
 @dataclasses.dataclass(frozen=True)
 class Pause:
-    """A worker stands still for a while, as a stopped process does, and then continues where it was.
+    """A worker stops for a while, as a stopped process does, and then continues.
 
     Its computation takes longer by that time; messages that it has sent are not affected.
 
@@ -163,11 +153,7 @@ class Span:
 
 
 class Timeline:
-    """The first activities of one worker, in order, for pictures.
-
-    Args:
-      worker: its index.
-    """
+    """The first activities of the worker with this index, in order, for pictures."""
 
     def __init__(self, worker: int) -> None:
         self.worker = worker
@@ -175,7 +161,7 @@ class Timeline:
 
     @property
     def known_until(self) -> float:
-        """The time in seconds until which the timeline is complete; `inf` if to the end."""
+        """The time in seconds until which the timeline is complete; `inf` if it is complete."""
         return self.spans[-1].end if len(self.spans) == _MOST_SPANS else math.inf
 
     def add(self, activity: Activity, start: float, end: float) -> None:
@@ -184,27 +170,23 @@ class Timeline:
             self.spans.append(Span(activity, start, end))
 
     def truncate(self, at: float) -> None:
-        """Removes what was planned after a time, in seconds: the worker died."""
+        """Removes what was planned after a time, in seconds, because the worker died."""
         self.spans = [
             span if span.end <= at else dataclasses.replace(span, end=at) for span in self.spans if span.start < at
         ]
 
 
 class ReusableEvent(simpy.Event):
-    """An event of simpy that can be scheduled again as soon as it has happened.
+    """An event of simpy that can be scheduled again after it has happened.
 
-    Creating an event for each message would cost as much as everything else that a message costs.
-
-    Args:
-      environment: where it is scheduled.
-      callback: called with this event whenever it happens.
-      worker: the worker whose message it is.
+    To create an event for each message would cost as much as the rest of the message. `callback` is called with this
+    event whenever it happens; `worker` is the worker whose message it is.
     """
 
     def __init__(self, environment: simpy.Environment, callback: Callable[[Any], Any], worker: Any) -> None:
         super().__init__(environment)
         self.worker = worker
-        # What `succeed` would set; but that schedules the event at once.
+        # `succeed` would set these, but it schedules the event, too.
         self._ok = True
         self._value = None
         self._own_callbacks = [callback]
@@ -220,16 +202,15 @@ class ReusableEvent(simpy.Event):
         self._own_callbacks = []
 
 
-# With slots: there are thousands of workers, and their attributes are used at every event.
+# With slots: there are thousands of workers, and every event uses their attributes.
 @dataclasses.dataclass(slots=True, eq=False, repr=False)
 class SimulatedWorker:
-    """The state of one worker.
+    """The state of one worker. Times are in seconds.
 
     Attributes:
-      index: its number.
-      draw: returns the time of its next computation, in seconds, before the factor.
-      factor: its computations take this many times as long.
-      pauses: when it stands still, in order.
+      draw: returns the time of its next computation, before the factor.
+      factor: multiplies the time of its computations.
+      pauses: when it stops, in order.
       timeline: records its activities; None if they are not recorded.
       asking, beginning, pushing: its events: its request to begin arrives; it begins after a wait; its gradient
         arrives.
@@ -238,11 +219,10 @@ class SimulatedWorker:
       steps_since_pull, is_active, is_under_way, is_warming_up, has_own_model, averaged_at: state of the rules.
       parameters, gradient, average: state of the model.
       transfer: what is sent to it for the step that it begins.
-      is_waiting: whether its rule makes it wait.
-      asked_at: when it last asked to begin, in seconds.
-      compute_from, compute_to: when its current computation began and will end, in seconds; equal if there is none.
-      computed, waited, absent: the time it has spent computing, waiting for its rule, and dead, in seconds.
-      died_at: when it died, in seconds; None while it lives.
+      is_waiting, asked_at: whether its rule makes it wait; when it last asked to begin.
+      compute_from, compute_to: begin and end of its current computation; equal if there is none.
+      computed, waited, absent: the time it has spent computing, waiting for its rule, and dead.
+      died_at: when it died; None while it lives.
     """
 
     index: int
@@ -278,7 +258,7 @@ class SimulatedWorker:
         self.pauses = sorted(self.pauses, key=lambda pause: pause.at)
 
     def compute(self, start: float) -> float:
-        """Starts a computation; returns when it will end, pauses included. Both times in seconds."""
+        """Starts a computation; returns its end, pauses included. Both times in seconds."""
         end = start + self.draw() * self.factor
         for pause in self.pauses:
             over = pause.at + pause.seconds
@@ -297,7 +277,7 @@ class SimulatedWorker:
             self.timeline.add(Activity.WAIT, self.asked_at, now)
 
     def settle(self, now: float) -> None:
-        """Counts the parts until now, in seconds, of activities that will not be finished."""
+        """Counts the parts of unfinished activities until now, in seconds."""
         self.computed += max(0.0, min(self.compute_to, now) - self.compute_from)
         self.compute_to = self.compute_from
         if self.is_waiting:

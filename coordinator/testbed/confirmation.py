@@ -4,9 +4,9 @@
                             |                                                      +--> a table, and reasons
                             '--> what each part took ----> simulated figures ------'
 
-The simulator is given the measured times of the parts of the real steps. It has to predict what follows from them: how
-long workers wait, how stale gradients are, and how many gradients are accepted. A second comparison does the same with
-the loss curves of real trainings.
+The simulator is given the measured times of the parts of real steps. It has to predict what follows: how long workers
+wait, how stale gradients are, and how many are accepted. A second comparison does so for the loss curves of real
+trainings.
 """
 
 import dataclasses
@@ -38,14 +38,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Figures:
-    """The figures of real runs, by the names that the result of a simulation has.
-
-    Attributes:
-      mean_staleness: of the pushed gradients, in updates.
-      p99_staleness: its 99th percentile.
-      updates_per_second: updates of the model per second.
-      idle_share: the share of the workers' time that they waited for the rule, from 0 to 1.
-    """
+    """The figures of real runs, by the names and in the units of a simulation's `Result`."""
 
     mean_staleness: float
     p99_staleness: int
@@ -71,20 +64,16 @@ class Figures:
 _JUDGED = {"mean_staleness": "mean staleness", "updates_per_second": "updates/s"}
 # The largest relative difference of figures that agree.
 TOLERANCE = 0.1
-# From this share on, waiting is named as a reason.
+# From this share on, waiting counts as a reason.
 _MUCH_IDLE = 0.02
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """One setting, real and simulated.
+    """One setting, real and simulated. `name` is the rule and the number of workers; the last worker is slow.
 
-    Attributes:
-      name: the rule and the number of workers, of which the last is slow.
-      real: the figures of the real runs together.
-      simulated: those of the simulation.
-      repeated: the figures of each real run.
-      times: the times of the real steps, which the simulator was given.
+    `real` has the figures of all real runs together, `repeated` the figures of each. The simulator was given the
+    `times` of the real steps.
     """
 
     name: str
@@ -103,7 +92,7 @@ class Comparison:
         return cls(f"{name}, {workers}", real, simulate(times.setting(rule)), repeated, times)
 
     def off_by(self, figure: str) -> float:
-        """Returns the relative difference of the simulated figure of a name to the real one."""
+        """Returns the relative difference of a simulated figure to the real one."""
         real, simulated = getattr(self.real, figure), getattr(self.simulated, figure)
         if real == simulated:
             return 0.0
@@ -111,11 +100,11 @@ class Comparison:
 
     @property
     def agrees(self) -> bool:
-        """True if the differences are within the tolerance."""
+        """Whether the differences are within the tolerance."""
         return all(abs(self.off_by(figure)) <= TOLERANCE for figure in _JUDGED)
 
     def explanation(self) -> str:
-        """Returns the differences beyond the tolerance, with reasons as far as the runs show them."""
+        """Returns the differences beyond the tolerance, with the reasons that the runs show."""
         parts = []
         for figure, words in _JUDGED.items():
             if abs(self.off_by(figure)) <= TOLERANCE:
@@ -168,7 +157,7 @@ def times_table(comparisons: Sequence[Comparison]) -> str:
 
 
 def verdict(comparisons: Sequence[Comparison]) -> str:
-    """Returns how many comparisons agree, and why the others do not, a line each."""
+    """Returns how many comparisons agree, and why the others do not, one per line."""
     agreeing = sum(comparison.agrees for comparison in comparisons)
     lines = [
         f"{agreeing} of {len(comparisons)} settings agree within {TOLERANCE:.0%} in mean staleness and in updates/s."
@@ -177,7 +166,7 @@ def verdict(comparisons: Sequence[Comparison]) -> str:
     return "\n".join(lines)
 
 
-# By their names in tables; of each the rule for a number of workers.
+# Name in tables -> the rule for a number of workers.
 RULES: Mapping[str, Callable[[int], Rule]] = {
     "async": lambda _: Asynchronous(),
     "sync": Synchronous,
@@ -189,10 +178,7 @@ _SLEEPS = Sleeps()
 
 
 def confirm(given: Mapping[str, Any]) -> None:
-    """Runs the command.
-
-    Args:
-      given: its options by name; None for options that were not given.
+    """Runs the command with its options by name; None for options that were not given.
 
     Raises:
       SettingError: an option is wrong.
@@ -212,15 +198,10 @@ def confirm(given: Mapping[str, Any]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Confirmation:
-    """The settings to compare.
+    """The settings to compare; SettingError if one is not allowed.
 
-    Attributes:
-      workers: the numbers of workers, at least two each.
-      seconds: the duration of each real run.
-      repeats: the number of real runs of each setting, whose total is compared.
-
-    Raises:
-      SettingError: one of them is not allowed.
+    Each real run takes some `seconds`; `repeats` real runs of each setting are compared together. There are at least
+    two `workers` each time.
     """
 
     workers: Sequence[int] = (2, 3, 4)
@@ -240,13 +221,9 @@ class Confirmation:
 
     @staticmethod
     def of(given: Mapping[str, Any]) -> "Confirmation":
-        """Parses the options of the command.
+        """Parses the options: `workers` as text, `confirm_seconds`, `confirm_repeats`; None if not given.
 
-        Args:
-          given: `workers` as text; `confirm_seconds` and `confirm_repeats`; None for options that were not given.
-
-        Raises:
-          SettingError: an option is wrong, or is for experiments only.
+        SettingError if an option is wrong, or is for experiments only.
         """
         for field in dataclasses.fields(Experiment):
             if field.name != "workers" and given.get(field.name) is not None:
@@ -261,23 +238,18 @@ class Confirmation:
         return Confirmation(**chosen)
 
     def compare(self, on_run: Callable[[], object]) -> list["Comparison"]:
-        """Makes all real runs and simulations, and returns their comparisons.
+        """Makes all real runs and simulations; returns their comparisons. Calls `on_run` after each real run.
 
-        Args:
-          on_run: called after each real run.
-
-        Raises:
-          LaunchError: a server did not start.
-          Exception: what `ParameterServerStrategy.join` raises.
+        Raises LaunchError if a server did not start, and what `ParameterServerStrategy.join` raises.
         """
         settings = [(name, rule(workers), workers) for name, rule in RULES.items() for workers in self.workers]
         runs: list[list[Run]] = [[] for _ in settings]
-        # One step per call: with several, only the first would be dispatched.
+        # One step per call: of several, only the first would be dispatched.
         with new_strategy(max(self.workers), Options(steps_per_dispatch=1)) as strategy:
             from coordinator.testbed.real_steps import RealSteps
 
             steps = [RealSteps(strategy, rule, workers, _SLEEPS) for _, rule, workers in settings]
-            # They take turns, so that other load of the machine affects all of them.
+            # In turn: other load of the machine affects all settings.
             for _ in range(self.repeats):
                 for each, of_each in zip(steps, runs, strict=True):
                     of_each.append(each.run(self.seconds))
@@ -293,11 +265,7 @@ class Confirmation:
 
 @dataclasses.dataclass(frozen=True)
 class LossComparison:
-    """One trial, real and simulated.
-
-    Attributes:
-      real, simulated: the curves of its repetitions, as many and with the same seeds; at least one.
-    """
+    """One trial, real and simulated: the curves of its repetitions, with the same seeds; at least one each."""
 
     real: Sequence[LossCurve]
     simulated: Sequence[LossCurve]
@@ -314,12 +282,12 @@ class LossComparison:
 
     @property
     def simulated_losses(self) -> Any:
-        """The same of the simulated ones."""
+        """The mean of the smoothed losses of the simulated repetitions, float64 [batches]."""
         return TrialResult(self.simulated).smoothed
 
     @property
     def difference(self) -> float:
-        """The mean absolute difference of the two."""
+        """The mean absolute difference of the real and the simulated losses."""
         return float(np.mean(np.abs(self.real_losses - self.simulated_losses)))
 
     @property
@@ -331,13 +299,7 @@ class LossComparison:
 def compare(experiment: Experiment, data: ImageData) -> list[LossComparison]:
     """Runs all trials on real servers, then again in virtual time with the times of the real steps.
 
-    Args:
-      experiment: the grid.
-      data: the images.
-
-    Raises:
-      LaunchError: a server did not start.
-      Exception: what `ParameterServerStrategy.join` raises.
+    Raises LaunchError if a server did not start, and what `ParameterServerStrategy.join` raises.
     """
     real: list[LossCurve] = []
     simulated: list[LossCurve] = []
@@ -355,7 +317,7 @@ def compare(experiment: Experiment, data: ImageData) -> list[LossComparison]:
 
 
 def over_grid(comparisons: Sequence[LossComparison]) -> float:
-    """Returns the mean absolute difference of all minibatches of all trials, as a share of their mean real loss."""
+    """Returns the mean absolute difference over all minibatches of all trials, as a share of their mean real loss."""
     sums = [(each.difference * len(each.real_losses), float(np.sum(each.real_losses))) for each in comparisons]
     differences, losses = zip(*sums, strict=True)
     return sum(differences) / sum(losses)
@@ -387,10 +349,9 @@ def text(experiment: Experiment, comparisons: Sequence[LossComparison]) -> str:
 
 
 def draw(comparisons: Sequence[LossComparison], folder: pathlib.Path) -> list[str]:
-    """Draws a picture for each number of workers into a folder, and returns their names.
+    """Draws a picture for each number of workers into a folder; returns their names.
 
-    Raises:
-      SettingError: matplotlib is not installed, or a picture cannot be written.
+    SettingError if matplotlib is not installed, or a picture cannot be written.
     """
     names = []
     of_workers = sorted(comparisons, key=lambda each: each.trial.workers)

@@ -14,20 +14,19 @@ from coordinator.options import check_integer, check_number
 from coordinator.simulation.distribution import RandomDelay, parse_delay, parse_number, parse_plain_seconds
 
 OPTIMIZERS = ("sgd", "momentum", "adam")
-# The axes: names of attributes of `Descent`, which are those of options, and how they are called in texts.
+# The axes: attributes of `Descent`, named as options, and their names in texts.
 AXES = {"optimizer": "optimizer", "learning_rate": "rate", "weight_decay": "decay", "batch_size": "batch"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Descent:
-    """One point of the axes.
+    """One point of the axes. `text` is its difference to others of the same grid, such as "adam, rate 0.001", or empty.
 
     Attributes:
       optimizer: one of `OPTIMIZERS`; momentum is SGD with a momentum of 0.9.
       learning_rate: for the gradient of one minibatch.
       weight_decay: the share of each weight, times the learning rate, that an update subtracts.
       batch_size: images in a minibatch.
-      text: what distinguishes it from others of the same grid, such as "adam, rate 0.001"; empty if there are none.
 
     Raises:
       SettingError: one of them is not allowed.
@@ -49,8 +48,8 @@ class Descent:
     def new_optimizer(self, workers: int = 1) -> Any:
         """Returns the Keras optimizer, for updates that are means of the gradients of several workers.
 
-        The mean of n gradients at n times the rate is their sum at the rate: so each minibatch changes the model as
-        much as if it were applied alone.
+        The mean of n gradients at n times the rate is their sum at the rate: each minibatch changes the model as if it
+        were applied by itself.
         """
         import keras
 
@@ -78,7 +77,7 @@ SEQUENTIAL, SYNCHRONOUS, ASYNCHRONOUS = MODES = ("sequential", "synchronous", "a
 
 
 def missing(package: str) -> LaunchError:
-    """Returns the error for a package that the test-bed needs and the library does not."""
+    """Returns the error for a missing package that only the test-bed needs."""
     return LaunchError(f"The test-bed needs {package}: pip install 'coordinator-tf[testbed]'.")
 
 
@@ -88,13 +87,9 @@ Delay = float | RandomDelay
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """One training of an experiment.
+    """One training of an experiment, in one of the `MODES`.
 
-    Attributes:
-      mode: one of `MODES`.
-      workers: the number of workers.
-      delay: of gradients, in seconds or drawn from distributions; 0 unless the mode is asynchronous.
-      descent: optimizer, learning rate, weight decay and batch size.
+    The delay of gradients is in seconds or drawn from distributions; 0 unless the mode is asynchronous.
     """
 
     mode: str
@@ -122,7 +117,7 @@ def mean_delay(delay: Delay) -> float:
 
 
 def delay_text(delay: Delay) -> str:
-    """Returns a delay as text, without the unit, seconds."""
+    """Returns a delay as text, in seconds without the unit."""
     return str(delay) if isinstance(delay, RandomDelay) else f"{delay:g}"
 
 
@@ -133,7 +128,7 @@ def worker_count(workers: int) -> str:
 
 DATA = ("digits", "cifar10")
 MOST_WORKERS = 16
-# An hour: a longer delay or step is more likely a mistake than an experiment.
+# An hour: longer delays or steps are more likely mistakes.
 LONGEST = 3600.0
 
 # The defaults with `--quick`.
@@ -157,7 +152,7 @@ class Experiment:
       optimizer, learning_rate, weight_decay, batch_size: of each training; one value or several. See `Descent`.
       batches: minibatches that all workers together process in each trial.
       step_time: the shortest time of a worker's step between its pull and its push, in seconds. The worker pauses for
-        the part that computing leaves.
+        the rest of it.
       target_loss: the loss that counts as learned.
       seed: of the initial weights and the order of the images.
       repeats: how often each trial is run, each time with the next seed.
@@ -211,14 +206,9 @@ class Experiment:
 
     @staticmethod
     def of(given: Mapping[str, Any]) -> "Experiment":
-        """Parses the options of the command.
+        """Parses the options of the command: texts by attribute name, None if not given.
 
-        Args:
-          given: texts by the names of the attributes, None for options that were not given; and `quick`, which selects
-            other defaults.
-
-        Raises:
-          SettingError: an option is wrong.
+        `quick` selects other defaults. SettingError if an option is wrong.
         """
         chosen: dict[str, Any] = dict(QUICK) if given.get("quick") else {}
         for name, parse in _PARSERS.items():
@@ -230,7 +220,7 @@ class Experiment:
         """Returns the trials, in their order: one for each combination.
 
         The sequential mode has one trial: one worker, no delay. The synchronous mode has no delays, because workers
-        wait for each other's gradients and none is ever stale; with one worker it is the sequential mode, and left out.
+        wait for each other's gradients and none is ever stale. With one worker it is the sequential mode, and left out.
         """
         return [trial for descent in self.descents for trial in self._trials_of(descent)]
 

@@ -1,9 +1,9 @@
 """Small images with labels, some of them held out: scikit-learn's digits, or CIFAR-10 from a folder.
 
 CIFAR-10 is read in its published formats (https://www.cs.toronto.edu/~kriz/cifar.html). Binary files,
-`data_batch_1.bin` to `data_batch_5.bin`, are records of a label and 3072 pixels, one byte each. Those of the python
-format, `data_batch_1` to `data_batch_5`, are pickles. Loading a pickle can call any function; here it may call only
-those that create NumPy arrays, which is all that these files need. A file that asks for another function is refused.
+`data_batch_1.bin` to `data_batch_5.bin`, are records of a label and 3072 pixels, one byte each. Files of the python
+format, `data_batch_1` to `data_batch_5`, are pickles. Loading a pickle can call any function. Here it may call only
+the functions that create NumPy arrays, which these files need; a file that asks for another function is refused.
 """
 
 import dataclasses
@@ -19,10 +19,10 @@ from coordinator.testbed.experiment import Experiment, missing
 
 SIDE, CHANNELS, CLASSES = 32, 3, 10
 _VALUES = CHANNELS * SIDE * SIDE
-# The folders within the published archives, and the ends of the files' names in them.
+# The folders in the published archives, and the ends of the files' names in them.
 _FORMATS = (("cifar-10-batches-bin", ".bin"), ("cifar-10-batches-py", ""))
 
-# The names of NumPy 2 and those before: there are files of either kind.
+# The names of NumPy 2 and of earlier releases: there are files of both.
 _ALLOWED_FUNCTIONS = {
     ("numpy", "ndarray"),
     ("numpy", "dtype"),
@@ -31,21 +31,14 @@ _ALLOWED_FUNCTIONS = {
 
 
 def load_cifar10(folder: pathlib.Path, kind: str = "data_batch_*") -> tuple[Any, Any]:
-    """Loads images of CIFAR-10.
+    """Loads images of CIFAR-10: uint8 [N, 32, 32, 3], and labels, uint8 [N].
 
-    Args:
-      folder: contains the files, or the folder of an archive with them; the binary format is preferred.
-      kind: of the files: "data_batch_*" for training, "test_batch" for the test.
-
-    Returns:
-      Images, uint8 [N, 32, 32, 3], and labels, uint8 [N].
-
-    Raises:
-      SettingError: the files are missing or of another format.
+    `folder` contains the files, or the folder of an archive with them; the binary format is preferred. `kind` is
+    "data_batch_*" for training, "test_batch" for the test. SettingError if the files are missing or of another format.
     """
     for inside, end in _FORMATS:
         for place in (folder, folder / inside):
-            # Other files of these names, such as archives of them, are not meant.
+            # Not other files of these names, such as archives of them.
             if paths := sorted(path for path in place.glob(kind + end) if path.suffix == end):
                 parts = [_load_binary(path) if end else _load_pickle(path) for path in paths]
                 images, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
@@ -56,7 +49,7 @@ def load_cifar10(folder: pathlib.Path, kind: str = "data_batch_*") -> tuple[Any,
 
 
 def has_test(folder: pathlib.Path) -> bool:
-    """Returns True if a folder has the images for the test, too."""
+    """Returns whether a folder also has the images for the test."""
     return any((place / f"test_batch{end}").exists() for inside, end in _FORMATS for place in (folder, folder / inside))
 
 
@@ -93,7 +86,7 @@ def _load_pickle(path: pathlib.Path) -> tuple[Any, Any]:
 
 
 def _checked(path: pathlib.Path, data: Any, labels: Any) -> tuple[Any, Any]:
-    """Returns images and labels, which must be of the right shapes and dtypes."""
+    """Returns images and labels; raises SettingError for wrong shapes or dtypes."""
     if data.dtype != np.uint8 or data.shape != (len(data), _VALUES):
         _refuse(path, f"has data of {data.dtype} {list(data.shape)}, not uint8 [N, {_VALUES}]")
     if labels.shape != (len(data),) or not np.isin(labels, range(CLASSES)).all():
@@ -106,9 +99,9 @@ def _refuse(path: pathlib.Path, reason: str, cause: Exception | None = None) -> 
     raise SettingError("folder", f"has a file {path.name} that {reason}.") from cause
 
 
-# How many of the digits are held out. What is left is a minibatch of 100 for each of 16 workers.
+# The number of digits that are held out. A minibatch of 100 is left for each of 16 workers.
 _HELD_OUT_DIGITS = 197
-# The share of CIFAR-10's images for training that is held out if there are none for the test.
+# The share of CIFAR-10's images for training that is held out if there are no images for the test.
 _HELD_OUT_SHARE = 0.1
 
 
@@ -120,7 +113,7 @@ class ImageData:
       images: uint8 [N, height, width, channels], from 0 to `highest`.
       labels: uint8 [N], from 0 to 9.
       highest: the value of the brightest possible pixel.
-      held_out_images, held_out_labels: those that are not trained on, but tell how well a network predicts.
+      held_out_images, held_out_labels: not trained on; they tell how well a network predicts.
     """
 
     images: Any
@@ -131,7 +124,7 @@ class ImageData:
 
     @classmethod
     def holding_out(cls, count: int, images: Any, labels: Any, highest: int) -> "ImageData":
-        """Returns data with the last images, of a number, held out."""
+        """Returns data with the last `count` images held out."""
         return cls(images[:-count], labels[:-count], highest, images[-count:], labels[-count:])
 
     @property
@@ -142,11 +135,9 @@ class ImageData:
 
 
 def load(experiment: Experiment) -> ImageData:
-    """Loads the images of an experiment.
+    """Loads the images of an experiment; LaunchError if scikit-learn is not installed.
 
-    Raises:
-      SettingError: they cannot be loaded, or are too few for one minibatch per worker.
-      LaunchError: scikit-learn is not installed.
+    SettingError if they cannot be loaded, or are too few for one minibatch per worker.
     """
     if experiment.folder is not None and experiment.data == "cifar10":
         images, labels = load_cifar10(experiment.folder)

@@ -1,7 +1,7 @@
 """Runs all trials of an experiment, on servers that are started for it or in virtual time, and shows the progress.
 
-No server and no thread of it is left when it returns or raises, at Ctrl-C too. TensorFlow is imported after the servers
-have started and after the environment that it reads is set.
+No server and no thread of it is left when it returns or raises, even at Ctrl-C. TensorFlow is imported after the
+servers have started and its environment is set.
 """
 
 import contextlib
@@ -35,11 +35,8 @@ def measure(
 ) -> None:
     """Runs one trial after another; prints the result of each, and shows a progress bar on a terminal.
 
-    Args:
-      experiment: defines the trials.
-      data: the images.
-      on_result: called with the loss curve of each trial that has ended.
-      setting_of: returns the cluster of a trial in virtual time; see `SimulatedRunner`.
+    `on_result` is called with the loss curve of each trial that has ended. `setting_of` returns the cluster of a trial
+    in virtual time; see `SimulatedRunner`.
 
     Raises:
       LaunchError: tqdm is not installed, or a server did not start.
@@ -62,7 +59,7 @@ def measure(
 def _new_runner(
     experiment: Experiment, data: ImageData, path: pathlib.Path, setting_of: Callable[[Trial], Setting] | None
 ) -> "Iterator[Runner | SimulatedRunner]":
-    """Yields what runs the trials; the images are written to a file at the path."""
+    """Yields the runner of the trials; writes the images to a file at the path."""
     if experiment.simulated:
         _set_up_tensorflow()
         from coordinator.testbed.runner import SimulatedRunner
@@ -78,11 +75,7 @@ def _new_runner(
 
 
 def new_progress_bar(total: int, unit: str) -> Any:
-    """Returns a progress bar, which is shown on a terminal only.
-
-    Raises:
-      LaunchError: tqdm is not installed.
-    """
+    """Returns a progress bar, shown only on a terminal. LaunchError if tqdm is not installed."""
     try:
         from tqdm import tqdm
     except ImportError:
@@ -91,25 +84,21 @@ def new_progress_bar(total: int, unit: str) -> Any:
 
 
 def _set_up_tensorflow() -> None:
-    """Sets what TensorFlow reads when it is loaded: no messages, no accelerator (no step time is chosen for one)."""
+    """Sets TensorFlow's environment before it loads: no messages, no accelerator (step times are chosen without)."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 @contextlib.contextmanager
 def new_strategy(workers: int, options: Options) -> Iterator["ParameterServerStrategy"]:
-    """Starts servers for a number of workers, and yields a strategy on them. TensorFlow is loaded after they started.
-
-    Raises:
-      LaunchError: a server did not start.
-    """
+    """Starts servers for a number of workers, loads TensorFlow, and yields a strategy. LaunchError if one fails."""
     _set_up_tensorflow()
     with LocalCluster(workers, 1) as cluster:
         import tensorflow as tf
 
         from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
 
-        # Each training traces the functions of its rule: TensorFlow's warning about that does not apply.
+        # Each training traces its rule's functions: TensorFlow's warning about that does not apply.
         tf.get_logger().setLevel("ERROR")
         with ParameterServerStrategy(cluster.resolver, options=options) as strategy:
             yield strategy

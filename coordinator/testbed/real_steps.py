@@ -1,6 +1,6 @@
 """Steps of a rule on real workers that sleep instead of computing, and record the times of their parts.
 
-What is counted in a run happened while all of its workers had steps to run.
+A run counts only the time in which all of its workers had steps to run.
 """
 
 import concurrent.futures
@@ -41,11 +41,8 @@ _KINDS: dict[str, Callable[..., UpdateRule]] = {
 class RealSteps:
     """A rule with a small model, and its step. The constructor has all workers run the step once.
 
-    Args:
-      strategy: has at least that number of workers.
-      rule: the rule, as it is simulated; that of the cluster has the same name and settings.
-      workers: the number of workers that take part; the last one is slow.
-      sleeps: how long their steps sleep.
+    `rule` is simulated; the cluster's rule has the same name and settings. `workers` of the strategy take part; the
+    last one is slow. Their steps sleep as `sleeps` says.
     """
 
     def __init__(self, strategy: ParameterServerStrategy, rule: Rule, workers: int, sleeps: Sleeps) -> None:
@@ -64,9 +61,8 @@ class RealSteps:
     def run(self, seconds: float) -> Run:
         """Runs steps on all workers for a time, in seconds.
 
-        Raises:
-          RuntimeError: a worker was quicker than its sleeps.
-          Exception: what `ParameterServerStrategy.join` raises.
+        RuntimeError if a worker was quicker than its sleeps; otherwise raises what `ParameterServerStrategy.join`
+        raises.
         """
         most = _SETTLING + _MORE + math.ceil(2 * seconds / self._sleeps.mean)
         scheduled = [

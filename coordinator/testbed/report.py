@@ -35,15 +35,9 @@ LOSSES, TABLE, SUMMARY = "losses.csv", "summary.csv", "summary.txt"
 
 
 class Report:
-    """Writes the files into a folder. What would prevent that is detected when the report is created.
+    """Writes the files of an experiment into a folder, which is created if necessary.
 
-    Args:
-      experiment: the settings.
-      folder: for the files; created if it does not exist.
-
-    Raises:
-      SettingError: the folder cannot be created.
-      LaunchError: matplotlib is not installed.
+    The constructor checks this: SettingError if there is no folder, LaunchError if matplotlib is not installed.
     """
 
     def __init__(self, experiment: Experiment, folder: pathlib.Path) -> None:
@@ -59,13 +53,7 @@ class Report:
             raise missing("matplotlib") from None
 
     def write(self, curves: Sequence[LossCurve]) -> list[str]:
-        """Writes all files.
-
-        Args:
-          curves: of the runs that have ended, at least one.
-
-        Returns:
-          The names of the files.
+        """Writes all files from the curves of runs that have ended, at least one; returns the files' names.
 
         Raises:
           SettingError: a picture cannot be written.
@@ -150,7 +138,6 @@ class Report:
 
 
 def _run(curve: LossCurve) -> list[object]:
-    """Returns the settings of a run, as columns."""
     trial = curve.trial
     return [trial.mode, trial.workers, trial.delay, *(getattr(trial.descent, axis) for axis in AXES), curve.seed]
 
@@ -175,37 +162,25 @@ def _figures(curves: Sequence[LossCurve], target: float) -> Iterable[list[object
         ]
 
 
-# What the minibatches are drawn against.
+# The axis of the minibatches.
 BATCHES, TIME = "batches", "time"
-# Higher losses are cut off, in multiples of that of guessing: one training that diverged must not flatten all others.
+# Higher losses, in multiples of the loss of guessing, are cut off: a diverged training must not flatten all others.
 _MOST_GUESSES = 3.0
 _GUESSING = math.log(10)
 
 
 def shown_with(results: Sequence[TrialResult], workers: int) -> list[TrialResult]:
-    """Returns the results in the picture of a number of workers: those with as many, and the sequential one.
-
-    Returns:
-      The results; none if there is only the sequential one.
-    """
+    """Returns the results in the picture of a number of workers: theirs and the sequential one; none if only that."""
     of_workers = [each for each in results if each.trial.workers == workers and each.trial.mode != SEQUENTIAL]
     return [each for each in results if each.trial.mode == SEQUENTIAL] + of_workers if of_workers else []
 
 
 def draw_losses(results: Sequence[TrialResult], workers: int, experiment: Experiment, axis: str = BATCHES) -> "Figure":
-    """Draws the losses against the processed minibatches or the time, a line for each result.
+    """Draws the losses against the processed minibatches or the time (BATCHES or TIME), a line for each result.
 
     With two and three workers and minibatches these are the paper's Figures 5 and 6. Around the mean of several runs is
-    the range from the lowest to the highest of them.
-
-    Args:
-      results: those of `shown_with`.
-      workers: the number of workers.
-      experiment: the settings.
-      axis: BATCHES or TIME.
-
-    Raises:
-      SettingError: matplotlib is not installed.
+    their range from the lowest to the highest. `results` are from `shown_with`. SettingError if matplotlib is not
+    installed.
     """
     figure = picture.new_figure(10, 5.6)
     axes = figure.subplots()
@@ -239,7 +214,6 @@ def draw_losses(results: Sequence[TrialResult], workers: int, experiment: Experi
 
 
 def _style(result: TrialResult, number: int) -> dict[str, Any]:
-    """Returns the style of a line: both its color and its marker identify it."""
     style: dict[str, Any] = {"linewidth": 1.6, "markersize": 6}
     if result.trial.mode == SEQUENTIAL:
         return {**style, "color": picture.BLACK, "linestyle": "--", "label": SEQUENTIAL}

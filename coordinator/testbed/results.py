@@ -1,4 +1,4 @@
-"""The results of trials: loss curves, means over several runs, and the findings of a paper compared with them.
+"""The results of trials: loss curves, means over several runs, and a comparison with a paper's findings.
 
 "Asynchronous Deep Learning Test-bed to Analyze Gradient Staleness Effect" finds that more delay makes training less
 stable and slower, that more workers do so too, and that without delay synchronous and asynchronous training are about
@@ -28,9 +28,9 @@ FINAL_SHARE = 0.1
 def spikes_of(losses: Iterable[float]) -> list[float]:
     """Returns the heights of the spikes of a smoothed loss, in order.
 
-    A spike begins when the loss is more than `HEIGHT` above the least that it was since the last spike, and ends when
-    it is more than `HEIGHT` below the spike's top. So a rise in many small steps, or one that never comes down again,
-    is one spike. Its height is that of its top above that least loss. NaN counts as infinitely high.
+    A spike begins when the loss is more than `HEIGHT` above its minimum since the last spike, and ends when it is more
+    than `HEIGHT` below the spike's top. So a rise in many small steps, or one that never comes down again, is one
+    spike. Its height is from that minimum to the top. NaN counts as infinitely high.
     """
     heights: list[float] = []
     is_up, low, top = False, math.inf, -math.inf
@@ -58,8 +58,8 @@ class LossCurve:
       trial: what was trained.
       seed: of this run.
       losses: of each processed minibatch, before its gradient is applied, float64 [batches].
-      times: when each of them was processed, in seconds since the first step began, float64 [batches].
-      mean_staleness: of the gradients that were applied, in updates.
+      times: when each minibatch was processed, in seconds since the first step began, float64 [batches].
+      mean_staleness: of the applied gradients, in updates.
       seconds: the duration of the trial.
       accuracy: of the trained network on the held-out images, from 0 to 1.
       run: the times of the real steps; None if they were simulated.
@@ -117,11 +117,7 @@ class LossCurve:
 
 @dataclasses.dataclass(frozen=True)
 class TrialResult:
-    """The runs of one trial.
-
-    Attributes:
-      curves: one for each run, at least one.
-    """
+    """The runs of one trial; `curves` has one or more."""
 
     curves: Sequence[LossCurve]
 
@@ -141,7 +137,7 @@ class TrialResult:
         return np.mean([curve.times for curve in self.curves], axis=0)
 
     def values(self, name: str) -> list[float]:
-        """Returns a figure of each run, by the name that it has in `LossCurve`."""
+        """Returns a figure of each run, by its name in `LossCurve`."""
         return [float(getattr(curve, name)) for curve in self.curves]
 
     def mean(self, name: str) -> float:
@@ -153,7 +149,7 @@ class TrialResult:
         return _median([curve.batches_to(loss) for curve in self.curves])
 
     def shown(self, name: str, form: str) -> str:
-        """Returns the mean of a figure and the standard deviation of the runs as text, such as "0.270 ±0.004"."""
+        """Returns the mean of a figure and the runs' standard deviation as text, such as "0.270 ±0.004"."""
         values = self.values(name)
         # A training that has diverged has an infinite rise.
         is_spread = len(values) > 1 and np.isfinite(values).all()
@@ -161,7 +157,7 @@ class TrialResult:
         return f"{np.mean(values):{form}}{deviation}"
 
     def shown_until(self, reached: Callable[[LossCurve], float | None], form: str) -> str:
-        """Returns the median of what runs needed, and the least and the most, as text, such as "40 (38 to never)"."""
+        """Returns the median, the least and the most that runs needed, as text, such as "40 (38 to never)"."""
         values = [_or_never(reached(curve)) for curve in self.curves]
         texts = [
             "never" if math.isinf(value) else f"{value:{form}}" for value in (_median(values), min(values), max(values))
@@ -170,7 +166,7 @@ class TrialResult:
 
 
 def results_of(curves: Sequence[LossCurve]) -> list[TrialResult]:
-    """Returns the results of trials from the curves of all runs, those of a trial one after another."""
+    """Returns the results of trials from the curves of all runs, in which each trial's are consecutive."""
     return [TrialResult(list(group)) for _, group in itertools.groupby(curves, lambda curve: curve.trial)]
 
 
@@ -179,20 +175,15 @@ def _or_never(value: float | None) -> float:
 
 
 def _median(values: Sequence[float | None]) -> float:
-    """Returns the median, of an even number the lower of the two in the middle: a mean with `inf` would be `inf`."""
+    """Returns the median; the lower of two middle values, since a mean with `inf` would be `inf`."""
     return sorted(map(_or_never, values))[(len(values) - 1) // 2]
 
 
 @dataclasses.dataclass(frozen=True)
 class Steadiness:
-    """An axis, and what each of its values did to the same trainings.
+    """The effect of the values of an axis on the same trainings: the mean rise of the loss, in nats, and final loss.
 
-    Attributes:
-      axis: a name of `AXES`.
-      values: of the axis, in the order of the grid.
-      rises: the mean rise of the loss with each value, in nats.
-      final_losses: the mean final loss with each value.
-      trainings: the number of trainings with each value.
+    `trainings` is the number of trainings with each value; `values` are in the order of the grid.
     """
 
     axis: str
@@ -203,7 +194,7 @@ class Steadiness:
 
     @property
     def effect(self) -> float:
-        """By how much the rises with different values differ, in nats."""
+        """The difference between the largest and the smallest rise, in nats."""
         return 0.0 if math.inf == min(self.rises) else max(self.rises) - min(self.rises)
 
     def __str__(self) -> str:
@@ -225,14 +216,14 @@ class Steadiness:
 def steadiness(results: Sequence[TrialResult]) -> list[Steadiness]:
     """Compares the values of each axis on which a grid has several; the axis with the largest effect is first.
 
-    Only trainings that were made with all values of an axis count for it.
+    Only trainings with all values of an axis count for it.
     """
     found = []
     for axis in AXES:
         values = tuple(dict.fromkeys(getattr(each.trial.descent, axis) for each in results))
         if len(values) < 2:
             continue
-        # By what they have in common: of each value the result.
+        # All other settings of a training -> value of the axis -> result.
         groups: dict[Any, dict[Any, TrialResult]] = {}
         for each in results:
             trial = each.trial
@@ -252,7 +243,7 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else f"{value:g}"
 
 
-# The share of the pairs of a series that must be in order for it to count as rising.
+# The share of a rising series' pairs that must be in order.
 _IN_ORDER = 0.75
 # The largest differences that count as about the same: a factor of the batches, and a difference of final losses.
 _SIMILAR_FACTOR, _SIMILAR_LOSS = 1.5, 0.1
@@ -260,12 +251,7 @@ _SIMILAR_FACTOR, _SIMILAR_LOSS = 1.5, 0.1
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One part of the grid in which a finding was checked.
-
-    Attributes:
-      agrees: whether the finding holds there.
-      figures: the measured figures, in words.
-    """
+    """One part of the grid in which a finding was checked, with the measured figures in words."""
 
     agrees: bool
     figures: str
@@ -273,12 +259,7 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """A finding of the paper, and whether it holds here.
-
-    Attributes:
-      claim: the finding.
-      cases: where it was checked; empty if the grid has no trials for it.
-    """
+    """A finding of the paper, and the cases where it was checked; none if the grid has no trials for it."""
 
     claim: str
     cases: tuple[Case, ...]
@@ -299,12 +280,7 @@ class Finding:
 
 
 def findings(results: Sequence[TrialResult], target: float) -> list[Finding]:
-    """Checks all findings.
-
-    Args:
-      results: one for each trial.
-      target: the loss that counts as learned.
-    """
+    """Checks all findings on the results of all trials; `target` is the loss that counts as learned."""
 
     def rise(result: TrialResult) -> float:
         return result.mean("rise")
@@ -325,7 +301,7 @@ def findings(results: Sequence[TrialResult], target: float) -> list[Finding]:
 def _with_each_descent(
     results: Sequence[TrialResult], cases_of: Callable[[Sequence[TrialResult]], tuple[Case, ...]]
 ) -> tuple[Case, ...]:
-    """Returns the cases of the results with each optimizer, learning rate, weight decay and batch size."""
+    """Returns the cases with each optimizer, learning rate, weight decay and batch size."""
     found = []
     for descent in dict.fromkeys(each.trial.descent for each in results):
         name = f"{descent.text}; " if descent.text else ""
@@ -335,7 +311,7 @@ def _with_each_descent(
 
 
 def is_rising(values: Sequence[float]) -> bool:
-    """Returns True if numbers rise on the whole: the last is above the first, and three of four pairs are in order.
+    """Returns whether numbers rise on the whole: the last is above the first, and three of four pairs are in order.
 
     A pair of equal numbers counts as half in order.
     """
@@ -349,14 +325,8 @@ def _rising_cases(
 ) -> tuple[Case, ...]:
     """Checks whether a value of asynchronous trials rises: with the delay for each number of workers, or the reverse.
 
-    Args:
-      results: one for each trial.
-      along: "delay" or "workers".
-      what: "rise" or "batches", the name of the value.
-      value: computes it.
-
-    Returns:
-      A case for each series of more than one trial. Trials without delay are no series along the workers.
+    `along` is "delay" or "workers"; `what` is "rise" or "batches", the name of the value. Returns a case for each
+    series of more than one trial. Trials without delay are no series along the workers.
     """
     group = "workers" if along == "delay" else "delay"
     found = [each for each in results if each.trial.mode == ASYNCHRONOUS and _place(each.trial, group) > 0]

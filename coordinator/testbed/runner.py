@@ -4,15 +4,15 @@
     trial 2 (3 workers)    workers 0, 1 and 2
     trial 3 (2 workers)    workers 0 and 1; worker 2 is idle
 
-All trials begin with the same weights. A step takes at least the experiment's step time, also on a faster machine: so a
+All trials begin with the same weights. A step takes at least the experiment's step time, even on a faster machine. So a
 delay in seconds is the same number of steps on every machine that is fast enough.
 
     simulated cluster    worker 1 pulls     worker 0 pushes     worker 0 pulls ...
     this process         keeps weights      computes gradient   applies what is due, keeps weights
 
 In virtual time only the cluster is simulated. This process computes all gradients, in the order in which the simulated
-cluster pushes them, on the weights that their worker has pulled, and applies each gradient when its rule applies it. A
-loss curve differs from the curve of real servers only as far as the times of the steps differ.
+cluster pushes them, on the weights that their worker has pulled. It applies each gradient when its rule does. A loss
+curve differs from the curve of real servers only if the times of the steps differ.
 """
 
 import concurrent.futures
@@ -38,18 +38,12 @@ from coordinator.testbed.results import LossCurve
 from coordinator.testbed.step_times import ASKED, FINISHED, RECORDED, Run
 from coordinator.testbed.training import HeldOut, RecordFile, Training, initial_weights, new_loss, new_network
 
-# A trial that takes longer than this multiple of its step times, plus this time in seconds, has failed.
+# A trial that takes longer than this multiple of its step times, plus this many seconds, has failed.
 _SLOWNESS, _GRACE = 20.0, 300.0
 
 
 class Runner:
-    """Runs trials on a cluster.
-
-    Args:
-      strategy: has at least the workers of the largest trial.
-      experiment: what all trials have in common.
-      records: the images.
-    """
+    """Runs trials on a cluster; the strategy has at least the workers of the largest trial."""
 
     def __init__(self, strategy: ParameterServerStrategy, experiment: Experiment, records: RecordFile) -> None:
         self._strategy = strategy
@@ -59,16 +53,10 @@ class Runner:
         self._trainings: dict[Any, Training] = {}
 
     def run(self, trial: Trial, seed: int, on_batch: Callable[[], object]) -> LossCurve:
-        """Runs one trial.
+        """Runs one trial; calls `on_batch` after each minibatch, on this thread.
 
-        Args:
-          trial: what to train.
-          seed: of the initial weights and the order of the images.
-          on_batch: called after each minibatch, on this thread.
-
-        Raises:
-          TimeoutError: it took far too long.
-          Exception: what `ParameterServerStrategy.join` raises.
+        `seed` is of the initial weights and the order of the images. Raises TimeoutError if it took far too long, and
+        what `ParameterServerStrategy.join` raises.
         """
         began = time.monotonic()
         kind = Training.kind(trial)
@@ -91,7 +79,7 @@ class Runner:
         return self._curve_of(trial, seed, futures, time.monotonic() - began)
 
     def _curve_of(self, trial: Trial, seed: int, futures: Sequence[Any], seconds: float) -> LossCurve:
-        """Returns the losses of steps, in the order in which they finished; one of each worker in turn."""
+        """Returns the losses in the order in which steps finished; `futures` has one of each worker in turn."""
         steps = np.array([future.result() for future in futures], np.float64)
         in_order = steps[np.argsort(steps[:, FINISHED], kind="stable")]
         training = self._trainings[Training.kind(trial)]
@@ -112,7 +100,7 @@ class Runner:
         size = trial.descent.batch_size
 
         def dataset_fn(context: tf.distribute.InputContext) -> tf.data.Dataset:
-            # Idle workers have a dataset as well, from which nothing is taken.
+            # Idle workers have a dataset, too, but take nothing from it.
             worker = context.input_pipeline_id % trial.workers
             return self._records.minibatches(size, worker, trial.workers, seed)
 
@@ -120,12 +108,7 @@ class Runner:
 
 
 class PushedGradient(NamedTuple):
-    """A gradient of one minibatch.
-
-    Attributes:
-      parts: a tensor for each trainable variable.
-      pulled_version: the model version that it was computed on.
-    """
+    """A gradient of one minibatch: a tensor for each trainable variable, and the model version it was computed on."""
 
     parts: Sequence[Any]
     pulled_version: int
@@ -134,13 +117,7 @@ class PushedGradient(NamedTuple):
 class NetworkModel(SimulatedModel):
     """The network of the test-bed, as the model of a simulated cluster.
 
-    Args:
-      shape: of an image: height, width and channels.
-      optimizer: applies gradients.
-
-    Attributes:
-      losses: of each minibatch so far, in the order of the pushes.
-      times: of these pushes, in seconds.
+    It has the loss and the time, in seconds, of each minibatch so far, in the order of the pushes.
     """
 
     def __init__(self, shape: tuple[int, int, int], optimizer: keras.optimizers.Optimizer) -> None:
@@ -157,12 +134,9 @@ class NetworkModel(SimulatedModel):
         self._apply = tf.function(self._apply_eagerly)
 
     def reset(self, seed: int, minibatches: Sequence[Any], on_batch: Callable[[], object]) -> None:
-        """Begins a new training.
+        """Begins a new training with initial weights from a seed and an iterator of minibatches for each worker.
 
-        Args:
-          seed: of the initial weights.
-          minibatches: an iterator for each worker.
-          on_batch: called after each minibatch.
+        `on_batch` is called after each minibatch.
         """
         weights = initial_weights(self._shape, seed)
         for network in (self._shared, self._copy):
@@ -173,7 +147,7 @@ class NetworkModel(SimulatedModel):
         self.losses, self.times = [], []
 
     def weights(self) -> list[Any]:
-        """Returns the shared weights, with what the workers' batch normalization has counted."""
+        """Returns the shared weights, with the statistics of the workers' batch normalization."""
         for shared, counted in zip(
             self._shared.non_trainable_variables, self._copy.non_trainable_variables, strict=True
         ):
@@ -182,7 +156,7 @@ class NetworkModel(SimulatedModel):
         return weights
 
     def pull(self, worker: SimulatedWorker) -> None:
-        """Keeps the weights as they are now for a worker."""
+        """Keeps the present weights for a worker."""
         # A tensor keeps its value when its variable is assigned.
         worker.parameters = [tf.convert_to_tensor(variable) for variable in self._shared.trainable_variables]
 
@@ -215,27 +189,22 @@ class NetworkModel(SimulatedModel):
         return loss, tape.gradient(loss, variables)
 
     def _apply_eagerly(self, parts: Sequence[Any], pulled_version: Any) -> None:
-        # On a cluster, too, a gradient is applied with the count of updates that its step has pulled.
+        # As on a cluster: with the count of updates that the gradient's step has pulled.
         self._optimizer.iterations.assign(pulled_version)
         self._optimizer.apply(parts, self._shared.trainable_variables)
 
 
 def rule_of(trial: Trial, seed: int = 0) -> Rule:
-    """Returns the rule of a trial, as `Training` has it on real servers.
-
-    Args:
-      trial: what is trained.
-      seed: of random delays.
-    """
+    """Returns the rule of a trial, as `Training` has it on real servers; `seed` is for random delays."""
     if trial.mode == ASYNCHRONOUS:
         delay = trial.delay
         return Delayed(dataclasses.replace(delay, seed=seed) if isinstance(delay, RandomDelay) else delay)
     return BoundedDelay(0, grads_to_wait=trial.workers) if trial.mode == SYNCHRONOUS else Asynchronous()
 
 
-# Of a message and of the time between two steps on two processors, as `--confirm` measures them.
+# The times of a message, and between two steps, on two processors, as `--confirm` measures them.
 _LATENCY, _DISPATCH = LogNormal(0.0015, 0.5), LogNormal(0.008, 0.5)
-# The share by which the times of steps vary: without it, workers would stay in phase for a whole training.
+# The share by which the times of steps vary: otherwise workers would stay in phase for a whole training.
 _VARIATION = 0.02
 
 
@@ -248,10 +217,7 @@ def assumed_setting(experiment: Experiment, trial: Trial) -> Setting:
 class SimulatedRunner:
     """Runs trials in virtual time.
 
-    Args:
-      experiment: what all trials have in common.
-      records: the images.
-      setting_of: returns the simulated cluster of a trial, but for its seed and its end; by default `assumed_setting`.
+    `setting_of` returns the simulated cluster of a trial, without its seed and end; by default `assumed_setting`.
     """
 
     def __init__(
@@ -264,15 +230,10 @@ class SimulatedRunner:
         self._models: dict[Any, NetworkModel] = {}
 
     def run(self, trial: Trial, seed: int, on_batch: Callable[[], object]) -> LossCurve:
-        """Runs one trial.
+        """Runs one trial; the times of its losses are virtual.
 
-        Args:
-          trial: what to train.
-          seed: of the initial weights, the order of the images, and the simulated times.
-          on_batch: called after each minibatch.
-
-        Returns:
-          The losses. Their times are virtual.
+        `seed` is of the initial weights, the order of the images, and the simulated times. `on_batch` is called after
+        each minibatch.
         """
         experiment = self._experiment
         model = self._model_of(trial)
@@ -296,7 +257,7 @@ class SimulatedRunner:
         )
 
     def _model_of(self, trial: Trial) -> NetworkModel:
-        """Returns the model with a trial's optimizer; trials with the same one share it, and what was traced for it."""
+        """Returns the model with a trial's optimizer. Trials with the same one share it, with its traced functions."""
         averaged = trial.workers if trial.mode == SYNCHRONOUS else 1
         key = (trial.descent, averaged)
         if key not in self._models:

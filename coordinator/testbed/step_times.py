@@ -17,20 +17,16 @@ from coordinator.simulation.distribution import Empirical
 from coordinator.simulation.rules import Rule
 from coordinator.simulation.setting import Setting
 
-# The size of the table: large enough that draws from it resemble the distribution.
+# The size of a table of times: draws from it resemble the distribution.
 _SIZE = 64
 
 
 @dataclasses.dataclass(frozen=True)
 class Sleeps:
-    """Lognormal times, and one slow worker, the last.
+    """Lognormal times, with a median in seconds, and one slow worker, the last. It sleeps `slow_factor` times as long.
 
-    The times vary because workers with equal times would stay in or out of phase for the whole run, by chance.
-
-    Attributes:
-      median: of a normal worker's step, in seconds.
-      sigma: the standard deviation of the times' logarithm.
-      slow_factor: the slow worker sleeps this many times as long.
+    With equal times, workers would by chance stay in or out of phase for the whole run. `sigma` is the standard
+    deviation of the times' logarithm.
     """
 
     median: float = 0.1
@@ -49,14 +45,9 @@ class Sleeps:
         return statistics.fmean(self.table)
 
     def draw(self, worker: Any, slow_worker: Any) -> Any:
-        """Draws the time that a step sleeps, in its graph.
+        """Draws the time that a step sleeps, in its graph: seconds, a float64 scalar.
 
-        Args:
-          worker: the index of the worker that runs the step; an int64 scalar.
-          slow_worker: the index of the slow worker; an int64 scalar.
-
-        Returns:
-          Seconds, a float64 scalar.
+        `worker` is the index of the worker that runs the step, and `slow_worker` of the slow one; int64 scalars.
         """
         import tensorflow as tf
 
@@ -71,25 +62,21 @@ class Sleeps:
         )
 
 
-# The times that a step records, in seconds: it asks to begin, has the version, has slept, its gradient is accepted.
+# The times that a step records, in seconds: it asks to begin, has the version, has slept, has its gradient accepted.
 ASKED, PULLED, COMPUTED, FINISHED = range(4)
 RECORDED = 4
 # Enough for a p99 that does not depend on the seed.
 _PUSHES = 20_000
-# In seconds: messages on one machine take longer, but a noisy pull without its waiting may not.
+# In seconds. Messages on one machine take longer, but a noisy pull minus its waiting may not.
 _LEAST_LATENCY = 1e-5
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """The measurements of a real run.
+    """The measurements of a real run of some seconds.
 
-    Attributes:
-      seconds: the duration of the run.
-      updates: the number of updates of the model.
-      histogram: the number of gradients at each staleness, int64.
-      waited: the time that all workers together waited for the rule, in seconds.
-      recorded: for each worker the times of its steps, float64 [steps, RECORDED].
+    `histogram` has the number of gradients at each staleness, int64. All workers together waited for the rule for
+    `waited` seconds. `recorded` has the times of each worker's steps, float64 [steps, RECORDED].
     """
 
     seconds: float
@@ -101,13 +88,10 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class StepTimes:
-    """The times of the parts of steps, in seconds.
+    """The times of the parts of steps, in seconds; `computed` has a tuple for each worker.
 
-    Attributes:
-      computed: the times between pull and push; a tuple for each worker.
-      dispatch: the times between a worker's steps.
-      pull: the mean time until a step had the version, without waiting for the rule.
-      push: the mean time until a gradient was accepted.
+    A step computes between pull and push, and dispatch is between a worker's steps. `pull` is the mean time until a
+    step had the version, without waiting for the rule, and `push` until its gradient was accepted.
     """
 
     computed: tuple[tuple[float, ...], ...]
@@ -117,7 +101,7 @@ class StepTimes:
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> "StepTimes":
-        """Computes the times of parts from those recorded in runs, at least two steps of each worker in one of them."""
+        """Computes the times of parts from recorded runs, with two steps or more of each worker in at least one."""
         together = np.concatenate([steps for run in runs for steps in run.recorded])
         between = np.concatenate([steps[1:, ASKED] - steps[:-1, FINISHED] for run in runs for steps in run.recorded])
         computed = [
@@ -128,17 +112,17 @@ class StepTimes:
         pull = float(np.mean(together[:, PULLED] - together[:, ASKED])) - waited
         return cls(
             tuple(tuple(each.tolist()) for each in computed),
-            # The wall clock may have been set meanwhile.
+            # The wall clock may have been set in between.
             tuple(np.maximum(between, 0.0).tolist()),
             max(pull, 2 * _LEAST_LATENCY),
             max(float(np.mean(together[:, FINISHED] - together[:, COMPUTED])), 2 * _LEAST_LATENCY),
         )
 
     def setting(self, rule: Rule) -> Setting:
-        """Returns the simulator's setting, in which steps draw from the same times."""
-        # The shorter of pull and push consists of two messages.
+        """Returns the simulator's setting, whose steps draw from the same times."""
+        # The shorter of pull and push is two messages.
         latency = min(self.pull, self.push) / 2
-        # The time by which a pull is longer than a push is spent before the push, as is the sleep.
+        # A longer pull spends the difference before the push, like the sleep.
         extra = self.pull - 2 * latency
         return Setting(
             workers=len(self.computed),

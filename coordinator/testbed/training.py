@@ -1,7 +1,7 @@
 """What a trial trains: a network on images in a file, the update rule of its gradients, and the step of its workers.
 
-A training can be reset. Trials that differ only in their delay, or asynchronous ones in the number of workers, share
-the rule's variables and the functions of a step, which take seconds to create.
+A training can be reset. Trials that differ only in their delay, and asynchronous trials also in the number of workers,
+share the rule's variables and the functions of a step, which take seconds to create.
 """
 
 import dataclasses
@@ -27,21 +27,16 @@ CLASSES = 10
 
 
 def new_network(shape: tuple[int, int, int], seed: int) -> keras.Model:
-    """Returns a network with initial weights from a seed.
+    """Returns a network with initial weights from a seed: images [N, *shape] -> logits [N, 10], both float32.
 
-    Args:
-      shape: height, width and channels of an image; each block of the network halves height and width, until 2.
-      seed: of the initial weights.
-
-    Returns:
-      A model from images, float32 [N, height, width, channels], to logits, float32 [N, 10].
+    `shape` is height, width and channels of an image; each block of the network halves height and width, until 2.
     """
     keras.utils.set_random_seed(seed)
     layers, side, filters = [keras.Input(shape)], min(shape[:2]), 16
     while side > 2:
         layers += [
             keras.layers.Conv2D(filters, 3, padding="same", use_bias=False),
-            # Trainings are short: means of the last hundred minibatches would still contain the initial ones.
+            # Trainings are short: means over a hundred minibatches would still contain the initial ones.
             keras.layers.BatchNormalization(momentum=0.9),
             keras.layers.ReLU(),
             keras.layers.MaxPooling2D(),
@@ -51,7 +46,7 @@ def new_network(shape: tuple[int, int, int], seed: int) -> keras.Model:
 
 
 def initial_weights(shape: tuple[int, int, int], seed: int) -> list[Any]:
-    """Returns the initial weights of the network, trainable or not, as arrays; see `new_network`."""
+    """Returns the initial weights of `new_network`, trainable or not, as arrays."""
     weights: list[Any] = new_network(shape, seed).get_weights()
     return weights
 
@@ -62,11 +57,7 @@ def new_loss() -> keras.losses.Loss:
 
 
 class HeldOut:
-    """Images that are not trained on, and a network to predict their classes.
-
-    Args:
-      data: the images.
-    """
+    """Images that are not trained on, and a network to predict their classes."""
 
     def __init__(self, data: ImageData) -> None:
         self._network = new_network(data.shape, 0)
@@ -74,20 +65,16 @@ class HeldOut:
         self._labels = data.held_out_labels
 
     def accuracy(self, weights: Any) -> float:
-        """Returns the share of the images, from 0 to 1, whose class a network with some weights predicts."""
+        """Returns the share of the images, from 0 to 1, whose class a network with these weights predicts."""
         self._network.set_weights(weights)
         logits = self._network.predict(self._images, batch_size=1000, verbose=0)
         return float(np.mean(np.argmax(logits, axis=1) == self._labels))
 
 
 class RecordFile:
-    """A file of images and labels, which the workers of this machine read, so that no graph contains them.
+    """A file of images and labels, which the workers of this machine read: no graph contains them.
 
     Each record is a label, then an image, byte by byte.
-
-    Args:
-      data: the images, an attribute too.
-      path: of the file.
     """
 
     def __init__(self, data: ImageData, path: pathlib.Path) -> None:
@@ -97,8 +84,8 @@ class RecordFile:
     def minibatches(self, batch_size: int, worker: int, workers: int, seed: int) -> tf.data.Dataset:
         """Returns a worker's part of the images, repeated without end and shuffled for each repetition.
 
-        Returns:
-          Pairs of images, float32 [batch_size, height, width, channels] from 0 to 1, and labels, int32 [batch_size].
+        It has pairs of images, float32 [batch_size, height, width, channels] from 0 to 1, and labels, int32
+        [batch_size].
         """
         # The order depends on this seed, too.
         tf.random.set_seed(seed)
@@ -116,13 +103,7 @@ class RecordFile:
 
 @dataclasses.dataclass(frozen=True)
 class RuleCounts:
-    """Counts of a rule.
-
-    Attributes:
-      updates: the number of updates of the model.
-      histogram: the number of gradients at each staleness, int64.
-      waited: the time that all workers together waited for the rule, in seconds.
-    """
+    """Counts of a rule: updates, gradients at each staleness (int64), and seconds that all workers have waited."""
 
     updates: int
     histogram: Any
@@ -130,7 +111,7 @@ class RuleCounts:
 
     @classmethod
     def of(cls, rule: UpdateRule) -> "RuleCounts":
-        """Returns what a rule has counted so far."""
+        """Returns the counts of a rule so far."""
         counts, seconds = (tensor.numpy() for tensor in rule.state.read())
         return cls(int(counts[COUNTS.index("updates")]), counts[HISTOGRAM:STEPS], float(seconds[:, WAITED].sum()))
 
@@ -143,19 +124,12 @@ class RuleCounts:
         return Staleness(tuple(map(int, self.histogram))).mean
 
 
-# The size of the table of equally likely delays: the table can be changed without tracing a step again.
+# The size of the table of equally likely delays, which can be changed without tracing a step again.
 _DELAYS = 256
 
 
 class Training:
-    """The network, rule and step that trials of a kind share.
-
-    Args:
-      strategy: where it runs.
-      experiment: the settings.
-      shape: of an image: height, width and channels.
-      trial: the first trial.
-    """
+    """The network, rule and step that trials of a kind share. `shape` is height, width and channels of an image."""
 
     def __init__(
         self, strategy: ParameterServerStrategy, experiment: Experiment, shape: tuple[int, int, int], trial: Trial
@@ -175,7 +149,7 @@ class Training:
         return trial.mode, trial.descent, trial.workers if trial.mode == SYNCHRONOUS else None
 
     def reset(self, trial: Trial, seed: int) -> None:
-        """Resets the network to the initial weights of a seed, and applies or drops all gradients of earlier trials."""
+        """Resets the network to the initial weights of a seed; applies or drops all gradients of earlier trials."""
         if isinstance(self._rule, Delayed):
             self._rule.flush()
         self._network.set_weights(initial_weights(self._shape, seed))
@@ -190,7 +164,7 @@ class Training:
         return weights
 
     def counted(self) -> RuleCounts:
-        """Returns what the rule has counted since the last reset."""
+        """Returns the rule's counts since the last reset."""
         return RuleCounts.of(self._rule) - self._before
 
     def _new_rule(self, trial: Trial) -> UpdateRule:
@@ -199,13 +173,12 @@ class Training:
         if trial.mode == SEQUENTIAL:
             return Asynchronous(self._optimizer, variables)
         if trial.mode == SYNCHRONOUS:
-            # Workers wait for each other. `Synchronous` would reject gradients that come late, which this experiment
-            # does not study.
+            # Workers wait for each other. `Synchronous` would reject late gradients, which this experiment does not
+            # study.
             return BoundedDelay(self._optimizer, variables, max_delay=0, grads_to_wait=trial.workers)
         return Delayed(self._optimizer, variables, delay=self._draw_delay)
 
     def _draw_delay(self, worker: Any, _time: Any) -> Any:
-        """Draws the delay of a push, in the graph of its step."""
         return tf.gather_nd(self._delays, [worker, tf.random.uniform([], 0, _DELAYS, tf.int64)])
 
 
@@ -217,7 +190,7 @@ def _delay_table(trial: Trial) -> Any:
 
 
 def _new_step(network: keras.Model, rule: UpdateRule, step_time: float) -> Any:
-    """Returns the step function, which returns the times that a step records and then the loss; float64 [5]."""
+    """Returns the step function: it returns the recorded times of a step, then the loss; float64 [5]."""
     loss_of = new_loss()
 
     @tf.function
@@ -242,7 +215,7 @@ def _new_step(network: keras.Model, rule: UpdateRule, step_time: float) -> Any:
 
 
 def _paused(gradients: Sequence[Any], began: Any, step_time: float) -> list[Any]:
-    """Returns the gradients unchanged, but not before the step time is over."""
+    """Returns the gradients unchanged, at the end of the step time or later."""
     with tf.control_dependencies(list(gradients)):
         left = began + step_time - tf.timestamp()
     with tf.control_dependencies([pause(tf.maximum(left, 0.0))]):

@@ -1,8 +1,7 @@
 """The decisions of the update rules, as functions of plain numbers.
 
-Each decision is written once. The rules run it in their graphs, where AutoGraph converts its conditions to graph
-operations; a simulator calls the same function with Python numbers. So it uses only arithmetic, comparisons and `if`:
-no libraries, no state.
+The rules run these functions in their graphs, where AutoGraph converts the conditions; a simulator calls them with
+Python numbers. So they use only arithmetic, comparisons and `if`: no libraries, no state.
 
 A *version* is the number of updates applied; *staleness* is the version at the push minus the version at the pull. A
 worker's *clock* is the number of steps that it has finished.
@@ -22,7 +21,7 @@ def learning_rate_scale(staleness: Any) -> Any:
 
 
 def is_accepted(version_at_push: Any, version_at_pull: Any, waiting: Any, grads_to_wait: int) -> Any:
-    """Returns whether a synchronous rule accepts a gradient: its version is the current one, which waits for more."""
+    """Returns whether a synchronous rule accepts a gradient: its version is current, and the update is incomplete."""
     return (version_at_push == version_at_pull) & (waiting < grads_to_wait)
 
 
@@ -39,10 +38,9 @@ def is_pull_due(steps_since_pull: Any, get_model_frequency: int) -> Any:
 def may_lead(clock: Any, slowest_clock: Any, max_lead: int) -> Any:
     """Returns whether a worker may begin a step and be at most `max_lead` steps ahead of the slowest after it.
 
-    `max_lead` is at least 1, so that the slowest worker always may. (SSP, Ho et al. 2013.)
+    `max_lead` is at least 1: the slowest worker always may. (SSP, Ho et al. 2013.)
     """
-    # `slowest_clock + max_lead` could overflow: without other workers the slowest clock is 2**62, and `max_lead` may be
-    # as large.
+    # `slowest_clock + max_lead` could overflow: both may be 2**62. (This is the slowest clock without other workers.)
     return clock - slowest_clock < max_lead
 
 
@@ -61,7 +59,7 @@ def may_start(pushes_before: Any, oldest_version: Any, grads_to_wait: int, max_d
     """Returns whether a worker may begin one more gradient and none will be more than `max_delay` updates old.
 
     Args:
-      pushes_before: gradients that are pushed or in flight; all of them may be pushed before the new one.
+      pushes_before: gradients that are pushed or in flight; all may be pushed before the new one.
       oldest_version: the oldest version that a gradient in flight, or the new one, is computed on.
       grads_to_wait: gradients per update.
       max_delay: the largest number of updates between a gradient's pull and its push.

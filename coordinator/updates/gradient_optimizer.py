@@ -18,14 +18,14 @@ UpdateFunction = Callable[[tf.Variable, Any, Any], object]
 
 
 class KerasOptimizer:
-    """A Keras 3 optimizer, with its schedule, clipping, weight decay and moving averages; built here if it is not yet.
+    """A Keras 3 optimizer, with its schedule, clipping, weight decay and moving averages. Built here if necessary.
 
-    Its `iterations` are counted once per update, atomically. It is never given other variables than these.
+    `iterations` is counted once per update, atomically. The optimizer never gets other variables than these.
 
     Raises:
-      ValueError: it accumulates gradients itself, scales losses dynamically, combines several optimizers, or has slots
-        on other servers than their variables; or a variable is sharded, and has a constraint or would be updated as a
-        whole.
+      ValueError: the optimizer accumulates gradients itself, scales losses dynamically, combines several optimizers, or
+        has slots on other servers than their variables; or a variable is sharded, and has a constraint or would be
+        updated as a whole.
     """
 
     def __init__(self, optimizer: Any, variables: Sequence[Any]) -> None:
@@ -62,8 +62,7 @@ class KerasOptimizer:
     def learning_rate(self, scalars: Sequence[Any], version: Any) -> Any:
         """Returns the learning rate of the next update, before it is scaled for staleness; a float32 scalar.
 
-        `scalars` are the values of the property. Optimizers of Keras go by their `iterations` instead of the model's
-        version.
+        `scalars` are the values of the property. Keras goes by `iterations`, not by the model's version.
         """
         del version
         return keras_optimizers.learning_rate(self.optimizer, scalars)
@@ -71,8 +70,8 @@ class KerasOptimizer:
     def prepared(self, gradients: Sequence[Any], variables: Sequence[Any]) -> Sequence[Any]:
         """Prepares all gradients of a step on the worker, before they are divided and sent.
 
-        Rows of the same index are summed. If the optimizer clips by a norm that no server knows, gradients are clipped
-        here: by the global norm, and by the norm of a sharded variable, which is whole here.
+        Rows of the same index are summed. Gradients are clipped here if no server knows the norm: the global norm, or
+        the norm of a sharded variable.
         """
         gradients = list(map(keras_optimizers.without_repeats, gradients))
         # The optimizer would divide gradients by its loss scale before clipping; here it does so afterwards.
@@ -82,14 +81,14 @@ class KerasOptimizer:
         if self.optimizer.clipnorm:
             for number, variable in enumerate(variables):
                 if len(parts_of(variable)) > 1:
-                    # Parts of what is clipped have smaller norms, so that the servers clip them no further.
+                    # A part has a smaller norm than the whole, so the servers do not clip it again.
                     [gradients[number]] = keras_optimizers.clipped_by_global_norm(
                         [gradients[number]], scale * self.optimizer.clipnorm
                     )
         return gradients
 
     def apply(self, variables: Sequence[Any], gradients: Sequence[Any], scalars: Sequence[Any], rate: Any) -> None:
-        """Applies the optimizer to variables of one server, or to a worker's copies; all arguments are there."""
+        """Applies the optimizer to variables of one server, or to a worker's copies; all tensors are on that device."""
         view = keras_optimizers.view_for_variables(self.optimizer, variables, scalars, rate)
         view.apply(list(gradients), list(variables))
 
@@ -98,8 +97,8 @@ class KerasOptimizer:
         self.scalars[0].assign_add(1, read_value=False)
 
     def for_copies(self, originals: Sequence[Any], copies: Sequence[Any]) -> "KerasOptimizer":
-        """Clones the optimizer for copies of variables, in its initial state; the current scope places its slots."""
-        # The learning rate is always passed, so a schedule that Keras cannot clone need not be cloned.
+        """Clones the optimizer, in its initial state, for copies of variables. The current scope places its slots."""
+        # The rate is always passed to `apply`: a schedule that Keras cannot clone is not needed.
         own = type(self.optimizer).from_config({**self.optimizer.get_config(), "learning_rate": 0.0})
         exempt = keras_optimizers.exempt_from_weight_decay(self.optimizer, originals)
         own.exclude_from_weight_decay(var_list=[copies[number] for number in exempt])
@@ -127,14 +126,11 @@ def _refuse_whole_updates(optimizer: Any, sharded: Sequence[Any]) -> None:
 
 
 class FunctionOptimizer:
-    """A function `(variable, gradient, learning_rate)` that changes a variable; its methods are as `KerasOptimizer`'s.
+    """A function `(variable, gradient, learning_rate)` that changes a variable, as a `KerasOptimizer`.
 
-    Args:
-      update: takes a `tf.Variable`, its gradient (a tensor, or `tf.IndexedSlices`), and a float32 scalar. It is called
-        for each part of a sharded variable, with the part's rows of the gradient.
-      learning_rate: a number; a scalar variable; or a function of the version, such as a schedule of Keras. Anything
-        else is a TypeError.
-      allow_duplicate_indices: whether `tf.IndexedSlices` may have an index more than once.
+    `update` takes a `tf.Variable` or a part of a sharded one, its gradient (a tensor, or `tf.IndexedSlices`), and a
+    float32 scalar. `learning_rate` is a number, a scalar variable, or a function of the version, such as a schedule of
+    Keras; anything else is a TypeError. With `allow_duplicate_indices`, `tf.IndexedSlices` may repeat an index.
     """
 
     def __init__(self, update: UpdateFunction, learning_rate: Any, allow_duplicate_indices: bool = False) -> None:
@@ -148,7 +144,7 @@ class FunctionOptimizer:
         return [self._rate] if isinstance(self._rate, tf.Variable) else []
 
     def learning_rate(self, scalars: Sequence[Any], version: Any) -> Any:
-        """Returns the number, the value of the variable, or what the function returns for the version."""
+        """Returns the learning rate, a float32 scalar; see `KerasOptimizer`."""
         if callable(self._rate):
             return tf.cast(self._rate(version), tf.float32)
         return tf.cast(scalars[0] if scalars else self._rate, tf.float32)
@@ -171,7 +167,7 @@ class FunctionOptimizer:
         """Does nothing."""
 
     def for_copies(self, originals: Sequence[Any], copies: Sequence[Any]) -> "FunctionOptimizer":
-        """Returns this: it has no state."""
+        """Returns this object: it has no state."""
         return self
 
     def __repr__(self) -> str:
@@ -182,7 +178,7 @@ GradientOptimizer = KerasOptimizer | FunctionOptimizer
 
 
 def _checked_rate(rate: Any) -> Any:
-    """Returns a learning rate as `FunctionOptimizer` uses it: a number, a `tf.Variable`, or a traced function."""
+    """Returns a number, a `tf.Variable`, or a traced function; TypeError for anything else."""
     wanted = "a number, a scalar tf.Variable, or a function of the model's version that returns a number"
     if callable(rate):
         # AutoGraph converts its conditions.
@@ -207,9 +203,8 @@ def gradient_optimizer(
     """Creates the `GradientOptimizer` of a rule.
 
     Raises:
-      TypeError: `optimizer` is neither a Keras 3 optimizer nor a function, or a function has no learning rate that can
-        be used.
-      ValueError: a rule does not support an option of the optimizer, or that option goes with an update function only.
+      TypeError: `optimizer` is neither a Keras 3 optimizer nor a function; or a function has no usable learning rate.
+      ValueError: rules do not support an option of the optimizer, or that option is for update functions only.
     """
     if keras_optimizers.is_optimizer(optimizer):
         if learning_rate is not None:

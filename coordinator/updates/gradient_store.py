@@ -1,22 +1,22 @@
 """Pushed gradients that wait on the parameter servers until it is decided which of them make an update.
 
-    GradientStore      one on each server: a push is a row, which has what was sent to this server
+    GradientStore      one on each server: a push is a row, with all that was sent to this server
     PushLog            on the home server: push --accepted--> ready --grads_to_wait of them, on all servers--> applied
     DelayedPushes      the same log for `Delayed`:  push --> delayed --delay over, at a pull--> ready --one--> applied
     QueuedGradients    the rows and the log of `Delayed` in a checkpoint
 
-Rows are stored, not sums, so that a row of a worker that died before it had sent the other rows can be left out of the
-update on all servers. The columns of a row:
+Rows are stored, not sums: if a worker dies before it has sent all its rows, the update leaves them out on all servers.
+The columns of a row:
 
     per variable: values | indices | kind | pulled     per optimizer: scalar | scalar ...
 
-Usually all pushes have the same kinds of gradients: `kind` does not exist, and the indices of dense gradients are left
-out. With `has_kinds`, each row has all columns and tells its kinds itself: the step that applies a gradient may have
-been traced before any push, or in another program. `pulled`, the value that a dense gradient was computed on, exists
-only for rules that ask for it.
+Usually all pushes have the same kinds of gradients: then there is no `kind`, and dense gradients have no indices. With
+`has_kinds`, each row has all columns and its own kinds, since the step that applies a gradient may have been traced
+before any push, or in another program. `pulled`, the value that a dense gradient was computed on, exists only for rules
+that ask for it.
 
-With each update the home server passes the ids of all logged pushes to the servers, the ids of the update first, so
-that no server drops a row that a later update needs.
+With each update the home server passes the ids of all logged pushes to the servers, the update's ids first. So no
+server drops a row that a later update needs.
 """
 
 import io
@@ -37,12 +37,10 @@ _NONE, _DENSE, _SPARSE = range(3)
 
 
 class ChosenRows(NamedTuple):
-    """The rows of an update.
+    """The rows of an update: all rows of the store as a TensorList for each column, the ids last.
 
-    Attributes:
-      lists: a TensorList of all rows in the store, for each column; the ids are the last list.
-      places: the positions of the chosen rows, in the order of the ids; int64.
-      is_chosen: whether the row at each position is chosen; bool.
+    `places` are the int64 positions of the chosen rows, in the order of the ids; `is_chosen` is a bool for each
+    position.
     """
 
     lists: Sequence[Any]
@@ -50,7 +48,7 @@ class ChosenRows(NamedTuple):
     is_chosen: Any
 
     def first(self, column: int, dtype: tf.DType) -> Any:
-        """Returns a column of the first row, in the shape that it was added with."""
+        """Returns a column of the first row, in the shape in which it was added."""
         return item(self.lists[column], self.places[0], dtype)
 
     def stacked(self, column: int, dtype: tf.DType, shape: Any) -> Any:
@@ -74,18 +72,13 @@ class ChosenRows(NamedTuple):
 class GradientColumns:
     """The columns of one server, which may have no variable of the model.
 
-    Args:
-      model: the variables of all servers.
-      device: the server's CPU.
-      scalars: the dtypes of the scalars that the optimizer needs.
-      is_sparse: for the positions of the variables that have gradients, whether these are `tf.IndexedSlices`; filled
-        when a push is traced, and shared by all servers. None if each push may have other kinds of gradients
-        (`has_kinds`).
-      has_pulled: whether a dense gradient is stored with the value that it was computed on.
+    `scalars` are the dtypes of the scalars that the optimizer needs. `is_sparse` says for each position whether the
+    variable's gradients are `tf.IndexedSlices`; it is filled when a push is traced, and shared by all servers. None
+    means that each push may have other kinds of gradients (`has_kinds`). With `has_pulled`, a dense gradient is stored
+    with the value that it was computed on.
 
-    Attributes:
-      dtypes: the dtypes of all columns.
-      places, width: the position of each column on a server that has the whole model, and the number of columns there.
+    `dtypes` are the dtypes of all columns. `places` are the columns' positions on a server that has the whole model,
+    and `width` is the number of columns there.
     """
 
     def __init__(
@@ -118,7 +111,7 @@ class GradientColumns:
     def row(
         self, gradients: Mapping[int, Any], scalars: Sequence[Any], pulled: Mapping[int, Any] | None = None
     ) -> dict[int, Any]:
-        """Returns the columns of a push, from the gradients and pulled values by the positions of their variables."""
+        """Returns the columns of a push, from gradients and pulled values by position."""
         row: dict[int, Any] = {}
         for number, column in self._column.items():
             dtype, gradient = self._variables[number].dtype, gradients.get(number)
@@ -150,9 +143,9 @@ class GradientColumns:
         return [rows.stacked(column, dtype, [])[-1] for column, dtype in self._scalars.items()]
 
     def combined(self, rows: ChosenRows, combine: Callable[..., Any]) -> dict[int, Any]:
-        """Returns the gradients of an update by the positions of their variables, computed in float32 if less precise.
+        """Returns the gradients of an update by position, computed in float32 if less precise.
 
-        `combine` makes one gradient of several dense ones, see `Accumulating.combine`. Of sparse ones it is the mean.
+        `combine` makes one gradient of several dense ones, see `Accumulating.combine`. Sparse ones are averaged.
         """
         return {
             number: self._mean_of_rows(number, rows) if is_sparse else self._combined_of(number, rows, combine)
@@ -161,10 +154,10 @@ class GradientColumns:
         }
 
     def apply_first(self, rows: ChosenRows, apply: Callable[[int, Any], None]) -> None:
-        """Applies the first gradient of rows that tell their kinds.
+        """Applies the first gradient of rows with kinds.
 
-        `apply(position, gradient)` is called once for each kind while the graph is built; the operations that it adds
-        run for the kind that the gradient has.
+        `apply(position, gradient)` is called once per kind while the graph is built; its operations run for the kind
+        that the gradient has.
         """
         for number, column in self._column.items():
             kinds = [lambda: False, self._branch(number, rows, apply, is_sparse=False)]
@@ -177,7 +170,7 @@ class GradientColumns:
         dtype = _precise(variable.dtype)
         columns = [column, *([] if self._pulled is None else [column + self._pulled])]
         gradients, *pulled = (tf.cast(rows.stacked(place, variable.dtype, variable.shape), dtype) for place in columns)
-        # The first number of each id.
+        # The first number of an id is its worker.
         workers = rows.stacked(len(rows.lists) - 1, tf.int64, [None])[:, 0]
         return tf.cast(combine(variable, gradients, workers, *(pulled or [None])), variable.dtype)
 
@@ -219,14 +212,14 @@ def _shape_of(variable: tf.Variable) -> Any:
 
 
 def item(rows: Any, place: Any, dtype: tf.DType) -> Any:
-    """Returns an item of a TensorList, in the shape that it was added with."""
+    """Returns an item of a TensorList, in the shape in which it was added."""
     return tf.raw_ops.TensorListGetItem(
         input_handle=rows, index=tf.cast(place, tf.int32), element_shape=tf.constant(-1), element_dtype=dtype
     )
 
 
 def new_vector_list(width: int) -> tf.Variable:
-    """Creates a variable that holds an empty list of int64 vectors of this width. Called in the strategy's scope."""
+    """Creates a variable with an empty list of int64 vectors of this width. Called in the strategy's scope."""
     return tf.Variable(lambda: vector_list(tf.zeros([0, width], tf.int64)), dtype=tf.variant, shape=[], trainable=False)
 
 
@@ -252,17 +245,16 @@ _NO_WORKER = -2
 class GradientStore:
     """The rows on one server. Created in the strategy's scope, where the variable `near` is. Not in checkpoints.
 
-    Operations under the server's lock need no other machine; once begun they finish, even if the worker that began them
-    dies. `use` changes the server's variables by the rows of an update, at most `update_size`; it is called under the
-    lock. `may_reject` says whether a push from a live worker may be rejected.
+    Operations under the server's lock need no other machine; once begun they finish, even if the calling worker dies.
+    `use` changes the server's variables by the rows of an update, at most `update_size`, under the lock. `may_reject`
+    says whether a push from a live worker may be rejected.
 
-    A dropped row leaves an empty place. The empty places are removed when they are at least as many as the remaining
-    rows, so that the cost of dropping a row does not depend on the number of rows; until then its tensors stay in
-    memory.
+    A dropped row leaves an empty place, and its tensors stay in memory. The empty places are removed when they are at
+    least as many as the remaining rows: the cost of dropping a row does not depend on the number of rows.
     """
 
-    # The ids of the pushes are the last list. A variable of a partially known shape would be simpler, but TensorFlow's
-    # workers crash on its handle.
+    # The ids of the pushes are the last list: TensorFlow's workers crash on the handle of a variable of a partially
+    # known shape.
 
     def __init__(
         self,
@@ -285,11 +277,7 @@ class GradientStore:
             self.lists = tf.Variable(self._empty, dtype=tf.variant, shape=[len(self._dtypes)], trainable=False)
 
     def add(self, push: Any, row: Mapping[int, Any]) -> Any:
-        """Adds a row; returns the operation that adds it.
-
-        `push` is its id, int64 [3]. `row` has tensors by column; columns that are left out have to be left out of all
-        rows. All are on the server.
-        """
+        """Adds a row, whose tensors are on the server; returns the operation. All rows leave out the same columns."""
         with self._lock.hold([push, *row.values()]):
             lists = self._with_row(self.lists.read_value(), {**row, len(self._dtypes) - 1: push})
             return self.lists.assign(lists, read_value=False)
@@ -298,18 +286,18 @@ class GradientStore:
     def use_once(self, ids: Any) -> Any:
         """Uses the rows of an update and drops them, unless that was done already; returns a tensor to wait for.
 
-        `ids` has the ids of the pushes in this update, then in the next ones; int64 [n, 3], n > 0.
+        `ids` are the ids of this update's pushes, then of the waiting ones; int64 [n, 3], n > 0.
         """
         with tf.device(self.device):
             ids = tf.identity(ids)
         with self._lock.hold([ids]):
-            # Used rows are dropped. A late caller, perhaps by some updates, does not find the first row.
+            # A caller that comes some updates late does not find the first row.
             pushes = vectors_of(self._unstacked()[-1], PUSH_ID_SIZE)
             is_stored = tf.reduce_any(tf.reduce_all(pushes == ids[0], 1))
             return tf.cond(is_stored, lambda: self._use_and_drop(ids), lambda: tf.constant(False))
 
     def drop(self, push: Any) -> Any:
-        """Drops the row of a push, by its id, int64 [3], that is in no update; returns the operation that drops it."""
+        """Drops the row of a push that is in no update, by its id, int64 [3]; returns the operation that drops it."""
         with tf.device(self.device):
             push = tf.identity(push)
         with self._lock.hold([push]):
@@ -325,11 +313,7 @@ class GradientStore:
 
     @client_may_call(tf.TensorSpec([PUSH_ID_SIZE], tf.int64))
     def serialized(self, push: Any) -> Any:
-        """Serializes the row of a push, by its id, int64 [3]; it has all columns.
-
-        Returns:
-          The columns for `tf.io.parse_tensor`, string [columns]; string [0] if there is no such row.
-        """
+        """Serializes a push's row with all columns: string [columns], or string [0] if there is no such row."""
         with tf.device(self.device):
             push = tf.identity(push)
         with self._lock.hold([push]):
@@ -369,13 +353,12 @@ class GradientStore:
             lambda: self._only(lists, kept),
         )
         dropped = self.lists.assign(left, read_value=False)
-        # Dropped first, so that rows whose use fails are not used again: it may have changed some of the variables.
+        # Dropped first: rows whose use fails are not used again, since it may have changed some of the variables.
         with tf.control_dependencies([dropped]):
             self._use(ChosenRows(lists, tf.argmax(tf.cast(chosen, tf.int32), 1), is_chosen))
         return tf.constant(True)
 
     def _only(self, lists: Sequence[Any], kept: Any) -> Any:
-        """Returns the lists with these rows only."""
         columns = [*self.columns.used(), len(lists) - 1]
 
         def with_next(number: Any, collected: Any) -> tuple[Any, Any]:
@@ -402,10 +385,10 @@ class GradientStore:
 
 
 def _is_obsolete(pushes: Any, *, may_reject: bool) -> Any:
-    """Returns for each row whether its push will never be part of an update, unless it is accepted already.
+    """Returns for each row whether its push can never be part of an update, unless it is accepted already.
 
     A push of an older connection is rejected once its worker has pushed on a newer one. If pushes may be rejected, a
-    push that is not accepted when its worker pushes again never will be; if not, it may have been accepted since the
+    push that is not accepted when its worker pushes again never will be. Otherwise it may have been accepted after the
     caller got the accepted ids.
     """
     worker, connection, _ = tf.unstack(pushes, axis=1)
@@ -416,20 +399,20 @@ def _is_obsolete(pushes: Any, *, may_reject: bool) -> Any:
     return tf.reduce_any((worker == worker[:, None]) & is_older, 1)
 
 
-# What a log has of a push: its id, the version that its gradient was computed on, and two more numbers: with
-# `DelayedPushes` when it was pushed and its delay, in microseconds; with `PushLog` the number of its range, and 0.
+# The log's entry for a push: its id, the version that its gradient was computed on, and two more numbers. In
+# `DelayedPushes` they are the time of the push and its delay, in microseconds; in `PushLog` the range's number, and 0.
 ENTRY_SIZE = PUSH_ID_SIZE + 3
 _PULLED_VERSION, _PUSHED_AT, _DELAY = range(PUSH_ID_SIZE, ENTRY_SIZE)
 _RANGE = _PUSHED_AT
-# In seconds: longer delays are cut to some three thousand years, for which an int64 of microseconds has room.
+# In seconds, some three thousand years: as microseconds it fits an int64. Longer delays are cut to it.
 MAX_DELAY = 1e11
 
 
 class PushLog:
     """The accepted pushes that are in no finished update, in the order of their arrival. Not in checkpoints.
 
-    Created in the strategy's scope. `is_accepted` decides about a push, see `Accumulating`; it is called on the home
-    server, under the state's lock.
+    Created in the strategy's scope. `is_accepted` decides about a push, see `Accumulating`; it runs on the home server,
+    under the state's lock.
     """
 
     def __init__(self, state: RuleState, grads_to_wait: int, is_accepted: Callable[[Any, Any], Any]) -> None:
@@ -440,24 +423,18 @@ class PushLog:
             self._ready = new_vector_list(ENTRY_SIZE)
 
     def waiting(self) -> Any:
-        """Returns the number of gradients that are in no update yet, an int64 scalar. Called under the state's lock."""
+        """Returns the number of gradients that are in no update yet, an int64 scalar. The caller holds the lock."""
         return tf.cast(tf.raw_ops.TensorListLength(input_handle=self._ready.read_value()), tf.int64)
 
     def add(
         self, push: Any, pulled_version: Any, size: Any, not_finite: Any, number: Any = None
     ) -> tuple[Any, Any, Any]:
-        """Logs and counts a push that is on all servers.
+        """Logs and counts a push that is on all servers. All arguments are on the home server.
 
-        Args:
-          push: its id, int64 [3]; on the home server, like all arguments.
-          pulled_version: the version that the gradient was computed on.
-          size: of the messages in bytes.
-          not_finite: 1 if it has a value that is not finite, otherwise 0.
-          number: the number of its range; None if ranges are not recorded.
-
-        Returns:
-          Whether it is accepted, a bool scalar; a push of an abandoned call is not. Whether it is refused because its
-          range is committed, a bool scalar, or None without ranges. And the result of `due`.
+        The gradient was computed on `pulled_version`. `size` is in bytes; `not_finite` is 1 or 0; `number` is the
+        number of the range, None if ranges are not recorded. Returns whether the push is accepted (a push of an
+        abandoned call is not), and whether it is refused because its range is committed (None without ranges), bool
+        scalars; and the result of `due`.
         """
         state, pulled_versions = self._state, self._state.workers.pulled_version
         ranges = [] if number is None else [number]
@@ -487,23 +464,20 @@ class PushLog:
 
     @client_may_call(tf.TensorSpec([], tf.int32))
     def due(self, minimum: Any) -> Any:
-        """Returns the ids, the next update's first, int64 [n, 3]; n = 0 if fewer than `minimum` pushes are ready."""
+        """Returns all ids, the next update's first, int64 [n, 3]; n = 0 if fewer than `minimum` pushes are ready."""
         with self._state.lock.hold():
             return self._due(_entries(self._ready), minimum)
 
     @client_may_call(tf.TensorSpec([None, PUSH_ID_SIZE], tf.int64), tf.TensorSpec([], tf.int32))
     def finish(self, ids: Any, minimum: Any) -> Any:
-        """Counts an update that all servers have made, unless it is counted already.
-
-        `ids` are what the servers were given, int64 [n, 3], n > 0. Returns the result of `due` for the next update.
-        """
+        """Counts an update that all servers have made with `ids`, int64 [n, 3], n > 0, once; returns the next `due`."""
         state = self._state
         with tf.device(state.home):
             ids = tf.identity(ids)
         with state.lock.hold([ids]):
             ready = _entries(self._ready)
             is_open = tf.reduce_any(tf.reduce_all(ready[:1, :PUSH_ID_SIZE] == ids[:1], 1))
-            # Fewer than `grads_to_wait` in a flush, which leaves the pushes that came since.
+            # A flush applies fewer than `grads_to_wait`, and leaves the pushes that came later.
             applied = tf.where(is_open, tf.minimum(tf.shape(ids)[0], self._grads_to_wait), 0)
             self._count_update(tf.cast(is_open, tf.int64), ready[:applied])
             ready = ready[applied:]
@@ -511,7 +485,7 @@ class PushLog:
             return self._due(ready, minimum)
 
     def _is_own(self, push: Any) -> Any:
-        """Returns False for an abandoned call on a closed connection, which must not count as the worker's own."""
+        """Returns False for an abandoned call on a closed connection: it must not count as the worker's own."""
         worker, connection, _ = tf.unstack(push)
         fence = self._state.workers.fence
         is_own = connection >= fence.sparse_read(worker)
@@ -542,10 +516,10 @@ class PushLog:
 
 
 class DelayedPushes(PushLog):
-    """A log whose pushes are ready after a delay, and make an update each. A checkpoint saves it as `QueuedGradients`.
+    """A log whose pushes are ready after a delay, and make one update each. `QueuedGradients` saves it.
 
-    All times are the home server's. Staleness is counted when a gradient is applied. `delay` takes a worker's index, an
-    int64 scalar, and the time of its push, a float64 scalar; it returns seconds, a float64 scalar.
+    All times are on the home server's clock. Staleness is counted when a gradient is applied. `delay` takes a worker's
+    index, an int64 scalar, and the time of its push, a float64 scalar; it returns seconds, a float64 scalar.
     """
 
     def __init__(self, state: RuleState, delay: Callable[[Any, Any], Any]) -> None:
@@ -555,7 +529,7 @@ class DelayedPushes(PushLog):
             self._delayed = new_vector_list(ENTRY_SIZE)
 
     def add(self, push: Any, pulled_version: Any, size: Any, not_finite: Any, _: Any = None) -> tuple[Any, Any, Any]:
-        """See `PushLog`; ranges are not recorded, and a push never makes an update due, so the ids are None."""
+        """Adds a push like `PushLog.add`. Ranges are not recorded, and no update becomes due: both results are None."""
         with tf.control_dependencies([push, pulled_version, size]):
             now = tf.timestamp()
         delay = self._delay(push[0], now)
@@ -568,7 +542,7 @@ class DelayedPushes(PushLog):
 
     @client_may_call(tf.TensorSpec([], tf.bool))
     def release(self, everything: Any) -> Any:
-        """Makes the pushes ready whose delay is over, or all of them; returns the result of `due`."""
+        """Makes the pushes ready whose delay is over, or all; returns the result of `due`."""
         with self._state.lock.hold():
             now, delayed = _microseconds(tf.timestamp()), _entries(self._delayed)
             is_over = everything | decisions.is_delay_over(now, delayed[:, _PUSHED_AT], delayed[:, _DELAY])
@@ -585,7 +559,7 @@ class DelayedPushes(PushLog):
 
     @client_may_call(tf.TensorSpec([None, ENTRY_SIZE], tf.int64))
     def replace(self, entries: Any) -> None:
-        """Replaces all pushes, int64 [n, ENTRY_SIZE]; the next pull finds out which are ready."""
+        """Replaces all pushes by entries, int64 [n, ENTRY_SIZE]; the next pull finds out which are ready."""
         with self._state.lock.hold([entries]):
             _assign(self._ready, entries[:0])
             _assign(self._delayed, entries)
@@ -615,17 +589,17 @@ def _assign(variable: tf.Variable, entries: Any) -> None:
     variable.assign(vector_list(entries), read_value=False)
 
 
-# The worker in the ids of restored pushes. A new client numbers its connections from 1 again, so the numbers in a
-# checkpoint cannot be compared with those of the workers' later pushes.
+# The worker in the ids of restored pushes. A new client numbers its connections from 1 again, so the connections in a
+# checkpoint cannot be compared with later ones.
 _RESTORED = -1
 
 
 class QueuedGradients(tf.train.experimental.PythonState):
     """Saves and restores the queue of `Delayed`. Used while no scheduled function runs.
 
-    The restored queue is the saved one, in its order and with its delays, on any number of servers. Rows are
-    transferred one by one; the client holds all of them at the same time, in one string. A gradient that some servers
-    apply while it is being saved is left out. The columns of the stores have kinds.
+    The queue is restored in its order and with its delays, on any number of servers. Rows are transferred one by one;
+    the client holds all of them in memory, in one string. A gradient that some servers apply during the save is left
+    out. The stores have kinds.
     """
 
     def __init__(self, pushes: DelayedPushes, stores: Sequence[GradientStore]) -> None:

@@ -1,8 +1,7 @@
 """Gradients on their way to the servers: checked on the worker, and flattened to tensors for a transfer.
 
-If one server's update refused a gradient, the other servers would still apply their parts of it. So a push checks while
-it is traced all that is known then. Ids of rows and unknown shapes are checked by the step itself, before anything
-leaves the worker.
+If one server refused a gradient, the other servers would still apply their parts. So a push checks all that is known
+while it is traced. The step checks ids of rows and unknown shapes before anything leaves the worker.
 """
 
 import re
@@ -61,16 +60,9 @@ def checked(
     """Casts gradients, by position, to their variables' dtypes, and checks that they fit.
 
     `checks` are further checks. With `ids`, ids that are unknown now are checked when the function runs; with `values`,
-    whether values are finite.
-
-    Returns:
-      The gradients, and the checks that are made when the function runs: operations on the worker. The gradients depend
-      on them.
-
-    Raises:
-      TypeError: a dtype is neither the variable's nor a floating-point one that can be cast to it, or ids are not
-        integers.
-      ValueError: a shape does not fit, or an id is out of range.
+    whether values are finite. Returns the gradients, and the checks at run time: operations on the worker, on which the
+    gradients depend. Raises TypeError for a dtype that cannot be cast or ids that are not integers; ValueError for a
+    shape that does not fit, or an id out of range.
     """
     cast, checks = {}, list(checks)
     for number, gradient in gradients.items():
@@ -99,7 +91,7 @@ def value_checks(gradient: Any, variable: Any) -> list[Any]:
 def not_finite(gradients: Sequence[Any]) -> Any:
     """Returns 1 if a gradient has an infinite value or NaN, otherwise 0; an int64 scalar on the worker."""
     summaries = [
-        # [-1, whether a value is not finite]: one operation that ends at the first such value and stores nothing.
+        # [-1, whether a value is not finite]: one operation, which stops at the first such value and stores nothing.
         tf.raw_ops.DebugNumericSummaryV2(input=values, output_dtype=tf.float32, tensor_debug_mode=2)
         for values in (_values(gradient) for gradient in gradients if gradient is not None)
         if values.dtype.is_floating
@@ -150,11 +142,11 @@ def _rows(gradient: Any, variable: Any) -> tuple[Any, list[Any]]:
 
 
 def _ensured(tensor: Any, shape: tf.TensorShape, variable: Any) -> Any:
-    """Returns the tensor with this shape, checked when the function runs if the known shape is less specific."""
+    """Returns the tensor with this shape, which is checked at run time unless it is known."""
     if tensor.shape.is_subtype_of(shape):
         return tensor
-    # An assertion is not enough: later operations imply the tensor's shape, and TensorFlow's optimizer then removes an
-    # assertion of it as always true.
+    # An assertion is not enough: later operations imply the shape, and TensorFlow's optimizer removes an assertion of
+    # it as always true.
     name = re.sub(r"[^A-Za-z0-9_.]", "_", variable.name.partition(":")[0])
     return tf.ensure_shape(tensor, shape, name=f"gradient_for_{name}")
 
@@ -170,7 +162,7 @@ def _id_checks(ids: Any, variable: Any) -> list[Any]:
         if np.size(outside):
             raise ValueError(f"{needed}, got {outside.ravel()[0]}.")
         return []
-    # Without any id, these are the dtype's largest and smallest number.
+    # Without ids, these are the dtype's largest and smallest number.
     least, greatest = tf.reduce_min(ids), tf.reduce_max(ids)
     return [
         _assertion((least >= 0) & (greatest < rows) | (least > greatest), f"{needed}; they are", least, "to", greatest)

@@ -1,6 +1,6 @@
 """The models that each worker trains itself: copies of the shared model, with an optimizer per worker.
 
-No checkpoint contains them: what is worth saving of a model is on the parameter servers.
+No checkpoint contains them: the model on the parameter servers is what is saved.
 """
 
 import contextlib
@@ -27,9 +27,9 @@ _CHANGES_OF_CONNECTION = 2**40
 class LocalModel:
     """Per-worker copies of a model's variables, except its embeddings. Created in the strategy's scope.
 
-    Used in scheduled functions, which read and change the copies of their own worker, without any transfer. On a new or
-    restarted worker everything is zero: the owner fills the copies before they are read, and maintains `steps` and
-    `version`. Each worker has an optimizer like that of the shared model, with its own slots and count.
+    Scheduled functions read and change the copies of their own worker, without any transfer. On a new or restarted
+    worker everything is zero: the owner fills the copies before they are read, and maintains `steps` and `version`.
+    Each worker has an optimizer like the shared model's, with its own slots and count.
 
     Attributes:
       numbers: the positions of the copied variables in the model.
@@ -58,10 +58,10 @@ class LocalModel:
         _assign(self.variables, values)
 
     def apply(self, gradients: Mapping[int, Any], rate: Any) -> None:
-        """Has the worker's optimizer update its copies by gradients, by position; repeated rows are summed already."""
+        """Updates the copies with the worker's optimizer. Gradients, by position, have no repeated rows."""
         if not gradients:
             return
-        # Bias corrections need the count of the worker's own updates, since the slots are its own too.
+        # Bias corrections need the worker's own count, since the slots are its own too.
         count = [variable.read_value() for variable in self._optimizer.scalars[:1]]
         variables = [self._by_number[number] for number in gradients]
         self._optimizer.apply(variables, list(gradients.values()), count, rate)
@@ -73,11 +73,11 @@ class AveragedModel(LocalModel):
 
         copies = base + what was changed since    change: what is being added to the mean, under `number`
 
-    A change is *handed over* when it is copied from the copies to `change`. Then the servers are told of it until they
-    have counted it, and no other change is handed over before. So each is counted once, wherever a call is cut off.
+    A change is *handed over* when it is copied to `change`. The servers are then told of it until they have counted it,
+    and no other change is handed over before. So each change is counted once, even if a call is cut off anywhere.
 
-    A mutex on each worker protects the copies: an abandoned call that still runs never changes them concurrently. If a
-    call is cut off when it has changed a part of the model, the model is given up: it has no generation.
+    A mutex on each worker protects the copies from an abandoned call that still runs. If a call is cut off after it has
+    changed a part of the model, the model is given up: it has no generation.
 
     Attributes:
       averaged_at: when the copies were last averaged or replaced, on the worker's clock, in seconds; a per-worker
@@ -124,16 +124,16 @@ class AveragedModel(LocalModel):
             for change, value, base in zip(self._change, values, self._base, strict=True):
                 change.assign(tf.cast(value, change.dtype) - tf.cast(base.read_value(), change.dtype), read_value=False)
             _assign(self._base, values)
-            # Greater than the numbers of older connections, which a restarted worker does not know.
+            # Greater than the numbers of older connections: a restarted worker does not know them.
             first = connection * _CHANGES_OF_CONNECTION
             self.number.assign(1 + tf.maximum(first, self.number.read_value()), read_value=False)
 
     def change(self) -> list[Any]:
-        """Reads the last change that was handed over, in the order of `numbers`; of at least 32 bits."""
+        """Reads the last change that was handed over, in the order of `numbers`, in at least 32 bits."""
         return [change.read_value() for change in self._change]
 
     def record_counted(self) -> None:
-        """Records that the servers have counted that change."""
+        """Records that the servers have counted the last change."""
         self._counted.assign(self.number.read_value(), read_value=False)
 
     def move(self, mean: Sequence[Any]) -> None:
@@ -156,9 +156,9 @@ class AveragedModel(LocalModel):
 
     @contextlib.contextmanager
     def _changed(self, after: Sequence[Any], generation: Any = None) -> Iterator[None]:
-        """Opens a scope, under the mutex, that changes the model; until its end the model has no generation.
+        """Opens a scope, under the mutex, that changes the model, and removes its generation until the end.
 
-        By default the model has the same generation afterwards.
+        None keeps the generation.
         """
         with self._lock.hold(after):
             generation = self._generation.read_value() if generation is None else generation
@@ -171,7 +171,7 @@ class AveragedModel(LocalModel):
 
 
 def _report_large(model: Model) -> None:
-    """Logs which variables are copied although they may be meant for looking up rows."""
+    """Logs which large variables are copied although steps may only look up rows."""
     large = [model.variables[number].name for number in model.dense if model.is_large(number)]
     if large and not model.are_embeddings_given:
         _logger.warning(

@@ -1,26 +1,25 @@
 """The variables that a rule updates, by parameter server, and their transfer between the servers and the worker.
 
-Transfers are packed here only for steps that may wait for other workers, in branches and loops too. In other functions
-`coordinator.ps_strategy.fusing.message_packing` packs them, once the functions are fused or have run often; packing
-them here as well would copy them twice.
+Transfers are packed here only for steps that may wait for other workers, in branches and loops too. Once other
+functions are fused, or have run often, `coordinator.ps_strategy.fusing.message_packing` packs them; packing here too
+would copy tensors twice.
 
-A rule with `transfer_dtype` rounds what is sent:
+With `transfer_dtype`, a tensor is cast where it is sent and cast back where it is needed: messages have half the size.
 
     server   float32 variable -- cast --> 16 bits   ==>   16 bits -- cast --> float32   worker
     server   float32 sum    <-- cast -- 16 bits     <==   16 bits <-- cast -- float32   gradient
 
-A tensor is cast on the device that sends it and cast back where it is needed, so its message has half the size. Only
-dense float32 tensors with at least one dimension are rounded. Scalars stay exact, among them learning rates and counts;
-so do other dtypes, the rows of embeddings, and `tf.IndexedSlices`.
+Only dense float32 tensors with at least one dimension are rounded. Scalars (learning rates, counts), other dtypes, the
+rows of embeddings and `tf.IndexedSlices` stay exact.
 
 With error feedback, a worker adds to each push what rounding took from its earlier pushes:
 
     push n     sent  = rounded(gradient + error)
                error = gradient + error - sent
 
-So the sum of all that a worker has sent differs from the sum of its gradients by at most the rounding of its last push.
-The errors of a new or restarted worker are zero; no checkpoint contains them. (Seide et al. 2014, "1-Bit Stochastic
-Gradient Descent"; Karimireddy et al., arXiv 1901.09847.)
+The sum of all that a worker has sent then differs from the sum of its gradients by at most the rounding of the last
+push. A new or restarted worker begins with zero errors; no checkpoint contains them. (Seide et al. 2014, "1-Bit
+Stochastic Gradient Descent"; Karimireddy et al., arXiv 1901.09847.)
 """
 
 import dataclasses
@@ -38,12 +37,12 @@ from coordinator.updates.rule_state import zeros
 
 
 def is_rounded(tensor: Any) -> bool:
-    """Returns True if a tensor, a variable or a gradient is one that is rounded."""
+    """Returns True if a tensor, variable or gradient may be rounded: dense, float32, not a scalar."""
     return not isinstance(tensor, tf.IndexedSlices) and tensor.dtype == tf.float32 and tensor.shape.rank != 0
 
 
 def rounded(tensor: Any, dtype: tf.DType | None) -> Any:
-    """Rounds a tensor, on its own device, to the nearest numbers of a dtype; None and `is_rounded` False keep it."""
+    """Rounds a tensor to a dtype, on its own device. Keeps it if it is not `is_rounded`, or the dtype is None."""
     return tf.cast(tensor, dtype) if dtype is not None and is_rounded(tensor) else tensor
 
 
@@ -55,23 +54,19 @@ def restored(gradient: Any, variable: Any) -> Any:
 class Model:
     """A list of variables, by server. A sharded variable is the list of its parts.
 
-    Args:
-      variables: `tf.Variable`s or `keras.Variable`s on parameter servers.
-      embeddings: the variables whose rows are looked up one by one, and which are never copied as a whole. By default
-        the sharded variables and the variables of `Embedding` layers.
-      transfer_dtype: the dtype of messages with dense variables and gradients; None for the variables' own dtypes.
-      is_packed: see `transfer`; for pulls and for gradients.
+    Embeddings, whose rows are looked up one by one, are never copied as a whole; by default these are the sharded
+    variables and the variables of `Embedding` layers. `transfer_dtype` is the dtype of messages with dense variables
+    and gradients; None for their own dtypes. `is_packed` is for `transfer`.
 
     Raises:
       ValueError: there is no variable, one is listed twice or is on no parameter server, or an embedding is not listed.
 
     Attributes:
       given, wholes: the variables as given, and as `tf.Variable`s.
-      originals, variables: the same with parts in place of sharded variables. A variable's position is its place in
-        these.
+      originals, variables: the same with parts in place of sharded variables. A *position* is an index into these.
       embeddings, dense: the positions of the embeddings, and of the other variables.
-      by_device: the positions of the variables on each server, by its CPU's name.
-      are_embeddings_given: whether somebody has said which variables are embeddings.
+      by_device: the positions of the variables on each server, by the name of its CPU.
+      are_embeddings_given: whether the caller has named the embeddings.
     """
 
     def __init__(
@@ -98,7 +93,7 @@ class Model:
                     "server. Create it inside strategy.scope()."
                 )
         self.originals: list[Any] = []
-        # By the number of the whole variable.
+        # The positions of each whole variable's parts.
         self._positions: list[range] = []
         for variable in self.given:
             parts = parts_of(variable)
@@ -130,11 +125,10 @@ class Model:
     def send(
         self, device: str, gradients: Mapping[int, Any], extras: Sequence[Any]
     ) -> tuple[dict[int, Any], list[Any], Any]:
-        """Sends the gradients of a server's variables, taken from all gradients by position, and further tensors there.
+        """Sends tensors `extras` and the gradients of one server's variables to that server.
 
-        Returns:
-          These gradients, in the dtypes of their variables, and the further tensors, on the server; the size of all
-          messages in bytes, an int64 scalar.
+        `gradients` has the gradients of all servers, by position. Returns this server's gradients, in the dtypes of
+        their variables, the extras, and the size of all messages in bytes, an int64 scalar.
         """
         mine = {number: gradients[number] for number in self.by_device.get(device, ()) if number in gradients}
         tensors = flat(mine)
@@ -149,8 +143,8 @@ class Model:
     ) -> tuple[list[Any], Any]:
         """Transfers the values of `tf.Variable`s on any server to the worker, in the dtypes of the variables.
 
-        Nothing is read before the tensors `after` are available, on the device `only_on` or on all (None). Returns the
-        values, and the size of the messages in bytes, an int64 scalar.
+        Reads wait for the tensors `after`: on the device `only_on`, or on all (None). Returns the values, and the size
+        of the messages in bytes, an int64 scalar.
         """
         values: dict[int, Any] = {}
         sizes = [tf.constant(0, tf.int64)]
@@ -179,18 +173,18 @@ class Model:
         return [number for number in self.dense if with_large or not self.is_large(number)]
 
     def is_rounded(self, number: int) -> bool:
-        """Returns whether the variable at a position, and dense gradients for it, are rounded when they are sent."""
+        """Returns whether the variable at a position, and its dense gradients, are rounded when they are sent."""
         return self.transfer_dtype is not None and number not in self.embeddings and is_rounded(self.variables[number])
 
     def rounded(self, gradients: Mapping[int, Any]) -> dict[int, Any]:
-        """Returns gradients by position as they are sent: in the dtype of messages where they are rounded."""
+        """Returns gradients by position as they are sent, some of them in the dtype of messages."""
         return {
             number: rounded(gradient, self.transfer_dtype) if self.is_rounded(number) else gradient
             for number, gradient in gradients.items()
         }
 
     def transfer_dtypes(self) -> list[tf.DType | None]:
-        """Returns the dtype of messages with each of the whole variables; None for its own."""
+        """Returns the dtype of messages for each whole variable; None for its own dtype."""
         return [self.transfer_dtype if self.is_rounded(positions[0]) else None for positions in self._positions]
 
     def is_large(self, number: int) -> bool:
@@ -208,11 +202,9 @@ def transfer(
 ) -> tuple[list[Any], tf.Tensor]:
     """Transfers tensors from one device to another; None is the worker.
 
-    With `is_packed`, small tensors of one dtype, or with `is_mixed` of all dtypes, go in one message if all dimensions
-    but the first are known. Otherwise no tensor is available before all are.
-
-    Returns:
-      The tensors on the target device, in their order, and their size in bytes, an int64 scalar.
+    With `is_packed`, small tensors of one dtype (with `is_mixed`: of all dtypes) share a message, if all dimensions but
+    the first are known. Without it no tensor is available before all are. Returns the tensors on the target device, in
+    their order, and their size in bytes, an int64 scalar.
     """
     size = bytes_of(tensors, source)
     if not is_packed:
@@ -228,7 +220,7 @@ def transfer(
 
 
 def bytes_of(tensors: Sequence[Any], source: str | None) -> tf.Tensor:
-    """Returns the size in bytes of tensors on a device, an int64 scalar; known shapes need no message for it."""
+    """Returns the size in bytes of tensors on a device, an int64 scalar. Known shapes cost no message."""
     known = [tensor for tensor in tensors if tensor.shape.is_fully_defined()]
     sizes = [tf.constant(sum(tensor.shape.num_elements() * tensor.dtype.size for tensor in known), tf.int64)]
     with tf.device(source):
@@ -248,7 +240,7 @@ def _by_device(variables: Sequence[Any]) -> dict[str, list[int]]:
 
 
 def _is_embedding(variable: Any) -> bool:
-    """Returns whether steps look up rows of a variable: it is sharded, or has the name that Embedding layers give."""
+    """Returns True if the variable is sharded, or has the name that Keras' Embedding layers give."""
     name = variable_of(variable).name.rpartition("/")[2].partition(":")[0]
     return len(parts_of(variable)) > 1 or name == "embeddings"
 
@@ -256,8 +248,7 @@ def _is_embedding(variable: Any) -> bool:
 class RoundingErrors:
     """The rounding errors of each worker. Created in the strategy's scope; used in scheduled functions.
 
-    If they are not kept, gradients stay as they are. Raises ValueError if they are, and the shape of a variable is
-    unknown.
+    Without `are_kept`, gradients pass unchanged. With it, a variable of unknown shape is a ValueError.
     """
 
     def __init__(self, model: Model, *, are_kept: bool) -> None:
@@ -276,18 +267,14 @@ class RoundingErrors:
             }
 
     def added_to(self, gradients: Mapping[int, Any]) -> dict[int, Any]:
-        """Returns gradients, by position, plus the errors of this worker's earlier pushes."""
+        """Returns the gradients, by position, plus the errors of this worker's earlier pushes."""
         return {
             number: gradient + self._errors[number].read_value() if self._is_kept(number, gradient) else gradient
             for number, gradient in gradients.items()
         }
 
     def keep(self, gradients: Mapping[int, Any], not_finite: Any, accepted: Any) -> None:
-        """Stores what rounding takes from the gradients that `added_to` has returned, if they are accepted and finite.
-
-        `not_finite` is 1 if the push has a value that is not finite, otherwise 0; `accepted` is a bool, or a bool
-        scalar.
-        """
+        """Stores what rounding takes from the result of `added_to`, if `accepted` and `not_finite` is 0."""
         for number, gradient in gradients.items():
             if self._is_kept(number, gradient):
                 lost = gradient - tf.cast(rounded(gradient, self._dtype), gradient.dtype)
@@ -308,24 +295,24 @@ def make_per_worker(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
 
 
 _NEEDED = "The version of a push must be the value of its rule.pull(), an int64 scalar;"
-# The operations that give a function its arguments, and the results of the functions that it calls.
+# Operations that are a function's arguments, or results of the functions that it calls.
 _FROM_ELSEWHERE = ("Placeholder", "PartitionedCall", "StatefulPartitionedCall")
 
 
 @dataclasses.dataclass(frozen=True)
 class PulledModel:
-    """A model as a step pulled it.
+    """A model as a step pulled it. Only the push knows the attributes from `worker` on.
 
     Attributes:
-      version: of the model, an int64 scalar.
+      version: an int64 scalar.
       scalars: the values of the optimizer's scalars.
       values: tensors on the worker, by the positions of their variables.
       size: of the transfer in bytes, an int64 scalar.
       pulls: 1, or 0 if nothing was transferred; may be an int64 scalar.
       rule_data: for the rule's push; None if the pull was in another function.
-      worker: the index of the worker, an int64 scalar. This and the rest is known to the push only.
-      checks: operations on the worker before which the push changes nothing; see `after`.
-      number: the number of the push's range, an int64 scalar; None without a range.
+      worker: the index of the worker, an int64 scalar.
+      checks: operations on the worker that run before the push changes anything; see `after`.
+      number: of the push's range, an int64 scalar; None without a range.
       not_finite: 1 if the push has a value that is not finite, otherwise 0; an int64 scalar.
     """
 
@@ -349,10 +336,7 @@ class PulledModel:
         return dataclasses.replace(self, version=version, worker=worker, scalars=scalars, checks=checks)
 
     def values_of(self, gradients: Mapping[int, Any], variables: Sequence[Any]) -> dict[int, Any]:
-        """Returns the values of the variables that have dense gradients, by position; they depend on the checks.
-
-        Raises ValueError if one was not pulled.
-        """
+        """Returns the values of variables with dense gradients, by position; ValueError if one was not pulled."""
         dense = [number for number, gradient in gradients.items() if not isinstance(gradient, tf.IndexedSlices)]
         if missing := [variables[number].name for number in dense if number not in self.values]:
             raise ValueError(
@@ -376,13 +360,8 @@ def checked_version(version: Any) -> Any:
 def latest_pull(key: str, version: Any) -> PulledModel | None:
     """Returns the last pull of the function that is being traced; None if it was in another function.
 
-    Args:
-      key: of the collection in which the function's graph stores its pulls.
-      version: of the push.
-
-    Raises:
-      ValueError: there is no pull, and the version comes neither from an argument of the function nor from another
-        function.
+    `key` names the collection in which the function's graph stores its pulls. Raises ValueError if there is no pull,
+    and the push's version comes neither from an argument of the function nor from another function.
     """
     graph = tf.compat.v1.get_default_graph()
     while graph is not None:
@@ -401,13 +380,13 @@ def latest_pull(key: str, version: Any) -> PulledModel | None:
 class PulledVariable:
     """The local copy of a variable, for the current graph and the branches and loops inside it.
 
-    It is the reader of the variable for `reads_replaced`: each read of the variable gives the same copy, even if the
-    variable has changed. A lookup of rows of a variable without a copy (None) reads these rows on the variable's
-    server; a read of the whole variable creates the copy. A `tf.function` that is called in the scope reads the
-    variable itself, since it may be called from other places too.
+    `reads_replaced` reads it instead of the variable: each read gives the same copy, even if the variable has changed.
+    Without a copy (None), a lookup of rows reads them on the variable's server, and a read of the whole variable
+    creates the copy. A `tf.function` that is called in the scope reads the variable itself: it may be called from other
+    places too.
 
     Attributes:
-      read_later: the tensors that were sent for the copy if a read created it, and the rows that were looked up.
+      read_later: the tensors sent for the copy if a read created it, and the rows that were looked up.
     """
 
     def __init__(self, variable: Any, copy: Any, transfer_dtype: tf.DType | None = None) -> None:
@@ -422,18 +401,18 @@ class PulledVariable:
         if not is_within(self._graph):
             return None
         if self._copy is None and may_make:
-            # In the outer graph, whichever branch or loop reads it first, so that all share it.
+            # In the outer graph, so that all branches and loops share it.
             with self._graph.as_default(), tf.control_dependencies(None):
                 self._copy = self._read()
         return self._copy
 
     def note_rows(self, rows: Any) -> None:
-        """Records rows that were looked up, except in a branch or a loop, whose tensors cannot be used outside."""
+        """Records looked-up rows, except in a branch or a loop, whose tensors cannot be used outside."""
         if tf.compat.v1.get_default_graph() is self._graph:
             self.read_later.append(rows)
 
     def _read(self) -> Any:
-        """Returns the variable's value on the worker, in its own dtype, without recording it on gradient tapes."""
+        """Returns the variable's value on the worker, in its own dtype; gradient tapes do not record the read."""
         variable, dtype = self._variable, self._transfer_dtype
         if dtype is None or not is_rounded(variable):
             value = read_variable(variable)

@@ -1,21 +1,19 @@
 """The state of a rule on a parameter server: the model version, the workers' clocks, counters, committed ranges.
 
-All of it is on one server, the rule's *home*, so that a decision is made under one mutex without asking another
-machine. What a checkpoint needs is in variables of the module; the steps in flight are not, since none survives a
-restart.
+All of it is on one server, the rule's *home*: a decision is made under one mutex, without asking another machine. What
+a checkpoint needs is in variables of the module. The steps in flight are not, since none survives a restart.
 
     number of a range    ... 65535  65536  65537 ...      a vector of WINDOW slots on the home server:
     its slot             ... 65535      0      1 ...      each holds 1 + the number of the last range committed there
 
-No range that `Epochs` gives to a function is WINDOW or more above the first range that is not done. So if a slot holds
+`Epochs` gives no range to a function that is WINDOW or more above the first range that is not done. So if a slot holds
 a larger number than a range's own, that range is done, and no range is committed twice.
 
-The vector is read and changed in the critical section in which the push is logged. Its operations are all on the home
-server, and once begun they finish, even if the worker that began them dies: so a push is committed and its range
-recorded, or neither.
+The vector is read and changed in the critical section that logs the push. Its operations are all on the home server,
+and finish once begun, even if the calling worker dies: a push is committed and its range recorded, or neither.
 
-A checkpoint has the committed ranges, except the ranges whose gradients still wait for an update: these gradients are
-in no checkpoint, and `Epochs` saves their ranges as not done.
+A checkpoint has the committed ranges, except ranges whose gradients still wait for an update: no checkpoint has these
+gradients, and `Epochs` saves their ranges as not done.
 """
 
 import contextlib
@@ -42,8 +40,7 @@ _POSITIONS_SIZE = 5
 class CommittedRanges(tf.train.experimental.PythonState):
     """The ranges of `Epochs` that a rule has committed. Created in the strategy's scope, on the server of `near`.
 
-    Attributes:
-      read_waiting: returns the numbers of the ranges whose gradients wait for an update; set by the rule.
+    `read_waiting`, set by the rule, returns the numbers of the ranges whose gradients wait for an update.
     """
 
     def __init__(self, strategy: ParameterServerStrategy, epochs: Epochs, near: tf.Variable, lock: ServerMutex) -> None:
@@ -58,11 +55,11 @@ class CommittedRanges(tf.train.experimental.PythonState):
         epochs.add_record(self)
 
     def is_committed(self, number: Any) -> Any:
-        """Returns whether a range is committed or done, a bool scalar; on the home server, under the state's lock."""
+        """Returns whether a range is committed or done, a bool scalar; under the state's lock, on the home server."""
         return self._slots.sparse_read(number % WINDOW) > number
 
     def commit(self, number: Any, is_accepted: Any) -> None:
-        """Records that a range is committed if its push is accepted; on the home server, under the state's lock."""
+        """Records that a range is committed if its push is accepted; under the state's lock, on the home server."""
         self._slots.scatter_nd_max([[number % WINDOW]], [tf.where(is_accepted, number + 1, tf.zeros_like(number))])
 
     def waiting(self) -> list[int]:
@@ -77,7 +74,7 @@ class CommittedRanges(tf.train.experimental.PythonState):
         self._is_restored, self._restorations = False, self.epochs.restorations
 
     def serialize(self) -> bytes:
-        """Returns the ranges as a string: the first number, and a bit for each of `WINDOW` numbers from there on."""
+        """Returns the ranges as a string: the first number, and a bit for each of the next `WINDOW` numbers."""
         slots = self._read().numpy()
         numbers = np.setdiff1d(slots[slots > 0] - 1, self.waiting())
         first = max(0, int(numbers.max(initial=0)) + 1 - WINDOW)
@@ -108,11 +105,8 @@ class CommittedRanges(tf.train.experimental.PythonState):
 def range_number(positions: Any, once: Epochs | None, key: str) -> Any:
     """Returns the number of the range of a push, an int64 scalar; None for a rule without `once`.
 
-    `key` is the rule's: it names the collection in which a graph stores the ranges that it pushes.
-
-    Raises:
-      ValueError: the range is missing or not wanted, or the function has pushed it already.
-      TypeError: it is not the vector that `Epochs.on` yields.
+    `key` names the rule's collection, in which a graph stores the ranges that it pushes. Raises ValueError if the range
+    is missing, not wanted, or pushed already by the function; TypeError if it is no vector of `Epochs.on`.
     """
     if once is None:
         if positions is not None:
@@ -123,7 +117,7 @@ def range_number(positions: Any, once: Epochs | None, key: str) -> Any:
             "The rule was created with once=epochs: push needs the range that the function was given, as in "
             "rule.push(gradients, version, positions=positions)."
         )
-    # If the client reads the data, the range comes with the examples.
+    # If the client reads the data, the range is in a tuple with the examples.
     vector = tf.convert_to_tensor(positions[0] if isinstance(positions, tuple) else positions)
     if vector.dtype != tf.int64 or not vector.shape.is_compatible_with([_POSITIONS_SIZE]):
         raise TypeError(
@@ -142,7 +136,7 @@ def range_number(positions: Any, once: Epochs | None, key: str) -> Any:
 
 
 def _is_in_loop(graph: Any, tensor: Any) -> bool:
-    """Returns whether a graph is in a loop, and the tensor outside of it."""
+    """Returns whether a graph is in a loop, with the tensor outside of it."""
     while graph is not None and graph is not tensor.graph:
         if graph.name.startswith("while_body"):
             return True
@@ -168,11 +162,8 @@ NO_CLOCK = 2**62
 class _WorkerStatus:
     """The steps in flight, by task index. Not in checkpoints: TensorFlow does not track the attributes of a dataclass.
 
-    Attributes:
-      fence: the newest connection of the worker; int64.
-      is_active: whether it has steps to do, so that others may have to wait for it.
-      is_waiting: whether it waits to begin a step.
-      pulled_version: the version that its gradient in flight is computed on, or NO_STEP; int64.
+    `fence` is the worker's newest connection, int64. An active worker has steps to do, and others may have to wait for
+    it; a waiting one waits to begin a step. `pulled_version`, int64, is of the gradient in flight, or NO_STEP.
     """
 
     fence: tf.Variable
@@ -182,7 +173,7 @@ class _WorkerStatus:
 
 
 class RuleState(tf.Module):
-    """The state of one rule. Created in the strategy's scope.
+    """The state of one rule. Created in the strategy's scope. `once` are the epochs whose ranges the rule commits.
 
     Attributes:
       version: the number of updates applied; an int64 scalar.
@@ -196,9 +187,6 @@ class RuleState(tf.Module):
       lock: protects all variables of the state.
       queued: further state of the rule for a checkpoint; absent if there is none.
       committed: the ranges that the rule has committed; absent without `once`.
-
-    Args:
-      once: the epochs whose ranges the rule commits once each; None without.
     """
 
     queued: tf.train.experimental.PythonState
@@ -235,12 +223,8 @@ class RuleState(tf.Module):
     ) -> None:
         """Adds to `counts`, in one operation.
 
-        Args:
-          staleness: of some gradients, an int64 scalar; None to count no staleness.
-          gradients: the number of gradients of that staleness.
-          worker: the index of the worker that has finished steps, an int64 scalar; None for no worker.
-          steps: the number of steps.
-          **happened: increments by name of the counter; Python numbers or scalars.
+        The staleness, an int64 scalar, is counted for a number of gradients, and the steps for the worker with this
+        index; None counts nothing. `happened` are increments by name of the counter, Python numbers or scalars.
         """
         counted = [(COUNTS.index(name), times) for name, times in happened.items()]
         with tf.device(self.home):
@@ -253,12 +237,12 @@ class RuleState(tf.Module):
             self.counts.scatter_nd_add(places[:, tf.newaxis], times)
 
     def slowest_clock(self, besides: Any) -> Any:
-        """Returns the least clock of the other active workers, NO_CLOCK if there is none. Called under the lock."""
+        """Returns the least clock of the other active workers, NO_CLOCK if none is. The caller holds the lock."""
         others = tf.logical_and(self.workers.is_active.read_value(), tf.range(MAX_WORKERS, dtype=tf.int64) != besides)
         return tf.reduce_min(tf.where(others, self.clocks.read_value(), tf.constant(NO_CLOCK, tf.int64)))
 
     def record_seen(self, worker: Any, waited: Any = None) -> None:
-        """Records that a worker is running and has waited for some seconds. Not concurrently for one worker."""
+        """Records that a worker runs and has waited for some seconds. Calls for one worker must not be concurrent."""
         now = tf.timestamp()
         first, _, before = tf.unstack(self.seconds.sparse_read(worker))
         waited = before if waited is None else before + tf.cast(waited, tf.float64)
@@ -266,7 +250,7 @@ class RuleState(tf.Module):
         self.seconds.scatter_update(tf.IndexedSlices(row, worker))
 
     def advance_clock(self, worker: Any, steps: Any = 1) -> None:
-        """Advances a worker's clock by some steps. Not concurrently for one worker."""
+        """Advances a worker's clock. Calls for one worker must not be concurrent."""
         self.clocks.scatter_nd_add(
             tf.reshape(worker, _constant([1, 1], tf.int32)), tf.reshape(_number(steps), _constant([1], tf.int32))
         )
@@ -275,7 +259,7 @@ class RuleState(tf.Module):
     @client_may_call()
     def read(self) -> tuple[Any, Any]:
         """Returns `counts` and `seconds` of one moment."""
-        # A rule may be between two of its counts while it holds the lock.
+        # Under the lock, which a rule holds while it is between two of its counts.
         with self.lock.hold():
             return self.counts.read_value(), self.seconds.read_value()
 
@@ -284,7 +268,7 @@ class RuleState(tf.Module):
 
 
 def zeros(shape: list[int], dtype: tf.DType, name: str) -> tf.Variable:
-    """Creates a variable of zeros that can be initialized again after its server was lost."""
+    """Creates a variable of zeros that can be initialized again after the loss of its server."""
     return tf.Variable(lambda: tf.zeros(shape, dtype), trainable=False, name=name)
 
 
@@ -293,12 +277,12 @@ def _number(value: Any) -> Any:
 
 
 def _constant(value: Any, dtype: tf.DType) -> Any:
-    """Returns a constant without control dependencies, so that the steps of one fused call share it."""
+    """Returns a constant without control dependencies: the steps of one fused call share it."""
     with tf.control_dependencies(None):
         return tf.constant(value, dtype)
 
 
-# In the histogram of a summary.
+# The most values in the histogram of a summary.
 _MOST_VALUES = 100_000
 
 
@@ -339,7 +323,7 @@ class Staleness:
 
     def percentile(self, percent: float) -> int:
         """Returns the least staleness that `percent` of the gradients do not exceed; 0 without gradients."""
-        # Exact; `numpy.percentile` with weights rounds, and differed for 1 of 57,000 random histograms.
+        # Exact. `numpy.percentile` with weights rounds, and differed for 1 of 57,000 random histograms.
         cumulative = np.cumsum(self.histogram)
         return int(np.searchsorted(cumulative, percent / 100 * cumulative[-1])) if self.count else 0
 
@@ -351,8 +335,8 @@ class Staleness:
 class RuleStatistics:
     """The counters of a rule at one moment, over all of training, including restored checkpoints.
 
-    It contains all that a push counts, or none of it, even while functions run: `staleness.count` is `pushes`, with
-    `Delayed` it is `updates`.
+    It contains all that a push counts, or nothing of the push, even while functions run. `staleness.count` is `pushes`;
+    with `Delayed` it is `updates`.
 
     Attributes:
       updates: the number of updates: the model's version.
@@ -364,8 +348,8 @@ class RuleStatistics:
       not_finite: pushes with a gradient that has an infinite value or NaN, including rejected ones.
       staleness: of the pushed gradients, including rejected ones.
       clocks: the number of steps that each worker has finished, one for each accepted push, by task index; only workers
-        that have run a step. The clock that a rule compares may be larger: a worker that joins late starts at the clock
-        of another, which is not counted here.
+        that have run a step. The clock that a rule compares may be larger: it includes the head start of a worker that
+        joined late.
       idle_shares: the share of its time, from 0 to 1, that each worker has waited for the rule, by task index.
     """
 
@@ -427,7 +411,7 @@ class RuleStatistics:
         )
 
 
-# Seconds that a waiting worker pauses before it asks again, times the number of waiting workers. So all waiting workers
+# Seconds that a waiting worker pauses before it asks again, times the number of waiting workers: all waiting workers
 # together ask the home server a thousand times a second.
 PAUSE = 1e-3
 
@@ -435,10 +419,10 @@ PAUSE = 1e-3
 class Gate:
     """Lets workers begin a step one by one, each as soon as a decision allows it.
 
-    A worker that may not begin asks again after a pause, on its own machine. So it needs no wake-up call, which could
-    be lost with a worker that dies. Nobody waits for idle and lost workers: the client reports them.
+    A worker that may not begin asks again after a pause, on its own machine. A wake-up call could be lost with a worker
+    that dies. Idle and lost workers hold up nobody: the client reports them.
 
-    `may_begin` takes a worker's index and clock, on the home server and under the state's lock; it returns whether the
+    `may_begin` takes a worker's index and clock, on the home server and under the state's lock. It returns whether the
     worker may begin, a bool scalar.
     """
 
@@ -451,7 +435,7 @@ class Gate:
         strategy.extended.services.add_idle_callback(self.dismiss)
 
     def wait_open(self) -> Any:
-        """Waits until the worker that runs this may begin; records its step as in flight, and returns the version."""
+        """Waits until the calling worker may begin; records its step as in flight, and returns the version."""
         services = self._strategy.extended.services
         worker, connection = services.worker_index(), services.connection_number()
         began = tf.timestamp()
@@ -467,13 +451,13 @@ class Gate:
         return tf.while_loop(lambda may, *_: tf.logical_not(may), ask_again, answer, parallel_iterations=1)[2]
 
     def dismiss(self, worker: int) -> None:
-        """Records that a worker has no step in flight, so that no other waits for it; called on the client."""
+        """Records, on the client, that a worker has no step in flight: no other waits for it."""
         # If the home server is down, its record is lost with it.
         with contextlib.suppress(*UNREACHED):
             self._dismiss(worker)
 
     def _ask(self, worker: Any, connection: Any, waited: Any) -> tuple[Any, Any, Any]:
-        """Returns whether the worker may begin, how many workers wait (itself included), and the version."""
+        """Returns whether the worker may begin, the number of waiting workers (itself included), and the version."""
         state, workers = self._state, self._state.workers
         with state.lock.hold([worker, connection, waited]):
             # An abandoned call on a closed connection must not count as the worker's own.
@@ -514,11 +498,7 @@ class Gate:
 
 
 def pause(seconds: Any) -> Any:
-    """Waits some seconds, a float64 scalar, on the current device, without using the processor.
-
-    Returns:
-      A tensor that is available afterwards.
-    """
+    """Returns a tensor that is available after some seconds, a float64 scalar, without using the processor."""
     once = tf.raw_ops.TensorDataset(components=[tf.constant(0)], output_shapes=[[]])
     types = {"output_types": [tf.int32], "output_shapes": [[]]}
     slept = tf.raw_ops.SleepDataset(input_dataset=once, sleep_microseconds=tf.cast(seconds * 1e6, tf.int64), **types)

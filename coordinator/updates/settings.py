@@ -1,8 +1,8 @@
-"""The own settings of each update rule, with their checks: shared by the rules of a cluster and by their simulation.
+"""The settings of each update rule, with their checks: shared by the rules of a cluster and by their simulation.
 
-The rule `Synchronous` of `coordinator.updates.rules` and the rule of that name in `coordinator.simulation.rules` both
-take the fields of `SynchronousSettings`, and so on. `UpdateRule` has the keywords that all
-rules of a cluster share. Neither TensorFlow nor NumPy is imported here.
+Both `coordinator.updates.rules` and `coordinator.simulation.rules` have a rule `Synchronous`, which takes the fields of
+`SynchronousSettings`, and so on. `UpdateRule` has the keywords of all rules of a cluster. This module imports neither
+TensorFlow nor NumPy.
 
 All classes raise when they are created:
   SettingError: a value is out of range; it is a `ValueError`.
@@ -24,8 +24,6 @@ UNBOUNDED = 2**62
 
 
 class _Modulated:
-    """A base of settings with `lr_staleness_modulation`."""
-
     lr_staleness_modulation: bool | Callable[..., Any]
 
     def __post_init__(self) -> None:
@@ -38,12 +36,12 @@ class _Modulated:
 
     @property
     def learning_rate_scale(self) -> Callable[[Any, Any], Any] | None:
-        """The function of staleness and version that returns the factor of the learning rate; None for no function."""
+        """The function (staleness, version) -> factor of the learning rate; None for no function."""
         modulation = self.lr_staleness_modulation
         if modulation is False:
             return None
         by_staleness: Any = decisions.learning_rate_scale if modulation is True else modulation
-        # Not the version, if the second argument has a default.
+        # A second argument with a default is not for the version.
         return (lambda staleness, _: by_staleness(staleness)) if _takes(by_staleness, 1) else by_staleness
 
 
@@ -58,12 +56,7 @@ def _takes(function: Any, number: int) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class RoundingSettings:
-    """Settings of the rounding of messages, for all rules; a simulation sends nothing, and has none.
-
-    Attributes:
-      transfer_dtype: `tf.bfloat16`; None and `tf.float32` round nothing.
-      error_feedback: whether each worker adds to a push what rounding took from its earlier pushes.
-    """
+    """`transfer_dtype` and `error_feedback` of the rules of a cluster; a simulation sends nothing."""
 
     transfer_dtype: Any = None
     error_feedback: bool = False
@@ -85,27 +78,14 @@ class RoundingSettings:
 
 @dataclasses.dataclass(frozen=True)
 class AsynchronousSettings(_Modulated):
-    """Settings of `Asynchronous`.
-
-    Attributes:
-      lr_staleness_modulation: False; True, which divides the learning rate by the staleness (arXiv 1511.05950); or a
-        function that takes the staleness, or the staleness and the version before the update, and returns the factor of
-        the learning rate.
-    """
+    """Settings of `Asynchronous`."""
 
     lr_staleness_modulation: bool | Callable[..., Any] = False
 
 
 @dataclasses.dataclass(frozen=True)
 class StaleSynchronousSettings(_Modulated):
-    """Settings of `StaleSynchronous`.
-
-    Attributes:
-      get_model_frequency: a worker pulls once in this number of steps; at least 1.
-      max_lead: the number of steps that a worker may be ahead of the slowest one, at least 1; None for no limit.
-      lr_staleness_modulation: see `AsynchronousSettings`; a worker's local copy is changed with the full rate.
-      grads_to_wait: the number of gradients in an update of the shared model, at least 1.
-    """
+    """Settings of `StaleSynchronous`."""
 
     get_model_frequency: int = 1
     max_lead: int | None = None
@@ -126,11 +106,7 @@ class StaleSynchronousSettings(_Modulated):
 
 @dataclasses.dataclass(frozen=True)
 class SynchronousSettings:
-    """Settings of `Synchronous`.
-
-    Attributes:
-      grads_to_wait: the number of gradients in an update, at least 1. Workers beyond it are backup workers.
-    """
+    """Settings of `Synchronous`."""
 
     grads_to_wait: int
 
@@ -140,13 +116,7 @@ class SynchronousSettings:
 
 @dataclasses.dataclass(frozen=True)
 class BoundedDelaySettings:
-    """Settings of `BoundedDelay`.
-
-    Attributes:
-      max_delay: the largest number of updates between a gradient's pull and its own update, at least 0. None and `inf`
-        set no limit: then this is n-softsync (arXiv 1511.05950) with n = workers / grads_to_wait.
-      grads_to_wait: the number of gradients in an update, at least 1.
-    """
+    """Settings of `BoundedDelay`."""
 
     max_delay: float | None
     grads_to_wait: int = 1
@@ -164,12 +134,7 @@ class BoundedDelaySettings:
 
 @dataclasses.dataclass(frozen=True)
 class DelayedSettings:
-    """Settings of `Delayed`.
-
-    Attributes:
-      delay: seconds, at least 0; `inf` delays until the rule is flushed. Or a function that takes a worker's index and
-        the time of the push in seconds, and returns seconds; results below 0 count as 0.
-    """
+    """Settings of `Delayed`; the delay is in seconds."""
 
     delay: float | Callable[[Any, Any], Any]
 
@@ -181,12 +146,7 @@ class DelayedSettings:
 
 @dataclasses.dataclass(frozen=True)
 class ModelAverageSettings:
-    """Settings of `ModelAverage`.
-
-    Attributes:
-      period: the least time between two averagings of one worker, in seconds, at least 0.
-      warmup_steps: all workers train the shared model until the fastest has finished this number of steps; at least 0.
-    """
+    """Settings of `ModelAverage`; the period is in seconds."""
 
     period: float = 0.0
     warmup_steps: int = 0

@@ -57,8 +57,8 @@ _Constructor = TypeVar("_Constructor", bound=Callable[..., None])
 def takes_settings(constructor: _Constructor) -> _Constructor:
     """Decorates a rule's constructor, whose `**settings: Unpack[...]` takes the keywords of that TypedDict only.
 
-    Type checkers and editors read the TypedDict. The signature for `help` and the documentation lists its keywords one
-    by one, with the defaults of `UpdateRule`. Any other keyword is a TypeError, as without `**settings`.
+    Type checkers and editors read the TypedDict. `help` and the documentation list its keywords one by one, with the
+    defaults of `UpdateRule`. Any other keyword is a TypeError.
     """
     *own, settings = inspect.signature(constructor).parameters.values()
     [accepted] = typing.get_args(settings.annotation)
@@ -77,17 +77,14 @@ def takes_settings(constructor: _Constructor) -> _Constructor:
 
 
 class TablesOfRule:
-    """Finds the tables among a rule's variables, and their gradients among the pushed gradients.
+    """The tables among a rule's variables, and their gradients among the pushed gradients.
 
-    Tables update their rows themselves, by key, on all servers.
-
-    Attributes:
-      given: all variables of the rule, as given.
-      variables: the variables that are the `variable` of a table, by their positions.
+    Tables update their rows themselves, by key, on all servers. `variables` are the tables' variables by their
+    positions in `given`, all variables of the rule.
     """
 
     def __init__(self, variables: Sequence[Any]) -> None:
-        # Here and not in the rule, since TensorFlow would save them with the rule's checkpoints.
+        # In this class: TensorFlow would save attributes of the rule with its checkpoints.
         self.given = tuple(variables)
         wholes = enumerate(map(variable_of, variables))
         self.variables = {number: variable for number, variable in wholes if isinstance(variable, TableVariable)}
@@ -101,13 +98,9 @@ class TablesOfRule:
         return [check for table, gradient in self._pushed(gradients) for check in value_checks(gradient, table)]
 
     def apply(self, gradients: Sequence[Any], checks: Sequence[Any], accepted: Any, *, may_reject: bool) -> Any:
-        """Applies the gradients of tables if the others were accepted; returns `accepted`.
+        """Applies the tables' gradients after `checks` if the others were `accepted`, a bool scalar; returns that.
 
-        Args:
-          gradients: of all variables; None for a table that the step did not use.
-          checks: operations before which nothing is changed.
-          accepted: a bool scalar.
-          may_reject: whether `accepted` may be False.
+        A gradient may be None: the step did not use the table. `may_reject`: `accepted` may be False.
         """
         pushed = self._pushed(gradients)
 
@@ -137,22 +130,22 @@ class UpdateRule(tf.Module):
       optimizer: a Keras 3 optimizer, or a function `(variable, gradient, learning_rate)` that changes a variable, or a
         part of a sharded one.
       variables: `tf.Variable`s or `keras.Variable`s, for which gradients are pushed. The `variable` of a table may be
-        among them: when a push is accepted, its gradients go directly to the table's own optimizer, independently of
-        what the rule does with the others.
+        among them: the gradients of an accepted push go directly to the table's own optimizer, independently of what
+        the rule does with the other variables.
       embeddings: variables that steps look up by rows; never copied to a worker as a whole. By default the sharded
         variables, and the variables of `Embedding` layers, which Keras names "embeddings".
       learning_rate: for an update function: a number, a scalar `tf.Variable`, or a function of the version that was
-        pulled, an int64 scalar; a schedule of Keras is one. It is called once with 0 to check it.
-      allow_duplicate_indices: whether an update function accepts `tf.IndexedSlices` with repeated indices. A function
-        that only adds multiples of the gradient, as plain SGD does with `scatter_sub`, has the same effect then.
-        Otherwise rows of the same index are summed first, on the worker.
+        pulled, an int64 scalar, such as a schedule of Keras. It is called once with 0 to check it.
+      allow_duplicate_indices: whether an update function accepts `tf.IndexedSlices` with repeated indices: right for a
+        function that only adds multiples of the gradient, as plain SGD does with `scatter_sub`. Otherwise the worker
+        first sums rows of the same index.
       once: `coordinator.data.Epochs` whose ranges the rule commits once each; None without. See `push`.
       require_finite: whether a push with an infinite value or NaN raises `tf.errors.InvalidArgumentError`, before
-        anything is sent. By default it is taken, and counted in `statistics().not_finite`.
+        anything is sent. By default the push counts in `statistics().not_finite`.
       transfer_dtype: `tf.bfloat16` rounds dense float32 variables and gradients while they are sent, to half of the
         bytes; `tf.float32` rounds nothing; None is `Options.transfer_dtype`. Variables, slots and sums stay float32.
-      error_feedback: whether each worker adds to a push what rounding took from its earlier ones, for which it has a
-        copy of each variable.
+      error_feedback: whether each worker adds to a push what rounding took from its earlier ones. Each worker then
+        holds a copy of each rounded variable.
 
     Raises:
       RuntimeError: not in the scope of a `coordinator.ParameterServerStrategy`.
@@ -199,7 +192,7 @@ class UpdateRule(tf.Module):
         # Names the locks on the servers, and the collection in which a graph stores its pulls.
         self._key = f"coordinator/updates/{self.state.number}"
         self._optimizer = gradient_optimizer(optimizer, self._model.given, learning_rate, allow_duplicate_indices)
-        # Returns the rule that follows this one. Not the rule itself, which TensorFlow would save with this one.
+        # Returns the rule that follows this one. A function, since TensorFlow would save the rule with this one.
         self._successor: Callable[[], UpdateRule] | None = None
         strategy.extended.services.rules.add(self)
 
@@ -210,7 +203,7 @@ class UpdateRule(tf.Module):
 
     @property
     def current(self) -> "UpdateRule":
-        """The rule that this one was replaced by, with `switch_to`; this one if it was not."""
+        """The rule that replaced this one, see `switch_to`; this one if none did."""
         return self._successor() if self._successor else self
 
     @property
@@ -219,7 +212,7 @@ class UpdateRule(tf.Module):
         return getattr(self._optimizer, "optimizer", None)
 
     def ordered(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Returns gradients of these variables as `push` takes them; raises ValueError if one is not the rule's."""
+        """Returns gradients in the order that `push` takes; raises ValueError if a variable is not the rule's."""
         wholes = list(map(variable_of, variables))
         by_variable = {id(variable): gradient for variable, gradient in zip(wholes, gradients, strict=True)}
         in_order = [by_variable.pop(id(variable_of(variable)), None) for variable in self._tables.given]
@@ -233,9 +226,10 @@ class UpdateRule(tf.Module):
 
     @tf.autograph.experimental.do_not_convert
     def pull(self) -> contextlib.AbstractContextManager[Any]:
-        """Opens a scope that reads the model from copies, pulled once per variable when the scope is entered.
+        """Opens a scope, in a scheduled function, that reads the model from copies.
 
-        Used in a scheduled function. The scope's value is the model version that was pulled, an int64 scalar.
+        Each variable is pulled once, when the scope is entered. The scope's value is the model version that was pulled,
+        an int64 scalar.
 
         Raises:
           RuntimeError: outside of a scheduled function.
@@ -247,8 +241,8 @@ class UpdateRule(tf.Module):
     def push(self, gradients: Sequence[Any], version: Any, positions: Any = None) -> Any:
         """Pushes the gradients of a step.
 
-        A rule with `once=epochs` commits one push for each range. If a step is run again after an earlier run has
-        pushed (because its worker died, for instance), the second push is ignored.
+        A rule with `once=epochs` commits one push for each range. If a step runs again after an earlier run has pushed
+        (for instance because its worker died), the second push is ignored.
 
         Args:
           gradients: one for each variable, in their order: a tensor, `tf.IndexedSlices`, or None.
@@ -261,10 +255,9 @@ class UpdateRule(tf.Module):
         Raises:
           RuntimeError: outside of a scheduled function.
           ValueError: there are more or fewer gradients than variables, all are None, or a shape or the id of a row
-            does not fit its variable. Shapes that are unknown while the function is traced are checked when it runs,
-            before anything is sent: then it raises `tf.errors.InvalidArgumentError`. So are ids, by the rules that
-            collect gradients on the servers before they apply them. Or `positions` are missing, or given to a rule
-            without `once`, or for the second time in a function.
+            does not fit its variable; or `positions` are missing, given to a rule without `once`, or given twice in a
+            function. Shapes that are unknown at tracing are checked at run time, before anything is sent, and raise
+            `tf.errors.InvalidArgumentError`. So are the ids of rows, by rules that collect gradients on the servers.
           TypeError: a gradient's dtype is neither its variable's nor a floating-point one, which is cast to it; or
             `positions` is no range.
         """
@@ -311,8 +304,8 @@ class UpdateRule(tf.Module):
         """Replaces this rule: from now on, functions that use it do what the other rule does.
 
         Waits until all scheduled functions have finished, as `strategy.join()`; none runs while it switches. Version,
-        clocks and counters continue.
-        Functions are retraced when they are next scheduled; a concrete function keeps the rule that it was traced with.
+        clocks and counters continue. Functions are retraced when they are next scheduled; a concrete function keeps the
+        rule that it was traced with.
 
         Args:
           rule: for the same variables, and not in use.
@@ -326,7 +319,7 @@ class UpdateRule(tf.Module):
         current, strategy = self.current, self._strategy
         current._check_successor(rule)
         strategy.join()
-        # What other threads have scheduled since then runs afterwards.
+        # Functions that other threads have scheduled since then run afterwards.
         with strategy.quiet():
             current._finish()
             rule.state = current.state
@@ -348,7 +341,7 @@ class UpdateRule(tf.Module):
 
     # Overridden by the rules.
 
-    # Whether a push sends the pulled values of dense variables with their gradients; see `Accumulating`.
+    # Whether a push sends pulled values of dense variables with their gradients; see `Accumulating`.
     sends_pulled_values = False
 
     @property
@@ -370,14 +363,14 @@ class UpdateRule(tf.Module):
     _gate: Gate | None = None
 
     def _begin_step(self) -> Any:
-        """Waits until the worker may pull, and returns the version that it will pull, an int64 scalar."""
+        """Waits until the worker may pull; returns the version that it will pull, an int64 scalar."""
         if self._gate is not None:
             return self._gate.wait_open()
         with tf.device(self.state.home):
             return self.state.version.read_value()
 
     def _push(self, gradients: dict[int, Any], pulled: PulledModel) -> Any:
-        """Pushes gradients, by the positions of their variables; returns whether they are accepted."""
+        """Pushes gradients by position; returns whether they are accepted."""
         raise NotImplementedError
 
     def _pull_model(self, version: Any) -> PulledModel:
@@ -388,16 +381,16 @@ class UpdateRule(tf.Module):
         return PulledModel(version, values[len(numbers) :], dict(zip(numbers, values, strict=False)), size, 1)
 
     def settle(self) -> None:
-        """Brings the variables on the servers up to date with all pushes, as far as the rule does that during training.
+        """Applies all pushes that the rule applies during training. Called on the client while nothing is scheduled.
 
-        Called on the client while nothing is scheduled; `fit` does so at the end of each epoch.
+        `fit` calls it at the end of each epoch.
         """
 
     def _finish(self) -> None:
-        """Applies all that was pushed to the shared model; called while nothing is scheduled."""
+        """Applies all pushes to the shared model. Called while nothing is scheduled."""
 
     def _use_state(self) -> None:
-        """Creates what depends on `state`; a rule calls it in `__init__`, and again with another rule's state."""
+        """Creates what depends on `state`. A rule calls it in `__init__`; `switch_to` calls it with the new state."""
 
     # Used by the rules.
 
@@ -406,7 +399,7 @@ class UpdateRule(tf.Module):
         return self.state.committed.epochs if hasattr(self.state, "committed") else None
 
     def _refuse_closed(self, called: str) -> None:
-        """Raises StrategyClosedError if the strategy is closed: then it is disconnected from the parameter servers."""
+        """Raises StrategyClosedError if the strategy is closed: it is disconnected from the parameter servers."""
         self._strategy.extended.services.refuse_closed(
             f"rule.{called}() asks the parameter servers and cannot be called any more; call it before strategy.close()"
         )
@@ -418,7 +411,7 @@ class UpdateRule(tf.Module):
         model = self._pull_model(self._begin_step())
         variables = self._model.wholes
         copies = list(map(PulledVariable, variables, self._model.joined(model.values), self._model.transfer_dtypes()))
-        # Stored in the graph, whose tensors it holds, so that both are freed together.
+        # In the graph, whose tensors it holds: both are freed together.
         graph = tf.compat.v1.get_default_graph()
         graph.add_to_collection(self._key, dataclasses.replace(model, worker=worker))
         with reads_replaced(variables, copies):
@@ -428,7 +421,7 @@ class UpdateRule(tf.Module):
         later = [tf.size(tf.identity(tensor), tf.int64) * tensor.dtype.size for tensor in read]
         pulls, size = model.pulls, tf.add_n([model.size, *later])
         if tf.is_tensor(pulls):
-            # In one message.
+            # One message for both.
             both = tf.stack([pulls, size])
             with tf.device(self.state.home):
                 pulls, size = tf.unstack(both)

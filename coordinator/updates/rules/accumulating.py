@@ -6,13 +6,12 @@ push -- the gradient --->  stored as a row
                            the mean is applied     <--  the ids of the update
                                                     -->  version + 1
 
-All servers apply the same updates, each once, whenever a worker dies: an update that was begun on a server is finished
-there; the next worker that pushes, or the client, makes it on the other servers. A push is in no update before it is
-accepted; a push that is never accepted is dropped.
+All servers apply the same updates, each once, even if a worker dies: an update that was begun on a server is finished
+there, and the next worker that pushes, or the client, makes it on the other servers. A push is in no update before it
+is accepted; a push that is never accepted is dropped.
 
-The methods that user-defined rules override are called here, and their results checked. AutoGraph converts their
-conditions, as in a step. Their operations are added to the graph of the caller: reads of variables in a separate
-function would not wait for the lock that the caller holds.
+AutoGraph converts the conditions of the methods that user-defined rules override, as in a step. Their operations are
+added to the caller's graph: variables that a separate function reads would not wait for the caller's lock.
 """
 
 import contextlib
@@ -31,7 +30,7 @@ from coordinator.updates.update_rule import CommittedSettings, UpdateRule, takes
 
 
 def decided(method: Callable[[Any, Any], Any], worker: Any, number: Any) -> Any:
-    """Returns what `may_begin` or `is_accepted` decides, a bool scalar; raises TypeError if it returns another type."""
+    """Returns the decision of `may_begin` or `is_accepted`; raises TypeError if it is no bool scalar."""
     decision = _called(method, worker, number)
     if not _is_like(decision, tf.bool, tf.TensorShape([])):
         raise TypeError(f"{_named(method)} must return a bool scalar, got {decision!r}.")
@@ -39,7 +38,7 @@ def decided(method: Callable[[Any, Any], Any], worker: Any, number: Any) -> Any:
 
 
 def combined_by(method: Callable[..., Any], variable: tf.Variable, gradients: Any, workers: Any, pulled: Any) -> Any:
-    """Returns the gradient that `combine` makes of several; raises TypeError if it has another dtype or shape."""
+    """Returns the result of `combine`; raises TypeError if its dtype or shape is wrong."""
     combined = _called(method, variable, gradients, workers, pulled)
     if not _is_like(combined, gradients.dtype, variable.shape):
         raise TypeError(
@@ -68,9 +67,9 @@ class Accumulating(UpdateRule):
     Updates are made one after another, so there is no choice of locking. Each pull is followed by one push, and all
     pushes have gradients for the same variables. The class itself accepts each gradient, and lets no worker wait.
 
-    It is the base of user-defined rules, which override `may_begin`, `is_accepted` or `combine`. These are called while
-    a step is traced, and AutoGraph converts their conditions. What they may read, on the home server: `self.version`,
-    `self.waiting()`, `self.state.slowest_clock(besides=worker)`, and variables of the rule that are on this server.
+    User-defined rules subclass it, and override `may_begin`, `is_accepted` or `combine`. These are called while a step
+    is traced, and AutoGraph converts their conditions. On the home server, they may read `self.version`,
+    `self.waiting()`, `self.state.slowest_clock(besides=worker)`, and variables of the rule on this server.
 
     Args:
       optimizer, variables, embeddings, learning_rate, once, require_finite, transfer_dtype, error_feedback: see
@@ -78,8 +77,8 @@ class Accumulating(UpdateRule):
       grads_to_wait: the number of gradients in an update, at least 1.
 
     Attributes:
-      sends_pulled_values: whether `combine` gets the values that dense gradients were computed on. A subclass that
-        needs them sets it to True; a push is about twice as large then.
+      sends_pulled_values: whether `combine` gets the values that dense gradients were computed on. A subclass may set
+        it to True; a push is about twice as large then.
 
     Raises:
       ValueError: `grads_to_wait` is not an integer of at least 1; and see `UpdateRule`.
@@ -97,10 +96,9 @@ class Accumulating(UpdateRule):
         self._strategy.extended.services.add_idle_callback(self._finish_updates)
 
     def flush(self) -> int:
-        """Applies all waiting gradients, though they are too few or due later; called after `strategy.join()`.
+        """Applies all waiting gradients, even too few or before they are due; called after `strategy.join()`.
 
-        Waiting gradients are in no checkpoint, except with `Delayed`. So call it before saving or restoring a
-        checkpoint that should be complete.
+        Except with `Delayed`, no checkpoint contains waiting gradients: flush before you save or restore one.
 
         Returns:
           The number of gradients.
@@ -123,13 +121,13 @@ class Accumulating(UpdateRule):
 
     # Whether each push may have other kinds of gradients; see `GradientColumns`.
     _has_kinds = False
-    # A wrong id would fail the update that contains it, perhaps in a later step, and on one server only.
+    # A wrong id would fail the update that contains it, perhaps in a later step, and only on one server.
     _checks_ids = True
 
     def may_begin(self, worker: Any, clock: Any) -> Any:
         """Decides whether a worker may begin a step, on the home server, under the lock of the rule's state.
 
-        If it is overridden, a worker that may not begin asks again until it may. Idle and lost workers do not ask.
+        If overridden, a worker that may not begin asks again until it may. Idle and lost workers do not ask.
 
         Args:
           worker: its index, an int64 scalar.
@@ -144,7 +142,7 @@ class Accumulating(UpdateRule):
     def is_accepted(self, worker: Any, pulled_version: Any) -> Any:
         """Decides whether a push is accepted, on the home server, under the lock of the rule's state.
 
-        If it is overridden, `push` may return False, and `run` repeats the step then.
+        If overridden, `push` may return False; `run` then repeats the step.
 
         Args:
           worker: the index of the worker that has pushed, an int64 scalar.
@@ -159,11 +157,11 @@ class Accumulating(UpdateRule):
     def combine(self, variable: tf.Variable, gradients: Any, workers: Any, pulled: Any) -> Any:
         """Returns the gradient of an update, on the server of its variable, under that server's lock.
 
-        Called for each variable with dense gradients, or part of a sharded one. Rows (`tf.IndexedSlices`) have a mean.
+        Called for each variable, or part of a sharded one, with dense gradients. `tf.IndexedSlices` are averaged.
 
         Args:
           variable: the variable, before the update.
-          gradients: of the pushes of the update, in their order, `[n, *shape]`; float32 if the variable has 16 bits.
+          gradients: of the update's pushes, in their order, `[n, *shape]`; float32 if the variable has 16 bits.
           workers: the indices of the workers that have pushed them, int64 [n].
           pulled: the values of the variable that the gradients were computed on, of the same shape and dtype; None
             unless the rule has `sends_pulled_values`.
@@ -181,7 +179,7 @@ class Accumulating(UpdateRule):
 
     @property
     def may_wait(self) -> bool:
-        """Whether a step may wait for other workers, or is repeated until they have pushed. Then it is not fused."""
+        """Whether a step may wait for other workers, or repeats until they have pushed. Such steps are not fused."""
         return self._has_gate or self.may_reject
 
     @property
@@ -189,11 +187,10 @@ class Accumulating(UpdateRule):
         return type(self).may_begin is not Accumulating.may_begin
 
     def waiting(self) -> Any:
-        """Returns the number of accepted gradients that are in no update yet, an int64 scalar; for the decisions."""
+        """Returns the number of accepted gradients that are in no update yet, an int64 scalar; for decisions."""
         return self._log.waiting()
 
     def _new_log(self) -> PushLog:
-        """Creates the log of pushes; called in the strategy's scope."""
         return PushLog(self.state, self._grads_to_wait, self._accepts)
 
     def _accepts(self, worker: Any, pulled_version: Any) -> Any:
@@ -204,7 +201,6 @@ class Accumulating(UpdateRule):
         return is_awaited & decided(self.is_accepted, worker, pulled_version)
 
     def _make_last_updates(self) -> int:
-        """Applies all waiting gradients, on the client; returns their number."""
         return self._make_updates(1)
 
     def _push(self, gradients: dict[int, Any], pulled: PulledModel) -> Any:
@@ -223,7 +219,6 @@ class Accumulating(UpdateRule):
             return tf.identity(accepted)
 
     def _drop_if(self, is_repeated: Any, push: Any) -> Any:
-        """Drops the rows of a push whose range is committed; returns a dependency."""
 
         def drop() -> Any:
             with tf.control_dependencies([store.drop(push) for store in self._stores]):
@@ -233,19 +228,18 @@ class Accumulating(UpdateRule):
             return tf.cond(is_repeated, drop, lambda: tf.constant(False))
 
     def _apply_rows(self, columns: GradientColumns, rows: ChosenRows) -> None:
-        """Has the optimizer change a server's variables by what `combine` makes of some gradients."""
         *scalars, rate = columns.scalars(rows)
         combined = columns.combined(rows, functools.partial(combined_by, self.combine))
         self._apply(columns.device, combined, scalars, rate)
 
     def _build_updates(self, ids: Any) -> Any:
-        """Makes the updates of some accepted pushes, and the updates that are complete then; returns a dependency."""
+        """Makes the updates of accepted pushes, and the updates that are complete then; returns a dependency."""
 
         def make_first(ids: Any) -> Any:
             with tf.control_dependencies([store.use_once(ids) for store in self._stores]):
                 return self._log.finish(ids, self._grads_to_wait)
 
-        # On the home server, so that an update does not wait for a worker that has been stopped.
+        # On the home server: an update must not wait for a worker that has been stopped.
         with tf.device(self.state.home):
             return tf.while_loop(
                 lambda ids: tf.size(ids) > 0,
@@ -267,7 +261,7 @@ class Accumulating(UpdateRule):
             self.state.committed.read_waiting = self._log.waiting_ranges
 
     def _check_kinds(self, gradients: dict[int, Any]) -> None:
-        """Checks that all pushes have gradients for the same variables, each either dense or sparse."""
+        """Raises ValueError unless all pushes have gradients for the same variables, each always dense or sparse."""
         kinds = {number: isinstance(gradient, tf.IndexedSlices) for number, gradient in gradients.items()}
         earlier = self._stores[0].columns.is_sparse
         if earlier and kinds != earlier:
@@ -284,8 +278,8 @@ class Accumulating(UpdateRule):
 
     def _store(self, gradients: dict[int, Any], pulled: PulledModel) -> tuple[list[Any], list[Any]]:
         """Adds a push to all stores; returns the arguments of `PushLog.add`, on the home server, and the operations."""
-        # After the pull, even if no gradient depends on it: a pull that makes updates takes the same locks. A push that
-        # held one of them here would wait for the pull, which comes first on the same variables.
+        # After the pull, even if no gradient depends on it: a pull that makes updates takes the same locks. If a push
+        # held one of them here, it would wait for the pull, which comes first on the same variables.
         with tf.control_dependencies([pulled.version]):
             microseconds = tf.cast(tf.timestamp() * 1e6, tf.int64)
             push = tf.stack([pulled.worker, self._strategy.extended.services.connection_number(), microseconds])
@@ -306,11 +300,11 @@ class Accumulating(UpdateRule):
     def _make_updates(self, minimum: int) -> int:
         """Makes the updates that are due, on the client; returns the number of gradients.
 
-        One call per server: concurrent functions of several servers could wait for each other.
+        It calls the servers one after another: concurrent functions of several servers could wait for each other.
         """
         applied = 0
         if not self._has_kinds and not self._stores[0].columns.is_sparse:
-            # No push is traced yet, so there are no rows, and their layout is unknown.
+            # No push is traced yet: there are no rows, and their layout is unknown.
             return 0
         ids = self._log.due(minimum)
         while len(ids):
@@ -323,7 +317,7 @@ class Accumulating(UpdateRule):
         return applied
 
     def _finish_updates(self, _: int) -> None:
-        """Makes complete updates that a worker, idle now, may have left behind when it died."""
+        """Makes complete updates that an idle or lost worker may have left behind."""
         # If a server is down, its rows are lost with it.
         with contextlib.suppress(*UNREACHED):
             self._make_updates(self._grads_to_wait)
@@ -334,7 +328,7 @@ class Accumulating(UpdateRule):
         scalars = self._optimizer.scalars
         if scalars:
             near.setdefault(scalars[0].device, scalars[0])
-        # The count is on one server: changed with the update there, so that no update is missed.
+        # One server has the count. It changes with the update there, so no update is missed.
         counting_device = scalars[0].device if scalars else next(iter(near))
         dtypes = [*(scalar.dtype for scalar in scalars), tf.float32]
         is_sparse: dict[int, bool] | None = None if self._has_kinds else {}

@@ -17,12 +17,7 @@ from coordinator.updates.update_rule import RoundedSettings, UpdateRule, takes_s
 
 
 class CollectedPushes(Accumulating):
-    """The pushes of an asynchronous rule that are stored on all servers before they are applied: none is rejected.
-
-    Args:
-      rule: the rule whose pushes these are.
-      optimizer, variables, **settings: see `Accumulating`.
-    """
+    """The pushes of an asynchronous rule that are stored on all servers before they are applied: none is rejected."""
 
     def __init__(self, rule: UpdateRule, optimizer: Any, variables: Sequence[Any], **settings: Any) -> None:
         self._may_wait = rule.may_wait
@@ -32,26 +27,25 @@ class CollectedPushes(Accumulating):
 
     @property
     def may_wait(self) -> bool:
-        """Same as the rule's."""
+        """Whether the rule that stores its pushes here may wait."""
         return self._may_wait
 
 
 class Asynchronous(UpdateRule):
     """Applies every gradient when it arrives, to the model of that moment.
 
-    With `lr_staleness_modulation` a gradient of staleness s > 0 is applied with the learning rate divided by s
+    With `lr_staleness_modulation=True` a gradient of staleness s > 0 is applied with the learning rate divided by s
     (arXiv 1511.05950); other gradients that are pushed concurrently are not affected.
 
     Args:
       optimizer, variables, embeddings, learning_rate, allow_duplicate_indices, require_finite, transfer_dtype,
         error_feedback: see `UpdateRule`.
-      once: see `UpdateRule`. A push is then stored on all servers, committed, and applied on all; if its worker dies
+      once: see `UpdateRule`. A push is then stored on all servers, committed, and applied on all. If its worker dies
         after the commit, another one applies it. Always locked, and without modulation.
-      use_locking: True applies one gradient at a time to the variables of a server and the optimizer's slots.
-        False lets updates interleave, which loses some if an optimizer reads before it writes.
-      lr_staleness_modulation: False; True; or a function that takes the staleness, or the staleness and the version
-        before the update, int64 scalars, and returns the factor of the learning rate. AutoGraph converts its conditions
-        to graph operations.
+      use_locking: True applies one gradient at a time to the variables of a server and the optimizer's slots. False
+        lets updates interleave, which loses some if an optimizer reads before it writes.
+      lr_staleness_modulation: False; True; or a function of the staleness, or of the staleness and the version before
+        the update, int64 scalars. It returns the factor of the learning rate; AutoGraph converts its conditions.
 
     Raises:
       TypeError: `lr_staleness_modulation` is something else; and see `UpdateRule`.
@@ -73,7 +67,7 @@ class Asynchronous(UpdateRule):
         super().__init__(optimizer, variables, allow_duplicate_indices=allow_duplicate_indices, **settings)
         self._use_locking = use_locking
         self._scale = tf.function(scale) if scale else None
-        # Stores the pushes, if they are stored first. Held by a function, so that TensorFlow does not save it twice.
+        # Set if pushes are stored first. A function, so that TensorFlow does not save the object twice.
         self._collected: Callable[[], CollectedPushes] | None = None
         if once is not None or self._grads_to_wait > 1:
             if scale is not None or not use_locking:
@@ -81,7 +75,7 @@ class Asynchronous(UpdateRule):
                     "lr_staleness_modulation and use_locking=False cannot be combined with once= or with grads_to_wait "
                     "above 1: stored gradients are applied later, perhaps by another worker, one update at a time."
                 )
-            # What is checked or rounded is so before the push is stored.
+            # This rule checks and rounds gradients before the push is stored.
             same = {name: settings.get(name) for name in ("embeddings", "learning_rate")}
             collected = CollectedPushes(
                 self, optimizer, variables, once=once, grads_to_wait=self._grads_to_wait, **same
@@ -96,7 +90,7 @@ class Asynchronous(UpdateRule):
 
     @property
     def may_wait(self) -> bool:
-        """False for this rule, whose pulls and pushes never wait; True for its subclasses."""
+        """False for this rule, whose pulls and pushes never wait; True for subclasses."""
         return type(self) is not Asynchronous
 
     @property
@@ -110,7 +104,7 @@ class Asynchronous(UpdateRule):
         rate = self._optimizer.learning_rate(pulled.scalars, pulled.version)
         scalars = [*pulled.scalars, rate]
         others = [device for device in self._model.by_device if device != home]
-        # Everything for the home server goes with its gradients, the size of the messages to the others included.
+        # One message to the home server, with the size of the messages to the others.
         of_push = [pulled.version, pulled.worker, pulled.not_finite]
         sent = [*flat(gradients), *scalars * (1 + len(others)), *of_push]
         extras = [*scalars, *of_push, bytes_of(sent, None)]
@@ -138,9 +132,9 @@ class Asynchronous(UpdateRule):
     def _update(self, device: str, gradients: dict[int, Any], extras: Sequence[Any], change: Callable[..., Any]) -> Any:
         """Sends gradients to a server, and has `change(device, gradients, extras)` change its variables there.
 
-        A lock in a separate function waits only for what uses the same variables; TensorFlow would have locks in one
-        function wait for each other, even on different servers. A function that the server calls by itself would be
-        built faster, but is not possible: an update function may use variables of other servers.
+        TensorFlow would have locks in one function wait for each other, even on different servers. A lock in a separate
+        function waits only for what uses the same variables. The server cannot call that function by itself, which
+        would be faster to build: an update function may use variables of other servers.
         """
         arrived, extras_there, _ = self._model.send(device, gradients, extras)
         with tf.device(device):
@@ -149,7 +143,7 @@ class Asynchronous(UpdateRule):
             return tf.function(lambda: change(device, arrived, extras_there), autograph=False)()
 
     def _change_home(self, device: str, gradients: dict[int, Any], extras: Sequence[Any]) -> Any:
-        """Changes the home server's variables, and counts the update; returns the learning rate that was used."""
+        """Changes the home server's variables, and counts the update; returns the learning rate used."""
         state = self.state
         *scalars, rate, version, worker, not_finite, size = extras
         with self._locked(device, [*flat(gradients), *extras]):
@@ -168,14 +162,13 @@ class Asynchronous(UpdateRule):
             return tf.identity(rate)
 
     def _change(self, device: str, gradients: dict[int, Any], extras: Sequence[Any]) -> None:
-        """Changes the variables of another server."""
         *scalars, rate = extras
         with self._locked(device, [*flat(gradients), *extras]):
             self._apply(device, gradients, scalars, rate)
 
     @contextlib.contextmanager
     def _locked(self, device: str, after: Sequence[Any]) -> Iterator[None]:
-        """Opens a scope for changes of a server's variables after some tensors, under its lock with `use_locking`."""
+        """Opens a scope for changes of a server's variables after some tensors; locked with `use_locking`."""
         if self._use_locking and device in self._model.by_device:
             with self._lock(device).hold(after):
                 yield

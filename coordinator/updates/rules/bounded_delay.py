@@ -14,10 +14,10 @@ from coordinator.updates.update_rule import CommittedSettings, takes_settings
 
 
 class BoundedDelay(Accumulating):
-    """Lets a worker begin a step only if then no gradient can become more than `max_delay` updates old.
+    """Lets a worker begin a step only if no gradient can then become more than `max_delay` updates old.
 
-    A worker that begins may be overtaken by all steps in flight, and may overtake them: it waits until neither its own
-    gradient nor a gradient in flight can come too late. So no work is discarded. The others wait for a slow or dead
+    All steps in flight may overtake a worker that begins, and it may overtake them. So it waits until neither its own
+    gradient nor a gradient in flight can come too late, and no work is discarded. The others wait for a slow or dead
     worker only until the client knows that it has no step in flight. (ps-lite's tau: Li et al., OSDI'14, "bounded
     delay".)
 
@@ -27,12 +27,13 @@ class BoundedDelay(Accumulating):
     Args:
       optimizer, variables, embeddings, learning_rate, once, require_finite, transfer_dtype, error_feedback: see
         `UpdateRule`.
-      max_delay: the largest number of updates between a gradient's pull and its own update; None is no limit.
+      max_delay: the largest number of updates between a gradient's pull and its own update; None is no limit, which is
+        n-softsync (arXiv 1511.05950) with n = workers / grads_to_wait.
       grads_to_wait: the number of gradients in an update, at least 1.
 
     Raises:
-      ValueError: `max_delay` is not an integer of at least 0, or `grads_to_wait` not one of at least 1; and see
-        `UpdateRule`.
+      ValueError: `max_delay` is not an integer of at least 0, `inf` or None, or `grads_to_wait` not an integer of at
+        least 1; and see `UpdateRule`.
     """
 
     @takes_settings

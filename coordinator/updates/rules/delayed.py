@@ -22,22 +22,22 @@ class Delayed(Accumulating):
     """Queues gradients on the parameter servers, to study the effect of any staleness.
 
     A pull first applies all gradients that were pushed more than their delay ago, in the order of their pushes, one
-    update each; then it pulls the model. A gradient that is due later does not block the gradients behind it. With a
-    delay of 0 it is the asynchronous rule, except for the time between a push and the next pull.
+    update each; then it pulls the model. A gradient that is due later does not block the gradients behind it. A delay
+    of 0 is the asynchronous rule, except for the time between a push and the next pull.
 
-    No queued gradient is lost: not when a worker dies, since it is on the servers; not in a checkpoint, which contains
-    the queue (delays count from the time of the push); not at the end, if `flush` is called.
+    No queued gradient is lost. It is on the servers, so its worker may die; a checkpoint contains the queue (delays
+    count from the time of the push); and `flush` applies the gradients that are left at the end.
 
-    The staleness of a gradient is counted when it is applied: the version then minus the version at its pull. All
-    times are read from one clock, the home server's.
+    The staleness of a gradient is counted when it is applied: the version then minus the version at its pull. All times
+    are read from one clock, the home server's.
 
     Args:
       optimizer, variables, embeddings, learning_rate, require_finite, transfer_dtype, error_feedback: see
         `UpdateRule`. A gradient is applied with the learning rate and the count of updates that its step has pulled.
       delay: seconds, `math.inf` for until `flush`; or a function that takes a worker's index, an int64 scalar, and the
-        time of the push in seconds since 1970, a float64 scalar, and returns seconds, a scalar. It is called for
-        each push, in a graph: AutoGraph converts its conditions, and random numbers come from `tf.random`. Results
-        below 0 count as 0.
+        time of the push in seconds since 1970, a float64 scalar, and returns seconds, a scalar. It is called for each
+        push, in a graph: AutoGraph converts its conditions, and random numbers come from `tf.random`. Results below 0
+        count as 0.
 
     Raises:
       TypeError: `delay` is neither a number nor a function; and see `UpdateRule`.
@@ -65,7 +65,7 @@ class Delayed(Accumulating):
         return True
 
     def settle(self) -> None:
-        """Does nothing: queued gradients should be late, at the end of an epoch too."""
+        """Does nothing: queued gradients should stay late at the end of an epoch."""
 
     def _begin_step(self) -> Any:
         with tf.control_dependencies(self._build_updates(self._log.release(False))):
@@ -84,7 +84,7 @@ class Delayed(Accumulating):
 
     def _make_last_updates(self) -> int:
         queued = len(self._log.release(True))
-        # Counted before, since another thread may be finishing some of the updates of a dead worker now.
+        # Counted first: another thread may just be finishing some of the updates of a dead worker.
         super()._make_last_updates()
         return queued
 

@@ -15,10 +15,10 @@ The parts, from the decision to the models:
         advance    changes that are counted by now --> mean --> the shared variables, the worker
     AveragedModel      on each worker: its own model, and which of its changes are in the mean
 
-A change is stored on all servers, then counted, and then added by each server when any worker asks it for the mean. So
-a worker that dies leaves no change on a part of the servers, and a change that is stored again is added once.
+A change is stored on all servers, then counted, then added by each server when any worker asks it for the mean. So a
+worker that dies leaves no change on only some of the servers, and a change that is stored again is added once.
 
-The servers give a worker the mean of one moment: of the changes that were counted when it asked. Where the mean has
+The servers give a worker the mean of one moment, with the changes that were counted when it asked. If the mean has
 moved on since, the server subtracts the latest changes again.
 """
 
@@ -45,24 +45,23 @@ from coordinator.workers.cluster import WorkerState
 
 # Seconds between two checks whether an awaited worker was lost.
 CHECK_INTERVAL = 0.1
-# An idle worker no longer counts when the others have averaged this often each, as a mean, since it became idle.
+# An idle worker no longer counts when the others have averaged this often each, on average, since it became idle.
 PATIENCE = 10
 
-# The rows of what is known of each worker: its newest connection; the generation of its model, 0 for none; 1 + the
-# number of changes that were counted when it became idle, 0 while it is not; its last counted change, and the divisor.
+# The rows of `_workers`, per worker: its newest connection; the generation of its model, 0 for none; 1 + the number of
+# changes that were counted when it became idle, 0 while it is not; its last counted change, and the divisor.
 _FENCE, _MODEL, _IDLE, _NUMBER, _DIVISOR = range(5)
 
 
 class AveragingControl:
     """Variables on a parameter server that say what workers average. No checkpoint contains them.
 
-    Local models have a *generation*. A worker whose model is of another generation than this one takes the shared model
-    first. So all workers restart from the shared model when the client says so, and after a parameter server was lost
-    and its variables were restored.
+    Local models have a *generation*. A worker whose model is of another generation first takes the shared model. So all
+    workers restart from the shared model when the client says so, and after a parameter server was lost and restored.
 
-    A change counts once, even if its worker dies: in one write, its number is recorded with the number of workers that
-    train then, by which it is divided. A worker trains from when it has taken a model until it is lost, or is idle
-    while the others average, `PATIENCE` times as often as there are models.
+    A change counts once, even if its worker dies: one write records its number and its divisor, the number of workers
+    that train then. A worker trains from when it has taken a model until it is lost, or until it is idle while the
+    others average `PATIENCE` times as often as there are models.
 
     Created in the strategy's scope, on the server of the variable `near`; a mutex named `lock_name` protects it.
     `count` is `_count` as a function, for the same reasons as in `ModelMean`.
@@ -82,17 +81,14 @@ class AveragingControl:
             self._counted = zeros([], tf.int64, "counted_changes")
 
     def read(self, others: Sequence[tf.Variable] = ()) -> Any:
-        """Returns the generation, 1 if models are averaged or else 0, and other int64 scalars, read in one message.
-
-        The result is int64, on the worker.
-        """
+        """Returns an int64 [2 + n] on the worker, read in one message: generation, 1 if models are averaged, others."""
         with tf.device(self.device):
             read = tf.concat([self._variable.read_value(), *(other.read_value()[tf.newaxis] for other in others)], 0)
         return tf.identity(read)
 
     def remove(self, worker: int, *, is_lost: bool) -> None:
-        """Records on the client that a worker does not train now; a lost worker's late calls then count nothing."""
-        # If the server is down, what it knows is lost with it.
+        """Records, on the client, that a worker does not train now. Late calls of a lost worker then count nothing."""
+        # If the server is down, its record is lost with it.
         with contextlib.suppress(*UNREACHED):
             self._remove(worker, is_lost)
 
@@ -104,12 +100,11 @@ class AveragingControl:
     def gather(self, strategy: ParameterServerStrategy, add_change: Any) -> bool:
         """Has every live worker add the last change of its model; afterwards all restart from the shared model.
 
-        Called while nothing is scheduled. `add_change` is a `tf.function` that has the servers add what the worker has
-        changed, and returns whether the worker had a model. Returns whether any worker had a model; raises what
-        `strategy.join` raises.
+        Called while nothing is scheduled. `add_change` is a `tf.function` that has the servers add the worker's change,
+        and returns whether the worker had a model. Returns whether any worker had one; raises as `strategy.join`.
         """
         workers = [worker for worker in strategy.cluster.workers if worker.state is WorkerState.LIVE]
-        # Twice, since the first call of a worker may have to finish what an earlier call, which was cut off, has begun.
+        # Twice: a worker's first call may have to finish what an earlier call, which was cut off, has begun.
         twice = [*workers, *workers]
         futures = {strategy.schedule(add_change, worker=worker.index): worker for worker in twice}
         while concurrent.futures.wait(futures, timeout=CHECK_INTERVAL).not_done:
@@ -124,17 +119,13 @@ class AveragingControl:
     def _count(self, ids: Any, are_stored: Sequence[Any]) -> tuple[Any, Any, Any]:
         """Counts a worker as training, and counts its last change if all servers have stored it.
 
-        A call of an older connection or generation counts nothing. All tensors are on this server.
+        A call of an older connection or generation counts nothing. All tensors are on this server. `ids`, int64 [4] or
+        more, are the worker's index, its connection, the generation of its model, and the change's number. `are_stored`
+        has a bool scalar from each server; none without a change.
 
-        Args:
-          ids: int64, at least 4: the worker's index, the number of its connection, the generation of its model, the
-            number of its change.
-          are_stored: whether each server has stored the change, bool scalars; none without a change.
-
-        Returns:
-          What is counted now, int64 [2, 1 + MAX_WORKERS]: the generation, then the number of each worker's last change;
-          0, then the divisor of each of these changes. And int64 scalars: 1 if this call counted the change, and 1 if
-          it is counted now, otherwise 0.
+        Returns what is counted now, int64 [2, 1 + MAX_WORKERS]: the generation, then the number of each worker's last
+        change; 0, then the divisors of these changes. And int64 scalars: 1 if this call counted the change, and 1 if it
+        is counted now, otherwise 0.
         """
         with tf.device(self.device):
             worker, connection, generation, number = tf.unstack(ids[:4])
@@ -161,14 +152,14 @@ class AveragingControl:
     @client_may_call(tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.bool))
     def _remove(self, worker: Any, is_lost: Any) -> None:
         with self._lock.hold([worker, is_lost]):
-            # A later connection has a greater number.
+            # The worker's next connection has a greater number.
             lost = tf.cast(is_lost, tf.int64)
             fence, model, *_ = tf.unstack(tf.gather(self._workers.read_value(), worker, axis=1))
             row = [fence + lost, model * (1 - lost), self._counted.read_value() + 1]
             self._workers.scatter_nd_update([[_FENCE, worker], [_MODEL, worker], [_IDLE, worker]], row)
 
     def _initial_value(self) -> Any:
-        """Returns the value with a new generation; also the value on a new or restored server."""
+        """Returns the value with a new generation, which a new or restored server gets, too."""
         self._generation = next(self._generations)
         return self._value()
 
@@ -176,20 +167,20 @@ class AveragingControl:
         return tf.constant([self._generation, int(self._is_on)], tf.int64)
 
 
-# What a server knows of each worker: the numbers of the changes in the rows for even and odd numbers; and about the
-# changes in the mean, the numbers of the latest and of the one before it, and the divisor of the latest.
+# The rows of `_known`, per worker: the numbers of the stored changes, even and odd; the numbers of the latest change in
+# the mean and of the one before it; the divisor of the latest.
 _EVEN, _ODD, _ADDED, _BEFORE, _MEAN_DIVISOR = range(5)
 
 
 class ModelMean:
     """The mean of the workers' models on one parameter server, and the latest changes of each worker.
 
-    No checkpoint contains it. The first request of a newer generation replaces the mean by the shared variables. When
-    the mean moves, it is assigned to them. `numbers` are their positions in the model. The mean is float64, so that it
-    does not drift; a change is one row of float32, or of float64 if one of the variables is.
+    No checkpoint contains it. The first request of a newer generation replaces the mean by the shared variables; when
+    the mean moves, it is assigned to them. `numbers` are their positions in the model. The mean is float64, so it does
+    not drift; a change is one row of float32, or of float64 if one of the variables is.
 
-    The server's lock protects all of this. What runs under it needs no other machine, and finishes once begun. `store`
-    and `advance` are functions, so that locks of several servers in one step do not wait for each other, and all calls
+    The server's lock protects all of this. Operations under it need no other machine, and finish once begun. `store`
+    and `advance` are functions: the locks of several servers in one step do not wait for each other, and all calls
     share one trace.
     """
 
@@ -210,10 +201,9 @@ class ModelMean:
             self._generation = zeros([], tf.int64, "generation")
 
     def _store(self, change: Sequence[Any], ids: Any) -> Any:
-        """Stores a change of the variables; returns whether it is stored, a bool scalar.
+        """Stores a change with `ids` as in `AveragingControl._count`; returns False if it is older than a known one.
 
-        It is not if its generation is older, or a later change is stored. `ids` is explained at
-        `AveragingControl._count`. All tensors are on this server.
+        All tensors are on this server. A change of an older generation is not stored.
         """
         with tf.device(self.device):
             row = tf.concat([tf.reshape(tf.cast(part, self._dtype), [-1]) for part in change], 0)
@@ -228,9 +218,8 @@ class ModelMean:
     def _advance(self, counted: Any) -> tuple[list[Any], Any]:
         """Adds all counted changes to the mean; `counted` is the result of `AveragingControl.count`, on this server.
 
-        Returns:
-          The mean, like the variables, and an int64 scalar: 1 if it is the mean of the moment of `counted`, 0 if the
-          latest two changes of a worker were added since, or models of a newer generation are known.
+        Returns the mean, like the variables, and an int64 scalar: 1 if it is the mean of the moment of `counted`, 0 if
+        the latest two changes of a worker were added since, or models of a newer generation are known.
         """
         with self.lock.hold([counted]):
             (generation, numbers), (_, divisors) = (tf.split(row, [1, MAX_WORKERS]) for row in tf.unstack(counted))
@@ -258,7 +247,7 @@ class ModelMean:
             self._mean.assign_add(self._shared() - before, read_value=False)
 
     def _begin(self, generation: Any) -> Any:
-        """Begins this generation if it is newer; returns whether it is the newest, a bool scalar."""
+        """Begins a generation if it is newer; returns False if it is older than the current one, a bool scalar."""
         current = self._generation.read_value()
 
         def begin() -> Any:
@@ -283,7 +272,6 @@ class ModelMean:
         return tf.no_op()
 
     def _add(self, is_new: Any, numbers: Any, divisors: Any, known: Sequence[Any]) -> Any:
-        """Adds the counted changes of some workers to the mean, and returns it."""
         even, odd, added, before, divisor = known
         moved = self._moved(is_new, numbers, divisors)
         with tf.control_dependencies([self._mean.assign(moved, read_value=False)]):
@@ -299,13 +287,13 @@ class ModelMean:
         return mean
 
     def _without(self, is_later: Any, numbers: Any, known: Sequence[Any]) -> tuple[Any, Any]:
-        """Returns the mean without the latest change of some workers, and whether the one before has these numbers."""
+        """Returns the mean without some workers' latest change, and whether the change before it has this number."""
         _, _, added, before, divisor = known
         are_kept = (_in_row(known, added) == added) & (before == numbers)
         return tf.cast(self._moved(is_later, added, -divisor), self._dtype), tf.reduce_all(are_kept | ~is_later)
 
     def _moved(self, are_chosen: Any, numbers: Any, divisors: Any) -> Any:
-        """Returns the mean plus a change of some workers, each divided by a number; float64."""
+        """Returns the mean plus one change of each chosen worker, divided by its divisor; float64."""
         rows, workers = self._rows.read_value(), tf.where(are_chosen)[:, 0]
 
         def add(count: Any, mean: Any) -> tuple[Any, Any]:
@@ -318,7 +306,7 @@ class ModelMean:
             )
             return count + 1, mean + tf.cast(row, tf.float64) / tf.cast(divisors[worker], tf.float64)
 
-        # One by one, since usually there is one: a sum of several rows in one operation takes several times as long.
+        # One by one: usually there is one, and a sum of several rows in one operation takes several times as long.
         state = tf.constant(0), self._mean.read_value()
         return tf.while_loop(lambda count, _: count < tf.size(workers), add, state, parallel_iterations=1)[1]
 
@@ -340,12 +328,12 @@ class ModelMean:
 
 
 def _in_row(known: Sequence[Any], numbers: Any) -> Any:
-    """Returns the number of the change that is in the row for each of some numbers, one for each worker."""
+    """Returns the number of the change that is stored in each worker's row for the parity of a number."""
     return tf.where(numbers % 2 == 0, known[_EVEN], known[_ODD])
 
 
 def _place(worker: Any, number: Any) -> Any:
-    """Returns where the change of a number is among the rows."""
+    """Returns the row of the worker's change of this number."""
     return tf.cast(2 * worker + number % 2, tf.int32)
 
 
@@ -359,18 +347,15 @@ def _size(variable: Any) -> int:
     return int(size)
 
 
-# How often a worker that joins asks for a mean of one moment on all servers.
+# How often a joining worker asks for a mean of one moment on all servers.
 _MOST_REQUESTS = 100
 
 
 class _Answer(NamedTuple):
-    """What the servers answer to a worker, all on the worker.
+    """The servers' answer, on the worker; the mean is in the order of the worker's variables.
 
-    Attributes:
-      mean: in the order of the worker's variables.
-      is_of_moment: whether the mean has the same changes on all servers, a bool scalar.
-      is_counted: whether the worker's change is counted, a bool scalar.
-      version: of the shared model, an int64 scalar; None if no update was counted.
+    `is_of_moment` says whether the mean has the same changes on all servers, `is_counted` whether the worker's change
+    is counted, both bool scalars. `version` is an int64 scalar; None if no update was counted.
     """
 
     mean: Sequence[Any]
@@ -382,44 +367,40 @@ class _Answer(NamedTuple):
 class ModelAverage(Asynchronous):
     """Every worker trains its own model; while a gradient is computed, the model is averaged with all others.
 
-    A step reads the worker's own dense variables, x0. While its gradients are computed, what the worker has changed
-    since its last averaging is added to the mean of all models, divided by the number of workers, and the mean is
-    returned. The worker's model becomes mean + (model - x0), and its own optimizer applies the gradients to it. No
-    worker ever waits for another. (Bagua, Gan et al. 2021, "Asynchronous Model Average".)
+    A step reads the worker's own dense variables, x0. While its gradients are computed, the worker's changes since its
+    last averaging are added to the mean of all models, divided by the number of workers, and the mean is returned. The
+    worker's model becomes mean + (model - x0), and its own optimizer applies the gradients to it. No worker ever waits
+    for another. (Bagua, Gan et al. 2021, "Asynchronous Model Average".)
 
     Nothing that a worker has learned is averaged away. On all servers, with any number of concurrent workers:
 
         mean after - mean before = sum of all changes that workers have made to their models / number of workers
 
     Each change is divided by the number of workers that train when it is counted. It is counted once, also if a call is
-    cut off and repeated. `abort` adds the latest changes of all workers. A worker that dies loses what it has changed
-    since its last averaging.
+    cut off and repeated. `abort` adds the latest changes of all workers. A worker that dies loses its changes since its
+    last averaging. A step reads a model of one moment: its mean has the same changes on all servers.
 
-    A step reads a model of one moment: the means that it was moved to have the same changes on all servers.
+    The mean is also assigned to the shared variables. Every reader, evaluation or checkpoint gets a recent mean, on two
+    servers perhaps of two moments; after `abort`, the exact one. An averaging is one update of the model's version; its
+    staleness is the number of updates since the worker's previous averaging. The optimizer's `iterations` counts every
+    gradient, as with the other rules, and a schedule follows it; slots and bias corrections are the worker's.
 
-    The mean is also assigned to the shared variables, so that every reader, evaluation or checkpoint gets a recent
-    mean, on two servers perhaps of two moments; after `abort`, the exact one. An averaging is one update of the model's
-    version, and its staleness the number of updates since the worker's previous averaging. The optimizer's `iterations`
-    counts every gradient, as with the other rules, and a schedule follows it; slots and bias corrections are the
-    worker's.
-
-    A worker that joins, or was restarted, begins with the mean, which this does not change. From then on changes are
-    divided by a number that counts this worker, until it is lost, or is idle while the others average about 10 times
-    each. After a parameter server was lost, all workers begin with the restored values. To return to a checkpoint
-    during training, restore it between `abort` and `resume`.
+    A worker that joins, or was restarted, begins with the mean, which this does not change. The divisor counts this
+    worker from then on, until it is lost, or is idle while the others average about 10 times each. After a parameter
+    server was lost, all workers begin with the restored values. To return to a checkpoint during training, restore it
+    between `abort` and `resume`.
 
     Embeddings have no local copies: their gradients are pushed as with `Asynchronous`, each as a separate update.
-
-    `Options.transfer_dtype` does not apply: a rounded model, unlike a gradient, would lose with each averaging
-    all changes that are smaller than its rounding.
+    `Options.transfer_dtype` does not apply: each averaging of a rounded model would lose all changes smaller than its
+    rounding.
 
     Args:
       optimizer, variables, embeddings, learning_rate, require_finite: see `UpdateRule`.
       use_locking: see `Asynchronous`; for the gradients of embeddings.
       period: the least time between two averagings of one worker, in seconds; 0 averages with every step.
-      warmup_steps: until a worker has finished this number of steps, including steps with an earlier rule or before a
-        restart, all workers train the shared model as with `Asynchronous` (where Bagua's workers reduce their gradients
-        synchronously).
+      warmup_steps: all workers train the shared model as with `Asynchronous` until one has finished this number of
+        steps, including steps with an earlier rule or before a restart. (Bagua's workers reduce their gradients
+        synchronously then.)
 
     Raises:
       ValueError: `period` or `warmup_steps` is negative, or all variables are embeddings.
@@ -447,17 +428,17 @@ class ModelAverage(Asynchronous):
                 "it averages them as a whole."
             )
         self._own = AveragedModel(self._model, self._optimizer, f"{self._key}/own_model")
-        # On each parameter server that has a part of the shared model.
+        # One on each parameter server that has a part of the shared model.
         self._means = tuple(self._new_means())
         self._control = AveragingControl(self.state.version, f"{self._key}/averaging")
         self._bring = tf.function(self._build_bringing, autograph=False)
         self._strategy.extended.services.add_idle_callback(self._leave_out)
 
     def abort(self, timeout: float | None = None) -> None:
-        """Stops averaging, and makes all models the mean, with all that workers have changed.
+        """Stops averaging, and makes all models the mean, with all changes of the workers.
 
-        Waits until all scheduled functions have finished; nothing may be scheduled until it returns. Workers take the
-        mean with their next step. Until `resume`, further training stays local; another `abort` averages it.
+        Waits until all scheduled functions have finished; schedule nothing until it returns. Workers take the mean with
+        their next step. Until `resume`, further training stays local; another `abort` averages it.
 
         Args:
           timeout: in seconds, as in `strategy.join`.
@@ -510,7 +491,7 @@ class ModelAverage(Asynchronous):
             lambda: [*own.read(), *[tf.constant(0, tf.int64)] * 2],
             lambda: self._take_model(is_warming_up, generation, version, now),
         )
-        # The absolute value: a worker whose clock is set back must not wait until it shows that time again.
+        # The absolute value: a worker whose clock is set back must not wait until it has caught up.
         since = tf.where(is_current, tf.abs(now - averaged_at), tf.zeros_like(now))
         is_due = tf.function(decisions.is_average_due)(since, self._period, clock, self._warmup_steps)
         is_due = tf.logical_and(is_on, is_due)
@@ -548,7 +529,7 @@ class ModelAverage(Asynchronous):
         if mean is None or gradients.keys().isdisjoint(mean.numbers):
             super()._apply(device, gradients, scalars, rate)
             return
-        # A push of the warm-up. Some workers may have models of their own already, so it is always locked.
+        # A push of the warm-up. Other workers may already have their own models, so it is always locked.
         with contextlib.nullcontext() if self._use_locking else self._lock(device).hold(), mean.following():
             super()._apply(device, gradients, scalars, rate)
 
@@ -560,7 +541,7 @@ class ModelAverage(Asynchronous):
                 yield ModelMean(numbers, [model.variables[number] for number in numbers], self._lock(device))
 
     def _warm_up(self) -> tuple[Any, Any]:
-        """Returns whether the shared model is trained, and the steps that the fastest worker has finished."""
+        """Returns whether workers train the shared model, and the steps that the fastest worker has finished."""
         if not self._warmup_steps:
             return tf.constant(False), tf.constant(0, tf.int64)
         with tf.device(self.state.home):
@@ -577,7 +558,7 @@ class ModelAverage(Asynchronous):
             own.replace(values, tf.zeros_like(generation))
             return [*values, size]
 
-        # Not inlined, since only a worker's first step needs it: others would send messages without content for it.
+        # Not inlined: only a worker's first step needs it, and others would send empty messages for it.
         join = tf.function(self._join, autograph=False, experimental_attributes={"_noinline": True})
         taken = (
             tf.cond(is_warming_up, take_shared, lambda: join(generation)) if self._warmup_steps else join(generation)
@@ -586,7 +567,7 @@ class ModelAverage(Asynchronous):
         return [*taken, tf.constant(1, tf.int64)]
 
     def _join(self, generation: Any) -> list[Any]:
-        """Makes the worker's model the mean; returns its values, and their size in bytes."""
+        """Makes the worker's model the mean; returns its values and their size in bytes."""
         own = self._own
         ids = self._ids(generation)
 
@@ -595,7 +576,7 @@ class ModelAverage(Asynchronous):
             return [times + 1, answer.is_of_moment, *answer.mean]
 
         def is_needed(times: Any, is_of_moment: Any, *_: Any) -> Any:
-            # Again, if others have averaged twice while a message was under way.
+            # Again if others have averaged twice while a message was under way.
             return ~is_of_moment & (times < _MOST_REQUESTS)
 
         nothing = [tf.zeros(variable.shape, variable.dtype) for variable in own.variables]
@@ -604,13 +585,12 @@ class ModelAverage(Asynchronous):
         return [*mean, bytes_of(mean, None)]
 
     def _average(self, values: Sequence[Any], generation: Any, now: Any) -> Any:
-        """Averages the worker's model with all others; returns the size of the mean in bytes."""
         answer = self._exchange(values, generation, is_update=True)
         self._own.record_averaged(answer.version, now)
         return bytes_of(answer.mean, None)
 
     def _exchange(self, values: Sequence[Any], generation: Any, *, is_update: bool) -> _Answer:
-        """Adds the change up to these values of the worker's model to the mean, and moves the model there."""
+        """Adds the worker's change up to these values to the mean, and moves the worker's model to the mean."""
         own, connection = self._own, self._strategy.extended.services.connection_number()
         # Unless an earlier call was cut off: then its change is counted first.
         is_handed_over = _only_if(own.is_counted(), lambda: own.hand_over(values, connection))
@@ -618,7 +598,7 @@ class ModelAverage(Asynchronous):
             change = dict(zip(own.numbers, own.change(), strict=True))
             ids = self._ids(generation)
         answer = self._ask(ids, change, is_update=is_update)
-        # Only now all servers have added the change, and the change after the next may take its place there.
+        # Now that all servers have added the change, the change after the next may take its place there.
         with tf.control_dependencies([answer.is_of_moment]):
             is_recorded = _only_if(answer.is_counted, own.record_counted)
         with tf.control_dependencies([is_recorded]):
@@ -626,18 +606,15 @@ class ModelAverage(Asynchronous):
         return answer
 
     def _ids(self, generation: Any) -> Any:
-        """Returns the numbers of the worker, its connection, its model, its last change, and that model's version."""
+        """Returns an int64 [5]: worker, connection, generation, number of the last change, version of its model."""
         services, own = self._strategy.extended.services, self._own
         numbers = [services.worker_index(), services.connection_number(), generation]
         return tf.stack([*numbers, own.number.read_value(), own.version.read_value()])
 
     def _ask(self, ids: Any, change: Mapping[int, Any] | None = None, is_update: bool = False) -> _Answer:
-        """Has a change of the worker's model counted, and asks all servers for the mean of that moment.
+        """Has a change counted, by position, with the result of `_ids`; asks all servers for the mean of that moment.
 
-        Args:
-          ids: the result of `_ids`.
-          change: by position; None without a change.
-          is_update: whether the version grows if this call counts the change.
+        Without a change it only asks. With `is_update`, the version grows if this call counts the change.
         """
         control, home = self._control, self.state.home
         ids_at: dict[str, Any] = {}
@@ -655,7 +632,7 @@ class ModelAverage(Asynchronous):
             [ids_at[device]] = transfer([ids], None, device)[0]
         with tf.device(control.device):
             counted, is_new, is_counted = control.count(ids_at[control.device], are_stored)
-        # What each device answers, by name or by the position of a variable; one message from each.
+        # The answers of each device, by name or by the position of a variable; one message from each.
         answers: dict[str, dict[Any, Any]] = {control.device: {"is_counted": is_counted}}
         if is_update:
             [is_new_there], _ = transfer([is_new], control.device, home)
@@ -678,7 +655,7 @@ class ModelAverage(Asynchronous):
         )
 
     def _count_update(self, updates: Any, ids: Any, size: int) -> Any:
-        """Counts an averaging, of `size` bytes, on the home server, unless it is counted; returns the version."""
+        """Counts an averaging of `size` bytes, unless it is counted; returns the version. All on the home server."""
         state = self.state
         with state.lock.hold([updates, ids]):
             version = state.version.read_value()
@@ -689,7 +666,7 @@ class ModelAverage(Asynchronous):
             return version + updates
 
     def _push_own(self, gradients: dict[int, Any], pulled: PulledModel) -> Any:
-        """Applies the gradients of a step to the worker's model, and pushes the gradients of embeddings."""
+        """Applies a step's gradients to the worker's model, and pushes the gradients of embeddings."""
         embeddings = self._model.embeddings
         dense = {number: gradient for number, gradient in gradients.items() if number not in embeddings}
         sparse = {number: gradient for number, gradient in gradients.items() if number in embeddings}
@@ -708,7 +685,7 @@ class ModelAverage(Asynchronous):
             return tf.constant(True)
 
     def _count_step(self, of_push: Any) -> Any:
-        """Counts a step on the home server, where its worker and whether it is not finite are, int64 [2]."""
+        """Counts a step, on the home server. `of_push` is its worker, and 1 if it is not finite: int64 [2]."""
         worker, not_finite = tf.unstack(of_push)
         with self.state.lock.hold([of_push]):
             self.state.advance_clock(worker)
@@ -716,15 +693,14 @@ class ModelAverage(Asynchronous):
             return tf.identity(worker)
 
     def _leave_out(self, index: int) -> None:
-        """Records that a worker is idle or lost."""
         workers = self._strategy.cluster.workers
         is_live = any(worker.index == index and worker.state is WorkerState.LIVE for worker in workers)
         self._control.remove(index, is_lost=not is_live)
 
     def _build_bringing(self) -> Any:
-        """Adds what the worker has changed to the mean, if it has a model; returns whether it has.
+        """Adds the worker's change to the mean; returns False if the worker has no model.
 
-        After a call that was cut off, this adds what that call had handed over, and only the next call adds the rest.
+        After a call that was cut off, this adds what that call had handed over. Only the next call adds the rest.
         """
         generation = self._control.read()[0]
         own = self._own
@@ -736,7 +712,7 @@ class ModelAverage(Asynchronous):
 
 
 def _only_if(condition: Any, action: Callable[[], object]) -> Any:
-    """Does something if a condition holds; returns a tensor that is available afterwards."""
+    """Runs an action if a condition holds; returns a tensor that is available afterwards."""
 
     def act() -> Any:
         action()

@@ -31,21 +31,20 @@ class StaleSynchronous(Asynchronous):
     reach a worker with its next pull.
 
     Embeddings have no local copies: each step looks up their rows on the parameter servers. The optimizer's count of
-    updates and its learning rate have no local copies either, so a push is as exact as with `Asynchronous`.
+    updates and its learning rate have none either, so a push is as exact as with `Asynchronous`.
 
     With `max_lead`, a worker begins a step only if it is fewer than `max_lead` steps ahead of the slowest worker that
-    has steps to do. Nobody waits for idle and dead workers. A worker that returns continues at the clock of the slowest
-    worker; the first of all workers continues at the greatest clock.
+    has steps to do; idle and dead workers hold up nobody. A worker that returns continues at the clock of the slowest
+    worker. The first of all workers continues at the greatest clock.
 
     Args:
       optimizer, variables, embeddings, learning_rate, require_finite, transfer_dtype, error_feedback: see `UpdateRule`.
-        Each worker has an optimizer of this kind for its copy, with its own slots and the learning rate of the shared
-        optimizer.
+        Each worker has an optimizer of this kind for its copy, with its own slots and the shared learning rate.
       get_model_frequency: a worker pulls once in this number of steps; 1 pulls before each.
       max_lead: at least 1, with which the workers run in lockstep; None never waits.
       grads_to_wait: the number of gradients in an update of the shared model, which applies their mean; each worker
         still applies its own gradients to its copy. Above 1, `flush` applies the gradients that are left at the end,
-        and there is no modulation.
+        and modulation is not allowed.
       use_locking, lr_staleness_modulation, once: see `Asynchronous`; the local copy is changed with the full rate.
 
     Raises:
@@ -121,7 +120,7 @@ class StaleSynchronous(Asynchronous):
         return is_accepted
 
     def _pull_all(self, version: Any) -> list[Any]:
-        """Refreshes the local data; returns the dense variables, their version, the size in bytes, and 1 pull."""
+        """Refreshes the local copies; returns the dense variables, their version, the size in bytes, and 1 pull."""
         local = self._local
         model = self._model
         variables = [model.variables[number] for number in local.numbers]
@@ -132,6 +131,6 @@ class StaleSynchronous(Asynchronous):
         return [*values, tf.identity(version), size, tf.constant(1, tf.int64)]
 
     def _read_local(self) -> list[Any]:
-        """Returns the worker's own variables, their version, a size of 0 and 0 pulls."""
+        """Returns the worker's own variables and their version, for a pull of 0 bytes."""
         nothing = tf.constant(0, tf.int64)
         return [*self._local.values(), self._local.version.read_value(), nothing, nothing]

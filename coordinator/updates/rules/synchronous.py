@@ -9,13 +9,12 @@ from coordinator.updates.rules.accumulating import Accumulating
 class Synchronous(Accumulating):
     """Applies the mean of `grads_to_wait` gradients of the current model version; rejects gradients of older ones.
 
-    One process that applies the mean gets the same result, except with `global_clipnorm`, and with `clipnorm` of a
+    A single process that applies the mean gets the same result, except with `global_clipnorm`, and with `clipnorm` of a
     sharded variable: these clip each gradient before the mean. No worker waits: if a gradient is late, or one too many,
-    its worker repeats the minibatch with the new model; `rule.run` does that. So workers beyond `grads_to_wait` are
-    backup workers (Chen et al., arXiv 1604.00981): an update needs only the fastest workers, and a dead worker delays
-    none. A worker may also give several gradients to one update.
-
-    A gradient whose push returned False is in no update. (ElasticDL, "Asynchronous SGD": synchronous mode.)
+    `rule.run` repeats the minibatch with the new model. Workers beyond `grads_to_wait` are backup workers (Chen et al.,
+    arXiv 1604.00981): an update needs only the fastest workers, and a dead worker delays none. A worker may also give
+    several gradients to one update. A gradient whose push returned False is in no update. (ElasticDL, "Asynchronous
+    SGD": synchronous mode.)
 
     Args:
       optimizer, variables, embeddings, learning_rate, once, require_finite, transfer_dtype, error_feedback: see
