@@ -110,7 +110,7 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
             self._scheduling.depth -= 1
 
     def on_client(self, verb: str, *args: Any, **kwargs: Any) -> Any:
-        """Adds a call of the strategy's method `verb` to the function that is traced. RuntimeError: a worker's."""
+        """Adds a call of the strategy's method `verb` to the client's function that is being traced."""
         if getattr(self._scheduling, "depth", 0):
             raise RuntimeError(
                 f"strategy.{verb} was called in a function that is scheduled, and runs on a worker. Functions are "
