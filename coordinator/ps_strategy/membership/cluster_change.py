@@ -1,8 +1,8 @@
 """Changes of the set of servers that TensorFlow is connected to: what to change (pure), and doing so in bounded time.
 
-Updating TensorFlow's server definition (`update_server_def`) closes the contexts of this client on the servers that
-leave. Each of them first ends what it runs for the client, which may never end: a dataset made by `from_generator`
-calls back a generator in this process, which may wait. So changes are made on a separate thread:
+Updating TensorFlow's server definition (`update_server_def`) closes this client's contexts on the servers that leave.
+Each of them first ends what it runs for the client, which may never end: a dataset of `from_generator` calls back a
+generator in this process, which may wait. So changes are made on a separate thread:
 
     apply --> thread: update_server_def -----------------------> done
       |          in time? else shut down the connections to the servers that leave, which ends the wait for them
@@ -28,9 +28,9 @@ from coordinator.ps_strategy.membership.bounded_calls import CallThread
 from coordinator.ps_strategy.membership.cluster_definition import Task, server_def
 from coordinator.ps_strategy.tensorflow_internals.process import FunctionRegistration, update_server_def
 
-# The most patience while a strategy is being closed, in seconds, however large `heartbeat_timeout` is.
+# The most patience while a strategy is being closed, in seconds; `heartbeat_timeout` may be larger.
 PATIENCE_AT_CLOSE = 4.0
-# How long it takes to notice that patience has become less, in seconds.
+# How soon a reduced patience is noticed, in seconds.
 _LONGEST_SLEEP = 0.5
 # How long a server that holds up a change may take to answer a probe, in seconds.
 _PROBE_TIMEOUT = 0.5
@@ -40,11 +40,11 @@ _logger = logging.getLogger("coordinator")
 
 @dataclasses.dataclass(frozen=True)
 class Connection:
-    """A connection to a server. What this client created on the server is lost with it, and with the server's process.
+    """A connection to a server. This client's objects on the server are lost with it, and with the server's process.
 
     Attributes:
       incarnation: the random number that the server drew when it started.
-      number: no other connection of this cluster has it.
+      number: unique among the connections of this cluster.
       since: when the connection was made, on the `time.monotonic` clock.
       calling_device: the device, relative to the server, on which functions are called.
     """
@@ -72,8 +72,7 @@ def plan_change(
     Returns:
       The connections that stay, and the incarnations of the servers that get a new connection. None while nothing may
       change: a connected parameter server does not answer, and TensorFlow would take it for a new one and drop its
-      variables; or only some of the parameter servers would be connected, and a server that joins later may stay
-      unknown to the others.
+      variables; or only some parameter servers would be connected, and the others might stay unknown to them.
     """
     kept = {task: connection for task, connection in connected.items() if answering.get(task) == connection.incarnation}
     new = {task: answering[task] for task in {*connected, *adding} - set(kept) if task in answering}
@@ -85,10 +84,10 @@ def plan_change(
 
 
 class ClusterChanges:
-    """Updates TensorFlow's server definition; one thread at a time may use it.
+    """Updates of TensorFlow's server definition; one thread at a time may use it.
 
-    Connections to a server are shut down if it takes longer than `patience`, in seconds, to end what it runs for this
-    client. For `client_timeout` see `update_server_def`.
+    If a server needs longer than `patience`, in seconds, to end what it runs for this client, its connections are shut
+    down. For `client_timeout` see `update_server_def`.
 
     Attributes:
       addresses: `host:port` of the servers in the current server definition. Some may have been lost since.
@@ -102,7 +101,7 @@ class ClusterChanges:
         self._client_timeout = client_timeout
         self._patience = patience
         self._functions = FunctionRegistration(patience)
-        # One for all changes: a server that joins is sent all functions, which may be tens of megabytes.
+        # One thread for all changes: a server that joins is sent all functions, which may be tens of megabytes.
         self._thread = CallThread("coordinator-cluster-change")
         self.addresses: dict[Task, str] = {}
 
@@ -144,7 +143,7 @@ class ClusterChanges:
         """Limits the patience, also of a change in progress, because the strategy is being closed.
 
         Returns:
-          The longest that a change may take from now on, in seconds.
+          The longest time that a change may take from now on, in seconds.
         """
         self._patience = min(self._patience, PATIENCE_AT_CLOSE)
         return 5 * self._patience

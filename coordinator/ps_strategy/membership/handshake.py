@@ -1,10 +1,10 @@
-"""Which of the servers that TensorFlow has just been connected to take part, and whether servers keep their variables.
+"""Admission of servers that TensorFlow has just been connected to, and checks that servers keep their variables.
 
     answers --> same devices as other workers --> connected --> same TensorFlow version
                                                                  --> registered there (`clients.register`) --> admitted
 
 Promises: nothing runs on a server of another TensorFlow, unless `Options.version_mismatch` allows it, nor on a worker
-with other devices than the rest; such a server is checked once in its life; a server that dies during its handshake is
+with other devices than the rest. Each process of a server is checked once. A server that dies during its handshake is
 not admitted.
 """
 
@@ -29,7 +29,7 @@ from coordinator.ps_strategy.tensorflow_internals.functions import CancellationM
 _TRIES = 10
 _PAUSE = 0.3
 _THREAD = "coordinator-sentinel"
-# In seconds; former clients have to be asked, too.
+# In seconds; includes questions to former clients.
 _LONGEST_HANDSHAKE = 30.0
 
 _logger = logging.getLogger("coordinator")
@@ -38,12 +38,12 @@ _logger = logging.getLogger("coordinator")
 class SentinelVariables:
     """A small variable on each server. If it is gone, all variables there are gone.
 
-    When TensorFlow's server definition is updated while a server is out of TensorFlow's reach, TensorFlow takes that
+    When TensorFlow's server definition is updated while TensorFlow does not reach a server, TensorFlow takes that
     server for a new one and drops what was on it, although the same process lives on. Only the loss of a variable shows
-    that. A server may answer a probe and yet be out of TensorFlow's reach: TensorFlow's own connection was shut down,
-    and is tried again only after a pause. So sentinels are read before such an update too.
+    that. TensorFlow may fail to reach a server that answers a probe: its own connection was shut down, and is tried
+    again only after a pause. So sentinels are read before such an update too.
 
-    Sentinels are known by the numbers of the connections to their servers. All servers are asked in parallel.
+    Sentinels are identified by the numbers of the connections to their servers. Servers are asked in parallel.
 
     Args:
       longest_call: how long to wait for one answer, in seconds; longer than a frozen server is waited for.
@@ -52,7 +52,7 @@ class SentinelVariables:
     def __init__(self, longest_call: float) -> None:
         self._longest_call = longest_call
         self._sentinels: dict[int, tf.Variable] = {}
-        # The function that makes a worker call the parameter servers, with the numbers of their connections.
+        # The function by which a worker calls the parameter servers, with the numbers of their connections.
         self._traced: tuple[tuple[int, ...], Any] | None = None
         self._turns: dict[Task, threading.Lock] = {}
 
@@ -63,7 +63,7 @@ class SentinelVariables:
           devices: the names of all connected servers, by the numbers of the connections.
 
         Returns:
-          The numbers of the connections that were lost before their sentinel could be created.
+          The numbers of the connections that were lost before their sentinel was created.
         """
 
         def create(number: int) -> tf.Variable:
@@ -90,14 +90,10 @@ class SentinelVariables:
         return {number for number, exists in in_parallel(_THREAD, self._exists, numbers).items() if not exists}
 
     def unreached_from(self, workers: Sequence[Task], numbers: Sequence[int]) -> list[Task]:
-        """Makes each connected worker call each parameter server; returns the workers that received no answer.
+        """Makes each connected worker call each parameter server; returns the workers without an answer.
 
-        TensorFlow tries a refused connection again only after a pause, and until then every call from that worker to
-        that server fails. So this tries for some seconds.
-
-        Args:
-          workers: the workers.
-          numbers: the numbers of the connections to the parameter servers.
+        TensorFlow tries a refused connection again only after a pause; until then, every call from that worker to that
+        server fails. So this tries for some seconds. `numbers` are of the connections to the parameter servers.
         """
         if not workers:
             return []
@@ -141,7 +137,7 @@ class SentinelVariables:
         except (tf.errors.UnavailableError, tf.errors.DeadlineExceededError, TimeoutError):
             return False
         except tf.errors.OpError:
-            pass  # The server answered, and the variable is gone, which `gone` finds out.
+            pass  # The server answered. `gone` finds out that the variable is gone.
         return True
 
     def _exists(self, number: int) -> bool:
@@ -181,7 +177,7 @@ def _round_trips_from_each(sentinels: Sequence[tf.Variable]) -> Any:
 
 
 def _succeeds(device: str | None, concrete: Any, seconds: float) -> bool:
-    """Calls a function on a device, None for the client, again and again; returns True if it ran without error.
+    """Calls a function on a device, None for the client, until a call runs without error; returns whether one did.
 
     After `seconds` the call is cancelled.
     """
@@ -208,10 +204,10 @@ def _succeeds(device: str | None, concrete: Any, seconds: float) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class WorkerDevices:
-    """The devices of a worker that compute. They are the replicas.
+    """The computing devices of a worker, its replicas.
 
-    A function is traced once for all workers. If a worker has several replicas, their names are in the function; so all
-    workers must have the same devices, and a worker with others takes no part.
+    A function is traced once for all workers. If a worker has several replicas, the function contains their names. So
+    all workers must have the same devices, and a worker with others takes no part.
 
     Attributes:
       kind: `CPU` or `GPU`.
@@ -225,8 +221,8 @@ class WorkerDevices:
     def of(cls, names: Sequence[str]) -> "WorkerDevices":
         """Chooses from the devices of a server, by their full names: its GPUs if it has several, otherwise its CPUs.
 
-        A worker with one GPU is one replica, like a worker without a GPU, and both may be in a cluster: the device on
-        which a function of one replica computes is decided when it is called.
+        A worker with one GPU is one replica, like a worker without a GPU, and both may be in a cluster: the device of a
+        function with one replica is decided when it is called.
         """
         kinds = [tf.DeviceSpec.from_string(name).device_type for name in names]
         gpus = kinds.count("GPU")
@@ -242,23 +238,16 @@ class WorkerDevices:
 
 
 def calling_device(names: Sequence[str]) -> str:
-    """Returns the device of a server on which functions are called, relative to it: the first GPU, or else the CPU.
+    """Returns the device of a server on which functions are called, relative to it: the first GPU, otherwise the CPU.
 
-    TensorFlow computes there what no device was chosen for, as far as it can.
-
-    Args:
-      names: the full names of all devices of the server.
+    TensorFlow prefers this device for operations without a device. `names` are all devices of the server, in full.
     """
     has_gpu = any(tf.DeviceSpec.from_string(name).device_type == "GPU" for name in names)
     return "/device:GPU:0" if has_gpu else "/device:CPU:0"
 
 
 class Handshake:
-    """Checks servers that are new. One thread at a time may call `admit`.
-
-    Args:
-      client: this process.
-      options: time limits, and what to do about another TensorFlow.
+    """The checks of new servers. One thread at a time may call `admit`.
 
     Attributes:
       refused: the incarnations of the servers that take no part, and what to raise about each.
@@ -273,7 +262,7 @@ class Handshake:
         self.devices: WorkerDevices | None = None
 
     def check_devices(self, statuses: Mapping[Task, TaskStatus], addresses: Mapping[Task, str]) -> None:
-        """Refuses workers that have other devices than the first worker that answered, by what servers answered."""
+        """Refuses workers with other devices than the first worker that answered."""
         for task in sorted(task for task in statuses if task.job == "worker"):
             status = statuses[task]
             theirs = WorkerDevices.of(status.devices)
@@ -288,12 +277,7 @@ class Handshake:
                 self.refused[status.incarnation] = error
 
     def admit(self, new: Mapping[Task, Connection], addresses: Mapping[Task, str]) -> dict[Task, Connection]:
-        """Makes the handshake with newly connected servers in parallel; returns the connections of admitted servers.
-
-        Args:
-          new: the connections that TensorFlow has just made.
-          addresses: `host:port` of each server.
-        """
+        """Makes the handshake with newly connected servers in parallel; returns the connections of admitted servers."""
 
         def shake(task: Task) -> bool:
             return self._handshake(task, addresses[task], new[task].incarnation)
@@ -349,7 +333,7 @@ def graph_version(device: str) -> int | None:
       tf.errors.UnavailableError: the server is gone.
     """
     try:
-        # The constants too are created there: the first operation that this process computes itself takes much longer.
+        # The constants are created on the server too: the first operation that this process computes takes much longer.
         with tf.device(f"{device}/device:CPU:0"):
             zero, one = (tf.constant(number, tf.int64) for number in (0, 1))
             dataset = tf.raw_ops.RangeDataset(
