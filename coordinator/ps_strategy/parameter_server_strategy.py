@@ -253,8 +253,9 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
         """Sets how variables are restored when a parameter server is lost; call it once the variables exist.
 
         When a server answers again, all variables and mutable tables of all parameter servers are restored from the
-        latest checkpoint, in the same Python objects. What is not in it gets its initial value, a table its content.
-        The directory of the checkpoints belongs to this client from now on; a former one can no longer save there.
+        latest checkpoint, in the same Python objects. Variables that are not in it get their initial values, tables the
+        content that they have now. The directory of the checkpoints belongs to this client from now on; a former
+        client can no longer save there.
 
         Args:
           source: `coordinator.Checkpoints` or a `tf.train.CheckpointManager`: its newest readable checkpoint is

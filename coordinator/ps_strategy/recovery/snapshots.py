@@ -57,9 +57,9 @@ _INDEX_BYTES = 8
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """A box of a tensor, whose elements lie together: its first indices, and its size along each axis.
+    """A box of a tensor in contiguous memory: its first indices, and its size along each axis.
 
-    It has one index of each of the first `axes - 1` axes, some indices of the next axis, and all of the others.
+    It has one index along each of the first `axes - 1` axes, some indices of the next axis, and all of the others.
     """
 
     begin: tuple[int, ...]
@@ -105,7 +105,7 @@ class BlockCheckpoints:
         return [saved for saved in variables if self._is_large(saved.variable) and saved.variable.is_initialized()]
 
     def to_read(self, variables: Sequence[SavedVariable], path: str) -> Sequence[SavedVariable]:
-        """Returns the large variables that the checkpoint has in pieces: of a whole tensor, TensorFlow reads all."""
+        """Returns the large variables that the checkpoint has in pieces. TensorFlow reads a whole tensor at once."""
         large = [saved for saved in variables if self._is_large(saved.variable)]
         stored = StoredPieces(path) if large else None
         return [saved for saved in large if stored is not None and self._is_in_blocks(saved, stored)]
@@ -310,7 +310,7 @@ _Kept = tuple[SavedVariable, Any]
 
 
 def _size(tensor: Any) -> int:
-    """Returns the bytes of a tensor; for strings, of their references."""
+    """Returns the bytes of a tensor, without the text of strings."""
     return int(tensor.shape.num_elements() or 0) * tensor.dtype.size
 
 

@@ -149,18 +149,14 @@ class CheckpointRestore:
         return list(dict.fromkeys(path for path in reversed([*self.manager.checkpoints, *paths]) if path))
 
     def restore(self, prepare: Callable[[], None]) -> str | None:
-        """Restores the latest checkpoint.
-
-        Args:
-          prepare: called before each attempt; gives all variables new resources.
+        """Restores the latest checkpoint. `prepare`, called before each attempt, gives variables new resources.
 
         Returns:
-          The path of the restored checkpoint, or None if there was none. Of a user's function, its result if that is a
-          path.
+          The path of the restored checkpoint, None if there was none; the result of a user's function, if it is a path.
 
         Raises:
           tf.errors.OpError: a server was lost.
-          Exception: the error of the newest checkpoint, if none can be read; or what the user's function raised.
+          Exception: the error of the newest checkpoint, if none can be read; or the error of the user's function.
         """
         if self.manager is None:
             prepare()
@@ -261,12 +257,7 @@ class VariableRecovery:
     def restore_from(
         self, source: Any, step: Step | None = None, on_rollback: Callable[[Rollback], object] | None = None
     ) -> None:
-        """Sets what is restored and the callback; see `ParameterServerStrategy.restore_from`.
-
-        Raises:
-          TypeError: `source`, `step` or `on_rollback` is of a wrong type.
-          ValueError: the manager's checkpoint was used asynchronously.
-        """
+        """Sets what is restored and the callback; see `ParameterServerStrategy.restore_from`."""
         restore = CheckpointRestore(source, self._owner)
         _check(step)
         if on_rollback is not None and not callable(on_rollback):
@@ -444,7 +435,7 @@ class VariableRecovery:
         return path
 
     def _note_written(self, path: str) -> None:
-        """Lets the manager list the checkpoint that it has written, and delete older ones."""
+        """Records a written checkpoint before the manager lists it and deletes older ones."""
         self._owner.require()
         self._owner.record(path)
 
