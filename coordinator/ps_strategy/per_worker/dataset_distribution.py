@@ -221,13 +221,11 @@ def _draws_value(node: Any) -> bool:
 
 @dataclasses.dataclass(eq=False)
 class DatasetDistribution:
-    """Distributes datasets over the workers.
+    """The distribution of datasets over the workers.
 
     Attributes:
-      shares: the share of the data that each worker reads.
       trace: traces a function without arguments; returns the `calls.TracedFunction`.
-      copies: runs work on the workers.
-      replicas: how many a worker has.
+      replicas: the number of replicas of a worker.
     """
 
     shares: InputShares

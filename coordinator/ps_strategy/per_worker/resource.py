@@ -56,11 +56,11 @@ class WorkerContext:
     Attributes:
       index: the worker's task index.
       device: the full name of its CPU.
-      calling_device: the full name of the device on which functions are called: its first GPU, or else its CPU.
+      calling_device: the full name of the device on which functions are called: its first GPU, otherwise its CPU.
       connection_number: the number of the connection, which changes whenever the worker has lost its state.
       cancellation: cancels the calls of this piece of work.
       builds: the functions that are built in the background.
-      constants: scalars on the worker, by their values; dropped with the connection.
+      constants: scalars on the worker, by value; dropped with the connection.
     """
 
     index: int
@@ -181,6 +181,7 @@ class PerWorkerHandles:
     def worker_index(self) -> tf.Tensor:
         """A placeholder for the index of the worker among the captures of a function."""
         # Made on demand: the strategy is not connected yet when this object is created. If a function is being traced
+        # then, the placeholder must not belong to its graph.
         with tf.init_scope():
             return tf.constant(-1, tf.int64)
 
