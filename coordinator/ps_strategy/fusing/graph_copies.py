@@ -83,7 +83,7 @@ def _gate_effects(graph: Any) -> None:
         # TensorFlow may begin operations inside of a call before it has all arguments, but not before control edges.
         is_gated = operation is not gate and (has_effects(operation) or takes_elements(operation))
         if is_gated and (not is_after or functions_of(operation)):
-            # A control edge to another server is a message. A tensor that the worker sends anyway can wait there.
+            # A control edge to another server is a message. A tensor that the worker sends anyway can wait instead.
             add_control_input(_source_on_worker(operation) or operation, gate)
             is_after = True
         if is_after:
@@ -282,7 +282,7 @@ class _Seeds:
             function.name = self._named(name, offset, names, definition.library)
 
     def _named(self, name: str, offset: int, names: dict[str, str], library: Any) -> str:
-        """Returns the name of a function with other seeds, which is added to a library if it is not in `names`."""
+        """Returns the name of a function with the new seeds; adds the function to a library if not in `names`."""
         if name not in names:
             function = copied(self._functions[name])
             for node in function.node_def:
@@ -299,8 +299,8 @@ class _Seeds:
 def _seed_of(node: Any) -> tuple[str, int] | None:
     """Returns the attribute that must differ in each copy, and its value; None if the node draws from no seed.
 
-    An operation whose seeds are all 0 draws another seed each time that a worker prepares it. An operation without a
-    state draws the same numbers in each call.
+    An operation whose seeds are all 0 draws a new seed each time that a worker prepares it. A stateless operation draws
+    the same numbers in each call.
     """
     seeds = [name for name in ("seed2", "seed", "file_random_seed") if name in node.attr]
     is_drawing = any(node.attr[name].i for name in seeds) and is_stateful(node)

@@ -1,4 +1,4 @@
-r"""Rewrites a graph so that tensors which can go from one device to another at the same time go as one message.
+r"""Rewrites a graph: tensors that can go from one device to another at the same time go as one message.
 
     ps 0    read a   read b                        ps 0    read a   read b
               |        |        two messages                  \ concat /         one message
@@ -8,9 +8,9 @@ r"""Rewrites a graph so that tensors which can go from one device to another at 
 
 The *stage* of an operation is the number of device changes on the longest path to it. A tensor is sent at the last
 stage that delays none of its users: the rows that the next step looks up go with the gradients of this step, since they
-are read after the update. Tensors that leave a device for one other device at one stage are packed, bitcast to words or
-bytes if their dtypes differ. Tensors that depend on an action of another worker are packed only with tensors that
-depend on the same action.
+are read after the update. Tensors for the same device at the same stage are packed, bitcast to words or bytes if their
+dtypes differ. Tensors that depend on an action of another worker are packed only with tensors that depend on the same
+action.
 
 Promises:
 - What the function computes does not change, nor its effects on variables, nor their order.
