@@ -227,7 +227,7 @@ class LargeVariables(Protocol):
 def savers_replaced(large: LargeVariables, written: Callable[[str], object] = lambda prefix: None) -> Iterator[None]:
     """A scope in which `large` writes and reads some variables of checkpoints, outside of functions.
 
-    `written` is called with the path of each checkpoint that was written.
+    `written` is called with the path of each written checkpoint.
     """
     # Private: checkpoints have no public hook for the writing of values; options are given to each call.
     saver = functional_saver.MultiDeviceSaver

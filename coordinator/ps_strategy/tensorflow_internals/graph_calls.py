@@ -166,10 +166,10 @@ def _only_call(body: Any) -> tuple[Any, Sequence[Any], Mapping[str, Any]] | None
 
 @contextlib.contextmanager
 def plain_loops_as(replace: Callable[[Any, Sequence[Any], Mapping[str, Any], Any], bool]) -> Iterator[None]:
-    """A scope in which loops over `tf.range` that make the same call each time, and no more, may be replaced.
+    """A scope in which loops over `tf.range` that only make the same call each time may be replaced.
 
-    `replace` takes the function that such a loop calls, its positional and keyword arguments, and the number of
-    iterations, a scalar. It adds operations in place of the loop, or returns False to keep the loop.
+    `replace` takes the called function, its positional and keyword arguments, and the number of iterations, a scalar.
+    It adds operations in place of the loop, or returns False to keep the loop.
     """
     # Private: AutoGraph calls this for each loop over `tf.range`; its public hook is only for types of objects.
     loop = control_flow._tf_range_for_stmt

@@ -114,17 +114,14 @@ def minimum_level() -> int:
 
 
 def set_minimum_level(level: int) -> None:
-    """Sets that level."""
+    """Sets the level below which C++ code logs nothing."""
     # Private: as above.
     _library()["_ZN4absl12lts_2025081414SetMinLogLevelENS0_18LogSeverityAtLeastE"](level)
 
 
 @contextlib.contextmanager
 def client_environment() -> Iterator[None]:
-    """A scope in which the environment is as the runtime needs it, and TensorFlow's logs are quiet.
-
-    Enter it before the first remote call.
-    """
+    """A scope with the environment that the runtime needs, and quiet TensorFlow logs. Enter it before remote calls."""
     wanted = {**_ENVIRONMENT, _PROXY: os.environ.get(_PROXY, "")}
     former = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
@@ -240,7 +237,7 @@ def bind_executor() -> Any:
 
 @contextlib.contextmanager
 def own_executor() -> Iterator[None]:
-    """A scope in which a thread without an executor has its own, so that an error does not outlive the scope."""
+    """A scope in which a thread without an executor has its own: an error does not outlive the scope."""
     # Keeping the object keeps the thread's executor.
     bound = bind_executor()
     try:
