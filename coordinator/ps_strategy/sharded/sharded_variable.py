@@ -34,7 +34,7 @@ from coordinator.ps_strategy.tensorflow_internals.unstored_variable import (
 
 @dataclasses.dataclass(frozen=True)
 class Routed:
-    """Rows by the part that they are in.
+    """Rows by their parts.
 
     Attributes:
       part: of each row, int32 [n].

@@ -298,7 +298,7 @@ def _input_places(node: Any, count: int) -> dict[str, slice]:
 
 
 def _must_compile(function: Any) -> bool:
-    # Reading a missing key would add it, without a value, to the function that is sent to the workers, and they refuse
+    # Reading a missing key would add it, without a value, to the function that is sent to the workers. These refuse
     # every function that calls such a function.
     return _COMPILED in function.attr and bool(function.attr[_COMPILED].b)
 

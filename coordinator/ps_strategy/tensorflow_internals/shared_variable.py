@@ -1,9 +1,8 @@
 """Variables that several workers read and change at the same time, and mutexes on their servers.
 
-- Additions (`make_shared`): no addition is lost, to a whole variable or to some rows, however many workers add at the
-  same time.
+- Additions (`make_shared`): no addition to a variable or its rows is lost, however many workers add at the same time.
 - Reads: a function that uses a scalar many times reads it once, as an optimizer uses its learning rate and its count of
-  updates for each variable of a model. Within `reads_replaced`, a rule answers reads with a copy that it has.
+  updates for each variable of a model. Within `reads_replaced`, a rule answers reads with its own copy.
 """
 
 import contextlib
