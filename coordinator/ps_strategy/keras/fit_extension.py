@@ -1,4 +1,4 @@
-"""What Keras' `fit`, `evaluate` and `predict` do for the models of a strategy that is open.
+"""Keras' `fit`, `evaluate` and `predict` for the models of an open strategy.
 
     Keras' loop                                        this package
       epoch iterator   one turn per `steps_per_execution`  FitExtension
@@ -10,9 +10,9 @@
       callbacks, progress bar, history: Keras' own
 
 Each batch of data on the client is trained on once per epoch (again, if its worker is lost before the step has
-finished). An epoch ends when all its steps have finished, and the logs at its end cover all of them.
+finished). An epoch ends when all its steps have finished; the logs at its end cover all of them.
 
-Models may be compiled with an update rule; `fit` trains them by it:
+Models may be compiled with an update rule, by which `fit` trains them:
 
     model.compile(optimizer=rule)     model.optimizer is the rule's Keras optimizer, for callbacks and for saving
     fit, each step                    pull, model.train_step, push; once more with a newer model if it is rejected
@@ -90,7 +90,7 @@ def keras_extended(strategy_class: type[Any], options: Options) -> Iterator[None
     with contextlib.ExitStack() as stack:
         stack.enter_context(row_lookups())
         stack.enter_context(row_updates(by_rows=options.sparse_updates == "rows"))
-        # After them, so that they see no gradient of a table.
+        # After `row_updates`, which then sees no gradient of a table.
         stack.enter_context(table_updates())
         extension = FitExtension(strategy_class)
         stack.enter_context(trainer_extended(extension))
@@ -99,7 +99,7 @@ def keras_extended(strategy_class: type[Any], options: Options) -> Iterator[None
 
 
 class FitExtension:
-    """Schedules the steps of `fit`, `evaluate` and `predict`; Keras' loop uses it (`patches.trainer_extended`)."""
+    """The scheduling of the steps of `fit`, `evaluate` and `predict`, for Keras' loop (`patches.trainer_extended`)."""
 
     def __init__(self, strategy_class: type[Any]) -> None:
         self._strategy_class = strategy_class
@@ -116,7 +116,7 @@ class FitExtension:
         return isinstance(strategy, self._strategy_class)
 
     def compile(self, model: keras.Model, optimizer: Any) -> Any:
-        """Returns what a model is compiled with, as `model.optimizer`; a rule is kept, for its steps."""
+        """Returns the optimizer that a model is compiled with; a rule is kept for the model's steps."""
         self._rules.pop(model, None)
         if not _is_rule(optimizer):
             return optimizer
@@ -155,12 +155,12 @@ class FitExtension:
 
         Args:
           strategy: the model's strategy.
-          x: anything that Keras takes, a per-worker dataset, a dataset function, or what `fitting` put in its place.
+          x: any data that Keras takes, a per-worker dataset, a dataset function, or the replacement by `fitting`.
           arguments: the other arguments of Keras' `EpochIterator`.
 
         Raises:
-          ValueError: labels or weights were given along with a per-worker dataset or a source; or the data is infinite,
-            and nothing counts the steps.
+          ValueError: labels or weights were given along with a per-worker dataset or a source; or the data is infinite
+            and its steps are not counted.
         """
         if callable(x):
             x = strategy.experimental_distribute_datasets_from_function(x)
@@ -176,7 +176,6 @@ class FitExtension:
         return self._turns_of_client(x, strategy, arguments, is_evaluation)
 
     def _turns_of_client(self, x: Any, strategy: Any, arguments: dict[str, Any], is_evaluation: bool) -> EpochIterator:
-        """Returns the turns for data that is read on the client."""
 
         def create_feed(dataset: tf.data.Dataset) -> Feed:
             batches = iter(dataset)
@@ -245,7 +244,7 @@ class FitExtension:
         return EpochIterator(create_feed, data, arguments)
 
     def _check_length(self, strategy: Any, arguments: dict[str, Any], is_infinite: bool, is_counted: bool) -> None:
-        """Warns of losses with data that end, once. Raises ValueError for endless data whose steps are not counted."""
+        """Warns once of losses with data that ends. Raises ValueError for endless data whose steps are not counted."""
         is_fit = "class_weight" in arguments
         if is_infinite and not is_counted:
             raise _endless("steps_per_epoch=" if is_fit else "steps=")
@@ -260,15 +259,15 @@ class FitExtension:
     def turn_function(self, model: keras.Model, kind: str) -> Callable[[Any], Any]:
         """Returns the function that is called for each turn of training, evaluation or prediction.
 
-        For the kinds `train` and `test`, it is called with a feed and returns logs; for `predict`, it is called with a
-        list of batches and returns outputs. Raises ValueError for models that `check_model` refuses.
+        For the kinds `train` and `test`, it takes a feed and returns logs; for `predict`, it takes a list of batches
+        and returns outputs. Raises ValueError for models that `check_model` refuses.
         """
         check_model(model)
         if kind == "predict":
             return self._prediction(model)
         if kind == "train":
             return _scheduled_function(model, self._train_step(model), None, is_training=True)
-        # On one device, so it takes batches of `PerReplica` values, too.
+        # Runs on one device, so it also takes batches of `PerReplica` values.
         test_step = model.test_step
         step = functools.wraps(test_step)(lambda batch: test_step(whole(batch)))
         shards = None
@@ -277,7 +276,7 @@ class FitExtension:
         return _scheduled_function(model, step, shards, is_training=False)
 
     def _train_step(self, model: keras.Model) -> Step:
-        """Returns what trains a model on a batch: its `train_step`, by its rule if it has one."""
+        """Returns the function that trains a model on a batch: its `train_step`, with its rule if it has one."""
         rule = self._rules.get(model)
         if rule is None:
             return on_replicas(model.train_step, model.distribute_strategy)
@@ -294,9 +293,9 @@ class FitExtension:
         steps = ModelSteps(model.predict_step, model.steps_per_execution)
 
         def run_turn(batches: Sequence[Any]) -> Any:
-            """Returns what `predict_step` returns for some batches, joined along the batch dimension, on the client."""
+            """Returns the results of `predict_step` for some batches, joined along the first axis, on the client."""
             _check_order(stateful, strategy)
-            # Keras passes the batches, but not the feed that they come from.
+            # Keras passes the batches, but not their feed.
             feed = self._latest_feed()
             if feed is not None and feed.last_read is batches[-1]:
                 future = feed.schedule_ahead(steps, batches)
@@ -330,7 +329,7 @@ def _scheduled_function(
         """Schedules one turn and returns the newest logs, which may be of an earlier turn.
 
         Takes a feed; or an iterator of batches (`train_on_batch`), whose turn is waited for. Raises StopIteration if no
-        batch is left, and what an earlier step raised.
+        batch is left, and errors of earlier steps.
         """
         is_feed = isinstance(feed, Feed)
         if not (is_feed and feed.has_own_data):
@@ -379,7 +378,7 @@ def _is_rule(optimizer: Any) -> bool:
 
 
 def _with_settling(rule: Any, callbacks: Any) -> Any:
-    """Returns the callbacks of a call of `fit`, with one more that has the rule settle.
+    """Returns the callbacks of a call of `fit` with one more, by which the rule settles.
 
     The rule settles when the steps of an epoch have finished: before validation, and before other callbacks.
     """
@@ -403,7 +402,7 @@ def _step_of(rule: Any, model: keras.Model) -> Step:
 
             @tf.function(autograph=False)
             def repeat() -> Any:
-                # The metrics have the examples already.
+                # The examples are already in the metrics.
                 with rule.pull() as version:
                     _, gradients = _logs_and_gradients(rule, model, batch, RepeatedStepScope)
                 return rule.push(gradients, version)
@@ -426,7 +425,7 @@ def _logs_and_gradients(
     """
 
     def train_step(part: Any) -> Any:
-        # A scope belongs to a thread, and each replica has one.
+        # A scope belongs to a thread, and each replica has its own thread.
         with scope():
             return model.train_step(part)
 

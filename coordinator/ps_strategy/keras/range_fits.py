@@ -2,9 +2,9 @@
 
 Each turn of Keras' loop schedules the steps of one range. A step reads the examples where it runs.
 
-The position in the data is in the folder of a backup of a model, next to the model. They are two files, and a program
-may end between them. So the file of positions has the last ones, each with the number of updates of the model that it
-belongs to, and is written before the model.
+A backup's folder contains the position in the data next to the model. They are two files, and a program may end between
+writing them. So the file of positions has the latest positions, each with the number of the model's updates, and is
+written before the model.
 """
 
 import contextlib
@@ -32,9 +32,8 @@ _logger = logging.getLogger("coordinator")
 
 # Larger arrays stay on the client: each worker would have to keep them in its memory. In bytes, of all together.
 _LARGEST_ARRAYS = 2**30
-# The positions in a backup's folder.
 _FILE = "positions.json"
-# One for the model that is there, one for the model before it (`double_checkpoint`), and one that is being written.
+# For the present model, the model before it (`double_checkpoint`), and a model that is being written.
 _KEPT = 3
 
 
@@ -43,7 +42,7 @@ class RangeData:
 
     Args:
       epochs: the epochs.
-      inputs: the arrays that their source has, nested as a batch is; None if the source reads its examples by itself.
+      inputs: the arrays of their source, nested like a batch; None if the source reads its examples by itself.
       has_own_seed: whether the seed of the epochs was chosen for them, at random.
       class_weight: the weight of the examples of each class, if the source reads its examples; see `Model.fit`.
 
@@ -51,7 +50,7 @@ class RangeData:
       epochs: as given, or with the seed of a backup.
       class_weight: as given, in the order of the classes.
       copies: variables with `inputs` on each worker, after `prepare`; None if the source reads its examples by itself.
-      batches_per_epoch, ranges_per_epoch, number_of_epochs: as the epochs say, in Keras' terms.
+      batches_per_epoch, ranges_per_epoch, number_of_epochs: the numbers of the epochs, in Keras' terms.
     """
 
     def __init__(
@@ -78,13 +77,13 @@ class RangeData:
         self.number_of_epochs = epochs.statistics().ranges // ranges
 
     def prepare(self, strategy: Any) -> None:
-        """Creates what steps read on the workers of a strategy."""
+        """Prepares the source, or creates the variables that steps read on the workers."""
         if self._inputs is None:
             self.epochs.source.prepare(strategy)
             return
 
         def copied(part: Any) -> Any:
-            # The number of rows is not in the shape, so that functions are traced once for arrays of any length.
+            # The shape leaves the number of rows open: functions are traced once for arrays of any length.
             shape = None if part is None else [None, *part.shape[1:]]
             return shape and tf.Variable(part, shape=shape, trainable=False, per_worker_variable=True, name="data")
 
@@ -92,9 +91,9 @@ class RangeData:
             self.copies = tf.nest.map_structure(copied, self._inputs)
 
     def restore(self, position: str) -> None:
-        """Continues from what `serialize` of the epochs has returned, perhaps in another program.
+        """Continues from a result of the epochs' `serialize`, perhaps of another program.
 
-        Raises ValueError if it is of other data or settings.
+        Raises ValueError if it belongs to other data or settings.
         """
         seed, settings = json.loads(position)["shuffle"], self.epochs.settings
         if self._has_own_seed and seed not in (None, settings.shuffle):
@@ -114,7 +113,7 @@ class RangeData:
 
 
 def _data_of_source(x: Source | Epochs, given: Mapping[str, Any], steps_per_execution: int) -> RangeData:
-    """Returns what `fit` trains on for a source or epochs. Raises ValueError if an argument does not go with them."""
+    """Returns the training data for a source or epochs. Raises ValueError if an argument does not go with them."""
     refused = [name for name in ("y", "sample_weight", "steps_per_epoch") if given.get(name) is not None]
     class_weight = given.get("class_weight")
     if given.get("validation_split"):
@@ -144,7 +143,7 @@ def _data_of_source(x: Source | Epochs, given: Mapping[str, Any], steps_per_exec
 
 
 def _data_of_arrays(x: Any, given: Mapping[str, Any], arguments: dict[str, Any]) -> RangeData | None:
-    """Returns what `fit` trains on for arrays; None for other data, and for arrays that the client had better read."""
+    """Returns the training data for arrays; None for other data, and for arrays that the client should read."""
     inputs_and_size = array_inputs(x, arguments)
     if inputs_and_size is None:
         return None
@@ -153,7 +152,7 @@ def _data_of_arrays(x: Any, given: Mapping[str, Any], arguments: dict[str, Any])
     shuffle = arguments.get("shuffle", True)
     if shuffle not in (True, False) or sum(part.nbytes for part in parts) > _LARGEST_ARRAYS or not len(parts[0]):
         return None
-    # Keras takes integers of NumPy, too.
+    # Keras takes NumPy's integers, too.
     batch_size, number = operator.index(batch_size), operator.index(given.get("epochs", 1))
     if number < 1:
         return None
@@ -164,7 +163,7 @@ def _data_of_arrays(x: Any, given: Mapping[str, Any], arguments: dict[str, Any])
 
 def _seed(shuffle: Any) -> int | None:
     if isinstance(shuffle, (bool, np.bool_)):
-        # `keras.utils.set_random_seed` decides it.
+        # `keras.utils.set_random_seed` seeds this.
         return random.randrange(2**31) if shuffle else None
     if not isinstance(shuffle, int):
         raise ValueError(f"shuffle must be True, False or a seed for a source, got {shuffle!r}.")
@@ -172,22 +171,22 @@ def _seed(shuffle: Any) -> int | None:
 
 
 class RangeFeed(Feed):
-    """Schedules the steps of one range at each turn.
+    """A feed that schedules the steps of one range at each turn.
 
     Guarantees:
     - An epoch of the loop ends when all ranges of the data's epochs up to this one are done. If a parameter server was
-      lost, it does again what was rolled back.
+      lost, ranges that were rolled back are done again.
     - A range counts when its steps have finished.
-    - After a recovery, the metrics of the model hold what they held at the checkpoint. They are in no checkpoint, and
-      would begin at zero. If the checkpoint is of another epoch of the loop, they begin at zero: the metrics of that
-      epoch were read when it ended.
+    - After a recovery, the model's metrics have their values at the checkpoint. No checkpoint contains metrics, and by
+      themselves they would begin at zero. They do so if the checkpoint is of another epoch of the loop: the metrics of
+      that epoch were read when it ended.
     """
 
     def __init__(self, data: RangeData, strategy: Any, model: keras.Model) -> None:
         super().__init__(strategy)
         self._data = data
         self._model = model
-        # The epoch of the data that the present epoch of the loop ends before; None before the first one.
+        # The present epoch of the loop ends before this epoch of the data; None before the first epoch.
         self._until: int | None = None
         self._ranges: Any = None
         self._positions: Any = None
@@ -196,7 +195,7 @@ class RangeFeed(Feed):
     def turns(self) -> Iterator[int]:
         """Begins the next epoch. Yields for each turn the place of its first batch in the epoch.
 
-        The place is 0 after a roll back to an earlier epoch. Raises what a step raised.
+        The place is 0 after a rollback to an earlier epoch. Raises errors of steps.
         """
         data, epochs = self._data, self._data.epochs
         self._until = (epochs.epoch if self._until is None else self._until) + 1
@@ -227,14 +226,14 @@ class RangeFeed(Feed):
         return self._until, [variable.numpy().tolist() for variable in self._model.metrics_variables]
 
     def deserialize(self, saved: Any) -> None:
-        """Assigns the values, if they are of this epoch."""
+        """Assigns the values if they are of this epoch."""
         until, values = saved
         if until == self._until:
             for variable, value in zip(self._model.metrics_variables, values, strict=False):
                 variable.assign(value)
 
     def reset(self) -> None:
-        """Leaves it to the recovery, which gives all variables their initial values."""
+        """Does nothing: the recovery gives all variables their initial values."""
 
     def hold(self) -> None:
         """Does nothing: metrics are read when no step runs."""
@@ -259,7 +258,7 @@ class _Fit:
 
 
 class RangeFits:
-    """The calls of `fit` that run: the epochs of ranges that they train on, and where these begin."""
+    """The running calls of `fit`: the epochs of ranges that they train on, and where these begin."""
 
     def __init__(self) -> None:
         # A callback of a `fit` may call another one.
@@ -299,7 +298,7 @@ class RangeFits:
     def iterator(self, strategy: Any, x: Any, arguments: dict[str, Any]) -> RangeIterator | None:
         """Returns the turns of the call of `fit` that has just begun; None if its data are not ranges."""
         fit = self._fits()[-1]
-        # Ranges have no order, which a layer with a state of sequences needs.
+        # A layer with a state of sequences needs an order, which ranges do not have.
         if fit.data is None and not stateful_layers(fit.model):
             fit.data = _data_of_arrays(x, fit.given, arguments)
         data = fit.data
@@ -313,7 +312,7 @@ class RangeFits:
 
     @contextlib.contextmanager
     def saving(self, model: keras.Model, folder: str) -> Iterator[None]:
-        """A scope in which a model is saved to a backup's folder: no step runs, and its position is saved before."""
+        """A scope in which a model is saved to a backup's folder: no step runs; its position is saved first."""
         with model.distribute_strategy.quiet():
             data = self._data_of(model)
             if data is not None:
@@ -321,10 +320,10 @@ class RangeFits:
             yield
 
     def restored(self, model: keras.Model, folder: str, epoch: int | None) -> int | None:
-        """Has `fit` continue with the position of a model that may have been read from the folder of a backup.
+        """Has `fit` continue at the position of a model that may have been read from a backup's folder.
 
-        Takes the epoch where Keras would begin, None for what `fit` was given. Returns where `fit` must begin, in the
-        same form. Raises ValueError if the position is of other data or settings.
+        Takes the epoch where Keras would begin, None for the argument of `fit`. Returns where `fit` must begin, in the
+        same form. Raises ValueError if the position belongs to other data or settings.
         """
         data = self._data_of(model)
         if data is None:
@@ -347,9 +346,9 @@ def _updates(model: keras.Model) -> int:
 
 
 def save_position(folder: str, updates: int, position: str) -> None:
-    """Saves a position, which `Epochs.serialize` has returned, in the folder of a backup.
+    """Saves a position, a result of `Epochs.serialize`, in a backup's folder. The model must be saved afterwards.
 
-    The model must be saved after it. `updates` is the number of updates that the model has had.
+    `updates` is the number of the model's updates.
     """
     tf.io.gfile.makedirs(folder)
     kept = [saved for saved in _positions(folder) if saved[0] != updates][1 - _KEPT :]
@@ -357,7 +356,7 @@ def save_position(folder: str, updates: int, position: str) -> None:
 
 
 def position_at(folder: str, updates: int) -> str | None:
-    """Returns the position of a model that has had this number of updates; None if it is not known."""
+    """Returns the position of a model with this number of updates; None if unknown."""
     return dict(_positions(folder)).get(updates)
 
 
