@@ -132,8 +132,8 @@ class FitExtension:
     def fitting(self, model: keras.Model, given: dict[str, Any]) -> Iterator[None]:
         """A scope for a call of `fit`; see `RangeFits.fitting`.
 
-        Raises ValueError also if the validation data is infinite and nothing counts its steps. Keras would look at it
-        only after the first epoch.
+        Also raises ValueError if the validation data is infinite and its steps are not counted: Keras would look at the
+        data only after the first epoch.
         """
         if given.get("validation_steps") is None:
             strategy, data = model.distribute_strategy, given.get("validation_data")
@@ -188,8 +188,8 @@ class FitExtension:
             return EvaluationFeed(shards, strategy, lambda: ClientFeed(shards.all_batches(), strategy))
 
         iterator = EpochIterator(create_feed, x, arguments)
-        # Without a cycle of references, what is left of the data is freed when Keras drops it. Until then, a dataset
-        # that is cached in a file cannot be read again.
+        # Without a cycle of references, the rest of the data is freed when Keras drops it. Until then, a dataset that
+        # is cached in a file cannot be read again.
         itself: Any = weakref.proxy(iterator)
         self._check_length(strategy, arguments, _is_infinite_dataset(x), is_counted=iterator.num_batches is not None)
         return iterator
@@ -421,7 +421,7 @@ def _logs_and_gradients(
 ) -> tuple[Any, list[Any]]:
     """Runs a model's `train_step` in a scope; returns its result, and the gradients, ordered as the rule's variables.
 
-    The gradients of several replicas are summed, on the worker.
+    The worker sums the gradients of several replicas.
     """
 
     def train_step(part: Any) -> Any:

@@ -244,11 +244,9 @@ class RangeFeed(Feed):
 
 @dataclasses.dataclass(eq=False)
 class _Fit:
-    """A call of `fit`: the model, and the arguments by name.
+    """A call of `fit`: the model, the arguments by name, and for ranges the data and the feed.
 
-    Attributes:
-      data: what it trains on, if that is ranges. For arrays, it is known when Keras asks for their turns.
-      feed: schedules the steps, if it trains on ranges.
+    For arrays, `data` is known when Keras asks for their turns.
     """
 
     model: keras.Model
@@ -268,8 +266,7 @@ class RangeFits:
     def fitting(self, model: keras.Model, given: dict[str, Any]) -> Iterator[None]:
         """A scope for a call of `fit`; arguments in `given` that Keras must get instead are changed.
 
-        Raises:
-          ValueError: an argument, or a layer with a state of sequences, does not go with a source or epochs.
+        ValueError: an argument, or a layer with a state of sequences, does not go with a source or epochs.
         """
         fit = _Fit(model, given)
         x = given.get("x")

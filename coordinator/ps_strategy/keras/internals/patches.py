@@ -1,12 +1,11 @@
-"""Functions of Keras 3 that are replaced while a strategy is open, and what else of its private API the library uses.
+"""Functions of Keras 3 that are replaced while a strategy is open, and other uses of its private API.
 
-`Model.fit`, `evaluate` and `predict` stay Keras' code, with its callbacks. They need two things from a strategy: an
-epoch iterator, and a function that is called for each turn of it. `FitExtension` provides both for the models of its
-strategies; other models are trained as usual. The models of these strategies are built from the type of their batches,
-where Keras would read the first batch, because not all data can be read twice; or, as Keras does without a strategy,
-while their first step is traced.
+`Model.fit`, `evaluate` and `predict` stay Keras' code, with its callbacks. They need an epoch iterator and a function
+for each of its turns. `FitExtension` provides both for the models of its strategies; other models are trained as usual.
+Keras builds a model from its first batch. The models of these strategies are built from the type of their batches,
+because not all data can be read twice; or, as in Keras without a strategy, while their first step is traced.
 
-Leaving the context managers restores Keras' own functions, unless other code has replaced them in the meantime.
+Leaving the context managers restores Keras' own functions, unless other code has replaced them in between.
 """
 
 import contextlib
@@ -385,10 +384,10 @@ def _build(stock_build: Callable[[Any], None], model: keras.Model, iterator: Any
 
 @contextlib.contextmanager
 def backups_extended(extension: Any) -> Iterator[None]:
-    """Has the callback save and restore the position in the data along with the model, for an extension's models.
+    """A scope in which the backup callback saves and restores the position in the data, for an extension's models.
 
-    `saving(model, folder)` is a scope in which a backup is written; `restored(model, folder, epoch)` is called when
-    there was a backup, or none, and returns the epoch to begin with.
+    `saving(model, folder)` is a scope in which a backup is written; `restored(model, folder, epoch)` is called whether
+    there was a backup or not, and returns the epoch to begin with.
     """
 
     def save(stock: Callable[..., Any], self: Any) -> None:

@@ -53,9 +53,9 @@ _ELEMENTWISE = {
 
 
 def updates_rows(optimizer: Any) -> bool:
-    """Returns True if what an optimizer does to a row depends only on this row of the gradient, slots and variable.
+    """Returns True if an optimizer's change of a row depends only on this row of the gradient, slots and variable.
 
-    Keras' elementwise optimizers are known for that; others say it with an attribute `updates_rows = True`.
+    Keras' elementwise optimizers are known; others declare it with an attribute `updates_rows = True`.
     """
     # A subclass may use an inherited `update_step`, or replace it.
     return bool(getattr(optimizer, "updates_rows", type(optimizer).update_step in _ELEMENTWISE))
