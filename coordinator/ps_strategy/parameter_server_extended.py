@@ -64,16 +64,8 @@ _logger = logging.getLogger("coordinator")
 class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
     """The hooks of `tf.distribute.StrategyExtended` for `ParameterServerStrategy`.
 
-    The base is the version 1 class because only it has `call_for_each_replica`, which `Strategy.run` calls.
-
-    Args:
-      strategy: the strategy that this belongs to.
-      parts: the strategy's; variables and tables that are created in the scope are registered there.
-      partitioner: divides variables into parts; None for none.
-
-    Attributes:
-      services: the parts, for the library's other folders.
-      client_functions: set by the strategy.
+    The base is the version 1 class because only it has `call_for_each_replica`, which `Strategy.run` calls. Variables
+    and tables that are created in the scope are registered in `parts`, which `services` gives to other folders.
     """
 
     client_functions: ClientFunctions

@@ -124,7 +124,6 @@ class ServerPolling:
         return {resource.name: round(resource.share, 4) for resource in self._record.resources()}
 
     def _poll(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Returns the result of a call; None if its server was lost, which the strategy notices by itself."""
         try:
             with own_executor():
                 return call(*arguments)
@@ -173,7 +172,6 @@ def _usage_of(
 
 
 def _processors_in(ranges: str) -> int:
-    """Returns how many numbers are in a list such as `0-3,8`."""
     ends = [(first, last or first) for first, _, last in (part.partition("-") for part in ranges.split(","))]
     return sum(int(last) - int(first) + 1 for first, last in ends)
 
@@ -245,17 +243,9 @@ class StrategyParts:
     def connected(
         cls, strategy_class: type[Any], cluster_resolver: Any, options: Options, exit_stack: contextlib.ExitStack
     ) -> "StrategyParts":
-        """Connects to a cluster and starts the threads.
+        """Connects to a cluster and starts the threads. `exit_stack` receives the callbacks that close the parts.
 
-        Args:
-          strategy_class: the class of the strategy, whose models Keras trains on the workers.
-          cluster_resolver: names the servers.
-          options: limits and times.
-          exit_stack: receives the callbacks that close the parts.
-
-        Raises:
-          RuntimeError: Keras does not run on TensorFlow.
-          Exception: what `Membership.connected` raises.
+        Raises RuntimeError if Keras does not run on TensorFlow, and errors of `Membership.connected`.
         """
         check_backend()
         exit_stack.enter_context(client_environment())

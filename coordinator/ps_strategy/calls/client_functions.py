@@ -133,11 +133,6 @@ class ClientArguments:
     when it is traced    (x, iterator, future)     the inputs of an operation: x, the handle of the future
     when it runs         (3.0, iterator, future)   the structure with their values
 
-    Args:
-      structure: the arguments.
-      futures: the futures whose handles are in use.
-      types: the types of results, by number.
-
     Attributes:
       inputs: the tensors.
       specs: the structure, with `tf.TypeSpec`s in place of the leaves that have tensors.
@@ -239,10 +234,8 @@ class ClientCalls:
 
     Python calls the handler of a signal on the main thread, after TensorFlow has returned. But it writes a byte for
     each signal immediately; a thread here reads it while the main thread is in TensorFlow. A SIGINT handler other than
-    Python's own, which raises `KeyboardInterrupt`, is not replaced: its purpose is not known.
-
-    Args:
-      wake: wakes the waits that were begun; each checks whether its call must end.
+    Python's own, which raises `KeyboardInterrupt`, is not replaced: its purpose is not known. `wake` wakes the waits
+    that were begun; each checks whether its call must end.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
@@ -343,13 +336,7 @@ class ClientCalls:
 
 
 class ClientFunctions:
-    """The methods that functions on the client call.
-
-    Args:
-      scheduler: the strategy's.
-      tracer: traces scheduled functions.
-      scope: returns the scope in which they are traced.
-      schedule: the strategy's method, which is not kept alive.
+    """The methods that functions on the client call. `schedule`, the strategy's method, is not kept alive.
 
     Attributes:
       futures: the futures whose handles are in use.
@@ -511,10 +498,7 @@ class ClientFunctions:
     def _schedule_when_free(
         self, call: ClientCall, schedule: Callable[[], Future], may_end: Callable[[], bool]
     ) -> Future | None:
-        """Waits for room and schedules, unless the call was cut. While the data `may_end`, waits for the result too.
-
-        Once the workers have endless data, it no longer waits for the result.
-        """
+        """Waits for room and schedules, unless the call was cut. While the data `may_end`, waits for the result too."""
         self._scheduler.wait_for_room(call.cut.done)
         if call.cut.done():
             return None
@@ -556,12 +540,10 @@ class ClientFunctions:
 
 
 def _components(result: Any) -> list[Any]:
-    """Returns the components of a result, or of its type, without None."""
     return [part for part in tf.nest.flatten(result, expand_composites=True) if part is not None]
 
 
 def _packed(spec: Any, values: Iterator[Any]) -> Any:
-    """Packs the next of `values` into a tensor or composite tensor."""
     parts = list(itertools.islice(values, len(_components(spec))))
     return tf.nest.pack_sequence_as(spec, parts, expand_composites=True)
 

@@ -94,7 +94,6 @@ class RetraceWarnings:
 
 
 def _causes(traces: list[list[_Trait]]) -> str:
-    """Describes what differs most from trace to trace; empty if nothing differs."""
     values: dict[tuple[str, str], dict[tuple[str, int], str]] = {}
     for place, what, advice, text, identity in itertools.chain(*traces):
         values.setdefault((place, what), {})[text, identity] = advice
@@ -305,7 +304,6 @@ def _type_of(value: Any) -> Any:
 
 
 def _fusion_key_of(function: TracedFunction, leaves: Sequence[Any]) -> FusionKey | None:
-    """Returns the fusion key for flattened arguments, with defaults, without futures."""
     if not function.may_be_fused or are_late(leaves):
         return None
     return FusionKey(function.token, tuple(map(_in_common, leaves)))
@@ -321,10 +319,7 @@ def _in_common(leaf: Any) -> Hashable:
 def _checked_arguments(
     args: Any, kwargs: Any, handles: PerWorkerHandles
 ) -> tuple[Sequence[Any], Mapping[str, Any], list[Future]]:
-    """Checks the arguments of a call; returns them with the futures among them.
-
-    A future belongs to this strategy if its function has the strategy's `handles`.
-    """
+    """Checks the arguments of a call; returns them with the futures among them, which must be this strategy's."""
     args = () if args is None else args
     kwargs = {} if kwargs is None else kwargs
     if not isinstance(args, list | tuple):
@@ -350,11 +345,7 @@ _OUTDATED = object()
 
 
 class FunctionTracer:
-    """The tracing of one strategy's functions.
-
-    Attributes:
-      cache: finds the calls of functions that were traced before.
-    """
+    """The tracing of one strategy's functions. `cache` finds the calls of functions that were traced before."""
 
     def __init__(self, handles: PerWorkerHandles) -> None:
         self._handles = handles
@@ -377,11 +368,7 @@ class FunctionTracer:
         self._trace_counts.forget()
 
     def call_of(self, fn: Any, args: Any, kwargs: Any, scope: _Scope) -> ScheduledCall:
-        """Traces a scheduled function; returns the call of it.
-
-        Raises:
-          Exception: see `ParameterServerStrategy.schedule`; also errors of the function while it is traced.
-        """
+        """Returns the call of a scheduled function; raises the errors of `schedule`, and of the function's trace."""
         args, kwargs, futures = _checked_arguments(args, kwargs, self._handles)
         args, kwargs = own_copy(tuple(args)), own_copy(dict(kwargs))
         traced_with = args, kwargs
@@ -460,10 +447,7 @@ class FunctionTracer:
 
 
 def _refuse_handles(function: TracedFunction) -> None:
-    """Raises TypeError if a function returns what exists only on its worker.
-
-    Sending a resource handle to the client would end the worker's process without an error.
-    """
+    """Raises TypeError if a function returns a handle: sending it to the client would end the worker's process."""
     for tensor in function.concrete.outputs:
         if tensor.dtype in (tf.resource, tf.variant):
             raise TypeError(

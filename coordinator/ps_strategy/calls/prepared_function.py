@@ -36,9 +36,7 @@ BROKEN_CONNECTION = (
 class PreparedFunction:
     """One function with a gate, see `gated_function`. Any thread may call every method.
 
-    Args:
-      name: for messages.
-      build: returns an object with the `concrete` function, or None if there is nothing to build.
+    `build` returns an object with the `concrete` function, or None if there is nothing to build.
 
     Attributes:
       built: the result of `build`; None until then.
@@ -76,8 +74,7 @@ class PreparedFunction:
         Args:
           worker: its index.
           builds: builds and prepares it.
-          inputs: tensors of the types and on the devices of later calls, without captures; or types, for values on the
-            client.
+          inputs: tensors on the devices of later calls, without captures; or types, for values on the client.
           prepare: calls `prepare_on` on the worker; it must not keep this object alive.
         """
         with self._lock:
@@ -93,7 +90,6 @@ class PreparedFunction:
         if is_built:
             builds.prepare(preparation)
         else:
-            # The first request builds it.
             builds.request(functools.partial(_build, reference, builds, preparation))
 
     def build_now(self) -> bool:
@@ -138,7 +134,6 @@ class PreparedFunction:
 
 
 def _build(reference: "weakref.ref[PreparedFunction]", builds: Builds, preparation: Preparation) -> None:
-    """Builds a function on the builder's thread, then has it prepared on one worker."""
     function = reference()
     if function is not None and function.build_now():
         builds.prepare(preparation)

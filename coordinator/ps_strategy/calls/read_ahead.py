@@ -29,19 +29,13 @@ Trace = Callable[[Any, tuple[Any, ...]], TracedFunction]
 
 
 class ReadAhead:
-    """The slots of all workers for one source.
+    """The slots of all workers for one source, `slots` per worker.
 
-    Args:
-      read: reads a range: `Source.read_range`.
-      slots: how many ranges each worker reads ahead.
-      trace: traces a `tf.function` for the types of its arguments, in the scope of the strategy.
-
-    Attributes:
-      spec: the `tf.TypeSpec`s of what `value_on` returns, in the same structure.
+    `read` is `Source.read_range`; `trace` traces a `tf.function` in the scope of the strategy. `spec` has the
+    `tf.TypeSpec`s of the result of `value_on`, in the same structure.
     """
 
     def __init__(self, read: Callable[[Any], Any], slots: int, trace: Trace) -> None:
-        # Traced for the workers of one strategy.
         self._read = trace(tf.function(read, autograph=False), (_RANGE,))
         self.spec = _RANGE, self._read.result_spec
         iterator = tf.data.IteratorSpec(self.spec)
@@ -56,14 +50,8 @@ class ReadAhead:
     def value_on(self, context: WorkerContext, choice: Choice, on_failure: Callable[[], None]) -> Any:
         """Returns a range and its examples, which stay on the worker, and begins to read other ranges.
 
-        Args:
-          context: the worker.
-          choice: the range to take, and the ranges to begin.
-          on_failure: called if no range that was begun on the worker will be read.
-
-        Raises:
-          ClosureCancelledError: the call was cancelled.
-          tf.errors.OpError: the range could not be read.
+        `on_failure` is called if no range that was begun on the worker will be read. Raises ClosureCancelledError, or
+        an OpError if the range could not be read.
         """
         context = context.on_cpu
         try:

@@ -40,8 +40,7 @@ _OF_TRANSPORT = re.compile(
     re.IGNORECASE,
 )
 _OF_PYTHON = "Traceback (most recent call last)"
-# The longest wait for an update of TensorFlow's server definition before an error is taken for the function's own, in
-# seconds.
+# The longest wait for an update of TensorFlow's server definition before a function's error is its own, in seconds.
 _SETTLING_TIMEOUT = 30.0
 
 
@@ -140,11 +139,7 @@ def failure_of(error: BaseException, parameter_server: ParameterServerLost | Non
     is lost; the error does not matter. The error's class decides only when all tasks are reachable, and its message
     only if both the transport and functions raise the class. Calls that this library cancels raise
     `ClosureCancelledError`; a `CancelledError` of TensorFlow comes from a server.
-
-    Args:
-      error: the error of the attempt.
-      parameter_server: the error that names a lost parameter server, if one is lost.
-      is_worker_lost: whether the worker that ran the attempt is lost.
+    `parameter_server` is the error that names a lost parameter server, if one is lost.
     """
     if isinstance(error, ClosureCancelledError):
         return Failure(FailureKind.CANCELLED, error)

@@ -79,21 +79,12 @@ class RenamedFunctions:
         self._renamed: dict[Any, concurrent.futures.Future[Any]] = {}
 
     def record_failure(self, concrete: Any, captures: Any) -> None:
-        """Records a failed call: a worker may still be preparing the function.
-
-        Args:
-          concrete: the function that `present` was called with.
-          captures: another object after each recovery of a parameter server.
-        """
+        """Records a failed call: a worker may still be preparing the function. After a recovery, `captures` differs."""
         with self._lock:
             self._failed[concrete] = captures
 
     def present(self, concrete: Any, captures: Any) -> Any:
-        """Returns the function to call: `concrete`, or an equal one under another name, the same for all workers.
-
-        Raises:
-          tf.errors.OpError: the servers could not be told of the new function.
-        """
+        """Returns the function to call: `concrete`, or an equal one under another name, the same for all workers."""
         with self._lock:
             failed = self._failed.get(concrete)
             must_rename = failed is not None and failed is not captures
@@ -195,15 +186,8 @@ def copy_to_client(value: Any, timeout: float | None = None) -> Any:
 class TracedFunction:
     """A concrete function that can run on any worker. Captured per-worker resources are bound at each call.
 
-    Args:
-      concrete: a `tf.types.experimental.ConcreteFunction`.
-      handles: the strategy's handles, which identify the per-worker resources among the captures.
-
-    Attributes:
-      token: identifies the function where it must not be kept alive.
-
-    Raises:
-      ValueError: it uses a variable of unknown shape, see `refuse_unknown_shapes`.
+    `token` identifies the function where it must not be kept alive. Raises ValueError for a function that uses a
+    variable of unknown shape, see `refuse_unknown_shapes`.
     """
 
     def __init__(self, concrete: Any, handles: PerWorkerHandles) -> None:
@@ -242,10 +226,7 @@ class TracedFunction:
     def call_on(self, context: WorkerContext, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         """Runs the function on a worker; its results stay there.
 
-        Raises:
-          ClosureInputError: a per-worker resource that it uses could not be created.
-          ClosureCancelledError: the call was cancelled.
-          tf.errors.OpError: it failed.
+        Raises ClosureInputError, ClosureCancelledError, or an OpError of the call.
         """
         return self._call_alone(context, self.inputs_on(context, args, kwargs or {}))
 
@@ -263,9 +244,7 @@ class TracedFunction:
     def inputs_on(self, context: WorkerContext, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """Returns the input tensors on a worker for these arguments, without captures.
 
-        Raises:
-          ClosureInputError: a per-worker resource among the arguments could not be created.
-          TypeError: the arguments do not match the function's signature.
+        Raises ClosureInputError if a per-worker resource cannot be created, TypeError for unsuitable arguments.
         """
         args, kwargs = tf.nest.map_structure(lambda leaf: _own_copy(leaf, context), (tuple(args), dict(kwargs)))
         resource_for = self.handles.resource_for
@@ -327,8 +306,7 @@ class TracedFunction:
     def call_fused(self, context: WorkerContext, inputs: StackedInputs) -> list[Any]:
         """Runs the steps of a fused call on a worker, in order. Raises what `call_on` raises.
 
-        Returns:
-          The result of each step, on the client: NumPy values, or composite tensors.
+        Returns the result of each step, on the client: NumPy values, or composite tensors.
         """
         columns = self._call_fused(context, inputs)
         results = zip(*columns, strict=True) if columns else [()] * inputs.length
@@ -364,7 +342,6 @@ class TracedFunction:
         return None
 
     def _call_one_by_one(self, context: WorkerContext, inputs: StackedInputs) -> list[Sequence[Any]]:
-        """Makes each step a call; returns the values of each flat output in all steps."""
         results = []
         for step in range(inputs.length):
             outputs = self._call_alone(context, inputs.of_step(step))
@@ -432,14 +409,10 @@ def _packed(concrete: Any) -> Any:
 
 
 def refuse_unknown_shapes(name: str, used: Sequence[Any]) -> None:
-    """Raises ValueError if a variable on a parameter server has a shape with unknown dimensions.
+    """Raises ValueError if one of the variables in `used` is on a parameter server and has unknown dimensions.
 
     A worker that gets such a variable's handle from another server ends without an error: TensorFlow's code there takes
     only known shapes. If the rank is unknown, the worker computes as if the variable were a scalar.
-
-    Args:
-      name: the function's name, for the message.
-      used: the objects that it uses, variables among them.
     """
     for variable in used:
         if not isinstance(variable, tf.Variable) or not is_on_parameter_server(variable.device):

@@ -86,11 +86,7 @@ def on_own_thread(name: str, call: Callable[[], Result]) -> concurrent.futures.F
 
 
 def call_within(seconds: float, name: str, call: Callable[[], Result]) -> Result:
-    """Calls a function on a new thread, and waits for its result or raises its error.
-
-    Raises:
-      TimeoutError: it has not returned within `seconds`. It keeps running.
-    """
+    """Calls a function on a new thread for at most `seconds`. TimeoutError: it has not returned, and keeps running."""
     called = on_own_thread(name, call)
     if not concurrent.futures.wait([called], seconds).done:
         raise TimeoutError(f"A call into TensorFlow has not returned in {seconds:g} s.")

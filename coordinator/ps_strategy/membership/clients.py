@@ -75,7 +75,6 @@ _RENEWALS_PER_TIMEOUT = 4
 _CHANNEL_OPTIONS = channel_options(1_000, detect_dead_host=False)
 _GOODBYE_OPTIONS = channel_options(500, detect_dead_host=False)
 
-# The names of the variables on each server.
 _LIST = "coordinator/clients"
 _MARKER = "coordinator/mark"
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -188,12 +187,10 @@ class ClientLease:
 
 @dataclasses.dataclass(frozen=True)
 class Client:
-    """A client, as other clients can find it.
+    """A client, as other clients can find it: `context_id` is the number by which servers know it.
 
-    Attributes:
-      context_id: the number by which servers know it.
-      address: `host:port` of its own server, which its workers call back.
-      host: the name of its machine: a loopback address is valid only there.
+    Its workers call back its own server at `address`, `host:port`. `host` is its machine's name: a loopback address is
+    valid only there.
     """
 
     context_id: int
@@ -204,14 +201,8 @@ class Client:
 def register(own: Client, device: str, address: str, timeout: float) -> None:
     """Frees the objects of ended clients on a server, and adds this client to the server's list, with its marker.
 
-    Args:
-      own: this client.
-      device: the name of the server, to which TensorFlow is connected, such as `/job:ps/replica:0/task:0`.
-      address: `host:port` of the server.
-      timeout: how long a former client may take to answer, and the server to free its context, in seconds.
-
-    Raises:
-      tf.errors.OpError: the server is gone.
+    `timeout`, in seconds, is for a former client to answer, and for the server to free its context. Raises OpError if
+    the server is gone.
     """
     with tf.device(f"{device}/device:CPU:0"):
         tf.raw_ops.AssignVariableOp(resource=marker_of(own.context_id), value=True)
@@ -279,12 +270,7 @@ def encode_clients(clients: list[Client]) -> bytes:
 
 
 class Goodbye:
-    """The deletion of this client's markers when the process ends, unless an error ends it.
-
-    Attributes:
-      addresses: `host:port` of the servers that have a marker.
-      is_withheld: leave the markers where they are.
-    """
+    """The deletion of this client's markers on `addresses` when the process ends, unless an error ends it."""
 
     def __init__(self, context_id: int, timeout: float) -> None:
         self.addresses: set[str] = set()
@@ -316,7 +302,6 @@ def _is_ended_by_error() -> bool:
     if traceback is None:
         return False
     frame = traceback.tb_frame
-    # `python program.py`, and `python -m module`.
     return frame.f_code.co_name == "<module>" or frame.f_globals.get("__name__") == "runpy"
 
 
@@ -335,12 +320,9 @@ def delete_markers(context_id: int, addresses: Collection[str], timeout: float) 
 
 
 class ServedClients:
-    """The clients of a TensorFlow server. One thread may call `have_ended`; any thread may call `living`.
+    """The clients of a `tf.distribute.Server`. One thread may call `have_ended`; any thread may call `living`.
 
-    Args:
-      target: the target of the `tf.distribute.Server`, such as `grpc://localhost:2222`.
-      task: the server's name, such as `/job:worker/task:0`.
-      timeout: how long a client may take to answer, in seconds.
+    `target` is such as `grpc://localhost:2222`, `task` such as `/job:worker/task:0`.
     """
 
     def __init__(self, target: str, task: str, timeout: float) -> None:
@@ -390,11 +372,8 @@ def join_as_client(definition: ClusterDefinition) -> str:
 
     If the address belongs only to this machine, the server refuses connections from other machines. TensorFlow cannot
     stop this server, which workers call back. So a process keeps the server of its first strategy, and logs a warning
-    if another address is reserved for it.
-
-    Raises:
-      RuntimeError: this process is connected to a cluster already.
-      LaunchError: the address that the specification reserves for the client is in use.
+    if another address is reserved for it. Raises RuntimeError if this process is connected to a cluster already,
+    LaunchError if the reserved address is in use.
     """
     current = current_server_def()
     if current is None:

@@ -42,11 +42,8 @@ _logger = logging.getLogger("coordinator")
 class Connection:
     """A connection to a server. This client's objects on the server are lost with it, and with the server's process.
 
-    Attributes:
-      incarnation: the random number that the server drew when it started.
-      number: unique among the connections of this cluster.
-      since: when the connection was made, on the `time.monotonic` clock.
-      calling_device: the device, relative to the server, on which functions are called.
+    `number` is unique in this cluster; `since` is on the `time.monotonic` clock. Functions are called on
+    `calling_device`, relative to the server.
     """
 
     incarnation: int
@@ -63,16 +60,12 @@ def plan_change(
 ) -> tuple[dict[Task, Connection], dict[Task, int]] | None:
     """Decides which servers TensorFlow is connected to next: the servers that answer.
 
-    Args:
-      connected: the connections to keep.
-      adding: further servers to connect to.
-      answering: the incarnations of the servers that answer, without parameter servers that have lost their variables.
-      parameter_servers: all parameter servers of the cluster.
+    `connected` has the connections to keep, `adding` further servers; `answering` the incarnations of the servers that
+    answer, without parameter servers that have lost their variables.
 
-    Returns:
-      The connections that stay, and the incarnations of the servers that get a new connection. None while nothing may
-      change: a connected parameter server does not answer, and TensorFlow would take it for a new one and drop its
-      variables; or only some parameter servers would be connected, and the others might stay unknown to them.
+    Returns the connections that stay, and the incarnations of the servers that get a new connection. None while nothing
+    may change: a connected parameter server does not answer, and TensorFlow would take it for a new one and drop its
+    variables; or only some parameter servers would be connected, and the others might stay unknown to them.
     """
     kept = {task: connection for task, connection in connected.items() if answering.get(task) == connection.incarnation}
     new = {task: answering[task] for task in {*connected, *adding} - set(kept) if task in answering}
@@ -87,10 +80,8 @@ class ClusterChanges:
     """Updates of TensorFlow's server definition; one thread at a time may use it.
 
     If a server needs longer than `patience`, in seconds, to end what it runs for this client, its connections are shut
-    down. For `client_timeout` see `update_server_def`.
-
-    Attributes:
-      addresses: `host:port` of the servers in the current server definition. Some may have been lost since.
+    down. For `client_timeout` see `update_server_def`. `addresses` has the servers in the current server definition;
+    some may be lost.
     """
 
     _in_progress: ClassVar[concurrent.futures.Future[None] | None] = None
@@ -108,10 +99,8 @@ class ClusterChanges:
     def apply(self, addresses: Mapping[Task, str]) -> None:
         """Connects to exactly these servers.
 
-        Raises:
-          tf.errors.DeadlineExceededError: this change, or the previous one, takes too long. It may still succeed.
-          tf.errors.CancelledError: `close` was called.
-          tf.errors.OpError: a server does not answer.
+        Raises DeadlineExceededError if this change, or the previous one, takes too long: it may still succeed. Raises
+        CancelledError after `close`, and another OpError if a server does not answer.
         """
         if ClusterChanges._in_progress is not None:
             self._wait(ClusterChanges._in_progress)
@@ -140,11 +129,7 @@ class ClusterChanges:
         self.addresses = dict(addresses)
 
     def hurry(self) -> float:
-        """Limits the patience, also of a change in progress, because the strategy is being closed.
-
-        Returns:
-          The longest time that a change may take from now on, in seconds.
-        """
+        """Limits the patience, because the strategy is being closed; returns the seconds that a change may take now."""
         self._patience = min(self._patience, PATIENCE_AT_CLOSE)
         return 5 * self._patience
 

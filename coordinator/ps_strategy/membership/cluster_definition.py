@@ -46,13 +46,7 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class ClusterDefinition:
-    """The servers of a cluster.
-
-    Attributes:
-      addresses: `host:port` of each worker and parameter server.
-      client_address: `host:port` that the specification reserves for the client, or None.
-      protocol: of the servers, such as `grpc`.
-    """
+    """The servers of a cluster. `client_address` is `host:port` that the specification reserves for the client."""
 
     addresses: Mapping[Task, str]
     client_address: str | None
@@ -62,9 +56,8 @@ class ClusterDefinition:
     def from_resolver(cls, resolver: Any) -> "ClusterDefinition":
         """Reads and checks the cluster of a resolver.
 
-        Raises:
-          TypeError: it is not a `tf.distribute.cluster_resolver.ClusterResolver`.
-          ClusterSpecError: it describes a cluster that cannot work, or this process is not its client.
+        Raises TypeError for another object, ClusterSpecError if the cluster cannot work or this process is not its
+        client.
         """
         if not isinstance(resolver, tf.distribute.cluster_resolver.ClusterResolver):
             raise TypeError(
@@ -168,11 +161,7 @@ def _check_own_task(job: str | None, index: int | None, client_job: str) -> None
 
 
 def check_address(task: Task, address: str, others: Mapping[Task, str]) -> None:
-    """Checks the index and the address of a task.
-
-    Raises:
-      ClusterSpecError: the address is not `host:port`, or another of these tasks has it; or it is one worker too many.
-    """
+    """Checks the index and the address of a task; raises ClusterSpecError if another task has the address."""
     if task.job == "worker" and task.index >= MAX_WORKERS:
         raise ClusterSpecError(f"{task} is one too many: a cluster has at most {MAX_WORKERS} workers, from index 0 on.")
     try:

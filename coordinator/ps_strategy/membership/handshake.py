@@ -44,9 +44,7 @@ class SentinelVariables:
     again only after a pause. So sentinels are read before such an update too.
 
     Sentinels are identified by the numbers of the connections to their servers. Servers are asked in parallel.
-
-    Args:
-      longest_call: how long to wait for one answer, in seconds; longer than a frozen server is waited for.
+    `longest_call`, in seconds, is longer than a frozen server is waited for.
     """
 
     def __init__(self, longest_call: float) -> None:
@@ -59,11 +57,8 @@ class SentinelVariables:
     def place(self, devices: Mapping[int, str]) -> set[int]:
         """Creates missing sentinels, and forgets the sentinels of servers that are no longer connected.
 
-        Args:
-          devices: the names of all connected servers, by the numbers of the connections.
-
-        Returns:
-          The numbers of the connections that were lost before their sentinel was created.
+        `devices` has the names of all connected servers, by the numbers of the connections. Returns the numbers of
+        connections that were lost first.
         """
 
         def create(number: int) -> tf.Variable:
@@ -117,7 +112,6 @@ class SentinelVariables:
         return concrete is not None and _succeeds(None, concrete, self._longest_call)
 
     def _trace(self, function: Callable[[Sequence[tf.Variable]], Any], numbers: Sequence[int]) -> Any | None:
-        """Traces a function of the sentinels of these servers; returns None if a server was lost."""
         sentinels = [self._sentinels[number] for number in numbers if number in self._sentinels]
         if len(sentinels) < len(numbers):
             return None
@@ -159,7 +153,7 @@ class SentinelVariables:
 
 
 def _round_trips(sentinels: Sequence[tf.Variable]) -> Any:
-    """Adds to a function a message to the server of each sentinel, and the answers. Returns a scalar, which is true."""
+    """Adds a message to each sentinel's server, and the answers, to a function. Returns a scalar, which is true."""
     sent = tf.timestamp() > 0.0
     answers = []
     for sentinel in sentinels:
@@ -204,14 +198,10 @@ def _succeeds(device: str | None, concrete: Any, seconds: float) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class WorkerDevices:
-    """The computing devices of a worker, its replicas.
+    """The computing devices of a worker, its replicas: `count` devices of the `kind` `CPU` or `GPU`.
 
     A function is traced once for all workers. If a worker has several replicas, the function contains their names. So
     all workers must have the same devices, and a worker with others takes no part.
-
-    Attributes:
-      kind: `CPU` or `GPU`.
-      count: how many.
     """
 
     kind: str
@@ -249,9 +239,7 @@ def calling_device(names: Sequence[str]) -> str:
 class Handshake:
     """The checks of new servers. One thread at a time may call `admit`.
 
-    Attributes:
-      refused: the incarnations of the servers that take no part, and what to raise about each.
-      devices: the devices that each worker has; None while no worker has answered.
+    `refused` has the incarnations of refused servers, with the errors. `devices` is None until a worker has answered.
     """
 
     def __init__(self, client: Client, options: Options) -> None:
@@ -304,11 +292,9 @@ class Handshake:
 
 
 def check_version(device: str, address: str, *, is_error: bool) -> None:
-    """Compares the TensorFlow versions of a connected server and of this program; logs a warning if they differ.
+    """Compares the TensorFlow versions of a connected server and of this program; warns if they differ.
 
-    Raises:
-      VersionMismatchError: the server runs another release, and `is_error`.
-      tf.errors.UnavailableError: the server is gone.
+    Raises VersionMismatchError if they differ and `is_error`, UnavailableError if the server is gone.
     """
     theirs, ours = graph_version(device), tf.version.GRAPH_DEF_VERSION
     if theirs == ours:
@@ -327,11 +313,7 @@ def check_version(device: str, address: str, *, is_error: bool) -> None:
 
 
 def graph_version(device: str) -> int | None:
-    """Returns the version of the graphs that a server writes; None if its TensorFlow writes them in another way.
-
-    Raises:
-      tf.errors.UnavailableError: the server is gone.
-    """
+    """Returns the version of the graphs that a server writes; None if its TensorFlow writes them in another way."""
     try:
         # The constants are created on the server too: the first operation that this process computes takes much longer.
         with tf.device(f"{device}/device:CPU:0"):

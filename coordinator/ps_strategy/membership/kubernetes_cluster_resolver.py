@@ -60,12 +60,7 @@ class KubernetesPods:
         self._is_interrupted = False
 
     def list(self) -> dict[int, str]:
-        """Lists the pods; returns their addresses by index.
-
-        Raises:
-          ConnectionError: the API server did not answer, or refused.
-          ValueError: a pod has no index or no name in DNS.
-        """
+        """Lists the pods; returns their addresses by index. Raises what `wait_changed` raises."""
         self._is_interrupted = False
         self._read_list()
         self._returned = self._addresses()
@@ -74,9 +69,8 @@ class KubernetesPods:
     def wait_changed(self) -> dict[int, str]:
         """Waits until the addresses have changed since the last return, or for about 30 s, and returns them.
 
-        Raises:
-          ConnectionError: the API server did not answer, or refused; the next call tries again.
-          ValueError: a pod has no index or no name in DNS.
+        Raises ConnectionError if the API server does not answer, or refuses: the next call tries again. Raises
+        ValueError if a pod has no index or no name in DNS.
         """
         try:
             if self._version is None:

@@ -50,7 +50,6 @@ Value = TypeVar("Value")
 
 _logger = logging.getLogger("coordinator")
 
-# What happened to a server, for messages.
 _GONE = "does not answer"
 _RESTARTED = "was restarted, or not heard from for long, and lost what this program had there"
 # The longest list of servers in a message.
@@ -65,12 +64,7 @@ class Membership:
     Any thread may call every method. One change of the connections is made at a time. `_turn` is held during a change,
     also while servers are asked: their answers decide the change. So `_turn` is never taken while another lock is held,
     nor by a method that only reads, only asks, or adds a worker. Reading needs no lock: a dictionary is replaced as a
-    whole.
-
-    Args:
-      definition: the servers at the beginning. The parameter servers stay; workers come and go.
-      client_address: `host:port` of this process's own TensorFlow server.
-      options: time limits.
+    whole. `client_address` is `host:port` of this process's own TensorFlow server.
 
     Attributes:
       settled: cleared during an update of the server definition. An update can destroy variables; check after it.
@@ -118,10 +112,7 @@ class Membership:
     def connected(cls, definition: ClusterDefinition, options: Options) -> "Membership":
         """Makes this process the client of a cluster, and connects to the servers.
 
-        Raises:
-          RuntimeError: this process is connected to a cluster already.
-          LaunchError: the address that the specification reserves for the client is in use.
-          Exception: what `connect` raises.
+        Raises the errors of `join_as_client` and `connect`.
         """
         own_address = join_as_client(definition)
         membership = cls(definition, own_address, options)
@@ -157,10 +148,8 @@ class Membership:
     def begin_attempt(self, worker: int) -> Connection | None:
         """Returns the connection for the caller's next call to a worker; None if there is none.
 
-        `is_attempt_lost` and `disconnect` refer to this connection, even after the worker was reconnected.
-
-        Raises:
-          StrategyClosedError: the program has reset TensorFlow.
+        `is_attempt_lost` and `disconnect` refer to this connection, even after the worker was reconnected. Raises
+        StrategyClosedError if the program has reset TensorFlow.
         """
         connection = self._attempted[worker] = self._present.get(_worker(worker))
         if self._context.is_replaced:
@@ -323,18 +312,12 @@ class Membership:
     def add_worker(self, worker: int, address: str) -> None:
         """Adds a worker; `reconnect` connects to it.
 
-        Raises:
-          ValueError: the address is not valid, or a server of the cluster has it.
-          StrategyClosedError: `close` was called.
+        Raises ValueError for an invalid address or one that a server has, and StrategyClosedError after `close`.
         """
         self._add(_worker(worker), address)
 
     def move_worker(self, worker: int, address: str) -> None:
-        """Changes the address of a worker. Its calls fail, and `reconnect` connects to it at the new address.
-
-        Raises:
-          Exception: what `add_worker` raises.
-        """
+        """Changes the address of a worker. Its calls fail, and `reconnect` connects to it at the new address."""
         with self._turn:
             task = _worker(worker)
             check_address(task, address, self._addresses)
@@ -342,11 +325,7 @@ class Membership:
             self._add(task, address)
 
     def move_parameter_server(self, index: int, address: str) -> None:
-        """Changes the address of a parameter server, which counts as lost until it is reconnected there.
-
-        Raises:
-          Exception: what `add_worker` raises.
-        """
+        """Changes the address of a parameter server, which counts as lost until it is reconnected there."""
         with self._turn:
             task = self._parameter_servers[index]
             with self._lock:
@@ -387,8 +366,6 @@ class Membership:
     def __repr__(self) -> str:
         return f"<Membership: connected to {', '.join(map(str, sorted(self._present)))}>"
 
-    # The addresses of servers.
-
     def _add(self, task: Task, address: str) -> None:
         with self._lock:
             self._set_address(task, address, "added")
@@ -414,8 +391,6 @@ class Membership:
             self._probes = _without(self._probes, [task])
         self._heartbeat.forget(address)
         probe.close()
-
-    # What servers answer.
 
     def _probe(self, tasks: Iterable[Task]) -> dict[Task, TaskStatus]:
         """Asks servers in parallel for their status. Returns the answers by server."""
@@ -457,7 +432,6 @@ class Membership:
         }
 
     def _is_stale(self, task: Task, address: str, connection: Connection) -> bool:
-        """Returns True if a worker was silent after it was connected."""
         return task.job == "worker" and self._heartbeat.state(address).last_silence > connection.since
 
     def _seems_connected(self, task: Task) -> bool:
@@ -472,8 +446,7 @@ class Membership:
     def _broken_links(self, sources: Collection[Task], targets: Collection[Task]) -> list[tuple[Task, str]]:
         """Asks servers in parallel whether they reach others, except servers that do not answer the client.
 
-        Returns:
-          For each pair of a source and a target that it does not reach: the source, and words with both addresses.
+        Returns the source of each broken pair, and words with both addresses.
         """
         addresses = self._addresses
         answering = {
@@ -506,8 +479,6 @@ class Membership:
             obstacle = self._heartbeat.state(address).obstacle or find_obstacles([address])[address]
             what = f"{_GONE}: {obstacle.value}"
         return f"{address} {what}"
-
-    # The first connection.
 
     def _connect_once(self) -> list[Task]:
         """Connects to the servers that answer. Returns the awaited servers: workers are all awaited, or none is."""
@@ -565,8 +536,8 @@ class Membership:
     def _change(self, without: Collection[Task] = (), adding: Collection[Task] = ()) -> bool:
         """Disconnects from the servers `without`, and connects to the servers `adding` if they answer.
 
-        Returns:
-          True if TensorFlow's server definition was updated. If not, no connection is new, and lost ones are dropped.
+        Returns True if TensorFlow's server definition was updated; otherwise no connection is new, lost ones are
+        dropped.
         """
         self._present = present = _without(self._present, without)
         statuses = self._probe({*present, *adding})
@@ -650,12 +621,7 @@ def _worker(index: int) -> Task:
 
 @dataclasses.dataclass(frozen=True)
 class ParameterServer:
-    """A task that holds variables.
-
-    Attributes:
-      index: its task index.
-      device: its name, such as `/job:ps/replica:0/task:0`.
-    """
+    """A task that holds variables; its `device` is a name such as `/job:ps/replica:0/task:0`."""
 
     index: int
     device: str

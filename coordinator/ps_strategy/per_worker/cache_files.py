@@ -32,9 +32,7 @@ _COMPLETE = ".index"
 def own_file(file: Any, owner: Any) -> Any:
     """Returns the name of a new dataset's cache file on the device that runs this: a complete file, or a new one.
 
-    Args:
-      file: the program's name for the file, a string scalar.
-      owner: names the worker, and its share of the data, a string scalar.
+    `file` is the program's name for it; `owner` names the worker and its share of the data. Both are string scalars.
     """
     begin = tf.strings.join([file, ".", owner, "."])
     found = tf.io.matching_files([_escaped(file) + _COMPLETE, _escaped(begin) + "*" + _COMPLETE])

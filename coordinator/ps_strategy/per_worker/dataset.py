@@ -44,7 +44,6 @@ _CALLING = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 # Parts of the names of other operations that use an iterator, or return it.
 _UNKNOWN = ("Iterator", "Identity", "Switch", "Merge")
 
-# The format of saved positions.
 _VERSION = 1
 # TensorFlow's number for: state outside of the iterator, such as a lookup table, is not saved.
 _WITHOUT_EXTERNAL_STATE = 1
@@ -82,9 +81,7 @@ def _taken_by(node: Any, handle: str, functions: Mapping[str, Any]) -> float:
 class _Position(NamedTuple):
     """The position of one worker's iterator.
 
-    Attributes:
-      taken: the most elements that were taken before; infinite if unknown.
-      state: the iterator, serialized by TensorFlow.
+    `taken` is the most elements that were taken before, infinite if unknown; TensorFlow serialized `state`.
     """
 
     taken: float
@@ -161,11 +158,7 @@ class IteratorPositions:
         return json.dumps(own | {"positions": positions})
 
     def from_json(self, text: Any, name: str) -> None:
-        """Replaces the saved positions by the result of a `to_json`.
-
-        Raises:
-          ValueError: it is for another number of workers, other elements, or another format.
-        """
+        """Replaces the saved positions by the result of a `to_json`; ValueError: for other workers or elements."""
         saved = json.loads(text if isinstance(text, str) else bytes(text))
         if saved.get("version") != _VERSION:
             raise ValueError(
@@ -335,8 +328,7 @@ class PerWorkerIterator(_PerWorkerElements, tf.train.experimental.PythonState):
     def deserialize(self, text: Any) -> None:
         """Continues at the positions of a `serialize`; TensorFlow calls it to restore a checkpoint.
 
-        Raises:
-          ValueError: they are for another number of workers or other data; the message says what differs.
+        Raises ValueError if they are for another number of workers or other data.
         """
         self.positions.from_json(text, self.name)
         self.failed.clear()

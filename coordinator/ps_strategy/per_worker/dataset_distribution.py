@@ -63,12 +63,8 @@ class InputShare(NamedTuple):
 class InputShares:
     """The shares of the workers of one strategy.
 
-    Args:
-      workers: the indices of the first workers.
-      present: returns the indices of the present workers, among which the data is divided; None to keep the shares.
-
-    Attributes:
-      may_change: whether the share of a worker may change.
+    `workers` are the indices of the first workers; `present` returns the present workers' indices, None to keep the
+    shares.
     """
 
     def __init__(self, workers: Sequence[int], present: Callable[[], Sequence[int]] | None = None) -> None:
@@ -136,7 +132,6 @@ def divided_among_replicas(dataset: tf.data.Dataset, replicas: int) -> tf.data.D
 
 
 def _element(parts: tuple[Any, ...]) -> Any:
-    """Returns the element that a dataset passes to a function as these arguments."""
     return parts[0] if len(parts) == 1 else parts
 
 
@@ -221,12 +216,7 @@ def _draws_value(node: Any) -> bool:
 
 @dataclasses.dataclass(eq=False)
 class DatasetDistribution:
-    """The distribution of datasets over the workers.
-
-    Attributes:
-      trace: traces a function without arguments; returns the `calls.TracedFunction`.
-      replicas: the number of replicas of a worker.
-    """
+    """The distribution of datasets over the workers. `trace` returns the `calls.TracedFunction` of a function."""
 
     shares: InputShares
     trace: Callable[[Callable[[], Any]], Any]
@@ -307,10 +297,6 @@ class _TracedShares:
     """A dataset function, traced for each share of the data that changes what it reads.
 
     `trace` traces the function with an input context; `shares` are the shares that are needed now.
-
-    Attributes:
-      element_spec: the common type of the elements.
-      reads_share: whether the function reads something of its share.
     """
 
     def __init__(
@@ -417,7 +403,6 @@ def _checked(
 
 
 def _common_element_spec(name: str, specs: Sequence[Any]) -> Any:
-    """Returns the common type of the elements of all workers' datasets; shapes may differ."""
 
     def common(first: Any, *others: Any) -> Any:
         spec = first.most_specific_common_supertype(others)

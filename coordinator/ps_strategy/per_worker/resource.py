@@ -58,8 +58,6 @@ class WorkerContext:
       device: the full name of its CPU.
       calling_device: the full name of the device on which functions are called: its first GPU, otherwise its CPU.
       connection_number: the number of the connection, which changes whenever the worker has lost its state.
-      cancellation: cancels the calls of this piece of work.
-      builds: the functions that are built in the background.
       constants: scalars on the worker, by value; dropped with the connection.
     """
 
@@ -117,14 +115,9 @@ class PerWorkerResource:
         self.copies: dict[int, _Copy] = {}
 
     def value_on(self, context: WorkerContext) -> Any:
-        """Returns this worker's copy, and creates it if necessary.
-
-        Raises:
-          ClosureInputError: it could not be created; the cause says why.
-        """
+        """Returns this worker's copy, creates it if necessary; raises ClosureInputError with the cause if it cannot."""
         worker = context.index
         copy = self.copies.get(worker, _NO_COPY)
-        # The usual case calls nothing.
         if copy.connection == context.connection_number and (
             self._share_of is None or self._share_of(worker) == copy.share or not self._may_begin_again(worker)
         ):
@@ -226,10 +219,8 @@ class WorkerCopies:
     def run_on_live(self, work: Callable[[WorkerContext], object], what: str) -> None:
         """Runs work on every worker that is not lost, and waits until it has ended there or the worker was lost.
 
-        Raises:
-          RuntimeError: on a worker's thread.
-          tf.errors.UnavailableError: a parameter server was lost first.
-          Exception: the error of the work.
+        Raises RuntimeError on a worker's thread, UnavailableError if a parameter server was lost first, and errors of
+        the work.
         """
         cluster = self._scheduler.cluster
         cluster.refuse_worker_thread(f"A method that has the workers {what}")
@@ -368,7 +359,6 @@ def worker_number(name: str, handles: PerWorkerHandles, of: Callable[[WorkerCont
     return read
 
 
-# Reads a variable on every worker.
 _ReadOnAll = Callable[[PerWorkerResource], list[Any]]
 
 

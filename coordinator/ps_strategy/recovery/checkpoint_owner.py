@@ -80,12 +80,7 @@ class CheckpointOwner:
         self._directory = None
 
     def require(self) -> None:
-        """Checks that this client still owns the directory.
-
-        Raises:
-          CheckpointsTakenOver: another client owns it.
-          tf.errors.OpError: the record cannot be read.
-        """
+        """Raises CheckpointsTakenOver if another client owns the directory, OpError if the record cannot be read."""
         directory = self._directory
         record = None if directory is None else _record_in(directory)
         # A missing record means that somebody has emptied the directory. Its next owner may be writing a new one.
@@ -143,7 +138,6 @@ def _record_in(directory: str) -> dict[str, Any] | None:
             record = json.loads(file.read())
         return {**record, "number": str(record["number"]), "former": [*map(str, record["former"])]}
     except (tf.errors.NotFoundError, tf.errors.FailedPreconditionError, ValueError, TypeError, KeyError):
-        # The file is missing or damaged, or its folder is no folder.
         return None
 
 

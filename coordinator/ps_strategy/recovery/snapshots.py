@@ -153,7 +153,6 @@ class BlockCheckpoints:
         on_each_server([saved.variable.device for saved in variables], "restore", read_on)
 
     def _files(self, variable: Any) -> Iterator[tuple[Block, ...]]:
-        """Returns the blocks of each file of a variable."""
         blocks = blocks_of(variable.shape.as_list(), variable.dtype.size, self._memory // _BLOCKS_IN_MEMORY)
         while file := tuple(itertools.islice(blocks, _BLOCKS_IN_FILE)):
             yield file
@@ -162,15 +161,10 @@ class BlockCheckpoints:
 def on_each_server(
     devices: Sequence[str], verb: str, call: Callable[[str, str, threading.Event], list[str]]
 ) -> list[str]:
-    """Calls a function for each of some servers at the same time, and returns the joined lists that it returned.
+    """Calls a function for each of some servers at the same time; joins the returned lists.
 
-    Args:
-      devices: of the servers; a device may occur several times.
-      verb: for the names of the threads.
-      call: takes a device, a short name of its server, and an event that tells it to stop.
-
-    Raises:
-      tf.errors.OpError: a call failed. The others are stopped.
+    `call` takes a device, a short name of its server, and an event that tells it to stop. If a call fails, the others
+    are stopped.
     """
     stopped = threading.Event()
     calls = []
@@ -273,7 +267,6 @@ def _reader(device: str, io_device: str | None, dtype: tf.DType) -> Callable[[Sa
 
 
 def _allocate(variable: Any) -> None:
-    """Gives a variable without a value one with uninitialized memory."""
     if variable.is_initialized():
         return
     with tf.device(variable.device):
@@ -305,7 +298,6 @@ def _write_files(
 
 # The approximate size of the files of a snapshot's values.
 _FILE_BYTES = 2**26
-# A value that a server keeps.
 _Kept = tuple[SavedVariable, Any]
 
 
@@ -317,10 +309,8 @@ def _size(tensor: Any) -> int:
 class Snapshots:
     """Snapshots of the same objects; keeps the functions that read their variables.
 
-    Args:
-      checkpoint: a `tf.train.Checkpoint`.
-      memory: in bytes. Larger variables are written in pieces, and can be restored in pieces.
-      check: called before files become a checkpoint; raises an error if they must not.
+    Variables of more than `memory` bytes are written in pieces, and can be restored in pieces. `check` is called before
+    files become a checkpoint; it raises an error if they must not.
     """
 
     def __init__(
@@ -430,10 +420,7 @@ class Snapshot:
         """Writes the checkpoint; called once.
 
         Until `hurry` is set, a server pauses after each file as long as the file took, and runs steps in the pause.
-
-        Raises:
-          tf.errors.OpError: a server was lost, or files cannot be written.
-          CheckpointsTakenOver: another client uses the directory.
+        Raises OpError if a server was lost or files cannot be written, CheckpointsTakenOver for another client's.
         """
         if self._save is None:
             return

@@ -103,15 +103,9 @@ class CheckpointSource(abc.ABC):
 class CheckpointRestore:
     """The restoring of variables from a checkpoint.
 
-    Args:
-      source: a `tf.train.CheckpointManager`, a `CheckpointSource`, or a function without arguments that restores a
-        checkpoint and returns its path, or None if there is none.
-      owner: which checkpoints may be restored.
-
-    Raises:
-      TypeError: `source` is none of these.
-      ValueError: the manager's checkpoint was saved or restored asynchronously before, or TensorFlow does not find
-        checkpoints in its directory.
+    `source` is a `tf.train.CheckpointManager`, a `CheckpointSource`, or a function without arguments that restores a
+    checkpoint and returns its path, or None if there is none; otherwise a TypeError is raised. ValueError: the
+    manager's checkpoint was used asynchronously, or TensorFlow does not find checkpoints in its directory.
     """
 
     def __init__(self, source: Any, owner: CheckpointOwner | None = None) -> None:
@@ -151,12 +145,9 @@ class CheckpointRestore:
     def restore(self, prepare: Callable[[], None]) -> str | None:
         """Restores the latest checkpoint. `prepare`, called before each attempt, gives variables new resources.
 
-        Returns:
-          The path of the restored checkpoint, None if there was none; the result of a user's function, if it is a path.
-
-        Raises:
-          tf.errors.OpError: a server was lost.
-          Exception: the error of the newest checkpoint, if none can be read; or the error of the user's function.
+        Returns the path of the restored checkpoint, None if there was none; the result of a user's function, if it is a
+        path. Raises OpError if a server was lost, otherwise the error of the newest checkpoint, if none can be read, or
+        of the user's function.
         """
         if self.manager is None:
             prepare()
@@ -211,9 +202,7 @@ class VariableRecovery:
       wait_recovered: waits until the parameter servers are recovered, or a recovery cannot be expected; returns whether
         they are. Called on threads that save a checkpoint.
       quiet: returns a scope in which no scheduled function runs.
-      memory: `Options.checkpoint_memory`.
-      events: records checkpoints.
-      owner: this client as the owner of the directory of checkpoints.
+      memory, events, owner: see `SaveServices`.
     """
 
     def __init__(
@@ -315,15 +304,13 @@ class VariableRecovery:
     def recover(self) -> Rollback | None:
         """Makes one attempt. Call it on a thread without its own executor, while no function runs.
 
-        Returns:
-          The rollback, or None. After None call it again, unless `missing` returns None too: a parameter server does
-          not answer or was lost once more, or a checkpoint is being saved, which will fail soon.
+        Returns the rollback, or None. After None call it again, unless `missing` returns None too: a parameter server
+        does not answer or was lost once more, or a checkpoint is being saved, which will fail soon.
 
         Raises:
           RuntimeError: `restore_from` was not called.
           CheckpointsTakenOver: another client uses the directory of the checkpoints.
-          Exception: no checkpoint can be restored, although all parameter servers answer; or the error of the user's
-            function.
+          Exception: no checkpoint can be restored, although all servers answer; or the error of the user's function.
         """
         if self._source is None:
             raise RuntimeError("There is nothing to restore from: call restore_from first.")
@@ -376,7 +363,6 @@ class VariableRecovery:
         return int(self._step() if callable(self._step) else self._step.numpy())
 
     def _steps(self) -> int | None:
-        """Returns the number of the training step; None while a server does not answer."""
         if self._step is None:
             return self._progress()
         try:
@@ -410,12 +396,8 @@ class VariableRecovery:
     def _save(self, save: Callable[..., str | None], directory: str, *args: Any, **kwargs: Any) -> str | None:
         """Calls `save`, the manager's original one, while no function runs and no recovery is attempted.
 
-        Raises:
-          ParameterServerLost: a parameter server is lost and does not return.
-          CheckpointsTakenOver: another client uses the directory.
-          RuntimeError: on a worker's thread.
-          ValueError: the save is asynchronous.
-          tf.errors.OpError: the save failed for another reason.
+        Raises ParameterServerLost if a lost parameter server does not return, CheckpointsTakenOver, RuntimeError on a
+        worker's thread, ValueError for an asynchronous save, or another error of the save.
         """
         arguments = (*args, *kwargs.values())
         if any(isinstance(value, tf.train.CheckpointOptions) and value.enable_async for value in arguments):

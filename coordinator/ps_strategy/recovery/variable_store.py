@@ -88,13 +88,8 @@ States = weakref.WeakKeyDictionary[ClientState, Any]
 class VariableStore:
     """Weak references to every variable and table on a parameter server. Any thread may call every method.
 
-    `renew` and `initialize_rest` are called while no function runs.
-
-    Args:
-      traced: has every function that may have captured the handle of a variable or table.
-
-    Attributes:
-      is_restored: whether `restore_from` was called.
+    `renew` and `initialize_rest` are called while no function runs. `traced` has every function that may have captured
+    the handle of a variable or table.
     """
 
     def __init__(self, traced: TracedFunctions) -> None:
@@ -219,9 +214,7 @@ class VariableStore:
     def initialize_rest(self) -> None:
         """Assigns initial values to variables without a value, warns of empty tables, then calls `Recovered.recover`.
 
-        Raises:
-          tf.errors.OpError: a server does not answer.
-          Exception: the error of a function for an initial value, with a note that names the variable.
+        A note names the variable in an error of its function.
         """
         for variable in self.variables():
             if not variable.is_initialized():
@@ -250,7 +243,6 @@ def _repeatable(variable: Any, initial_value: Any) -> Any:
     elements = variable.shape.num_elements()
     if elements is not None and elements * variable.dtype.size > _LARGEST_COPY:
         return None
-    # Outside of a function that is being traced.
     with tf.init_scope():
         value = tf.convert_to_tensor(initial_value, variable.dtype).numpy()
     return value.copy() if value.nbytes <= _LARGEST_COPY else None
