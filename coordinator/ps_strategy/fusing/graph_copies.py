@@ -155,9 +155,7 @@ class GraphCopies:
     def add(self, inputs: Sequence[Any], name: str) -> list[Any]:
         """Adds a copy, and returns its flat outputs.
 
-        Args:
-          inputs: a symbolic tensor for each input of the function, including captures.
-          name: a unique scope for the names of its operations; empty to keep their names.
+        `inputs` includes captures. `name` is a unique scope for the operations' names; empty to keep their names.
         """
         self._copies += 1
         self._seeds.set(self._definition, self._copies * _BETWEEN_SEEDS)
@@ -165,7 +163,6 @@ class GraphCopies:
         used = {name: tensor for name, tensor in passed.items() if name in self._used}
         wanted = [output for output in self._outputs if output not in passed]
         computed = iter(tf.graph_util.import_graph_def(self._definition, used, wanted, name))
-        # The graph now has the functions that it calls.
         self._definition.ClearField("library")
         outputs = [passed[output] if output in passed else next(computed) for output in self._outputs]
         for output, shape in zip(outputs, self._shapes, strict=True):
@@ -238,7 +235,6 @@ def servers_of_resources(concrete: Any) -> dict[str, str]:
 
 
 def _without_inputs(definition: Any, inputs: set[str], devices: Mapping[str, str]) -> Any:
-    """Returns a graph without the placeholders of its inputs, and without references to them."""
     kept = [node for node in definition.node if node.name not in inputs]
     for node in kept:
         node.input[:] = [name for name in node.input if not (name.startswith("^") and name[1:] in inputs)]

@@ -42,8 +42,6 @@ _Variables = Mapping[str, tf.TensorSpec]
 
 
 class _Call(NamedTuple):
-    """The way in which operations of a type call functions."""
-
     # The attribute with the types of the arguments.
     types: str
     # The number of inputs before the first argument.
@@ -97,7 +95,6 @@ def may_hoist(operation: str, functions: Sequence[Any], number: int, variable: t
 
 
 def _deciding(condition: Any, body: Any) -> set[int]:
-    """Returns the numbers of the arguments on which the end of a loop depends."""
     deciding: set[int] = set()
     new = _needed(condition, condition.ret.values())
     while new:
@@ -107,7 +104,6 @@ def _deciding(condition: Any, body: Any) -> set[int]:
 
 
 def _needed(function: Any, outputs: Iterable[str]) -> set[int]:
-    """Returns the numbers of the arguments from which outputs of a function are computed."""
     nodes = {node.name: node for node in function.node_def}
     waiting, seen = list(outputs), set()
     while waiting:
@@ -128,8 +124,7 @@ def has_loops(concrete: Any) -> bool:
 def hoist(definition: Any, variables: _Variables) -> int:
     """Hoists the reads of a `GraphDef`, which is changed. Returns how many handles are replaced by values.
 
-    `variables` has the shapes and types of variables by the names of the graph's inputs that are their handles. Other
-    variables are read as before.
+    `variables` has the shapes and types of known variables by the names of the graph's inputs that are their handles.
     """
     functions = _Functions(definition)
     _Body(functions, definition.node, variables).hoist()
@@ -188,7 +183,6 @@ class _Body:
         self._nodes = nodes
         self._variables = variables
         self._function = function
-        # The reads by the names of their handles and control inputs.
         self._reads: dict[tuple[str, frozenset[str]], str] = {}
 
     def hoist(self) -> None:

@@ -51,7 +51,6 @@ _WAITING = re.compile("Queue|Barrier|TakeGradient|Stage|Unstage|^While$")
 
 # Returns a vector of integers on a device: `_constant`, or a cached form of it.
 _Constant = Callable[..., Any]
-# The same for one device.
 _ConstantHere = Callable[[tuple[int, ...]], Any]
 
 
@@ -102,7 +101,6 @@ def is_worth_packing(tensor: Any) -> bool:
 def _messages(
     graph: tf.Graph, devices: Mapping[str, str], sections: Mapping[str, int]
 ) -> Iterator[tuple[str, str, list[_Sent]]]:
-    """Yields the source, the target and the tensors of each message of several tensors."""
     ways: dict[tuple[str, str, float, int], list[_Sent]] = {}
     for (_, source, target), transfer in _sent(graph, devices, sections).items():
         ways.setdefault((source, target, transfer.stage, transfer.awaited), []).append(transfer)
@@ -113,7 +111,6 @@ def _messages(
 def _sent(
     graph: tf.Graph, devices: Mapping[str, str], sections: Mapping[str, int]
 ) -> dict[tuple[str, str, str], _Sent]:
-    """Finds the tensors that are sent, by name, source and target."""
     places, stages, awaited = _places_stages_and_awaited(graph, devices)
     sent: dict[tuple[str, str, str], _Sent] = {}
     for operation in graph.get_operations():
@@ -214,18 +211,13 @@ def pack(
 ) -> list[Any]:
     """Transfers tensors that are worth packing from one device to another, in one message; returns them there.
 
-    Args:
-      tensors: any number.
-      source: the device that they are on; None is the worker.
-      target: the device where they are used; None is the worker.
-      constant: creates vectors of integers on a device; None creates one at each use.
+    A `source` or `target` of None is the worker. `constant` creates vectors of integers on a device.
     """
     constant = constant or _constant
     if len(tensors) < 2:
         with tf.device(target):
             return [tf.identity(tensor) for tensor in tensors]
     known = [tensor for tensor in tensors if tensor.shape.is_fully_defined()]
-    # Tensors with an unknown first dimension.
     opens = [tensor for tensor in tensors if not tensor.shape.is_fully_defined()]
     # One such tensor takes the rest of the message; the sizes of several are in a header.
     has_header = len(opens) > 1

@@ -41,7 +41,6 @@ _LARGEST = 2**24
 BATCH_SIZE = 32
 # The number of combinations of metrics for which the functions of each model are kept.
 _KEPT = 4
-# The maximum number of attempts to copy the weights.
 _ATTEMPTS = 3
 
 
@@ -79,12 +78,9 @@ def shard_count(shards: int | None, strategy: Any) -> int:
 
 
 class ClientShards(Shards):
-    """Batches that are read on the client and sent to the workers.
+    """Batches that are read on the client and sent to the workers: nested tensors, parts may be None.
 
-    Args:
-      batches: nested tensors; parts may be None.
-      count: the number of batches; None if unknown.
-      shards: the wanted number of shards. There are more if one call would send many bytes.
+    `count` is the number of batches, None if unknown. There are more than `shards` if one call would send many bytes.
     """
 
     def __init__(self, batches: Iterator[Any], count: int | None, shards: int) -> None:
@@ -116,7 +112,6 @@ class ClientShards(Shards):
 
 
 def _call(functions: ShardFunctions, batches: Sequence[Any]) -> ShardCall:
-    """Returns the call for batches for which `_may_follow` holds."""
     size = _size(batches[0])
     if size is None:
         return ShardCall(functions.of_batches, (tuple(batches),), len(batches))
@@ -244,9 +239,7 @@ class EvaluationFeed(Feed):
     def evaluate(self, functions: ShardFunctions) -> Any:
         """Evaluates all shards and returns the results of the metrics, as NumPy values.
 
-        Raises:
-          ValueError: the step or a metric does not allow shards; or there are no data.
-          Exception: the error of a shard.
+        Raises ValueError if the step or a metric does not allow shards, or there are no data; and errors of shards.
         """
         self._begin(functions)
         try:

@@ -85,15 +85,10 @@ class Feed(abc.ABC):
 
     @abc.abstractmethod
     def schedule(self, steps: ModelSteps) -> Any:
-        """Schedules the steps of a turn, after waiting for room.
+        """Schedules the steps of a turn, after waiting for room; returns the newest result of this epoch's steps.
 
-        Returns:
-          The newest result of this epoch's steps.
-
-        Raises:
-          StopIteration: no batch is left.
-          Exception: the error of an earlier step; `tf.errors.OutOfRangeError` if a worker's data has ended although
-            the loop counts its steps.
+        Raises StopIteration if no batch is left, and errors of earlier steps; `tf.errors.OutOfRangeError` if a worker's
+        data has ended although the loop counts its steps.
         """
 
     def add(self, future: Future, number: int | None = None) -> None:
@@ -153,17 +148,14 @@ class Feed(abc.ABC):
 class ClientFeed(Feed):
     """A feed that sends batches to the steps that take them: a step that runs again has the same batches.
 
-    Args:
-      batches: nested tensors; with a source, the results of its `reader`.
-      strategy: the strategy that steps are scheduled on.
-      source: reads the batches of a prediction in its steps; None for batches that are read.
+    `batches` are nested tensors; with a `source`, which reads the batches of a prediction in its steps, they are
+    results of its `reader`.
     """
 
     def __init__(self, batches: Iterator[Any], strategy: Any, source: Source | None = None) -> None:
         super().__init__(strategy)
         self._batches = batches
         self._source = source
-        # The last result of `next`.
         self.last_read: Any = None
         # Batches that were scheduled before Keras asked for them, and the futures of these calls.
         self._read_ahead: deque[Any] = deque()
@@ -222,17 +214,12 @@ class WorkerFeed(Feed):
 
 
 class FiniteWorkerFeed(WorkerFeed):
-    """A feed that ends when the data of every worker has ended, or when an epoch has had the calls that it counts.
+    """A feed that ends when the data of every worker has ended, or when an epoch has had `calls_per_epoch` calls.
 
     A call that finds no data is not counted. Without a limit, each worker's data is read once. A lost worker is waited
     for, because only it has its data (`Options.affinity_timeout`), which then starts from the beginning. With a limit,
     any worker may run a call until the data of one has ended. An epoch that finds no data at all, because the one
     before took the last, starts from the beginning of all data.
-
-    Args:
-      dataset: a per-worker dataset.
-      strategy: the strategy that steps are scheduled on.
-      calls_per_epoch: the maximum number of calls that take batches in an epoch; None for no limit.
     """
 
     def __init__(self, dataset: PerWorkerDataset, strategy: Any, calls_per_epoch: int | None = None) -> None:

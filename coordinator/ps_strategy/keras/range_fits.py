@@ -40,16 +40,14 @@ _KEPT = 3
 class RangeData:
     """Epochs that `fit` trains on.
 
-    Args:
-      epochs: the epochs.
-      inputs: the arrays of their source, nested like a batch; None if the source reads its examples by itself.
-      has_own_seed: whether the seed of the epochs was chosen for them, at random.
-      class_weight: the weight of the examples of each class, if the source reads its examples; see `Model.fit`.
+    `inputs` are the arrays of the epochs' source, nested like a batch; None if the source reads its examples by itself.
+    `has_own_seed` says that the seed of the epochs was chosen for them, at random. `class_weight` is for a source that
+    reads its examples; see `Model.fit`.
 
     Attributes:
       epochs: as given, or with the seed of a backup.
       class_weight: as given, in the order of the classes.
-      copies: variables with `inputs` on each worker, after `prepare`; None if the source reads its examples by itself.
+      copies: variables with `inputs` on each worker, after `prepare`; None without `inputs`.
       batches_per_epoch, ranges_per_epoch, number_of_epochs: the numbers of the epochs, in Keras' terms.
     """
 
@@ -91,10 +89,7 @@ class RangeData:
             self.copies = tf.nest.map_structure(copied, self._inputs)
 
     def restore(self, position: str) -> None:
-        """Continues from a result of the epochs' `serialize`, perhaps of another program.
-
-        Raises ValueError if it belongs to other data or settings.
-        """
+        """Continues from a result of the epochs' `serialize`. ValueError: it belongs to other data or settings."""
         seed, settings = json.loads(position)["shuffle"], self.epochs.settings
         if self._has_own_seed and seed not in (None, settings.shuffle):
             of_fit = settings.batch_size, self.number_of_epochs, seed, settings.batches_per_range
@@ -219,8 +214,6 @@ class RangeFeed(Feed):
         if self._ranges is not None:
             self._ranges.close()
 
-    # The recovery calls these, while no step runs; see `ClientState`.
-
     def serialize(self) -> Any:
         """Returns the epoch and the values of the metrics."""
         return self._until, [variable.numpy().tolist() for variable in self._model.metrics_variables]
@@ -343,10 +336,7 @@ def _updates(model: keras.Model) -> int:
 
 
 def save_position(folder: str, updates: int, position: str) -> None:
-    """Saves a position, a result of `Epochs.serialize`, in a backup's folder. The model must be saved afterwards.
-
-    `updates` is the number of the model's updates.
-    """
+    """Saves a position, a result of `Epochs.serialize`, in a backup's folder. The model must be saved afterwards."""
     tf.io.gfile.makedirs(folder)
     kept = [saved for saved in _positions(folder) if saved[0] != updates][1 - _KEPT :]
     replace_file(os.path.join(folder, _FILE), json.dumps([*kept, [updates, position]]))

@@ -82,8 +82,6 @@ class ModelCopies:
                     f"{getattr(owner, 'name', owner)!r}, which is none. Leave it out, while nothing is scheduled."
                 )
 
-    # The recovery calls these; see `ClientState`.
-
     def serialize(self) -> None:
         """Returns nothing: the copies belong to no checkpoint."""
 
@@ -186,15 +184,8 @@ class ShardFunctions:
     The functions of a trial take two batches instead; `state` is a list of three states: after one of them, after the
     other one, and after both. They read variables once, so all three states are of the same weights.
 
-    Attributes:
-      are_sums: whether all metrics were found to be sums; see `MetricTotals.find_sums`.
-      was_reported: whether it was reported that shards are not possible.
-
-    Args:
-      step: takes a batch, updates metrics, and returns logs.
-      metrics: returns the metrics, some of which may create their variables while the step is traced.
-      results: returns the results of the metrics by name.
-      copies: of the model's weights, which are read in their place; None for none.
+    `are_sums` says whether all metrics were found to be sums; see `MetricTotals.find_sums`. Some of `metrics()` may
+    create their variables while the step is traced. Copies of the model's weights are read in their place.
     """
 
     def __init__(
@@ -273,7 +264,6 @@ class ShardFunctions:
         return self._of_source[source]
 
     def _evaluate_slices(self, spec: Any, count: Any, batch_size: Any, read: Callable[[Any, Any], Any]) -> Any:
-        """Evaluates `count` examples in batches of the type `spec`, which `read` returns for two positions."""
         step, state, logs = self._begin(spec)
 
         def body(begin: Any, batches: Any, state: Any, _: Any) -> Any:
@@ -313,7 +303,6 @@ class ShardFunctions:
         return {"state": state, "batches": tf.constant(len(batches), tf.int64), "logs": logs}
 
     def _try_batches(self, one: Any, other: Any) -> Any:
-        """Evaluates two batches, each by itself and both in order."""
         are_tensors = all(part is None or isinstance(part, tf.Tensor) for part in tf.nest.flatten(one))
         step, state, _ = self._begin(tf.nest.map_structure(_spec_of_any_size if are_tensors else _spec_of, one))
         return {"state": _states_of_trial(step, state, one, other), "batches": tf.constant(2, tf.int64)}
@@ -488,9 +477,8 @@ class MetricTotals:
     def find_sums(self, first: Sequence[Any], second: Sequence[Any], both: Sequence[Any]) -> tuple[bool, list[str]]:
         """Compares the state after two batches with the sum of each batch's change.
 
-        Returns:
-          Whether all metrics are known to be sums, which needs batches that change them; and the names of the metrics
-          that are no sums.
+        Returns whether all metrics are known to be sums, which needs batches that change them; and the names of the
+        metrics that are no sums.
         """
         are_sums, others = True, []
         for metric in self._metrics:

@@ -22,11 +22,9 @@ Step = Callable[[Any], Any]
 class ModelSteps:
     """Functions that run one or several steps of a model, each retraced only for new types of arguments.
 
-    Args:
-      step: takes a batch, nested as the data is, and returns tensors: `model.train_step`, `test_step`, `predict_step`.
-      steps_per_call: the number of batches that `of_next` and `of_next_if_any` take from their iterator.
-      shards: with `test_step`: evaluate many batches each, and leave the metrics unchanged.
-      name: of all the functions, on the dashboard and in messages; by default the name of `step`.
+    `step` takes a batch, nested as the data is, and returns tensors: `model.train_step`, `test_step`, `predict_step`.
+    `steps_per_call` is the number of batches that `of_next` and `of_next_if_any` take from their iterator. `shards`
+    evaluate many batches each, for `test_step`. `name` is for the dashboard and messages.
     """
 
     def __init__(
@@ -85,7 +83,6 @@ class ModelSteps:
         return self._steps_of(_rows_at(inputs, positions), positions, batch_size, self.steps_per_call)
 
     def _steps_of(self, examples: Any, positions: Any, batch_size: Any, batches: int) -> Any:
-        """Runs a step with each batch of a range, at most `batches`, and returns the last result."""
         if batches == 1:
             return self._step(examples)
         step = tf.function(self._step, autograph=False)
@@ -99,7 +96,6 @@ class ModelSteps:
         return outputs
 
     def _repeatable(self, times: int) -> Step:
-        """Returns the step; as a function, which is traced once, if it is called several times."""
         return self._step if times == 1 else tf.function(self._step, autograph=False)
 
     def _all_of(self, batches: Sequence[Any]) -> list[Any]:
@@ -175,13 +171,8 @@ def on_replicas(step: Step, strategy: Any) -> Step:
     gradients. `tf.distribute.MirroredStrategy` works the same way. If a batch cannot be divided evenly, the examples of
     the smaller parts have a larger weight.
 
-    Args:
-      step: takes a batch, or the part of a batch, nested as the data is, and returns tensors.
-      strategy: the strategy.
-
-    Returns:
-      A function that takes a batch, which it divides, or a batch of `PerReplica` values. It returns the mean of the
-      replicas' results where these are floating-point numbers, otherwise the first result.
+    The returned function takes a batch, which it divides, or a batch of `PerReplica` values. It returns the mean of the
+    replicas' results where these are floating-point numbers, otherwise the first result.
     """
     replicas = strategy.num_replicas_in_sync
     if replicas == 1:

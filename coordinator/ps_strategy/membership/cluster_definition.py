@@ -161,7 +161,7 @@ def _check_own_task(job: str | None, index: int | None, client_job: str) -> None
 
 
 def check_address(task: Task, address: str, others: Mapping[Task, str]) -> None:
-    """Checks the index and the address of a task; raises ClusterSpecError if another task has the address."""
+    """Raises ClusterSpecError if a task's index is too large, or its address is not `host:port` or another task's."""
     if task.job == "worker" and task.index >= MAX_WORKERS:
         raise ClusterSpecError(f"{task} is one too many: a cluster has at most {MAX_WORKERS} workers, from index 0 on.")
     try:

@@ -420,7 +420,7 @@ class Snapshot:
         """Writes the checkpoint; called once.
 
         Until `hurry` is set, a server pauses after each file as long as the file took, and runs steps in the pause.
-        Raises OpError if a server was lost or files cannot be written, CheckpointsTakenOver for another client's.
+        Raises OpError if a server was lost or files cannot be written, CheckpointsTakenOver for a former owner.
         """
         if self._save is None:
             return

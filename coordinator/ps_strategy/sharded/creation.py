@@ -42,7 +42,6 @@ class Placement:
         return [self._next(size, held) for size in sizes]
 
     def _next(self, size: int, held: dict[str, int]) -> str:
-        """Chooses a server, and adds the variable to its held bytes."""
         number = next(self._numbers) % len(self._devices)
         device = self._devices[number]
         # Of several such servers, the next one in turn.
@@ -63,14 +62,10 @@ class Placement:
 
 @dataclasses.dataclass(frozen=True)
 class InitialValue:
-    """An initial value that can be computed by rows.
+    """An initial value that can be computed by rows; `shape` and `dtype` are those of the whole value.
 
-    Attributes:
-      shape: of the whole value.
-      dtype: of the whole value.
-      rows: called with the first row and the number of rows, returns these rows.
-      whole: for the constructor of a variable that is not sharded.
-      block_rows: how many rows are computed together, at multiples of this number; None for all requested rows.
+    `rows` takes the first row and the number of rows, and returns these rows. `whole` is for a variable that is not
+    sharded. `block_rows` rows are computed together, at multiples of this number; None for all requested rows.
     """
 
     shape: tf.TensorShape
@@ -117,13 +112,9 @@ class RowsInBlocks:
 def initial_value_of(value: Any, shape: Any = None, dtype: Any = None, name: str | None = None) -> InitialValue:
     """Returns the initial value that the constructor of a variable got.
 
-    Args:
-      value: a value, or a function without arguments that returns it. A function may take `partition_shape` and
-        `partition_offset`, and return these rows: it is called for each block of a part. Otherwise it is called for
-        each part, and the rows are taken from the result.
-      shape: None for the shape of the value; a function is then called once to learn it.
-      dtype: None for the dtype of the value, as `shape`.
-      name: of the variable, for messages.
+    `value` is a value, or a function that returns it. A function may take `partition_shape` and `partition_offset`, and
+    return these rows: it is called for each block of a part. Otherwise it is called for each part, and the rows are
+    taken from the result. To learn a `shape` or `dtype` that is None, it is called once.
     """
     if not callable(value):
         value = tf.convert_to_tensor(value, dtype)
@@ -185,7 +176,6 @@ def _parameters(function: Callable[..., Any]) -> Sequence[inspect.Parameter]:
 # A function that takes the shape and the dtype of a variable, and returns the number of partitions along each axis.
 Partitioner = Callable[..., Sequence[int]]
 
-# Arguments that concern a variable as a whole.
 _OPTIONS = ("synchronization", "aggregation", "distribute_strategy")
 
 

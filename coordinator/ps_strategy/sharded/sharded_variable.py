@@ -34,13 +34,7 @@ from coordinator.ps_strategy.tensorflow_internals.unstored_variable import (
 
 @dataclasses.dataclass(frozen=True)
 class Routed:
-    """Rows by their parts.
-
-    Attributes:
-      part: of each row, int32 [n].
-      local: for each part, the indices of the rows in the part [n of the part].
-      count: of parts.
-    """
+    """Rows by their parts: the `part` of each row, int32 [n], and the `local` indices in each part [n of the part]."""
 
     part: Any
     local: Sequence[Any]
@@ -90,7 +84,6 @@ class Partition:
 
 
 def _scatter_method(method: str) -> Any:
-    """Returns a method that gives each part its rows of a `tf.IndexedSlices`."""
 
     def scatter(self: Any, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
         if is_being_exported():
@@ -103,7 +96,6 @@ def _scatter_method(method: str) -> Any:
 
 
 def _scatter_nd_method(method: str) -> Any:
-    """Returns a method that gives each part its updates of rows, or of elements of rows."""
 
     def scatter_nd(self: Any, indices: Any, updates: Any, name: str | None = None) -> Any:
         if is_being_exported():
@@ -122,7 +114,6 @@ def _scatter_nd_method(method: str) -> Any:
 
 
 def _assign_method(method: str) -> Any:
-    """Returns a method that gives each part its rows of a value of the variable's shape."""
 
     def assign(self: Any, value: Any, use_locking: Any = None, name: str | None = None, read_value: bool = True) -> Any:
         if is_being_exported():

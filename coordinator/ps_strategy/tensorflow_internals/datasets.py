@@ -60,7 +60,6 @@ class _Order:
     def __init__(self) -> None:
         # By graph: the operations so far that take elements; and the ones that each operation depends on, a bit each.
         self._graphs: weakref.WeakKeyDictionary[Any, tuple[list[Any], dict[str, int]]] = weakref.WeakKeyDictionary()
-        # Whether functions take elements, by their graphs.
         self._takes: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
     def add(self, operation: Any) -> None:
@@ -85,7 +84,6 @@ class _Order:
             dependence[operation.name] = after
 
     def _calls_what_takes(self, operation: Any) -> bool:
-        """Returns whether an operation is a call, a branch or a loop with functions that take elements."""
         graph = operation.graph
         functions = [graph._get_function(name) for name in functions_of(operation) if graph._is_function(name)]
         # An imported graph has definitions without graphs, of functions that are ordered already.
@@ -131,7 +129,6 @@ def caches_replaced(file_of: Callable[[Any], Any]) -> Iterator[None]:
     # The file is an argument of an operation, which cannot be changed in functions that the dataset calls.
     stock, thread = tf.data.Dataset.cache, threading.get_ident()
 
-    # AutoGraph converts all functions that a user's function calls.
     @functools.wraps(stock)
     @tf.autograph.experimental.do_not_convert
     def cache(self: Any, filename: Any = "", name: str | None = None) -> Any:

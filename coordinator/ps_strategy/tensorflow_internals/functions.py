@@ -90,15 +90,8 @@ def flat_inputs(concrete: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
 def call_concrete(concrete: Any, inputs: Sequence[Any], manager: CancellationManager, *, stands_for: Any = None) -> Any:
     """Runs a concrete function on the current device; returns the outputs in the structure of the (replaced) function.
 
-    Args:
-      concrete: the function.
-      inputs: `flat_inputs`, then one tensor for each of `captured_inputs`.
-      manager: cancels the call.
-      stands_for: the concrete function that this one replaces, to which errors refer; it has the same operation names
-        and flat outputs. None if it replaces no other.
-
-    Raises:
-      tf.errors.OpError: with the location in the user's code, like an ordinary call.
+    `inputs` are `flat_inputs`, then one tensor for each of `captured_inputs`. `stands_for` is the concrete function
+    that this one replaces; it has the same operation names and flat outputs. An error has the location in its code.
     """
     # Private: a public call takes neither captures nor a cancellation manager of the caller's. It reads the manager
     # from a global that the threads of all workers share.
@@ -176,10 +169,8 @@ def built_function(
 ) -> Any:
     """Builds a concrete function, for `call_concrete`, from a graph that is changed after tracing.
 
-    Args:
-      body: traced without AutoGraph; takes a symbolic tensor for each of `signature`, and returns a list of tensors.
-      signature: the inputs of the function.
-      change: called with the graph, which has all control dependencies.
+    `body` is traced without AutoGraph; it takes a symbolic tensor for each of `signature`, and returns a list of
+    tensors. `change` is called with the graph, which has all control dependencies.
     """
     # Private: tracing registers a function; publicly, its graph cannot be changed before.
     graph = func_graph.func_graph_from_py_func(body.__name__, body, tuple(signature), {})
@@ -249,7 +240,6 @@ def compiled_calls(concrete: Any, is_remote: Callable[[Any], bool]) -> Iterator[
 
 
 def _calls(nodes: Sequence[Any], remote: dict[str, Any], functions: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Finds them among the nodes of one graph; `remote` has the resources by the names of their placeholders."""
     for node in nodes:
         if remote.keys().isdisjoint(node.input):
             continue

@@ -21,7 +21,6 @@ from coordinator.owned_values import OwnedValues
 from coordinator.ps_strategy.tensorflow_internals.datasets import dependencies_added
 from coordinator.ps_strategy.tensorflow_internals.process import attribute_replaced
 
-# The name under which the order of barriers is registered with TensorFlow.
 _ORDER = "coordinator_order_of_barriers"
 
 
@@ -70,7 +69,6 @@ def _function_of(graph: Any) -> Any:
 
 
 def _values_in(graph: Any, key: Hashable) -> set[int]:
-    """Returns the identities of the call's values in a graph."""
     if not isinstance(graph, FuncGraph):
         return set()
     if not isinstance(graph, ControlFlowFuncGraph):

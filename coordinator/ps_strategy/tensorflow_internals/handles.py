@@ -23,7 +23,6 @@ from coordinator.ps_strategy.tensorflow_internals.process import attribute_repla
 
 # The classes of mutable tables in `tf.lookup.experimental`; also the kinds of `resource_creator_scope`.
 KINDS = ("MutableHashTable", "DenseHashTable")
-# An argument of their constructors.
 _ANONYMOUS = "experimental_is_anonymous"
 
 
@@ -159,7 +158,6 @@ class TracedFunctions:
 
 
 def _recorded_in(made: "weakref.WeakValueDictionary[int, Any]", kind: Any) -> contextlib.AbstractContextManager[None]:
-    """A scope in which each new object of a class is added to `made`."""
     construct = kind.__init__
 
     @functools.wraps(construct)
@@ -244,10 +242,10 @@ def _package(frame: Any) -> str:
 
 
 class TableResource:
-    """The resource of a table of one of the `KINDS` on a server, which has a name there.
+    """The resource of a table of one of the `KINDS` on a server's `device`, which has a name there.
 
     Datasets on other servers find it by the name. No other client of the server finds it, and the server frees it with
-    all other resources of this client. `device` is the full name of a device of the server.
+    all other resources of this client.
     """
 
     def __init__(self, table: Any, device: str) -> None:

@@ -99,8 +99,7 @@ def reads_replaced(variables: Sequence[Any], readers: Sequence[Any]) -> Iterator
     variable itself; `may_make` says that the whole value is needed rather than some rows, so a new copy pays off.
     `reader.note_rows(rows)` records rows that were read from the variable itself.
 
-    Raises:
-      ValueError: the reads of a variable are replaced already.
+    Raises ValueError if the reads of a variable are replaced already.
     """
     # Private: publicly, a read of an ordinary variable cannot be answered from a tensor.
     with contextlib.ExitStack() as stack:
@@ -190,10 +189,7 @@ _READ_OPERATIONS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "Var
 
 
 def is_present_value(variable: Any, tensor: Any) -> bool:
-    """Returns True if a tensor was read from a variable that the function has not changed since then.
-
-    In a branch, the read may be before the branch.
-    """
+    """Returns True if a tensor was read from a variable, perhaps before a branch, and the variable is unchanged."""
     if tensor.dtype != variable.dtype:
         return False
     handle = _captured(tensor.graph, variable.handle)
@@ -236,7 +232,6 @@ def _value_read_in(graph: Any, variable: Any) -> Any | None:
 
 
 def _captured(graph: Any, handle: Any) -> Any | None:
-    """Returns the function's own tensor for a captured handle, or None."""
     return next((inside for outside, inside in graph.captures if outside is handle), None)
 
 

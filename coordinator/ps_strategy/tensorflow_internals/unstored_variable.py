@@ -33,13 +33,8 @@ _ROWS, _VALUE = "CoordinatorRowsOfUnstoredVariable", "CoordinatorValueOfUnstored
 class UnstoredVariable(resource_variable_ops.ResourceVariable):
     """A variable without its own value; a subclass says how it is read and changed.
 
-    Args:
-      name: without `:0`, name scopes included.
-      shape: all of its dimensions must be known.
-      dtype: a `tf.DType`.
-      device: the handle's device, which is also the variable's.
-      trainable: whether gradient tapes watch it.
-      options: `synchronization`, `aggregation` and `constraint` of a `tf.Variable`.
+    `name` is without `:0`, with name scopes. All dimensions of `shape` must be known. The handle is on `device`.
+    `options` are `synchronization`, `aggregation` and `constraint` of a `tf.Variable`.
     """
 
     # Private: the class, its constructor and the handle. TensorFlow and Keras look up single rows only of instances of
@@ -252,12 +247,8 @@ class TableVariable(resource_variable_ops.BaseResourceVariable):
 
     Its gradient is a `tf.IndexedSlices` whose indices are keys of the table, not numbers of rows.
 
-    Args:
-      name: the table's.
-      shape: the number of rows that the table may have, and the shape of a row.
-      dtype: the type of the rows.
-      apply_gradients: changes the rows of a gradient, a `tf.IndexedSlices`; see `Table.apply_gradients`.
-      new_accumulated: returns an object that sums gradients; see `AccumulatedGradient`.
+    `shape` begins with the number of rows that the table may have. `apply_gradients` changes the rows of a gradient,
+    see `Table.apply_gradients`; `new_accumulated` returns an object that sums gradients, see `AccumulatedGradient`.
     """
 
     def __init__(

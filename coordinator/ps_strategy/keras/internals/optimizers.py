@@ -76,9 +76,7 @@ class Rows(StandIn):
     Additions and subtractions, and `assign(rows + x)`, use the variable's `scatter_add` and `scatter_sub`: none is lost
     when others change the same rows. Rows are read once, when they are first needed.
 
-    Args:
-      variable: a `tf.Variable`.
-      indices: of the rows, each once, int32 or int64 [n].
+    `indices` has each row once, int32 or int64 [n].
     """
 
     def __init__(self, variable: tf.Variable, indices: Any) -> None:
@@ -128,11 +126,7 @@ class Rows(StandIn):
 
 
 class UnsharedRows(LocalCopy, Rows):
-    """Rows that nothing else changes in the meantime. They are read once; the caller writes them at the end.
-
-    Attributes:
-      is_changed: whether `value` must be written.
-    """
+    """Rows that nothing else changes in the meantime. They are read once; the caller writes changed rows at the end."""
 
     def __init__(self, variable: tf.Variable, indices: Any) -> None:
         super().__init__(variable, indices)

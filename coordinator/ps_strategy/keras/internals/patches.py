@@ -216,12 +216,9 @@ def _table_on_server(value: Any) -> tf.Variable | None:
 class EpochIterator(StockEpochIterator):
     """The turns of an epoch, which ends when all steps that were started in it have finished.
 
-    Args:
-      create_feed: creates a feed that reads a `tf.data.Dataset` (None for `OwnData`) from its beginning. A turn of the
-        loop gets a feed: an iterator of the coming batches, with a method `wait_finished()`, which waits for all
-        started steps and raises their errors.
-      x: any data that `fit` takes, or `OwnData`.
-      arguments: the other arguments of Keras' `EpochIterator`.
+    `create_feed` creates a feed that reads a `tf.data.Dataset` (None for `OwnData`) from its beginning. A turn of the
+    loop gets a feed: an iterator of the coming batches, with a method `wait_finished()`, which waits for all started
+    steps and raises their errors. `arguments` are the other arguments of Keras' `EpochIterator`.
     """
 
     _current_feed: Any = None
@@ -430,12 +427,8 @@ def _method_extended(
 def array_inputs(x: Any, arguments: dict[str, Any]) -> tuple[Any, int] | None:
     """Returns the arrays of a call of `fit`, nested like a batch, with class weights applied; and the batch size.
 
-    Returns:
-      NumPy arrays of numbers, with None for parts that batches do not have; None for other data, and if an epoch is
-      only a part of the data.
-
-    Raises:
-      ValueError: Keras' error for arrays that do not fit together.
+    The arrays are NumPy arrays of numbers, with None for parts that batches do not have. Returns None for other data,
+    and if an epoch is only a part of the data. Raises Keras' error for arrays that do not fit together.
     """
     y, sample_weight = arguments.get("y"), arguments.get("sample_weight")
     is_whole = arguments.get("steps_per_epoch") is None and config.max_steps_per_epoch() is None

@@ -141,8 +141,7 @@ class _ByRows:
 
     Sharded variables are clipped as a whole, and changed part by part.
 
-    Attributes:
-      by_rows: the ids of the variables with such gradients, and of their parts.
+    `by_rows` has the ids of the variables with such gradients, and of their parts.
     """
 
     by_rows: frozenset[int]
@@ -246,12 +245,7 @@ class RowOptimizer:
     def update(self, rows: Rows, slots: Mapping[str, Rows], gradient: Any, step: Any, rate: Any) -> None:
         """Updates rows of a table and their slots with their gradient, a float tensor of the shape of the rows.
 
-        Args:
-          rows: the rows.
-          slots: the rows of each of `self.slots`.
-          gradient: the gradient.
-          step: the number of updates before this one, an int64 scalar.
-          rate: the learning rate, a float32 scalar.
+        `step` is the number of updates before this one, an int64 scalar; `rate` the learning rate, a float32 scalar.
         """
         view = view_for_variables(self._optimizer, [self._row], [step], rate)
         view.__dict__.update({name: [slot] for name, slot in slots.items()}, _get_variable_index=lambda _: 0)
