@@ -135,15 +135,11 @@ class RepeatedFunction:
     ) -> list[Sequence[Any]]:
         """Runs all steps and copies their results to the client.
 
-        Args:
-          inputs: the values of `StackedInputs`: tensors, on the client unless they are shared.
-          captures: the captures, the same for all steps.
-          go: opens the gate of the function; see `gated_function`.
-          run: calls a concrete function with its inputs and captures, and returns its flat outputs.
+        `inputs` are the values of `StackedInputs`; `captures` are the same for all steps; `go` opens the gate of the
+        function, see `gated_function`. `run` calls a concrete function and returns its flat outputs.
 
-        Returns:
-          The values of each flat output in all steps: an array with the steps along its first axis, or a list of NumPy
-          values if TensorFlow does not know their shape.
+        Returns the values of each flat output in all steps: an array with the steps along its first axis, or a list of
+        NumPy values if TensorFlow does not know their shape.
         """
         fetched = [tensor.numpy() for tensor in run(self.concrete, [*inputs, *captures, go])]
         columns: list[Sequence[Any]] = [()] * len(self._shapes)
@@ -186,7 +182,6 @@ def _build(
 
 
 def _by_transfer(outputs: Sequence[Any]) -> tuple[list[list[int]], list[int]]:
-    """Returns the positions of the outputs that are joined, by type, and of the outputs that are sent one by one."""
     joined: dict[tf.DType, list[int]] = {}
     single = []
     for position, output in enumerate(outputs):
@@ -219,10 +214,7 @@ def is_on_client(device: str) -> bool:
 class StackedInputs(NamedTuple):
     """The inputs of a fused call, without captures: for each input one value that all steps share, or one per step.
 
-    Attributes:
-      length: the number of steps.
-      values: a tensor for each input, with the values of all steps along a new first axis if they differ.
-      is_shared: for each input, whether all steps share one value.
+    `values` has a tensor for each input, with the values of all `length` steps along a new first axis if they differ.
     """
 
     length: int

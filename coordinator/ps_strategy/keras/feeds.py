@@ -4,7 +4,7 @@ Feed                      schedules steps, waits for them
   ClientFeed              sends batches of the client along with the steps that take them
   WorkerFeed              each step takes the next batches of the worker that runs it, whose data is endless
     FiniteWorkerFeed      counts only the steps that found data, until the data of every worker has ended
-  RangeFeed               sends the numbers of a range of examples, which the step reads (`ranges`)
+  RangeFeed               sends the numbers of a range of examples, which the step reads (`range_fits`)
   EvaluationFeed          evaluates shards of the data and adds up what they return (`exact_evaluation`)
 """
 

@@ -151,16 +151,11 @@ class FitExtension:
             yield
 
     def epoch_iterator(self, strategy: Any, x: Any, arguments: dict[str, Any]) -> EpochIterator:
-        """Returns the turns of an epoch.
+        """Returns the turns of an epoch; `arguments` are the other arguments of Keras' `EpochIterator`.
 
-        Args:
-          strategy: the model's strategy.
-          x: any data that Keras takes, a per-worker dataset, a dataset function, or the replacement by `fitting`.
-          arguments: the other arguments of Keras' `EpochIterator`.
-
-        Raises:
-          ValueError: labels or weights were given along with a per-worker dataset or a source; or the data is infinite
-            and its steps are not counted.
+        `x` is any data that Keras takes, a per-worker dataset, a dataset function, or the replacement by `fitting`.
+        Raises ValueError if labels or weights were given along with a per-worker dataset or a source, or if the data is
+        infinite and its steps are not counted.
         """
         if callable(x):
             x = strategy.experimental_distribute_datasets_from_function(x)
@@ -223,7 +218,6 @@ class FitExtension:
     def _turns_of_source(
         self, source: Source, strategy: Any, arguments: dict[str, Any], is_evaluation: bool
     ) -> EpochIterator:
-        """Returns the turns of an evaluation or prediction of all examples of a source."""
         names = {"y": "y", "sample_weight": "sample_weight", "steps_per_epoch": "steps or validation_steps"}
         given = [name for argument, name in names.items() if arguments.get(argument) is not None]
         if is_evaluation and given:

@@ -40,12 +40,9 @@ _PIECE = rb"\x00%s\x00\x01[\s\S]{1,90}?\(DT_\w+\) \[([\d,]*)\]\n"
 class SavedInSlices:
     """A mixin for classes of variables whose rows are in other variables.
 
-    Each part is written as a slice of one tensor of the whole shape, as TensorFlow writes its own sharded variables. A
-    variable with other parts restores the rows that it needs, a variable in one piece restores all rows, and parts
-    restore rows of a variable that was written in one piece.
-
-    Attributes:
-      parts: the other variables, whose rows are consecutive.
+    Each of the `parts`, whose rows are consecutive, is written as a slice of one tensor of the whole shape, as
+    TensorFlow writes its own sharded variables. A variable with other parts restores the rows that it needs, a variable
+    in one piece restores all rows, and parts restore rows of a variable that was written in one piece.
     """
 
     parts: Sequence[Any]
@@ -60,7 +57,6 @@ class SavedInSlices:
         return {VARIABLE_VALUE_KEY: slices}
 
     def _restore_from_tensors(self, restored_tensors: dict[str, dict[str, Any]]) -> list[Any]:
-        # With `slices_restored`.
         slices = restored_tensors[VARIABLE_VALUE_KEY]
         return [
             part._restore_from_tensors({VARIABLE_VALUE_KEY: slices[name]})
@@ -115,8 +111,7 @@ class SelfSaving(base.Trackable):  # Private: the public base, `tf.Module`, trac
 
     They are saved within `savers_replaced`, and not asynchronously.
 
-    Attributes:
-      ATTRIBUTE: the name of their attribute in a checkpoint, like "VARIABLE_VALUE" for variables.
+    `ATTRIBUTE` is the name of their attribute in a checkpoint, like "VARIABLE_VALUE" for variables.
     """
 
     ATTRIBUTE = "CONTENT"
@@ -160,13 +155,7 @@ class SavedVariable(NamedTuple):
 
 
 class SavedValue(NamedTuple):
-    """A value that a checkpoint will hold.
-
-    Attributes:
-      device: the CPU of the server that has it.
-      saved: its name and slice, and its variable if known.
-      read: returns the value, on that device; None if there is no value.
-    """
+    """A value that a checkpoint will hold, on the CPU `device` of a server. `read` returns it; None if it has none."""
 
     device: str
     saved: SavedVariable
@@ -174,13 +163,9 @@ class SavedValue(NamedTuple):
 
 
 class CapturedSave(NamedTuple):
-    """A save that has written nothing.
+    """A save that has written nothing, of the checkpoint at path `prefix`; the CPU `device` merges the files.
 
-    Attributes:
-      prefix: the path of the checkpoint.
-      values: the values to write.
-      themselves: the objects that write themselves, with their names.
-      device: merges the files.
+    `themselves` are the objects that write themselves, with their names.
     """
 
     prefix: str
@@ -286,8 +271,7 @@ def _save_with(large: LargeVariables, saver: Any, save: Callable[..., Any], file
 def merged(prefix: str, device: str) -> Iterator[tuple[str, list[str]]]:
     """A scope in which files of a checkpoint are written; at its end, `device` merges them into one at path `prefix`.
 
-    Yields:
-      A prefix for the files, and a list to which the prefixes of all files are appended.
+    Yields a prefix for the files, and a list to which the prefixes of all files are appended.
     """
     temporary = temporary_prefix(prefix)
     tf.io.gfile.makedirs(os.path.dirname(temporary))
@@ -326,7 +310,6 @@ def _value_of(tensor: Any) -> Any:
 
 
 def _tensors_of(saver: Any) -> list[Any]:
-    """Returns the entries for everything that a saver saves."""
     # Private: they are in lists by server.
     return [tensor for tensors in saver._shardable_tensors_by_task.values() for tensor in tensors]
 
@@ -397,11 +380,7 @@ def _has_content(saver: Any) -> bool:
 class StoredPieces:
     """The form in which the checkpoint at a path has stored its tensors: whole, or in pieces.
 
-    Raises:
-      tf.errors.OpError: there is no checkpoint, or it cannot be read.
-
-    Attributes:
-      shapes: the shapes of the whole tensors, by name.
+    `shapes` has the shapes of the whole tensors, by name. Raises OpError if the checkpoint cannot be read.
     """
 
     def __init__(self, path: str) -> None:

@@ -58,11 +58,8 @@ def part_of(replica: int, structure: Any) -> Any:
 def reduced(reduce_op: tf.distribute.ReduceOp, value: Any) -> Any:
     """Combines the parts of a `PerReplica` value, dense tensors or `tf.IndexedSlices`, by `SUM` or `MEAN`.
 
-    Returns:
-      A tensor; or `tf.IndexedSlices` that have each index once.
-
-    Raises:
-      ValueError: the sum of another value than `PerReplica` is wanted. (The sum of 0 is 0.)
+    Returns a tensor, or `tf.IndexedSlices` that have each index once. Raises ValueError for the sum of another value
+    than `PerReplica`, except 0.
     """
     if not isinstance(value, tf.distribute.DistributedValues):
         if reduce_op is _SUM and not (isinstance(value, int | float) and value == 0):
@@ -109,7 +106,6 @@ def common_part(value: Any, name: str) -> Any:
 
 
 def _origin(value: Any) -> Any:
-    """Returns the tensor that a value is a copy of."""
     value = value.values if isinstance(value, tf.IndexedSlices) else value
     while tf.is_symbolic_tensor(value) and value.op.type in ("Identity", "IdentityN"):
         value = value.op.inputs[value.value_index]
@@ -191,7 +187,6 @@ def call_for_each_replica(
 
     Raises:
       RuntimeError: the replicas make different numbers of merge calls, or one in a nested function or branch.
-      Exception: what the function raises.
     """
     if isinstance(fn, tf.types.experimental.PolymorphicFunction):
         status = tf.__internal__.autograph.control_status_ctx()
