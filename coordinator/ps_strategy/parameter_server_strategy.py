@@ -253,8 +253,8 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
         """Sets how variables are restored when a parameter server is lost; call it once the variables exist.
 
         When a server answers again, all variables and mutable tables of all parameter servers are restored from the
-        latest checkpoint, in the same Python objects. Variables that are not in it get their initial values, tables the
-        content that they have now. The directory of the checkpoints belongs to this client from now on; a former
+        latest checkpoint, in the same Python objects. Variables that are not in it get their initial values, tables
+        their content at the first call. The directory of the checkpoints belongs to this client from now on; a former
         client can no longer save there.
 
         Args:

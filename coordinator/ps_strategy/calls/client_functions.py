@@ -376,9 +376,9 @@ class ClientFunctions:
     ) -> GraphFuture:
         """Adds an operation that calls `ParameterServerStrategy.schedule`; `fn` is traced now.
 
-        The arguments are those of `ParameterServerStrategy.schedule`; `steps` may be a tensor. Without `is_used`, the
-        results of many runs are dropped. They are still awaited if the data may end, because a loop that schedules
-        until the data has ended must end with its error.
+        It takes the same arguments; `steps` may be a tensor. Without `is_used`, the results of many runs are dropped.
+        They are still awaited if the data may end, because a loop that schedules until the data has ended must end with
+        its error.
         """
         arguments = self._arguments(args, kwargs, {"steps": steps, **options})
         traced = self._traced(fn, arguments)

@@ -40,7 +40,7 @@ _OF_TRANSPORT = re.compile(
     re.IGNORECASE,
 )
 _OF_PYTHON = "Traceback (most recent call last)"
-# The longest wait for an update of TensorFlow's server definition before a function's error is its own, in seconds.
+# How long an error waits for an update of the server definition before it counts as the function's own, in seconds.
 _SETTLING_TIMEOUT = 30.0
 
 
@@ -138,8 +138,8 @@ def failure_of(error: BaseException, parameter_server: ParameterServerLost | Non
     Evidence comes first. A task that does not answer, or answers as another incarnation than the one we connected to,
     is lost; the error does not matter. The error's class decides only when all tasks are reachable, and its message
     only if both the transport and functions raise the class. Calls that this library cancels raise
-    `ClosureCancelledError`; a `CancelledError` of TensorFlow comes from a server.
-    `parameter_server` is the error that names a lost parameter server, if one is lost.
+    `ClosureCancelledError`; a `CancelledError` of TensorFlow comes from a server. `parameter_server` is the error that
+    names a lost parameter server, if one is lost.
     """
     if isinstance(error, ClosureCancelledError):
         return Failure(FailureKind.CANCELLED, error)

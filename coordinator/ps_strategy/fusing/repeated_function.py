@@ -214,7 +214,7 @@ def is_on_client(device: str) -> bool:
 class StackedInputs(NamedTuple):
     """The inputs of a fused call, without captures: for each input one value that all steps share, or one per step.
 
-    `values` has a tensor for each input, with the values of all `length` steps along a new first axis if they differ.
+    `values` has a tensor for each input: the shared value, or the values of all `length` steps along a new first axis.
     """
 
     length: int

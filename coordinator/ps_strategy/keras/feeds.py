@@ -148,8 +148,8 @@ class Feed(abc.ABC):
 class ClientFeed(Feed):
     """A feed that sends batches to the steps that take them: a step that runs again has the same batches.
 
-    `batches` are nested tensors; with a `source`, which reads the batches of a prediction in its steps, they are
-    results of its `reader`.
+    `batches` are nested tensors; for a prediction whose steps read a `source`, they are results of the source's
+    `reader`.
     """
 
     def __init__(self, batches: Iterator[Any], strategy: Any, source: Source | None = None) -> None:

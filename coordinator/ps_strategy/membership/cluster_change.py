@@ -42,8 +42,8 @@ _logger = logging.getLogger("coordinator")
 class Connection:
     """A connection to a server. This client's objects on the server are lost with it, and with the server's process.
 
-    `number` is unique in this cluster; `since` is on the `time.monotonic` clock. Functions are called on
-    `calling_device`, relative to the server.
+    `incarnation` is the random number that the server drew when it started; `number` is unique in this cluster; `since`
+    is on the `time.monotonic` clock. Functions are called on `calling_device`, relative to the server.
     """
 
     incarnation: int

@@ -41,8 +41,8 @@ _CREDENTIALS = "/var/run/secrets/kubernetes.io/serviceaccount"
 class KubernetesPods:
     """The addresses of the pods that a label selector matches. Used by one thread, except `interrupt`.
 
-    The arguments are those of `KubernetesClusterResolver`. `credentials` may contain `namespace` too, which is the
-    default namespace; missing files are not used.
+    For the arguments see `KubernetesClusterResolver`. `credentials` may also contain `namespace`, the default
+    namespace; missing files are not used.
     """
 
     def __init__(self, selector: str, namespace: str | None, api_server: str, credentials: pathlib.Path) -> None:

@@ -62,7 +62,7 @@ class Placement:
 
 @dataclasses.dataclass(frozen=True)
 class InitialValue:
-    """An initial value that can be computed by rows; `shape` and `dtype` are those of the whole value.
+    """An initial value that can be computed by rows; `shape` and `dtype` belong to the whole value.
 
     `rows` takes the first row and the number of rows, and returns these rows. `whole` is for a variable that is not
     sharded. `block_rows` rows are computed together, at multiples of this number; None for all requested rows.

@@ -109,9 +109,8 @@ class SelfSaved(NamedTuple):
 class SelfSaving(base.Trackable):  # Private: the public base, `tf.Module`, tracks all attributes.
     """A base of objects in a `tf.train.Checkpoint` that write and read themselves.
 
-    They are saved within `savers_replaced`, and not asynchronously.
-
-    `ATTRIBUTE` is the name of their attribute in a checkpoint, like "VARIABLE_VALUE" for variables.
+    They are saved within `savers_replaced`, and not asynchronously. `ATTRIBUTE` is the name of their attribute in a
+    checkpoint, like "VARIABLE_VALUE" for variables.
     """
 
     ATTRIBUTE = "CONTENT"

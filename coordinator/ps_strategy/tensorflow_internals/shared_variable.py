@@ -189,7 +189,7 @@ _READ_OPERATIONS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "Var
 
 
 def is_present_value(variable: Any, tensor: Any) -> bool:
-    """Returns True if a tensor was read from a variable, perhaps before a branch, and the variable is unchanged."""
+    """Returns True if a tensor was read, perhaps before a branch, from a variable that is unchanged since then."""
     if tensor.dtype != variable.dtype:
         return False
     handle = _captured(tensor.graph, variable.handle)
