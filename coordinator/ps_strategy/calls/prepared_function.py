@@ -74,7 +74,7 @@ class PreparedFunction:
         Args:
           worker: its index.
           builds: builds and prepares it.
-          inputs: tensors on the devices of later calls, without captures; or types, for values on the client.
+          inputs: tensors of the types and on the devices of later calls, without captures; types for client values.
           prepare: calls `prepare_on` on the worker; it must not keep this object alive.
         """
         with self._lock:

@@ -302,6 +302,7 @@ def _is_ended_by_error() -> bool:
     if traceback is None:
         return False
     frame = traceback.tb_frame
+    # `python program.py`, and `python -m module`.
     return frame.f_code.co_name == "<module>" or frame.f_globals.get("__name__") == "runpy"
 
 
@@ -315,7 +316,7 @@ def delete_markers(context_id: int, addresses: Collection[str], timeout: float) 
         for channel in channels
     ]
     for call, channel in zip(calls, channels, strict=True):
-        call.code()
+        call.code()  # Waits for the answer.
         channel.close()
 
 
