@@ -230,7 +230,7 @@ def _writer(device: str, io_device: str | None, dtype: tf.DType, count: int) -> 
 
 
 def _copy(handle: Any, dtype: tf.DType, begin: Any, shape: Any) -> Any:
-    """Copies a block of a variable; no update can change the copy."""
+    """Copies a block of a variable; no update changes the variable during the copy."""
     length = shape[tf.size(begin) - 1]
     along = tf.range(begin[-1], begin[-1] + length)[:, tf.newaxis]
     indices = tf.concat([tf.repeat(begin[tf.newaxis, :-1], length, axis=0), along], axis=1)
