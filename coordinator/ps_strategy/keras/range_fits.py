@@ -214,6 +214,8 @@ class RangeFeed(Feed):
         if self._ranges is not None:
             self._ranges.close()
 
+    # The recovery calls these, while no step runs; see `ClientState`.
+
     def serialize(self) -> Any:
         """Returns the epoch and the values of the metrics."""
         return self._until, [variable.numpy().tolist() for variable in self._model.metrics_variables]

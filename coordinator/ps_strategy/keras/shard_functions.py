@@ -82,6 +82,8 @@ class ModelCopies:
                     f"{getattr(owner, 'name', owner)!r}, which is none. Leave it out, while nothing is scheduled."
                 )
 
+    # The recovery calls these; see `ClientState`.
+
     def serialize(self) -> None:
         """Returns nothing: the copies belong to no checkpoint."""
 

@@ -105,7 +105,7 @@ class BlockCheckpoints:
         return [saved for saved in variables if self._is_large(saved.variable) and saved.variable.is_initialized()]
 
     def to_read(self, variables: Sequence[SavedVariable], path: str) -> Sequence[SavedVariable]:
-        """Returns the large variables that the checkpoint has in pieces. TensorFlow reads a whole tensor at once."""
+        """Returns the large variables stored in pieces: TensorFlow would read all of a tensor stored whole."""
         large = [saved for saved in variables if self._is_large(saved.variable)]
         stored = StoredPieces(path) if large else None
         return [saved for saved in large if stored is not None and self._is_in_blocks(saved, stored)]
