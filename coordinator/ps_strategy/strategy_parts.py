@@ -124,6 +124,7 @@ class ServerPolling:
         return {resource.name: round(resource.share, 4) for resource in self._record.resources()}
 
     def _poll(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """Returns the result of a call; None if its server was lost, which the strategy notices by itself."""
         try:
             with own_executor():
                 return call(*arguments)
