@@ -1,10 +1,10 @@
 """The hooks that TensorFlow calls on a strategy: where variables are placed, how functions run in a replica.
 
-Each device of a worker that computes is a replica, and workers do not wait for each other: `num_replicas_in_sync` is
-the number of devices of one worker, and reductions are over these. With one device a scheduled function is in its
-replica context; with several it is in the cross-replica context, and `run` calls a function on each.
+Each computing device of a worker is a replica, and workers do not wait for each other: `num_replicas_in_sync` is the
+number of devices of one worker, and reductions are over these devices. With one device, a scheduled function is in its
+replica context. With several, it is in the cross-replica context, and `run` calls a function on each.
 
-Variables are on the CPUs of the parameter servers, where an optimizer's updates run too: a gradient is sent to the
+Variables are on the CPUs of the parameter servers, and an optimizer's updates run there. Gradients are sent to the
 variable and its slots, which are not moved.
 """
 
@@ -62,18 +62,10 @@ _logger = logging.getLogger("coordinator")
 
 
 class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
-    """Implements the hooks of `tf.distribute.StrategyExtended` for `ParameterServerStrategy`.
+    """The hooks of `tf.distribute.StrategyExtended` for `ParameterServerStrategy`.
 
-    The base is the version 1 class because only it has `call_for_each_replica`, which `Strategy.run` calls.
-
-    Args:
-      strategy: the strategy that this belongs to.
-      parts: of the strategy; variables and tables that are created in the scope are registered there.
-      partitioner: divides variables into parts; None for none.
-
-    Attributes:
-      services: the parts, for the library's other folders.
-      client_functions: set by the strategy.
+    The base is the version 1 class because only it has `call_for_each_replica`, which `Strategy.run` calls. Variables
+    and tables that are created in the scope are registered in `parts`, which `services` gives to other folders.
     """
 
     client_functions: ClientFunctions
@@ -110,11 +102,7 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
             self._scheduling.depth -= 1
 
     def on_client(self, verb: str, *args: Any, **kwargs: Any) -> Any:
-        """Adds what the strategy's method `verb` does with these arguments to the function that is being traced.
-
-        Raises:
-          RuntimeError: the function is for the workers, and not for the client.
-        """
+        """Adds a call of the strategy's method `verb` to the client's function that is being traced."""
         if getattr(self._scheduling, "depth", 0):
             raise RuntimeError(
                 f"strategy.{verb} was called in a function that is scheduled, and runs on a worker. Functions are "
@@ -126,11 +114,11 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
             return tf.autograph.experimental.do_not_convert(getattr(functions, verb))(*args, **kwargs)
 
     def read_ahead(self, read: Callable[[Any], Any], slots: int) -> ReadAhead:
-        """Returns what reads ranges ahead on the workers; see `ReadAhead`."""
+        """Returns a reader of ranges ahead on the workers."""
         return ReadAhead(read, slots, self._trace)
 
     def trace_dataset(self, make_dataset: Callable[[], tf.data.Dataset]) -> TracedFunction:
-        """Traces a function that creates a dataset."""
+        """Traces a function that creates a dataset, in the strategy's scope."""
         return self._trace(tf.function(make_dataset), ())
 
     def _trace(self, function: Any, types: tuple[Any, ...]) -> TracedFunction:
@@ -147,7 +135,7 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
             )
 
     def across_replicas(self, method: Callable[..., Any], *args: Any) -> Any:
-        """Calls a method of `tf.distribute.Strategy` that may not be called in a replica context, also in one."""
+        """Calls a method of `tf.distribute.Strategy` that may not be called in a replica context, even in one."""
         replica = self.replica_context()
         if replica is None or self._has_several_replicas:
             return method(self._container_strategy(), *args)
@@ -169,7 +157,7 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
 
     @contextlib.contextmanager
     def _losses_named(self) -> Iterator[None]:
-        """A scope in which an error names the parameter server that was lost, if one was."""
+        """A scope in which an error that a lost parameter server causes names the server."""
         try:
             yield
         except tf.errors.OpError as error:
@@ -188,7 +176,7 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
         beside = kwargs.get("colocate_with")
         create = functools.partial(self._create_on, next_creator)
         may_be_divided = self._partitioner is not None if beside is None else isinstance(beside, ShardedVariable)
-        # Without an initial value, a SavedModel is being loaded, whose functions take the variable as one.
+        # A SavedModel creates its variables without initial values; its functions take each as one variable.
         if may_be_divided and kwargs.get("initial_value") is not None:
             return self._create_partitioned(create, beside, kwargs)
         device = self._placement.next_devices([self._known_size(kwargs)])[0] if beside is None else str(beside.device)
@@ -203,7 +191,7 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
             )
 
     def _known_size(self, kwargs: dict[str, Any]) -> int:
-        """Returns the bytes of a variable with these arguments, 0 if they do not tell."""
+        """Returns the bytes of a variable with these arguments; 0 if unknown."""
         value = kwargs.get("initial_value")
         shape, dtype = kwargs.get("shape"), kwargs.get("dtype")
         if shape is None or dtype is None:
@@ -214,7 +202,7 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
         return (tf.TensorShape(shape).num_elements() or 0) * tf.as_dtype(dtype).size
 
     def _create_partitioned(self, create: Callable[..., Any], beside: Any, kwargs: dict[str, Any]) -> Any:
-        """Creates a variable in the parts of the partitioner, or of the variable beside it if that has as many rows."""
+        """Creates a variable in parts: the parts of the variable beside it if the rows match, or the partitioner's."""
         value, *rest = (kwargs.get(argument) for argument in ("initial_value", "shape", "dtype", "name"))
         with tf.device(None), tf.device(self._parameter_server_devices[0]):
             initial = initial_value_of_keras(value) or initial_value_of(value, *rest)
@@ -229,15 +217,12 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
         if partition is None:
             return create(devices[0], again=value, **{**kwargs, "initial_value": initial.whole})
         variable = create_sharded(create, partition, initial, devices, kwargs)
-        # Its parts have their initial values. It has a handle of its own, which is lost with its server.
+        # The parts have their initial values. The sharded variable's own handle is lost with its server.
         self._variables.add(variable, None)
         return variable
 
     def _create_on(self, next_creator: Callable[..., Any], device: str, again: Any = None, **kwargs: Any) -> Any:
-        """Creates a variable on a server's device, by `next_creator` with `kwargs`.
-
-        If it is lost, it gets the initial value `again`; None for its present one.
-        """
+        """Creates a variable on a server's device. If it is lost, it gets the value `again`; None: `initial_value`."""
         with tf.device(None), tf.device(device):
             variable = next_creator(**kwargs)
             if isinstance(value := kwargs.get("initial_value"), RowsInBlocks):
@@ -253,7 +238,7 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
         return [*table_creator_scopes(self._handles), *mutable]
 
     def _create_table(self, next_creator: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        # While a function is traced, it is part of that function.
+        # A table that is created while a function is traced is part of that function.
         if not tf.executing_eagerly() or is_created_by_keras():
             return next_creator(*args, **kwargs)
         with self._losses_named():
@@ -283,8 +268,8 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
         if self._has_several_replicas:
             first = [common_part(gradient, var.name) for gradient in args[:1]]
             args, kwargs = part_of(0, ((*first, *args[1:]), dict(kwargs)))
-        # A per-worker variable has the device of the client, but is updated where the function runs. So is a sharded
-        # variable: there the update is split into updates of its parts.
+        # A per-worker variable has the client's device, but is updated where the function runs. The update of a sharded
+        # variable is split into updates of its parts.
         is_split = isinstance(var, ShardedVariable) or self._handles.resource_for(var.handle)
         with tf.device(None if is_split else var.device):
             result = fn(var, *args, **kwargs)
@@ -318,7 +303,7 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
         return replica_id
 
     def _use_merge_call(self) -> bool:
-        # In the cross-replica context an optimizer applies gradients as they are, which the caller has reduced.
+        # In the cross-replica context an optimizer applies gradients unchanged: the caller has reduced them.
         return is_one_of_several()
 
     @property

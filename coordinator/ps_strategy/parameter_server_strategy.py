@@ -39,19 +39,18 @@ from coordinator.ps_strategy.tensorflow_internals.process import reset_watched
 class BriefCollections:
     """Base class that keeps the pauses of Python's garbage collection short.
 
-    A full collection holds the interpreter's lock, so that no thread can give its worker anything during it. It looks
-    at all objects: TensorFlow and Keras have 400,000, which takes 0.2 s. Python starts one when the number of objects
-    has grown by a quarter, as it does while functions are traced. But what modules hold is never garbage. So the
-    objects that exist before an object of this class are not searched until it ends. An unreachable object among them
-    is still freed, unless it is part of a cycle; a cycle waits. A program that has called `gc.freeze` itself is not
-    changed.
+    A full collection holds the interpreter's lock: during it, no thread can give its worker anything. It searches all
+    objects; TensorFlow and Keras have 400,000, which takes 0.2 s. Python starts one when the number of objects has
+    grown by a quarter, as it does while functions are traced. But what modules hold is never garbage. So objects that
+    are older than an instance of this class are not searched until it ends. Unreachable ones are still freed, unless
+    they are part of a cycle; a cycle waits. A program that has called `gc.freeze` itself is not changed.
 
     Attributes:
-      end_brief_collections: has all objects searched again; called when this object is forgotten, if not before.
+      end_brief_collections: has all objects searched again; called when the instance is forgotten, if not before.
     """
 
     def __new__(cls, *_: Any, **__: Any) -> Any:
-        """Creates the object, which is not excluded itself: it must be found when it is forgotten."""
+        """Creates the object after the freeze: a cycle that contains it must be found."""
         is_own = gc.get_freeze_count() == 0
         if is_own:
             gc.freeze()
@@ -64,11 +63,11 @@ _logger = logging.getLogger("coordinator")
 
 
 class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
-    """Trains on workers with variables on parameter servers, driven by this one program.
+    """Training on workers with variables on parameter servers, driven by this one program.
 
     Create it before any variable, dataset, layer or table: when a process connects to a cluster, existing ones become
-    unusable.
-    A process has one at a time. As a context manager, it joins and closes at the end, and only closes after an error.
+    unusable. A process has one strategy at a time. As a context manager, it joins and closes at the end, and only
+    closes after an error.
 
     Args:
       cluster_resolver: a `tf.distribute.cluster_resolver.ClusterResolver` that names the `worker` and `ps` addresses.
@@ -148,16 +147,16 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
         Args:
           fn: a `tf.function` or concrete function.
           args: its positional arguments: tensors, NumPy arrays, Python values, per-worker iterators and datasets, and
-            futures of this strategy, in whose place it gets their results; if one fails, so does this function.
-            Arrays, lists and dicts are copied here, so that the program may change them afterwards.
+            futures of this strategy. The function gets the results of the futures; if one fails, the function fails.
+            Arrays, lists and dicts are copied here: the program may change them afterwards.
           kwargs: its keyword arguments.
           steps: run it this many times in total, spread over the workers, with one `RunsFuture`: see docs/dispatch.md,
             "Many runs".
-          worker: the index of the only worker that may run it; it waits for a lost one (`Options.affinity_timeout`).
+          worker: the index of the only worker that may run it. A lost one is waited for (`Options.affinity_timeout`).
           timeout: in seconds; if a worker takes longer, another one runs it as well, and the first result counts.
             None for `Options.closure_timeout`.
-          fetch: False leaves the result on the worker until `result()`, or until a function takes the future there. If
-            it is lost with the worker, the function is run again when the result is needed.
+          fetch: False leaves the result on the worker until `result()`, or until a function takes the future there. A
+            result that is lost with its worker is computed again when it is needed.
 
         Returns:
           A `Future` of what the function returns, in its structure, as NumPy values; stacked with `steps`.
@@ -233,13 +232,13 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
         self._scheduler.cancel_all()
 
     def quiet(self, timeout: float | None = None) -> contextlib.AbstractContextManager[None]:
-        """Returns a context in which no scheduled function runs, so that what is read and saved is of one moment.
+        """Returns a context in which no scheduled function runs: what is read and saved in it is of one moment.
 
-        It waits for the functions that run, but not for calls that `cancel_all` has given up: the log names them. The
-        functions that wait, and functions that are scheduled in the block, run after it.
+        Entering it waits for running functions, except for calls that `cancel_all` has given up; the log names these.
+        Queued functions, and functions that are scheduled in the block, run after it.
 
         Args:
-          timeout: how long to wait for what runs, in seconds; None for no limit.
+          timeout: how long to wait for running functions, in seconds; None for no limit.
 
         Raises:
           TimeoutError: functions still run; the message names them.
@@ -254,12 +253,13 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
         """Sets how variables are restored when a parameter server is lost; call it once the variables exist.
 
         When a server answers again, all variables and mutable tables of all parameter servers are restored from the
-        latest checkpoint, in the same Python objects. What is not in it gets its initial value, a table its content.
-        The directory of the checkpoints belongs to this client from now on; a former one can no longer save there.
+        latest checkpoint, in the same Python objects. Variables that are not in it get their initial values, tables
+        their content at the first call. The directory of the checkpoints belongs to this client from now on; a former
+        client can no longer save there.
 
         Args:
-          source: `coordinator.Checkpoints` or a `tf.train.CheckpointManager`, whose newest readable checkpoint is
-            restored, or the initial values if there is none; or a function that restores a checkpoint and returns its
+          source: `coordinator.Checkpoints` or a `tf.train.CheckpointManager`: its newest readable checkpoint is
+            restored, or the initial values if there is none. Or a function that restores a checkpoint and returns its
             path. Until `restore_from` is called again, the manager saves in `quiet()` and waits for lost servers.
           step: counts steps in reports of recoveries: an integer variable that is in the checkpoint, such as
             `optimizer.iterations`, or a function that returns an int. None counts the functions that have finished.
@@ -285,8 +285,8 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
     ) -> dict[str, Any]:
         """Evaluates a model on the workers; returns the results of its metrics by name. See docs/evaluation.md.
 
-        Each example counts once, even if servers die: shards of the data return what metrics add up. No variable
-        changes.
+        Each example counts once, even if servers die: the client adds up what the shards of the data return. No
+        variable changes.
 
         Args:
           model: a Keras model of this strategy; or, with `metrics`, any callable.
@@ -336,7 +336,7 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
     distribute_datasets_from_function = experimental_distribute_datasets_from_function
 
     def experimental_distribute_dataset(self, dataset: tf.data.Dataset, options: Any = None) -> PerWorkerDataset:
-        """Gives each worker all of `dataset`; without a seed of a shuffle, each worker has another order."""
+        """Gives each worker all of `dataset`; a shuffle without a seed gives each worker another order."""
         return self._datasets.from_dataset(dataset, options)
 
     def create_per_worker_resource(self, fn: Callable[[], Any]) -> Any:

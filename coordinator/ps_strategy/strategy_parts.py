@@ -5,9 +5,9 @@ strategy alive: threads refer to the parts, and a strategy that its program forg
 when it is used: importing it would take a tenth of the time until a strategy can be used.
 
 A TensorFlow server has no call for the memory or the processor time of its process. A function that runs there and
-reads files of `/proc` does: it needs no port and no further process, and takes about a millisecond. One thread polls
-the servers; nothing waits for it, and it polls only while the page is watched or a trace is written. A server that does
-not answer a probe is not asked; the heartbeat ends a call to a server that stops answering.
+reads files of `/proc` needs no port and no further process, and takes about a millisecond. One thread polls the
+servers, only while the page is watched or a trace is written; nothing blocks on it. A server that does not answer a
+probe is not asked. The heartbeat ends a call to a server that stops answering.
 """
 
 import contextlib
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from coordinator.ps_strategy.keras.exact_evaluation import StrategyEvaluation
 
 
-# The unit of processor times in /proc, in seconds: 0.01 wherever Linux runs today.
+# The unit of processor times in /proc, in seconds: 0.01 on all present Linux systems.
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
 # Between two polls for a trace, in seconds.
 _POLL_INTERVAL = 2.0
@@ -69,7 +69,7 @@ _FILES = (
     "proc/sys/kernel/random/boot_id",
     "proc/sys/kernel/hostname",
 )
-# What a container may use; does not exist everywhere.
+# The processors that a container may use; the file does not exist everywhere.
 _LIMIT = "sys/fs/cgroup/cpu.max"
 
 _logger = logging.getLogger("coordinator")
@@ -79,14 +79,7 @@ _logger = logging.getLogger("coordinator")
 def dashboard_of(
     address: str, scheduler: Scheduler, servers: Sequence[ParameterServer], rules: Collection[Any]
 ) -> Iterator[str]:
-    """A scope with a dashboard, which yields the page's URL.
-
-    Args:
-      address: see `Options.dashboard`.
-      scheduler: of the strategy.
-      servers: the parameter servers.
-      rules: the update rules, each with `statistics()`; also rules that are added later.
-    """
+    """A scope with a dashboard at `address`, which yields the page's URL. Rules may be added to `rules` later."""
     polling = ServerPolling(servers, rules)
     sources = scheduler.cluster.statistics, scheduler.queue.events, polling.usage, polling.rules
     with contextlib.closing(Dashboard(parse_page_address(address, "Options.dashboard"), *sources)) as dashboard:
@@ -94,7 +87,7 @@ def dashboard_of(
 
 
 class ServerPolling:
-    """Polls the parameter servers and the update rules, on the thread that calls it."""
+    """Queries of the parameter servers and the update rules, on the thread that calls it."""
 
     def __init__(self, servers: Sequence[ParameterServer], rules: Collection[Any] = ()) -> None:
         self._servers = servers
@@ -105,7 +98,7 @@ class ServerPolling:
         self._counted_at = -math.inf
 
     def usage(self) -> Sequence[ServerUsage]:
-        """Returns what each parameter server uses, and then what this program does."""
+        """Returns what each parameter server uses, and last what this program uses."""
         for server in self._servers:
             usage = self._usage[server.index]
             where = usage.task, f"{server.device}/device:CPU:0"
@@ -123,7 +116,7 @@ class ServerPolling:
         return sorted((row for row in rows if row and row.pushes), key=lambda row: row.number)
 
     def counters(self) -> dict[str, float]:
-        """Returns how busy the servers are, shares from 0 to 1 by names, for a trace; nothing if that is too soon."""
+        """Returns how busy the servers are, shares from 0 to 1 by name, for a trace; empty if polled too recently."""
         if time.monotonic() < self._counted_at + _POLL_INTERVAL:
             return {}
         self._record.add(self.usage())
@@ -131,7 +124,7 @@ class ServerPolling:
         return {resource.name: round(resource.share, 4) for resource in self._record.resources()}
 
     def _poll(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Returns the result of a call; None if its server was lost by then, which the strategy notices by itself."""
+        """Returns the result of a call; None if its server was lost, which the strategy notices by itself."""
         try:
             with own_executor():
                 return call(*arguments)
@@ -145,7 +138,7 @@ class ServerPolling:
 
 
 def _read_files(root: Any) -> tuple[Any, ...]:
-    # If a path were a constant of the function, TensorFlow would read the file once, as it does with constants.
+    # TensorFlow evaluates a constant path only once: the file would be read once.
     limits = tf.map_fn(tf.io.read_file, tf.io.matching_files(root + _LIMIT))
     return (*(tf.io.read_file(root + name) for name in _FILES), tf.strings.reduce_join(limits))
 
@@ -153,8 +146,8 @@ def _read_files(root: Any) -> tuple[Any, ...]:
 def _usage_of(
     task: str, stat: str, status: str, network: str, machine: str, boot: str, host: str, limit: str
 ) -> ServerUsage:
-    """Returns what the files of a process say; see `man 5 proc` and the kernel's documentation of cgroup v2."""
-    # The name of the program, which stands in parentheses, may contain spaces.
+    """Parses the files of a process; see `man 5 proc` and the kernel's documentation of cgroup v2."""
+    # The name of the program is in parentheses and may contain spaces.
     user, system = stat.rpartition(")")[2].split()[11:13]
     fields = dict(line.split(":", 1) for line in status.splitlines())
     interfaces = [line.partition(":")[2].split() for line in network.splitlines()[2:]]
@@ -180,7 +173,6 @@ def _usage_of(
 
 
 def _processors_in(ranges: str) -> int:
-    """Returns how many numbers are in a list such as `0-3,8`."""
     ends = [(first, last or first) for first, _, last in (part.partition("-") for part in ranges.split(","))]
     return sum(int(last) - int(first) + 1 for first, last in ends)
 
@@ -207,22 +199,16 @@ class StrategyParts:
     """The parts of one strategy. `strategy.extended.services` gives them to other folders, and not to users.
 
     Attributes:
-      options: of the strategy.
-      scheduler: runs closures on the workers.
-      tracer: traces functions.
-      handles: the tables and variables with a copy on each worker.
       copies: has the workers create and read their copies.
       input_shares: which share of the data each worker reads.
-      variables: the variables on the parameter servers, and the tables there.
-      recovery: recovers the parameter servers.
+      variables: the variables and tables on the parameter servers.
       parameter_servers: by index.
-      worker_devices: the devices that compute on each worker, relative to it: a replica for each.
-      events: what happens, as a stream.
+      worker_devices: the computing devices of each worker, relative to it: a replica for each.
       rules: the update rules that still exist, for the dashboard.
       unique_numbers: for names on the servers that no other object of this strategy has.
       worker_index: called inside a scheduled function, returns the index of the worker that runs it.
       connection_number: called inside a scheduled function, returns a number that grows with each connection of the
-        worker that runs it. It tells what an abandoned call does from the rest.
+        worker that runs it. It tells abandoned calls from present ones.
       retrace: has each `tf.function` traced again when it is scheduled next.
       add_idle_callback: see `Cluster.add_idle_callback`.
       refuse_closed: see `ClosureQueue.refuse_stopped`.
@@ -258,17 +244,9 @@ class StrategyParts:
     def connected(
         cls, strategy_class: type[Any], cluster_resolver: Any, options: Options, exit_stack: contextlib.ExitStack
     ) -> "StrategyParts":
-        """Connects to a cluster and starts the threads.
+        """Connects to a cluster and starts the threads. `exit_stack` receives the callbacks that close the parts.
 
-        Args:
-          strategy_class: the class of the strategy, whose models Keras is to train on the workers.
-          cluster_resolver: names the servers.
-          options: limits and times.
-          exit_stack: receives the callbacks that close the parts.
-
-        Raises:
-          RuntimeError: Keras does not run on TensorFlow.
-          Exception: what `Membership.connected` raises.
+        Raises RuntimeError if Keras does not run on TensorFlow, and errors of `Membership.connected`.
         """
         check_backend()
         exit_stack.enter_context(client_environment())

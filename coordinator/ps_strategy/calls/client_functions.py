@@ -7,8 +7,8 @@
         strategy.join()                                                              waits
         return strategy.local_results(future)               the types of the results   the results
 
-Each of these is an operation that calls Python on the client. The operations run in the order of the program, with all
-else that has effects; see `barriers_in_order`. How a call waits, raises errors, and ends by Ctrl-C:
+Each of these is an operation that calls Python on the client. The operations run in the order of the program, together
+with all other effects; see `barriers_in_order`. How a call waits, raises errors, and ends by Ctrl-C:
 
     user's thread    train(100) ──► TensorFlow ───────────────────────────────────────► KeyboardInterrupt, or the error
                                         │ runs the graph                        ▲
@@ -17,8 +17,8 @@ else that has effects; see `barriers_in_order`. How a call waits, raises errors,
     coordinator-client-wait             └──► join ──┘ enqueue
     coordinator-client-interrupts   a byte for each signal ──► cut the calls of the main thread
 
-TensorFlow has as many threads for graphs as there are processors, and needs them to connect to a worker that returns.
-So no graph waits on one of them: a thread of this library waits, and the graph waits for an element of a queue.
+TensorFlow has one thread for graphs per processor, and needs them to connect to a worker that returns. So no graph
+blocks one of them: a thread of this library waits, and the graph waits for an element of a queue.
 """
 
 import concurrent.futures
@@ -54,9 +54,9 @@ from coordinator.ps_strategy.tensorflow_internals.graph_calls import (
 )
 from coordinator.workers.scheduler import Scheduler
 
-# TensorFlow uses the memory of an array, and does not copy it, if its address is a multiple of this, in bytes.
+# TensorFlow uses the memory of an array without a copy if its address is a multiple of this, in bytes.
 _ALIGNMENT = 64
-# How many handles there are; handles of futures that are gone are used again.
+# The number of handles; handles of futures that are gone are used again.
 _HANDLES = 1 << 31
 # How soon it is noticed that data cannot end, in seconds.
 _MOMENT = 0.05
@@ -70,9 +70,9 @@ _HANDLE, _BOOL = tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.bool)
 
 
 class GraphFuture(tf.experimental.ExtensionType):
-    """The result of a function that a function on the client schedules, before it exists.
+    """A future in a graph: the result of a function that a function on the client schedules.
 
-    It may be an argument of `strategy.schedule` and of `strategy.local_results`, a variable of a loop, and a result.
+    It may be an argument of `strategy.schedule` and `strategy.local_results`, a loop variable, and a result.
 
     Attributes:
       handle: int32 []; identifies the future. The future lives as long as this tensor or an alias of it.
@@ -84,7 +84,7 @@ class GraphFuture(tf.experimental.ExtensionType):
 
 
 class _Handle(np.ndarray):
-    """The memory of the handle of a future, which TensorFlow's tensors share; an int32 scalar."""
+    """The memory of a future's handle, which TensorFlow's tensors share; an int32 scalar."""
 
     future: Future
 
@@ -92,9 +92,9 @@ class _Handle(np.ndarray):
 class Futures:
     """The futures whose handles are in use. A handle is a value of a graph, a number that identifies a future.
 
-    TensorFlow's tensors share the memory of the array that Python returns for a handle, and keep the array. So the
-    tensors that are its handle keep the future, wherever the graph takes them, and the last of them releases it. A
-    handle is an int32, which TensorFlow keeps in the memory of the host, also where the graph runs on a GPU.
+    TensorFlow's tensors share the memory of the array that Python returns for a handle, and keep the array. So a
+    handle's tensors keep the future, wherever the graph takes them, and the last of them releases it. A handle is an
+    int32, which TensorFlow keeps in host memory even where the graph runs on a GPU.
     """
 
     def __init__(self) -> None:
@@ -115,7 +115,6 @@ class Futures:
         return handle
 
     def __getitem__(self, handle: Any) -> Future:
-        """Returns the future with a handle."""
         array = self._handles.get(int(handle))
         if array is None:
             raise ValueError(
@@ -129,15 +128,10 @@ class Futures:
 
 
 class ClientArguments:
-    """The arguments of a call in a function on the client, a structure in which some leaves are tensors of its graph.
+    """The arguments of a call in a function on the client: a structure in which some leaves are tensors of its graph.
 
     when it is traced    (x, iterator, future)     the inputs of an operation: x, the handle of the future
     when it runs         (3.0, iterator, future)   the structure with their values
-
-    Args:
-      structure: the arguments.
-      futures: the futures whose handles are in use.
-      types: the types of results, by number.
 
     Attributes:
       inputs: the tensors.
@@ -148,18 +142,18 @@ class ClientArguments:
         self.inputs: list[Any] = []
         self._futures = futures
         self._types = types
-        # How each leaf is made when the graph runs, and from how many values.
+        # For each leaf: a function that makes it when the graph runs, and the number of values it takes.
         self._leaves: list[tuple[Callable[..., Any], int]] = []
         self.specs = tf.nest.map_structure(self._add, structure)
         self._structure = tf.nest.map_structure(lambda _: 0, structure)
 
     def _add(self, leaf: Any) -> Any:
-        """Adds a leaf; returns its `tf.TypeSpec`, or the leaf itself if it has no tensor of the graph."""
+        """Adds a leaf; returns its `tf.TypeSpec`, or the leaf itself if it has no symbolic tensor."""
         if isinstance(leaf, GraphFuture):
             self.inputs.append(leaf.handle)
             self._leaves.append((self._futures.__getitem__, 1))
             return self._types[leaf.result_type]
-        # With `coordinator.compat`, an iterator of the workers is taken for a composite tensor.
+        # With `coordinator.compat`, TensorFlow takes per-worker iterators for composite tensors.
         is_per_worker = isinstance(leaf, PerWorkerResource)
         tensors = [] if is_per_worker else tf.nest.flatten(leaf, expand_composites=True)
         if not any(tf.is_symbolic_tensor(tensor) for tensor in tensors):
@@ -183,7 +177,6 @@ class ClientArguments:
 
 
 def _with_values(spec: tf.TypeSpec, *values: Any) -> Any:
-    """Returns a value of a type, with the values of its components."""
     if isinstance(spec, tf.TensorSpec) and spec.dtype != tf.string:
         return np.asarray(values[0])
     components = tf.nest.flatten(spec, expand_composites=True)
@@ -192,14 +185,13 @@ def _with_values(spec: tf.TypeSpec, *values: Any) -> Any:
 
 
 class CallError(Exception):
-    """Ends a graph. Its text contains the number of the call, whose own error is raised instead."""
+    """Ends a graph. Its text contains the number of a call, whose own error is raised instead."""
 
 
 class ClientCall:
     """One call of a function on the client that schedules.
 
     Attributes:
-      number: identifies it.
       is_of_main_thread: whether the main thread made it; Ctrl-C is for the main thread.
       cut: is done once the call must end.
       error: the error with which it ends, or None.
@@ -216,7 +208,7 @@ class ClientCall:
         self._outcome: concurrent.futures.Future[Any] | None = None
 
     def run(self, work: Callable[[], Any]) -> Any:
-        """Returns what `work` returns. Its first error, or a cut before it, becomes the error of the call."""
+        """Calls `work`. Its first error, or KeyboardInterrupt after a cut, becomes the error of the call."""
         try:
             if self.cut.done():
                 raise KeyboardInterrupt
@@ -226,13 +218,13 @@ class ClientCall:
             raise CallError(f"{type(self.error).__name__}: {self.error} [coordinator call {self.number}]") from None
 
     def begin_wait(self, work: Callable[[], Any]) -> None:
-        """Calls `work`, which may wait, on another thread. It has to end when `cut` is done."""
+        """Calls `work`, which may wait, on another thread. It must end when `cut` is done."""
         self._outcome = on_own_thread("coordinator-client-wait", work)
         # This does not wait: the queue is empty.
         self._outcome.add_done_callback(lambda _: self.wakeups.enqueue(True))
 
     def end_wait(self) -> Any:
-        """Returns what the `work` of a wait has returned, or raises its error; returns None if there was no wait."""
+        """Returns the result of the wait that was begun, or raises its error; None if there was no wait."""
         outcome, self._outcome = self._outcome, None
         return None if outcome is None else outcome.result()
 
@@ -240,12 +232,10 @@ class ClientCall:
 class ClientCalls:
     """The calls that are being made, and how Ctrl-C ends the calls of the main thread.
 
-    Python calls the handler of a signal on the main thread, once that runs Python again: after TensorFlow has returned.
-    But it writes a byte for each signal immediately, which a thread reads here while the main thread is in such a call.
-    A handler other than Python's own, which raises `KeyboardInterrupt`, is not replaced: its purpose is not known.
-
-    Args:
-      wake: has waits that were begun look at whether their call must end.
+    Python calls the handler of a signal on the main thread, after TensorFlow has returned. But it writes a byte for
+    each signal immediately; a thread here reads it while the main thread is in TensorFlow. A SIGINT handler other than
+    Python's own, which raises `KeyboardInterrupt`, is not replaced: its purpose is not known. `wake` wakes the waits
+    that were begun; each checks whether its call must end.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
@@ -256,19 +246,18 @@ class ClientCalls:
         self._calls: dict[int, ClientCall] = {}
         self._received, self._sent = socket.socketpair()
         self._sent.setblocking(False)
-        # The program's own descriptor for signals; -1 for none.
+        # The descriptor for signals that the program has set; -1 for none.
         self._former = -1
         self._thread = BackgroundThread("coordinator-client-interrupts", self._read_signals)
         self._thread.start()
 
     def __getitem__(self, number: Any) -> ClientCall:
-        """Returns a call by its number."""
         return self._calls[int(number)]
 
     def begin(self) -> tuple[Any, Any]:
         """Begins a call by the calling thread; returns tensors with its number and its queue.
 
-        It ends when `error_in` returns its error, or when the first tensor is no longer referenced.
+        The call ends when `error_in` returns its error, or when the number's tensor is no longer referenced.
         """
         call = ClientCall(next(self._numbers), self.device)
         with tf.device(None), tf.device(self.device):
@@ -280,14 +269,14 @@ class ClientCalls:
         return number, call.wakeups.queue_ref
 
     def error_in(self, message: str) -> BaseException | None:
-        """Ends the call that a message of TensorFlow names, and returns its error."""
+        """Ends the call whose number is in a message of TensorFlow, and returns its error."""
         match = _NUMBER.search(message)
         call = self._end(int(match[1])) if match else None
         return None if call is None else call.error
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
-        """A scope in which calls are made."""
+        """A scope in which calls can be made."""
         try:
             with errors_raised_as(self.error_in):
                 yield
@@ -302,7 +291,7 @@ class ClientCalls:
     def _end(self, number: int) -> ClientCall | None:
         call = self._calls.pop(number, None)
         if call is not None and call.is_of_main_thread and not self._of_main_thread():
-            # Without effect on another thread: then the end of the next call restores them.
+            # Only the main thread may set signals. On another thread, the end of the next call restores them.
             self._restore_signals()
         return call
 
@@ -321,13 +310,13 @@ class ClientCalls:
             return
         present = signal.set_wakeup_fd(self._former, warn_on_full_buffer=False)
         if present != self._sent.fileno():
-            # Other code has set it since.
+            # Other code has set the descriptor in between.
             signal.set_wakeup_fd(present)
         if signal.getsignal(signal.SIGINT) == self._handle:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def _handle(self, number: int, frame: Any) -> None:
-        # TensorFlow fails if Python raises while it converts a graph's error: then that error is replaced.
+        # TensorFlow fails if Python raises while it converts a graph's error. So that error is replaced.
         ending = [call for call in self._of_main_thread() if call.error is not None]
         for call in ending:
             call.error = KeyboardInterrupt()
@@ -347,13 +336,7 @@ class ClientCalls:
 
 
 class ClientFunctions:
-    """What functions on the client call.
-
-    Args:
-      scheduler: of the strategy.
-      tracer: traces what is scheduled.
-      scope: returns the scope in which it is traced.
-      schedule: the strategy's method, which is not kept alive.
+    """The methods that functions on the client call. `schedule`, the strategy's method, is not kept alive.
 
     Attributes:
       futures: the futures whose handles are in use.
@@ -379,12 +362,12 @@ class ClientFunctions:
 
     @contextlib.contextmanager
     def open(self) -> "Iterator[ClientFunctions]":
-        """A scope in which functions on the client may schedule."""
+        """A scope in which functions on the client can schedule."""
         with barriers_in_order(self), plain_loops_as(self._schedule_loop), self._calls.open():
             yield self
 
     def result_or_none(self, value: Any) -> Any:
-        """Waits for the result of a future, also of a graph; None if it failed. Returns other values unchanged."""
+        """Waits for the result of a future or `GraphFuture`; None if it failed. Returns other values unchanged."""
         future = self.futures[value.handle] if isinstance(value, GraphFuture) else value
         return future.result_or_none() if isinstance(future, Future) else value
 
@@ -393,8 +376,9 @@ class ClientFunctions:
     ) -> GraphFuture:
         """Adds an operation that calls `ParameterServerStrategy.schedule`; `fn` is traced now.
 
-        The arguments have the same meaning as there; `steps` may be a tensor. Without `is_used` the results of many
-        runs are dropped, and awaited if their data may end: a loop that schedules until then must end with the error.
+        It takes the same arguments; `steps` may be a tensor. Without `is_used`, the results of many runs are dropped.
+        They are still awaited if the data may end, because a loop that schedules until the data has ended must end with
+        its error.
         """
         arguments = self._arguments(args, kwargs, {"steps": steps, **options})
         traced = self._traced(fn, arguments)
@@ -440,8 +424,8 @@ class ClientFunctions:
     def _schedule_loop(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], count: Any) -> bool:
         """Adds an operation that schedules many runs, in place of a loop whose `count` iterations schedule one each.
 
-        The loop calls nothing but `function(*args, **kwargs)`. Returns False if that does not schedule, or if many runs
-        would not be the same.
+        The loop calls only `function(*args, **kwargs)`. Returns False if this call does not schedule, or if many runs
+        would behave differently.
         """
         if function != self._schedule() or not self._scheduler.stops_on_error or not kwargs.keys() <= _LOOP_OPTIONS:
             return False
@@ -475,7 +459,7 @@ class ClientFunctions:
         return self._python(lambda call: [self._scheduler.done()], [], [_BOOL])[0]
 
     def local_results(self, structure: Any) -> Any:
-        """Adds operations that wait for futures; returns the structure with their results, which are tensors."""
+        """Adds operations that wait for futures; returns the structure with their results as tensors."""
         leaves = [leaf for leaf in tf.nest.flatten(structure) if isinstance(leaf, GraphFuture | Future)]
         if not leaves:
             return structure
@@ -506,7 +490,7 @@ class ClientFunctions:
         return ClientArguments(structure, self.futures, self._types)
 
     def _traced(self, fn: Any, arguments: ClientArguments) -> Any:
-        """Returns a call of a function, traced on a thread that is in no graph: gradients are not traced in others."""
+        """Traces a function on a thread without a graph: gradients can only be traced there."""
         args, kwargs, _ = arguments.specs
         trace = functools.partial(self._tracer.call_of, fn, args, kwargs, self._scope)
         return on_own_thread("coordinator-trace", trace).result()
@@ -514,10 +498,7 @@ class ClientFunctions:
     def _schedule_when_free(
         self, call: ClientCall, schedule: Callable[[], Future], may_end: Callable[[], bool]
     ) -> Future | None:
-        """Waits for room, and schedules unless the call was cut; waits for the result too while its data `may_end`.
-
-        That is no longer so once the workers have endless data.
-        """
+        """Waits for room and schedules, unless the call was cut. While the data `may_end`, waits for the result too."""
         self._scheduler.wait_for_room(call.cut.done)
         if call.cut.done():
             return None
@@ -529,7 +510,7 @@ class ClientFunctions:
         return future
 
     def _wait_for(self, futures: Sequence[Future], call: ClientCall) -> None:
-        """Waits until all futures are done, or the call is cut. Raises the error that has cancelled a future."""
+        """Waits until all futures are done or the call is cut. Raises the error that has cancelled a future."""
         for future in futures:
             concurrent.futures.wait([future, call.cut], return_when=concurrent.futures.FIRST_COMPLETED)
             if call.cut.done():
@@ -559,12 +540,10 @@ class ClientFunctions:
 
 
 def _components(result: Any) -> list[Any]:
-    """Returns the components of a result, or of its type, that are not None."""
     return [part for part in tf.nest.flatten(result, expand_composites=True) if part is not None]
 
 
 def _packed(spec: Any, values: Iterator[Any]) -> Any:
-    """Returns a tensor, or a composite tensor, of the next of `values`."""
     parts = list(itertools.islice(values, len(_components(spec))))
     return tf.nest.pack_sequence_as(spec, parts, expand_composites=True)
 

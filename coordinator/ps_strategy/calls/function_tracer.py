@@ -1,11 +1,11 @@
-"""Turns what is scheduled into calls of traced functions; each function is traced once for each kind of arguments.
+"""Turns scheduled functions into calls of traced ones; each function is traced once for each kind of arguments.
 
 schedule(fn, args) --> TraceCache.find: the same kind of call was made before --> ScheduledCall
                             |  not known
                             v
                        call_of: checked arguments --> TensorFlow looks the trace up, or traces --> ScheduledCall
 
-TensorFlow's own lookup takes longer than all else that `schedule` does; that is why there is a cache before it.
+TensorFlow's own lookup takes longer than the rest of `schedule`: hence the cache before it.
 """
 
 import array
@@ -50,16 +50,16 @@ _MOST_CAUSES = 3
 _EXAMPLES = 3
 _LONGEST_EXAMPLE = 60
 _SHOWN_BY_VALUE = (bool, int, float, complex, str, bytes, type(None))
-# A property of one argument that a trace depends on: the argument's place as Python would write it, what differs, what
-# to do about it, and the value: a text with an identity.
+# A property of one argument that a trace depends on: the argument's place in Python's notation, the kind of difference,
+# advice, and the value: a text with an identity.
 _Trait = tuple[str, str, str, str, int]
 
 
 class RetraceWarnings:
-    """Counts the traces of each function, and warns once about one that has many, naming the arguments that cause it.
+    """Counters of the traces of each function. A function with many is warned about once, with the causing arguments.
 
-    Arguments are recorded once for each trace, so a call without a new trace costs nothing. Neither functions nor their
-    arguments are kept alive.
+    Arguments are recorded once for each trace: a call without a new trace costs nothing. Functions and arguments are
+    not kept alive.
     """
 
     def __init__(self) -> None:
@@ -75,11 +75,11 @@ class RetraceWarnings:
                     traces.clear()
 
     def note(self, function: Any, name: str, arguments: Mapping[str, Any]) -> None:
-        """Records a trace of a `tf.function` with arguments, by parameter; logs a warning at the twentieth trace."""
+        """Records a trace of a `tf.function` with arguments by parameter; logs a warning at the twentieth trace."""
         with self._lock:
             if self._traces.get(function, ()) is None:
                 return
-        # This runs code of the program: the texts of its objects.
+        # Runs code of the program, with no lock held: the texts of its objects.
         traits = [trait for key, value in arguments.items() for trait in _traits(key, value)]
         with self._lock:
             traces = self._traces.setdefault(function, [])
@@ -94,7 +94,6 @@ class RetraceWarnings:
 
 
 def _causes(traces: list[list[_Trait]]) -> str:
-    """Describes what differs most from trace to trace; empty if nothing does."""
     values: dict[tuple[str, str], dict[tuple[str, int], str]] = {}
     for place, what, advice, text, identity in itertools.chain(*traces):
         values.setdefault((place, what), {})[text, identity] = advice
@@ -109,7 +108,6 @@ def _causes(traces: list[list[_Trait]]) -> str:
 
 
 def _traits(place: str, value: Any) -> Iterator[_Trait]:
-    """Yields all traits of an argument."""
     if isinstance(value, list | tuple | dict):
         text = f"{type(value).__name__} of {len(value)}"
         yield place, "structure", "Pass one of the same structure each time.", text, 0
@@ -134,18 +132,18 @@ def _short(text: str) -> str:
     return text if len(text) <= _LONGEST_EXAMPLE else text[: _LONGEST_EXAMPLE - 3] + "..."
 
 
-# For one function; when there are more, its entries are dropped. Each value of an argument that is a Python number is a
+# Per function; if there are more, its entries are dropped. Each value of an argument that is a Python number is a
 # separate trace, and each iterator an entry.
 _MAX_TRACES = 64
 # The kinds of cached arguments that a program may change after it has scheduled a call.
 _MUTABLE = frozenset({np.ndarray, tuple, list, dict})
-# To make a tensor of an array takes some microseconds more than to copy it, but saves a copy later. In bytes.
+# Making a tensor of an array takes some microseconds more than copying it, but saves a copy later. In bytes.
 _LARGE = 2**18
 _LITERALS = frozenset({int, float, bool, str, bytes, type(None)})
 
 
 class _Trace(NamedTuple):
-    """A cached trace: the function, and what calls of it have in common."""
+    """A cached trace: the function, and the common part of its calls."""
 
     function: TracedFunction
     # The per-worker resources among the arguments.
@@ -158,11 +156,11 @@ class _Trace(NamedTuple):
 
 
 class TraceCache:
-    """Remembers, for each function and kind of arguments, the trace and the default values of omitted arguments.
+    """Cached traces by function and kind of arguments, with the default values of omitted arguments.
 
-    The cache is exact or not used: only arguments of a few kinds are cached, by all that a trace may depend on.
-    Per-worker iterators, per-worker datasets and variables are cached by their identity. Functions, traces and
-    resources are not kept alive.
+    The cache is exact or not used: only arguments of a few kinds are cached, by everything that a trace may depend on.
+    Per-worker iterators, per-worker datasets and variables are cached by identity. Functions, traces and resources are
+    not kept alive.
     """
 
     def __init__(self) -> None:
@@ -175,8 +173,8 @@ class TraceCache:
     def find(self, function: Any, args: Any, kwargs: Any = None) -> ScheduledCall | None:
         """Returns a call of a function with these arguments; None if such a call is not cached.
 
-        Nothing is checked before: the user may have scheduled any object with any `args` and `kwargs`. Calls with
-        keyword arguments are not cached.
+        Nothing was checked before: `function`, `args` and `kwargs` may be any objects. Calls with keyword arguments are
+        not cached.
         """
         try:
             traces = self._traces.get(function)
@@ -192,7 +190,7 @@ class TraceCache:
             return None
         for reference, resource in zip(trace.resources, resources, strict=True):
             if reference() is not resource:
-                # The identity, which is in the key, was another object's.
+                # Another object had this identity when the entry was made.
                 return None
         key = trace.fusion_key
         if remote and key is not None:
@@ -204,7 +202,7 @@ class TraceCache:
         return ScheduledCall(trace.function, args, {}, iterators, key, followers=followers)
 
     def add(self, function: Any, args: Sequence[Any], traced: TracedFunction, defaults: Sequence[Any]) -> None:
-        """Caches the trace for a call with these positional arguments, if it is exactly known which calls may use it.
+        """Caches the trace of a call with these positional arguments, if the calls that may use it are exactly known.
 
         `defaults` are the values of the omitted arguments after `args`.
         """
@@ -215,7 +213,7 @@ class TraceCache:
         traces = self._traces.setdefault(function, {})
         if len(traces) >= _MAX_TRACES:
             traces.clear()
-        # Calls that find this entry agree in all that their trace depends on, so a new object is their key.
+        # Calls that find this entry agree in everything that their trace depends on, so a new object is their key.
         fusion_key = FusionKey(traced.token, object()) if traced.may_be_fused and not are_late(args) else None
         iterators = iterators_among(tf.nest.flatten(list(defaults)))
         takes_ranges = bool(position_ranges(args, {}))
@@ -223,13 +221,13 @@ class TraceCache:
 
 
 def own_copy(value: Any) -> Any:
-    """Returns an argument, a nested structure, that does not change if the program changes `value`: copies arrays."""
+    """Returns a copy of an argument, a nested structure, that later changes by the program do not reach."""
     kind = type(value)
     if kind in (tuple, list):
         return kind(map(own_copy, value))
     if kind is dict:
         return {key: own_copy(part) for key, part in value.items()}
-    # Some sequences of numbers are arrays here, and structures to TensorFlow.
+    # TensorFlow takes some of these sequences of numbers for structures; here they are arrays.
     if isinstance(value, bytearray | memoryview | array.array) or not tf.nest.is_nested(value):
         return _copied_leaf(value)
     return tf.nest.map_structure(_copied_leaf, value)
@@ -239,12 +237,12 @@ def _copied_leaf(value: Any) -> Any:
     if type(value) is np.ndarray:
         if value.nbytes < _LARGE or value.dtype.kind not in "biufc":
             return value.copy()
-        # A tensor on the client, as the call needs it: the call need not copy it once more.
+        # A tensor on the client is what the call needs: no second copy.
         with tf.device(None), tf.device("/device:CPU:0"):
             return tf.constant(value)
     if isinstance(value, bytearray):
         return bytes(value)
-    # A variable is passed as itself; a tensor, a number and a range of positions never change.
+    # Variables are passed by reference; tensors, numbers and ranges of positions never change.
     is_constant = tf.is_tensor(value) or isinstance(value, tf.Variable | np.generic | PositionRange)
     is_array = isinstance(value, memoryview | array.array) or hasattr(value, "__array__")
     if is_constant or hasattr(value, "__tf_tensor__") or not is_array:
@@ -254,7 +252,7 @@ def _copied_leaf(value: Any) -> Any:
 
 
 def followers_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Callable[[Future], object]]:
-    """Returns what is called with the future of a call: the ranges of examples among its arguments follow it."""
+    """Returns the callbacks of a call's future: the ranges of examples among the arguments follow it."""
     return [positions.follow for positions in position_ranges(args, kwargs)]
 
 
@@ -264,10 +262,10 @@ def iterators_among(values: Sequence[Any]) -> list[PerWorkerIterator]:
 
 
 def _argument_key(value: Any, resources: list[Any], remote: list[int]) -> tuple[Any, ...] | None:
-    """Returns all of an argument, or a part of it, that a trace may depend on; None if that cannot be told.
+    """Returns everything in an argument, or a part of it, that a trace may depend on; None if that is not known.
 
-    Adds the per-worker resources in it to `resources`, and the identities of tensors that are not on the client to
-    `remote`: calls are fused only if they share these.
+    Appends the per-worker resources in it to `resources`, and to `remote` the identities of tensors that are not on the
+    client: calls are fused only if they share these tensors.
     """
     kind = type(value)
     if kind in _LITERALS:
@@ -294,10 +292,10 @@ def are_late(args: Sequence[Any]) -> bool:
     return any(isinstance(leaf, LateRange) for leaf in tf.nest.flatten(args))
 
 
-# Kinds of resources that workers may use on the client; the kind is only in the text of a resource.
+# Kinds of resources that workers may use on the client. The kind is only in the text of a resource.
 _USED_ON_CLIENT = ("LookupInterface", "SummaryWriterInterface")
 
-# Returns the scope in which functions are traced; passed to each call, since what makes it owns the tracer.
+# Returns the scope in which functions are traced. Passed to each call, because the owner of the scope owns the tracer.
 _Scope = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
@@ -306,7 +304,6 @@ def _type_of(value: Any) -> Any:
 
 
 def _fusion_key_of(function: TracedFunction, leaves: Sequence[Any]) -> FusionKey | None:
-    """Returns the fusion key for flattened arguments, defaults included, without futures."""
     if not function.may_be_fused or are_late(leaves):
         return None
     return FusionKey(function.token, tuple(map(_in_common, leaves)))
@@ -322,14 +319,7 @@ def _in_common(leaf: Any) -> Hashable:
 def _checked_arguments(
     args: Any, kwargs: Any, handles: PerWorkerHandles
 ) -> tuple[Sequence[Any], Mapping[str, Any], list[Future]]:
-    """Checks the arguments of a call, and returns them with the futures among them.
-
-    A future is this strategy's own if its function has the strategy's `handles`.
-
-    Raises:
-      TypeError: `args` is no list, tuple or None, or `kwargs` is no dict or None.
-      ValueError: a future among them is not of this strategy.
-    """
+    """Checks the arguments of a call; returns them with the futures among them, which must be this strategy's."""
     args = () if args is None else args
     kwargs = {} if kwargs is None else kwargs
     if not isinstance(args, list | tuple):
@@ -350,24 +340,17 @@ def _checked_arguments(
     return args, kwargs, futures
 
 
-# In place of a copy: a new copy must be made before the function is traced again.
+# Stands for a copy that must be made before the function is traced again.
 _OUTDATED = object()
 
 
 class FunctionTracer:
-    """Traces the functions of one strategy.
-
-    Args:
-      handles: the strategy's per-worker resources.
-
-    Attributes:
-      cache: finds the calls of functions that were traced before.
-    """
+    """The tracing of one strategy's functions. `cache` finds the calls of functions that were traced before."""
 
     def __init__(self, handles: PerWorkerHandles) -> None:
         self._handles = handles
-        # What is traced in place of each function that was scheduled: a copy, or None for the function itself. A copy
-        # is made when it is needed: it may refer to the object whose method the function is, and would keep both alive.
+        # What is traced in place of each scheduled function: a copy, or None for the function itself. Copies are made
+        # late: a copy may refer to the object whose method the function is, and would keep both alive.
         self._copies: OwnedValues[Any] = OwnedValues()
         self.cache = TraceCache()
         self._accepted: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -377,7 +360,7 @@ class FunctionTracer:
 
     def reset(self) -> None:
         """Has every function traced again when it is scheduled next."""
-        # The iteration copies the references in one step: other threads may schedule functions.
+        # Iterating copies the references in one step: other threads may schedule functions.
         for function in self._copies:
             self._copies[function] = _OUTDATED
         self.cache.clear()
@@ -385,11 +368,7 @@ class FunctionTracer:
         self._trace_counts.forget()
 
     def call_of(self, fn: Any, args: Any, kwargs: Any, scope: _Scope) -> ScheduledCall:
-        """Traces a function that is scheduled; returns the call of it.
-
-        Raises:
-          Exception: see `ParameterServerStrategy.schedule`; what the function raises while it is traced, too.
-        """
+        """Returns the call of a scheduled function; raises the errors of `schedule`, and of the function's trace."""
         args, kwargs, futures = _checked_arguments(args, kwargs, self._handles)
         args, kwargs = own_copy(tuple(args)), own_copy(dict(kwargs))
         traced_with = args, kwargs
@@ -412,13 +391,7 @@ class FunctionTracer:
         return ScheduledCall(function, all_args, all_kwargs, iterators, key, futures, followers)
 
     def trace(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], scope: _Scope) -> TracedFunction:
-        """Traces a function for these arguments, or returns what it was traced into before.
-
-        Raises:
-          TypeError: it is no such function.
-          ValueError: the function has `jit_compile=True`, or calls one that has and uses a remote variable; or it uses
-            a variable whose shape is not known.
-        """
+        """Traces a function for these arguments, or returns its former trace. Raises what `call_of` raises."""
         concrete = fn
         if isinstance(fn, tf.types.experimental.PolymorphicFunction):
             copy = self._copies.setdefault(fn, None)
@@ -448,14 +421,14 @@ class FunctionTracer:
         return traced[concrete]
 
     def _refuse_client_resources(self, concrete: Any) -> None:
-        """Raises ValueError if a function uses what is only on the client, such as a queue or a dataset."""
+        """Raises ValueError if a function uses a resource that is only on the client, such as a queue or a dataset."""
         for tensor in captured_inputs(concrete):
             if tensor.dtype not in (tf.resource, tf.variant) or tf.is_symbolic_tensor(tensor):
                 continue
             if is_from_before(tensor):
                 raise ValueError(f"The function {concrete.graph.name!r} cannot run: {MADE_BEFORE}")
             if tensor.dtype == tf.variant:
-                # The kind is only in the text; workers can be sent others, such as lists of tensors.
+                # The kind is only in the text. Other variants, such as lists of tensors, can be sent to workers.
                 if "::Dataset" in repr(tensor):
                     raise ValueError(
                         f"The function {concrete.graph.name!r} reads a tf.data.Dataset of the client, where workers "
@@ -474,10 +447,7 @@ class FunctionTracer:
 
 
 def _refuse_handles(function: TracedFunction) -> None:
-    """Raises TypeError if a function returns what exists only on its worker.
-
-    To send the handle of a resource to the client ends the worker's process, without an error.
-    """
+    """Raises TypeError if a function returns a handle: sending it to the client would end the worker's process."""
     for tensor in function.concrete.outputs:
         if tensor.dtype in (tf.resource, tf.variant):
             raise TypeError(
@@ -489,10 +459,9 @@ def _refuse_handles(function: TracedFunction) -> None:
 
 
 def _refuse_compiled(concrete: Any) -> None:
-    """Raises ValueError if the function, or a function that it calls with remote variables, is compiled by XLA.
+    """Raises ValueError if XLA compiles the function, or a function that it calls with remote variables.
 
-    XLA compiles for one device of one machine; a worker would refuse these functions with an error that does not say
-    why.
+    XLA compiles for one device of one machine. A worker would refuse the function with an error without the reason.
     """
     if is_compiled(concrete):
         raise ValueError(

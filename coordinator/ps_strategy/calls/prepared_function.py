@@ -24,7 +24,7 @@ from coordinator.runtime import Builds, Preparation
 
 _logger = logging.getLogger("coordinator")
 
-# What a call raises if a worker, or a connection between two servers, is lost.
+# Raised by a call if a worker, or a connection between two servers, is lost.
 BROKEN_CONNECTION = (
     tf.errors.UnavailableError,
     tf.errors.AbortedError,
@@ -36,13 +36,11 @@ BROKEN_CONNECTION = (
 class PreparedFunction:
     """One function with a gate, see `gated_function`. Any thread may call every method.
 
-    Args:
-      name: for messages.
-      build: builds it; returns an object with the `concrete` function, or None if there is nothing to build.
+    `build` returns an object with the `concrete` function, or None if there is nothing to build.
 
     Attributes:
-      built: what `build` has returned; None until then.
-      seconds: how long it took to build it and to prepare it on a worker.
+      built: the result of `build`; None until then.
+      seconds: the time to build it and to prepare it on a first worker.
     """
 
     def __init__(self, name: str, build: Callable[[], Any]) -> None:
@@ -52,12 +50,12 @@ class PreparedFunction:
         self._build = build
         # A leaf; guards what follows.
         self._lock = threading.Lock()
-        # Whether `build` was called and has ended.
+        # Whether `build` has ended.
         self._is_over = False
-        # The workers for which it is being built or prepared.
+        # The workers for which the function is being built or prepared.
         self._wanted: set[int] = set()
-        # By worker: the number of the connection with which it was prepared there, and the captures at that time; a
-        # recovery of parameter servers replaces the captures.
+        # By worker: the number of the connection at the preparation, and the captures; a recovery of parameter servers
+        # replaces the captures.
         self._ready: dict[int, tuple[int, Any]] = {}
         self._inputs: dict[int, Sequence[Any]] = {}
 
@@ -67,24 +65,23 @@ class PreparedFunction:
         return known is not None and known[0] == connection and known[1] is captures
 
     def is_wanted_on(self, worker: int) -> bool:
-        """Returns whether it is being built or prepared for a worker."""
+        """Returns whether it is being built or prepared for a worker, or can never be built."""
         return worker in self._wanted or (self._is_over and self.built is None)
 
     def want(self, worker: int, builds: Builds, inputs: Sequence[Any], prepare: Callable[[WorkerContext], Any]) -> None:
-        """Has it built and prepared on a worker, unless that is being done.
+        """Has it built and prepared on a worker, unless that is under way.
 
         Args:
           worker: its index.
           builds: builds and prepares it.
-          inputs: tensors of the types and on the devices of later calls, without captures; or types, for values on the
-            client.
+          inputs: tensors of the types and on the devices of later calls, without captures; types for client values.
           prepare: calls `prepare_on` on the worker; it must not keep this object alive.
         """
         with self._lock:
             if self.is_wanted_on(worker):
                 return
             self._wanted.add(worker)
-            # Values are not kept. Iterators, which are on one worker each, are not kept alive.
+            # Values are not kept. Iterators, each on one worker, are referred to weakly.
             self._inputs[worker] = [*map(_reference, inputs)]
             is_built = self._is_over
         reference = weakref.ref(self)
@@ -93,11 +90,10 @@ class PreparedFunction:
         if is_built:
             builds.prepare(preparation)
         else:
-            # The first request builds it.
             builds.request(functools.partial(_build, reference, builds, preparation))
 
     def build_now(self) -> bool:
-        """Builds it, if it was not built before; returns whether it could be. For the builder's thread."""
+        """Builds it if `build` was not called yet; returns whether it is built. Called by the builder's thread."""
         if not self._is_over:
             began = time.monotonic()
             try:
@@ -110,11 +106,7 @@ class PreparedFunction:
         return self.built is not None
 
     def prepare_on(self, context: WorkerContext, captures: Any, passed: Sequence[Any]) -> None:
-        """Prepares it on a worker; `passed` is passed there for `captures`, the function's captures at present.
-
-        Raises:
-          tf.errors.OpError: the worker is lost.
-        """
+        """Prepares it on a worker, where `passed` is passed for the present `captures`. OpError: the worker is lost."""
         began = time.monotonic()
         try:
             inputs = [*map(_present, self._inputs.pop(context.index))]
@@ -125,7 +117,7 @@ class PreparedFunction:
         except BROKEN_CONNECTION:
             raise
         except tf.errors.OpError as error:
-            # Its gate was closed. Or an operation without effects did not like the values: it is prepared all the same.
+            # The gate was closed. Or an operation without effects has refused the values: it is prepared nevertheless.
             forget_error()
             _logger.debug("%s is prepared on worker %d.", self._name, context.index, exc_info=error)
             self._ready[context.index] = context.connection_number, captures
@@ -138,11 +130,10 @@ class PreparedFunction:
             self._wanted.discard(worker)
 
 
-# A request to build or prepare refers weakly to the function.
+# Requests to build or prepare refer weakly to the function.
 
 
 def _build(reference: "weakref.ref[PreparedFunction]", builds: Builds, preparation: Preparation) -> None:
-    """Builds a function, on the builder's thread, and has it prepared on one worker then."""
     function = reference()
     if function is not None and function.build_now():
         builds.prepare(preparation)
@@ -154,7 +145,7 @@ def _end(reference: "weakref.ref[PreparedFunction]", worker: int) -> None:
 
 
 def _reference(tensor: Any) -> Any:
-    """Returns what stands for an input: its type, or a weak reference to a value that is not on the client."""
+    """Returns the type of an input, or a weak reference to a value that is not on the client."""
     if isinstance(tensor, tf.TensorSpec):
         return tensor
     if tensor.dtype in (tf.resource, tf.variant) or not is_on_client(tensor.device):
@@ -163,7 +154,7 @@ def _reference(tensor: Any) -> Any:
 
 
 def _present(reference: Any) -> Any:
-    """Returns an input, whose value does not matter; None if it no longer exists."""
+    """Returns an input of the type, its value does not matter; or the referenced value, None if it is gone."""
     if isinstance(reference, tf.TensorSpec):
         with tf.device(None), tf.device("/device:CPU:0"):
             return tf.zeros(reference.shape, reference.dtype)

@@ -1,15 +1,15 @@
-"""Reading of ranges ahead of the functions that take them, in the background on their worker.
+"""Reads ranges ahead of the functions that take them, in the background on their worker.
 
     client     take 7, begin 9          take 8, begin 10         one short call before each function
     worker     slot 0: [7][ ... 9 ... ]
                slot 1:      [8][ ... 10 ... ]
 
-A slot is a queue of one range and an iterator behind it, which prefetches: what it reads waits in the worker's memory.
-A worker runs one call at a time; its iterators read during the call.
+A slot is a queue of one range and an iterator behind it. The iterator prefetches: its examples wait in the worker's
+memory. A worker runs one call at a time; its iterators read during the call.
 
 Guarantees:
-- A function gets the examples of its range: each slot says which range it has read.
-- After a call that failed or was cancelled, the worker has new slots. What the old slots have read is read again.
+- A function gets the examples of its range: each slot reports which range it has read.
+- After a call that failed or was cancelled, the worker has new slots. The ranges of the old slots are read again.
 """
 
 import uuid
@@ -29,19 +29,13 @@ Trace = Callable[[Any, tuple[Any, ...]], TracedFunction]
 
 
 class ReadAhead:
-    """The slots of all workers for one source.
+    """The slots of all workers for one source, `slots` per worker.
 
-    Args:
-      read: reads a range: `Source.read_range`.
-      slots: how many ranges each worker reads ahead.
-      trace: traces a `tf.function` for the types of its arguments, in the scope of the strategy.
-
-    Attributes:
-      spec: the `tf.TypeSpec`s of what `value_on` returns, in the same structure.
+    `read` is `Source.read_range`; `trace` traces a `tf.function` in the scope of the strategy. `spec` has the
+    `tf.TypeSpec`s of the result of `value_on`, in the same structure.
     """
 
     def __init__(self, read: Callable[[Any], Any], slots: int, trace: Trace) -> None:
-        # Traced for the workers of one strategy.
         self._read = trace(tf.function(read, autograph=False), (_RANGE,))
         self.spec = _RANGE, self._read.result_spec
         iterator = tf.data.IteratorSpec(self.spec)
@@ -56,14 +50,8 @@ class ReadAhead:
     def value_on(self, context: WorkerContext, choice: Choice, on_failure: Callable[[], None]) -> Any:
         """Returns a range and its examples, which stay on the worker, and begins to read other ranges.
 
-        Args:
-          context: the worker.
-          choice: what to take, and what to begin.
-          on_failure: called if nothing that was begun on the worker will be read.
-
-        Raises:
-          ClosureCancelledError: the call was cancelled.
-          tf.errors.OpError: it could not be read.
+        `on_failure` is called if no range that was begun on the worker will be read. Raises ClosureCancelledError, or
+        an OpError if the range could not be read.
         """
         context = context.on_cpu
         try:
@@ -73,7 +61,7 @@ class ReadAhead:
             on_failure()
             if not isinstance(error, tf.errors.OpError):
                 raise
-            # What failed may be the reading of a range that is no longer wanted.
+            # The failed range may be another one, which is no longer wanted.
             return choice.positions, self._read.call_on(context, (tf.constant(choice.positions),))
 
     def _examples_on(self, context: WorkerContext, choice: Choice) -> Any:
@@ -94,7 +82,7 @@ class ReadAhead:
         return examples
 
     def _new_slot(self, context: WorkerContext) -> tuple[Any, Any]:
-        # A worker may outlive the client, and its queues too.
+        # Unique: a worker, and its queues, may outlive the client.
         name = f"coordinator_ranges_{uuid.uuid4()}"
         queue = tf.raw_ops.FIFOQueueV2(component_types=[tf.int64], shapes=[[POSITIONS]], shared_name=name)
         return queue, iter(self._pipeline.call_on(context, (queue,)))

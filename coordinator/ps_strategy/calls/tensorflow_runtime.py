@@ -3,9 +3,9 @@
     client ----- eager calls, one at a time per worker -----> worker 0, 1, ... -----> ps 0, 1, ...
       \\------- heartbeats and probes (`Membership`) --------^------------------------^
 
-`Membership` knows which servers there are, and whether they are connected. Reconnecting one worker may renew the
-connection to another worker, which was restarted before its loss was noticed; so a failed attempt is judged by the
-connection with which it began.
+`Membership` knows the servers and their connections. Reconnecting one worker may renew the connection to another
+worker, which was restarted before its loss was noticed. So a failed attempt is judged by the connection with which it
+began.
 """
 
 import dataclasses
@@ -30,8 +30,8 @@ from coordinator.runtime import Builds, Failure, FailureKind
 
 _logger = logging.getLogger("coordinator")
 
-# Raised for a broken connection, but also by operations and by Python code in a graph. A text of the transport shows a
-# broken connection, unless an exception of Python contains it. "Additional GRPC error information" shows nothing: a
+# Raised for a broken connection, but also by operations and by Python code in a graph. A text of the transport proves a
+# broken connection, unless an exception of Python contains it. "Additional GRPC error information" proves nothing: a
 # server has passed an error on.
 _TRANSIENT_IN_TRANSPORT = (tf.errors.UnknownError, tf.errors.InternalError)
 _OF_TRANSPORT = re.compile(
@@ -40,8 +40,7 @@ _OF_TRANSPORT = re.compile(
     re.IGNORECASE,
 )
 _OF_PYTHON = "Traceback (most recent call last)"
-# The longest wait for an update of TensorFlow's server definition before an error is taken for the function's own, in
-# seconds.
+# How long an error waits for an update of the server definition before it counts as the function's own, in seconds.
 _SETTLING_TIMEOUT = 30.0
 
 
@@ -50,12 +49,12 @@ class TensorFlowRuntime:
 
     def __init__(self, membership: Membership) -> None:
         self.builds = Builds()
-        # By worker: its connection, and what the contexts of that connection have in common.
+        # By worker: its connection, and the common parts of that connection's contexts.
         self._known: dict[int, tuple[Connection, str, str, dict[bool, Any]]] = {}
         self._membership = membership
         # The executor of each worker's thread: a thread whose executor is dropped falls back to the default executor.
-        # Not by thread: a process that is forked from this one deletes what belongs to its threads, and an executor
-        # waits for its calls then.
+        # Not thread-local: a process that is forked from this one deletes its thread-locals, and an executor that is
+        # deleted waits for its calls.
         self._executors: dict[int, Any] = {}
         self._has_warned = False
 
@@ -64,7 +63,7 @@ class TensorFlowRuntime:
         self._executors[worker] = bind_executor()
 
     def run(self, worker: int, work: Callable[[WorkerContext], Any], cancellation: Any) -> Any:
-        """Runs work: calls it with the worker's context; returns its result. See `Runtime.run`."""
+        """Calls `work` with the worker's context. See `Runtime.run`."""
         connection = self._membership.begin_attempt(worker)
         if connection is None:
             raise tf.errors.UnavailableError(None, None, f"{self._membership.worker_device(worker)} is not connected.")
@@ -85,12 +84,12 @@ class TensorFlowRuntime:
         return WorkerContext(worker, cpu, calling, connection.number, cancellation, self.builds, constants)
 
     def ready(self, worker: int, work: ScheduledCall) -> Mapping[int, float]:
-        """Returns how many such calls may be fused on a worker without being built first, with the seconds it took."""
+        """Returns the numbers of such calls that can be fused without a build; for each, how long its build took."""
         connection = self._membership.present_connection(worker)
         return {} if connection is None else work.function.ready_sizes(worker, connection.number)
 
     def prepare(self, worker: int, work: ScheduledCall, like: ScheduledCall, count: int) -> None:
-        """Has a fused call of some such calls built and prepared, if it is not being built already."""
+        """Has a fused call of `count` such calls built and prepared, unless it is being built."""
         connection = self._membership.present_connection(worker)
         if connection is not None and not work.function.is_preparing(worker, count):
             work.prepare(like, count, self._context(worker, connection, None))
@@ -110,7 +109,7 @@ class TensorFlowRuntime:
     def classify(self, worker: int, error: BaseException) -> Failure:
         """Classifies an error by which tasks answer; see `failure_of`."""
         if NOT_CALLED_BACK in str(error) and not self._has_warned:
-            # Each further try takes as long as the network needs to refuse a connection.
+            # Each retry takes as long as the network needs to refuse a connection.
             self._has_warned = True
             device = self._membership.worker_device(worker)
             _logger.warning("A function on %s is tried again, which may take a minute: %s", device, NOT_CALLED_BACK)
@@ -136,15 +135,11 @@ class TensorFlowRuntime:
 def failure_of(error: BaseException, parameter_server: ParameterServerLost | None, is_worker_lost: bool) -> Failure:
     """Classifies an error as one of the kinds of failure that the core knows.
 
-    Evidence comes first: a task that does not answer, or answers as another incarnation than the one to which we
-    connected, is lost; the error does not matter. The error's class decides only when all tasks are reachable, and its
-    message decides only if both the transport and a function raise the class. What this library has cancelled comes as
-    `ClosureCancelledError`: a `CancelledError` of TensorFlow is a server's own.
-
-    Args:
-      error: what the attempt raised.
-      parameter_server: the error that names a lost parameter server, if one is lost.
-      is_worker_lost: whether the worker that ran the attempt is lost.
+    Evidence comes first. A task that does not answer, or answers as another incarnation than the one we connected to,
+    is lost; the error does not matter. The error's class decides only when all tasks are reachable, and its message
+    only if both the transport and functions raise the class. Calls that this library cancels raise
+    `ClosureCancelledError`; a `CancelledError` of TensorFlow comes from a server. `parameter_server` is the error that
+    names a lost parameter server, if one is lost.
     """
     if isinstance(error, ClosureCancelledError):
         return Failure(FailureKind.CANCELLED, error)
@@ -155,9 +150,9 @@ def failure_of(error: BaseException, parameter_server: ParameterServerLost | Non
             return Failure(FailureKind.PARAMETER_SERVER_LOST, parameter_server)
         if is_worker_lost:
             return Failure(FailureKind.WORKER_LOST, error)
-        # Every task is alive, and another attempt may succeed: a connection between two tasks was refused, reset or
-        # waited for too long; or a server that lost its connection to another one has cancelled a call; or a server was
-        # about to drop a context that was replaced since. docs/network.md says what TensorFlow raises for which fault.
+        # Every task is alive, and another attempt may succeed. A connection between two tasks was refused, reset or
+        # waited for too long; a server that lost its connection to another one cancelled a call; or a server had
+        # dropped a context that was replaced since. docs/network.md lists the errors of TensorFlow by fault.
         if isinstance(cause, BROKEN_CONNECTION) or (
             isinstance(cause, _TRANSIENT_IN_TRANSPORT) and _is_of_transport(str(cause.message))
         ):

@@ -1,8 +1,8 @@
 """A traced function that can run on any worker, and one call of it.
 
-A worker prepares each function when it first runs, for the servers that are there, and keeps the prepared instance by
-the name of the function. When a parameter server is replaced, TensorFlow makes workers drop all their instances. But
-preparing cannot be cancelled:
+A worker prepares each function when it first runs, for the present servers, and keeps the prepared instance by the
+function's name. When a parameter server is replaced, TensorFlow makes workers drop all their instances. But preparing
+cannot be cancelled:
 
     call --> worker prepares the function .............................. keeps the instance --> next calls fail
       |                     |                                |
@@ -10,7 +10,7 @@ preparing cannot be cancelled:
       '--> fails on the client                         (server replaced)
 
 An instance that is kept too late is for the former server, and every call of it fails ("RecvTensor expects a different
-device incarnation"). So a function whose call has failed is called by a new name after the recovery.
+device incarnation"). So a function with a failed call gets a new name after the recovery.
 
 The result of a call may stay on the worker that computed it until it is needed: `schedule(..., fetch=False)`.
 
@@ -61,7 +61,7 @@ from coordinator.ps_strategy.tensorflow_internals.handles import is_on_parameter
 from coordinator.runtime import FiniteInput, FusionKey
 from coordinator.workers.scheduler import Scheduler
 
-# How long a worker waits for another one to build the fused call that both need, before it builds its own, in seconds.
+# How long a worker waits for another one to build a fused call that both need, before it builds its own, in seconds.
 _BUILD_TIMEOUT = 120.0
 # The number of steps in a fused call, and which of their inputs they share.
 _FusedShape = tuple[int, tuple[bool, ...]]
@@ -70,30 +70,21 @@ _PACKED = None
 
 
 class RenamedFunctions:
-    """Knows by which function each function must be called."""
+    """The present names of functions: which function to call in place of each."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # The captures with which a call failed; other objects after a recovery.
+        # The captures with which a call failed; they are other objects after a recovery.
         self._failed: dict[Any, Any] = {}
         self._renamed: dict[Any, concurrent.futures.Future[Any]] = {}
 
     def record_failure(self, concrete: Any, captures: Any) -> None:
-        """Records that a call has failed: it is not known whether a worker still prepares the function.
-
-        Args:
-          concrete: the function that `present` was called with.
-          captures: another object after each recovery of a parameter server.
-        """
+        """Records a failed call: a worker may still be preparing the function. After a recovery, `captures` differs."""
         with self._lock:
             self._failed[concrete] = captures
 
     def present(self, concrete: Any, captures: Any) -> Any:
-        """Returns the function to call: `concrete`, or an equal one under another name, the same for all workers.
-
-        Raises:
-          tf.errors.OpError: the servers could not be told of the new function.
-        """
+        """Returns the function to call: `concrete`, or an equal one under another name, the same for all workers."""
         with self._lock:
             failed = self._failed.get(concrete)
             must_rename = failed is not None and failed is not captures
@@ -113,7 +104,7 @@ class RenamedFunctions:
 
 
 class Repeats:
-    """Runs a call again whose result was lost. It does not keep the scheduler alive."""
+    """The repetition of a call whose result was lost. It does not keep the scheduler alive."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = weakref.ref(scheduler)
@@ -137,17 +128,17 @@ class Repeats:
 
 
 class LeftResult(ValueElsewhere):
-    """The result of a call, on the worker that has computed it or, once it was copied, on the client."""
+    """The result of a call, on the worker that computed it or, once copied, on the client."""
 
     def __init__(self, call: "ScheduledCall", repeats: Repeats, context: WorkerContext, outputs: Any) -> None:
         self._call = call
         self._repeats = repeats
-        # The worker and its connection, None for the client; and the values. Replaced as a whole: each of several
-        # threads that need it at the same time copies it, or computes it again, by itself.
+        # The worker and its connection, None for the client; and the values. Replaced as a whole. Threads that need it
+        # at the same time each copy it, or compute it again.
         self._held: tuple[tuple[int, int] | None, Any] = _place(context), outputs
 
     def fetch(self, timeout: float | None = None) -> Any:
-        """Returns it, on the client; computes it again if it was lost. See `Future.result`."""
+        """Returns the value on the client; computes it again if it was lost. See `Future.result`."""
         place, value = self._held
         if place is None:
             return value
@@ -160,7 +151,7 @@ class LeftResult(ValueElsewhere):
         return value
 
     def value_on(self, context: WorkerContext) -> Any:
-        """Returns it for a function on a worker, on whose thread this is called."""
+        """Returns the value for a function on a worker, whose thread calls this."""
         place, value = self._held
         if place is None or place == _place(context):
             return value
@@ -174,7 +165,7 @@ class LeftResult(ValueElsewhere):
 
 
 def on_client(value: Any) -> Any:
-    """Returns NumPy values for a tensor; a ragged, sparse or other composite tensor as itself, on the client."""
+    """Returns NumPy values for a tensor; a composite tensor, such as a ragged one, as itself, on the client."""
     if isinstance(value, tf.Tensor):
         return value.numpy()
     return tf.nest.map_structure(
@@ -187,47 +178,40 @@ def _place(context: WorkerContext) -> tuple[int, int]:
 
 
 def copy_to_client(value: Any, timeout: float | None = None) -> Any:
-    """Returns tensors of a worker, copied; raises OpError if they are lost."""
+    """Copies tensors of a worker; raises OpError if they are lost."""
     # A separate executor: the present thread's executor would keep the error.
     return on_own_thread("coordinator-fetch", lambda: tf.nest.map_structure(on_client, value)).result(timeout)
 
 
 class TracedFunction:
-    """A concrete function whose captured per-worker resources are bound when it is called, to the caller's worker.
+    """A concrete function that can run on any worker. Captured per-worker resources are bound at each call.
 
-    Args:
-      concrete: a `tf.types.experimental.ConcreteFunction`.
-      handles: the strategy's handles, which tell the per-worker resources among the captures.
-
-    Attributes:
-      token: identifies the function where it must not be kept alive.
-
-    Raises:
-      ValueError: it uses a variable whose shape is not known, see `refuse_unknown_shapes`.
+    `token` identifies the function where it must not be kept alive. Raises ValueError for a function that uses a
+    variable of unknown shape, see `refuse_unknown_shapes`.
     """
 
     def __init__(self, concrete: Any, handles: PerWorkerHandles) -> None:
         self.token = object()
         self.concrete = concrete
         self.handles = handles
-        # The captures, which are another list after a recovery of parameter servers, and what is passed for them.
+        # The captures, another list after a recovery of parameter servers, and what is passed for them.
         self._bound = self._bind()
-        # Fused calls that are built when they are needed, for all workers, and fused calls built in the background.
+        # Fused calls that are built on demand, for all workers; and fused calls that are built in the background.
         self._fused: dict[_FusedShape, concurrent.futures.Future[RepeatedFunction]] = {}
         self._prepared: dict[_FusedShape, PreparedFunction] = {}
         self._renamed = RenamedFunctions()
-        # A table of a SavedModel creates its copies itself, so it must live as long as the function; its model may not.
+        # A table of a SavedModel creates its copies itself, so it must live as long as the function. Its model may not.
         self._owners = [owner_of_handle(tensor) for tensor in captured_inputs(concrete)]
         refuse_unknown_shapes(self.name, self._owners)
 
     @functools.cached_property
     def name(self) -> str:
-        """The name of the Python function from which it was traced."""
+        """The name of the traced Python function."""
         return str(self.concrete.graph.name)
 
     @property
     def result_spec(self) -> Any:
-        """The `tf.TypeSpec`s of what it returns, with which a function that takes its result is traced."""
+        """The `tf.TypeSpec`s of the result. Functions that take the result are traced with them."""
 
         def spec(value: Any) -> Any:
             return value if value is None or isinstance(value, tf.TypeSpec) else tf.type_spec_from_value(value)
@@ -242,15 +226,12 @@ class TracedFunction:
     def call_on(self, context: WorkerContext, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         """Runs the function on a worker; its results stay there.
 
-        Raises:
-          ClosureInputError: a per-worker resource that it uses could not be created.
-          ClosureCancelledError: the call was cancelled.
-          tf.errors.OpError: it failed.
+        Raises ClosureInputError, ClosureCancelledError, or an OpError of the call.
         """
         return self._call_alone(context, self.inputs_on(context, args, kwargs or {}))
 
     def _call_alone(self, context: WorkerContext, inputs: Sequence[Any]) -> Any:
-        """Runs the function, or its copy with packed messages once that is ready on the worker."""
+        """Runs the function, or its copy with packed messages once the worker has prepared that."""
         captures, passed = self._captures_on(context)
         packed = self._packed
         if packed.is_ready_on(context.index, context.connection_number, captures):
@@ -261,11 +242,9 @@ class TracedFunction:
         return self._run(context, captures, self.concrete, [*inputs, *passed])
 
     def inputs_on(self, context: WorkerContext, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        """Returns the tensors to pass to the function on a worker for these arguments, without its captures.
+        """Returns the input tensors on a worker for these arguments, without captures.
 
-        Raises:
-          ClosureInputError: a per-worker resource among the arguments could not be created.
-          TypeError: the arguments do not match the function's signature.
+        Raises ClosureInputError if a per-worker resource cannot be created, TypeError for unsuitable arguments.
         """
         args, kwargs = tf.nest.map_structure(lambda leaf: _own_copy(leaf, context), (tuple(args), dict(kwargs)))
         resource_for = self.handles.resource_for
@@ -276,13 +255,13 @@ class TracedFunction:
 
     @functools.cached_property
     def may_be_fused(self) -> bool:
-        """Whether its graph may be copied, and several calls of it run as one."""
+        """Whether its graph may be copied, and several calls run as one."""
         is_transferable = all(tensor.dtype not in (tf.resource, tf.variant) for tensor in self.concrete.outputs)
         return is_transferable and may_be_fused(self.concrete)
 
     @functools.cached_property
     def elements_per_call(self) -> float:
-        """How many elements a call takes at most from each iterator among its arguments; infinite if unknown."""
+        """The most elements that a call takes from each iterator among its arguments; infinite if unknown."""
         return elements_per_call(self.concrete)
 
     @functools.cached_property
@@ -294,7 +273,7 @@ class TracedFunction:
         return PreparedFunction(f"the packed messages of {self.name}", functools.partial(_packed, self.concrete))
 
     def ready_sizes(self, worker: int, connection: int) -> dict[int, float]:
-        """Returns the numbers of steps that may be fused on a worker, with the seconds that it took to build them."""
+        """Returns the numbers of steps that may be fused on a worker; for each, how many seconds building it took."""
         captures = captures_of(self.concrete)
         return {
             count: prepared.seconds
@@ -303,11 +282,11 @@ class TracedFunction:
         }
 
     def is_preparing(self, worker: int, count: int) -> bool:
-        """Returns whether a call of so many steps is being built or prepared on a worker."""
+        """Returns whether a call of `count` steps is being built or prepared on a worker."""
         return any(known == count and each.is_wanted_on(worker) for (known, _), each in list(self._prepared.items()))
 
     def prepare_fused(self, context: WorkerContext, inputs: StackedInputs) -> None:
-        """Has a call of several steps, with such inputs, built in the background and prepared on a worker."""
+        """Has a call of several steps with such inputs built in the background, and prepared on a worker."""
         shape = inputs.length, inputs.is_shared
         prepared = self._prepared.get(shape)
         if prepared is None:
@@ -316,7 +295,7 @@ class TracedFunction:
         prepared.want(context.index, context.builds, inputs.values, self._preparing(shape))
 
     def _preparing(self, shape: _FusedShape | None) -> Callable[[WorkerContext], None]:
-        """Returns the work that prepares one of the functions on a worker, without keeping it alive."""
+        """Returns the work that prepares a call on a worker. It does not keep this function alive."""
         return functools.partial(_prepare, weakref.ref(self), shape)
 
     def prepare_on(self, context: WorkerContext, shape: _FusedShape | None) -> None:
@@ -327,19 +306,14 @@ class TracedFunction:
     def call_fused(self, context: WorkerContext, inputs: StackedInputs) -> list[Any]:
         """Runs the steps of a fused call on a worker, in order. Raises what `call_on` raises.
 
-        Args:
-          context: the worker.
-          inputs: the inputs of all steps, which are their `inputs_on` the worker.
-
-        Returns:
-          The result of each step, on the client: NumPy values, or composite tensors.
+        Returns the result of each step, on the client: NumPy values, or composite tensors.
         """
         columns = self._call_fused(context, inputs)
         results = zip(*columns, strict=True) if columns else [()] * inputs.length
         return [structure_outputs(self.concrete, [*map(own_memory, result)]) for result in results]
 
     def call_stacked(self, context: WorkerContext, inputs: StackedInputs) -> Any:
-        """Does the same, but returns one result, in which each output has the steps along its first axis."""
+        """Runs a fused call like `call_fused`; returns one result. Its outputs have the steps along the first axis."""
         return structure_outputs(self.concrete, [*map(stacked, self._call_fused(context, inputs))])
 
     def _call_fused(self, context: WorkerContext, inputs: StackedInputs) -> list[Sequence[Any]]:
@@ -348,7 +322,7 @@ class TracedFunction:
         elif (ready := self._ready_for(context, inputs)) is not None:
             repeated, inputs = ready
         else:
-            # Other inputs are shared than in the calls so far. No function is built with closures in hand.
+            # The calls so far share other inputs. No function is built while closures wait for it.
             self.prepare_fused(context, inputs)
             return self._call_one_by_one(context, inputs)
         captures, passed = self._captures_on(context)
@@ -358,7 +332,7 @@ class TracedFunction:
     def _ready_for(
         self, context: WorkerContext, inputs: StackedInputs
     ) -> tuple[RepeatedFunction, StackedInputs] | None:
-        """Returns a function that is ready on a worker for some inputs, which may be stacked for it."""
+        """Returns a function that is ready on a worker for `inputs`, and the inputs in the form that it takes."""
         captures = captures_of(self.concrete)
         for (count, is_shared), prepared in list(self._prepared.items()):
             if count != inputs.length or not prepared.is_ready_on(context.index, context.connection_number, captures):
@@ -368,7 +342,6 @@ class TracedFunction:
         return None
 
     def _call_one_by_one(self, context: WorkerContext, inputs: StackedInputs) -> list[Sequence[Any]]:
-        """Makes each step a call; returns the values of each flat output in all steps."""
         results = []
         for step in range(inputs.length):
             outputs = self._call_alone(context, inputs.of_step(step))
@@ -397,7 +370,7 @@ class TracedFunction:
             built.set_exception(error)
 
     def _captures_on(self, context: WorkerContext) -> tuple[list[Any], list[Any]]:
-        """Returns the captures, and what to pass for them: a worker's copies, and the present handles of variables."""
+        """Returns the captures, and what to pass for them: a worker's copies, and present handles of variables."""
         captures, passed, has_copies = self._bound
         if captures is not captures_of(self.concrete):
             self._bound = captures, passed, has_copies = self._bind()
@@ -412,14 +385,14 @@ class TracedFunction:
                 return call_concrete(called, inputs, context.cancellation, stands_for=stands_for or concrete)
         except tf.errors.OpError as error:
             self._renamed.record_failure(concrete, captures)
-            # A cancelled call may report any error: TensorFlow often reports the error of the call that caused it.
+            # A cancelled call may report any error: TensorFlow often reports the error of a call that it caused.
             if context.cancellation.is_cancelled:
                 raise ClosureCancelledError("The call was cancelled.") from error
             raise
 
     def _bind(self) -> tuple[list[Any], list[Any], bool]:
         captures = captures_of(self.concrete)
-        # A captured handle may be outdated, if its variable was restored while the function was traced.
+        # If a variable is restored during the trace, its captured handle is outdated.
         present = map(present_handle, captured_inputs(self.concrete, self.handles.worker_index))
         passed = [self.handles.resource_for(tensor) or tensor for tensor in present]
         return captures, passed, any(isinstance(value, PerWorkerResource) for value in passed)
@@ -436,14 +409,10 @@ def _packed(concrete: Any) -> Any:
 
 
 def refuse_unknown_shapes(name: str, used: Sequence[Any]) -> None:
-    """Raises ValueError if a variable on a parameter server has a shape with unknown dimensions.
+    """Raises ValueError if one of the variables in `used` is on a parameter server and has unknown dimensions.
 
-    A worker that gets the handle of one from another server ends, without an error, since TensorFlow's code there takes
-    only known shapes. If not even the rank is known, the worker computes as if the variable were a scalar.
-
-    Args:
-      name: the function's name, for the message.
-      used: what it uses, variables among other things.
+    A worker that gets such a variable's handle from another server ends without an error: TensorFlow's code there takes
+    only known shapes. If the rank is unknown, the worker computes as if the variable were a scalar.
     """
     for variable in used:
         if not isinstance(variable, tf.Variable) or not is_on_parameter_server(variable.device):
@@ -458,17 +427,14 @@ def refuse_unknown_shapes(name: str, used: Sequence[Any]) -> None:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class ScheduledCall:
-    """One scheduled call of a traced function: what the runtime runs for a closure, alone or fused with others.
+    """One scheduled call of a traced function: what the runtime runs for a closure, in a call of its own or fused.
 
     Attributes:
-      function: the function.
-      args: its positional arguments, per-worker resources among them.
-      kwargs: its keyword arguments.
       iterators: the per-worker iterators among the arguments.
       fusion_key: calls with equal keys may run in one call; None if this one runs alone.
-      futures: the futures among the arguments; they are done when it runs.
+      futures: the futures among the arguments; they are done when the call runs.
       followers: called with the future of this call before it can run: by the ranges of examples among its arguments.
-      repeats: its result is left on the worker, and this runs it again if it is lost; None to copy it to the client.
+      repeats: runs the call again if its result, which is left on the worker, is lost. None copies it to the client.
     """
 
     function: TracedFunction
@@ -482,17 +448,17 @@ class ScheduledCall:
 
     @property
     def inputs(self) -> tuple[FiniteInput, ...]:
-        """The data that it takes and that may end, by its iterators."""
+        """The data of its iterators, which may end."""
         return tuple([iterator.input for iterator in self.iterators])
 
     def __call__(self, context: WorkerContext) -> Any:
-        """Runs it, and copies its result to the client, so that the result outlives the worker."""
+        """Runs the call and copies its result to the client: the result outlives the worker."""
         if self.repeats is not None:
             return LeftResult(self, self.repeats, context, self.outputs_on(context))
         return self._run(context, functools.partial(tf.nest.map_structure, on_client))
 
     def outputs_on(self, context: WorkerContext) -> Any:
-        """Runs it; its outputs stay on the worker."""
+        """Runs the call; its outputs stay on the worker."""
 
         def computed(outputs: Any) -> Any:
             """Waits until the outputs are computed."""
@@ -505,17 +471,17 @@ class ScheduledCall:
         return self._run(context, computed)
 
     def fetching(self) -> "ScheduledCall":
-        """Returns the same call, whose result is copied to the client."""
+        """Returns an equal call whose result is copied to the client."""
         return dataclasses.replace(self, repeats=None)
 
     def leaving(self, scheduler: Scheduler) -> "ScheduledCall":
-        """Returns the same call, whose result stays on the worker. It runs alone; `scheduler` runs it again."""
+        """Returns an equal call whose result stays on the worker. It is not fused; `scheduler` repeats it."""
         repeats = Repeats(scheduler)
         followers = (*self.followers, repeats.follow)
         return dataclasses.replace(self, repeats=repeats, followers=followers, fusion_key=None)
 
     def _run(self, context: WorkerContext, finish: Callable[[Any], Any]) -> Any:
-        """Runs it; returns what `finish` returns for the outputs. An error of the function may come out only there."""
+        """Returns `finish(outputs)`. An error of the function may be raised only in `finish`."""
         args, kwargs = self.args, self.kwargs
         if self.futures:
             args, kwargs = tf.nest.map_structure(
@@ -529,9 +495,9 @@ class ScheduledCall:
             return finish(self.function.call_on(context, args, kwargs))
 
     def prepare(self, like: "ScheduledCall", count: int, context: WorkerContext) -> None:
-        """Has one call of `count` calls built and prepared on a worker.
+        """Has a fused call of `count` calls built and prepared on a worker.
 
-        What these calls share is known from another call with the same fusion key, `like`; for many runs it is `self`.
+        `like`, another call with the same fusion key, shows which inputs the calls share; for many runs it is `self`.
         """
         bound = self.function.inputs_on(context, self.args, self.kwargs)
         is_shared = (True,) * len(bound) if like is self else self._stacked_inputs([self, like], context).is_shared
@@ -544,7 +510,7 @@ class ScheduledCall:
     def most_fused_on(self, worker: int) -> int:
         """Returns how many calls with its fusion key may run in one on `worker`; less than 2 if it runs alone.
 
-        None of their iterators may end there during the call: that would be an error of all of them.
+        No iterator may end there during the call: its end would be an error of all of them.
         """
         most = sys.maxsize
         for iterator in self.iterators:
@@ -553,11 +519,7 @@ class ScheduledCall:
         return most
 
     def run_fused(self, calls: Sequence["ScheduledCall"], context: WorkerContext) -> list[Any]:
-        """Runs calls that have its fusion key, itself the first, one after the other in one call.
-
-        Returns:
-          Their results, on the client.
-        """
+        """Runs calls with its fusion key, itself the first, in order as one call; returns results on the client."""
         inputs = self._stacked_inputs(calls, context)
         with iterators_in_use(self.iterators, context):
             self._count_elements(context, len(calls))
@@ -586,7 +548,7 @@ class ScheduledCall:
             return self.function.call_stacked(context, StackedInputs(count, values, (True,) * len(values)))
 
     def _count_elements(self, context: WorkerContext, calls: int) -> None:
-        """Counts, before these calls, the elements that they take."""
+        """Counts the elements that these calls will take. Called before them."""
         for iterator in self.iterators:
             iterator.value_on(context)
             if not iterator.positions.is_endless_on(context.index):

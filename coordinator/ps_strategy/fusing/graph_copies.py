@@ -1,6 +1,6 @@
-"""Functions that are built of copies of a traced function's graph, with packed messages and a gate.
+"""Functions built of copies of a traced function's graph, with packed messages and a gate.
 
-Copies rather than calls: a call starts when all of the previous one has ended, on all servers, which takes messages
+Copies rather than calls: a call starts only when the previous one has ended on all servers, which takes messages
 between the servers. Copies are ordered like the iterations of a loop in one function: only operations that use the same
 variable, dataset or other resource run one after the other.
 
@@ -34,16 +34,16 @@ from coordinator.ps_strategy.tensorflow_internals.functions import (
 )
 from coordinator.ps_strategy.tensorflow_internals.handles import copy_handle_data, is_server_handle, variable_spec
 
-# The gate's message if it is closed, for the servers' logs.
+# The message of a closed gate, for the servers' logs.
 _CLOSED = "coordinator: this call prepares a function and does nothing else; this is no error"
 _GATE = "coordinator_gate"
 # Building a function with packed messages takes about as long as tracing it, and each worker has to load one more
-# function. It is worth it for functions that are called often.
+# function. That pays for functions that are called often.
 _CALLS_BEFORE_PACKING = 16
-# A loop that reads variables in each iteration is slow from the first call, but a function that is called once is not
-# worth building again.
+# A loop that reads variables in each iteration is slow from the first call, but a function that is called only once is
+# not worth building again.
 _CALLS_BEFORE_HOISTING = 2
-# Names of inputs, chosen so that no operation of the function has one of them.
+# Names of inputs; no operation of the function has one of them.
 _INPUT_NAME = "coordinator_input_{}"
 # Seeds this far apart give independent numbers.
 _BETWEEN_SEEDS = 0x9E3779B1
@@ -53,11 +53,11 @@ _SEEDS = 2**31
 def gated_function(
     body: Callable[..., Any], signature: Sequence[tf.TensorSpec], change: Callable[[Any], object]
 ) -> Any:
-    """Builds a concrete function as `built_function` does, with one more input at the end, which opens its gate."""
+    """Builds a concrete function like `built_function`, with an additional last input, which opens its gate."""
 
     def gated_body(*arguments: Any) -> Any:
         *inputs, go = arguments
-        # On the CPU, so that its message also says why a call fails on a worker whose functions run on a GPU.
+        # On the CPU: otherwise the message would not be in the errors of workers whose functions run on a GPU.
         with tf.device("/device:CPU:0"):
             tf.raw_ops.Assert(condition=go, data=[_CLOSED], summarize=1, name=_GATE)
         return body(*inputs)
@@ -71,19 +71,19 @@ def gated_function(
 
 
 def _gate_effects(graph: Any) -> None:
-    """Has the operations that change something or take elements run after the gate, unless they do already."""
+    """Has operations that change something or take elements run after the gate, unless they already do."""
     operations = {operation.name: operation for operation in graph.get_operations()}
     gate = operations[_GATE]
     needed = {name: needed_by(operation) for name, operation in operations.items()}
     after = {_GATE}
-    # Not the graph's own order, in which an operation may depend on a later one by a control dependency.
+    # Not the graph's own order, in which a control dependency may come later than the operation that waits for it.
     for name in graphlib.TopologicalSorter(needed).static_order():
         operation = operations[name]
         is_after = not after.isdisjoint(needed[name])
         # TensorFlow may begin operations inside of a call before it has all arguments, but not before control edges.
         is_gated = operation is not gate and (has_effects(operation) or takes_elements(operation))
         if is_gated and (not is_after or functions_of(operation)):
-            # A control edge to another server is a message. A tensor that the worker sends anyway can wait there.
+            # A control edge to another server is a message. A tensor that the worker sends anyway can wait instead.
             add_control_input(_source_on_worker(operation) or operation, gate)
             is_after = True
         if is_after:
@@ -91,7 +91,7 @@ def _gate_effects(graph: Any) -> None:
 
 
 def _source_on_worker(operation: Any) -> Any:
-    """Returns an operation on the worker for whose output an operation on a parameter server waits, or None."""
+    """Returns an operation on the worker that an operation on a parameter server takes its input from, or None."""
     if _is_on_worker(operation):
         return None
     seen, waiting = {operation.name}, [operation]
@@ -116,7 +116,7 @@ def _is_on_worker(operation: Any) -> bool:
 
 
 class GraphCopies:
-    """Adds `count` copies of a concrete function to the graph of another one with the same inputs.
+    """A concrete function whose copies, `count` in all, are added to the graph of another function with equal inputs.
 
     Operations that draw random numbers from a seed get another seed in each copy, and for each `count`; otherwise all
     copies would draw the same numbers. If they are in a loop, a branch or a called function, each copy has functions of
@@ -136,7 +136,7 @@ class GraphCopies:
         variables = {tensor.op.name: spec for tensor in concrete.inputs if (spec := variable_spec(tensor)) is not None}
         self.hoists = hoisted_reads.hoist(definition, variables) > 0
         self._definition = _without_inputs(definition, {tensor.op.name for tensor in concrete.inputs}, self._servers)
-        # Outputs wait for all changes of variables in the function; here the caller waits for these at the end.
+        # Outputs wait for all changes of variables in the function; here the caller waits for the changes at the end.
         outputs = {tensor.op.name for tensor in concrete.outputs}
         for node in self._definition.node:
             if node.name in outputs and node.op == "Identity":
@@ -144,20 +144,18 @@ class GraphCopies:
         used = {name for node in self._definition.node for name in node.input}
         self._used = {name for name in self._inputs if name.removesuffix(":0") in used}
         self._seeds = _Seeds(self._definition)
-        # Counts the copies of all smaller counts too, so that no two copies have the same number.
+        # Counts the copies of all smaller counts too: no two copies have the same number.
         self._copies = count * (count - 1) // 2
 
     def note_inputs(self, placeholders: Sequence[Any]) -> None:
-        """Gives the symbolic tensors in place of the function's inputs what TensorFlow knows of these inputs."""
+        """Gives the symbolic tensors that replace the function's inputs TensorFlow's knowledge of these inputs."""
         for placeholder, original in zip(placeholders, self._concrete.inputs, strict=True):
             copy_handle_data(original, placeholder)
 
     def add(self, inputs: Sequence[Any], name: str) -> list[Any]:
         """Adds a copy, and returns its flat outputs.
 
-        Args:
-          inputs: a symbolic tensor for each input of the function, captures included.
-          name: a unique scope for the names of its operations; empty for their names in the function.
+        `inputs` includes captures. `name` is a unique scope for the operations' names; empty to keep their names.
         """
         self._copies += 1
         self._seeds.set(self._definition, self._copies * _BETWEEN_SEEDS)
@@ -165,7 +163,6 @@ class GraphCopies:
         used = {name: tensor for name, tensor in passed.items() if name in self._used}
         wanted = [output for output in self._outputs if output not in passed]
         computed = iter(tf.graph_util.import_graph_def(self._definition, used, wanted, name))
-        # The graph has the functions that it calls now.
         self._definition.ClearField("library")
         outputs = [passed[output] if output in passed else next(computed) for output in self._outputs]
         for output, shape in zip(outputs, self._shapes, strict=True):
@@ -186,10 +183,10 @@ class GraphCopies:
 
 
 class Packing:
-    """Decides when a function is worth building again: if it is called often, or reads variables in loops.
+    """The decision whether a function is worth building again: if it is called often, or reads variables in loops.
 
-    The function is replaced by a copy with packed messages, which has the same effects and results, but draws other
-    random numbers. If `may_be_copied` is False, the function itself is always called. Thread-safe.
+    A copy with packed messages replaces the function. It has the same effects and results, but draws other random
+    numbers. If `may_be_copied` is False, the function itself is always called. Thread-safe.
     """
 
     def __init__(self, concrete: Any, *, may_be_copied: bool) -> None:
@@ -197,19 +194,19 @@ class Packing:
         has_loops = may_be_copied and hoisted_reads.has_loops(concrete)
         self._is_worth_it = has_loops or (may_be_copied and len(servers_of_resources(concrete)) > 1)
         self._calls_before = _CALLS_BEFORE_HOISTING if has_loops else _CALLS_BEFORE_PACKING
-        # Several threads count; a few calls more or less do not matter.
+        # Several threads count without a lock; a few calls more or less do not matter.
         self._calls = 0
 
     def count_call(self) -> bool:
-        """Counts a call; returns whether the function should be replaced by now."""
+        """Counts a call; returns whether the function should be replaced now."""
         self._calls += 1
         return self._is_worth_it and self._calls >= self._calls_before
 
 
 def packed_function(concrete: Any) -> Any:
-    """Builds an equal function with fewer messages and the same operation names; None if there is nothing to change.
+    """Builds an equal function with fewer messages and the same operation names; None if nothing would change.
 
-    It has a gate, see `gated_function`.
+    The function has a gate, see `gated_function`.
     """
     copies = GraphCopies(concrete, 1)
     messages = []
@@ -238,7 +235,6 @@ def servers_of_resources(concrete: Any) -> dict[str, str]:
 
 
 def _without_inputs(definition: Any, inputs: set[str], devices: Mapping[str, str]) -> Any:
-    """Returns a graph without the placeholders of its inputs, and without references to them."""
     kept = [node for node in definition.node if node.name not in inputs]
     for node in kept:
         node.input[:] = [name for name in node.input if not (name.startswith("^") and name[1:] in inputs)]
@@ -251,7 +247,7 @@ def _without_inputs(definition: Any, inputs: set[str], devices: Mapping[str, str
 
 
 class _Seeds:
-    """Sets the seeds of the operations of a `GraphDef`, and of the functions in its library.
+    """The seeds of the operations of a `GraphDef`, and of the functions in its library.
 
     Functions that draw random numbers from a seed, or call one that does, leave the library; `set` adds them again.
     """
@@ -274,7 +270,7 @@ class _Seeds:
         self._calls = [(function, function.name) for function in calls if function.name in drawing]
 
     def set(self, definition: Any, offset: int) -> None:
-        """Adds a number to each seed; functions with other seeds are added to the library, under other names."""
+        """Adds a number to each seed; adds functions with the new seeds under other names."""
         for node, (attribute, seed) in self._nodes:
             node.attr[attribute].i = (seed + offset) % _SEEDS
         names: dict[str, str] = {}
@@ -282,7 +278,7 @@ class _Seeds:
             function.name = self._named(name, offset, names, definition.library)
 
     def _named(self, name: str, offset: int, names: dict[str, str], library: Any) -> str:
-        """Returns the name of a function with other seeds, which is added to a library if it is not in `names`."""
+        """Returns the name of a function with the new seeds; adds the function to a library if not in `names`."""
         if name not in names:
             function = copied(self._functions[name])
             for node in function.node_def:
@@ -299,8 +295,8 @@ class _Seeds:
 def _seed_of(node: Any) -> tuple[str, int] | None:
     """Returns the attribute that must differ in each copy, and its value; None if the node draws from no seed.
 
-    An operation whose seeds are all 0 draws another seed each time that a worker prepares it. An operation without a
-    state draws the same numbers in each call.
+    An operation whose seeds are all 0 draws a new seed each time that a worker prepares it. A stateless operation draws
+    the same numbers in each call.
     """
     seeds = [name for name in ("seed2", "seed", "file_random_seed") if name in node.attr]
     is_drawing = any(node.attr[name].i for name in seeds) and is_stateful(node)

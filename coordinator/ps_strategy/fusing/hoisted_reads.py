@@ -1,20 +1,20 @@
-"""Moves reads of variables out of loops, branches and called functions: to just before the operation that runs them.
+"""Moves reads of variables out of loops, branches and called functions, to just before the operation that runs them.
 
     w (handle) ---> While                             w ---> ReadVariableOp ---> While
                       body: ReadVariableOp, a message                              body: the value
                             in each iteration
 
 Several reads of one variable at one place become one read. A read is hoisted if its time depends only on its loop,
-branch or function: it has no control dependencies, nothing in there changes the variable or looks up rows of it, and it
-is no `read_value()`, which reads where it is called. A read stays
+branch or function: it has no control dependencies, nothing inside changes the variable or looks up its rows, and it is
+no `read_value()`, which reads where it is called. A read stays
 
 - in the condition of a loop, and in its body if the end of the loop depends on an integer, a bool or a scalar that it
   reads: the loop may wait for another worker to change it;
 - in a branch if the value is large, since the branch may not be taken.
 
 Promises:
-- A hoisted read sees the same changes of the function as before: all that come before it, and none that come after it.
-- Gradients do not change: they are part of the graph already.
+- A hoisted read sees the same changes of the function as before: all earlier ones, and no later ones.
+- Gradients do not change: they are already part of the graph.
 
 Operations are `NodeDef`s here, and the functions that they call `FunctionDef`s.
 """
@@ -37,13 +37,11 @@ from coordinator.ps_strategy.tensorflow_internals.handles import is_on_parameter
 # `tf.Variable.read_value` reads in its own name scope.
 _READ_VALUE = re.compile(r"(^|/)Read(_\d+)?/ReadVariableOp(_\d+)?$")
 _NAME = "coordinator_read_{}"
-# The shapes and types of variables, as far as they are known, by the names of their handles.
+# The known shapes and types of variables, by the names of their handles.
 _Variables = Mapping[str, tf.TensorSpec]
 
 
 class _Call(NamedTuple):
-    """How operations of a type call functions."""
-
     # The attribute with the types of the arguments.
     types: str
     # The number of inputs before the first argument.
@@ -63,7 +61,7 @@ _CALLS = {
 
 
 def is_hoistable(node: Any) -> bool:
-    """Returns True if an operation is a read of a variable that may be made elsewhere, as far as it says itself."""
+    """Returns True if an operation is a read of a variable that may be moved; looks only at the operation itself."""
     is_plain_read = node.op == "ReadVariableOp" and len(node.input) == 1 and not _READ_VALUE.search(node.name)
     # On a parameter server, reads of its variables send nothing.
     return is_plain_read and not is_on_parameter_server(node.device)
@@ -97,7 +95,6 @@ def may_hoist(operation: str, functions: Sequence[Any], number: int, variable: t
 
 
 def _deciding(condition: Any, body: Any) -> set[int]:
-    """Returns the numbers of the arguments on which the end of a loop depends."""
     deciding: set[int] = set()
     new = _needed(condition, condition.ret.values())
     while new:
@@ -107,7 +104,6 @@ def _deciding(condition: Any, body: Any) -> set[int]:
 
 
 def _needed(function: Any, outputs: Iterable[str]) -> set[int]:
-    """Returns the numbers of the arguments from which outputs of a function are computed."""
     nodes = {node.name: node for node in function.node_def}
     waiting, seen = list(outputs), set()
     while waiting:
@@ -128,8 +124,7 @@ def has_loops(concrete: Any) -> bool:
 def hoist(definition: Any, variables: _Variables) -> int:
     """Hoists the reads of a `GraphDef`, which is changed. Returns how many handles are replaced by values.
 
-    `variables` has the shapes and types of the variables whose handles are inputs of the graph, by the names of these
-    inputs. Other variables are read as before.
+    `variables` has the shapes and types of known variables by the names of the graph's inputs that are their handles.
     """
     functions = _Functions(definition)
     _Body(functions, definition.node, variables).hoist()
@@ -139,11 +134,7 @@ def hoist(definition: Any, variables: _Variables) -> int:
 
 
 class _Functions:
-    """The functions of a graph.
-
-    Attributes:
-      replaced: how many handles were replaced by values.
-    """
+    """The functions of a graph. `replaced` counts the handles that were replaced by values."""
 
     def __init__(self, definition: Any) -> None:
         self._functions = {function.signature.name: copied(function) for function in definition.library.function}
@@ -153,7 +144,7 @@ class _Functions:
     def hoisted(self, name: str, variables: Sequence[tf.TensorSpec | None]) -> Any:
         """Returns a function with the reads hoisted out of the functions that it calls; None if the graph lacks it.
 
-        `variables` has the shape and type for each argument that is the handle of a known variable, else None.
+        `variables` has the shape and type for each argument that is the handle of a known variable, otherwise None.
         """
         if name not in self._functions:
             return None
@@ -166,7 +157,7 @@ class _Functions:
         return self._hoisted[key]
 
     def add(self, function: Any) -> str:
-        """Adds a function that replaces the one of its name. Returns its new name; equal functions have equal names."""
+        """Adds a changed function. Returns its new name; equal functions have equal names."""
         name = str(function.signature.name)
         if function == self._functions[name]:
             return name
@@ -192,11 +183,9 @@ class _Body:
         self._nodes = nodes
         self._variables = variables
         self._function = function
-        # By the names of their handles and control inputs.
         self._reads: dict[tuple[str, frozenset[str]], str] = {}
 
     def hoist(self) -> None:
-        """Hoists all reads out of the functions that the operations call."""
         self._join_reads()
         for node in list(self._nodes):
             if node.op in _CALLS and not is_on_parameter_server(node.device):
@@ -219,7 +208,7 @@ class _Body:
         for node in self._nodes:
             node.input[:] = map(joined, node.input)
             if first.get(node.name, node.name) != node.name:
-                # The graph may return it.
+                # The node stays: the graph may return it.
                 _take_value(node, self._value_of(first[node.name]), node.attr["dtype"].type)
         for returned in () if self._function is None else (self._function.ret, self._function.control_ret):
             for output, reference in returned.items():
@@ -232,7 +221,7 @@ class _Body:
         functions = [self._functions.hoisted(reference.name, known) for reference in references]
         if None in functions:
             return
-        # A handle may be passed twice, once to be read and once to be changed.
+        # A handle may be passed twice: once for reads and once for changes.
         kept = {
             name
             for number, (name, spec) in enumerate(zip(inputs, known, strict=True))
@@ -248,12 +237,12 @@ class _Body:
             reference.name = self._functions.add(function)
         reads = {inputs[number]: self._pass_value(node, call, number, spec) for number, spec in hoisted.items()}
         if hoisted and not any(function.signature.is_stateful for function in functions):
-            # Operations with side effects run one after the other.
+            # TensorFlow runs operations with side effects one after the other.
             node.op = call.stateless
             self._order_changes(reads, node)
 
     def _is_output_used(self, node: Any, number: int) -> bool:
-        """Returns True if a loop returns a handle to something that uses it."""
+        """Returns True if something uses a handle that a loop returns."""
         if node.op != "While":
             return False
         output = node.name if number == 0 else f"{node.name}:{number}"
@@ -261,14 +250,14 @@ class _Body:
             output = f"{node.name}:output:{number}"
         users = [user for user in self._nodes if output in user.input]
         for user in users:
-            # The gradient of a loop takes the shape of a variable from it.
+            # The gradient of a loop takes the variable's shape from the returned handle.
             if user.op == "VariableShape":
                 user.input[0] = node.input[number]
         is_returned = self._function is not None and output in self._function.ret.values()
         return is_returned or any(user.op != "VariableShape" for user in users)
 
     def _order_changes(self, reads: Mapping[str, str], node: Any) -> None:
-        """Has operations that change variables wait for the reads of these, not for `node`: a message less.
+        """Has operations that change variables wait for the reads of these, not for `node`: one message less.
 
         `reads` has the names of the reads by the handles; `node` is a loop, branch or call without other effects.
         """
@@ -280,7 +269,7 @@ class _Body:
                 user.input[:] = dict.fromkeys([*others, *(f"^{reads[handle]}" for handle in sorted(handles))])
 
     def _pass_value(self, node: Any, call: _Call, number: int, variable: tf.TensorSpec) -> str:
-        """Passes the value of a variable in place of its handle, and returns the name of the read."""
+        """Passes the value of a variable in place of its handle; returns the name of the read."""
         place = call.first + number
         handle, dtype = node.input[place], variable.dtype.as_datatype_enum
         after = [name for name in node.input if name.startswith("^")]
@@ -314,7 +303,7 @@ def _take_value(node: Any, value: str, dtype: int) -> None:
 
 
 def _with_values(function: Any, variables: Mapping[int, tf.TensorSpec]) -> Any:
-    """Returns a copy of a function that takes the values of variables; they are numbered as the arguments."""
+    """Returns a copy of a function that takes the values of variables, which are numbered like the arguments."""
     function = copied(function)
     renamed = {}
     for number, variable in variables.items():

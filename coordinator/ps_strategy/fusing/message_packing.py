@@ -1,4 +1,4 @@
-r"""Rewrites a graph so that tensors which can go from one device to another at the same time go as one message.
+r"""Rewrites a graph: tensors that can go from one device to another at the same time go as one message.
 
     ps 0    read a   read b                        ps 0    read a   read b
               |        |        two messages                  \ concat /         one message
@@ -8,14 +8,14 @@ r"""Rewrites a graph so that tensors which can go from one device to another at 
 
 The *stage* of an operation is the number of device changes on the longest path to it. A tensor is sent at the last
 stage that delays none of its users: the rows that the next step looks up go with the gradients of this step, since they
-are read after the update. Tensors that leave a device for one other device at one stage are packed, bitcast to words or
-bytes if their dtypes differ. Tensors that depend on an action of another worker are packed only with tensors that
-depend on the same action.
+are read after the update. Tensors for the same device at the same stage are packed, bitcast to words or bytes if their
+dtypes differ. Tensors that depend on an action of another worker are packed only with tensors that depend on the same
+action.
 
 Promises:
 - What the function computes does not change, nor its effects on variables, nor their order.
 - No operation comes to depend on itself: along an edge of the graph stages never fall, and they rise where the device
-  changes. So a message contains tensors of its stage or earlier ones, and all that depends on it has a later stage.
+  changes. So a message contains only tensors of its stage or earlier ones, and its users have later stages.
 """
 
 import dataclasses
@@ -31,11 +31,11 @@ import tensorflow as tf
 
 from coordinator.ps_strategy.tensorflow_internals.functions import called_functions, replace_input
 
-# Larger tensors have a message each: copying one would cost more than the message.
+# Larger tensors are sent in messages of their own: copying one would cost more than the message.
 MAX_PACKED_BYTES = 2**20
-# The device of operations without a known one: the worker, or wherever TensorFlow finds that it costs nothing.
+# The device of operations without a known one: the worker, or the device where TensorFlow finds that it costs nothing.
 _WORKER = ""
-# TensorFlow places these with the users of their outputs.
+# TensorFlow places these operations with the users of their outputs.
 _PLACED_WITH_USER = frozenset({"Const", "Shape", "ShapeN", "Size", "Rank"})
 # The types that TensorFlow can bitcast to bytes.
 PACKED_TYPES = frozenset(
@@ -45,33 +45,30 @@ PACKED_TYPES = frozenset(
     }
 )
 
-# Operations that may wait for another worker: their outputs must delay nothing else, since that worker may wait for it.
-# A loop may poll. A mutex is not among them: its holder releases it without waiting for others.
+# Operations that may wait for another worker: their outputs must not delay others, since that worker may wait for them.
+# A loop may poll. A mutex is not in the list: its holder releases it without waiting for others.
 _WAITING = re.compile("Queue|Barrier|TakeGradient|Stage|Unstage|^While$")
 
-# Returns a vector of integers on a device: `_constant`, or the same with a cache.
+# Returns a vector of integers on a device: `_constant`, or a cached form of it.
 _Constant = Callable[..., Any]
-# The same on a certain device.
 _ConstantHere = Callable[[tuple[int, ...]], Any]
 
 
 @dataclasses.dataclass
 class _Sent:
-    """A tensor that is sent to a device."""
-
     tensor: Any
-    # The operations on which it depends and which may wait for other workers; a bit for each.
+    # The operations that it depends on and that may wait for other workers; a bit for each.
     awaited: int
     # The number of the part of the graph that uses it first.
     section: float = math.inf
     # The last stage at which it delays no user.
     stage: float = math.inf
-    # The operations that use it on the device, and the positions of these inputs.
+    # The operations on the device that use it, and the positions of these inputs.
     users: list[tuple[tf.Operation, int]] = dataclasses.field(default_factory=list)
 
 
 def pack_transfers(graph: tf.Graph, devices: Mapping[str, str], sections: Sequence[str] = ()) -> int:
-    """Packs the transfers of a graph; returns the number of messages of several tensors.
+    """Packs the transfers of a graph; returns the number of messages with several tensors.
 
     Args:
       graph: the graph of a function that is being built, with all of its control dependencies.
@@ -92,7 +89,7 @@ def pack_transfers(graph: tf.Graph, devices: Mapping[str, str], sections: Sequen
 
 
 def is_worth_packing(tensor: Any) -> bool:
-    """Returns True if a tensor can be packed and is, or may be, small; all dimensions but the first must be known."""
+    """Returns True if a tensor can be packed and is, or may be, small: only its first dimension may be unknown."""
     shape = tensor.shape
     if tensor.dtype not in PACKED_TYPES:
         return False
@@ -104,7 +101,6 @@ def is_worth_packing(tensor: Any) -> bool:
 def _messages(
     graph: tf.Graph, devices: Mapping[str, str], sections: Mapping[str, int]
 ) -> Iterator[tuple[str, str, list[_Sent]]]:
-    """Yields the source, the target and the tensors of each message of several tensors."""
     ways: dict[tuple[str, str, float, int], list[_Sent]] = {}
     for (_, source, target), transfer in _sent(graph, devices, sections).items():
         ways.setdefault((source, target, transfer.stage, transfer.awaited), []).append(transfer)
@@ -115,7 +111,6 @@ def _messages(
 def _sent(
     graph: tf.Graph, devices: Mapping[str, str], sections: Mapping[str, int]
 ) -> dict[tuple[str, str, str], _Sent]:
-    """Finds the tensors that are sent, by name, source and target."""
     places, stages, awaited = _places_stages_and_awaited(graph, devices)
     sent: dict[tuple[str, str, str], _Sent] = {}
     for operation in graph.get_operations():
@@ -147,7 +142,7 @@ def _neighbours(sent: Sequence[_Sent]) -> Iterator[list[_Sent]]:
 def _places_stages_and_awaited(
     graph: tf.Graph, devices: Mapping[str, str]
 ) -> tuple[dict[str, str], dict[str, float], dict[str, int]]:
-    """Returns the device of each operation, if it is known, its stage, and its awaited operations; see `_Sent`."""
+    """Returns for each operation its device (`_WORKER` if unknown), its stage, and the operations it awaits."""
     places: dict[str, str] = {}
     stages: dict[str, float] = {}
     awaited: dict[str, int] = {}
@@ -158,7 +153,7 @@ def _places_stages_and_awaited(
     def is_moved(needed_name: str, name: str) -> bool:
         return places[needed_name] != places[name] and operations[needed_name].type not in _PLACED_WITH_USER
 
-    # Not the graph's own order, in which an operation may depend on a later one by a control dependency.
+    # Not the graph's own order, in which a control dependency may come later than the operation that waits for it.
     order = list(graphlib.TopologicalSorter(needed).static_order())
     for name in order:
         places[name] = _place(operations[name], devices, places)
@@ -167,7 +162,7 @@ def _places_stages_and_awaited(
     latest: dict[str, float] = {}
     for name in reversed(order):
         if operations[name].type in ("Identity", "IdentityN"):
-            # It takes no time, so it may run as late as its users allow.
+            # An identity takes no time: it may run as late as its users allow.
             stages[name] = latest.get(name, stages[name])
         for other in needed[name]:
             bound = stages[name] - is_moved(other, name)
@@ -191,7 +186,7 @@ def _waiting(graph: tf.Graph) -> dict[str, int]:
 
 
 def needed_by(operation: tf.Operation) -> list[str]:
-    """Returns the names of the operations that an operation of a graph waits for."""
+    """Returns the names of the operations that an operation waits for."""
     return [tensor.op.name for tensor in operation.inputs] + [other.name for other in operation.control_inputs]
 
 
@@ -206,7 +201,7 @@ def _place(operation: tf.Operation, devices: Mapping[str, str], places: Mapping[
 
 
 def _server(device: str) -> str:
-    """Returns the device, or _WORKER for devices of a worker and those without a job."""
+    """Returns the device, or `_WORKER` for devices of workers and devices without a job."""
     spec = tf.DeviceSpec.from_string(device)
     return _WORKER if spec.job in (None, "worker") else spec.to_string()
 
@@ -216,20 +211,15 @@ def pack(
 ) -> list[Any]:
     """Transfers tensors that are worth packing from one device to another, in one message; returns them there.
 
-    Args:
-      tensors: any number.
-      source: the device that they are on; None is the worker.
-      target: where they are used; None is the worker.
-      constant: creates vectors of integers on a device; None creates one at each use.
+    A `source` or `target` of None is the worker. `constant` creates vectors of integers on a device.
     """
     constant = constant or _constant
     if len(tensors) < 2:
         with tf.device(target):
             return [tf.identity(tensor) for tensor in tensors]
     known = [tensor for tensor in tensors if tensor.shape.is_fully_defined()]
-    # The tensors whose first dimension is unknown.
     opens = [tensor for tensor in tensors if not tensor.shape.is_fully_defined()]
-    # A single one takes the rest of the message; the sizes of several are in a header.
+    # One such tensor takes the rest of the message; the sizes of several are in a header.
     has_header = len(opens) > 1
     unit = _unit({tensor.dtype for tensor in tensors} | ({tf.int32} if has_header else set()))
     sizes: Any = [tensor.shape.num_elements() * tensor.dtype.size // unit.size for tensor in known]
@@ -268,7 +258,6 @@ def _unit(dtypes: set[tf.DType]) -> tf.DType:
 
 
 def _flat(tensor: Any, unit: tf.DType, constant: _ConstantHere) -> Any:
-    """Returns a tensor as a vector of units."""
     if tensor.dtype.size > unit.size:
         tensor = tf.reshape(tensor, constant(_kept_shape(tensor.shape.rank + 2)))
     units = tensor if tensor.dtype == unit else tf.bitcast(tensor, unit)
@@ -276,7 +265,6 @@ def _flat(tensor: Any, unit: tf.DType, constant: _ConstantHere) -> Any:
 
 
 def _like(part: Any, dtype: tf.DType, shape: tf.TensorShape, constant: _ConstantHere) -> Any:
-    """Returns a vector of units as a tensor of this dtype and shape."""
     ratio = dtype.size // part.dtype.size
     if ratio > 1:
         part = tf.reshape(part, constant((*_kept_shape(shape.rank + 1), ratio)))
@@ -291,9 +279,9 @@ def _like(part: Any, dtype: tf.DType, shape: tf.TensorShape, constant: _Constant
 def _kept_shape(rank: int) -> tuple[int, ...]:
     """Returns a shape for the side of a Bitcast on which the elements are larger.
 
-    TensorFlow's arithmetic optimizer makes one Bitcast of two that follow each other: of uint8 -> int64 -> int32 a
-    uint8 -> int32, which fails when it runs. A Reshape keeps them apart, unless it is removed because it changes
-    nothing. So the ranks differ: the tensor has its own, one more where it arrives, and two more where it is sent.
+    TensorFlow's arithmetic optimizer merges two consecutive Bitcasts: uint8 -> int64 -> int32 becomes uint8 -> int32,
+    which fails when it runs. A Reshape keeps them apart, unless the optimizer removes it because it changes nothing. So
+    the ranks differ: the tensor has its own rank, one more where it arrives, and two more where it is sent.
     """
     return (-1,) + (1,) * (rank - 1)
 

@@ -23,7 +23,7 @@ from coordinator.ps_strategy.membership.cluster_definition import CLIENT_JOB
 from coordinator.queueing.closure import RunsFuture
 
 _FUSING_DISABLED = "coordinator_fusing_disabled"
-# Types for which TensorFlow has kernels that stack, join and split. It can send more types than these.
+# Types with kernels of TensorFlow that stack, join and split. More types than these can be sent.
 _STACKED = frozenset(
     {
         *PACKED_TYPES,
@@ -31,12 +31,12 @@ _STACKED = frozenset(
         *(tf.dtypes.experimental.float8_e5m2, tf.dtypes.experimental.float8_e4m3fn),
     }
 )
-# The kinds of NumPy's types whose arrays TensorFlow copies unchanged.
+# The kinds of NumPy types whose arrays TensorFlow copies unchanged.
 _NUMBERS = "biufc"
 
 
 def stackable(call: Any) -> Any:
-    """Returns a `ScheduledCall` that is to run many times; raises ValueError if that is not possible."""
+    """Returns a `ScheduledCall` that can run many times; raises ValueError if it cannot."""
     name = call.function.name
     if call.repeats is not None:
         raise ValueError(f"The function {name!r} was scheduled with steps= and fetch=False. Leave one of them out.")
@@ -66,7 +66,7 @@ def spec_of(future: Any) -> Any:
 def stacked(values: Any) -> Any:
     """Returns the values of an output in several runs as an array, an array of arrays if their shapes differ.
 
-    `values` is an array already, or a sequence of NumPy values, or of bytes.
+    `values` is an array already, or a sequence of NumPy values or of bytes.
     """
     if isinstance(values, np.ndarray):
         return values
@@ -79,16 +79,12 @@ def stacked(values: Any) -> Any:
 
 
 def own_memory(value: Any) -> Any:
-    """Returns a copy of an array, so that one result does not keep the memory of all steps alive."""
+    """Copies an array: one result must not keep the memory of all steps alive."""
     return value.copy() if isinstance(value, np.ndarray) else value
 
 
 def concatenated_runs(results: Sequence[Any]) -> Any:
-    """Returns stacked results of consecutive runs as one result, in their structure.
-
-    Raises:
-      ValueError: the shapes of an output differ from run to run.
-    """
+    """Joins stacked results of consecutive runs; raises ValueError if the shapes of an output differ."""
 
     def concatenated(*parts: Any) -> Any:
         if parts[0] is None:
@@ -110,16 +106,16 @@ def disable_fusing() -> None:
 
 
 def may_be_fused(concrete: Any) -> bool:
-    """Returns True if neither a concrete function nor one that it calls has disabled fusing."""
+    """Returns True if neither a concrete function nor a function that it calls has disabled fusing."""
     graph = concrete.graph.as_graph_def()
     inner = (node for function in graph.library.function for node in function.node_def)
     return not any(_FUSING_DISABLED in node.name for nodes in (graph.node, inner) for node in nodes)
 
 
 class RepeatedFunction:
-    """`count` calls, at least 2, of a concrete function, one after the other.
+    """`count` calls, at least 2, of a concrete function, in order.
 
-    `is_shared` says, for each input without captures, whether all calls take the same tensor.
+    `is_shared` says for each input, without captures, whether all calls take the same tensor.
     """
 
     def __init__(self, concrete: Any, count: int, is_shared: Sequence[bool]) -> None:
@@ -139,15 +135,11 @@ class RepeatedFunction:
     ) -> list[Sequence[Any]]:
         """Runs all steps and copies their results to the client.
 
-        Args:
-          inputs: the values of `StackedInputs`: tensors, on the client unless they are shared.
-          captures: the captures, the same for all steps.
-          go: opens the gate of the function; see `gated_function`.
-          run: calls a concrete function with its inputs and captures, and returns its flat outputs.
+        `inputs` are the values of `StackedInputs`; `captures` are the same for all steps; `go` opens the gate of the
+        function, see `gated_function`. `run` calls a concrete function and returns its flat outputs.
 
-        Returns:
-          The values of each flat output in all steps: an array with the steps along its first axis, or a list of NumPy
-          values if TensorFlow does not know their shape.
+        Returns the values of each flat output in all steps: an array with the steps along its first axis, or a list of
+        NumPy values if TensorFlow does not know their shape.
         """
         fetched = [tensor.numpy() for tensor in run(self.concrete, [*inputs, *captures, go])]
         columns: list[Sequence[Any]] = [()] * len(self._shapes)
@@ -168,7 +160,7 @@ class RepeatedFunction:
 def _build(
     concrete: Any, count: int, is_shared: Sequence[bool], joined: Sequence[Sequence[int]], single: Sequence[int]
 ) -> Any:
-    """Builds the function of all steps. A function, because a closure over `self` would keep it alive."""
+    """Builds the function of all steps. Not a method: a closure over `self` would keep it alive."""
     signature = [
         tf.TensorSpec(tensor.shape if is_one else [count, *tensor.shape], tensor.dtype)
         for tensor, is_one in zip(concrete.inputs, is_shared, strict=True)
@@ -190,7 +182,6 @@ def _build(
 
 
 def _by_transfer(outputs: Sequence[Any]) -> tuple[list[list[int]], list[int]]:
-    """Returns the positions of the outputs that are joined, by type, and of the outputs that are sent one by one."""
     joined: dict[tf.DType, list[int]] = {}
     single = []
     for position, output in enumerate(outputs):
@@ -202,7 +193,6 @@ def _by_transfer(outputs: Sequence[Any]) -> tuple[list[list[int]], list[int]]:
 
 
 def _join(values: Sequence[Any]) -> Any:
-    """Returns all elements of all values in one vector."""
     if all(value.shape.rank == 0 for value in values):
         return tf.stack(values)
     return tf.concat([tf.reshape(value, [-1]) for value in values], axis=0)
@@ -222,12 +212,9 @@ def is_on_client(device: str) -> bool:
 
 
 class StackedInputs(NamedTuple):
-    """The inputs of a fused call, without captures: of each input one value that all steps share, or a value per step.
+    """The inputs of a fused call, without captures: for each input one value that all steps share, or one per step.
 
-    Attributes:
-      length: the number of steps.
-      values: a tensor for each input, with the values of all steps along a new first axis if they differ.
-      is_shared: for each input, whether all steps share one value.
+    `values` has a tensor for each input: the shared value, or the values of all `length` steps along a new first axis.
     """
 
     length: int
@@ -236,7 +223,7 @@ class StackedInputs(NamedTuple):
 
     @classmethod
     def of_steps(cls, steps: Sequence[Sequence[Any]]) -> "StackedInputs":
-        """Stacks the inputs of each step; a shared input is the same object in all steps."""
+        """Stacks the inputs of the steps; a shared input is the same object in all steps."""
         columns = list(zip(*steps, strict=True))
         is_shared = tuple(all(value is values[0] for value in values) for values in columns)
         values = [values[0] if is_one else tf.stack(values) for values, is_one in zip(columns, is_shared, strict=True)]
@@ -246,14 +233,14 @@ class StackedInputs(NamedTuple):
     def of_arguments(
         cls, steps: Sequence[Sequence[Any]], bind: Callable[[Sequence[Any]], Sequence[Any]]
     ) -> "StackedInputs | None":
-        """Stacks the arguments of each step, and binds them once; returns None if each step must be bound.
+        """Stacks the arguments of the steps, and binds them once; returns None if each step must be bound.
 
         TensorFlow takes some 50 microseconds to bind the arguments of one step, mostly to make a tensor of each array.
-        So only the first step's arguments are bound, and arrays that differ from step to step become one tensor. The
-        arguments are flattened, also those of `bind`; a shared argument is the same object in all steps.
+        So only the first step's arguments are bound, and arrays that differ from step to step become one tensor. All
+        arguments are flattened, also for `bind`; a shared argument is the same object in all steps.
         """
         first = list(steps[0])
-        # By the identity of the tensor that is bound as the first step's argument, and so found among the inputs.
+        # By the identity of the tensor that is bound for the first step: it is found among the inputs by this.
         stacked: dict[int, Any] = {}
         for place, values in enumerate(zip(*steps, strict=True)):
             if all(value is values[0] for value in values):
@@ -265,7 +252,7 @@ class StackedInputs(NamedTuple):
         try:
             inputs = bind(first)
         except TypeError:
-            # The function may take another type, to which TensorFlow converts an array and no tensor.
+            # The function may take a type that TensorFlow converts arrays to, but not tensors.
             return None
         is_shared = tuple(id(value) not in stacked for value in inputs)
         if is_shared.count(False) != len(stacked):
@@ -277,7 +264,7 @@ class StackedInputs(NamedTuple):
         return [value if is_one else value[step] for value, is_one in zip(self.values, self.is_shared, strict=True)]
 
     def stacked_as(self, is_shared: tuple[bool, ...]) -> "StackedInputs | None":
-        """Returns the same inputs with more of them stacked; None if inputs that differ would have to be shared."""
+        """Returns the same inputs with more of them stacked; None if different inputs would have to be shared."""
         if is_shared == self.is_shared:
             return self
         values = list(self.values)
@@ -290,7 +277,7 @@ class StackedInputs(NamedTuple):
 
 
 def _stack(values: Sequence[Any]) -> Any:
-    """Returns tensors, or arrays of numbers, of one type and shape, stacked as a tensor; None for anything else."""
+    """Stacks tensors, or arrays of numbers, of one type and shape as a tensor; returns None for anything else."""
     dtype = getattr(values[0], "dtype", None)
     if any(getattr(value, "dtype", None) != dtype for value in values):
         return None

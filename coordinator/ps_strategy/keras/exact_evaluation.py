@@ -1,4 +1,4 @@
-"""Exact evaluation: workers evaluate shards of the data, and what their metrics add up to counts once.
+"""Exact evaluation: workers evaluate shards of the data, and each shard's change of the metrics counts once.
 
     data --> shards --> strategy.schedule --> a worker: the state of the metrics after the batches of a shard
                                                                                      |
@@ -31,17 +31,16 @@ from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset
 
 _logger = logging.getLogger("coordinator")
 
-# Enough that workers of different speed end at about the same time, and that a lost one has little to repeat.
+# Enough that workers of different speed end at about the same time, and that a lost worker has little to repeat.
 _SHARDS_PER_WORKER = 4
-# The batches of a shard, if the number of all batches is not known.
+# The batches of a shard if the number of all batches is unknown.
 _BATCHES_PER_SHARD = 16
 # The maximum that is sent with one call, in bytes; a batch may be larger.
 _LARGEST = 2**24
 # As in Keras.
 BATCH_SIZE = 32
-# For how many combinations of metrics the functions of each model are kept.
+# The number of combinations of metrics for which the functions of each model are kept.
 _KEPT = 4
-# The maximum number of attempts to copy the weights.
 _ATTEMPTS = 3
 
 
@@ -50,7 +49,7 @@ class ShardCall(NamedTuple):
 
     Attributes:
       batches: how many batches it evaluates, if `Shards.are_counted`.
-      worker: the only one that may run it, or None.
+      worker: the only worker that may run it, or None.
     """
 
     function: Any
@@ -74,17 +73,14 @@ class Shards(ABC):
 
 
 def shard_count(shards: int | None, strategy: Any) -> int:
-    """Returns the number of shards; while there is no worker, the number for one worker, which may come."""
+    """Returns the number of shards; while there is no worker, the number for one, which may come."""
     return _SHARDS_PER_WORKER * worker_count(strategy) if shards is None else shards
 
 
 class ClientShards(Shards):
-    """Batches that are read on the client and sent along.
+    """Batches that are read on the client and sent to the workers: nested tensors, parts may be None.
 
-    Args:
-      batches: nested tensors; parts may be None.
-      count: how many there are; None if that is not known.
-      shards: how many shards there should be. There are more if one call would send many bytes.
+    `count` is the number of batches, None if unknown. There are more than `shards` if one call would send many bytes.
     """
 
     def __init__(self, batches: Iterator[Any], count: int | None, shards: int) -> None:
@@ -93,7 +89,7 @@ class ClientShards(Shards):
         self._first: list[Any] = []
 
     def all_batches(self) -> Iterator[Any]:
-        """Returns the batches from the first on; at most one of `calls` must have been asked for."""
+        """Returns the batches from the first on; at most one of `calls` may have been taken before."""
         return itertools.chain(self._first, self._batches)
 
     def calls(self, functions: ShardFunctions) -> Iterator[ShardCall]:
@@ -116,7 +112,6 @@ class ClientShards(Shards):
 
 
 def _call(functions: ShardFunctions, batches: Sequence[Any]) -> ShardCall:
-    """Returns the call for batches that may follow each other."""
     size = _size(batches[0])
     if size is None:
         return ShardCall(functions.of_batches, (tuple(batches),), len(batches))
@@ -186,14 +181,14 @@ def source_shards(source: Source, batch_size: int, shards: int) -> Shards:
 
 
 def ranges_of(source: Source, batch_size: int, batches: int = 1) -> Iterator[Any]:
-    """Yields ranges of `batches` batches each, in order, until all examples of a source are in one."""
+    """Yields ranges of `batches` batches each, in order, that contain all examples of a source."""
     width = batch_size * batches
     for start in range(0, source.size, width):
         yield range_vector(start, min(width, source.size - start), start // batch_size)
 
 
 class WorkerShards(Shards):
-    """The finite data of each worker; a lost worker is waited for, because only it has its data."""
+    """The finite data of each worker. A lost worker is waited for, because only it has its data."""
 
     are_counted = False
 
@@ -212,11 +207,11 @@ class WorkerShards(Shards):
 
 
 class EvaluationFeed(Feed):
-    """Schedules shards, enough of them to keep the workers busy, and adds up the states of their metrics.
+    """A feed that schedules enough shards to keep the workers busy, and adds up the states of their metrics.
 
-    In Keras' loop a turn ends when its batches have been scheduled; the last one, when all shards have finished. The
-    logs of a turn are the results of all shards that have finished. `in_place` returns the feed for layers, steps and
-    metrics that do not allow shards; None for an error.
+    In Keras' loop a turn ends when its batches have been scheduled, the last turn when all shards have finished. The
+    logs of a turn are the results of all finished shards. `in_place` returns the feed for layers, steps and metrics
+    that do not allow shards; None for an error.
     """
 
     def __init__(self, shards: Shards, strategy: Any, in_place: Callable[[], Feed] | None = None) -> None:
@@ -224,16 +219,16 @@ class EvaluationFeed(Feed):
         self.has_own_data = isinstance(shards, WorkerShards)
         self._shards = shards
         self._in_place = in_place
-        # The feed that `in_place` has returned, if shards are not possible.
+        # The feed of `in_place`, if shards are not possible.
         self._feed: Feed | None = None
         self._functions: ShardFunctions | None = None
-        # The shards to come with their numbers, and the next of them; None after the last one.
+        # The remaining shards with their numbers, and the next of them; None after the last one.
         self._calls: Iterator[tuple[int, ShardCall]] = iter(())
         self._coming: tuple[int, ShardCall] | None = None
         self._totals: MetricTotals | None = None
-        # The number of the last shard that has finished, by its place in the data, and what its last batch has logged.
+        # The greatest number of a finished shard, by its place in the data, and the log of that shard's last batch.
         self._last_logs: tuple[int, Any] = (-1, {})
-        # The number of batches that were scheduled, or were found, and that no turn has had yet.
+        # The number of batches that were scheduled, or were found, and that no turn has counted yet.
         self._batches = 0
         self._results: Any = None
 
@@ -244,9 +239,7 @@ class EvaluationFeed(Feed):
     def evaluate(self, functions: ShardFunctions) -> Any:
         """Evaluates all shards and returns the results of the metrics, as NumPy values.
 
-        Raises:
-          ValueError: the step or a metric does not allow shards; or there are no data.
-          Exception: what a shard raised.
+        Raises ValueError if the step or a metric does not allow shards, or there are no data; and errors of shards.
         """
         self._begin(functions)
         try:
@@ -346,7 +339,6 @@ class EvaluationFeed(Feed):
             )
 
     def _fill(self) -> None:
-        """Schedules shards until there are enough."""
         most = CALLS_PER_WORKER * worker_count(self._strategy)
         while self._coming is not None and len(self.unfinished) < most:
             number, call = self._coming
@@ -370,7 +362,7 @@ class EvaluationFeed(Feed):
 
 
 class StrategyEvaluation:
-    """Evaluates models, and keeps the functions that it has traced as long as the models live.
+    """The evaluation of models. Traced functions are kept as long as the models live.
 
     `wait_recovered` waits until lost parameter servers are recovered; it returns whether all can be reached.
     """
@@ -428,7 +420,7 @@ class StrategyEvaluation:
                 raise ValueError(f"metrics must be a list of metrics with different names, got {names}.")
 
     def _shards(self, strategy: Any, data: Any, batch_size: int | None, shards: int | None) -> Callable[[], Shards]:
-        """Returns a function that divides data into shards, from their beginning."""
+        """Returns a function that divides the data into shards, from its beginning."""
         count = shard_count(shards, strategy)
         if isinstance(data, Source):
             data.prepare(strategy)
@@ -458,7 +450,7 @@ class StrategyEvaluation:
         return lambda: ClientShards(_batches(arrays, size, width), math.ceil(size / width), count)
 
     def _prepared(self, model: Any, metrics: Sequence[Any] | None, model_state: str) -> ShardFunctions:
-        """Returns the functions; copies the weights for them if they need it, also if a server is lost in between."""
+        """Returns the functions, and copies the weights if needed; tries again if a server is lost in between."""
         for attempt in itertools.count(1):
             try:
                 functions = self._functions_of(model, metrics, model_state)
@@ -474,7 +466,7 @@ class StrategyEvaluation:
         try:
             kept = self._functions.setdefault(model, OrderedDict())
         except TypeError:
-            # A callable without attributes.
+            # A callable that cannot be referred to weakly.
             kept = OrderedDict()
         key = (model_state, compilation_of(model)) if metrics is None else (model_state, *metrics)
         if key not in kept:
@@ -487,7 +479,7 @@ class StrategyEvaluation:
 
 def _functions(model: Any, metrics: Sequence[Any] | None, model_state: str) -> ShardFunctions:
     copies = ModelCopies(model) if model_state == "snapshot" else None
-    # The functions must not keep the model alive, by whose life theirs is determined.
+    # The functions live as long as the model and must not keep it alive.
     reference: Callable[[], Any] = weakref.ref(model)
     if metrics is None:
         return ShardFunctions(

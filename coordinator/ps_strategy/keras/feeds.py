@@ -1,10 +1,10 @@
-"""What Keras' loop is given for each of its turns: a feed schedules the steps of the turn and collects their results.
+"""Feeds, which Keras' loop gets for its turns: a feed schedules the steps of a turn and collects their results.
 
 Feed                      schedules steps, waits for them
   ClientFeed              sends batches of the client along with the steps that take them
   WorkerFeed              each step takes the next batches of the worker that runs it, whose data is endless
     FiniteWorkerFeed      counts only the steps that found data, until the data of every worker has ended
-  RangeFeed               sends the numbers of a range of examples, which the step reads (`ranges`)
+  RangeFeed               sends the numbers of a range of examples, which the step reads (`range_fits`)
   EvaluationFeed          evaluates shards of the data and adds up what they return (`exact_evaluation`)
 """
 
@@ -29,25 +29,25 @@ _logger = logging.getLogger("coordinator")
 
 # The maximum number of unfinished calls per worker, if any worker may run each call.
 CALLS_PER_WORKER = 4
-# The maximum if this number of calls takes less than `_SHORT_SECONDS` together: then one call may run while as many
-# wait as share a call (see `coordinator.fusing`), and logs are recent anyway.
+# The maximum if so many calls together take less than `_SHORT_SECONDS`. Then one call may run while as many wait as
+# share a call (see `coordinator.fusing`), and logs are recent anyway.
 _SHORT_CALLS_PER_WORKER = 8
 _SHORT_SECONDS = 0.4
-# How many calls of `predict` are scheduled before Keras asks for them.
+# The number of calls of `predict` that are scheduled before Keras asks for them.
 _CALLS_AHEAD_PER_WORKER = 2
-# One runs and one waits, so that a worker does not wait for the client.
+# One runs and one waits: a worker does not wait for the client.
 _STEPS_PER_WORKER = 2
 
 
 class Feed(abc.ABC):
-    """Schedules steps with the next batches of one or several epochs, and collects their results. For one thread.
+    """Steps with the next batches of one or several epochs: schedules them and collects their results. For one thread.
 
     Enough calls are scheduled to keep all workers busy, and few enough that logs are recent.
 
     Attributes:
-      unfinished: the calls that were not waited for yet, each with the number that it was added with, or None.
+      unfinished: the calls that were not waited for yet, with the numbers that they were added with, or None.
       newest_result: the result of the call that finished last in this epoch, or None.
-      has_own_data: whether each worker reads data of its own, in their order.
+      has_own_data: whether each worker reads data of its own, in order.
     """
 
     has_own_data = False
@@ -56,13 +56,13 @@ class Feed(abc.ABC):
         self._strategy = strategy
         self._stall_interval: float = strategy.extended.services.options.stall_report_interval
         self._finished: queue.SimpleQueue[Future] = queue.SimpleQueue()
-        # When the last calls were seen to have finished, by the monotonic clock.
+        # The times at which the last calls were seen to have finished, by the monotonic clock.
         self._ends: deque[float] = deque()
         self.unfinished: dict[Future, int | None] = {}
         self.newest_result: Any = None
-        # Whether a turn of this epoch had steps of training.
+        # Whether this epoch has had a turn with training steps.
         self._has_trained = False
-        # What Keras was given for the last turn. It may report that for the epoch.
+        # The logs that Keras got for the last turn. It may report them for the epoch.
         self._given: Any = None
 
     def __iter__(self) -> Self:
@@ -85,25 +85,20 @@ class Feed(abc.ABC):
 
     @abc.abstractmethod
     def schedule(self, steps: ModelSteps) -> Any:
-        """Schedules the steps of a turn, after waiting for room.
+        """Schedules the steps of a turn, after waiting for room; returns the newest result of this epoch's steps.
 
-        Returns:
-          The newest result of this epoch's steps.
-
-        Raises:
-          StopIteration: no batch is left.
-          Exception: what an earlier step raised; `tf.errors.OutOfRangeError` if a worker's data has ended although
-            the loop counts its steps.
+        Raises StopIteration if no batch is left, and errors of earlier steps; `tf.errors.OutOfRangeError` if a worker's
+        data has ended although the loop counts its steps.
         """
 
     def add(self, future: Future, number: int | None = None) -> None:
-        """Adds a call that was scheduled; `number` is returned with its result."""
+        """Adds a scheduled call; `number` is returned with its result."""
         self.unfinished[future] = number
         future.add_done_callback(self._finished.put)  # type: ignore[arg-type]  # it passes this very future
 
     def wait_room(self) -> Any:
         """Waits until another call may be added and at least one result is known; returns the newest result."""
-        # The limit changes only when a worker joins or leaves, or calls become shorter: it is computed once a turn.
+        # Computed once a turn: the limit changes only when a worker joins or leaves, or calls become shorter.
         most = self._most_calls()
         while len(self.unfinished) >= most:
             self.wait_one()
@@ -134,7 +129,6 @@ class Feed(abc.ABC):
         self._has_trained = False
 
     def _most_calls(self) -> int:
-        """Returns how many calls may be unfinished."""
         workers = worker_count(self._strategy)
         most = _SHORT_CALLS_PER_WORKER * workers
         while len(self._ends) > most:
@@ -152,19 +146,16 @@ class Feed(abc.ABC):
 
 
 class ClientFeed(Feed):
-    """Sends batches along with the steps that take them, so that a step that runs again has the same batches.
+    """A feed that sends batches to the steps that take them: a step that runs again has the same batches.
 
-    Args:
-      batches: nested tensors; if a source is given, what its `reader` returns.
-      strategy: the strategy that steps are scheduled on.
-      source: reads the batches of a prediction in its steps; None for batches that are read.
+    `batches` are nested tensors; for a prediction whose steps read a `source`, they are results of the source's
+    `reader`.
     """
 
     def __init__(self, batches: Iterator[Any], strategy: Any, source: Source | None = None) -> None:
         super().__init__(strategy)
         self._batches = batches
         self._source = source
-        # What `next` returned last.
         self.last_read: Any = None
         # Batches that were scheduled before Keras asked for them, and the futures of these calls.
         self._read_ahead: deque[Any] = deque()
@@ -201,7 +192,7 @@ class ClientFeed(Feed):
 
 
 class WorkerFeed(Feed):
-    """Schedules steps that take the next batches of the worker that runs them, from a per-worker dataset."""
+    """A feed whose steps take the next batches of the worker that runs them, from a per-worker dataset."""
 
     has_own_data = True
 
@@ -223,17 +214,12 @@ class WorkerFeed(Feed):
 
 
 class FiniteWorkerFeed(WorkerFeed):
-    """Schedules steps until the data of every worker has ended, or until an epoch has had the calls that it counts.
+    """A feed that ends when the data of every worker has ended, or when an epoch has had `calls_per_epoch` calls.
 
-    A call that finds no data is not counted. Where nothing is counted, each worker's data is read once: a lost worker
-    is waited for, because only it has its data (`Options.affinity_timeout`), which then starts from the beginning.
-    Counted calls are for any worker, until the data of one has ended; an epoch that finds no data at all, because the
-    one before took the last, starts from the beginning of all.
-
-    Args:
-      dataset: a per-worker dataset.
-      strategy: the strategy that steps are scheduled on.
-      calls_per_epoch: the maximum number of calls that take batches in an epoch; None for no limit.
+    A call that finds no data is not counted. Without a limit, each worker's data is read once. A lost worker is waited
+    for, because only it has its data (`Options.affinity_timeout`), which then starts from the beginning. With a limit,
+    any worker may run a call until the data of one has ended. An epoch that finds no data at all, because the one
+    before took the last, starts from the beginning of all data.
     """
 
     def __init__(self, dataset: PerWorkerDataset, strategy: Any, calls_per_epoch: int | None = None) -> None:
@@ -269,7 +255,7 @@ class FiniteWorkerFeed(WorkerFeed):
         self._calls = 0
 
     def _start_again(self) -> None:
-        """Starts from the beginning of the data; raises StopIteration unless an earlier epoch has taken it all."""
+        """Starts from the beginning of the data; raises StopIteration unless an earlier epoch has taken all of it."""
         if not self._may_start_again or self._calls:
             raise StopIteration
         self._may_start_again = False
@@ -298,12 +284,12 @@ def schedule_batches(strategy: Any, function: Any, batches: Sequence[Any]) -> Fu
 
 def present_parts(batch: Any) -> Any:
     """Returns a batch with None for the parts that it does not have, such as sample weights."""
-    # Keras has an empty optional for them.
+    # Keras has an empty optional for missing parts.
     return tf.nest.map_structure(lambda part: None if isinstance(part, tf.experimental.Optional) else part, batch)
 
 
 def worker_count(strategy: Any) -> int:
-    """Returns the number of workers; 1 while there is none, so that what is scheduled waits for the next one."""
+    """Returns the number of workers; 1 while there is none: scheduled calls wait for the next worker."""
     return max(1, len(strategy.cluster.workers))
 
 
@@ -332,9 +318,9 @@ class CardinalityCheck:
 
 
 def result_of(future: Future, strategy: Any) -> Any:
-    """Waits for the result of a call and returns it; reports in the log that it waits for long.
+    """Returns the result of a call after waiting for it; a long wait is logged.
 
-    Raises what the call raised, which the strategy does not raise again.
+    Raises the error of the call, which the strategy does not raise again.
     """
     began = time.monotonic()
     while not concurrent.futures.wait([future], strategy.extended.services.options.stall_report_interval).done:

@@ -1,4 +1,4 @@
-"""What Keras' `fit`, `evaluate` and `predict` do for the models of a strategy that is open.
+"""Keras' `fit`, `evaluate` and `predict` for the models of an open strategy.
 
     Keras' loop                                        this package
       epoch iterator   one turn per `steps_per_execution`  FitExtension
@@ -10,9 +10,9 @@
       callbacks, progress bar, history: Keras' own
 
 Each batch of data on the client is trained on once per epoch (again, if its worker is lost before the step has
-finished). An epoch ends when all its steps have finished, and the logs at its end cover all of them.
+finished). An epoch ends when all its steps have finished; the logs at its end cover all of them.
 
-Models may be compiled with an update rule; `fit` trains them by it:
+Models may be compiled with an update rule, by which `fit` trains them:
 
     model.compile(optimizer=rule)     model.optimizer is the rule's Keras optimizer, for callbacks and for saving
     fit, each step                    pull, model.train_step, push; once more with a newer model if it is rejected
@@ -90,7 +90,7 @@ def keras_extended(strategy_class: type[Any], options: Options) -> Iterator[None
     with contextlib.ExitStack() as stack:
         stack.enter_context(row_lookups())
         stack.enter_context(row_updates(by_rows=options.sparse_updates == "rows"))
-        # After them, so that they see no gradient of a table.
+        # After `row_updates`, which then sees no gradient of a table.
         stack.enter_context(table_updates())
         extension = FitExtension(strategy_class)
         stack.enter_context(trainer_extended(extension))
@@ -99,7 +99,7 @@ def keras_extended(strategy_class: type[Any], options: Options) -> Iterator[None
 
 
 class FitExtension:
-    """Schedules the steps of `fit`, `evaluate` and `predict`; Keras' loop uses it (`patches.trainer_extended`)."""
+    """The scheduling of the steps of `fit`, `evaluate` and `predict`, for Keras' loop (`patches.trainer_extended`)."""
 
     def __init__(self, strategy_class: type[Any]) -> None:
         self._strategy_class = strategy_class
@@ -116,7 +116,7 @@ class FitExtension:
         return isinstance(strategy, self._strategy_class)
 
     def compile(self, model: keras.Model, optimizer: Any) -> Any:
-        """Returns what a model is compiled with, as `model.optimizer`; a rule is kept, for its steps."""
+        """Returns the optimizer that a model is compiled with; a rule is kept for the model's steps."""
         self._rules.pop(model, None)
         if not _is_rule(optimizer):
             return optimizer
@@ -132,8 +132,8 @@ class FitExtension:
     def fitting(self, model: keras.Model, given: dict[str, Any]) -> Iterator[None]:
         """A scope for a call of `fit`; see `RangeFits.fitting`.
 
-        Raises ValueError also if the validation data is infinite and nothing counts its steps. Keras would look at it
-        only after the first epoch.
+        Also raises ValueError if the validation data is infinite and its steps are not counted: Keras would look at the
+        data only after the first epoch.
         """
         if given.get("validation_steps") is None:
             strategy, data = model.distribute_strategy, given.get("validation_data")
@@ -151,16 +151,11 @@ class FitExtension:
             yield
 
     def epoch_iterator(self, strategy: Any, x: Any, arguments: dict[str, Any]) -> EpochIterator:
-        """Returns the turns of an epoch.
+        """Returns the turns of an epoch; `arguments` are the other arguments of Keras' `EpochIterator`.
 
-        Args:
-          strategy: the model's strategy.
-          x: anything that Keras takes, a per-worker dataset, a dataset function, or what `fitting` put in its place.
-          arguments: the other arguments of Keras' `EpochIterator`.
-
-        Raises:
-          ValueError: labels or weights were given along with a per-worker dataset or a source; or the data is infinite,
-            and nothing counts the steps.
+        `x` is any data that Keras takes, a per-worker dataset, a dataset function, or the replacement by `fitting`.
+        Raises ValueError if labels or weights were given along with a per-worker dataset or a source, or if the data is
+        infinite and its steps are not counted.
         """
         if callable(x):
             x = strategy.experimental_distribute_datasets_from_function(x)
@@ -176,7 +171,6 @@ class FitExtension:
         return self._turns_of_client(x, strategy, arguments, is_evaluation)
 
     def _turns_of_client(self, x: Any, strategy: Any, arguments: dict[str, Any], is_evaluation: bool) -> EpochIterator:
-        """Returns the turns for data that is read on the client."""
 
         def create_feed(dataset: tf.data.Dataset) -> Feed:
             batches = iter(dataset)
@@ -189,8 +183,8 @@ class FitExtension:
             return EvaluationFeed(shards, strategy, lambda: ClientFeed(shards.all_batches(), strategy))
 
         iterator = EpochIterator(create_feed, x, arguments)
-        # Without a cycle of references, what is left of the data is freed when Keras drops it. Until then, a dataset
-        # that is cached in a file cannot be read again.
+        # Without a cycle of references, the rest of the data is freed when Keras drops it. Until then, a dataset that
+        # is cached in a file cannot be read again.
         itself: Any = weakref.proxy(iterator)
         self._check_length(strategy, arguments, _is_infinite_dataset(x), is_counted=iterator.num_batches is not None)
         return iterator
@@ -224,7 +218,6 @@ class FitExtension:
     def _turns_of_source(
         self, source: Source, strategy: Any, arguments: dict[str, Any], is_evaluation: bool
     ) -> EpochIterator:
-        """Returns the turns of an evaluation or prediction of all examples of a source."""
         names = {"y": "y", "sample_weight": "sample_weight", "steps_per_epoch": "steps or validation_steps"}
         given = [name for argument, name in names.items() if arguments.get(argument) is not None]
         if is_evaluation and given:
@@ -245,7 +238,7 @@ class FitExtension:
         return EpochIterator(create_feed, data, arguments)
 
     def _check_length(self, strategy: Any, arguments: dict[str, Any], is_infinite: bool, is_counted: bool) -> None:
-        """Warns of losses with data that end, once. Raises ValueError for endless data whose steps are not counted."""
+        """Warns once of losses with data that ends. Raises ValueError for endless data whose steps are not counted."""
         is_fit = "class_weight" in arguments
         if is_infinite and not is_counted:
             raise _endless("steps_per_epoch=" if is_fit else "steps=")
@@ -260,15 +253,15 @@ class FitExtension:
     def turn_function(self, model: keras.Model, kind: str) -> Callable[[Any], Any]:
         """Returns the function that is called for each turn of training, evaluation or prediction.
 
-        For the kinds `train` and `test`, it is called with a feed and returns logs; for `predict`, it is called with a
-        list of batches and returns outputs. Raises ValueError for models that `check_model` refuses.
+        For the kinds `train` and `test`, it takes a feed and returns logs; for `predict`, it takes a list of batches
+        and returns outputs. Raises ValueError for models that `check_model` refuses.
         """
         check_model(model)
         if kind == "predict":
             return self._prediction(model)
         if kind == "train":
             return _scheduled_function(model, self._train_step(model), None, is_training=True)
-        # On one device, so it takes batches of `PerReplica` values, too.
+        # Runs on one device, so it also takes batches of `PerReplica` values.
         test_step = model.test_step
         step = functools.wraps(test_step)(lambda batch: test_step(whole(batch)))
         shards = None
@@ -277,7 +270,7 @@ class FitExtension:
         return _scheduled_function(model, step, shards, is_training=False)
 
     def _train_step(self, model: keras.Model) -> Step:
-        """Returns what trains a model on a batch: its `train_step`, by its rule if it has one."""
+        """Returns the function that trains a model on a batch: its `train_step`, with its rule if it has one."""
         rule = self._rules.get(model)
         if rule is None:
             return on_replicas(model.train_step, model.distribute_strategy)
@@ -294,9 +287,9 @@ class FitExtension:
         steps = ModelSteps(model.predict_step, model.steps_per_execution)
 
         def run_turn(batches: Sequence[Any]) -> Any:
-            """Returns what `predict_step` returns for some batches, joined along the batch dimension, on the client."""
+            """Returns the results of `predict_step` for some batches, joined along the first axis, on the client."""
             _check_order(stateful, strategy)
-            # Keras passes the batches, but not the feed that they come from.
+            # Keras passes the batches, but not their feed.
             feed = self._latest_feed()
             if feed is not None and feed.last_read is batches[-1]:
                 future = feed.schedule_ahead(steps, batches)
@@ -330,7 +323,7 @@ def _scheduled_function(
         """Schedules one turn and returns the newest logs, which may be of an earlier turn.
 
         Takes a feed; or an iterator of batches (`train_on_batch`), whose turn is waited for. Raises StopIteration if no
-        batch is left, and what an earlier step raised.
+        batch is left, and errors of earlier steps.
         """
         is_feed = isinstance(feed, Feed)
         if not (is_feed and feed.has_own_data):
@@ -379,7 +372,7 @@ def _is_rule(optimizer: Any) -> bool:
 
 
 def _with_settling(rule: Any, callbacks: Any) -> Any:
-    """Returns the callbacks of a call of `fit`, with one more that has the rule settle.
+    """Returns the callbacks of a call of `fit` with one more, by which the rule settles.
 
     The rule settles when the steps of an epoch have finished: before validation, and before other callbacks.
     """
@@ -403,7 +396,7 @@ def _step_of(rule: Any, model: keras.Model) -> Step:
 
             @tf.function(autograph=False)
             def repeat() -> Any:
-                # The metrics have the examples already.
+                # The examples are already in the metrics.
                 with rule.pull() as version:
                     _, gradients = _logs_and_gradients(rule, model, batch, RepeatedStepScope)
                 return rule.push(gradients, version)
@@ -422,11 +415,11 @@ def _logs_and_gradients(
 ) -> tuple[Any, list[Any]]:
     """Runs a model's `train_step` in a scope; returns its result, and the gradients, ordered as the rule's variables.
 
-    The gradients of several replicas are summed, on the worker.
+    The worker sums the gradients of several replicas.
     """
 
     def train_step(part: Any) -> Any:
-        # A scope belongs to a thread, and each replica has one.
+        # A scope belongs to a thread, and each replica has its own thread.
         with scope():
             return model.train_step(part)
 

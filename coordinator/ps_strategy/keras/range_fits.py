@@ -2,9 +2,9 @@
 
 Each turn of Keras' loop schedules the steps of one range. A step reads the examples where it runs.
 
-The position in the data is in the folder of a backup of a model, next to the model. They are two files, and a program
-may end between them. So the file of positions has the last ones, each with the number of updates of the model that it
-belongs to, and is written before the model.
+A backup's folder contains the position in the data next to the model. They are two files, and a program may end between
+writing them. So the file of positions has the latest positions, each with the number of the model's updates, and is
+written before the model.
 """
 
 import contextlib
@@ -32,26 +32,23 @@ _logger = logging.getLogger("coordinator")
 
 # Larger arrays stay on the client: each worker would have to keep them in its memory. In bytes, of all together.
 _LARGEST_ARRAYS = 2**30
-# The positions in a backup's folder.
 _FILE = "positions.json"
-# One for the model that is there, one for the model before it (`double_checkpoint`), and one that is being written.
+# For the present model, the model before it (`double_checkpoint`), and a model that is being written.
 _KEPT = 3
 
 
 class RangeData:
     """Epochs that `fit` trains on.
 
-    Args:
-      epochs: the epochs.
-      inputs: the arrays that their source has, nested as a batch is; None if the source reads its examples by itself.
-      has_own_seed: whether the seed of the epochs was chosen for them, at random.
-      class_weight: the weight of the examples of each class, if the source reads its examples; see `Model.fit`.
+    `inputs` are the arrays of the epochs' source, nested like a batch; None if the source reads its examples by itself.
+    `has_own_seed` says that the seed of the epochs was chosen for them, at random. `class_weight` is for a source that
+    reads its examples; see `Model.fit`.
 
     Attributes:
       epochs: as given, or with the seed of a backup.
       class_weight: as given, in the order of the classes.
-      copies: variables with `inputs` on each worker, after `prepare`; None if the source reads its examples by itself.
-      batches_per_epoch, ranges_per_epoch, number_of_epochs: as the epochs say, in Keras' terms.
+      copies: variables with `inputs` on each worker, after `prepare`; None without `inputs`.
+      batches_per_epoch, ranges_per_epoch, number_of_epochs: the numbers of the epochs, in Keras' terms.
     """
 
     def __init__(
@@ -78,13 +75,13 @@ class RangeData:
         self.number_of_epochs = epochs.statistics().ranges // ranges
 
     def prepare(self, strategy: Any) -> None:
-        """Creates what steps read on the workers of a strategy."""
+        """Prepares the source, or creates the variables that steps read on the workers."""
         if self._inputs is None:
             self.epochs.source.prepare(strategy)
             return
 
         def copied(part: Any) -> Any:
-            # The number of rows is not in the shape, so that functions are traced once for arrays of any length.
+            # The shape leaves the number of rows open: functions are traced once for arrays of any length.
             shape = None if part is None else [None, *part.shape[1:]]
             return shape and tf.Variable(part, shape=shape, trainable=False, per_worker_variable=True, name="data")
 
@@ -92,10 +89,7 @@ class RangeData:
             self.copies = tf.nest.map_structure(copied, self._inputs)
 
     def restore(self, position: str) -> None:
-        """Continues from what `serialize` of the epochs has returned, perhaps in another program.
-
-        Raises ValueError if it is of other data or settings.
-        """
+        """Continues from a result of the epochs' `serialize`. ValueError: it belongs to other data or settings."""
         seed, settings = json.loads(position)["shuffle"], self.epochs.settings
         if self._has_own_seed and seed not in (None, settings.shuffle):
             of_fit = settings.batch_size, self.number_of_epochs, seed, settings.batches_per_range
@@ -114,7 +108,7 @@ class RangeData:
 
 
 def _data_of_source(x: Source | Epochs, given: Mapping[str, Any], steps_per_execution: int) -> RangeData:
-    """Returns what `fit` trains on for a source or epochs. Raises ValueError if an argument does not go with them."""
+    """Returns the training data for a source or epochs. Raises ValueError if an argument does not go with them."""
     refused = [name for name in ("y", "sample_weight", "steps_per_epoch") if given.get(name) is not None]
     class_weight = given.get("class_weight")
     if given.get("validation_split"):
@@ -144,7 +138,7 @@ def _data_of_source(x: Source | Epochs, given: Mapping[str, Any], steps_per_exec
 
 
 def _data_of_arrays(x: Any, given: Mapping[str, Any], arguments: dict[str, Any]) -> RangeData | None:
-    """Returns what `fit` trains on for arrays; None for other data, and for arrays that the client had better read."""
+    """Returns the training data for arrays; None for other data, and for arrays that the client should read."""
     inputs_and_size = array_inputs(x, arguments)
     if inputs_and_size is None:
         return None
@@ -153,7 +147,7 @@ def _data_of_arrays(x: Any, given: Mapping[str, Any], arguments: dict[str, Any])
     shuffle = arguments.get("shuffle", True)
     if shuffle not in (True, False) or sum(part.nbytes for part in parts) > _LARGEST_ARRAYS or not len(parts[0]):
         return None
-    # Keras takes integers of NumPy, too.
+    # Keras takes NumPy's integers, too.
     batch_size, number = operator.index(batch_size), operator.index(given.get("epochs", 1))
     if number < 1:
         return None
@@ -164,7 +158,7 @@ def _data_of_arrays(x: Any, given: Mapping[str, Any], arguments: dict[str, Any])
 
 def _seed(shuffle: Any) -> int | None:
     if isinstance(shuffle, (bool, np.bool_)):
-        # `keras.utils.set_random_seed` decides it.
+        # `keras.utils.set_random_seed` seeds this.
         return random.randrange(2**31) if shuffle else None
     if not isinstance(shuffle, int):
         raise ValueError(f"shuffle must be True, False or a seed for a source, got {shuffle!r}.")
@@ -172,22 +166,22 @@ def _seed(shuffle: Any) -> int | None:
 
 
 class RangeFeed(Feed):
-    """Schedules the steps of one range at each turn.
+    """A feed that schedules the steps of one range at each turn.
 
     Guarantees:
     - An epoch of the loop ends when all ranges of the data's epochs up to this one are done. If a parameter server was
-      lost, it does again what was rolled back.
+      lost, ranges that were rolled back are done again.
     - A range counts when its steps have finished.
-    - After a recovery, the metrics of the model hold what they held at the checkpoint. They are in no checkpoint, and
-      would begin at zero. If the checkpoint is of another epoch of the loop, they begin at zero: the metrics of that
-      epoch were read when it ended.
+    - After a recovery, the model's metrics have their values at the checkpoint. No checkpoint contains metrics, and by
+      themselves they would begin at zero. They do so if the checkpoint is of another epoch of the loop: the metrics of
+      that epoch were read when it ended.
     """
 
     def __init__(self, data: RangeData, strategy: Any, model: keras.Model) -> None:
         super().__init__(strategy)
         self._data = data
         self._model = model
-        # The epoch of the data that the present epoch of the loop ends before; None before the first one.
+        # The present epoch of the loop ends before this epoch of the data; None before the first epoch.
         self._until: int | None = None
         self._ranges: Any = None
         self._positions: Any = None
@@ -196,7 +190,7 @@ class RangeFeed(Feed):
     def turns(self) -> Iterator[int]:
         """Begins the next epoch. Yields for each turn the place of its first batch in the epoch.
 
-        The place is 0 after a roll back to an earlier epoch. Raises what a step raised.
+        The place is 0 after a rollback to an earlier epoch. Raises errors of steps.
         """
         data, epochs = self._data, self._data.epochs
         self._until = (epochs.epoch if self._until is None else self._until) + 1
@@ -227,14 +221,14 @@ class RangeFeed(Feed):
         return self._until, [variable.numpy().tolist() for variable in self._model.metrics_variables]
 
     def deserialize(self, saved: Any) -> None:
-        """Assigns the values, if they are of this epoch."""
+        """Assigns the values if they are of this epoch."""
         until, values = saved
         if until == self._until:
             for variable, value in zip(self._model.metrics_variables, values, strict=False):
                 variable.assign(value)
 
     def reset(self) -> None:
-        """Leaves it to the recovery, which gives all variables their initial values."""
+        """Does nothing: the recovery gives all variables their initial values."""
 
     def hold(self) -> None:
         """Does nothing: metrics are read when no step runs."""
@@ -245,11 +239,9 @@ class RangeFeed(Feed):
 
 @dataclasses.dataclass(eq=False)
 class _Fit:
-    """A call of `fit`: the model, and the arguments by name.
+    """A call of `fit`: the model, the arguments by name, and for ranges the data and the feed.
 
-    Attributes:
-      data: what it trains on, if that is ranges. For arrays, it is known when Keras asks for their turns.
-      feed: schedules the steps, if it trains on ranges.
+    For arrays, `data` is known when Keras asks for their turns.
     """
 
     model: keras.Model
@@ -259,7 +251,7 @@ class _Fit:
 
 
 class RangeFits:
-    """The calls of `fit` that run: the epochs of ranges that they train on, and where these begin."""
+    """The running calls of `fit`: the epochs of ranges that they train on, and where these begin."""
 
     def __init__(self) -> None:
         # A callback of a `fit` may call another one.
@@ -269,8 +261,7 @@ class RangeFits:
     def fitting(self, model: keras.Model, given: dict[str, Any]) -> Iterator[None]:
         """A scope for a call of `fit`; arguments in `given` that Keras must get instead are changed.
 
-        Raises:
-          ValueError: an argument, or a layer with a state of sequences, does not go with a source or epochs.
+        ValueError: an argument, or a layer with a state of sequences, does not go with a source or epochs.
         """
         fit = _Fit(model, given)
         x = given.get("x")
@@ -299,7 +290,7 @@ class RangeFits:
     def iterator(self, strategy: Any, x: Any, arguments: dict[str, Any]) -> RangeIterator | None:
         """Returns the turns of the call of `fit` that has just begun; None if its data are not ranges."""
         fit = self._fits()[-1]
-        # Ranges have no order, which a layer with a state of sequences needs.
+        # A layer with a state of sequences needs an order, which ranges do not have.
         if fit.data is None and not stateful_layers(fit.model):
             fit.data = _data_of_arrays(x, fit.given, arguments)
         data = fit.data
@@ -313,7 +304,7 @@ class RangeFits:
 
     @contextlib.contextmanager
     def saving(self, model: keras.Model, folder: str) -> Iterator[None]:
-        """A scope in which a model is saved to a backup's folder: no step runs, and its position is saved before."""
+        """A scope in which a model is saved to a backup's folder: no step runs; its position is saved first."""
         with model.distribute_strategy.quiet():
             data = self._data_of(model)
             if data is not None:
@@ -321,10 +312,10 @@ class RangeFits:
             yield
 
     def restored(self, model: keras.Model, folder: str, epoch: int | None) -> int | None:
-        """Has `fit` continue with the position of a model that may have been read from the folder of a backup.
+        """Has `fit` continue at the position of a model that may have been read from a backup's folder.
 
-        Takes the epoch where Keras would begin, None for what `fit` was given. Returns where `fit` must begin, in the
-        same form. Raises ValueError if the position is of other data or settings.
+        Takes the epoch where Keras would begin, None for the argument of `fit`. Returns where `fit` must begin, in the
+        same form. Raises ValueError if the position belongs to other data or settings.
         """
         data = self._data_of(model)
         if data is None:
@@ -347,17 +338,14 @@ def _updates(model: keras.Model) -> int:
 
 
 def save_position(folder: str, updates: int, position: str) -> None:
-    """Saves a position, which `Epochs.serialize` has returned, in the folder of a backup.
-
-    The model must be saved after it. `updates` is the number of updates that the model has had.
-    """
+    """Saves a position, a result of `Epochs.serialize`, in a backup's folder. The model must be saved afterwards."""
     tf.io.gfile.makedirs(folder)
     kept = [saved for saved in _positions(folder) if saved[0] != updates][1 - _KEPT :]
     replace_file(os.path.join(folder, _FILE), json.dumps([*kept, [updates, position]]))
 
 
 def position_at(folder: str, updates: int) -> str | None:
-    """Returns the position of a model that has had this number of updates; None if it is not known."""
+    """Returns the position of a model with this number of updates; None if unknown."""
     return dict(_positions(folder)).get(updates)
 
 

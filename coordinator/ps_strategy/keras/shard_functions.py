@@ -1,7 +1,7 @@
-"""What workers compute for the shards of an evaluation: the states of metrics, which `MetricTotals` adds up.
+"""Functions that workers run for the shards of an evaluation: they return states of metrics for `MetricTotals`.
 
-A log of a step may depend on the state of metrics after the step and on nothing else, such as a metric's result. Each
-shard has such a log of its own batches. The log of all batches is computed from the state of all:
+A log of a step may depend only on the state of metrics after the step, like a metric's result. Each shard returns such
+a log for its own batches. The log of all batches is computed from the state of all shards:
 
     batch, state before --> the step --> state after --> result() --> log
                                               '-- replaced by the state of all shards
@@ -26,7 +26,7 @@ from coordinator.ps_strategy.tensorflow_internals.unstored_variable import Table
 
 _State = list[Any]
 
-# The types of operations that stand for what a function gets: batches, states, and variables of other functions.
+# The type of operations that stand for the arguments of a function: batches, states, and variables of other functions.
 _ARGUMENT = "Placeholder"
 # Operations that change what other functions see.
 _WRITES = re.compile(
@@ -35,7 +35,7 @@ _WRITES = re.compile(
 
 
 class ModelCopies:
-    """Variables in which the weights of a model are kept while it is trained on.
+    """Variables that keep the weights of a model while the training goes on.
 
     A server shares the memory of both until one of them changes. The model's weights must exist. A weight that is a
     table raises ValueError: its rows are elsewhere, and a copy would have all of them.
@@ -68,7 +68,7 @@ class ModelCopies:
                     copy.assign(part, read_value=False)
 
     def stored(self, variable: keras.Variable) -> Any:
-        """Returns the copy of a weight; another variable itself."""
+        """Returns the copy of a weight; other variables themselves."""
         return self._copies.get(id(variable), stored_variable(variable))
 
     def check(self, concrete: Any) -> None:
@@ -108,9 +108,9 @@ def _copy_of(variable: Any, strategy: Any) -> Any:
 
 
 class StateLogs:
-    """Computes the logs of a step that depend on the state of metrics only.
+    """The logs of a step that depend only on the state of metrics.
 
-    `after` has the tensors of the state after the step, in its graph; `logs`, what the step has logged, by name.
+    `after` has the tensors of the state after the step, in its graph; `logs` the logs of the step, by name.
     """
 
     def __init__(self, graph: Any, after: Sequence[Any], logs: Mapping[str, Any]) -> None:
@@ -159,7 +159,7 @@ def _between(log: Any, after: set[str]) -> set[str] | None:
 
 
 def _part_of(graph: Any, operations: set[str]) -> Any:
-    """Returns the definition of some operations of a graph, which can run anywhere and wait for nothing else."""
+    """Returns the definition of some operations of a graph; they can run anywhere and wait for nothing else."""
     definition = graph.as_graph_def()
     nodes = [node for node in definition.node if node.name in operations]
     del definition.node[:]
@@ -173,28 +173,21 @@ def _part_of(graph: Any, operations: set[str]) -> Any:
 
 
 class NotShardableError(ValueError):
-    """A step changes more than metrics, so that the shards of an evaluation would not be independent."""
+    """A step changes more than metrics: the shards of an evaluation would not be independent."""
 
 
 class ShardFunctions:
     """Functions that evaluate a step on batches and return the state of its metrics.
 
-    Each returns a dict: `state` is a list with the values of the metrics' variables after the batches, from the initial
-    state of the metrics on; `batches` is the number of batches, int64; `logs` is what the step has returned for the
-    last batch, empty if that is the metrics' results, which are read from the state of all shards.
+    Each returns a dict. `state` is a list of the values of the metrics' variables after the batches, beginning with the
+    initial state of the metrics. `batches` is the number of batches, int64. `logs` is the result of the step for the
+    last batch; it is empty if it equals the metrics' results, which are computed from the state of all shards.
 
     The functions of a trial take two batches instead; `state` is a list of three states: after one of them, after the
-    other one, and after both. They read variables once, so that all three are of the same weights.
+    other one, and after both. They read variables once, so all three states are of the same weights.
 
-    Attributes:
-      are_sums: whether all metrics have been found to be sums; see `MetricTotals.find_sums`.
-      was_reported: whether it was reported that shards are not possible.
-
-    Args:
-      step: takes a batch, updates metrics, and returns logs.
-      metrics: returns the metrics, some of which may create their variables while the step is traced.
-      results: returns the results of the metrics by name.
-      copies: of the model's weights, which are read in their place; None for none.
+    `are_sums` says whether all metrics were found to be sums; see `MetricTotals.find_sums`. Some of `metrics()` may
+    create their variables while the step is traced. Copies of the model's weights are read in their place.
     """
 
     def __init__(
@@ -218,15 +211,15 @@ class ShardFunctions:
         self._state_logs: StateLogs | None = None
 
     def metrics(self) -> list[Any]:
-        """Returns the metrics; in place of one that consists of others, as Keras' compiled metrics do, these."""
+        """Returns the metrics. A metric that consists of others, like Keras' compiled metrics, is replaced by these."""
         return list(_leaves(self._metrics()))
 
     def logs_of_state(self, state: Sequence[Any]) -> dict[str, Any]:
-        """Returns the logs of the step that depend on the state of metrics only, by name, as NumPy values."""
+        """Returns the logs of the step that depend only on the state of metrics, by name, as NumPy values."""
         return {} if self._state_logs is None else self._state_logs.values(state)
 
     def of_examples(self, data: Any) -> Any:
-        """Returns a function of the flattened tensors of several batches like `data`, and the batch size."""
+        """Returns a function of the flattened tensors of several batches like `data`, and of the batch size."""
         spec = tf.nest.map_structure(_spec_of_any_size, data)
         key = str(spec)
         if key not in self._of_examples:
@@ -273,7 +266,6 @@ class ShardFunctions:
         return self._of_source[source]
 
     def _evaluate_slices(self, spec: Any, count: Any, batch_size: Any, read: Callable[[Any, Any], Any]) -> Any:
-        """Evaluates `count` examples in batches of the type `spec`, which `read` returns for two positions."""
         step, state, logs = self._begin(spec)
 
         def body(begin: Any, batches: Any, state: Any, _: Any) -> Any:
@@ -293,7 +285,6 @@ class ShardFunctions:
         return {"state": state, "batches": batches, "logs": logs}
 
     def _evaluate_dataset(self, dataset: Any) -> Any:
-        """Evaluates all elements of a dataset."""
         iterator = iter(dataset)
         step, state, logs = self._begin(dataset.element_spec)
 
@@ -308,14 +299,12 @@ class ShardFunctions:
         return {"state": state, "batches": batches, "logs": logs}
 
     def _evaluate_batches(self, batches: Sequence[Any]) -> Any:
-        """Evaluates a tuple of batches of any kind."""
         step, state, logs = self._begin(tf.nest.map_structure(_spec_of, batches[0]))
         for batch in batches:
             state, logs = step(state, batch)
         return {"state": state, "batches": tf.constant(len(batches), tf.int64), "logs": logs}
 
     def _try_batches(self, one: Any, other: Any) -> Any:
-        """Evaluates two batches, each by itself and both, one after the other."""
         are_tensors = all(part is None or isinstance(part, tf.Tensor) for part in tf.nest.flatten(one))
         step, state, _ = self._begin(tf.nest.map_structure(_spec_of_any_size if are_tensors else _spec_of, one))
         return {"state": _states_of_trial(step, state, one, other), "batches": tf.constant(2, tf.int64)}
@@ -354,7 +343,7 @@ class ShardFunctions:
         try:
             return set(self.results())
         except ValueError:
-            # Keras has no results of metrics that it has not built, because no step uses them.
+            # Keras raises for metrics that it has not built, because no step uses them.
             return set()
 
     def _traced_step(self, variables: Sequence[keras.Variable], spec: Any) -> tuple[Any, EvaluationScope, StateLogs]:
@@ -380,7 +369,7 @@ class ShardFunctions:
 
 
 def _function_of(method: Callable[..., Any]) -> Any:
-    # Of a method that is traced for several objects, TensorFlow warns that it is traced too often.
+    # TensorFlow warns of a method that is traced for several objects; a partial function is new for each.
     return tf.function(functools.partial(method), autograph=False, reduce_retracing=True)
 
 
@@ -398,7 +387,6 @@ def _variables_of(metrics: Iterable[Any]) -> list[keras.Variable]:
 
 
 def _initial_state(metrics: Iterable[Any], variables: Sequence[keras.Variable]) -> _State:
-    """Returns the values of the variables of metrics before the first batch."""
     with keras.StatelessScope() as scope:
         for metric in metrics:
             metric.reset_state()
@@ -432,11 +420,11 @@ def _refuse_writes(graph: Any) -> None:
 
 
 class MetricTotals:
-    """Adds up the states of metrics that shards have returned; the variables of the metrics must exist.
+    """The sum of the states of metrics that shards have returned; the variables of the metrics must exist.
 
-    A metric's state after all shards is its initial state and what each shard has added to it. A metric that is no such
-    sum may have a method `merge(state, other)`: it takes two states, lists with the values of `metric.variables`, and
-    returns the state that all batches of both would have led to.
+    A metric's state after all shards is its initial state plus each shard's change. A metric that is no such sum may
+    have a method `merge(state, other)`: it takes two states, lists with the values of `metric.variables`, and returns
+    the state after all batches of both.
     """
 
     def __init__(self, metrics: Iterable[Any]) -> None:
@@ -463,7 +451,7 @@ class MetricTotals:
         self._state = total
 
     def results(self, read: Callable[[], Any]) -> Any:
-        """Returns what `read` returns while the metrics have the state of all shards.
+        """Returns the result of `read` while the metrics have the state of all shards.
 
         `read` is called without Keras' scope of a strategy, on the client.
         """
@@ -489,11 +477,10 @@ class MetricTotals:
         return [state[self._places[id(variable)]] for variable in metric.variables]
 
     def find_sums(self, first: Sequence[Any], second: Sequence[Any], both: Sequence[Any]) -> tuple[bool, list[str]]:
-        """Compares the state after two batches with the sum of what each of them has added.
+        """Compares the state after two batches with the sum of each batch's change.
 
-        Returns:
-          Whether all metrics are known to be sums, which needs batches that change them; and the names of the metrics
-          that are none.
+        Returns whether all metrics are known to be sums, which needs batches that change them; and the names of the
+        metrics that are no sums.
         """
         are_sums, others = True, []
         for metric in self._metrics:
@@ -508,7 +495,7 @@ class MetricTotals:
 
 def _sum(state: Any, initial: Any, shard: Any) -> Any:
     if initial.dtype.kind in "fV":
-        # Once in float64, so that the order of the shards has no effect that could be seen.
+        # In float64: the order of the shards has no visible effect.
         return np.asarray(state, np.float64) + (shard.astype(np.float64) - initial.astype(np.float64))
     return state + (shard - initial)
 
@@ -521,7 +508,7 @@ def _is_sum(initial: Any, first: Any, second: Any, both: Any) -> bool:
         return bool((all_ - start == (one - start) + (other - start)).all())
     if dtype.kind not in "fV":
         return False
-    # In units of the least difference, since each batch is rounded.
+    # In units of the least difference: each batch is rounded.
     tolerance = 1000 * float(np.finfo(tf.as_dtype(dtype).as_numpy_dtype).eps) if dtype.kind == "f" else 0.1
     start, one, other, all_ = (state.astype(np.float64) for state in states)
     scale = np.maximum(np.abs(one - start), np.abs(other - start))

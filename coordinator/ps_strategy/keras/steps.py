@@ -1,4 +1,4 @@
-"""The functions that workers run for the steps of a model, on all devices of a worker; which models can run there."""
+"""The functions that workers run for the steps of a model, on all their devices; and which models can run there."""
 
 import functools
 import itertools
@@ -22,11 +22,9 @@ Step = Callable[[Any], Any]
 class ModelSteps:
     """Functions that run one or several steps of a model, each retraced only for new types of arguments.
 
-    Args:
-      step: takes a batch, nested as the data is, and returns tensors: `model.train_step`, `test_step`, `predict_step`.
-      steps_per_call: number of batches that `of_next` and `of_next_if_any` take from their iterator.
-      shards: of `test_step`: evaluate many batches each, and leave the metrics as they are.
-      name: of all the functions, on the dashboard and in messages; by default the name of `step`.
+    `step` takes a batch, nested as the data is, and returns tensors: `model.train_step`, `test_step`, `predict_step`.
+    `steps_per_call` is the number of batches that `of_next` and `of_next_if_any` take from their iterator. `shards`
+    evaluate many batches each, for `test_step`. `name` is for the dashboard and messages.
     """
 
     def __init__(
@@ -36,7 +34,7 @@ class ModelSteps:
         self._name = name or str(getattr(step, "__name__", "step"))
         self.steps_per_call = steps_per_call
         self.shards = shards
-        # Functions of a sequence of batches: they run a step with each, and return the result of the last, or of all.
+        # Functions of a sequence of batches: they run a step with each, and return the last result, or all results.
         self.last_of = self._function(lambda batches: self._all_of(batches)[-1], reduce_retracing=True)
         self.all_of = self._function(self._all_of, reduce_retracing=True)
         self.of_next = self._function(self._of_next, reduce_retracing=True)
@@ -47,7 +45,7 @@ class ModelSteps:
         self._reading: tuple[Source, ModelSteps] | None = None
 
     def reading(self, source: Source) -> "ModelSteps":
-        """Returns the steps of what a source reads: a batch is a range, or what came with it."""
+        """Returns the steps for a source's data: a batch is a range, or the reader's result for it."""
         if self._reading is None or self._reading[0] is not source:
             step = self._step
             steps = ModelSteps(lambda batch: step(source.read(batch)), self.steps_per_call, name=self._name)
@@ -57,7 +55,7 @@ class ModelSteps:
     def of_range(self, data: Any, positions: Any) -> tuple[Any, tuple[Any, ...]]:
         """Returns a function that runs the steps of a range and returns the last result, and its arguments."""
         settings = data.epochs.settings
-        # An array, since a NumPy number is not known to the cache of traces.
+        # An array: the cache of traces does not know NumPy numbers.
         batch_size = np.array(settings.batch_size)
         if data.copies is not None:
             return self._of_rows, (positions, batch_size, data.copies)
@@ -72,20 +70,19 @@ class ModelSteps:
         return self._of_source[3], (positions, batch_size)
 
     def _function(self, run: Callable[..., Any], *, reduce_retracing: bool = False) -> Any:
-        """Returns a function by the name of the step, which its users know."""
+        """Returns a function with the name of the step, which its users know."""
 
         def named(*arguments: Any) -> Any:
             return run(*arguments)
 
         named.__name__ = self._name
-        # Without AutoGraph, as Keras' own loop traces its steps and the steps that override them.
+        # Without AutoGraph, as Keras' own loop traces its steps and overridden ones.
         return tf.function(named, autograph=False, reduce_retracing=reduce_retracing)
 
     def _steps_of_rows(self, positions: Any, batch_size: Any, inputs: Any) -> Any:
         return self._steps_of(_rows_at(inputs, positions), positions, batch_size, self.steps_per_call)
 
     def _steps_of(self, examples: Any, positions: Any, batch_size: Any, batches: int) -> Any:
-        """Runs a step with each batch of a range, which has up to `batches`, and returns the result of the last."""
         if batches == 1:
             return self._step(examples)
         step = tf.function(self._step, autograph=False)
@@ -99,7 +96,6 @@ class ModelSteps:
         return outputs
 
     def _repeatable(self, times: int) -> Step:
-        """Returns the step, as a function if it is called several times, so that it is traced once."""
         return self._step if times == 1 else tf.function(self._step, autograph=False)
 
     def _all_of(self, batches: Sequence[Any]) -> list[Any]:
@@ -107,7 +103,7 @@ class ModelSteps:
         return [step(batch) for batch in batches]
 
     def _of_next(self, iterator: Any) -> Any:
-        """Runs steps with the next batches and returns the result of the last.
+        """Runs steps with the next batches and returns the last result.
 
         Raises `tf.errors.OutOfRangeError` if fewer than `steps_per_call` batches are left.
         """
@@ -117,8 +113,8 @@ class ModelSteps:
     def _of_next_if_any(self, iterator: Any) -> tuple[Any, Any, Any]:
         """Runs steps with the next batches, fewer than `steps_per_call` if the data ends.
 
-        Returns the number of batches, an int32 scalar; the index of the worker; and the result of the last step, zeros
-        if there was none.
+        Returns the number of batches, an int32 scalar; the index of the worker; and the last result, zeros if there was
+        none.
         """
         step = tf.function(self._step, autograph=False)
         spec = step.get_concrete_function(iterator.element_spec).structured_outputs
@@ -139,7 +135,7 @@ def _rows(part: Any, first: Any, count: Any) -> Any:
 
 
 def _rows_at(inputs: Any, positions: Any) -> Any:
-    """Returns the examples of a range, from nested variables with all examples, and None where batches have no part."""
+    """Returns the examples of a range from nested variables with all examples; None stays where a part is missing."""
     first = next(part for part in tf.nest.flatten(inputs) if part is not None)
     size = tf.raw_ops.VariableShape(input=first.handle, out_type=tf.int64)[0]
     indices = example_indices(positions, size)
@@ -149,8 +145,8 @@ def _rows_at(inputs: Any, positions: Any) -> Any:
 def weighted(batch: Any, class_weight: Sequence[tuple[int, float]]) -> Any:
     """Returns a batch with sample weights by the class of each example; examples of other classes have 1.
 
-    The batch is `(x, y)` with the number of a class for each example, or a value for each class; any other one raises
-    ValueError. It is not changed if `class_weight`, classes and their weights, is empty.
+    The batch is `(x, y)` with a class number, or a value for each class, for each example; other batches raise
+    ValueError. It is unchanged if `class_weight`, classes and their weights, is empty.
     """
     if not class_weight:
         return batch
@@ -171,17 +167,12 @@ def weighted(batch: Any, class_weight: Sequence[tuple[int, float]]) -> Any:
 def on_replicas(step: Step, strategy: Any) -> Step:
     """Returns a step that runs on each replica of a worker, with a part of the batch.
 
-    It equals a step on a single device: Keras divides the loss of each replica by their number, and sums what they want
-    to change. `tf.distribute.MirroredStrategy` works the same way. Batches that cannot be divided evenly give the
-    examples of the smaller parts a larger weight.
+    It equals a step on a single device: Keras divides the loss of each replica by their number, and sums the replicas'
+    gradients. `tf.distribute.MirroredStrategy` works the same way. If a batch cannot be divided evenly, the examples of
+    the smaller parts have a larger weight.
 
-    Args:
-      step: takes a batch, or the part of a batch, nested as the data is, and returns tensors.
-      strategy: the strategy.
-
-    Returns:
-      A function that takes a batch, which it divides, or one of `PerReplica` values. It returns the mean of what the
-      replicas return, and what the first returns where that is no floating-point number.
+    The returned function takes a batch, which it divides, or a batch of `PerReplica` values. It returns the mean of the
+    replicas' results where these are floating-point numbers, otherwise the first result.
     """
     replicas = strategy.num_replicas_in_sync
     if replicas == 1:

@@ -1,7 +1,7 @@
 """Calls into TensorFlow that may never return, on threads that are abandoned in that case.
 
 A call to a server needs threads of this process too, and all of them may be busy: each generator of
-`tf.data.Dataset.from_generator` that waits occupies one. So a call that must end in bounded time is made here.
+`tf.data.Dataset.from_generator` that waits occupies one.
 """
 
 import concurrent.futures
@@ -16,7 +16,7 @@ import tensorflow as tf
 from coordinator.background_thread import start_once
 from coordinator.ps_strategy.tensorflow_internals.process import own_executor
 
-# What the client's own calls raise when a server cannot be reached for the moment, although it may answer again.
+# Raised by the client's own calls when a server cannot be reached for the moment, although it may answer again.
 UNREACHED = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError)
 
 # Each server needs a few short calls: many at the same time cost little.
@@ -27,11 +27,11 @@ Result = TypeVar("Result")
 
 
 class CallThread:
-    """A daemon thread that makes calls one after the other, each with an executor that no other thread uses.
+    """A daemon thread that makes calls in order, each with an executor that no other thread uses.
 
-    It keeps what large calls allocate in one place. The C library gives new threads the arenas of its heap in turn, and
-    each arena keeps what it once needed: if each of many calls had its own thread, the process would grow by the memory
-    of one call with each of the first calls, for as many as there are arenas (8 for each processor).
+    It keeps the allocations of large calls in one place. The C library gives new threads the arenas of its heap in
+    turn, and an arena keeps the memory that it once needed. If each large call had its own thread, each of the first
+    calls would add the memory of a call to the process, up to the number of arenas (8 for each processor).
     """
 
     def __init__(self, name: str) -> None:
@@ -41,11 +41,7 @@ class CallThread:
         start_once(name, functools.partial(_make_calls, self._calls))
 
     def begin(self, call: Callable[[], Result]) -> concurrent.futures.Future[Result]:
-        """Has the thread make a call after the calls before it. Returns a future of its result.
-
-        Raises:
-          tf.errors.CancelledError: `end` was called.
-        """
+        """Has the thread make a call after the calls before it. CancelledError: `end` was called."""
         future: concurrent.futures.Future[Result] = concurrent.futures.Future()
 
         def run() -> None:
@@ -64,7 +60,7 @@ class CallThread:
         return future
 
     def end(self) -> None:
-        """Lets the thread end after the calls that were begun, without waiting for them."""
+        """Lets the thread end after the calls that were begun; does not wait for them."""
         with self._lock:
             self._is_ended = True
             self._calls.put(None)
@@ -73,12 +69,12 @@ class CallThread:
 def _make_calls(calls: "queue.SimpleQueue[Callable[[], None] | None]") -> None:
     while (call := calls.get()) is not None:
         call()
-        # Arguments and results are not kept until the next call.
+        # Frees arguments and results before the next call.
         del call
 
 
 def on_own_thread(name: str, call: Callable[[], Result]) -> concurrent.futures.Future[Result]:
-    """Calls a function on a new daemon thread with an executor of its own; returns a future of the result.
+    """Calls a function on a new daemon thread with its own executor.
 
     An error stays with the executor of the thread that saw it, and a call into TensorFlow that never returns blocks
     only that thread.
@@ -90,12 +86,7 @@ def on_own_thread(name: str, call: Callable[[], Result]) -> concurrent.futures.F
 
 
 def call_within(seconds: float, name: str, call: Callable[[], Result]) -> Result:
-    """Calls a function on a new thread, waits at most some seconds for it, and returns its result.
-
-    Raises:
-      TimeoutError: it has not returned in time. It keeps running.
-      BaseException: what it raises.
-    """
+    """Calls a function on a new thread for at most `seconds`. TimeoutError: it has not returned, and keeps running."""
     called = on_own_thread(name, call)
     if not concurrent.futures.wait([called], seconds).done:
         raise TimeoutError(f"A call into TensorFlow has not returned in {seconds:g} s.")
@@ -105,9 +96,6 @@ def call_within(seconds: float, name: str, call: Callable[[], Result]) -> Result
 def in_parallel(
     name: str, function: Callable[[Argument], Result], arguments: Collection[Argument]
 ) -> dict[Argument, Result]:
-    """Calls a function, which must return in bounded time, with each argument, on several threads.
-
-    Returns the results by argument, once all calls have returned.
-    """
+    """Calls a function, which must return in bounded time, with each argument, on several threads; waits for all."""
     with concurrent.futures.ThreadPoolExecutor(_MOST_THREADS, name) as threads:
         return dict(zip(arguments, threads.map(function, arguments), strict=True))

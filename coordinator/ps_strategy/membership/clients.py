@@ -1,31 +1,31 @@
-"""This process as the client of a cluster, and what servers know of it and of its predecessors.
+"""This process as the client of a cluster, and the records that servers keep of it and of former clients.
 
-What a client creates on a server (variables, functions, iterators) belongs to the client's *context* there. A context
-ends when its client releases it, when another process does so in the client's name, or when the server has not heard
-from the client for `Options.client_timeout`. Steps do not suffice to be heard from: a client may be idle, or one step
-may take longer. TensorFlow's own keep-alive thread reaches only the servers that were named when the process joined the
-cluster, none in our case. So there is a lease:
+A client's objects on a server (variables, functions, iterators) belong to the client's *context* there. A context ends
+when its client releases it, when another process does so in the client's name, or when the server has not heard from
+the client for `Options.client_timeout`. Steps are not enough to be heard from: a client may be idle, or a step may take
+longer. TensorFlow's own keep-alive thread reaches only the servers that were named when the process joined the cluster,
+none in our case. So there is a lease:
 
     thread coordinator-lease    four times in each `client_timeout`, sends a keep-alive to every leased server
 
-A client that is killed cannot release its contexts; a client that is restarted again and again would fill the servers'
-memory. So each server has two kinds of TensorFlow variables of its own:
+A killed client cannot release its contexts. A client that is restarted again and again would fill the servers' memory.
+So each server has two kinds of TensorFlow variables of its own:
 
     list of clients       each client adds itself when it connects. It asks the clients in the list whether they live,
                           and has the server free the context of each client that does not
     marker of a client    in a container named after the client's number. A client that exits in order deletes it (the
                           goodbye); `coordinator serve --until-client-ends` ends its server then
 
-A killed client leaves its marker. So does a client that ends with an error that nothing caught, or that leaves `with
-strategy` by `sys.exit` with a code other than 0: a launcher may start it again, and needs the servers then. A notebook
-ends in order, after any errors in its cells. Deleting a marker takes one small request, and no connection of
-TensorFlow: there is none when the process ends.
+A killed client leaves its marker. So does a client that ends with an uncaught error, or that leaves `with strategy` by
+`sys.exit` with a code other than 0: a launcher may start it again, and needs the servers then. A notebook ends in
+order, even after errors in its cells. Deleting a marker takes one small request, and no connection of TensorFlow: there
+is none when the process ends.
 
 Promises:
 - No server frees anything while this process runs and can reach it, unless both stood still for three quarters of
   `client_timeout`. A server that does not answer delays no keep-alive to another.
-- Nothing is freed of a client that lives, or that merely does not answer: what is not known to be orphaned is left to
-  the timeout. The list is best effort: a list that cannot be read is replaced.
+- Nothing of a living or silent client is freed: what is not known to be orphaned is left to the timeout. The list is
+  best effort: a list that cannot be read is replaced.
 - A request is one small message over a separate gRPC channel. It returns within its deadline, and holds no Python lock
   while it waits.
 """
@@ -71,11 +71,10 @@ from coordinator.ps_strategy.tensorflow_internals.process import (
 # A server refuses to close a context if it knows a later view of the context than the request names.
 _LATEST_VIEW = 2**62
 _RENEWALS_PER_TIMEOUT = 4
-# A dead host is not detected: it would count as one without a process, and what a client has there would be freed.
+# A dead host is not detected: it would look like a host without the process, and the client's objects would be freed.
 _CHANNEL_OPTIONS = channel_options(1_000, detect_dead_host=False)
 _GOODBYE_OPTIONS = channel_options(500, detect_dead_host=False)
 
-# The names of the variables on each server.
 _LIST = "coordinator/clients"
 _MARKER = "coordinator/mark"
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -100,7 +99,7 @@ class Answer(enum.Enum):
             return cls.UNREACHED
         if code in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED):
             return cls.SILENT
-        # A refusal: by a server that lacks the context, or by something that is not such a server.
+        # A refusal, by a server without the context or by another kind of server.
         return cls.UNKNOWN
 
 
@@ -116,10 +115,7 @@ class RemoteContext:
         self._close_context = self._channel.unary_unary(CLOSE_CONTEXT, request_serializer=serialize)
 
     def renew(self, timeout: float) -> Answer:
-        """Sends a keep-alive, and waits at most `timeout` seconds for the answer.
-
-        The server notes that the client lives, if it has the context.
-        """
+        """Sends a keep-alive, and waits at most `timeout` seconds for the answer."""
         return self.begin_renewal(timeout)()
 
     def begin_renewal(self, timeout: float) -> Callable[[], Answer]:
@@ -144,12 +140,7 @@ class RemoteContext:
 
 
 class ClientLease:
-    """A lease on servers that may come and go.
-
-    Args:
-      context_id: the number by which servers know this client.
-      options: `client_timeout`, and `probe_timeout` for an answer.
-    """
+    """A lease on servers that may come and go. `context_id` is the number by which servers know this client."""
 
     def __init__(self, context_id: int, options: Options) -> None:
         self._context_id = context_id
@@ -170,11 +161,7 @@ class ClientLease:
             context.close()
 
     def freed(self, addresses: Collection[str]) -> set[str]:
-        """Asks all servers at the same time, and renews the lease where it still holds.
-
-        Returns:
-          The leased servers that answer, and no longer have this client's context.
-        """
+        """Asks servers in parallel, which renews the lease. Returns the leased servers that have lost our context."""
         with self._lock:
             renewals = {
                 address: self._held[address].begin_renewal(self._answer_timeout)
@@ -184,7 +171,7 @@ class ClientLease:
         return {address for address, renewal in renewals.items() if renewal() is Answer.UNKNOWN}
 
     def close(self) -> None:
-        """Ends the thread and the connections, without freeing anything on the servers."""
+        """Ends the thread and the connections; frees nothing on the servers."""
         self._thread.stop()
         self._thread.wait_stopped()
         self.hold(())
@@ -193,19 +180,17 @@ class ClientLease:
         in_progress: list[Callable[[], Answer]] = []
         while not self._thread.stopping.wait(self._interval):
             with self._lock:
-                # Without waiting for the answers: a frozen server delays no other. gRPC cancels a request that is no
+                # Does not wait for the answers: a frozen server delays no other. gRPC cancels a request that is no
                 # longer referenced.
                 in_progress[:] = [context.begin_renewal(self._interval) for context in self._held.values()]
 
 
 @dataclasses.dataclass(frozen=True)
 class Client:
-    """A client, as other clients can find it.
+    """A client, as other clients can find it: `context_id` is the number by which servers know it.
 
-    Attributes:
-      context_id: the number by which servers know it.
-      address: `host:port` of its own server, which its workers call back.
-      host: the name of its machine, since a loopback address is valid only there.
+    Its workers call back its own server at `address`, `host:port`. `host` is its machine's name: a loopback address is
+    valid only there.
     """
 
     context_id: int
@@ -214,16 +199,10 @@ class Client:
 
 
 def register(own: Client, device: str, address: str, timeout: float) -> None:
-    """Frees what ended clients left on a server, and adds this client to the server's list, with its marker.
+    """Frees the objects of ended clients on a server, and adds this client to the server's list, with its marker.
 
-    Args:
-      own: this client.
-      device: the name of the server, to which TensorFlow is connected, such as `/job:ps/replica:0/task:0`.
-      address: `host:port` of the server.
-      timeout: how long a former client may take to answer, and the server to free its context, in seconds.
-
-    Raises:
-      tf.errors.OpError: the server is gone.
+    `timeout`, in seconds, is for a former client to answer, and for the server to free its context. Raises OpError if
+    the server is gone.
     """
     with tf.device(f"{device}/device:CPU:0"):
         tf.raw_ops.AssignVariableOp(resource=marker_of(own.context_id), value=True)
@@ -256,7 +235,6 @@ def marker_of(context_id: int) -> Any:
 
 
 def _container_of(context_id: int) -> str:
-    """Returns the name of the container that has a client's marker and nothing else."""
     return f"coordinator_{context_id:x}"
 
 
@@ -287,27 +265,18 @@ def decode_clients(text: bytes) -> list[Client]:
 
 
 def encode_clients(clients: list[Client]) -> bytes:
-    """Returns the list of these clients, for a server."""
+    """Returns the list of these clients, as servers store it."""
     return json.dumps([dataclasses.asdict(client) for client in clients]).encode()
 
 
 class Goodbye:
-    """Deletes the markers of this client when the process ends, unless it ends by an error.
-
-    Args:
-      context_id: the number by which servers know this client.
-      timeout: how long a server may take to answer, in seconds.
-
-    Attributes:
-      addresses: `host:port` of the servers that have a marker.
-      is_withheld: leave the markers where they are.
-    """
+    """The deletion of this client's markers on `addresses` when the process ends, unless an error ends it."""
 
     def __init__(self, context_id: int, timeout: float) -> None:
         self.addresses: set[str] = set()
         self.is_withheld = False
-        # At the end of the process, after a strategy that is still open: it is created later, so its finalizer goes
-        # first. The class itself lives as long as the process.
+        # Runs at the end of the process, after the finalizer of a strategy that is still open, which is created later.
+        # The class itself lives as long as the process.
         weakref.finalize(Goodbye, only_here(functools.partial(self._say, context_id, timeout)))
 
     def strategy_closes(self) -> None:
@@ -318,17 +287,16 @@ class Goodbye:
             self.is_withheld = True
 
     def _say(self, context_id: int, timeout: float) -> None:
-        # A notebook, and an interpreter with a prompt, go on after an error or `sys.exit`, and end in order.
+        # A notebook, or an interpreter with a prompt, continues after an error or `sys.exit`, and ends in order.
         if hasattr(sys, "ps1") or not (self.is_withheld or _is_ended_by_error()):
             delete_markers(context_id, self.addresses, timeout)
 
 
 def _is_ended_by_error() -> bool:
-    """Returns True if an error that nothing caught ends this process, which is no interactive one.
+    """Returns True if an uncaught error ends this process.
 
-    Python keeps the traceback of an error when it prints it. So does code that catches errors and goes on, such as a
-    runner of tests; but then the traceback begins within the runner. If nothing caught the error, it begins with the
-    program.
+    Python keeps the traceback of an error that it prints. So does code that catches errors and goes on, such as a test
+    runner; but then the traceback begins within the runner. The traceback of an uncaught error begins with the program.
     """
     traceback = getattr(sys, "last_traceback", None)
     if traceback is None:
@@ -348,23 +316,19 @@ def delete_markers(context_id: int, addresses: Collection[str], timeout: float) 
         for channel in channels
     ]
     for call, channel in zip(calls, channels, strict=True):
-        # Waits for the answer.
-        call.code()
+        call.code()  # Waits for the answer.
         channel.close()
 
 
 class ServedClients:
-    """The clients of a TensorFlow server. One thread may call `have_ended`; any thread may call `living`.
+    """The clients of a `tf.distribute.Server`. One thread may call `have_ended`; any thread may call `living`.
 
-    Args:
-      target: of the `tf.distribute.Server`, such as `grpc://localhost:2222`.
-      task: the server's name, such as `/job:worker/task:0`.
-      timeout: how long a client may take to answer, in seconds.
+    `target` is such as `grpc://localhost:2222`, `task` such as `/job:worker/task:0`.
     """
 
     def __init__(self, target: str, task: str, timeout: float) -> None:
         self._timeout = timeout
-        # A session sees what belongs to the server itself. It would wait for all others of the server's cluster.
+        # The session sees the server's own variables. Without the filter it would wait for all servers of the cluster.
         config = tf.compat.v1.ConfigProto(device_filters=[task])
         self._session = tf.compat.v1.Session(target, graph=tf.Graph(), config=config)
         with self._session.graph.as_default():
@@ -374,7 +338,7 @@ class ServedClients:
         self._markers: dict[int, tf.Tensor] = {}
 
     def registered(self) -> list[Client]:
-        """Returns the clients that have connected, except clients that a later client has found to have ended."""
+        """Returns the clients that have connected, without clients whose end a later client has found."""
         return decode_clients(self._session.run(self._text)) if self._session.run(self._exists) else []
 
     def living(self) -> list[Client]:
@@ -385,7 +349,7 @@ class ServedClients:
         """Returns True if a client has said goodbye and ended, and no other client may still live."""
         registered = self.registered()
         marked = [client for client in registered if self._has_marker(client)]
-        # A marker may be deleted by mistake: what answers lives.
+        # A marker may be deleted by mistake: a client that answers lives.
         return (
             len(marked) < len(registered)
             and all(has_ended(client, self._timeout) for client in marked)
@@ -407,14 +371,10 @@ class ServedClients:
 def join_as_client(definition: ClusterDefinition) -> str:
     """Makes this process the client, a cluster of one; returns the address of its own server.
 
-    If only this machine has that address, connections from other machines to the server are refused.
-
-    TensorFlow cannot stop the server that a client has for its workers to call back. So a process keeps the server that
-    its first strategy started, and logs a warning if another address is reserved for it.
-
-    Raises:
-      RuntimeError: this process is connected to a cluster already.
-      LaunchError: the address that the specification reserves for the client is in use.
+    If the address belongs only to this machine, the server refuses connections from other machines. TensorFlow cannot
+    stop this server, which workers call back. So a process keeps the server of its first strategy, and logs a warning
+    if another address is reserved for it. Raises RuntimeError if this process is connected to a cluster already,
+    LaunchError if the reserved address is in use.
     """
     current = current_server_def()
     if current is None:
@@ -455,26 +415,26 @@ def join_as_client(definition: ClusterDefinition) -> str:
 
 
 class Children:
-    """Keeps the processes that are forked from this one from its connections to the servers.
+    """Processes that are forked from this one, kept from its connections to the servers.
 
-    A child that ends in order deletes TensorFlow's objects. It would write to the sockets that it shares with this
-    process, in between what this process writes, and remove them from the sets of sockets that this process waits for.
+    A child that ends in order deletes TensorFlow's objects. It would write into the sockets that it shares with this
+    process, and remove them from the sets of sockets that this process waits for.
     """
 
     def __init__(self) -> None:
         self._addresses: Callable[[], Collection[str]] | None = None
 
     def keep_from(self, addresses: Callable[[], Collection[str]]) -> None:
-        """Keeps children from the connections from and to the addresses, `host:port`, which a fork asks for."""
+        """Keeps children from the connections from and to the addresses, `host:port`, which are asked for at a fork."""
         if self._addresses is None:
-            # For as long as the process lives: Python has no way to undo it.
+            # Python has no way to undo this: it stays as long as the process lives.
             os.register_at_fork(after_in_child=self._replace_connections)
         self._addresses = addresses
 
     def _replace_connections(self) -> None:
         assert self._addresses is not None
         leave_calls_to_parent()
-        # By their ports: a name is not looked up in a process that was just forked.
+        # By their ports: a process that was just forked must not look up names.
         ports = {parse_address(address).port for address in self._addresses()}
         dead, other = socket.socketpair()
         other.close()

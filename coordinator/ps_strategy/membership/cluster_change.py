@@ -1,8 +1,8 @@
 """Changes of the set of servers that TensorFlow is connected to: what to change (pure), and doing so in bounded time.
 
-Updating TensorFlow's server definition (`update_server_def`) closes the contexts of this client on the servers that
-leave. Each of them first ends what it runs for the client, which may never end: a dataset made by `from_generator`
-calls back a generator in this process, which may wait. So changes are made on a separate thread:
+Updating TensorFlow's server definition (`update_server_def`) closes this client's contexts on the servers that leave.
+Each of them first ends what it runs for the client, which may never end: a dataset of `from_generator` calls back a
+generator in this process, which may wait. So changes are made on a separate thread:
 
     apply --> thread: update_server_def -----------------------> done
       |          in time? else shut down the connections to the servers that leave, which ends the wait for them
@@ -28,9 +28,9 @@ from coordinator.ps_strategy.membership.bounded_calls import CallThread
 from coordinator.ps_strategy.membership.cluster_definition import Task, server_def
 from coordinator.ps_strategy.tensorflow_internals.process import FunctionRegistration, update_server_def
 
-# The most patience while a strategy is being closed, in seconds, however large `heartbeat_timeout` is.
+# The most patience while a strategy is being closed, in seconds; `heartbeat_timeout` may be larger.
 PATIENCE_AT_CLOSE = 4.0
-# How long it takes to notice that patience has become less, in seconds.
+# How soon a reduced patience is noticed, in seconds.
 _LONGEST_SLEEP = 0.5
 # How long a server that holds up a change may take to answer a probe, in seconds.
 _PROBE_TIMEOUT = 0.5
@@ -40,13 +40,10 @@ _logger = logging.getLogger("coordinator")
 
 @dataclasses.dataclass(frozen=True)
 class Connection:
-    """A connection to a server. What this client created on the server is lost with it, and with the server's process.
+    """A connection to a server. This client's objects on the server are lost with it, and with the server's process.
 
-    Attributes:
-      incarnation: the random number that the server drew when it started.
-      number: no other connection of this cluster has it.
-      since: when the connection was made, on the `time.monotonic` clock.
-      calling_device: the device, relative to the server, on which functions are called.
+    `incarnation` is the random number that the server drew when it started; `number` is unique in this cluster; `since`
+    is on the `time.monotonic` clock. Functions are called on `calling_device`, relative to the server.
     """
 
     incarnation: int
@@ -63,17 +60,12 @@ def plan_change(
 ) -> tuple[dict[Task, Connection], dict[Task, int]] | None:
     """Decides which servers TensorFlow is connected to next: the servers that answer.
 
-    Args:
-      connected: the connections to keep.
-      adding: further servers to connect to.
-      answering: the incarnations of the servers that answer, without parameter servers that have lost their variables.
-      parameter_servers: all parameter servers of the cluster.
+    `connected` has the connections to keep, `adding` further servers; `answering` the incarnations of the servers that
+    answer, without parameter servers that have lost their variables.
 
-    Returns:
-      The connections that stay, and the incarnations of the servers that get a new connection. None while nothing may
-      change: a connected parameter server does not answer, and TensorFlow would take it for a new one and drop its
-      variables; or only some of the parameter servers would be connected, and a server that joins later may stay
-      unknown to the others.
+    Returns the connections that stay, and the incarnations of the servers that get a new connection. None while nothing
+    may change: a connected parameter server does not answer, and TensorFlow would take it for a new one and drop its
+    variables; or only some parameter servers would be connected, and the others might stay unknown to them.
     """
     kept = {task: connection for task, connection in connected.items() if answering.get(task) == connection.incarnation}
     new = {task: answering[task] for task in {*connected, *adding} - set(kept) if task in answering}
@@ -85,13 +77,11 @@ def plan_change(
 
 
 class ClusterChanges:
-    """Updates TensorFlow's server definition; one thread at a time may use it.
+    """Updates of TensorFlow's server definition; one thread at a time may use it.
 
-    Connections to a server are shut down if it takes longer than `patience`, in seconds, to end what it runs for this
-    client. For `client_timeout` see `update_server_def`.
-
-    Attributes:
-      addresses: `host:port` of the servers in the current server definition. Some may have been lost since.
+    If a server needs longer than `patience`, in seconds, to end what it runs for this client, its connections are shut
+    down. For `client_timeout` see `update_server_def`. `addresses` has the servers in the current server definition;
+    some may be lost.
     """
 
     _in_progress: ClassVar[concurrent.futures.Future[None] | None] = None
@@ -102,17 +92,15 @@ class ClusterChanges:
         self._client_timeout = client_timeout
         self._patience = patience
         self._functions = FunctionRegistration(patience)
-        # One for all changes: a server that joins is sent all functions, which may be tens of megabytes.
+        # One thread for all changes: a server that joins is sent all functions, which may be tens of megabytes.
         self._thread = CallThread("coordinator-cluster-change")
         self.addresses: dict[Task, str] = {}
 
     def apply(self, addresses: Mapping[Task, str]) -> None:
         """Connects to exactly these servers.
 
-        Raises:
-          tf.errors.DeadlineExceededError: this change, or the previous one, takes too long. It may still succeed.
-          tf.errors.CancelledError: `close` was called.
-          tf.errors.OpError: a server does not answer.
+        Raises DeadlineExceededError if this change, or the previous one, takes too long: it may still succeed. Raises
+        CancelledError after `close`, and another OpError if a server does not answer.
         """
         if ClusterChanges._in_progress is not None:
             self._wait(ClusterChanges._in_progress)
@@ -141,11 +129,7 @@ class ClusterChanges:
         self.addresses = dict(addresses)
 
     def hurry(self) -> float:
-        """Limits the patience, also of a change in progress, because the strategy is being closed.
-
-        Returns:
-          The longest that a change may take from now on, in seconds.
-        """
+        """Limits the patience, because the strategy is being closed; returns the seconds that a change may take now."""
         self._patience = min(self._patience, PATIENCE_AT_CLOSE)
         return 5 * self._patience
 

@@ -1,7 +1,7 @@
 """The cluster that a resolver describes, checked and converted to the form that TensorFlow's runtime takes.
 
 Promises: a specification that cannot work is refused when the strategy is created, with a message that says what to
-change. An `evaluator` job is left out, since the client never connects to it; but a cluster with an `evaluator` and no
+change. An `evaluator` job is left out, since the client never connects to it. But a cluster with an `evaluator` and no
 `chief` belongs to the evaluator, which is its client.
 """
 
@@ -24,7 +24,7 @@ _KNOWN_JOBS = (CLIENT_JOB, "worker", "ps", _EVALUATOR_JOB)
 
 _TF_CONFIG = '{"cluster": {"worker": ["host:port"], "ps": ["host:port"]}, "task": {"type": "chief", "index": 0}}'
 
-# The number of workers that a cluster may have: update rules keep their state in variables of this length.
+# The most workers of a cluster: update rules keep their state in variables of this length.
 MAX_WORKERS = 1024
 
 
@@ -46,13 +46,7 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class ClusterDefinition:
-    """The servers of a cluster.
-
-    Attributes:
-      addresses: `host:port` of each worker and parameter server.
-      client_address: `host:port` that the specification reserves for the client, or None.
-      protocol: of the servers, such as `grpc`.
-    """
+    """The servers of a cluster. `client_address` is `host:port` that the specification reserves for the client."""
 
     addresses: Mapping[Task, str]
     client_address: str | None
@@ -62,9 +56,8 @@ class ClusterDefinition:
     def from_resolver(cls, resolver: Any) -> "ClusterDefinition":
         """Reads and checks the cluster of a resolver.
 
-        Raises:
-          TypeError: it is not a `tf.distribute.cluster_resolver.ClusterResolver`.
-          ClusterSpecError: it describes a cluster that cannot work, or this process is not its client.
+        Raises TypeError for another object, ClusterSpecError if the cluster cannot work or this process is not its
+        client.
         """
         if not isinstance(resolver, tf.distribute.cluster_resolver.ClusterResolver):
             raise TypeError(
@@ -97,13 +90,13 @@ class ClusterDefinition:
 
 
 def client_server_def(protocol: str, client_address: str) -> Any:
-    """Returns the `tf.train.ServerDef` by which this process becomes the client of a cluster that has no servers yet.
+    """Returns the `tf.train.ServerDef` that makes this process the client of a cluster without servers.
 
-    Workers that join later connect to the parameter servers and the client, but not to each other. Parameter servers do
-    not connect to each other either. So no worker depends on another worker, which may be lost.
+    Workers that join later connect to the parameter servers and the client, but not to each other: no worker depends on
+    another worker, which may be lost. Nor do parameter servers connect to each other.
     """
     definition = server_def(protocol, client_address, {})
-    # Filters can be set only when a process joins its first cluster, so they are set for all tasks that may ever join.
+    # Filters can only be set when a process joins its first cluster: they are set for all tasks that may ever join.
     # Each costs TensorFlow some microseconds. Parameter servers beyond this number do see each other.
     for job, visible in (("worker", "/job:ps"), ("ps", "/job:worker")):
         filters = definition.cluster_device_filters.jobs.add(name=job)
@@ -115,7 +108,7 @@ def client_server_def(protocol: str, client_address: str) -> Any:
 def server_def(protocol: str, client_address: str, addresses: Mapping[Task, str]) -> Any:
     """Returns the `tf.train.ServerDef` by which the client is connected to exactly these tasks.
 
-    The task indices of a job may have gaps: a lost task is left out, since TensorFlow would wait for it.
+    The task indices of a job may have gaps: lost tasks are left out, since TensorFlow would wait for them.
     """
     definition = tf.train.ServerDef(job_name=CLIENT_JOB, task_index=0, protocol=protocol)
     for job in sorted({task.job for task in addresses}):
@@ -168,11 +161,7 @@ def _check_own_task(job: str | None, index: int | None, client_job: str) -> None
 
 
 def check_address(task: Task, address: str, others: Mapping[Task, str]) -> None:
-    """Checks the index and the address of a task.
-
-    Raises:
-      ClusterSpecError: the address is not `host:port`, or another of these tasks has it; or it is one worker too many.
-    """
+    """Raises ClusterSpecError if a task's index is too large, or its address is not `host:port` or another task's."""
     if task.job == "worker" and task.index >= MAX_WORKERS:
         raise ClusterSpecError(f"{task} is one too many: a cluster has at most {MAX_WORKERS} workers, from index 0 on.")
     try:
@@ -186,14 +175,14 @@ def check_address(task: Task, address: str, others: Mapping[Task, str]) -> None:
 
 
 class PolledClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):
-    """Describes the cluster by a function or a file, which is read periodically: workers join, leave and move.
+    """A cluster that a function or a file describes. It is read periodically: workers join, leave and move.
 
         resolver = coordinator.PolledClusterResolver("cluster.json", interval=5.0)
         strategy = coordinator.ParameterServerStrategy(resolver)
 
     Its strategy adds workers that appear and removes workers that disappear. A lost worker that disappears, and a
-    worker that appears, are taken for the same worker at another address. Parameter servers hold the variables and
-    cannot change. The description is read each time; a description that is not valid raises, and changes nothing.
+    worker that appears, count as one worker that has moved. Parameter servers hold the variables and cannot change. A
+    description that is not valid raises, and changes nothing.
 
     Args:
       source: a function that returns a cluster, or the path of a JSON file with one, in the form of "cluster" in
@@ -233,7 +222,7 @@ class PolledClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):
         return tf.train.ClusterSpec({job: list(addresses) for job, addresses in cluster.items()})
 
     def worker_addresses(self) -> Mapping[int, str] | list[str]:
-        """Returns the addresses that workers have in the description; by index, if each worker keeps its own.
+        """Returns the present addresses of the workers; by index, if each worker keeps its own.
 
         Raises:
           ClusterSpecError: the description names no worker, or other parameter servers than before.
@@ -251,7 +240,7 @@ class PolledClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):
         return list(spec["worker"])
 
     def close(self) -> None:
-        """Ends a `worker_addresses` that waits, for a subclass where it does; part of `strategy.close()`."""
+        """Ends a `worker_addresses` that waits, in subclasses where it does; part of `strategy.close()`."""
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
         """Returns the empty name: the client is its own master."""
@@ -271,6 +260,6 @@ def _cluster_in(path: str) -> Any:
 
 
 def resolver_of(resolver: Any) -> Any:
-    """Returns a resolver: the argument, or a `PolledClusterResolver` for a function or a path."""
+    """Returns the resolver, or a `PolledClusterResolver` for a function or a path."""
     is_source = callable(resolver) or isinstance(resolver, os.PathLike)
     return PolledClusterResolver(resolver) if is_source else resolver

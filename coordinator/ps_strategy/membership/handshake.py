@@ -1,10 +1,10 @@
-"""Which of the servers that TensorFlow has just been connected to take part, and whether servers keep their variables.
+"""Admission of servers that TensorFlow has just been connected to, and checks that servers keep their variables.
 
     answers --> same devices as other workers --> connected --> same TensorFlow version
                                                                  --> registered there (`clients.register`) --> admitted
 
 Promises: nothing runs on a server of another TensorFlow, unless `Options.version_mismatch` allows it, nor on a worker
-with other devices than the rest; such a server is checked once in its life; a server that dies during its handshake is
+with other devices than the rest. Each process of a server is checked once. A server that dies during its handshake is
 not admitted.
 """
 
@@ -29,7 +29,7 @@ from coordinator.ps_strategy.tensorflow_internals.functions import CancellationM
 _TRIES = 10
 _PAUSE = 0.3
 _THREAD = "coordinator-sentinel"
-# In seconds; former clients have to be asked, too.
+# In seconds; includes questions to former clients.
 _LONGEST_HANDSHAKE = 30.0
 
 _logger = logging.getLogger("coordinator")
@@ -38,32 +38,27 @@ _logger = logging.getLogger("coordinator")
 class SentinelVariables:
     """A small variable on each server. If it is gone, all variables there are gone.
 
-    When TensorFlow's server definition is updated while a server is out of TensorFlow's reach, TensorFlow takes that
+    When TensorFlow's server definition is updated while TensorFlow does not reach a server, TensorFlow takes that
     server for a new one and drops what was on it, although the same process lives on. Only the loss of a variable shows
-    that. A server may answer a probe and yet be out of TensorFlow's reach: TensorFlow's own connection was shut down,
-    and is tried again only after a pause. So sentinels are read before such an update too.
+    that. TensorFlow may fail to reach a server that answers a probe: its own connection was shut down, and is tried
+    again only after a pause. So sentinels are read before such an update too.
 
-    Sentinels are known by the numbers of the connections to their servers. All servers are asked in parallel.
-
-    Args:
-      longest_call: how long to wait for one answer, in seconds; longer than a frozen server is waited for.
+    Sentinels are identified by the numbers of the connections to their servers. Servers are asked in parallel.
+    `longest_call`, in seconds, is longer than a frozen server is waited for.
     """
 
     def __init__(self, longest_call: float) -> None:
         self._longest_call = longest_call
         self._sentinels: dict[int, tf.Variable] = {}
-        # The function that makes a worker call the parameter servers, with the numbers of their connections.
+        # The function by which a worker calls the parameter servers, with the numbers of their connections.
         self._traced: tuple[tuple[int, ...], Any] | None = None
         self._turns: dict[Task, threading.Lock] = {}
 
     def place(self, devices: Mapping[int, str]) -> set[int]:
         """Creates missing sentinels, and forgets the sentinels of servers that are no longer connected.
 
-        Args:
-          devices: the names of all connected servers, by the numbers of the connections.
-
-        Returns:
-          The numbers of the connections that were lost before their sentinel could be created.
+        `devices` has the names of all connected servers, by the numbers of the connections. Returns the numbers of
+        connections that were lost first.
         """
 
         def create(number: int) -> tf.Variable:
@@ -90,14 +85,10 @@ class SentinelVariables:
         return {number for number, exists in in_parallel(_THREAD, self._exists, numbers).items() if not exists}
 
     def unreached_from(self, workers: Sequence[Task], numbers: Sequence[int]) -> list[Task]:
-        """Makes each connected worker call each parameter server; returns the workers that received no answer.
+        """Makes each connected worker call each parameter server; returns the workers without an answer.
 
-        TensorFlow tries a refused connection again only after a pause, and until then every call from that worker to
-        that server fails. So this tries for some seconds.
-
-        Args:
-          workers: the workers.
-          numbers: the numbers of the connections to the parameter servers.
+        TensorFlow tries a refused connection again only after a pause; until then, every call from that worker to that
+        server fails. So this tries for some seconds. `numbers` are of the connections to the parameter servers.
         """
         if not workers:
             return []
@@ -121,7 +112,6 @@ class SentinelVariables:
         return concrete is not None and _succeeds(None, concrete, self._longest_call)
 
     def _trace(self, function: Callable[[Sequence[tf.Variable]], Any], numbers: Sequence[int]) -> Any | None:
-        """Traces a function of the sentinels of these servers; returns None if a server was lost."""
         sentinels = [self._sentinels[number] for number in numbers if number in self._sentinels]
         if len(sentinels) < len(numbers):
             return None
@@ -141,7 +131,7 @@ class SentinelVariables:
         except (tf.errors.UnavailableError, tf.errors.DeadlineExceededError, TimeoutError):
             return False
         except tf.errors.OpError:
-            pass  # The server answered, and the variable is gone, which `gone` finds out.
+            pass  # The server answered. `gone` finds out that the variable is gone.
         return True
 
     def _exists(self, number: int) -> bool:
@@ -163,7 +153,7 @@ class SentinelVariables:
 
 
 def _round_trips(sentinels: Sequence[tf.Variable]) -> Any:
-    """Adds to a function a message to the server of each sentinel, and the answers. Returns a scalar, which is true."""
+    """Adds a message to each sentinel's server, and the answers, to a function. Returns a scalar, which is true."""
     sent = tf.timestamp() > 0.0
     answers = []
     for sentinel in sentinels:
@@ -181,7 +171,7 @@ def _round_trips_from_each(sentinels: Sequence[tf.Variable]) -> Any:
 
 
 def _succeeds(device: str | None, concrete: Any, seconds: float) -> bool:
-    """Calls a function on a device, None for the client, again and again; returns True if it ran without error.
+    """Calls a function on a device, None for the client, until a call runs without error; returns whether one did.
 
     After `seconds` the call is cancelled.
     """
@@ -208,14 +198,10 @@ def _succeeds(device: str | None, concrete: Any, seconds: float) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class WorkerDevices:
-    """The devices of a worker that compute. They are the replicas.
+    """The computing devices of a worker, its replicas: `count` devices of the `kind` `CPU` or `GPU`.
 
-    A function is traced once for all workers. If a worker has several replicas, their names are in the function; so all
-    workers must have the same devices, and a worker with others takes no part.
-
-    Attributes:
-      kind: `CPU` or `GPU`.
-      count: how many.
+    A function is traced once for all workers. If a worker has several replicas, the function contains their names. So
+    all workers must have the same devices, and a worker with others takes no part.
     """
 
     kind: str
@@ -225,8 +211,8 @@ class WorkerDevices:
     def of(cls, names: Sequence[str]) -> "WorkerDevices":
         """Chooses from the devices of a server, by their full names: its GPUs if it has several, otherwise its CPUs.
 
-        A worker with one GPU is one replica, like a worker without a GPU, and both may be in a cluster: the device on
-        which a function of one replica computes is decided when it is called.
+        A worker with one GPU is one replica, like a worker without a GPU, and both may be in a cluster: the device of a
+        function with one replica is decided when it is called.
         """
         kinds = [tf.DeviceSpec.from_string(name).device_type for name in names]
         gpus = kinds.count("GPU")
@@ -242,27 +228,18 @@ class WorkerDevices:
 
 
 def calling_device(names: Sequence[str]) -> str:
-    """Returns the device of a server on which functions are called, relative to it: the first GPU, or else the CPU.
+    """Returns the device of a server on which functions are called, relative to it: the first GPU, otherwise the CPU.
 
-    TensorFlow computes there what no device was chosen for, as far as it can.
-
-    Args:
-      names: the full names of all devices of the server.
+    TensorFlow prefers this device for operations without a device. `names` are all devices of the server, in full.
     """
     has_gpu = any(tf.DeviceSpec.from_string(name).device_type == "GPU" for name in names)
     return "/device:GPU:0" if has_gpu else "/device:CPU:0"
 
 
 class Handshake:
-    """Checks servers that are new. One thread at a time may call `admit`.
+    """The checks of new servers. One thread at a time may call `admit`.
 
-    Args:
-      client: this process.
-      options: time limits, and what to do about another TensorFlow.
-
-    Attributes:
-      refused: the incarnations of the servers that take no part, and what to raise about each.
-      devices: the devices that each worker has; None while no worker has answered.
+    `refused` has the incarnations of refused servers, with the errors. `devices` is None until a worker has answered.
     """
 
     def __init__(self, client: Client, options: Options) -> None:
@@ -273,7 +250,7 @@ class Handshake:
         self.devices: WorkerDevices | None = None
 
     def check_devices(self, statuses: Mapping[Task, TaskStatus], addresses: Mapping[Task, str]) -> None:
-        """Refuses workers that have other devices than the first worker that answered, by what servers answered."""
+        """Refuses workers with other devices than the first worker that answered."""
         for task in sorted(task for task in statuses if task.job == "worker"):
             status = statuses[task]
             theirs = WorkerDevices.of(status.devices)
@@ -288,12 +265,7 @@ class Handshake:
                 self.refused[status.incarnation] = error
 
     def admit(self, new: Mapping[Task, Connection], addresses: Mapping[Task, str]) -> dict[Task, Connection]:
-        """Makes the handshake with newly connected servers in parallel; returns the connections of admitted servers.
-
-        Args:
-          new: the connections that TensorFlow has just made.
-          addresses: `host:port` of each server.
-        """
+        """Makes the handshake with newly connected servers in parallel; returns the connections of admitted servers."""
 
         def shake(task: Task) -> bool:
             return self._handshake(task, addresses[task], new[task].incarnation)
@@ -320,11 +292,9 @@ class Handshake:
 
 
 def check_version(device: str, address: str, *, is_error: bool) -> None:
-    """Compares the TensorFlow versions of a connected server and of this program; logs a warning if they differ.
+    """Compares the TensorFlow versions of a connected server and of this program; warns if they differ.
 
-    Raises:
-      VersionMismatchError: the server runs another release, and `is_error`.
-      tf.errors.UnavailableError: the server is gone.
+    Raises VersionMismatchError if they differ and `is_error`, UnavailableError if the server is gone.
     """
     theirs, ours = graph_version(device), tf.version.GRAPH_DEF_VERSION
     if theirs == ours:
@@ -343,13 +313,9 @@ def check_version(device: str, address: str, *, is_error: bool) -> None:
 
 
 def graph_version(device: str) -> int | None:
-    """Returns the version of the graphs that a server writes; None if its TensorFlow writes them in another way.
-
-    Raises:
-      tf.errors.UnavailableError: the server is gone.
-    """
+    """Returns the version of the graphs that a server writes; None if its TensorFlow writes them in another way."""
     try:
-        # The constants too are created there: the first operation that this process computes itself takes much longer.
+        # The constants are created on the server too: the first operation that this process computes takes much longer.
         with tf.device(f"{device}/device:CPU:0"):
             zero, one = (tf.constant(number, tf.int64) for number in (0, 1))
             dataset = tf.raw_ops.RangeDataset(

@@ -1,10 +1,10 @@
 """A cluster resolver whose workers are the pods that Kubernetes runs: `kubectl scale` adds and removes them.
 
-The pods are followed by Kubernetes's HTTP API: a list, then a watch of what changes after it.
+The pods are followed by Kubernetes's HTTP API: a list, then a watch of its changes.
 
 Promises: an address is a name in DNS, which a pod keeps when it is replaced. A pod joins when it has that name, and
-leaves when its deletion begins. A pod that was evicted keeps its place until it is replaced, as a server that is
-restarted does. Each request reads the token and the certificate again, since Kubernetes renews both.
+leaves when its deletion begins. An evicted pod keeps its place until it is replaced, like a restarted server. Each
+request reads the token and the certificate again, since Kubernetes renews both.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ _INDEX_LABELS = ("apps.kubernetes.io/pod-index", "batch.kubernetes.io/job-comple
 _PORT_NAME = "tensorflow"
 # How long the API server keeps a watch open, in seconds: a broken connection may go unnoticed for that time.
 _WATCH_SECONDS = 30
-# What a connection or an answer may take beyond that, in seconds.
+# The longest time for a connection, or for an answer beyond the watch, in seconds.
 _ANSWER_TIMEOUT = 10.0
 # How long an evicted pod keeps its place without a replacement: a node may have to be added first. In seconds.
 _REPLACEMENT_TIMEOUT = 600.0
@@ -39,10 +39,10 @@ _CREDENTIALS = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
 class KubernetesPods:
-    """Knows the addresses of the pods that a label selector matches. Used by one thread, except `interrupt`.
+    """The addresses of the pods that a label selector matches. Used by one thread, except `interrupt`.
 
-    The arguments are those of `KubernetesClusterResolver`. `credentials` may contain `namespace` too, which is the
-    default namespace; missing files are not used.
+    For the arguments see `KubernetesClusterResolver`. `credentials` may also contain `namespace`, the default
+    namespace; missing files are not used.
     """
 
     def __init__(self, selector: str, namespace: str | None, api_server: str, credentials: pathlib.Path) -> None:
@@ -51,7 +51,7 @@ class KubernetesPods:
         self._credentials = credentials
         self._namespace = namespace or self._credential("namespace") or "default"
         self._pods: dict[str, Any] = {}
-        # Evicted pods that are gone, and when they lose their places.
+        # Evicted pods that are gone, and the times at which they lose their places.
         self._evicted: dict[str, tuple[Any, float]] = {}
         # The resource version of `_pods`; None if the pods must be listed again.
         self._version: str | None = None
@@ -60,12 +60,7 @@ class KubernetesPods:
         self._is_interrupted = False
 
     def list(self) -> dict[int, str]:
-        """Lists the pods, and returns the address of each by its index.
-
-        Raises:
-          ConnectionError: the API server did not answer, or refused.
-          ValueError: a pod has no index or no name in DNS.
-        """
+        """Lists the pods; returns their addresses by index. Raises what `wait_changed` raises."""
         self._is_interrupted = False
         self._read_list()
         self._returned = self._addresses()
@@ -74,9 +69,8 @@ class KubernetesPods:
     def wait_changed(self) -> dict[int, str]:
         """Waits until the addresses have changed since the last return, or for about 30 s, and returns them.
 
-        Raises:
-          ConnectionError: the API server did not answer, or refused; the next call tries again.
-          ValueError: a pod has no index or no name in DNS.
+        Raises ConnectionError if the API server does not answer, or refuses: the next call tries again. Raises
+        ValueError if a pod has no index or no name in DNS.
         """
         try:
             if self._version is None:
@@ -122,7 +116,7 @@ class KubernetesPods:
     def _apply(self, event: Mapping[str, Any]) -> None:
         changed = event["object"]
         if event["type"] == "ERROR":
-            # Above all 410 Gone: the server has forgotten what has changed since then.
+            # Mostly 410 Gone: the API server has forgotten the changes since that version.
             self._version = None
             return
         self._version = changed["metadata"]["resourceVersion"]
@@ -164,14 +158,14 @@ class KubernetesPods:
         if self._api_server.scheme == "https":
             certificate = self._credentials / "ca.crt"
             context = ssl.create_default_context(cafile=certificate if certificate.exists() else None)
-            # The certificates of many clusters lack fields that this requires, which Python sets from 3.13 on.
+            # The certificates of many clusters lack fields that this flag requires. Python sets it from 3.13 on.
             context.verify_flags &= ~ssl.VERIFY_X509_STRICT
             connection = http.client.HTTPSConnection(host, port, timeout=_ANSWER_TIMEOUT, context=context)
         else:
             connection = http.client.HTTPConnection(host, port, timeout=_ANSWER_TIMEOUT)
         connection.connect()
         connection.sock.settimeout(_WATCH_SECONDS + _ANSWER_TIMEOUT)
-        # In this order: `interrupt` sets what is read here, and then reads what is set here.
+        # In this order: `interrupt` sets the flag that is read here, and then reads the connection that is set here.
         self._connection = connection
         if self._is_interrupted:
             connection.close()
@@ -192,7 +186,7 @@ class KubernetesPods:
         try:
             return dict(sorted(_index_and_address(pod) for pod in (*awaited, *present.values())))
         except ValueError:
-            # It would be raised again until the pods are listed again.
+            # Otherwise each call would raise it until the pods are listed again.
             self._version = None
             raise
 
@@ -200,13 +194,13 @@ class KubernetesPods:
 def _is_present(pod: Mapping[str, Any]) -> bool:
     status = pod.get("status", {})
     has_ended = status.get("phase") in ("Succeeded", "Failed")
-    # Its name is not in DNS yet, and asking for it now would have that remembered for a while.
+    # Its name is not in DNS yet. A lookup now would have its absence cached for a while.
     is_unscheduled = status.get("phase") == "Pending" and not status.get("podIP")
     return _is_evicted(pod) or not (has_ended or is_unscheduled or "deletionTimestamp" in pod["metadata"])
 
 
 def _is_evicted(pod: Mapping[str, Any]) -> bool:
-    """Returns True if Kubernetes takes the pod from its node, as `kubectl drain` does, and not from its job."""
+    """Returns True if Kubernetes takes the pod from its node but not from its job, as `kubectl drain` does."""
     conditions = pod.get("status", {}).get("conditions", ())
     return any(part["type"] == "DisruptionTarget" and part["status"] == "True" for part in conditions)
 
@@ -241,14 +235,14 @@ def _refusal(response: http.client.HTTPResponse) -> str:
 
 
 class KubernetesClusterResolver(PolledClusterResolver):
-    """Describes a cluster on Kubernetes, and follows its worker pods while training runs.
+    """A cluster on Kubernetes whose worker pods are followed while training runs.
 
         strategy = coordinator.ParameterServerStrategy(coordinator.KubernetesClusterResolver())
 
     It is for programs in a pod that `coordinator manifest kubernetes` describes. `TF_CONFIG` names the client and the
     parameter servers. The workers are the present pods, each with the index of its pod, or the workers of `TF_CONFIG`
-    while there is no pod. A pod that is being deleted leaves the cluster immediately, and finishes what it runs. A pod
-    that is evicted, since its node is drained, is a lost worker until its replacement answers.
+    while there is no pod. A pod that is being deleted leaves the cluster immediately, and finishes its functions. An
+    evicted pod, whose node is drained, is a lost worker until its replacement answers.
 
     Args:
       cluster_resolver: describes the cluster at the beginning; None reads `TF_CONFIG`.
@@ -280,7 +274,7 @@ class KubernetesClusterResolver(PolledClusterResolver):
         self._pods = KubernetesPods(selector, namespace, api_server, pathlib.Path(credentials))
 
     def cluster_spec(self) -> tf.train.ClusterSpec:
-        """Returns the cluster with the workers that there are now.
+        """Returns the cluster with the present workers.
 
         Raises:
           ConnectionError: the API server did not answer, or refused.
@@ -289,7 +283,7 @@ class KubernetesClusterResolver(PolledClusterResolver):
         return tf.train.ClusterSpec({**cluster, "worker": self._pods.list() or cluster["worker"]})
 
     def worker_addresses(self) -> Mapping[int, str]:
-        """Waits until the worker pods have changed, or for about 30 s, and returns their addresses by index.
+        """Waits until the worker pods have changed, or for about 30 s; returns their addresses by index.
 
         Raises:
           ClusterSpecError: there is no worker pod.
@@ -300,12 +294,12 @@ class KubernetesClusterResolver(PolledClusterResolver):
         return addresses
 
     def close(self) -> None:
-        """Ends a `worker_addresses` that waits. `cluster_spec` begins again."""
+        """Ends a `worker_addresses` that waits. `cluster_spec` allows waits again."""
         self._pods.interrupt()
 
 
 def _service(resolver: Any) -> str:
-    """Returns the name of the Service of the workers, with which the manifests label all pods."""
+    """Returns the name of the workers' Service, with which the manifests label all pods."""
     spec = resolver.cluster_spec()
     addresses = spec.job_tasks("worker") if "worker" in spec.jobs else []
     if not addresses:

@@ -6,18 +6,17 @@
                                                                           (`Handshake`, `SentinelVariables`)
 
 A connection is to one incarnation of a server. It is lost when the server does not answer a probe, answers as another
-incarnation, has freed what this client created there, or was silent for so long that the heartbeat shut down the
-connections to it. A worker's connection is also lost when the worker does not reach a parameter server; such a worker
-is connected again only once it reaches all of them.
+incarnation, has freed what this client created there, or was silent so long that the heartbeat shut down its
+connections. A worker's connection is also lost when the worker does not reach a parameter server; such a worker is
+connected again only once it reaches all of them.
 
 Each step of a change asks all servers in parallel and ends in bounded time: a probe takes at most
 `Options.probe_timeout`, and a server that the heartbeat has found silent is not asked. Every change keeps these rules:
 
 - Only servers that answer are in the server definition. A server that dies during the update makes the update fail.
-- Either all parameter servers are in it, or no server is: a parameter server that joins later may stay unknown to the
-  others.
-- It is not changed while a parameter server is out of TensorFlow's own reach, which would cost that server's variables.
-  After each update a sentinel shows whether the variables still exist.
+- All parameter servers are in it, or no server: a parameter server that joins later may stay unknown to the others.
+- It is not changed while TensorFlow does not reach a parameter server, which would cost that server's variables. After
+  each update a sentinel shows whether the variables still exist.
 - A lost worker leaves it before it is connected again, even if the same process answers: the worker lacks the functions
   that were registered in between.
 """
@@ -51,7 +50,6 @@ Value = TypeVar("Value")
 
 _logger = logging.getLogger("coordinator")
 
-# What happened to a server, for messages.
 _GONE = "does not answer"
 _RESTARTED = "was restarted, or not heard from for long, and lost what this program had there"
 # The longest list of servers in a message.
@@ -61,17 +59,12 @@ _CONNECT_REPORT_INTERVAL = 5.0
 
 
 class Membership:
-    """Implements `coordinator.runtime.Servers`: connects this process to the servers of a cluster that may change.
+    """The connections of this process to the servers of a cluster that may change: `coordinator.runtime.Servers`.
 
     Any thread may call every method. One change of the connections is made at a time. `_turn` is held during a change,
     also while servers are asked: their answers decide the change. So `_turn` is never taken while another lock is held,
     nor by a method that only reads, only asks, or adds a worker. Reading needs no lock: a dictionary is replaced as a
-    whole.
-
-    Args:
-      definition: the servers at the beginning. The parameter servers stay; workers come and go.
-      client_address: `host:port` of this process's own TensorFlow server.
-      options: time limits.
+    whole. `client_address` is `host:port` of this process's own TensorFlow server.
 
     Attributes:
       settled: cleared during an update of the server definition. An update can destroy variables; check after it.
@@ -91,11 +84,11 @@ class Membership:
         self._probes: dict[Task, TaskProbe] = {}
         self._addresses: Mapping[Task, str] = {}
         self._is_closing = self._has_recovered = self._has_moved = False
-        # The connections, whether their servers still answer or not. Only the thread that holds `_turn` changes it.
+        # The connections, including connections to servers that no longer answer. Changed only with `_turn` held.
         self._present: dict[Task, Connection] = {}
         # The connection of each worker's last attempt; only the worker's thread uses its entry.
         self._attempted: dict[int, Connection | None] = {}
-        # Why workers that answer count as lost: the broken link of each.
+        # Workers that answer but count as lost: the broken link of each.
         self._unlinked: dict[int, str] = {}
         # Message for users if the last change failed, else "".
         self._last_error = ""
@@ -119,10 +112,7 @@ class Membership:
     def connected(cls, definition: ClusterDefinition, options: Options) -> "Membership":
         """Makes this process the client of a cluster, and connects to the servers.
 
-        Raises:
-          RuntimeError: this process is connected to a cluster already.
-          LaunchError: the address that the specification reserves for the client is in use.
-          Exception: what `connect` raises.
+        Raises the errors of `join_as_client` and `connect`.
         """
         own_address = join_as_client(definition)
         membership = cls(definition, own_address, options)
@@ -147,7 +137,7 @@ class Membership:
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
-        """The devices that compute on each worker, relative to it, such as `/device:GPU:0`; known once one answered."""
+        """The computing devices of each worker, relative to it, such as `/device:GPU:0`; known once one answered."""
         assert self._handshake.devices is not None
         return self._handshake.devices.names
 
@@ -156,12 +146,10 @@ class Membership:
         return _worker(worker).device
 
     def begin_attempt(self, worker: int) -> Connection | None:
-        """Returns the connection to a worker for the caller's next call; None if there is none.
+        """Returns the connection for the caller's next call to a worker; None if there is none.
 
-        `is_attempt_lost` and `disconnect` are about this connection, also after the worker was reconnected.
-
-        Raises:
-          StrategyClosedError: the program has reset TensorFlow.
+        `is_attempt_lost` and `disconnect` refer to this connection, even after the worker was reconnected. Raises
+        StrategyClosedError if the program has reset TensorFlow.
         """
         connection = self._attempted[worker] = self._present.get(_worker(worker))
         if self._context.is_replaced:
@@ -172,7 +160,7 @@ class Membership:
         return connection
 
     def present_connection(self, worker: int) -> Connection | None:
-        """Returns the connection to a worker now; None if there is none."""
+        """Returns the present connection to a worker; None if there is none."""
         return self._present.get(_worker(worker))
 
     def is_attempt_lost(self, worker: int) -> bool:
@@ -188,7 +176,7 @@ class Membership:
         return not self._losses([self._parameter_servers[index]])
 
     def seems_reachable(self, worker: int) -> bool:
-        """Returns whether a worker was reachable when the heartbeat last heard from it, without asking."""
+        """Returns whether a worker was reachable when the heartbeat last heard from it. Asks nothing."""
         return self._seems_connected(_worker(worker))
 
     def seem_parameter_servers_reachable(self) -> bool:
@@ -196,11 +184,11 @@ class Membership:
         return all(map(self._seems_connected, self._parameter_servers))
 
     def lost_parameter_servers(self) -> tuple[str, ...]:
-        """Returns the names of the parameter servers that are gone or were restarted."""
+        """Returns the names of the parameter servers that are gone or were restarted. Asks them."""
         return tuple(map(str, self._losses(self._parameter_servers)))
 
     def lost_parameter_server(self) -> ParameterServerLost | None:
-        """Returns the error that names the first parameter server that is gone or was restarted, if one was."""
+        """Returns an error that names the first parameter server that is gone or was restarted, if any. Asks them."""
         for task, what in self._losses(self._parameter_servers).items():
             return ParameterServerLost(
                 str(task),
@@ -211,7 +199,7 @@ class Membership:
         return None
 
     def describe_loss(self, worker: int) -> str:
-        """Returns the address of a worker that was lost, and what is known of it now; for messages."""
+        """Returns the address of a lost worker and its present state; for messages."""
         task = _worker(worker)
         if (why := self._unlinked.get(worker)) is not None:
             return why
@@ -239,7 +227,7 @@ class Membership:
                     OpenConnections().shut_down(address)
 
     def is_unlinked(self, worker: int) -> bool:
-        """Returns whether a worker was given up, and not connected again since."""
+        """Returns whether a worker was given up, and was not connected again."""
         return worker in self._unlinked
 
     def connect(self) -> None:
@@ -268,11 +256,11 @@ class Membership:
             pause.wait(min(self._options.reconnect_interval, max(0.0, deadline - time.monotonic())))
 
     def disconnect(self, worker: int) -> None:
-        """Disconnects from a worker that was lost, so that nothing waits for it, unless it was reconnected since."""
+        """Disconnects from a lost worker, which ends waits for it, unless it was reconnected in between."""
         self._disconnect(_worker(worker), self._attempted.get(worker))
 
     def reconnect(self, worker: int) -> bool:
-        """Connects to a worker that was lost, if it answers now. Returns True if it is connected."""
+        """Connects to a lost worker if it answers now. Returns True if it is connected."""
         task = _worker(worker)
         if not self._answering([task]) or self.lost_parameter_server() is not None:
             return False
@@ -291,12 +279,9 @@ class Membership:
         return is_connected
 
     def reconnect_parameter_servers(self) -> bool:
-        """Connects to all parameter servers that were lost, if each of them answers now; their variables are gone.
+        """Connects to all lost parameter servers, if each of them answers now; their variables are gone.
 
-        Workers that answer stay connected.
-
-        Returns:
-          False if a parameter server does not answer, or dies before it is connected.
+        Workers that answer stay connected. Returns False if a parameter server does not answer, or dies in between.
         """
         if len(self._answering(self._parameter_servers)) < len(self._parameter_servers):
             return False
@@ -310,8 +295,8 @@ class Membership:
     def reach_parameter_servers(self, workers: Collection[Task] | None = None) -> None:
         """Has workers, or all servers if None, reach the parameter servers; disconnects workers that cannot.
 
-        Call it after a recovery: calls from a server that has not reached a recovered one yet would fail halfway, with
-        a part of their effect.
+        Call it after a recovery: functions on a server that has not reached a recovered one yet would fail halfway,
+        with part of their effect.
         """
         present = self._present
         if not present.keys() >= set(self._parameter_servers):
@@ -327,18 +312,12 @@ class Membership:
     def add_worker(self, worker: int, address: str) -> None:
         """Adds a worker; `reconnect` connects to it.
 
-        Raises:
-          ValueError: the address is not valid, or a server of the cluster has it.
-          StrategyClosedError: `close` was called.
+        Raises ValueError for an invalid address or one that a server has, and StrategyClosedError after `close`.
         """
         self._add(_worker(worker), address)
 
     def move_worker(self, worker: int, address: str) -> None:
-        """Changes the address of a worker. What it runs fails, and `reconnect` connects to it at the new address.
-
-        Raises:
-          Exception: what `add_worker` raises.
-        """
+        """Changes the address of a worker. Its calls fail, and `reconnect` connects to it at the new address."""
         with self._turn:
             task = _worker(worker)
             check_address(task, address, self._addresses)
@@ -346,11 +325,7 @@ class Membership:
             self._add(task, address)
 
     def move_parameter_server(self, index: int, address: str) -> None:
-        """Changes the address of a parameter server, which counts as lost until it is reconnected there.
-
-        Raises:
-          Exception: what `add_worker` raises.
-        """
+        """Changes the address of a parameter server, which counts as lost until it is reconnected there."""
         with self._turn:
             task = self._parameter_servers[index]
             with self._lock:
@@ -364,16 +339,16 @@ class Membership:
             OpenConnections().shut_down(former)
 
     def remove_worker(self, worker: int) -> None:
-        """Removes a worker; what it runs fails."""
+        """Removes a worker; its calls fail."""
         with self._turn:
             self._drop_worker(_worker(worker))
 
     def close(self) -> None:
-        """Disconnects from every server, which frees what this client created there; ends threads and probes."""
+        """Disconnects from every server, which frees this client's objects there; ends threads and probes."""
         self._goodbye.strategy_closes()
         with self._lock:
             self._is_closing = True
-        # Ends the waits for answers.
+        # Ends waits for answers.
         self._links.close()
         if self._turn.acquire(timeout=self._changes.hurry()):
             try:
@@ -390,8 +365,6 @@ class Membership:
 
     def __repr__(self) -> str:
         return f"<Membership: connected to {', '.join(map(str, sorted(self._present)))}>"
-
-    # The addresses of servers.
 
     def _add(self, task: Task, address: str) -> None:
         with self._lock:
@@ -419,10 +392,8 @@ class Membership:
         self._heartbeat.forget(address)
         probe.close()
 
-    # What servers answer.
-
     def _probe(self, tasks: Iterable[Task]) -> dict[Task, TaskStatus]:
-        """Asks servers in parallel for their status. Returns the answers, without servers that do not answer."""
+        """Asks servers in parallel for their status. Returns the answers by server."""
         pending = {}
         for task in tasks:
             address, probe = self._addresses.get(task), self._probes.get(task)
@@ -430,19 +401,19 @@ class Membership:
                 continue
             if self._heartbeat.state(address).liveness is Liveness.SILENT:
                 continue
-            # The server was removed, or moved, at this very moment.
+            # The server may be removed or moved at this moment.
             with contextlib.suppress(ValueError):
                 pending[task] = probe.begin_status(self._options.probe_timeout)
         statuses = {task: wait() for task, wait in pending.items()}
         return {task: status for task, status in statuses.items() if status is not None}
 
     def _answering(self, tasks: Iterable[Task]) -> set[Task]:
-        """Asks servers; returns the servers that answer and may take part."""
+        """Returns the servers that answer now and are not refused."""
         refused = self._handshake.refused
         return {task for task, status in self._probe(tasks).items() if status.incarnation not in refused}
 
     def _losses(self, tasks: Collection[Task], statuses: Mapping[Task, TaskStatus] | None = None) -> dict[Task, str]:
-        """Returns the servers that are not connected now, with words on what happened; asks them without `statuses`."""
+        """Returns the servers that are not connected now, each with the reason; asks them without `statuses`."""
         present = self._present
         statuses = self._probe(tasks) if statuses is None else statuses
         addresses = self._addresses
@@ -461,7 +432,6 @@ class Membership:
         }
 
     def _is_stale(self, task: Task, address: str, connection: Connection) -> bool:
-        """Returns True if a worker was silent since it was connected."""
         return task.job == "worker" and self._heartbeat.state(address).last_silence > connection.since
 
     def _seems_connected(self, task: Task) -> bool:
@@ -476,8 +446,7 @@ class Membership:
     def _broken_links(self, sources: Collection[Task], targets: Collection[Task]) -> list[tuple[Task, str]]:
         """Asks servers in parallel whether they reach others, except servers that do not answer the client.
 
-        Returns:
-          Each source that does not reach a target, with its address and words on it; once for each such target.
+        Returns the source of each broken pair, and words with both addresses.
         """
         addresses = self._addresses
         answering = {
@@ -493,7 +462,7 @@ class Membership:
             if source != target
         }
         broken = {pairs[link]: words for link, words in self._links.broken(pairs).items()}
-        # A server that has died since then is lost itself.
+        # A server that has died in between is lost itself.
         alive = self._probe({task for pair in broken for task in pair})
         return [
             (source, f"{answering[source]} does not reach {target} at {answering[target]}: {words}")
@@ -502,7 +471,7 @@ class Membership:
         ]
 
     def _describe(self, task: Task, what: str) -> str:
-        """Returns the address of a server and the words of `_losses` on its loss, with the obstacle if it is gone."""
+        """Returns the address of a server and the reason of its loss, with the obstacle if it is gone."""
         address = self._addresses.get(task)
         if address is None:
             return "it was removed"
@@ -511,14 +480,12 @@ class Membership:
             what = f"{_GONE}: {obstacle.value}"
         return f"{address} {what}"
 
-    # The first connection.
-
     def _connect_once(self) -> list[Task]:
-        """Connects to the servers that answer. Returns the servers that are awaited: all workers, or none of them."""
+        """Connects to the servers that answer. Returns the awaited servers: workers are all awaited, or none is."""
         servers = self._addresses
         if missing := self._missing(self._answering(servers)):
             return missing
-        # There are no variables yet: a parameter server that was restarted is as good as before.
+        # There are no variables yet: a restarted parameter server has lost nothing.
         with self._turn:
             self._change(without=self._present, adding=servers)
         for error in self._handshake.refused.values():
@@ -531,7 +498,7 @@ class Membership:
         return [task for task in needed if task not in answering]
 
     def _why_missing(self, missing: Sequence[Task]) -> str:
-        """Returns a sentence on why servers are not connected; connects to them to find out."""
+        """Returns a sentence on why servers are not connected; opens connections to find out."""
         if self._last_error:
             return self._last_error
         addresses: dict[str, list[str]] = {}
@@ -545,7 +512,7 @@ class Membership:
             names.append(f"any worker ({shortened(workers)})")
         return ", ".join(names)
 
-    # Changes of the connections. The caller holds `_turn`, except of `_disconnect`, which takes it.
+    # Changes of the connections. The caller holds `_turn`, except for `_disconnect`, which takes it.
 
     def _disconnect(self, task: Task, lost: Connection | None) -> None:
         with self._turn:
@@ -554,14 +521,14 @@ class Membership:
                 self._change(without=[task])
 
     def _reconnect_all(self) -> bool:
-        """Disconnects from all servers, which would keep the former address of another one, and connects to them."""
+        """Disconnects from all servers and connects to them: servers keep the former address of a moved one."""
         self._change(without=self._present)
         is_changed = self._change(adding=self._addresses)
         self._has_moved = not is_changed
         return is_changed
 
     def _replace(self, lost: Collection[Task]) -> bool:
-        """Makes new connections to servers that were lost. Returns True if it could be tried."""
+        """Makes new connections to lost servers. Returns True if TensorFlow's server definition was updated."""
         must_leave = any(task.job == "worker" and task in self._changes.addresses for task in lost)
         self._present = _without(self._present, lost)
         return (not must_leave or self._change()) and self._change(adding=lost)
@@ -569,8 +536,8 @@ class Membership:
     def _change(self, without: Collection[Task] = (), adding: Collection[Task] = ()) -> bool:
         """Disconnects from the servers `without`, and connects to the servers `adding` if they answer.
 
-        Returns:
-          True if TensorFlow's server definition was updated. If not, no connection is new, and lost ones are dropped.
+        Returns True if TensorFlow's server definition was updated; otherwise no connection is new, lost ones are
+        dropped.
         """
         self._present = present = _without(self._present, without)
         statuses = self._probe({*present, *adding})
@@ -598,7 +565,7 @@ class Membership:
         self.settled.clear()
         try:
             is_updated = self._update_server_def(addresses)
-            # Workers too: what each has a copy of, such as copies of data, may be gone.
+            # Workers too: the copies on a worker, such as datasets, may be gone.
             gone = self._sentinels.gone([connection.number for connection in kept.values()])
             self._present = kept = {task: kept[task] for task in kept if kept[task].number not in gone}
         finally:
@@ -637,7 +604,7 @@ class Membership:
 
 
 def shortened(names: Sequence[str]) -> str:
-    """Returns a list of names, cut after the first few if there are many."""
+    """Returns the first few names of a list, with the number of the others."""
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     return ", ".join(names[:_MOST_NAMES]) + more
 
@@ -646,7 +613,7 @@ def _without(mapping: Mapping[Task, Value], tasks: Collection[Task]) -> dict[Tas
     return {task: value for task, value in mapping.items() if task not in tasks}
 
 
-# Each call on a worker needs one: they are kept.
+# Cached: each call on a worker needs one.
 @functools.lru_cache(MAX_WORKERS)
 def _worker(index: int) -> Task:
     return Task("worker", index)
@@ -654,12 +621,7 @@ def _worker(index: int) -> Task:
 
 @dataclasses.dataclass(frozen=True)
 class ParameterServer:
-    """A task that holds variables.
-
-    Attributes:
-      index: its task index.
-      device: its name, such as `/job:ps/replica:0/task:0`.
-    """
+    """A task that holds variables; its `device` is a name such as `/job:ps/replica:0/task:0`."""
 
     index: int
     device: str

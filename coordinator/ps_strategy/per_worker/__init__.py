@@ -1,1 +1,1 @@
-"""Objects of which each worker has its own copy: datasets, lookup tables, variables."""
+"""Objects with a copy on each worker: datasets, lookup tables, variables."""

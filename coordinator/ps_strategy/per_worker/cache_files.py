@@ -1,9 +1,9 @@
 """The files in which datasets on the workers cache their elements: `Dataset.cache(file)`.
 
-TensorFlow locks a file while an iterator writes there, so that two workers cannot use one file. A worker that dies
-leaves the lock, and no later iterator can use the file. An iterator that is deleted before it has written all deletes
-every file of that name, also those that another iterator has written. So each dataset that is made on a worker is
-cached in a file of its own, unless there is a complete one:
+TensorFlow locks a file while an iterator writes there: two workers cannot use one file. A worker that dies leaves the
+lock, and no later iterator can use the file. An iterator that is deleted before it has written everything deletes all
+files of that name, even files of another iterator. So each dataset that is made on a worker is cached in a file of its
+own, unless there is a complete one:
 
     file.of-2.worker-1.1712345678901234.index, .data-*    complete: later iterators and programs read it on worker 1
     file.of-2.worker-1.1712345678901234_*                 being written, or left by a worker that died
@@ -23,24 +23,22 @@ import tensorflow as tf
 
 from coordinator.ps_strategy.per_worker.resource import WorkerContext
 
-# The attribute of a dataset that has the names of the files in which it is cached.
+# The attribute of a dataset with the names of its cache files.
 _NAMES = "_coordinator_cache_files"
 # The end of a complete file's name: this part is written last.
 _COMPLETE = ".index"
 
 
 def own_file(file: Any, owner: Any) -> Any:
-    """Returns the name of the file in which a new dataset is cached, where this runs: a complete one, or a new one.
+    """Returns the name of a new dataset's cache file on the device that runs this: a complete file, or a new one.
 
-    Args:
-      file: the program's name for the file, a string scalar.
-      owner: names the worker, and its share of the data, a string scalar.
+    `file` is the program's name for it; `owner` names the worker and its share of the data. Both are string scalars.
     """
     begin = tf.strings.join([file, ".", owner, "."])
     found = tf.io.matching_files([_escaped(file) + _COMPLETE, _escaped(begin) + "*" + _COMPLETE])
-    # Not parts of a file, which have another number at their end.
+    # Leaves out parts of a file, which have another number at their end.
     complete = tf.boolean_mask(found, ~tf.strings.regex_full_match(found, r"(?s).*\.\d+_\d+\.index"))
-    # Never used before, by this worker or by a former process at its place. Random numbers would need a seed.
+    # A number that neither this worker nor a former process at its place has used. Random numbers would need a seed.
     number = tf.strings.as_string(tf.cast(1e6 * tf.timestamp(), tf.int64))
     chosen = tf.concat([complete, [tf.strings.join([begin, number, _COMPLETE])]], 0)[0]
     return tf.strings.substr(chosen, 0, tf.strings.length(chosen) - len(_COMPLETE))
@@ -55,9 +53,9 @@ class TracedCaches:
         self._names: list[Any] = []
 
     def own_file(self, file: Any) -> Any:
-        """Returns the name of the file that is used in place of the program's `file`."""
+        """Returns the name of the file that replaces the program's `file`."""
         name = own_file(file, self._owner())
-        # In a function that the dataset calls for each element, a file is chosen at each call.
+        # A function that the dataset calls for each element chooses a file at each call.
         if tf.compat.v1.get_default_graph() is self._graph:
             self._names.append(name)
         return name
@@ -68,7 +66,7 @@ class TracedCaches:
 
 
 class CachesInGraph:
-    """A dataset as a graph that `tf.raw_ops.DatasetToGraphV2` serialized; each copy is cached in files of its own."""
+    """A dataset as a graph of `tf.raw_ops.DatasetToGraphV2`; each copy is cached in files of its own."""
 
     def __init__(self, graph: bytes) -> None:
         self._graph = graph
@@ -86,16 +84,16 @@ class CachesInGraph:
 
 
 class CacheFiles:
-    """The files in which the copies of one dataset on the workers are cached."""
+    """The cache files of one dataset's copies on the workers."""
 
     def __init__(self) -> None:
         # By worker: the connection on which its latest copy was made, and the copy's files.
         self._latest: dict[int, tuple[int, Sequence[bytes]]] = {}
 
     def note(self, dataset: Any, names: Sequence[bytes], context: WorkerContext) -> Any:
-        """Returns a dataset that was made on a worker, known to `is_cache_begun` from now on.
+        """Notes a dataset that was made on a worker for `is_cache_begun`, and returns it.
 
-        Files that the worker's former process had begun are deleted, if they can be reached from here.
+        Deletes files that the worker's former process had begun, if the client can reach them.
         """
         if not len(names):
             return dataset
@@ -108,9 +106,9 @@ class CacheFiles:
 
 
 def is_cache_begun(dataset: Any) -> bool:
-    """Returns whether a file in which a dataset is cached is not complete. Call it in the device scope of its worker.
+    """Returns whether a cache file of a dataset is incomplete. Call it in the device scope of its worker.
 
-    A new iterator would find such a file locked, and none can continue at a position that another iterator had.
+    A new iterator would find such a file locked, and cannot continue at another iterator's position.
     """
     patterns = [_escaped(name) + _COMPLETE for name in getattr(dataset, _NAMES, ())]
     return bool(patterns) and len(tf.io.matching_files(patterns)) < len(patterns)
@@ -131,7 +129,7 @@ def _remove_begun(names: Sequence[bytes]) -> None:
 
 
 def _file_nodes(graph: Any) -> Iterator[Any]:
-    """Yields the constants of a graph, and of its functions, that are names of files for caches."""
+    """Yields the constants that name cache files in a graph and its functions."""
     for nodes in (graph.node, *(function.node_def for function in graph.library.function)):
         constants = {node.name: node for node in nodes if node.op == "Const"}
         for node in nodes:

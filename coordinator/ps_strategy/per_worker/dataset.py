@@ -1,4 +1,4 @@
-"""Datasets and iterators with a copy on each worker, and the positions of the iterators, which checkpoints save.
+"""Datasets and iterators with a copy on each worker, and the iterators' positions, which checkpoints save.
 
     save      serialize --> each worker that is not lost: SerializeIterator --> the string in the checkpoint
     restore   the string in the checkpoint --> deserialize: kept here --> a new iterator on each worker begins there
@@ -6,9 +6,9 @@
 Guarantees:
 - A position lies between two calls on its worker. So positions that are saved while no scheduled function runs match
   the model.
-- An iterator that is created again, because its worker was lost, begins at the last saved or restored position; at the
-  beginning if its data was being cached in a file, which the log says.
-- A string is restored as a whole or not at all: a `ValueError` says what differs.
+- An iterator that is created again, because its worker was lost, begins at the last saved or restored position. If its
+  data was being cached in a file, it begins at the beginning, and the log says so.
+- A string is restored completely or not at all: a `ValueError` says what differs.
 """
 
 import base64
@@ -41,19 +41,18 @@ _logger = logging.getLogger("coordinator")
 _TAKING = frozenset({"IteratorGetNext", "IteratorGetNextSync", "IteratorGetNextAsOptional"})
 # Operations that call their function once.
 _CALLING = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
-# In the names of other operations that use an iterator, or return it.
+# Parts of the names of other operations that use an iterator, or return it.
 _UNKNOWN = ("Iterator", "Identity", "Switch", "Merge")
 
-# The format of saved positions.
 _VERSION = 1
-# TensorFlow's number for: state of a pipeline outside of the iterator, such as a lookup table, is not saved.
+# TensorFlow's number for: state outside of the iterator, such as a lookup table, is not saved.
 _WITHOUT_EXTERNAL_STATE = 1
 
 _HANDLE = tf.TensorSpec([], tf.resource)
 
 
 def elements_per_call(concrete: Any) -> float:
-    """Returns how many elements a call of a concrete function takes at most from each iterator among its arguments.
+    """Returns the most elements that a call of a function takes from each iterator among its arguments.
 
     The number is infinite if it is not known, because elements are taken in a loop or a branch.
     """
@@ -82,9 +81,7 @@ def _taken_by(node: Any, handle: str, functions: Mapping[str, Any]) -> float:
 class _Position(NamedTuple):
     """The position of one worker's iterator.
 
-    Attributes:
-      taken: how many elements were taken before, at most; infinite if that is not known.
-      state: the iterator as TensorFlow serializes it.
+    `taken` is the most elements that were taken before, infinite if unknown; TensorFlow serialized `state`.
     """
 
     taken: float
@@ -92,10 +89,10 @@ class _Position(NamedTuple):
 
 
 class IteratorPositions:
-    """The positions of the iterators that one per-worker iterator has on the workers.
+    """The positions on the workers of one per-worker iterator.
 
-    The entry of a worker is used by its thread only, except that positions are restored while nothing runs. `workers`
-    returns the number of shares into which the data is divided.
+    Only a worker's thread uses the worker's entry, but positions are restored while nothing runs. `workers` returns the
+    number of shares into which the data is divided.
     """
 
     def __init__(self, workers: Callable[[], int], element_spec: Any) -> None:
@@ -104,11 +101,11 @@ class IteratorPositions:
         self._sizes: dict[int, float] = {}
         self._taken: dict[int, float] = {}
         self._saved: dict[int, _Position] = {}
-        # The shares of the iterators that exist: a position in another share means nothing.
+        # The shares of the present iterators: a position is meaningless in another share.
         self._shares: dict[int, Hashable] = {}
 
     def iterator_of(self, dataset: tf.data.Dataset, context: WorkerContext, share: Hashable = None) -> Any:
-        """Returns a new iterator on a worker, at the last saved or restored position of the share if there is one."""
+        """Returns a new iterator on a worker, at the share's last saved or restored position if there is one."""
         if self._shares.setdefault(context.index, share) != share:
             self._shares[context.index] = share
             self._saved.pop(context.index, None)
@@ -130,19 +127,19 @@ class IteratorPositions:
         return iterator
 
     def has_saved(self, worker: int) -> bool:
-        """Returns whether a new iterator of a worker begins at a position that was saved or restored."""
+        """Returns whether a worker's new iterator begins at a saved or restored position."""
         return worker in self._saved
 
     def is_endless_on(self, worker: int) -> bool:
-        """Returns True if the worker's iterator has been created and is known to be endless."""
+        """Returns True if the worker's iterator was created and is known to be endless."""
         return self._sizes.get(worker) == math.inf
 
     def left_on(self, worker: int) -> float:
-        """Returns how many elements a worker's iterator, which must not be endless, has left at least."""
+        """Returns the fewest elements that a worker's iterator, which is not endless, has left."""
         return max(self._sizes.get(worker, 0) - self._taken.get(worker, 0), 0)
 
     def count_on(self, worker: int, taken: float) -> None:
-        """Counts elements that are taken, at most, from a worker's iterator."""
+        """Counts elements that are taken from a worker's iterator; `taken` is the most."""
         self._taken[worker] += taken
 
     def save_on(self, iterator: Any, context: WorkerContext) -> None:
@@ -161,11 +158,7 @@ class IteratorPositions:
         return json.dumps(own | {"positions": positions})
 
     def from_json(self, text: Any, name: str) -> None:
-        """Replaces the saved positions by those that `to_json` has returned.
-
-        Raises:
-          ValueError: they are of another number of workers, of other elements, or of another format.
-        """
+        """Replaces the saved positions by the result of a `to_json`; ValueError: for other workers or elements."""
         saved = json.loads(text if isinstance(text, str) else bytes(text))
         if saved.get("version") != _VERSION:
             raise ValueError(
@@ -208,9 +201,9 @@ def _handle_of(iterator: Any) -> Any:
 
 
 class _PerWorkerElements(PerWorkerResource, tf.types.experimental.SupportsTracingProtocol):
-    """The base of datasets and iterators. `element_spec` has the `tf.TypeSpec`s of an element, nested as it is."""
+    """The base of datasets and iterators. `element_spec` is the structure of an element, with `tf.TypeSpec`s."""
 
-    # The type of the worker's copy, with which a function is traced.
+    # The type of a worker's copy; functions are traced with it.
     _spec_class: type[Any]
 
     def __init__(
@@ -221,7 +214,7 @@ class _PerWorkerElements(PerWorkerResource, tf.types.experimental.SupportsTracin
 
     @property
     def _type_spec(self) -> Any:
-        """The type of the worker's copy, under the name that programs give to `tf.function(input_signature=)`."""
+        """The type of the worker's copy, under the name that `tf.function(input_signature=)` uses in programs."""
         return self._spec_class(self.element_spec)
 
     def __tf_tracing_type__(self, context: Any) -> Any:
@@ -238,9 +231,9 @@ class _PerWorkerElements(PerWorkerResource, tf.types.experimental.SupportsTracin
 
 
 class EndOfDataError(tf.errors.OutOfRangeError):
-    """An iterator has no element left on a worker. Raised to users when it has none on any worker that may be asked.
+    """An iterator has no element left on a worker. Users get it when no worker that may be asked has one.
 
-    `ended` is the iterator as the core knows it, if it has ended on one worker at least.
+    `ended` is the iterator as the core knows it, if it has ended on at least one worker.
     """
 
     def __init__(self, name: str, ended: FiniteInput | None = None) -> None:
@@ -267,9 +260,9 @@ class PerWorkerIterator(_PerWorkerElements, tf.train.experimental.PythonState):
     If its data ends, a function that finds no element on its worker is run on another worker. When all workers are at
     the end, `schedule` and `join` raise `tf.errors.OutOfRangeError`.
 
-    The iterator of a worker that was restarted starts from the position that was last saved or restored, or from the
-    beginning, and so does one that was interrupted; see `iterators_in_use`. The iterators on the workers are freed with
-    the last reference to this object.
+    The iterator of a restarted worker starts from its last saved or restored position, or from the beginning. So does
+    an iterator that was interrupted; see `iterators_in_use`. The iterators on the workers are freed with the last
+    reference to this object.
 
     Args:
       build: creates the worker's dataset; called on the worker's thread, in its device scope.
@@ -278,9 +271,9 @@ class PerWorkerIterator(_PerWorkerElements, tf.train.experimental.PythonState):
 
     Attributes:
       input: the iterator as the core knows it.
-      positions: where the workers' iterators are.
-      failed: by worker, the connection on which a call with its iterator failed, if that may have interrupted the
-        iterator. Each entry is used by its worker's thread only.
+      positions: the positions of the workers' iterators.
+      failed: by worker, the connection on which a call failed that may have interrupted the iterator. Only a worker's
+        thread uses its entry.
     """
 
     _spec_class = tf.data.IteratorSpec
@@ -294,7 +287,7 @@ class PerWorkerIterator(_PerWorkerElements, tf.train.experimental.PythonState):
         copies: WorkerCopies,
         share_of: ShareOf | None = None,
     ) -> None:
-        # Local variables, because `build_iterator` must not keep this object alive.
+        # Local variables: `build_iterator` must not keep this object alive.
         positions = IteratorPositions(workers, element_spec)
         finite_input = FiniteInput(functools.partial(EndOfDataError, f"iterator of {name}"))
 
@@ -313,7 +306,7 @@ class PerWorkerIterator(_PerWorkerElements, tf.train.experimental.PythonState):
     def serialize(self) -> str:
         """Returns the positions of all workers' iterators; TensorFlow calls it to save a checkpoint.
 
-        A lost worker is not waited for: its position is where its iterator will start again.
+        A lost worker is not waited for: its saved position is where its iterator will start again.
 
         Raises:
           ValueError: the dataset has no position that can be saved.
@@ -333,10 +326,9 @@ class PerWorkerIterator(_PerWorkerElements, tf.train.experimental.PythonState):
         return self.positions.to_json()
 
     def deserialize(self, text: Any) -> None:
-        """Continues at positions that `serialize` has returned; TensorFlow calls it to restore a checkpoint.
+        """Continues at the positions of a `serialize`; TensorFlow calls it to restore a checkpoint.
 
-        Raises:
-          ValueError: they are of another number of workers or of other data; the message names what differs.
+        Raises ValueError if they are for another number of workers or other data.
         """
         self.positions.from_json(text, self.name)
         self.failed.clear()
@@ -361,7 +353,7 @@ class PerWorkerIterator(_PerWorkerElements, tf.train.experimental.PythonState):
 
 
 class PerWorkerDataset(_PerWorkerElements):
-    """One dataset per worker. `iter` of it returns a `PerWorkerIterator`; it may itself be an argument of a function.
+    """One dataset per worker. `iter` of it returns a `PerWorkerIterator`; a function may take it as an argument.
 
     Args:
       name: used in messages.
@@ -389,14 +381,14 @@ class PerWorkerDataset(_PerWorkerElements):
         self._workers = workers
         self._copies = copies
         self._is_numbered = is_numbered
-        # The dataset of each worker for its iterators, and how many iterators were made of it.
+        # The dataset of each worker for its iterators, and how many iterators it has made.
         self._iterated = PerWorkerResource(f"iterator of {name}", lambda context: [build(context), 0], share_of)
         self._numbers = itertools.count()
 
     def __iter__(self) -> PerWorkerIterator:
         """Returns a new iterator per worker, at the beginning of the data.
 
-        As in TensorFlow, it is one more iterator of the same dataset: a seeded shuffle gives another order, and a job
+        As in TensorFlow, it is a further iterator of the same dataset: a seeded shuffle gives another order, and a job
         of TensorFlow's data service is repeated.
 
         Raises:
@@ -412,13 +404,13 @@ class PerWorkerDataset(_PerWorkerElements):
         return iterator
 
     def _dataset_for(self, number: int, context: WorkerContext) -> tf.data.Dataset:
-        """Returns the worker's dataset, whose next iterator is the one with this number, from 0 on.
+        """Returns the worker's dataset; its next iterator is iterator `number`, counted from 0.
 
-        Guarantee: it is the iterator of this number also if the worker was lost, or iterators were made again.
+        Guarantee: also if the worker was lost, or iterators were made again.
         """
         iterated = self._iterated.value_on(context)
         dataset, made = iterated
-        # What an iterator has begun to cache in a file, another iterator of the same dataset cannot write.
+        # A new iterator of the dataset cannot write a cache file that another iterator has begun.
         if made > number or (made and is_cache_begun(dataset)):
             self._iterated.recreate_on(context)
             iterated = self._iterated.value_on(context)
@@ -431,7 +423,7 @@ class PerWorkerDataset(_PerWorkerElements):
         return dataset
 
     def build(self) -> "PerWorkerDataset":
-        """Returns itself, which may be an argument of a function; TensorFlow's must be built for that."""
+        """Returns itself, which a function may take as an argument; TensorFlow's datasets must be built for that."""
         return self
 
 
@@ -439,9 +431,9 @@ class PerWorkerDataset(_PerWorkerElements):
 def _make_unread(dataset: tf.data.Dataset, count: Any) -> None:
     """Makes iterators of a dataset that are never read.
 
-    They are iterators inside of another one: each costs a worker 0.1 ms. An iterator made by itself costs 70 ms.
+    They are made inside of another iterator: each costs a worker 0.1 ms. An iterator of its own costs 70 ms.
     """
-    # Choosing from datasets makes an iterator of each, and here chooses nothing.
+    # `choose_from_datasets` makes an iterator of each dataset; here it chooses nothing.
     nothing = tf.data.Dataset.range(0)
     unread = tf.data.Dataset.choose_from_datasets([dataset, dataset.take(0)], nothing, stop_on_empty_dataset=False)
     all_unread = tf.data.Dataset.range(count).flat_map(lambda _: unread)
@@ -449,7 +441,7 @@ def _make_unread(dataset: tf.data.Dataset, count: Any) -> None:
 
 
 def tracing_type(value: Any) -> Any:
-    """Returns the type of each worker's copy for a per-worker dataset or iterator; any other value unchanged."""
+    """Returns the type of a worker's copy for a per-worker dataset or iterator; other values unchanged."""
     return value.__tf_tracing_type__(None) if isinstance(value, _PerWorkerElements) else value
 
 
@@ -458,11 +450,11 @@ def iterators_in_use(iterators: Sequence[PerWorkerIterator], context: WorkerCont
     """A scope for one call on a worker, which resets iterators among its arguments that an earlier call interrupted.
 
     A call that is cancelled while it waits for an element may leave its iterator cancelled, or ended too early. Nothing
-    is inspected unless the call fails. If it fails because data has ended, an iterator that may have ended is asked for
-    one more element, which is lost if there is one.
+    is inspected unless the call fails. If it fails because data has ended, each iterator that may have ended is asked
+    for one more element, which is lost.
 
     Raises:
-      tf.errors.AbortedError: an iterator was ended by an earlier call; it starts again with the next call.
+      tf.errors.AbortedError: an earlier call ended an iterator; it starts again with the next call.
       EndOfDataError: an iterator has ended on this worker.
     """
     try:
@@ -480,7 +472,7 @@ def iterators_in_use(iterators: Sequence[PerWorkerIterator], context: WorkerCont
         if interrupted := [iterator for iterator in suspects if (iterator in endless if is_end else is_cancelled)]:
             message = _restart(interrupted, context)
             if is_end:
-                # Tried again, as the cancelled call is; it is not the end of the data.
+                # Tried again, like the cancelled call; it is not the end of the data.
                 raise tf.errors.AbortedError(None, None, message) from error
             raise
         if is_end:
@@ -505,7 +497,7 @@ def _has_element(iterator: Any) -> Any:
 def _raise_if_ended(iterator: PerWorkerIterator, context: WorkerContext, cause: Exception) -> None:
     """Takes an element on the worker, and raises EndOfDataError if there is none.
 
-    The error of the call does not tell: a function may raise the same for another dataset.
+    The call's own error proves nothing: a function may raise the same for another dataset.
     """
     on_worker = iterator.value_on(context)
     iterator.positions.count_on(context.index, 1)
@@ -526,7 +518,7 @@ def _raise_if_ended(iterator: PerWorkerIterator, context: WorkerContext, cause: 
 
 
 def _restart(iterators: Sequence[PerWorkerIterator], context: WorkerContext) -> str:
-    """Has interrupted iterators made again on the worker; returns the message in the log."""
+    """Has interrupted iterators made again on the worker; returns the logged message."""
     for iterator in iterators:
         iterator.failed.pop(context.index, None)
         iterator.recreate_on(context)

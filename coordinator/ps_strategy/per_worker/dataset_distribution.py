@@ -2,8 +2,8 @@
 
 The function is traced on the client and run on each worker. One trace serves all workers, unless the function reads
 `input_pipeline_id`, which must be a Python int (to choose files, for example): then it is traced once for each worker.
-`coordinator.get_current_worker_index()` returns the same number as a tensor, with one trace. For a share that comes
-with a change of the workers, the function is traced once more, on the thread of the worker that needs it.
+`coordinator.get_current_worker_index()` returns the same number as a tensor, with one trace. A new share, after a
+change of the workers, takes one more trace on the thread of the worker that needs it.
 
 A `tf.distribute.InputContext` tells the function which share of the data it has:
 
@@ -17,8 +17,8 @@ If workers have several replicas, an element has a part for each replica:
                              `-- element 0 --'   `-- element 1 --'
     any other dataset        batch 0 = element 0, divided by rows         one batch for all replicas
 
-Promises: the parts are in the order of the dataset. Where the batches of a function run out within an element, replicas
-without one get a batch of no rows, as with other strategies; if no shape allows that, the element is left out, as by
+Promises: the parts are in the order of the dataset. If a function's batches run out within an element, replicas without
+a batch get one without rows, as with other strategies. If no shape allows that, the element is left out, as by
 `drop_remainder`. The log tells of a function that takes shards of data in a random order (`warn_of_random_order`).
 """
 
@@ -45,7 +45,7 @@ DatasetFunction = Callable[[tf.distribute.InputContext], tf.data.Dataset]
 
 # The places of the two seeds among the inputs of operations, by the beginning of their names.
 _SEED_INPUTS = {"ShuffleDataset": 2, "ShuffleAndRepeatDataset": 2, "RandomDataset": 0}
-# What these draw for an element changes its value, not the order.
+# Random numbers of these operations change the value of an element, not the order.
 _MAPS = ("Map", "ParallelMap")
 # Datasets whose iterators take the next numbers of a random generator: the places of its two seeds among their inputs.
 _RESHUFFLED = {"ShuffleDatasetV3": (2, 3), "ShuffleAndRepeatDatasetV2": (2, 3), "RandomDatasetV2": (0, 1)}
@@ -63,12 +63,8 @@ class InputShare(NamedTuple):
 class InputShares:
     """The shares of the workers of one strategy.
 
-    Args:
-      workers: the indices of the workers of the beginning.
-      present: returns the indices of the present workers, among which the data is divided; None to keep the shares.
-
-    Attributes:
-      may_change: whether the share of a worker may change.
+    `workers` are the indices of the first workers; `present` returns the present workers' indices, None to keep the
+    shares.
     """
 
     def __init__(self, workers: Sequence[int], present: Callable[[], Sequence[int]] | None = None) -> None:
@@ -78,7 +74,7 @@ class InputShares:
 
     @property
     def workers(self) -> Sequence[int]:
-        """The indices of the workers among which the data is divided, in their order."""
+        """The indices, in order, of the workers among which the data is divided."""
         return self._workers()
 
     def count(self) -> int:
@@ -86,7 +82,7 @@ class InputShares:
         return len(self._workers())
 
     def of(self, worker: int) -> InputShare:
-        """Returns the share of a worker. One that is not among them gets its own share, as if it were the last."""
+        """Returns the share of a worker. A worker outside of `workers` gets a share of its own, after the others."""
         workers = self._workers()
         if worker in workers:
             return InputShare(len(workers), workers.index(worker))
@@ -95,17 +91,17 @@ class InputShares:
 
 
 def one_for_each_replica(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
-    """Returns a dataset whose elements consist of `replicas` consecutive elements, as `PerReplica` values."""
+    """Returns a dataset whose elements each combine `replicas` consecutive elements into `PerReplica` values."""
     spec = dataset.element_spec
     leaves = tf.nest.flatten(spec)
     if replicas == 1 or any(isinstance(leaf, PerReplicaSpec) for leaf in leaves):
         return dataset
-    # Whether every batch may have no rows.
+    # Whether every leaf of a batch may have no rows.
     may_be_empty = all(
         isinstance(leaf, tf.TensorSpec) and bool(leaf.shape.rank) and leaf.shape[0] is None for leaf in leaves
     )
 
-    # Optionals are scalars that share their content: elements need not have one shape to be batched.
+    # Optionals are scalars that share their content: elements of different shapes can be batched.
     def wrapped(*parts: Any) -> tf.Tensor:
         optional = tf.experimental.Optional.from_value(_element(parts))
         [variant] = tf.nest.flatten(optional, expand_composites=True)
@@ -129,23 +125,22 @@ def one_for_each_replica(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dat
 
 
 def divided_among_replicas(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
-    """Returns a dataset of the same batches, divided into `PerReplica` values; ValueError if they are no batches."""
+    """Returns a dataset of the same batches, divided into `PerReplica` values. ValueError: they are no batches."""
     if replicas == 1:
         return dataset
     return dataset.map(lambda *parts: divided(_element(parts), replicas))
 
 
 def _element(parts: tuple[Any, ...]) -> Any:
-    """Returns the element that a dataset passes to a function as these arguments."""
     return parts[0] if len(parts) == 1 else parts
 
 
 def warn_of_random_order(name: str, concrete: Any) -> None:
-    """Logs a warning if a traced dataset function, called `name`, takes shards of data in a random order.
+    """Logs a warning if a traced dataset function takes shards of data in a random order.
 
     Each worker then divides another order: some elements are read twice and others by no worker, without an error.
-    `Dataset.list_files` shuffles unless it is told otherwise. The graph tells what is random: a shuffle without a
-    seed has the seeds 0 and 0 there, unless `tf.random.set_seed` was called.
+    `Dataset.list_files` shuffles by default. The graph shows what is random: a shuffle without a seed has the seeds 0
+    and 0 there, unless `tf.random.set_seed` was called.
     """
     graph = concrete.graph.as_graph_def()
     functions = {function.signature.name: function for function in graph.library.function}
@@ -168,7 +163,7 @@ class _Nodes:
         self._random = random
 
     def have_random_shard(self) -> bool:
-        """Returns whether a dataset in a random order is divided here, or in a function that is called."""
+        """Returns whether a dataset in a random order is divided here, or in a called function."""
         return any(
             (node.op == "ShardDataset" and self._constant(node.input[1]) != 1 and self._is_random(node.input[0]))
             or any(inner.have_random_shard() for inner in self._called_by(node))
@@ -183,7 +178,7 @@ class _Nodes:
                 yield _Nodes(function.node_def, self._functions, random)
 
     def _is_random(self, tensor: str) -> bool:
-        """Returns whether something random affects the order of a dataset, given by the name of its tensor."""
+        """Returns whether the order of the dataset with this tensor name is random."""
         wanted, seen = [tensor], set()
         while wanted:
             name = wanted.pop().partition(":")[0]
@@ -196,7 +191,6 @@ class _Nodes:
         return False
 
     def _draws_order(self, node: Any) -> bool:
-        """Returns whether an operation has a random effect on the order of a dataset."""
         for begin, place in _SEED_INPUTS.items():
             if node.op.startswith(begin):
                 return [self._constant(seed) for seed in node.input[place : place + 2]] == [0, 0]
@@ -206,7 +200,7 @@ class _Nodes:
         return any(inner.draw_order(except_values=is_map) for inner in self._called_by(node))
 
     def draw_order(self, *, except_values: bool) -> bool:
-        """Returns whether any operation does so; `except_values` leaves out those that draw the values of elements."""
+        """Returns whether an operation makes the order random; `except_values`: drawing elements' values does not."""
         return any(
             self._draws_order(node) for node in self._nodes.values() if not (except_values and _draws_value(node))
         )
@@ -217,20 +211,12 @@ class _Nodes:
 
 
 def _draws_value(node: Any) -> bool:
-    """Returns whether an operation draws random values without a seed."""
     return [node.attr[name].i for name in ("seed", "seed2") if name in node.attr] == [0, 0]
 
 
 @dataclasses.dataclass(eq=False)
 class DatasetDistribution:
-    """Distributes datasets over the workers.
-
-    Attributes:
-      shares: the share of the data that each worker reads.
-      trace: traces a function without arguments; returns the `calls.TracedFunction`.
-      copies: runs work on the workers.
-      replicas: how many a worker has.
-    """
+    """The distribution of datasets over the workers. `trace` returns the `calls.TracedFunction` of a function."""
 
     shares: InputShares
     trace: Callable[[Callable[[], Any]], Any]
@@ -252,7 +238,7 @@ class DatasetDistribution:
             )
         _check(options)
         name, shares, caches = getattr(dataset_fn, "__name__", "dataset function"), self.shares, CacheFiles()
-        # The share of the first worker to come, if there is none at the moment.
+        # If there is no worker now: the share of the first one to come.
         present = [shares.of(worker) for worker in shares.workers or [0]]
         traces = _TracedShares(
             name, lambda context: self.trace(_checked(dataset_fn, context, options)), present, self.replicas
@@ -298,7 +284,7 @@ class DatasetDistribution:
 
         def build(context: WorkerContext) -> tf.data.Dataset:
             definition, files = graph.copy_on(context)
-            # Not in a traced function, where TensorFlow would evaluate it on the client.
+            # In a traced function, TensorFlow would evaluate the operation on the client.
             variant = tf.raw_ops.DatasetFromGraph(graph_def=definition)
             copy = _buffered(tf.data.experimental.from_variant(variant, element_spec), options)
             return caches.note(copy, files, context)
@@ -308,13 +294,9 @@ class DatasetDistribution:
 
 
 class _TracedShares:
-    """A dataset function, traced for each share of the data, as far as it reads which one it has.
+    """A dataset function, traced for each share of the data that changes what it reads.
 
-    `trace` traces the function with an input context; `shares` are those that are needed now.
-
-    Attributes:
-      element_spec: the common type of the elements.
-      reads_share: whether the function reads something of its share.
+    `trace` traces the function with an input context; `shares` are the shares that are needed now.
     """
 
     def __init__(
@@ -323,7 +305,7 @@ class _TracedShares:
         self._name = name
         self._replicas = replicas
         self._context = _InputContext(shares[0], replicas)
-        # A trace shows what it reads.
+        # The trace shows what the function reads.
         first = trace(self._context)
         warn_of_random_order(name, first.concrete)
         self._traces = {self.part_read(shares[0]): first}
@@ -332,11 +314,11 @@ class _TracedShares:
                 self._traces[part] = trace(_InputContext(share, replicas))
         self.element_spec = _common_element_spec(name, [_element_spec(traced) for traced in self._traces.values()])
         self.reads_share = self._context.has_read_pipelines or self._context.has_read_pipeline_id
-        # A function that reads no share is not traced again, and need not be kept, nor the objects to which it refers.
+        # A function that reads no share is not traced again. Neither it nor the objects it refers to need be kept.
         self._trace = trace if self.reads_share else None
 
     def part_read(self, share: InputShare) -> tuple[int | None, int | None]:
-        """Returns the parts of a share, with None for those that the function does not read."""
+        """Returns the parts of a share, with None for parts that the function does not read."""
         return (
             share.pipelines if self._context.has_read_pipelines else None,
             share.number if self._context.has_read_pipeline_id else None,
@@ -347,7 +329,7 @@ class _TracedShares:
         part = self.part_read(share)
         if part not in self._traces:
             assert self._trace is not None
-            # Not on the device of the worker that needs it.
+            # The caller is in the scope of a worker's device.
             with tf.device(None):
                 traced = self._trace(_InputContext(share, self._replicas))
             spec = _common_element_spec(self._name, [self.element_spec, _element_spec(traced)])
@@ -361,23 +343,23 @@ class _TracedShares:
 
 
 class _PipelineId(int):
-    """A Python int that becomes an int64 tensor, as `get_current_worker_index()` is one; an int becomes int32."""
+    """A Python int that becomes an int64 tensor, like `get_current_worker_index()`; an int becomes int32."""
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         return np.array(int(self), dtype or np.int64)
 
 
 class _InputContext(tf.distribute.InputContext):
-    """Records which parts of its share the dataset function has read, which make the workers' datasets differ."""
+    """An input context that records which parts of its share are read: they make the workers' datasets differ."""
 
     def __init__(self, share: InputShare, replicas: int) -> None:
         super().__init__(share.pipelines, share.number, replicas)
         self.has_read_pipeline_id = self.has_read_pipelines = False
 
     def owner(self) -> Any:
-        """Returns, in the function, a name for the worker and its share, which is part of the names of its files.
+        """Returns, in the traced function, a part of the names of files: the worker and its share.
 
-        It has the number of workers, too: a program that divides data by it must not read a file for another number.
+        It contains the number of workers: a program that divides data must not read a file for another number.
         """
         pipelines = super().num_input_pipelines
         shares = f"share-{super().input_pipeline_id}-of-{pipelines}" if self.has_read_pipeline_id else f"of-{pipelines}"
@@ -397,7 +379,7 @@ class _InputContext(tf.distribute.InputContext):
 def _checked(
     dataset_fn: DatasetFunction, context: "_InputContext", options: tf.distribute.InputOptions | None
 ) -> Callable[[], tuple[tf.data.Dataset, tf.Tensor]]:
-    """Returns a function to trace, which makes the dataset and returns it with the files in which it is cached."""
+    """Returns a function to trace, which returns the dataset and the files in which it is cached."""
 
     def refuse_variable(next_creator: Callable[..., Any], **kwargs: Any) -> NoReturn:
         raise ValueError(
@@ -421,7 +403,6 @@ def _checked(
 
 
 def _common_element_spec(name: str, specs: Sequence[Any]) -> Any:
-    """Returns the common type of the elements of all workers' datasets, whose shapes may differ."""
 
     def common(first: Any, *others: Any) -> Any:
         spec = first.most_specific_common_supertype(others)
@@ -443,14 +424,14 @@ def _element_spec(traced: Any) -> Any:
 
 
 def _changes_with_iterators(operation: tf.Operation) -> bool:
-    """Returns whether an operation may make a dataset with a state that the creation of each iterator changes.
+    """Returns whether an operation may make a dataset with a state that each new iterator changes.
 
-    Datasets in functions of others, as of `interleave`, are made again for each element.
+    Datasets in other datasets' functions, such as `interleave`'s, are made again for each element.
     """
     if operation.type.startswith("DataServiceDataset") or operation.type in _CALLS:
         return True
     seeds = [operation.inputs[place] for place in _RESHUFFLED.get(operation.type, ())]
-    # Two zeros stand for a seed that each worker chooses when it makes the dataset.
+    # Two zeros mean that each worker chooses a seed when it makes the dataset.
     return any(tf.get_static_value(seed) != 0 for seed in seeds)
 
 
@@ -476,7 +457,7 @@ def _check(options: tf.distribute.InputOptions | None) -> None:
 
 
 def _without_autotuning_in_graph(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns a dataset of a function that is being traced, whose iterators are deleted without a delay."""
+    """Returns a dataset, in a function that is being traced, whose iterators are deleted without a delay."""
     return without_autotuning(dataset, options_in_graph(dataset))
 
 

@@ -1,12 +1,12 @@
-"""A resource with one copy per worker: an iterator, a dataset, a table, a variable, or what a user's function creates.
+"""Resources with one copy per worker: iterators, datasets, tables, variables, and objects that users' functions create.
 
-A copy is created on its worker's thread when the worker first needs it, and created again after the worker was
-restarted. So the loss of a worker while it creates a copy is handled like any other loss, and a resource that cannot be
-created fails only the closures that use it.
+A copy is created on its worker's thread when the worker first needs it, and again after the worker was restarted. So
+the loss of a worker that creates a copy is handled like any other loss, and a resource that cannot be created fails
+only the closures that use it.
 
-Tables, variables and what users create also exist on the client, as ordinary objects that can be used, saved and
-exported. A function captures the handle of the client's object. On a worker it is given the handle of the worker's copy
-(`PerWorkerHandles`), so that reads and look-ups are local.
+Tables, variables and users' resources also exist on the client, as ordinary objects that can be used, saved and
+exported. A function captures the handle of the client's object. On a worker it gets the handle of the worker's copy
+(`PerWorkerHandles`): reads and look-ups are local.
 """
 
 import concurrent.futures
@@ -40,12 +40,12 @@ from coordinator.workers.scheduler import Scheduler
 
 _logger = logging.getLogger("coordinator")
 
-# Seconds between two looks at whether a worker was lost.
+# Seconds between two checks for lost workers.
 _POLL_INTERVAL = 0.5
 # The longest wait for the first operation of this process, in seconds. No server takes part in it.
 _LONGEST_CREATION = 60.0
 
-# From the index of a worker: what its copy depends on besides the worker, such as its share of the data.
+# From the index of a worker: what the worker's copy depends on, such as its share of the data.
 ShareOf = Callable[[int], Hashable]
 
 
@@ -56,11 +56,9 @@ class WorkerContext:
     Attributes:
       index: the worker's task index.
       device: the full name of its CPU.
-      calling_device: the full name of the device on which functions are called: its first GPU, or else its CPU.
+      calling_device: the full name of the device on which functions are called: its first GPU, otherwise its CPU.
       connection_number: the number of the connection, which changes whenever the worker has lost its state.
-      cancellation: cancels the calls of this piece of work.
-      builds: the functions that are built in the background.
-      constants: scalars on the worker, by their values; dropped with the connection.
+      constants: scalars on the worker, by value; dropped with the connection.
     """
 
     index: int
@@ -72,7 +70,7 @@ class WorkerContext:
     constants: dict[bool, Any] = dataclasses.field(default_factory=dict)
 
     def go(self, is_open: bool) -> Any:
-        """Returns what opens or closes the gate of a function: a scalar on the worker, so that it is sent once."""
+        """Returns a scalar that opens or closes the gate of a function. It is on the worker, so it is sent once."""
         if is_open not in self.constants:
             with tf.device(self.device):
                 self.constants[is_open] = tf.constant(is_open)
@@ -82,14 +80,14 @@ class WorkerContext:
     def on_cpu(self) -> "WorkerContext":
         """The same worker, for functions whose results must be on its CPU.
 
-        A dataset that a function called on a GPU returns, and each iterator of it, belongs to that GPU, which cannot
-        run the operations of the dataset.
+        If a function called on a GPU returns a dataset, the dataset and its iterators belong to the GPU, which cannot
+        run the dataset's operations.
         """
         return dataclasses.replace(self, calling_device=self.device)
 
 
 class _Copy(NamedTuple):
-    """A worker's copy, with the number of its connection, and its share; the connection is None if it is outdated."""
+    """A worker's copy, the number of its connection (None if it is outdated), and its share."""
 
     value: Any = None
     connection: int | None = None
@@ -106,31 +104,26 @@ class PerWorkerResource:
       name: used in messages.
       build: creates the copy of a worker; called on the worker's thread, in its device scope.
       share_of: when its result for a worker changes, the worker's copy is created again at its next use, if
-        `_may_begin_again`. None if it never changes, so that nothing is asked at each use.
+        `_may_begin_again`. None if it never changes: nothing is asked at each use.
     """
 
     def __init__(self, name: str, build: Callable[[WorkerContext], Any], share_of: ShareOf | None = None) -> None:
         self.name = name
         self._build = build
         self._share_of = share_of
-        # By worker. Each entry is used by its worker's thread only.
+        # By worker. Only a worker's thread uses its entry.
         self.copies: dict[int, _Copy] = {}
 
     def value_on(self, context: WorkerContext) -> Any:
-        """Returns this worker's copy, and creates it if necessary.
-
-        Raises:
-          ClosureInputError: it could not be created; the cause says why.
-        """
+        """Returns this worker's copy, creates it if necessary; raises ClosureInputError with the cause if it cannot."""
         worker = context.index
         copy = self.copies.get(worker, _NO_COPY)
-        # The usual case calls nothing.
         if copy.connection == context.connection_number and (
             self._share_of is None or self._share_of(worker) == copy.share or not self._may_begin_again(worker)
         ):
             return copy.value
         self.copies.pop(worker, None)
-        # Before the copy is built: if the share changes while it is built, it is built once more.
+        # Read before the build: if the share changes during the build, the copy is built once more.
         share = None if self._share_of is None else self._share_of(worker)
         try:
             with tf.device(context.device):
@@ -149,7 +142,7 @@ class PerWorkerResource:
         return True
 
     def read_on(self, context: WorkerContext) -> Any:
-        """Returns the value of this worker's copy, which is a variable, as NumPy."""
+        """Returns the value of this worker's copy, a variable, as NumPy."""
         with tf.device(context.device):
             return self.value_on(context).numpy()
 
@@ -167,21 +160,21 @@ class PerWorkerResource:
 
 
 class PerWorkerHandles:
-    """Maps the handles of resources on the client to the per-worker resources that they represent.
+    """The per-worker resources by the handles of the client's resources that represent them.
 
-    A function captures the client's handle, however deeply the function that uses it is nested in other functions.
+    A function captures the client's handle, however deeply it is nested in other functions.
     """
 
     def __init__(self) -> None:
-        # By the table or variable, since a table that is being loaded has no handle yet; other resources by the handle.
+        # By the table or variable: a table that is being loaded has no handle yet. Other resources by their handle.
         self.handles_of_copies: OwnedValues[PerWorkerResource] = OwnedValues()
         self._worker_indices = PerWorkerResource("worker index", lambda context: tf.constant(context.index, tf.int64))
 
     @functools.cached_property
     def worker_index(self) -> tf.Tensor:
         """A placeholder for the index of the worker among the captures of a function."""
-        # Made when it is needed: the strategy is not connected yet when this object is created. A function may be
-        # traced then, and the placeholder must not belong to its graph.
+        # Made on demand: the strategy is not connected yet when this object is created. If a function is being traced
+        # then, the placeholder must not belong to its graph.
         with tf.init_scope():
             return tf.constant(-1, tf.int64)
 
@@ -190,7 +183,7 @@ class PerWorkerHandles:
         self.handles_of_copies[owner] = handles_of_copies
 
     def resource_for(self, tensor: Any) -> PerWorkerResource | None:
-        """Returns the resource whose copy is passed instead of a captured tensor, or None to pass the tensor itself."""
+        """Returns the resource whose copy is passed in place of a captured tensor; None to pass the tensor itself."""
         if tensor is self.worker_index:
             return self._worker_indices
         owner = owner_of_handle(tensor)
@@ -198,7 +191,7 @@ class PerWorkerHandles:
 
 
 class WorkerCopies:
-    """Schedules the library's own work with resources, before what its users have scheduled."""
+    """The library's own work with per-worker resources, scheduled before the users' functions."""
 
     def __init__(self, scheduler: Scheduler, options: Options) -> None:
         self._scheduler = scheduler
@@ -226,10 +219,8 @@ class WorkerCopies:
     def run_on_live(self, work: Callable[[WorkerContext], object], what: str) -> None:
         """Runs work on every worker that is not lost, and waits until it has ended there or the worker was lost.
 
-        Raises:
-          RuntimeError: on a worker's thread.
-          tf.errors.UnavailableError: a parameter server was lost before.
-          Exception: what the work raised.
+        Raises RuntimeError on a worker's thread, UnavailableError if a parameter server was lost first, and errors of
+        the work.
         """
         cluster = self._scheduler.cluster
         cluster.refuse_worker_thread(f"A method that has the workers {what}")
@@ -239,7 +230,7 @@ class WorkerCopies:
         for worker, run in runs:
             while not concurrent.futures.wait([run], _POLL_INTERVAL).done:
                 if self._scheduler.queue.is_paused:
-                    # The caller may hold the variables for which the recovery waits.
+                    # The recovery may wait for variables that the caller holds.
                     for _, unfinished in runs:
                         unfinished.cancel()
                     raise tf.errors.UnavailableError(
@@ -263,9 +254,6 @@ def create_per_worker_resource(create: Callable[[], Any], handles: PerWorkerHand
     """Creates a resource on the client that represents one on each worker; see `ParameterServerStrategy`.
 
     `create` is called once for the client, and for each worker on its thread, in its device scope.
-
-    Raises:
-      TypeError: `create` is no function, or what it returns has no resource.
     """
     if not callable(create):
         raise TypeError(f"create_per_worker_resource takes a function that creates a resource, got {create!r}.")
@@ -275,7 +263,7 @@ def create_per_worker_resource(create: Callable[[], Any], handles: PerWorkerHand
         with tf.device("/device:CPU:0"):
             return create()
 
-    # A separate thread: on this one a scope of the strategy may place variables on parameter servers.
+    # A separate thread: this one may be in a scope that places variables on parameter servers.
     with ThreadPoolExecutor(1, "coordinator-resource") as thread:
         value = thread.submit(create_here).result()
     owners = [owner for owner, _ in _handles_in(value)]
@@ -285,7 +273,7 @@ def create_per_worker_resource(create: Callable[[], Any], handles: PerWorkerHand
             "no resource. It must return a variable, a table, a queue, a tf.random.Generator, a tensor of the dtype "
             "tf.resource, or a list, tuple, dict or tf.Module of these."
         )
-    # What follows must not keep the value alive.
+    # The copies must not keep the value alive.
     count = len(owners)
     copies = PerWorkerResource(f"the resource of {name}", lambda _: create())
 
@@ -301,7 +289,7 @@ def create_per_worker_resource(create: Callable[[], Any], handles: PerWorkerHand
 
 
 def _handles_in(value: Any) -> Iterator[tuple[Any, tf.Tensor]]:
-    """Yields what represents each resource in a value, the owner of its handle or the handle, and the handle."""
+    """Yields each resource in a value: the owner of its handle, or the handle again, and the handle."""
     if isinstance(value, tf.Variable):
         yield value, value.handle
     elif isinstance(value, tf.Tensor) and value.dtype == tf.resource:
@@ -344,9 +332,9 @@ def get_current_worker_index() -> tf.Tensor:
 def worker_number(name: str, handles: PerWorkerHandles, of: Callable[[WorkerContext], int]) -> Callable[[], tf.Tensor]:
     """Returns a function that reads a number of the worker that runs the function being traced, an int64 scalar.
 
-    A variable on each worker holds it, rather than a constant, because TensorFlow copies small constants into the
-    function that captures them. The client's variable, which is captured, is created when the number is first read:
-    most programs never do, and the first operation that a process computes itself takes TensorFlow long.
+    A variable on each worker holds the number: TensorFlow would copy a small constant into functions that capture it.
+    The client's variable, which is captured, is created when the number is first read. Most programs never read it, and
+    the first operation that a process computes itself takes TensorFlow long.
 
     `of` returns the number; it is called again whenever the worker has lost its state.
     """
@@ -357,21 +345,20 @@ def worker_number(name: str, handles: PerWorkerHandles, of: Callable[[WorkerCont
         with tf.device("/device:CPU:0"):
             return tf.Variable(-1, dtype=tf.int64, trainable=False, name=name.replace(" ", "_"))
 
-    # AutoGraph converts all functions that a user's function calls, and would warn of those that it cannot convert.
+    # AutoGraph converts all functions that a user's function calls, and warns of functions that it cannot convert.
     @tf.autograph.experimental.do_not_convert
     def read() -> tf.Tensor:
         if name not in created:
             # On a thread that traces nothing and is in no scope, such as the strategy's.
             variable = call_within(_LONGEST_CREATION, "coordinator-worker-number", create)
             handles.add(variable, _handles_of(copies))
-            # If two threads come here at the same time, the first decides.
+            # If two threads come here at the same time, the first one's variable is used.
             created.setdefault(name, variable)
         return created[name].read_value()
 
     return read
 
 
-# Reads a variable on every worker.
 _ReadOnAll = Callable[[PerWorkerResource], list[Any]]
 
 
@@ -380,9 +367,9 @@ def create_per_worker_variable(
 ) -> tf.Variable:
     """Creates a variable on the client that represents one on each worker (`per_worker_variable=True`).
 
-    A scheduled function that uses it, as a capture or an argument, reads and changes its own worker's copy. Outside of
-    scheduled functions it is an ordinary variable on the client. It has an additional method, `read_all()`, which
-    returns the current values of the copies: a list of tensors on the client, by worker.
+    A scheduled function that captures or takes the variable reads and changes its own worker's copy. Outside of
+    scheduled functions it is an ordinary variable on the client. Its additional method `read_all()` returns the current
+    values of the copies: a list of tensors on the client, by worker.
 
     `create` is called once for the client, and for each worker in its device scope.
     """
@@ -394,9 +381,8 @@ def create_state_of_sequences(
 ) -> tf.Variable:
     """Creates a per-worker variable for the state that a batch leaves to the next batch of the same sequences.
 
-    An assignment to the variable on the client, such as `reset_state()` of a layer, sets all copies. Assign while no
-    function runs that uses the variable. A worker that was restarted begins with the assigned value again, and the log
-    says so.
+    An assignment on the client, such as a layer's `reset_state()`, sets all copies. Assign while no function that uses
+    the variable runs. A restarted worker begins with the assigned value again, and the log says so.
     """
     begun: set[int] = set()
 
@@ -409,7 +395,7 @@ def create_state_of_sequences(
                 variable.name,
             )
         begun.add(context.index)
-        # Not by `create`, which belongs to the function that is traced if the layer is built in it.
+        # `create` may belong to a function that is being traced, if the layer is built in it.
         return tf.Variable(variable.numpy(), trainable=False, dtype=variable.dtype, shape=variable.shape)
 
     variable, resources = _with_copies(create, build, handles, read_on_all)
@@ -434,7 +420,7 @@ def _with_copies(
     handles: PerWorkerHandles,
     read_on_all: _ReadOnAll,
 ) -> tuple[Any, tuple[PerWorkerResource, PerWorkerResource]]:
-    """Returns a variable on the client, and what makes its copies and their handles."""
+    """Returns a variable on the client, with the resources of its copies and of their handles."""
     with tf.device("/device:CPU:0"):
         variable = create()
     copies = PerWorkerResource(f"per-worker variable {variable.name}", build)
@@ -451,7 +437,7 @@ def _handles_of(copies: PerWorkerResource, attribute: str = "handle") -> PerWork
 def table_creator_scopes(handles: PerWorkerHandles) -> Sequence[Any]:
     """Returns scopes in which each lookup table gets a copy on every worker.
 
-    A copy of a `tf.lookup.StaticHashTable` is created as the table was, a copy of a table from a SavedModel by the
+    A copy of a `tf.lookup.StaticHashTable` is created like the table. A copy of a SavedModel's table is created by the
     functions that were saved with the table.
     """
 

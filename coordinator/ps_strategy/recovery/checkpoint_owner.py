@@ -1,4 +1,4 @@
-"""Which client owns a directory of checkpoints, so that no other client overwrites or restores what the owner saves.
+"""Ownership of a directory of checkpoints: no other client overwrites or restores what its owner saves.
 
     restore_from   take: `owner.json` names this client from now on; note which checkpoints are there
     save           require: does `owner.json` still name this client?  no --> CheckpointsTakenOver, nothing is written
@@ -6,8 +6,8 @@
 
 The client that began last owns the directory: a job starts again after its machine vanished, and the former client may
 wake up later. Process numbers, which are 1 in every container, host names and clocks do not identify a client. So each
-`take` writes a random number, and the numbers of former owners, since a file system may show an older content of a file
-for a while.
+`take` writes a random number. It also writes the numbers of former owners, since a file system may show an older
+content of a file for a while.
 
 Promise: a client that has lost the directory writes and deletes nothing there, except files of the checkpoint that
 servers are writing at that moment. These are not listed, and the owner does not restore them.
@@ -33,14 +33,14 @@ from coordinator.paths import is_url
 _logger = logging.getLogger("coordinator")
 
 OWNER_FILE = "owner.json"
-# How many former owners a record names, and how many checkpoints of its own a client tells from others'.
+# The most former owners in a record, and the most checkpoints that a client knows as its own.
 _FORMER, _OWN = 20, 1000
 
 
 class CheckpointOwner:
-    """A client as the owner of one directory at a time. All methods may be called from any thread.
+    """A client as the owner of one directory at a time. Any thread may call every method.
 
-    Until `take`, or if the directory cannot be written, nothing is refused.
+    Nothing is refused before `take`, or if the directory cannot be written.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class CheckpointOwner:
         self._own: dict[str, bytes | None] = {}
 
     def take(self, directory: str, existing: Sequence[str]) -> None:
-        """Makes this client the owner of a directory, which is created, with the paths of the existing checkpoints."""
+        """Makes this client the owner of a directory, which is created. `existing` has paths of checkpoints."""
         self.leave()
         number, path = uuid.uuid4().hex, os.path.join(directory, OWNER_FILE)
         self._own = {os.path.basename(checkpoint): None for checkpoint in existing}
@@ -76,19 +76,14 @@ class CheckpointOwner:
         self._directory, self._number = directory, number
 
     def leave(self) -> None:
-        """Stops checking. The record stays, since no other client is the owner."""
+        """Ends the checks. The record stays, since no other client is the owner."""
         self._directory = None
 
     def require(self) -> None:
-        """Checks that this client still owns the directory.
-
-        Raises:
-          CheckpointsTakenOver: another client does.
-          tf.errors.OpError: the record cannot be read.
-        """
+        """Raises CheckpointsTakenOver if another client owns the directory, OpError if the record cannot be read."""
         directory = self._directory
         record = None if directory is None else _record_in(directory)
-        # Without one, somebody has emptied the directory. It is not written again: its next owner may be doing that.
+        # A missing record means that somebody has emptied the directory. Its next owner may be writing a new one.
         if record is None or record["number"] in (self._number, *self._former):
             return
         raise CheckpointsTakenOver(
@@ -112,7 +107,7 @@ class CheckpointOwner:
             self.record(path)
 
     def has(self, path: str) -> bool:
-        """Returns whether a checkpoint was there before `take`, or has the content that this client wrote."""
+        """Returns whether a checkpoint existed before `take`, or has the content that this client wrote."""
         if self._directory is None:
             return True
         name = os.path.basename(path)
@@ -143,7 +138,6 @@ def _record_in(directory: str) -> dict[str, Any] | None:
             record = json.loads(file.read())
         return {**record, "number": str(record["number"]), "former": [*map(str, record["former"])]}
     except (tf.errors.NotFoundError, tf.errors.FailedPreconditionError, ValueError, TypeError, KeyError):
-        # The file is missing or damaged, or its folder is none.
         return None
 
 

@@ -1,19 +1,19 @@
-"""The parts of a checkpoint that parameter servers write and read themselves: snapshots, large variables in blocks.
+"""Checkpoints that parameter servers write and read themselves: snapshots, and large variables in blocks.
 
     snapshot   take    in `quiet()`: each server keeps the values of its variables; tables are written
                write   later: each server writes and forgets the values; the files become one checkpoint
     blocks     save    each server, block by block: lock the variable, copy a block of rows, release it; write the block
                restore each server, block by block: read the block, assign it to its rows
 
-A server keeps a value by not changing the memory that has it: the next update of the variable copies it first. So
-taking a snapshot costs a call to each server, and memory for the variables that are updated before they are written.
+A server keeps a value by not changing its memory: the next update of the variable copies it first. So taking a snapshot
+costs a call to each server, and memory for the variables that are updated before they are written.
 
 Promises:
 - Values are not sent to the client.
-- The values of a snapshot are of the moment at which it was taken. A snapshot that is not written to its end leaves no
-  file behind, except where files cannot be deleted.
-- A save or restore in blocks needs at most `memory` bytes more of a server, and an update waits for the copy of one
-  block at most. Steps may change the variable between two blocks, so that its rows are of different moments.
+- The values of a snapshot are of the moment at which it was taken. An unfinished snapshot leaves no file behind, unless
+  files cannot be deleted.
+- A save or restore in blocks needs at most `memory` bytes more of a server, and an update waits for the copy of at most
+  one block. Steps may change the variable between two blocks: its rows may be of different moments.
 - The result is a checkpoint of TensorFlow, in which a large variable is a tensor in pieces. It is read with blocks of
   any size, by TensorFlow too, whole or as parts on several servers.
 """
@@ -46,20 +46,20 @@ from coordinator.ps_strategy.tensorflow_internals.checkpoint_savers import (
 )
 from coordinator.ps_strategy.tensorflow_internals.handles import is_on_parameter_server
 
-# TensorFlow cannot read pieces of tensors of other types.
+# TensorFlow reads pieces of tensors only of these types.
 _NAMES = "float32 float64 bfloat16 int8 int16 int32 int64 uint8 bool complex64 complex128"
 _DTYPES = frozenset(map(tf.as_dtype, _NAMES.split()))
-# A block is an eighth of the memory, so that an update waits for a few milliseconds. A file has three blocks, since
-# TensorFlow opens all files of a tensor at the same time. TensorFlow's buffer for writing takes the rest of the memory.
+# A block is an eighth of the memory: an update waits for a few milliseconds. A file has three blocks, since TensorFlow
+# opens all files of a tensor at the same time. TensorFlow's buffer for writing takes the rest of the memory.
 _BLOCKS_IN_MEMORY, _BLOCKS_IN_FILE = 8, 3
 _INDEX_BYTES = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """A box of a tensor, whose elements lie together: its first indices, and its size along each axis.
+    """A box of a tensor in contiguous memory: its first indices, and its size along each axis.
 
-    It has one index of each of the first `axes - 1` axes, some indices of the next axis, and all of the others.
+    It has one index along each of the first `axes - 1` axes, some indices of the next axis, and all of the others.
     """
 
     begin: tuple[int, ...]
@@ -68,9 +68,9 @@ class Block:
 
 
 def blocks_of(shape: Sequence[int], element_bytes: int, most_bytes: int) -> Iterator[Block]:
-    """Divides a tensor, whose shape has no zeros, into blocks of one element at least.
+    """Divides a tensor, whose shape has no zeros, into blocks of at least one element.
 
-    A block has at most `most_bytes`, with the indices that copying it needs.
+    A block has at most `most_bytes`, including the indices that copying it needs.
     """
     axes, cell = 1, math.prod(shape[1:]) * element_bytes
     while axes < len(shape) and cell + axes * _INDEX_BYTES > most_bytes:
@@ -88,14 +88,14 @@ def blocks_of(shape: Sequence[int], element_bytes: int, most_bytes: int) -> Iter
 def saved_in_blocks(memory: int, written: Callable[[str], object] = lambda path: None) -> Iterator[None]:
     """A scope in which variables on parameter servers of more than `memory` bytes are saved in blocks.
 
-    `written` is called with the path of each checkpoint that was written.
+    `written` is called with the path of each written checkpoint.
     """
     with slices_restored(), savers_replaced(BlockCheckpoints(memory), written):
         yield
 
 
 class BlockCheckpoints:
-    """Implements `LargeVariables` for variables of more than `memory` bytes on parameter servers."""
+    """Checkpoints of variables of more than `memory` bytes on parameter servers: implements `LargeVariables`."""
 
     def __init__(self, memory: int) -> None:
         self._memory = memory
@@ -105,7 +105,7 @@ class BlockCheckpoints:
         return [saved for saved in variables if self._is_large(saved.variable) and saved.variable.is_initialized()]
 
     def to_read(self, variables: Sequence[SavedVariable], path: str) -> Sequence[SavedVariable]:
-        """Returns the large variables that the checkpoint has in pieces: of a whole tensor, TensorFlow reads all."""
+        """Returns the large variables stored in pieces: TensorFlow would read all of a tensor stored whole."""
         large = [saved for saved in variables if self._is_large(saved.variable)]
         stored = StoredPieces(path) if large else None
         return [saved for saved in large if stored is not None and self._is_in_blocks(saved, stored)]
@@ -153,7 +153,6 @@ class BlockCheckpoints:
         on_each_server([saved.variable.device for saved in variables], "restore", read_on)
 
     def _files(self, variable: Any) -> Iterator[tuple[Block, ...]]:
-        """Returns the blocks of each file of a variable."""
         blocks = blocks_of(variable.shape.as_list(), variable.dtype.size, self._memory // _BLOCKS_IN_MEMORY)
         while file := tuple(itertools.islice(blocks, _BLOCKS_IN_FILE)):
             yield file
@@ -162,15 +161,10 @@ class BlockCheckpoints:
 def on_each_server(
     devices: Sequence[str], verb: str, call: Callable[[str, str, threading.Event], list[str]]
 ) -> list[str]:
-    """Calls a function for each of some servers at the same time, and returns the joined lists that it returned.
+    """Calls a function for each of some servers at the same time; joins the returned lists.
 
-    Args:
-      devices: of the servers; a device may occur several times.
-      verb: for the names of the threads.
-      call: takes a device, a short name of its server, and an event that tells it to stop.
-
-    Raises:
-      tf.errors.OpError: a call failed. The others are stopped.
+    `call` takes a device, a short name of its server, and an event that tells it to stop. If a call fails, the others
+    are stopped.
     """
     stopped = threading.Event()
     calls = []
@@ -180,7 +174,7 @@ def on_each_server(
     try:
         concurrent.futures.wait(calls, return_when=concurrent.futures.FIRST_EXCEPTION)
     finally:
-        # After Ctrl-C, too. A call that a lost server does not answer fails when the heartbeat has noticed it.
+        # After Ctrl-C, too. A call to a lost server fails when the heartbeat has noticed the loss.
         stopped.set()
         concurrent.futures.wait(calls)
     return [*itertools.chain.from_iterable(ended.result() for ended in calls)]
@@ -195,7 +189,7 @@ def _place(saved: SavedVariable) -> tuple[list[int], list[int]]:
 
 
 def block_spec(saved: SavedVariable, block: Block) -> str:
-    """Returns what `SaveV2` and `RestoreV2` take for a block of a variable."""
+    """Returns the `shape_and_slices` of `SaveV2` and `RestoreV2` for a block of a variable."""
     shape, offset = _place(saved)
     parts = (f"{first + begin},{size}" for first, begin, size in zip(offset, block.begin, block.shape, strict=True))
     return f"{' '.join(map(str, shape))} {':'.join(parts)}"
@@ -207,16 +201,16 @@ _MATRIX = tf.TensorSpec([None, None], tf.int64)
 
 
 def _writer(device: str, io_device: str | None, dtype: tf.DType, count: int) -> Callable[..., None]:
-    """Returns a function that copies a number of blocks of a variable of a server, and writes them to a file.
+    """Returns a function that copies blocks of a server's variable, and writes them to a file.
 
-    It is one call of the server, which frees the blocks before the next call: a client frees values of a server later.
+    The function is one call of the server, which frees the blocks at its end: a client frees a server's values later.
     """
 
     @tf.function(autograph=False, input_signature=[_RESOURCE, _STRING, _STRING, _STRINGS, _MATRIX, _MATRIX])
     def write(handle: Any, prefix: Any, name: Any, specs: Any, begin: Any, shapes: Any) -> Any:
         blocks: list[Any] = []
         for number in range(count):
-            # One after the other: each holds the variable's lock, and no two may delay the same update.
+            # In order: each copy holds the variable's lock, and no two may delay the same update.
             with tf.device(device), tf.control_dependencies(blocks[-1:]):
                 blocks.append(_copy(handle, dtype, begin[number], shapes[number]))
         with tf.device(io_device or device):
@@ -236,12 +230,12 @@ def _writer(device: str, io_device: str | None, dtype: tf.DType, count: int) -> 
 
 
 def _copy(handle: Any, dtype: tf.DType, begin: Any, shape: Any) -> Any:
-    """Copies a block of a variable, while no update can change it."""
+    """Copies a block of a variable; no update changes the variable during the copy."""
     length = shape[tf.size(begin) - 1]
     along = tf.range(begin[-1], begin[-1] + length)[:, tf.newaxis]
     indices = tf.concat([tf.repeat(begin[tf.newaxis, :-1], length, axis=0), along], axis=1)
     block = tf.raw_ops.ResourceGatherNd(resource=handle, indices=indices, dtype=dtype)
-    # A read of single rows makes each later read of the whole variable a copy, and each addition to it, until this.
+    # Reading single rows makes every later read of the whole variable, and every addition to it, a copy until this.
     with tf.control_dependencies([block]):
         undone = tf.raw_ops.DisableCopyOnRead(resource=handle)
     with tf.control_dependencies([undone]):
@@ -249,7 +243,7 @@ def _copy(handle: Any, dtype: tf.DType, begin: Any, shape: Any) -> Any:
 
 
 def _reader(device: str, io_device: str | None, dtype: tf.DType) -> Callable[[SavedVariable, Block, str], None]:
-    """Returns a function that reads a block of a variable of a server from the checkpoint at a path."""
+    """Returns a function that reads a block of a server's variable from the checkpoint at a path."""
 
     @tf.function(autograph=False, input_signature=[_RESOURCE, _STRING, _STRING, _STRING, _INDICES, _INDICES])
     def read(handle: Any, path: Any, name: Any, spec: Any, begin: Any, end: Any) -> None:
@@ -273,7 +267,6 @@ def _reader(device: str, io_device: str | None, dtype: tf.DType) -> Callable[[Sa
 
 
 def _allocate(variable: Any) -> None:
-    """Gives a variable without a value one whose memory is not written yet."""
     if variable.is_initialized():
         return
     with tf.device(variable.device):
@@ -287,9 +280,9 @@ def _write_files(
     stopped: threading.Event,
     hurry: threading.Event | None = None,
 ) -> list[str]:
-    """Calls the functions that write files with the prefix of each, until `stopped` is set; returns the prefixes.
+    """Calls functions that each write the files of a prefix, until `stopped` is set; returns the prefixes.
 
-    Until `hurry` is set, there is a pause after each file for as long as that took.
+    Until `hurry` is set, each file is followed by a pause as long as the file took.
     """
     written: list[str] = []
     for write in files:
@@ -303,24 +296,21 @@ def _write_files(
     return written
 
 
-# The values of a snapshot are written in files of about this size.
+# The approximate size of the files of a snapshot's values.
 _FILE_BYTES = 2**26
-# A value that a server keeps.
 _Kept = tuple[SavedVariable, Any]
 
 
 def _size(tensor: Any) -> int:
-    """Returns the number of bytes of a tensor; of text, of its elements."""
+    """Returns the bytes of a tensor, without the text of strings."""
     return int(tensor.shape.num_elements() or 0) * tensor.dtype.size
 
 
 class Snapshots:
-    """Takes snapshots of the same objects; keeps the functions that read their variables.
+    """Snapshots of the same objects; keeps the functions that read their variables.
 
-    Args:
-      checkpoint: a `tf.train.Checkpoint`.
-      memory: in bytes. Larger variables are written in pieces, so that they can be restored so.
-      check: called before files become a checkpoint; raises an error if they must not.
+    Variables of more than `memory` bytes are written in pieces, and can be restored in pieces. `check` is called before
+    files become a checkpoint; it raises an error if they must not.
     """
 
     def __init__(
@@ -332,7 +322,7 @@ class Snapshots:
         self._readers: dict[tuple[str, tuple[tf.DType, ...]], Any] = {}
 
     def prepare(self, prefix: str) -> None:
-        """Makes, before the first snapshot, the functions that read the variables, so that training does not wait."""
+        """Makes the functions that read the variables, before the first snapshot: training does not wait for them."""
         if self._readers:
             return
         for save in self._captured(prefix):
@@ -341,7 +331,7 @@ class Snapshots:
                     self._read(device, values)
 
     def take(self, prefix: str) -> "Snapshot":
-        """Takes a snapshot, which becomes a checkpoint at `prefix`; to be called while nothing runs.
+        """Takes a snapshot, which becomes a checkpoint at `prefix`; called while nothing runs.
 
         Raises `tf.errors.OpError` if a server does not answer, or a table cannot be written.
         """
@@ -355,12 +345,11 @@ class Snapshots:
         return saves
 
     def _read(self, device: str, values: Sequence[SavedValue]) -> list[_Kept]:
-        """Returns the values of a server."""
         variables = [value for value in values if value.saved.variable is not None]
         handles = [value.saved.variable.handle for value in variables]
         dtypes = tuple(value.saved.variable.dtype for value in variables)
         read: dict[int, Any] = {}
-        # If one variable has no value yet, all are read one by one, as TensorFlow does.
+        # If a variable has no value yet, all are read one by one, as TensorFlow does.
         with contextlib.suppress(tf.errors.FailedPreconditionError), tf.device(device):
             tensors = self._reader(device, dtypes)(handles) if handles else []
             read = {id(value): tensor for value, tensor in zip(variables, tensors, strict=True)}
@@ -375,7 +364,7 @@ class Snapshots:
                 values = []
                 for handle, dtype in zip(handles, dtypes, strict=True):
                     with tf.device(device):
-                        # Otherwise, after lookups of single rows, a read is a copy.
+                        # Otherwise a read is a copy after lookups of single rows.
                         shared = tf.raw_ops.DisableCopyOnRead(resource=handle)
                         with tf.control_dependencies([shared]):
                             values.append(tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype))
@@ -393,7 +382,7 @@ def _by_device(values: Sequence[SavedValue]) -> dict[str, list[SavedValue]]:
 
 
 class Snapshot:
-    """Values of one moment; `save` is None if they were written already, and `read` reads the values of a server."""
+    """Values of one moment. `save` is None if they are written already; `read` reads the values of a server."""
 
     def __init__(
         self,
@@ -428,13 +417,10 @@ class Snapshot:
             self._finished.append(saved.finish)
 
     def write(self, hurry: threading.Event) -> None:
-        """Writes the checkpoint; to be called once.
+        """Writes the checkpoint; called once.
 
-        Until `hurry` is set, a server pauses after each file for as long as that took, in which it runs steps.
-
-        Raises:
-          tf.errors.OpError: a server was lost, or files cannot be written.
-          CheckpointsTakenOver: another client uses the directory.
+        Until `hurry` is set, a server pauses after each file as long as the file took, and runs steps in the pause.
+        Raises OpError if a server was lost or files cannot be written, CheckpointsTakenOver for a former owner.
         """
         if self._save is None:
             return
@@ -453,7 +439,7 @@ class Snapshot:
             finish()
 
     def forget(self) -> None:
-        """Frees what the servers keep."""
+        """Frees the values that the servers keep."""
         self._kept.clear()
 
     def _temporary(self, save: CapturedSave) -> str:
@@ -473,7 +459,7 @@ class Snapshot:
             tf.raw_ops.SaveV2(prefix=prefix, tensor_names=names, shape_and_slices=specs, tensors=tensors)
 
     def _pieces(self, group: list[_Kept]) -> Iterator[tuple[str, str, Any]]:
-        """Yields the name of each value, what `SaveV2` takes for a piece of it, and the piece."""
+        """Yields each value or its pieces: the name, the `shape_and_slices` of `SaveV2`, and the tensor."""
         for saved, tensor in group:
             if saved.variable is None or tensor.dtype not in _DTYPES or _size(tensor) <= self._memory:
                 yield saved.name, saved.slice_spec, tensor

@@ -8,12 +8,12 @@ Promises:
 - `recover` restores all variables of all parameter servers to the checkpoint, or reports that it must be called again.
   Functions that were traced before stay usable.
 - The newest readable checkpoint in the manager's directory is restored. A damaged one is skipped with a warning, and so
-  is the checkpoint of another client; nothing of it stays in the variables.
-- A checkpoint is a snapshot: the `save` of the manager is replaced, and saves while no scheduled function runs and no
-  variable is being recovered. A save that fails because a parameter server was lost, or
-  does not reach another one yet, is repeated, and its caller does not notice.
-- A save that fails leaves the latest checkpoint as it was: TensorFlow declares it the latest one only when all is
-  written. Asynchronous saves are refused.
+  is another client's; nothing of a skipped checkpoint stays in the variables.
+- A checkpoint is a snapshot: the manager's `save` is replaced, and saves while no scheduled function runs and no
+  variable is being recovered. A save that fails because a parameter server was lost, or does not reach another one yet,
+  is repeated; its caller does not notice.
+- A failed save leaves the latest checkpoint unchanged: TensorFlow declares a checkpoint the latest one only after all
+  of it is written. Asynchronous saves are refused.
 - The client that began last to use a directory owns it; see `checkpoint_owner`. A former owner neither saves nor
   recovers.
 """
@@ -49,16 +49,16 @@ from coordinator.ps_strategy.tensorflow_internals.process import attribute_repla
 
 _logger = logging.getLogger("coordinator")
 
-# Raised when a server is lost, which is no sign of a damaged checkpoint.
+# Raised when a server is lost: no sign of a damaged checkpoint.
 _SERVER_LOST = (*UNREACHED, tf.errors.CancelledError)
 
 
 class SaveServices(NamedTuple):
-    """What a strategy does for a `CheckpointSource`.
+    """The services of a strategy for a `CheckpointSource`.
 
     Attributes:
-      save: takes a function that saves and returns the path, and the directory. Calls the function in `quiet()`, once
-        more after a recovery if a parameter server was lost during the call, and returns the path.
+      save: takes a function that saves and returns the path, and the directory. Calls the function in `quiet()`, again
+        after a recovery if a parameter server was lost during the call, and returns the path.
       steps: returns the number of the training step, or None while a server does not answer.
       begins_at_zero: whether `steps` counts from the beginning of this program.
       memory: `Options.checkpoint_memory`.
@@ -75,7 +75,7 @@ class SaveServices(NamedTuple):
 
 
 class CheckpointSource(abc.ABC):
-    """Saves checkpoints in a directory and knows them, as a `tf.train.CheckpointManager` does; the strategy calls it.
+    """A directory of checkpoints that it saves, like a `tf.train.CheckpointManager`. The strategy calls the methods.
 
     An abstract class, since `coordinator.Checkpoints` is in a higher layer than the recovery.
     """
@@ -85,11 +85,11 @@ class CheckpointSource(abc.ABC):
 
     @abc.abstractmethod
     def begin(self, services: SaveServices) -> None:
-        """Allows saving; the strategy restores from this object from now on."""
+        """Allows saves; the strategy restores from this object from now on."""
 
     @abc.abstractmethod
     def end(self) -> None:
-        """Ends what is in progress, in bounded time; nothing is saved afterwards."""
+        """Ends saves in progress, in bounded time; nothing is saved afterwards."""
 
     @abc.abstractmethod
     def to_restore(self) -> list[str]:
@@ -97,21 +97,15 @@ class CheckpointSource(abc.ABC):
 
     @abc.abstractmethod
     def restored(self, path: str | None) -> None:
-        """Records that this checkpoint was restored, and that newer ones could not be; None for the initial values."""
+        """Records that this checkpoint was restored, and newer ones could not be; None for the initial values."""
 
 
 class CheckpointRestore:
-    """Restores variables from a checkpoint.
+    """The restoring of variables from a checkpoint.
 
-    Args:
-      source: a `tf.train.CheckpointManager`, a `CheckpointSource`, or a function without arguments that restores a
-        checkpoint and returns its path, or None if there is none.
-      owner: which checkpoints may be restored.
-
-    Raises:
-      TypeError: `source` is none of these.
-      ValueError: the manager's checkpoint was saved or restored asynchronously before, or TensorFlow does not find
-        checkpoints in its directory.
+    `source` is a `tf.train.CheckpointManager`, a `CheckpointSource`, or a function without arguments that restores a
+    checkpoint and returns its path, or None if there is none; otherwise a TypeError is raised. ValueError: the
+    manager's checkpoint was used asynchronously, or TensorFlow does not find checkpoints in its directory.
     """
 
     def __init__(self, source: Any, owner: CheckpointOwner | None = None) -> None:
@@ -145,22 +139,15 @@ class CheckpointRestore:
             return self.manager.to_restore()
         state = tf.train.get_checkpoint_state(self.manager.directory)
         paths = [] if state is None else [*state.all_model_checkpoint_paths, state.model_checkpoint_path]
-        # Each path once, where it comes last.
+        # Each path once, at its last place.
         return list(dict.fromkeys(path for path in reversed([*self.manager.checkpoints, *paths]) if path))
 
     def restore(self, prepare: Callable[[], None]) -> str | None:
-        """Restores the latest checkpoint.
+        """Restores the latest checkpoint. `prepare`, called before each attempt, gives variables new resources.
 
-        Args:
-          prepare: called before each attempt; gives all variables new resources.
-
-        Returns:
-          The path of the restored checkpoint, or None if there was none. Of a user's function, its result if that is a
-          path.
-
-        Raises:
-          tf.errors.OpError: a server was lost.
-          Exception: the error of the newest checkpoint, if none can be read; or what the user's function raised.
+        Returns the path of the restored checkpoint, None if there was none; the result of a user's function, if it is a
+        path. Raises OpError if a server was lost, otherwise the error of the newest checkpoint, if none can be read, or
+        of the user's function.
         """
         if self.manager is None:
             prepare()
@@ -199,25 +186,23 @@ class CheckpointRestore:
 
 # How many checkpoints are remembered; older ones are restored only if all of these are damaged.
 _REMEMBERED = 100
-# How often a save is repeated, if a server is out of another one's reach although none is lost.
+# How often a save is repeated if a server does not reach another one although none is lost.
 _UNREACHED_SAVES = 3
 
 Step = Any  # An integer variable, of TensorFlow or Keras, or a function that returns an int.
 
 
 class VariableRecovery:
-    """Recovers the parameter servers of one cluster.
+    """The recovery of the parameter servers of one cluster.
 
     Args:
       membership: connects to the parameter servers.
-      variables: on the parameter servers, with the tables.
+      variables: the variables and tables on the parameter servers.
       finished: returns how many of the user's functions have finished so far, undone ones included.
-      wait_recovered: waits until the parameter servers are recovered, as long as that can be expected; returns whether
-        they are. It is called on threads that save a checkpoint.
+      wait_recovered: waits until the parameter servers are recovered, or a recovery cannot be expected; returns whether
+        they are. Called on threads that save a checkpoint.
       quiet: returns a scope in which no scheduled function runs.
-      memory: `Options.checkpoint_memory`.
-      events: where checkpoints are recorded.
-      owner: this client as the owner of the directory of checkpoints.
+      memory, events, owner: see `SaveServices`.
     """
 
     def __init__(
@@ -243,18 +228,17 @@ class VariableRecovery:
         self._source: CheckpointRestore | None = None
         self._step: Step | None = None
         self._on_rollback: Callable[[Rollback], object] | None = None
-        # How many finished functions recoveries have undone: their effect is not in the variables.
+        # How many finished functions were undone by recoveries: the variables lack their effect.
         self._undone = 0
-        # By the path of each of the latest checkpoints: how many functions had finished when its writing began, without
-        # the undone ones, and the states saved beside it. A checkpoint that is missing was written before this program
-        # began to train, or very long ago. A state that was added later is reset: the checkpoint has nothing of what
-        # was done since.
+        # By path, for the latest checkpoints: how many functions had finished when its writing began, without undone
+        # ones, and the states saved beside it. A missing path was written before this program began to train, or very
+        # long ago. A state that was added later is reset: the checkpoint lacks the work since then.
         self._saved: dict[str, tuple[int, States]] = {}
         self._replaced_of_manager = contextlib.ExitStack()
         # Held while a checkpoint is saved, and during an attempt to recover. The lock of the membership may be taken
         # while it is held, never the other way round.
         self.variables_in_use = Lock()
-        # Found by the attempts since the last success.
+        # The servers that were found lost since the last success.
         self._lost: set[str] = set()
         self._began: float | None = None
         self._is_half_restored = False
@@ -262,12 +246,7 @@ class VariableRecovery:
     def restore_from(
         self, source: Any, step: Step | None = None, on_rollback: Callable[[Rollback], object] | None = None
     ) -> None:
-        """Sets what is restored and the callback; see `ParameterServerStrategy.restore_from`.
-
-        Raises:
-          TypeError: `source`, `step` or `on_rollback` is of a wrong type.
-          ValueError: the manager's checkpoint was used asynchronously.
-        """
+        """Sets what is restored and the callback; see `ParameterServerStrategy.restore_from`."""
         restore = CheckpointRestore(source, self._owner)
         _check(step)
         if on_rollback is not None and not callable(on_rollback):
@@ -297,7 +276,7 @@ class VariableRecovery:
         self._owner.leave()
 
     def missing(self) -> ParameterServerLost | None:
-        """Returns the error that names a parameter server whose variables are gone or half restored, or None."""
+        """Returns an error that names a parameter server whose variables are gone or half restored, or None."""
         lost = self._membership.lost_parameter_server()
         if lost is None and self._is_half_restored:
             name = min(self._lost, default="/job:ps")
@@ -323,17 +302,15 @@ class VariableRecovery:
         return rollback
 
     def recover(self) -> Rollback | None:
-        """Makes one attempt; to be called on a thread without its own executor, while no function runs.
+        """Makes one attempt. Call it on a thread without its own executor, while no function runs.
 
-        Returns:
-          The rollback, or None. After None call it again, unless `missing` returns None too: a parameter server does
-          not answer or was lost once more, or a checkpoint is being saved, which will fail soon.
+        Returns the rollback, or None. After None call it again, unless `missing` returns None too: a parameter server
+        does not answer or was lost once more, or a checkpoint is being saved, which will fail soon.
 
         Raises:
           RuntimeError: `restore_from` was not called.
           CheckpointsTakenOver: another client uses the directory of the checkpoints.
-          Exception: no checkpoint can be restored, although all parameter servers answer; or what the user's function
-            raised.
+          Exception: no checkpoint can be restored, although all servers answer; or the error of the user's function.
         """
         if self._source is None:
             raise RuntimeError("There is nothing to restore from: call restore_from first.")
@@ -376,7 +353,7 @@ class VariableRecovery:
                 return None
             raise
         if self._membership.lost_parameter_server() is not None:
-            # Nothing had to be restored on the server, so its second loss raised no error.
+            # A second loss raises no error if nothing had to be restored on the server.
             return None
         return self._rollback(source, checkpoint, step)
 
@@ -386,7 +363,6 @@ class VariableRecovery:
         return int(self._step() if callable(self._step) else self._step.numpy())
 
     def _steps(self) -> int | None:
-        """Returns the number of the step; None while a server does not answer."""
         if self._step is None:
             return self._progress()
         try:
@@ -418,18 +394,14 @@ class VariableRecovery:
         )
 
     def _save(self, save: Callable[..., str | None], directory: str, *args: Any, **kwargs: Any) -> str | None:
-        """Saves as `save` does, the manager's original `save`, while no function runs and no recovery is attempted.
+        """Calls `save`, the manager's original one, while no function runs and no recovery is attempted.
 
-        Raises:
-          ParameterServerLost: a parameter server is lost and does not return.
-          CheckpointsTakenOver: another client uses the directory.
-          RuntimeError: on a worker's thread.
-          ValueError: the save is asynchronous.
-          tf.errors.OpError: the save failed for another reason.
+        Raises ParameterServerLost if a lost parameter server does not return, CheckpointsTakenOver, RuntimeError on a
+        worker's thread, ValueError for an asynchronous save, or another error of the save.
         """
         arguments = (*args, *kwargs.values())
         if any(isinstance(value, tf.train.CheckpointOptions) and value.enable_async for value in arguments):
-            # Before the checkpoint's number is incremented.
+            # Raised before the checkpoint's number is incremented.
             raise _asynchronous_refused()
         began = time.monotonic()
         bound = inspect.signature(save).bind(*args, **kwargs)
@@ -445,12 +417,12 @@ class VariableRecovery:
         return path
 
     def _note_written(self, path: str) -> None:
-        """Lets the manager list the checkpoint that it has written, and delete older ones."""
+        """Records a written checkpoint before the manager lists it and deletes older ones."""
         self._owner.require()
         self._owner.record(path)
 
     def _save_quietly(self, save: Callable[[], str | None], directory: str) -> str | None:
-        """Calls `save` while no function runs, again after a recovery; see `SaveServices`."""
+        """Calls `save` while no function runs, and again after a recovery; see `SaveServices`."""
         with self._quiet():
             return self._save_repeatedly(save, directory)
 
@@ -466,7 +438,7 @@ class VariableRecovery:
                         states = self._variables.copied_states()
                         path = save()
                     except tf.errors.OpError as error:
-                        # Another client that uses the directory may have deleted the files.
+                        # Another client with the same directory may have deleted the files.
                         self._owner.require()
                         missing = self.missing()
                         if missing is not None:
@@ -497,15 +469,14 @@ def _check(step: Any) -> None:
 
 
 def _with_callback(options: Any, callback: Callable[[str], object]) -> Any:
-    """Returns options of a save that calls a function with the path before the manager's own."""
+    """Returns options of a save that calls `callback` with the path before the manager's own callbacks."""
     options = tf.train.CheckpointOptions() if options is None else copy.copy(options)
-    # Not the list of the caller, to which TensorFlow adds a function at each save.
+    # A new list: TensorFlow adds a function to the caller's list at each save.
     options.experimental_write_callbacks = [callback, *(options.experimental_write_callbacks or ())]
     return options
 
 
 def _asynchronous_refused() -> ValueError:
-    """Returns the error for an asynchronous save or restore of the checkpoint."""
     return ValueError(
         "The checkpoint that restore_from restores cannot be saved or restored with "
         "tf.train.CheckpointOptions(enable_async=True): TensorFlow's asynchronous checkpoint keeps using the "

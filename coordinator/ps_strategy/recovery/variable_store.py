@@ -1,10 +1,11 @@
 """The variables and mutable lookup tables on the parameter servers, with their initial values.
 
 A variable or table is a Python object that holds the handle of a resource on a server, and is lost with the server. A
-recovery keeps the object: it gives it the handle of a new resource, and every function that captured the old handle.
+recovery keeps the object: it gives the object, and every function that captured the old handle, the handle of a new
+resource.
 
 Promise: after `renew`, the restoring of a checkpoint and `initialize_rest`, all variables are as a restarted client
-would find them after restoring that checkpoint. Variables on servers that survived are therefore renewed too: a metric
+would find them after restoring that checkpoint. Variables on surviving servers are therefore renewed too: a metric
 whose total and count are on two servers stays consistent, even if no checkpoint holds it. The initial content of a
 table is its content at the first `note_tables`.
 """
@@ -35,11 +36,11 @@ from coordinator.ps_strategy.tensorflow_internals.handles import (
 
 _logger = logging.getLogger("coordinator")
 
-# The largest initial content of a table that is copied to the client, in entries, and the largest array that is an
-# initial value, in bytes.
+# The largest initial content of a table that is copied to the client, in entries, and the largest array that is kept as
+# an initial value, in bytes.
 _MOST_ENTRIES, _LARGEST_COPY = 2**20, 2**20
-# The attribute of a variable with its initial value, or the function that returns it. Kept elsewhere, the function
-# would keep the variable alive: the function that creates the initial value of a Keras variable refers to the variable.
+# The attribute of a variable with its initial value, or the function that returns it. The function for a Keras variable
+# refers to the variable: kept elsewhere, it would keep the variable alive.
 _INITIAL_VALUE = "_coordinator_initial_value"
 
 
@@ -55,7 +56,7 @@ class _Table(NamedTuple):
 
 
 class Recovered(Protocol):
-    """An object with state on the servers that is no variable or table, or is derived from some."""
+    """An object whose state on the servers is neither a variable nor a table, or is derived from some."""
 
     def recover(self) -> None:
         """Makes the state fit the present values of the variables; called on the client."""
@@ -71,34 +72,29 @@ class ClientState(Protocol):
         """Sets a state that `serialize` has returned."""
 
     def reset(self) -> None:
-        """Sets the initial state; the restoring of a checkpoint may follow."""
+        """Sets the initial state; a checkpoint may be restored afterwards."""
 
     def hold(self) -> None:
-        """Makes users of the state wait until `resume`, because it is about to be replaced."""
+        """Makes users of the state wait until `resume`, because the state will be replaced."""
 
     def resume(self) -> None:
         """Undoes `hold`."""
 
 
-# The states that are alive, each with what its `serialize` has returned.
+# The living states, each with the result of its `serialize`.
 States = weakref.WeakKeyDictionary[ClientState, Any]
 
 
 class VariableStore:
-    """Refers weakly to every variable and table on a parameter server. Every method may be called from any thread.
+    """Weak references to every variable and table on a parameter server. Any thread may call every method.
 
-    `renew` and `initialize_rest` are called while no function runs.
-
-    Args:
-      traced: has every function that may have captured the handle of a variable or table.
-
-    Attributes:
-      is_restored: whether `restore_from` was called.
+    `renew` and `initialize_rest` are called while no function runs. `traced` has every function that may have captured
+    the handle of a variable or table.
     """
 
     def __init__(self, traced: TracedFunctions) -> None:
         self._traced = traced
-        # By a running number, since variables cannot be hashed; this keeps them in the order of their creation.
+        # By a running number: variables cannot be hashed, and this keeps them in the order of their creation.
         self._variables: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._numbers = itertools.count()
         self._tables: weakref.WeakKeyDictionary[Any, _Table] = weakref.WeakKeyDictionary()
@@ -112,14 +108,14 @@ class VariableStore:
         self.is_restored = False
 
     def add(self, variable: Any, initial_value: Any) -> None:
-        """Adds a new variable, with the `initial_value` of its constructor, if it is on a parameter server."""
+        """Adds a new variable with its constructor's `initial_value`, if it is on a parameter server."""
         if not is_on_parameter_server(variable.device):
             return
         setattr(variable, _INITIAL_VALUE, _repeatable(variable, initial_value))
         self._variables[next(self._numbers)] = variable
 
     def variables(self) -> list[Any]:
-        """Returns the variables that are alive, in the order of their creation."""
+        """Returns the living variables in the order of their creation."""
         # `valuerefs` copies the references in one step: other threads may be creating variables.
         return [variable for reference in self._variables.valuerefs() if (variable := reference()) is not None]
 
@@ -129,7 +125,7 @@ class VariableStore:
 
     @contextlib.contextmanager
     def states_held(self) -> Iterator[None]:
-        """A scope in which nothing on the client uses a state that is reset and then restored."""
+        """A scope in which the client uses no state, because states are reset and then restored."""
         with self._states_lock:
             self._are_held = True
             for state in self._states:
@@ -144,7 +140,7 @@ class VariableStore:
                 state.resume()
 
     def copied_states(self) -> "States":
-        """Returns the present states; to be called when no function runs."""
+        """Returns the present states; called when no function runs."""
         return weakref.WeakKeyDictionary({state: state.serialize() for state in list(self._states)})
 
     def add_state(self, state: ClientState) -> None:
@@ -159,7 +155,7 @@ class VariableStore:
         self._recovered.add(recovered)
 
     def add_table(self, table: Any, resource: TableResource, recovered_by: Recovered | None = None) -> None:
-        """Adds a mutable table that was just created on a parameter server, and frees deleted ones.
+        """Adds a mutable table that was just created on a parameter server, and frees deleted tables.
 
         After a recovery, `recovered_by` fills the table again; by default it gets its initial content.
         """
@@ -184,7 +180,7 @@ class VariableStore:
         return self._tables[table].resource
 
     def note_tables(self) -> None:
-        """Copies the present content of each table that was not noted before; it becomes the initial content."""
+        """Copies the content of each table that was not noted before; it becomes the initial content."""
         for table in self.tables():
             if self._tables[table].content is not None:
                 continue
@@ -197,14 +193,14 @@ class VariableStore:
     def renew(self) -> None:
         """Gives every variable and table a new resource on its server, and every function the new handles.
 
-        Variables have no value then, tables their initial content, and states on the client are reset. Raises
+        Variables have no value then, tables their initial content; states on the client are reset. Raises
         `tf.errors.OpError` if a server does not answer.
         """
         variables, tables = self.variables(), self.tables()
-        # All are created before the first replaces an old one: if a server fails until then, nothing has changed.
+        # All are created before the first old one is replaced: if a server fails until then, nothing has changed.
         renewed = [(variable, new_handle(variable)) for variable in variables]
         for table in tables:
-            # Otherwise a table on a server that was not lost would be found again, with its content.
+            # Otherwise a table on a surviving server would be found again, with its content.
             self.resource_of(table).free()
             renewed.append((table, self.resource_of(table).handle()))
         replace_handles(renewed, self._traced)
@@ -216,13 +212,9 @@ class VariableStore:
                 set_table_content(table, content)
 
     def initialize_rest(self) -> None:
-        """Assigns its initial value to every variable that has no value, and warns of tables that lack theirs.
+        """Assigns initial values to variables without a value, warns of empty tables, then calls `Recovered.recover`.
 
-        Then it recovers what depends on these values.
-
-        Raises:
-          tf.errors.OpError: a server does not answer.
-          Exception: what the function for an initial value raised, with a note that names the variable.
+        A note names the variable in an error of its function.
         """
         for variable in self.variables():
             if not variable.is_initialized():
@@ -251,7 +243,6 @@ def _repeatable(variable: Any, initial_value: Any) -> Any:
     elements = variable.shape.num_elements()
     if elements is not None and elements * variable.dtype.size > _LARGEST_COPY:
         return None
-    # Outside of a function that is being traced.
     with tf.init_scope():
         value = tf.convert_to_tensor(initial_value, variable.dtype).numpy()
     return value.copy() if value.nbytes <= _LARGEST_COPY else None

@@ -1,7 +1,7 @@
 """Creates variables, whole or in parts, each on its parameter server with its rows of the initial value.
 
 Variables of the same size, and small ones of any size, go to one server after the other, as in TensorFlow. A large
-variable goes to the server that holds the fewest bytes if the next one in turn would hold a quarter more than that.
+variable goes to the server with the fewest bytes if the next server in turn would hold over a quarter more than that.
 """
 
 import dataclasses
@@ -18,16 +18,16 @@ from coordinator.ps_strategy.sharded.sharded_variable import Partition, ShardedV
 # Smaller variables are placed in turn, in bytes.
 _LARGE = 2**20
 _TOLERATED = 1.25
-# A value that can only be computed as a whole, on each server, is refused if it is larger, in bytes.
+# A larger value that each server could only compute as a whole is refused, in bytes.
 LARGEST_WHOLE = 2**28
-# How many bytes of a value that is computed by rows are computed at a time.
+# The bytes that are computed at a time of a value that is computed by rows.
 BLOCK_BYTES = 2**22
 
 
 class Placement:
-    """Chooses servers. Thread-safe; variables that several threads create at the same time are counted when they exist.
+    """The choice of servers. Thread-safe; variables that are being created at the same time are not counted yet.
 
-    `devices` are of the parameter servers; `variables` returns the variables that exist.
+    `devices` are of the parameter servers; `variables` returns the existing variables.
     """
 
     def __init__(self, devices: Sequence[str], variables: Callable[[], Iterable[Any]]) -> None:
@@ -37,12 +37,11 @@ class Placement:
         self._numbers = itertools.count()
 
     def next_devices(self, sizes: Sequence[int]) -> list[str]:
-        """Returns the devices of new variables with these sizes in bytes, 0 if a size is not known."""
+        """Returns the devices of new variables with these sizes in bytes, 0 if unknown."""
         held = self._held() if max(sizes) >= _LARGE else dict.fromkeys(self._devices, 0)
         return [self._next(size, held) for size in sizes]
 
     def _next(self, size: int, held: dict[str, int]) -> str:
-        """Chooses a server, and adds the variable to the bytes that it holds."""
         number = next(self._numbers) % len(self._devices)
         device = self._devices[number]
         # Of several such servers, the next one in turn.
@@ -55,7 +54,7 @@ class Placement:
     def _held(self) -> dict[str, int]:
         held = dict.fromkeys(self._devices, 0)
         for variable in self._variables():
-            # A variable in parts holds nothing itself.
+            # A sharded variable holds nothing itself.
             if variable.device in held and not hasattr(variable, "parts"):
                 held[variable.device] += (variable.shape.num_elements() or 0) * variable.dtype.size
         return held
@@ -63,14 +62,10 @@ class Placement:
 
 @dataclasses.dataclass(frozen=True)
 class InitialValue:
-    """An initial value that can be computed by rows.
+    """An initial value that can be computed by rows; `shape` and `dtype` belong to the whole value.
 
-    Attributes:
-      shape: of the whole value.
-      dtype: of the whole value.
-      rows: called with the first row and the number of rows, returns these rows.
-      whole: for the constructor of a variable that is not sharded.
-      block_rows: how many rows are computed together, at multiples of this number; None for all requested rows.
+    `rows` takes the first row and the number of rows, and returns these rows. `whole` is for a variable that is not
+    sharded. `block_rows` rows are computed together, at multiples of this number; None for all requested rows.
     """
 
     shape: tf.TensorShape
@@ -115,15 +110,11 @@ class RowsInBlocks:
 
 
 def initial_value_of(value: Any, shape: Any = None, dtype: Any = None, name: str | None = None) -> InitialValue:
-    """Returns the initial value that was given to the constructor of a variable.
+    """Returns the initial value that the constructor of a variable got.
 
-    Args:
-      value: a value, or a function without arguments that returns it. A function may take `partition_shape` and
-        `partition_offset`, and return these rows: it is called for each block of a part. Otherwise it is called for
-        each part, and the rows are taken from the result.
-      shape: None for the shape of the value; a function is then called once to learn it.
-      dtype: None for the dtype of the value, as `shape`.
-      name: of the variable, for messages.
+    `value` is a value, or a function that returns it. A function may take `partition_shape` and `partition_offset`, and
+    return these rows: it is called for each block of a part. Otherwise it is called for each part, and the rows are
+    taken from the result. To learn a `shape` or `dtype` that is None, it is called once.
     """
     if not callable(value):
         value = tf.convert_to_tensor(value, dtype)
@@ -142,7 +133,7 @@ def _rows_of_function(
 ) -> Any:
     partition_shape = (count, *shape[1:])
     if _takes_partition(function):
-        # An initializer that does not know these arguments may take any, and refuse them when it is called.
+        # An initializer that does not know these arguments may accept any, and refuse them when it is called.
         try:
             value = function(partition_shape=partition_shape, partition_offset=(first, *[0] * len(shape[1:])))
         except (TypeError, ValueError):
@@ -185,12 +176,11 @@ def _parameters(function: Callable[..., Any]) -> Sequence[inspect.Parameter]:
 # A function that takes the shape and the dtype of a variable, and returns the number of partitions along each axis.
 Partitioner = Callable[..., Sequence[int]]
 
-# Arguments that concern a variable as a whole.
 _OPTIONS = ("synchronization", "aggregation", "distribute_strategy")
 
 
 def check_partitioner(partitioner: Any) -> None:
-    """Raises TypeError for what cannot be a partitioner."""
+    """Raises TypeError for objects that cannot be a partitioner."""
     if partitioner is not None and not callable(partitioner):
         raise TypeError(
             "variable_partitioner must be one of tf.distribute.experimental.partitioners or a function of shape and "
@@ -199,7 +189,7 @@ def check_partitioner(partitioner: Any) -> None:
 
 
 def partition_by(partitioner: Partitioner, shape: tf.TensorShape, dtype: tf.DType) -> Partition | None:
-    """Returns how a partitioner divides a variable; None if the variable stays whole.
+    """Returns a partitioner's division of a variable; None if the variable stays whole.
 
     Raises `ValueError` if the partitioner divides other axes than the first, or returns nothing.
     """
@@ -216,7 +206,7 @@ def partition_by(partitioner: Partitioner, shape: tf.TensorShape, dtype: tf.DTyp
 
 
 def part_sizes(partition: Partition | None, initial: InitialValue) -> list[int]:
-    """Returns the size of each part, or of the whole variable without a partition, in bytes; 0 if it is not known."""
+    """Returns the size of each part, or of the whole variable without a partition, in bytes; 0 if unknown."""
     if partition is None:
         return [(initial.shape.num_elements() or 0) * initial.dtype.size]
     row = (initial.shape[1:].num_elements() or 0) * initial.dtype.size
@@ -261,7 +251,7 @@ def create_sharded(
 
 
 def _initial_rows(initial: InitialValue, first: int, count: int) -> Callable[[], Any]:
-    # A function that is being traced would write the rows whenever it runs.
+    # A function that is being traced would write the rows at each run.
     if initial.block_rows is None or initial.block_rows >= count or not tf.executing_eagerly():
         return functools.partial(initial.rows, first, count)
     return RowsInBlocks(initial, first, count)

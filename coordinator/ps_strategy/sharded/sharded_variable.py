@@ -1,18 +1,18 @@
 """A `tf.Variable` whose rows are on several parameter servers.
 
-  ShardedVariable [10, 4]        handle of the whole shape, no value; what gradient tapes know it by
+  ShardedVariable [10, 4]        a handle of the whole shape, without a value; gradient tapes know it by the handle
     parts[0] [3, 4]  part_0      a variable on ps 0
     parts[1] [3, 4]  part_1                on ps 1
     parts[2] [2, 4]  part_2                on ps 0
     parts[3] [2, 4]  part_3                on ps 1
 
-Each part has consecutive rows, as in TensorFlow's "div" layout: if the parts cannot all have the same number of rows,
-the first ones have one row more.
+Each part has consecutive rows, as in TensorFlow's "div" layout: if the rows cannot be divided evenly, the first parts
+have one row more.
 
-Look-ups and updates of rows send to each server only the rows that it has; rows are returned in the order in which they
-were asked for. A gradient is one of the whole variable: `tf.IndexedSlices` with its row numbers. Operations on the
-whole value, such as `numpy()` or an operator, read all parts. An update of several parts is not atomic; an update of
-one row is, as in any other variable.
+Look-ups and updates of rows send only its own rows to each server; rows are returned in the order of the request. A
+gradient belongs to the whole variable: `tf.IndexedSlices` with its row numbers. Operations on the whole value, such as
+`numpy()` or an operator, read all parts. An update of one row is atomic, as in any other variable; an update of several
+parts is not.
 """
 
 import dataclasses
@@ -34,20 +34,14 @@ from coordinator.ps_strategy.tensorflow_internals.unstored_variable import (
 
 @dataclasses.dataclass(frozen=True)
 class Routed:
-    """Rows by the part that they are in.
-
-    Attributes:
-      part: of each row, int32 [n].
-      local: for each part, the indices of the rows in the part [n of the part].
-      count: of parts.
-    """
+    """Rows by their parts: the `part` of each row, int32 [n], and the `local` indices in each part [n of the part]."""
 
     part: Any
     local: Sequence[Any]
     count: int
 
     def split(self, values: Any) -> list[Any]:
-        """Returns the values of each part's rows, for values of all rows, [n, ...]."""
+        """Divides the values of all rows, [n, ...], among the parts."""
         return tf.dynamic_partition(values, self.part, self.count)
 
     def stitch(self, values: Sequence[Any]) -> Any:
@@ -90,7 +84,6 @@ class Partition:
 
 
 def _scatter_method(method: str) -> Any:
-    """Returns a method that gives each part the rows of `tf.IndexedSlices` that it has."""
 
     def scatter(self: Any, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
         if is_being_exported():
@@ -103,7 +96,6 @@ def _scatter_method(method: str) -> Any:
 
 
 def _scatter_nd_method(method: str) -> Any:
-    """Returns a method that gives each part the updates of rows, or of elements of rows, that it has."""
 
     def scatter_nd(self: Any, indices: Any, updates: Any, name: str | None = None) -> Any:
         if is_being_exported():
@@ -122,7 +114,6 @@ def _scatter_nd_method(method: str) -> Any:
 
 
 def _assign_method(method: str) -> Any:
-    """Returns a method that gives each part its rows of a value of the variable's shape."""
 
     def assign(self: Any, value: Any, use_locking: Any = None, name: str | None = None, read_value: bool = True) -> Any:
         if is_being_exported():
@@ -135,7 +126,7 @@ def _assign_method(method: str) -> Any:
 
 
 class ShardedVariable(SavedInSlices, UnstoredVariable):
-    """A variable that is the concatenation of others along the first axis.
+    """A variable that concatenates other variables along the first axis.
 
     Args:
       parts: `tf.Variable`s, as `Partition` divides their rows.
@@ -166,7 +157,7 @@ class ShardedVariable(SavedInSlices, UnstoredVariable):
         return self.partition.rows
 
     def __getitem__(self, index: Any) -> Any:
-        """Returns what `tf.Variable` does; an int or a slice along the first axis reads only these rows."""
+        """Indexes like `tf.Variable`; an int or a slice along the first axis reads only these rows."""
         first, *rest = index if isinstance(index, tuple) and index else (index,)
         rows = self._rows_at(first)
         if rows is None or is_being_exported():
@@ -177,7 +168,7 @@ class ShardedVariable(SavedInSlices, UnstoredVariable):
         return values[tuple(rest)] if isinstance(rows, int) or rows.shape.rank == 0 else values[(slice(None), *rest)]
 
     def _rows_at(self, index: Any) -> Any:
-        """Returns the numbers of the rows of an index along the first axis; None for one of another kind."""
+        """Returns the row numbers of an index along the first axis; None for other kinds of indices."""
         count = self.partition.rows
         if isinstance(index, slice):
             bounds = (index.start, index.stop, index.step)
@@ -196,10 +187,7 @@ class ShardedVariable(SavedInSlices, UnstoredVariable):
         return None
 
     def split_rows(self, slices: tf.IndexedSlices) -> list[tf.IndexedSlices]:
-        """Returns for each part the rows of `slices` that it has, with their indices in the part.
-
-        Raises `TypeError` for other arguments than `tf.IndexedSlices`.
-        """
+        """Returns each part's rows of `slices`, with their indices in the part; TypeError for other arguments."""
         if not isinstance(slices, tf.IndexedSlices):
             raise TypeError(f"Argument `sparse_delta` must be a `tf.IndexedSlices`. Received arg: {slices}")
         indices = tf.reshape(tf.convert_to_tensor(slices.indices), [-1])

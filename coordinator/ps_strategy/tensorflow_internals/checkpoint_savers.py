@@ -1,7 +1,7 @@
-"""Parts of a checkpoint that TensorFlow does not write and read by itself: large variables, tables, sharded variables.
+"""Parts of a checkpoint that TensorFlow cannot write and read: large variables, tables, sharded variables.
 
 TensorFlow gives all values of a server to one operation that writes them. A value must not change while it is written,
-so that the next update of a variable copies it first: a table of 1 GB needs 1 GB more, and updates wait for the copy.
+so the next update of a variable copies it first: a table of 1 GB needs 1 GB more, and updates wait for the copy.
 
 A `MultiDeviceSaver` writes and reads every checkpoint: for `tf.train.Checkpoint`, its managers, and the variables of a
 SavedModel. Within `savers_replaced`, another object writes and reads some of the values, into files that are merged
@@ -27,30 +27,27 @@ from tensorflow.python.training.saving.saveable_object_util import TrackableSave
 
 from coordinator.ps_strategy.tensorflow_internals.process import attribute_replaced
 
-# The attribute of a specification of a saved value that has the variable.
+# The attribute of a saved value's specification that has the variable.
 VARIABLE = "_coordinator_variable"
 # The same for an object that writes itself.
 _WRITER = "_coordinator_writer"
-# Attributes of a checkpoint: its asynchronous checkpointer, once it was needed, and the method that creates it.
+# Attributes of a checkpoint: its asynchronous checkpointer, once needed, and the method that creates it.
 _ASYNCHRONOUS, _MAKES_ASYNCHRONOUS = "_async_checkpointer_impl", "_async_checkpointer"
-# How checkpoints name the pieces of a tensor: see `EncodeTensorNameSlice` of TensorFlow.
+# The names of a tensor's pieces in checkpoints: see `EncodeTensorNameSlice` of TensorFlow.
 _PIECE = rb"\x00%s\x00\x01[\s\S]{1,90}?\(DT_\w+\) \[([\d,]*)\]\n"
 
 
 class SavedInSlices:
     """A mixin for classes of variables whose rows are in other variables.
 
-    Each part is written as a slice of one tensor of the whole shape, as TensorFlow writes its own sharded variables. A
-    variable with other parts restores the rows that it needs; a variable in one piece restores all rows,
-    and parts restore rows of a variable that was written in one piece.
-
-    Attributes:
-      parts: the other variables, whose rows are consecutive.
+    Each of the `parts`, whose rows are consecutive, is written as a slice of one tensor of the whole shape, as
+    TensorFlow writes its own sharded variables. A variable with other parts restores the rows that it needs, a variable
+    in one piece restores all rows, and parts restore rows of a variable that was written in one piece.
     """
 
     parts: Sequence[Any]
 
-    # Private, all: checkpoints and SavedModels call these methods. No public way saves a slice of a tensor.
+    # All private: checkpoints and SavedModels call these methods. No public way saves a slice of a tensor.
 
     def _serialize_to_tensors(self) -> dict[str, dict[str, Any]]:
         slices = {
@@ -60,7 +57,6 @@ class SavedInSlices:
         return {VARIABLE_VALUE_KEY: slices}
 
     def _restore_from_tensors(self, restored_tensors: dict[str, dict[str, Any]]) -> list[Any]:
-        # With `slices_restored`.
         slices = restored_tensors[VARIABLE_VALUE_KEY]
         return [
             part._restore_from_tensors({VARIABLE_VALUE_KEY: slices[name]})
@@ -68,7 +64,7 @@ class SavedInSlices:
         ]
 
     def _slice_names(self) -> list[str]:
-        """Returns which rows of the whole each part has, in the format of `shape_and_slices` of `tf.raw_ops.SaveV2`."""
+        """Returns the rows of each part in the whole, in the format of `shape_and_slices` of `tf.raw_ops.SaveV2`."""
         rows, *rest = self.shape.as_list()  # type: ignore[attr-defined]  # of the other base
         row = "".join(f":0,{size}" for size in rest)
         names, first = [], 0
@@ -89,7 +85,7 @@ class SavedInSlices:
 def slices_restored() -> Iterator[None]:
     """A scope in which all slices of a tensor are restored, instead of only the first one."""
     # Private: TensorFlow saves the slices that `_serialize_to_tensors` returns for a tensor, but forgets them when it
-    # restores. Its own sharded variables use an older interface, which variables of Keras do not have.
+    # restores. Its own sharded variables use an older interface, which Keras variables do not have.
     stock = TrackableSaveable.restore
 
     @functools.wraps(stock)
@@ -111,12 +107,10 @@ class SelfSaved(NamedTuple):
 
 
 class SelfSaving(base.Trackable):  # Private: the public base, `tf.Module`, tracks all attributes.
-    """A base of objects that a `tf.train.Checkpoint` may contain, and that write and read themselves.
+    """A base of objects in a `tf.train.Checkpoint` that write and read themselves.
 
-    They are saved within `savers_replaced`, and not asynchronously.
-
-    Attributes:
-      ATTRIBUTE: the name of their attribute in a checkpoint, as "VARIABLE_VALUE" is for variables.
+    They are saved within `savers_replaced`, and not asynchronously. `ATTRIBUTE` is the name of their attribute in a
+    checkpoint, like "VARIABLE_VALUE" for variables.
     """
 
     ATTRIBUTE = "CONTENT"
@@ -136,7 +130,7 @@ class SelfSaving(base.Trackable):  # Private: the public base, `tf.Module`, trac
         def refuse() -> None:
             raise RuntimeError(f"{self!r} is saved and restored by its strategy, and that is closed, or in a function.")
 
-        # Private: so a checkpoint learns that there is something to save.
+        # Private: this tells a checkpoint that there is something to save.
         spec = tensor_callable.Callable(refuse, tf.string, "/device:CPU:0")
         setattr(spec, _WRITER, self)
         return {self.ATTRIBUTE: spec}
@@ -151,7 +145,7 @@ class SavedVariable(NamedTuple):
     Attributes:
       variable: a `tf.Variable`; None for another value, in a `SavedValue`.
       name: the name of the tensor in the checkpoint.
-      slice_spec: which part of that tensor it is, as in `tf.raw_ops.SaveV2`; empty for the whole tensor.
+      slice_spec: the part of that tensor, as in `tf.raw_ops.SaveV2`; empty for the whole tensor.
     """
 
     variable: Any
@@ -160,13 +154,7 @@ class SavedVariable(NamedTuple):
 
 
 class SavedValue(NamedTuple):
-    """A value that a checkpoint will hold.
-
-    Attributes:
-      device: the CPU of the server that has it.
-      saved: its name and slice, and its variable if that is known.
-      read: returns the value, on that device; None if there is no value.
-    """
+    """A value that a checkpoint will hold, on the CPU `device` of a server. `read` returns it; None if it has none."""
 
     device: str
     saved: SavedVariable
@@ -174,13 +162,9 @@ class SavedValue(NamedTuple):
 
 
 class CapturedSave(NamedTuple):
-    """A save that has written nothing.
+    """A save that has written nothing, of the checkpoint at path `prefix`; the CPU `device` merges the files.
 
-    Attributes:
-      prefix: the path of the checkpoint.
-      values: the values to write.
-      themselves: the objects that write themselves, with their names.
-      device: merges the files.
+    `themselves` are the objects that write themselves, with their names.
     """
 
     prefix: str
@@ -194,10 +178,10 @@ _captured: contextvars.ContextVar[list[CapturedSave] | None] = contextvars.Conte
 
 @contextlib.contextmanager
 def saves_captured() -> Iterator[list[CapturedSave]]:
-    """A scope in which the calling thread's saves write nothing, but are appended to the list that it yields.
+    """A scope in which the calling thread's saves write nothing; it yields a list to which they are appended.
 
-    It has an effect within `savers_replaced`. Savers that users register with TensorFlow write as always, and all that
-    is saved together with them is written, too.
+    It has an effect within `savers_replaced`. Savers that users register with TensorFlow write as always, together with
+    all values of the same save.
     """
     saves: list[CapturedSave] = []
     before = _captured.set(saves)
@@ -208,7 +192,7 @@ def saves_captured() -> Iterator[list[CapturedSave]]:
 
 
 class LargeVariables(Protocol):
-    """Writes and reads some variables of a checkpoint. `io_device` is an option of `tf.train.CheckpointOptions`."""
+    """The writer and reader of some variables of a checkpoint. `io_device`: see `tf.train.CheckpointOptions`."""
 
     def to_write(self, variables: Sequence[SavedVariable]) -> Sequence[SavedVariable]:
         """Returns the variables that this object writes."""
@@ -227,9 +211,9 @@ class LargeVariables(Protocol):
 def savers_replaced(large: LargeVariables, written: Callable[[str], object] = lambda prefix: None) -> Iterator[None]:
     """A scope in which `large` writes and reads some variables of checkpoints, outside of functions.
 
-    `written` is called with the path of each checkpoint that was written.
+    `written` is called with the path of each written checkpoint.
     """
-    # Private: a checkpoint has no public hook for the way in which values are written; options are given to each call.
+    # Private: checkpoints have no public hook for the writing of values; options are given to each call.
     saver = functional_saver.MultiDeviceSaver
     save, restore = saver.save, saver.restore
 
@@ -284,10 +268,9 @@ def _save_with(large: LargeVariables, saver: Any, save: Callable[..., Any], file
 
 @contextlib.contextmanager
 def merged(prefix: str, device: str) -> Iterator[tuple[str, list[str]]]:
-    """A scope in which files of a checkpoint are written; at its end they become the checkpoint at the path `prefix`.
+    """A scope in which files of a checkpoint are written; at its end, `device` merges them into one at path `prefix`.
 
-    Yields:
-      A prefix for the files, and a list to which the prefixes of all files are appended. `device` merges the files.
+    Yields a prefix for the files, and a list to which the prefixes of all files are appended.
     """
     temporary = temporary_prefix(prefix)
     tf.io.gfile.makedirs(os.path.dirname(temporary))
@@ -297,7 +280,7 @@ def merged(prefix: str, device: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def temporary_prefix(prefix: str) -> str:
-    """Returns the prefix that TensorFlow gives to the files that are merged into a checkpoint."""
+    """Returns TensorFlow's prefix for files that are merged into a checkpoint."""
     return prefix + (".part" if prefix.startswith("s3://") else "_temp/part")
 
 
@@ -326,7 +309,6 @@ def _value_of(tensor: Any) -> Any:
 
 
 def _tensors_of(saver: Any) -> list[Any]:
-    """Returns the entries for all that a saver saves."""
     # Private: they are in lists by server.
     return [tensor for tensors in saver._shardable_tensors_by_task.values() for tensor in tensors]
 
@@ -349,7 +331,7 @@ def _io_device(options: Any) -> str | None:
 
 
 def _take(saver: Any, choose: Any) -> list[tuple[Any, SavedVariable]]:
-    """Returns the saver's entries for the variables that `choose` chooses, with the variables."""
+    """Returns the saver's entries for the variables that `choose` returns, with the variables."""
     owned = [(tensor, _variable_of(tensor)) for tensor in _tensors_of(saver)]
     entries = [(tensor, _saved_variable(tensor, variable)) for tensor, variable in owned if variable is not None]
     chosen = {id(saved) for saved in choose([saved for _, saved in entries])}
@@ -366,7 +348,6 @@ def _saved_variable(tensor: Any, variable: Any) -> SavedVariable:
 
 
 def _variable_of(tensor: Any) -> tf.Variable | None:
-    """Returns the variable of a saver's entry, or None."""
     spec = tensor._tensor_save_spec
     if (variable := getattr(spec, VARIABLE, None)) is not None:
         return variable
@@ -378,7 +359,7 @@ def _variable_of(tensor: Any) -> tf.Variable | None:
 
 
 def _without(saver: Any, taken: Any) -> Any:
-    """Returns a saver of all entries but these, each the first item of a tuple."""
+    """Returns a saver without some entries, each the first item of a tuple."""
     left_out = {id(entry[0]) for entry in taken}
     others = copy.copy(saver)
     others._shardable_tensors_by_task = {
@@ -396,19 +377,15 @@ def _has_content(saver: Any) -> bool:
 
 
 class StoredPieces:
-    """How the checkpoint at a path has stored its tensors: whole, or in pieces.
+    """The form in which the checkpoint at a path has stored its tensors: whole, or in pieces.
 
-    Raises:
-      tf.errors.OpError: there is no checkpoint, or it cannot be read.
-
-    Attributes:
-      shapes: the shapes of the whole tensors, by name.
+    `shapes` has the shapes of the whole tensors, by name. Raises OpError if the checkpoint cannot be read.
     """
 
     def __init__(self, path: str) -> None:
         reader = tf.train.load_checkpoint(path)
         self.shapes: dict[str, list[int]] = reader.get_variable_to_shape_map()
-        # Private in its form: no public call tells how tensors are stored.
+        # Its format is private: no public call tells how tensors are stored.
         self._listing: bytes = reader.debug_string()
 
     def largest(self, name: str) -> int | None:
@@ -419,13 +396,13 @@ class StoredPieces:
 
 def forget_last_saved_step(manager: Any) -> None:
     """Makes a `tf.train.CheckpointManager` with a `checkpoint_interval` save at the next step."""
-    # Private: it remembers the step of its last attempt, which may lie ahead once a checkpoint was restored.
+    # Private: it remembers the step of its last attempt, which may be later than a restored checkpoint's.
     manager._last_checkpoint_step = None
 
 
 def saves_asynchronously(checkpoint: Any) -> bool:
-    """Returns True if a `tf.train.Checkpoint` was saved or restored with `enable_async`, which then stays on."""
-    # Private: no public attribute says so.
+    """Returns True if a `tf.train.Checkpoint` was saved or restored with `enable_async`, which stays on afterwards."""
+    # Private: no public attribute tells.
     return getattr(checkpoint, _ASYNCHRONOUS, None) is not None
 
 
@@ -434,7 +411,7 @@ def asynchronous_saves_refused(checkpoint: Any, error: Callable[[], Exception]) 
     """A scope in which a `tf.train.Checkpoint` raises `error()` when it is saved or restored with `enable_async`."""
 
     def refuse() -> None:
-        # It is set before this is called, and would make the next restore without options an asynchronous one.
+        # The options are set before this call, and would make the next restore without options asynchronous.
         checkpoint._checkpoint_options = None
         raise error()
 

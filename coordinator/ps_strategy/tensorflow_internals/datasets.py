@@ -1,11 +1,11 @@
-"""Datasets in traced functions: a function takes elements before its effects; options; the files for caching.
+"""Datasets in traced functions: elements are taken before effects; options; files for caching.
 
     x = next(iterator)              IteratorGetNext ──► AssignAdd
     count.assign_add(1)             a control edge, although AssignAdd does not need x
 
 Program order is no order of execution: TensorFlow orders only operations that use the same resource. At the end of
-finite data `IteratorGetNext` fails. A function that fails so must have no effect, since it is run again where there is
-data left. Operations that do not need the element would have run by then, and would run twice.
+finite data `IteratorGetNext` fails. A function that fails there must have no effect, since it is run again where data
+is left. Without the edge, operations that do not need the element would run twice.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from tensorflow.python.framework import auto_control_deps, auto_control_deps_uti
 from coordinator.ps_strategy.tensorflow_internals.functions import called_functions
 from coordinator.ps_strategy.tensorflow_internals.process import attribute_replaced
 
-# Under this name the order is registered with TensorFlow.
+# The name under which the order is registered with TensorFlow.
 _ORDER = "coordinator_data_before_effects"
 # Operations that fail at the end of the data.
 _TAKES = frozenset({"IteratorGetNext", "IteratorGetNextSync"})
@@ -32,14 +32,14 @@ _TAKES = frozenset({"IteratorGetNext", "IteratorGetNextSync"})
 def dependencies_added(name: str, add: Callable[[Any], None]) -> Iterator[None]:
     """A scope in which `add` is called for each operation of the functions that are traced, in program order.
 
-    It adds control edges, as TensorFlow adds its own at that time. `name` is unique to the kind of edges.
+    `add` adds control edges, as TensorFlow does at that time. `name` is unique to the kind of edges.
     """
     # Private: automatic control dependencies have no public hook; this one is for kinds of operations.
     resolvers = auto_control_deps._acd_resource_resolvers_registry
 
     def resolve(operation: Any, reads: Any, writes: Any) -> bool:
         add(operation)
-        # It changes nothing of the resources that the operation reads and writes.
+        # False: the resources that the operation reads and writes are unchanged.
         return False
 
     resolvers.register(resolve, name)
@@ -50,17 +50,16 @@ def dependencies_added(name: str, add: Callable[[Any], None]) -> Iterator[None]:
 
 
 def data_before_effects() -> contextlib.AbstractContextManager[None]:
-    """A scope in which functions that are traced change nothing before they have taken the elements of before."""
+    """A scope in which functions are traced so that each effect waits for the elements that are taken before it."""
     return dependencies_added(_ORDER, _Order().add)
 
 
 class _Order:
-    """Has the operations of each graph that have effects wait for those before them that take elements."""
+    """Control edges in each graph, from operations that take elements to the later operations with effects."""
 
     def __init__(self) -> None:
-        # By graph: the operations so far that take elements; and on which of these each operation depends, a bit each.
+        # By graph: the operations so far that take elements; and the ones that each operation depends on, a bit each.
         self._graphs: weakref.WeakKeyDictionary[Any, tuple[list[Any], dict[str, int]]] = weakref.WeakKeyDictionary()
-        # Whether functions take elements, by their graphs.
         self._takes: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
     def add(self, operation: Any) -> None:
@@ -85,10 +84,9 @@ class _Order:
             dependence[operation.name] = after
 
     def _calls_what_takes(self, operation: Any) -> bool:
-        """Returns whether an operation is a call, a branch or a loop with functions that take elements."""
         graph = operation.graph
         functions = [graph._get_function(name) for name in functions_of(operation) if graph._is_function(name)]
-        # A graph that was imported has definitions without graphs, of functions that are ordered already.
+        # An imported graph has definitions without graphs, of functions that are ordered already.
         return any(self._is_taking(function.graph) for function in functions if hasattr(function, "graph"))
 
     def _is_taking(self, graph: Any) -> bool:
@@ -100,7 +98,7 @@ class _Order:
 
 
 def functions_of(operation: Any) -> list[str]:
-    """Returns the names of the functions that an operation with effects calls."""
+    """Returns the names of the functions that an operation calls, if it is stateful."""
     return [name for _, name in called_functions(operation.node_def)] if operation.op_def.is_stateful else []
 
 
@@ -116,7 +114,7 @@ def has_effects(operation: Any) -> bool:
 
 
 def options_in_graph(dataset: tf.data.Dataset) -> tf.data.Options:
-    """Returns the options that a function has set for its dataset, as far as they are known while it is traced."""
+    """Returns the options that a function has set for its dataset, if they are known while it is traced."""
     # Private: `Dataset.options()` returns the same here, but warns that the graph may have other options.
     options: tf.data.Options = dataset._options_attr
     return options
@@ -131,13 +129,12 @@ def caches_replaced(file_of: Callable[[Any], Any]) -> Iterator[None]:
     # The file is an argument of an operation, which cannot be changed in functions that the dataset calls.
     stock, thread = tf.data.Dataset.cache, threading.get_ident()
 
-    # AutoGraph converts all functions that a user's function calls.
     @functools.wraps(stock)
     @tf.autograph.experimental.do_not_convert
     def cache(self: Any, filename: Any = "", name: str | None = None) -> Any:
         if threading.get_ident() == thread and not tf.executing_eagerly():
             file = tf.convert_to_tensor(filename, tf.string)
-            # Without one, it is cached in memory.
+            # Without a file, the dataset is cached in memory.
             filename = filename if tf.get_static_value(file) == b"" else file_of(file)
         return stock(self, filename, name)
 

@@ -1,4 +1,4 @@
-"""Traced functions: how they are called, built, changed and registered, and what their graphs consist of.
+"""Traced functions: how to call, build, change and register them, and the contents of their graphs.
 
 A `tf.types.experimental.ConcreteFunction` is called `concrete` here, a `NodeDef` `node`, a `FunctionDef` `function`.
 """
@@ -27,19 +27,19 @@ from coordinator.ps_strategy.tensorflow_internals.process import attribute_repla
 
 # Private: no public attribute says that a function must be compiled; the runtime reads this one.
 _COMPILED = "_XlaMustCompile"
-# Names of those inputs of an operation that are the last arguments of its function. An operation with several functions
-# has such inputs for each, prefixed with the function's attribute.
+# The inputs of an operation that are the last arguments of its function. An operation with several functions has such
+# inputs for each, prefixed with the function's attribute.
 _CAPTURED = ("other_arguments", "captured_inputs", "captured_tensors")
-# Their first input selects the function, which takes the others.
+# The first input of these operations selects the function, which takes the other inputs.
 _CHOOSING = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
-# TensorFlow's names of the gradients of `tf.custom_gradient` begin so.
+# The beginning of TensorFlow's names for the gradients of `tf.custom_gradient`.
 _CUSTOM_GRADIENT = "CustomGradient-"
 # The attribute of a graph with the gradient functions of its operations.
 _GRADIENTS_OF_GRAPH = "_coordinator_custom_gradients"
 
 
 class CancellationManager:
-    """Cancels the calls that it was passed to."""
+    """The cancellation of the calls that it was passed to."""
 
     def __init__(self) -> None:
         # Private: the public API cannot cancel an eager call.
@@ -51,16 +51,16 @@ class CancellationManager:
         return bool(self._manager.is_cancelled)
 
     def cancel(self) -> None:
-        """Cancels the calls. Later calls of this method have no effect."""
+        """Cancels the calls. May be called again."""
         self._manager.start_cancel()
 
 
 def with_defaults(
     function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Returns the arguments of a call, with those that were left out; TypeError if they do not match the signature.
+    """Returns the arguments of a call with the omitted ones; TypeError if they do not match the signature.
 
-    They are the defaults of a `tf.function`, or the Python values that a concrete function was traced with.
+    These are the defaults of a `tf.function`, or the Python values that a concrete function was traced with.
     """
     # Private: nothing public returns them, and a concrete function does not know the defaults.
     signature = function.function_type
@@ -76,7 +76,7 @@ def with_defaults(
 
 def named_arguments(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the arguments of a call of a `tf.function` by parameter; TypeError if they do not match."""
-    # Private: the public signature of the Python function has the object of a method among its parameters.
+    # Private: the public signature of a method's Python function includes the object.
     return dict(function.function_type.bind_partial(*args, **kwargs).arguments)
 
 
@@ -90,18 +90,11 @@ def flat_inputs(concrete: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
 def call_concrete(concrete: Any, inputs: Sequence[Any], manager: CancellationManager, *, stands_for: Any = None) -> Any:
     """Runs a concrete function on the current device; returns the outputs in the structure of the (replaced) function.
 
-    Args:
-      concrete: the function.
-      inputs: `flat_inputs`, then one tensor for each of `captured_inputs`.
-      manager: cancels the call.
-      stands_for: the concrete function that this one replaces, to which errors refer; it has the same operation names
-        and flat outputs. None if it replaces no other.
-
-    Raises:
-      tf.errors.OpError: with the location in the user's code, as in an ordinary call.
+    `inputs` are `flat_inputs`, then one tensor for each of `captured_inputs`. `stands_for` is the concrete function
+    that this one replaces; it has the same operation names and flat outputs. An error has the location in its code.
     """
-    # Private: a public call takes neither captures nor a cancellation manager of the caller's choice. It reads the
-    # manager from a global that the threads of all workers share.
+    # Private: a public call takes neither captures nor a cancellation manager of the caller's. It reads the manager
+    # from a global that the threads of all workers share.
     function = concrete.inference_fn
     reported = function if stands_for in (None, concrete) else _ReportedAs(function.name, stands_for.inference_fn)
     ctx = context.context()
@@ -135,27 +128,27 @@ class _ReportedAs:
 def structure_outputs(concrete: Any, values: Sequence[Any]) -> Any:
     """Returns NumPy values, one for each of `concrete.outputs`, in the structure that the function returns.
 
-    Where the function returns composite tensors, the structure has composite tensors of the values.
+    Composite tensors in the structure are made of the values.
     """
-    # Private: only the function's own call does this publicly.
+    # Private: publicly, only the function's own call does this.
     if any(isinstance(leaf, CompositeTensor) for leaf in tf.nest.flatten(concrete.structured_outputs)):
         values = [tf.constant(value, output.dtype) for value, output in zip(values, concrete.outputs, strict=True)]
     return concrete.function_type.pack_output(values)
 
 
 def captures_of(concrete: Any) -> list[Any]:
-    """Returns the captures of a concrete function: the same list object as long as they do not change."""
+    """Returns the captures of a concrete function: the same list object until they change."""
     # Private: `captured_inputs` creates a new list each time, which is too slow for calls of small functions.
     return concrete._captured_inputs
 
 
 def captured_inputs(concrete: Any, worker_index: Any = 0) -> list[Any]:
-    """Returns the captures of a concrete function: one tensor for each input that is no argument.
+    """Returns the captures of a concrete function: one tensor for each input that is not an argument.
 
-    `worker_index`, an int64 tensor or an int, is passed where the function reads the index of its worker by
+    `worker_index`, an int64 tensor or an int, is passed where the function calls
     `tf.distribute.coordinator.experimental_get_current_worker_index()`.
     """
-    # Private: that call captures the index when the function is called, from a context of TensorFlow's own coordinator.
+    # Private: that function captures the index at each call, from a context of TensorFlow's own coordinator.
     of_thread = coordinator_context._dispatch_context
     former = coordinator_context.get_current_dispatch_context()
     of_thread.current = coordinator_context.DispatchContext(SimpleNamespace(worker_index=worker_index))
@@ -176,31 +169,29 @@ def built_function(
 ) -> Any:
     """Builds a concrete function, for `call_concrete`, from a graph that is changed after tracing.
 
-    Args:
-      body: traced without AutoGraph; takes a symbolic tensor for each of `signature`, and returns a list of tensors.
-      signature: the inputs of the function.
-      change: called with the graph, which has all control dependencies.
+    `body` is traced without AutoGraph; it takes a symbolic tensor for each of `signature`, and returns a list of
+    tensors. `change` is called with the graph, which has all control dependencies.
     """
-    # Private: tracing registers a function; nothing public lets its graph be changed before.
+    # Private: tracing registers a function; publicly, its graph cannot be changed before.
     graph = func_graph.func_graph_from_py_func(body.__name__, body, tuple(signature), {})
     change(graph)
     kind = function_type_utils.derive_from_graph(graph)
-    # The servers have the functions that it calls as long as the graph exists.
+    # The servers keep the functions that it calls as long as the graph exists.
     library = graph.as_graph_def().library.function
     graph.registered = [kept for function in library for kept in _registered(function, kind)]
     return concrete_function.ConcreteFunction.from_func_graph(graph, kind, {}, shared_func_graph=False)
 
 
 def _registered(function: Any, kind: Any) -> Iterator[Any]:
-    """Registers a `FunctionDef` with all servers, and yields what keeps it there as long as it exists."""
+    """Registers a `FunctionDef` with all servers; yields objects that keep it there as long as they exist."""
     known = context.context()
     name = function.signature.name
     is_counted = (known.function_scope_id, name.encode()) in atomic_function.RUNTIME_FUNCTION_REFS
     if is_counted or not known.has_function(name):
-        # It is not called itself, so its type does not matter.
+        # The function is not called itself, so its type does not matter.
         yield atomic_function.AtomicFunction(name, known, kind)
     if not known.has_function(name):
-        # As when it is traced: what `FunctionRegistration` replaces.
+        # The call that tracing makes, and that `FunctionRegistration` replaces.
         registered = pywrap_tf_session.TF_FunctionImportFunctionDef(function.SerializeToString())
         try:
             known.add_c_function(registered)
@@ -209,8 +200,8 @@ def _registered(function: Any, kind: Any) -> Iterator[Any]:
 
 
 def under_another_name(concrete: Any) -> Any:
-    """Returns a concrete function with the same graph that the servers do not know yet."""
-    # Private: publicly, only tracing creates a function, which takes long and may not be repeatable.
+    """Returns a concrete function with the same graph, under a name that the servers do not know yet."""
+    # Private: publicly, only tracing creates a function; it takes long and may not be repeatable.
     return concrete_function.ConcreteFunction.from_func_graph(
         concrete.graph, concrete.function_type, concrete.inference_fn.attributes
     )
@@ -236,7 +227,7 @@ def is_compiled(concrete: Any) -> bool:
 def compiled_calls(concrete: Any, is_remote: Callable[[Any], bool]) -> Iterator[tuple[str, Any]]:
     """Finds functions inside a concrete function that XLA compiles and that use remote resources.
 
-    `is_remote` returns True for a captured tensor that is a handle of such a resource. Yields the name of the Python
+    `is_remote` returns True for a captured tensor that is the handle of such a resource. Yields the name of the Python
     function and the captured tensor; also for nested calls, branches and loop bodies.
     """
     graph = concrete.graph.as_graph_def()
@@ -249,7 +240,6 @@ def compiled_calls(concrete: Any, is_remote: Callable[[Any], bool]) -> Iterator[
 
 
 def _calls(nodes: Sequence[Any], remote: dict[str, Any], functions: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Does so for the nodes of one graph; `remote` has the resources by the names of their placeholders."""
     for node in nodes:
         if remote.keys().isdisjoint(node.input):
             continue
@@ -268,7 +258,7 @@ def passed_inputs(node: Any, role: str, function: Any) -> list[tuple[str, str]]:
     """Returns which inputs an operation passes to a function that its attribute `role` names, or lists.
 
     Returns pairs of the function's argument and the operation's input, by name. The elements that a dataset operation
-    passes are not among its inputs; the list is empty for an operation that calls its function in an unknown way.
+    passes are not inputs. The list is empty for an operation that calls its function in an unknown way.
     """
     inputs = [name for name in node.input if not name.startswith("^")]
     arguments = [argument.name for argument in function.signature.input_arg]
@@ -283,7 +273,7 @@ def passed_inputs(node: Any, role: str, function: Any) -> list[tuple[str, str]]:
 
 def _input_places(node: Any, count: int) -> dict[str, slice]:
     """Returns the positions of each input of the operation's definition; empty if they do not match its inputs."""
-    # Private: only operations of a `tf.Graph` have a public definition, not those in functions.
+    # Private: publicly, only operations of a `tf.Graph` have a definition, not operations in functions.
     definition = op_def_registry.get(node.op)
     if definition is None:
         return {}
@@ -298,13 +288,13 @@ def _input_places(node: Any, count: int) -> dict[str, slice]:
 
 
 def _must_compile(function: Any) -> bool:
-    # Reading a missing key would add it, without a value, to the function that is sent to the workers, and they refuse
+    # Reading a missing key would add it, without a value, to the function that is sent to the workers. These refuse
     # every function that calls such a function.
     return _COMPILED in function.attr and bool(function.attr[_COMPILED].b)
 
 
 def called_functions(node: Any) -> list[tuple[str, str]]:
-    """Returns the attributes of an operation that name functions, with these functions."""
+    """Returns the attributes of an operation that name functions, with the functions' names."""
     return [
         (role, function.name)
         for role, value in node.attr.items()
@@ -314,21 +304,21 @@ def called_functions(node: Any) -> list[tuple[str, str]]:
 
 
 def called_in(node: Any) -> list[Any]:
-    """Returns the parts of an operation that name functions; a name may be changed there."""
+    """Returns the messages in an operation that name functions; the names can be changed there."""
     values = (value for value in node.attr.values() if value.HasField("func") or value.HasField("list"))
     return [function for value in values for function in ([value.func] if value.HasField("func") else value.list.func)]
 
 
 def copied(message: Any) -> Any:
-    """Returns a copy of a message."""
+    """Returns a copy of a protocol buffer."""
     copy = type(message)()
     copy.CopyFrom(message)
     return copy
 
 
 def renamed_by_content(function: Any) -> str:
-    """Gives a function that was changed a new name, and returns it: equal functions have equal names."""
-    # The attribute says which other functions, with the same arguments, may replace this one.
+    """Gives a changed function a new name, and returns the name: equal functions have equal names."""
+    # The attribute lists functions with the same arguments that may replace this one.
     function.attr.pop("api_implements", None)
     content = hashlib.sha256(function.SerializeToString(deterministic=True)).hexdigest()
     function.signature.name = f"{function.signature.name}_{content[:16]}"
@@ -337,7 +327,7 @@ def renamed_by_content(function: Any) -> str:
 
 def is_stateful(node: Any) -> bool:
     """Returns True if an operation has side effects or reads what may change."""
-    # Private: only operations of a `tf.Graph` have a public definition, not those in functions.
+    # Private: see `_input_places`.
     definition = op_def_registry.get(node.op)
     return definition is None or bool(definition.is_stateful)
 
@@ -346,13 +336,13 @@ def is_stateful(node: Any) -> bool:
 def custom_gradients_freed() -> Iterator[None]:
     """A scope in which the custom gradients of a function's graph are freed with the graph.
 
-    TensorFlow keeps the gradient function of each call of a `tf.custom_gradient` in a registry of the process until the
-    process ends. The gradient function refers to the graph in which the call was traced, and so to the handles of
-    variables that this graph has captured. Keras has one in each training step
-    (`tf.distribute.ReplicaContext.all_reduce`), and `tf.nn.silu` is another. So a model that was trained would stay on
-    the parameter servers, with its optimizer's slots, after the program has dropped it.
+    TensorFlow keeps the gradient function of each call of a `tf.custom_gradient` in a registry until the process ends.
+    The gradient function refers to the graph of the call, and so to the handles of variables that the graph has
+    captured. Keras has one in each training step (`tf.distribute.ReplicaContext.all_reduce`); `tf.nn.silu` is another.
+    So a trained model would stay on the parameter servers, with its optimizer's slots, after the program has dropped
+    it.
     """
-    # Private: the registry holds all that is registered, and `tf.custom_gradient` has no hook.
+    # Private: the registry keeps everything that is registered, and `tf.custom_gradient` has no hook.
     stock: Any = ops.RegisterGradient
 
     def call(reference: Any, *arguments: Any) -> Any:

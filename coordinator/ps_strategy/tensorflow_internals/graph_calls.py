@@ -1,8 +1,8 @@
 """Changes of TensorFlow for functions on the client that call Python: values of each call, order, errors, loops.
 
 A *barrier* is an operation that takes the values of its call (`call_time_values`), or contains one that does: a loop, a
-branch, a call of another function. All operations with effects that were created before a barrier run before it, and
-all that were created after it run after it. TensorFlow by itself orders only operations that share a resource.
+branch, a call of another function. Operations with effects that were created before a barrier run before it, and those
+created after it run after it. By itself, TensorFlow orders only operations that share a resource.
 """
 
 import contextlib
@@ -21,17 +21,16 @@ from coordinator.owned_values import OwnedValues
 from coordinator.ps_strategy.tensorflow_internals.datasets import dependencies_added
 from coordinator.ps_strategy.tensorflow_internals.process import attribute_replaced
 
-# Under this name the order of barriers is registered with TensorFlow.
 _ORDER = "coordinator_order_of_barriers"
 
 
 def call_time_values(make: Callable[[], Sequence[Any]], specs: Sequence[tf.TensorSpec], key: Hashable) -> Any:
     """Returns tensors of the function that is being traced, whose values are made when it is called.
 
-    `make` is called on the caller's thread at each call; it returns a tensor for each of `specs`. With the same `key`,
-    the tensors are the same, in functions that call each other, too.
+    `make` is called on the caller's thread at each call; it returns a tensor for each of `specs`. Equal keys give the
+    same tensors, also in functions that call each other.
     """
-    # Private: there is no public way to pass a value of the call that the caller does not pass.
+    # Private: publicly, a call has no values that the caller does not pass.
     graph = _function_of(tf.compat.v1.get_default_graph())
     captures = graph._function_captures
     if key not in captures.by_ref_internal:
@@ -47,7 +46,7 @@ def call_time_values(make: Callable[[], Sequence[Any]], specs: Sequence[tf.Tenso
 
 
 def python_operation(function: Callable[..., Any], inputs: Sequence[Any], types: Sequence[tf.DType]) -> list[tf.Tensor]:
-    """Adds an operation that calls Python, as `tf.numpy_function`, to the function that is being traced.
+    """Adds an operation that calls Python, like `tf.numpy_function`, to the function that is being traced.
 
     The Python function lives as long as the graph of the function.
     """
@@ -63,14 +62,13 @@ def python_operation(function: Callable[..., Any], inputs: Sequence[Any], types:
 
 
 def _function_of(graph: Any) -> Any:
-    """Returns the graph of the function in which the body of a loop, or a branch, is."""
+    """Returns the graph of the function that contains the body of a loop or a branch."""
     while isinstance(graph, ControlFlowFuncGraph):
         graph = graph.outer_graph
     return graph
 
 
 def _values_in(graph: Any, key: Hashable) -> set[int]:
-    """Returns the identities of the call's values in a graph."""
     if not isinstance(graph, FuncGraph):
         return set()
     if not isinstance(graph, ControlFlowFuncGraph):
@@ -102,7 +100,7 @@ class _OrderInGraph:
 
 
 def barriers_in_order(key: Hashable) -> contextlib.AbstractContextManager[None]:
-    """A scope in which functions that are traced run the barriers of `key` in order."""
+    """A scope in which functions are traced so that the barriers of `key` run in order."""
     graphs: OwnedValues[_OrderInGraph | None] = OwnedValues()
 
     def add(operation: Any) -> None:
@@ -122,8 +120,8 @@ def errors_raised_as(original: Callable[[str], BaseException | None]) -> Iterato
 
     `original` returns the error to raise for the message of TensorFlow's error; None for TensorFlow's error itself.
     """
-    # Private: TensorFlow keeps the text of an error that Python code in a graph raises, and no public hook sees it.
-    # TensorFlow calls this on the caller's thread for each error of a function, and at no other time.
+    # Private: TensorFlow keeps only the text of an error that Python code in a graph raises, and has no public hook for
+    # it. TensorFlow calls this on the caller's thread for each error of a function, and at no other time.
     parse = error_interpolation.parse_message
 
     def parse_message(message: str) -> Any:
@@ -141,7 +139,7 @@ def errors_raised_as(original: Callable[[str], BaseException | None]) -> Iterato
 
 
 def _only_call(body: Any) -> tuple[Any, Sequence[Any], Mapping[str, Any]] | None:
-    """Returns the call that the body of a loop makes; None if it does more, or uses the number of the iteration."""
+    """Returns the only call in the body of a loop; None if the body does more, or uses the number of the iteration."""
     cells = dict(zip(body.__code__.co_freevars, body.__closure__ or (), strict=True))
     if "ag__" not in cells:
         return None
@@ -150,7 +148,7 @@ def _only_call(body: Any) -> tuple[Any, Sequence[Any], Mapping[str, Any]] | None
     def converted_call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, *_: Any) -> None:
         calls.append((function, args, kwargs or {}))
 
-    # In place of AutoGraph: the calls in the body are recorded, and not made.
+    # Replaces AutoGraph: the calls in the body are recorded, and not made.
     autograph = types.SimpleNamespace(ld=cells["ag__"].cell_contents.ld, converted_call=converted_call)
     cells["ag__"], number = types.CellType(autograph), object()
     graph = tf.compat.v1.get_default_graph()
@@ -166,10 +164,10 @@ def _only_call(body: Any) -> tuple[Any, Sequence[Any], Mapping[str, Any]] | None
 
 @contextlib.contextmanager
 def plain_loops_as(replace: Callable[[Any, Sequence[Any], Mapping[str, Any], Any], bool]) -> Iterator[None]:
-    """A scope in which loops over `tf.range` that make the same call each time, and no more, may be replaced.
+    """A scope in which loops over `tf.range` that only make the same call each time may be replaced.
 
-    `replace` takes the function that such a loop calls, its positional and keyword arguments, and the number of
-    iterations, a scalar. It adds operations in place of the loop, or returns False to keep the loop.
+    `replace` takes the called function, its positional and keyword arguments, and the number of iterations, a scalar.
+    It adds operations in place of the loop, or returns False to keep the loop.
     """
     # Private: AutoGraph calls this for each loop over `tf.range`; its public hook is only for types of objects.
     loop = control_flow._tf_range_for_stmt

@@ -21,9 +21,8 @@ from tensorflow.python.trackable import resource as trackable_resource
 from coordinator.ps_strategy.tensorflow_internals.functions import captures_of
 from coordinator.ps_strategy.tensorflow_internals.process import attribute_replaced
 
-# The classes of mutable tables in `tf.lookup.experimental`, which are also the kinds of `resource_creator_scope`.
+# The classes of mutable tables in `tf.lookup.experimental`; also the kinds of `resource_creator_scope`.
 KINDS = ("MutableHashTable", "DenseHashTable")
-# An argument of their constructors.
 _ANONYMOUS = "experimental_is_anonymous"
 
 
@@ -34,12 +33,12 @@ def resource_creator_scope(kind: str, creator: Callable[..., Any]) -> Any:
         return creator(*args, **kwargs)
 
     # Private: the hook of `tf.distribute.StrategyExtended` for it has no public counterpart. A function, since
-    # TensorFlow makes deep copies of the creators, which would copy the object of a method.
+    # TensorFlow makes deep copies of the creators: of a method it would copy the object.
     return ops.resource_creator_scope(kind, create)
 
 
 def is_restored_resource(table: Any) -> bool:
-    """Returns True if a table came from a SavedModel, so that saved functions create and fill it."""
+    """Returns True if a table came from a SavedModel: saved functions create and fill it."""
     # Private: loaded tables have no public class.
     return isinstance(table, trackable_resource.RestoredResource)
 
@@ -52,7 +51,7 @@ def restored_functions(table: Any) -> tuple[Any, Any]:
 
 
 def is_on_parameter_server(device: str) -> bool:
-    """Returns True if a device, as variables, tensors and operations name theirs, belongs to a parameter server."""
+    """Returns True if a device name, of a variable, tensor or operation, belongs to a parameter server."""
     return bool(tf.DeviceSpec.from_string(device).job == "ps")
 
 
@@ -70,7 +69,7 @@ def owner_of_handle(tensor: Any) -> Any | None:
 
 
 def present_handle(tensor: Any) -> Any:
-    """Returns the current handle of the variable or table that a handle belongs to; any other tensor unchanged."""
+    """Returns the current handle of the variable or table that a handle belongs to; other tensors unchanged."""
     owner = owner_of_handle(tensor)
     return tensor if owner is None else _handle_of(owner)
 
@@ -88,8 +87,8 @@ class _TolerantDeleter(resource_variable_ops.EagerResourceDeleter):
 
 
 def free_if_present(queue: Any) -> None:
-    """Has a queue free its resource without a complaint if the server has lost it by then."""
-    # Private: what frees it raises an error where nothing can catch it.
+    """Has a queue free its resource without an error if the server has lost it."""
+    # Private: the deleter raises an error where nothing can catch it.
     queue._resource_deleter.__class__ = _TolerantDeleter
 
 
@@ -101,7 +100,7 @@ def copy_handle_data(source: Any, target: Any) -> None:
 
 def variable_spec(handle: Any) -> tf.TensorSpec | None:
     """Returns the shape and type of the variable of a handle; None if they are not known completely."""
-    # Private: only a `tf.Variable` tells them publicly. An operation on the handle would run on its server.
+    # Private: publicly, only a `tf.Variable` tells them. An operation on the handle would run on its server.
     known = resource_variable_ops.get_eager_safe_handle_data(handle) if handle.dtype == tf.resource else None
     if known is None or not known.is_set or len(known.shape_and_type) != 1:
         return None
@@ -127,21 +126,21 @@ def new_handle(variable: Any) -> tf.Tensor:
 
 
 class TracedFunctions:
-    """Refers weakly to the graphs and the concrete functions that were made while they were recorded.
+    """Weak references to the graphs and the concrete functions that were made while they were recorded.
 
-    These are the only ones that can have captured the handle of a variable or table of the strategy that records them.
-    They may be anywhere: in a Keras model, a SavedModel, a closure.
+    Only these can have captured the handle of a variable or table of the strategy that records them. They may be
+    anywhere: in a Keras model, a SavedModel, a closure.
     """
 
     def __init__(self) -> None:
-        # By identity. The references are copied in one step, since other threads may trace at the same time.
+        # By identity. The references are copied in one step: other threads may trace at the same time.
         self._graphs: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._functions: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
     @contextlib.contextmanager
     def recorded(self) -> Iterator["TracedFunctions"]:
         """A scope in which each graph and concrete function of this process is recorded."""
-        # Private: TensorFlow has no list of its functions. A search of Python's objects would not find those that
+        # Private: TensorFlow has no list of its functions. A search of Python's objects would not find objects that
         # `gc.freeze` has hidden, and would take seconds in a large program.
         with (
             _recorded_in(self._graphs, func_graph.FuncGraph),
@@ -150,16 +149,15 @@ class TracedFunctions:
             yield self
 
     def graphs(self) -> list[Any]:
-        """Returns the graphs that are alive."""
+        """Returns the living graphs."""
         return [graph for reference in self._graphs.valuerefs() if (graph := reference()) is not None]
 
     def functions(self) -> list[Any]:
-        """Returns the concrete functions that are alive."""
+        """Returns the living concrete functions."""
         return [function for reference in self._functions.valuerefs() if (function := reference()) is not None]
 
 
 def _recorded_in(made: "weakref.WeakValueDictionary[int, Any]", kind: Any) -> contextlib.AbstractContextManager[None]:
-    """A scope in which each new object of a class is added to `made`."""
     construct = kind.__init__
 
     @functools.wraps(construct)
@@ -175,7 +173,7 @@ def replace_handles(renewed: Iterable[tuple[Any, tf.Tensor]], traced: TracedFunc
 
     No function that uses them may be running. `renewed` has each variable or table with its new handle.
     """
-    # By the identity of the former handle, which is kept alive, so that no other tensor gets its identity.
+    # By the identity of the former handle, which is kept alive: no other tensor gets its identity.
     replacements: dict[int, tuple[Any, tf.Tensor]] = {}
     for owner, handle in renewed:
         former = _handle_of(owner)
@@ -190,14 +188,14 @@ def replace_handles(renewed: Iterable[tuple[Any, tf.Tensor]], traced: TracedFunc
 
 
 def forget_handles(owners: Iterable[Any]) -> None:
-    """Gives variables and tables handles in this process, of no resource, with which each operation raises an error.
+    """Gives variables and tables handles of no resource, in this process: each operation with one raises an error.
 
-    After TensorFlow was reset, an operation with the former handle, of a resource on a server, would end the process.
+    After a reset of TensorFlow, an operation with a former handle of a server's resource would end the process.
     """
     with tf.device("/device:CPU:0"):
         for owner in owners:
             dtype, shape = getattr(owner, "dtype", tf.float32), getattr(owner, "shape", [])
-            # By a name: a variable without one would exist, and be read as an empty tensor.
+            # With a name: a variable without one would exist, and be read as an empty tensor.
             name = f"{owner.name}, which was deleted with its strategy"
             handle = tf.raw_ops.VarHandleOp(dtype=dtype, shape=shape, shared_name=name)
             copy_handle_data(_handle_of(owner), handle)
@@ -215,7 +213,7 @@ def _set_handle(owner: Any, handle: Any) -> None:
 
 
 def _replace_captures(captures: Any, replacements: Mapping[int, tuple[Any, tf.Tensor]]) -> None:
-    """Replaces captures of a graph and keeps their order, the order of the function's inputs."""
+    """Replaces captures of a graph and keeps their order, which is the order of the function's inputs."""
     captured = dict(captures.by_val_external)
     if not any(id(external) in replacements for external in captured.values()):
         return
@@ -244,20 +242,20 @@ def _package(frame: Any) -> str:
 
 
 class TableResource:
-    """The resource of a table of one of the `KINDS` on a server, which has a name there.
+    """The resource of a table of one of the `KINDS` on a server's `device`, which has a name there.
 
     Datasets on other servers find it by the name. No other client of the server finds it, and the server frees it with
-    all other resources of this client. `device` is the full name of a device of the server.
+    all other resources of this client.
     """
 
     def __init__(self, table: Any, device: str) -> None:
-        # Private: publicly, a resource is created only together with its table. A copy, because it outlives the table.
+        # Private: publicly, a resource is created only with its table. A copy, because it outlives the table.
         self._creator = copy.copy(table)
         self._creator._resource_handle = None
         self._device = device
 
     def handle(self) -> tf.Tensor:
-        """Returns a handle of the resource, which is created, empty, if there is none."""
+        """Returns a handle of the resource; creates an empty resource if there is none."""
         with tf.init_scope(), tf.device(None), tf.device(self._device):
             return self._creator._create_resource()
 
@@ -267,10 +265,10 @@ class TableResource:
 
 
 class _RemoteDenseHashTable(tf.lookup.experimental.DenseHashTable):
-    """Accepts its own exported content.
+    """A table that accepts its own exported content.
 
-    Scalar keys are exported as vectors of one element. An import into a table on a server refuses them: it checks the
-    shapes if they are known.
+    Scalar keys are exported as vectors of one element. A table on a server checks known shapes at an import, and would
+    refuse these.
     """
 
     def _restore_from_tensors(self, restored_tensors: Mapping[str, Any]) -> Any:
@@ -289,7 +287,7 @@ class _RemoteDenseHashTable(tf.lookup.experimental.DenseHashTable):
 
 
 class _OnAnyDevice:
-    """Methods of a mutable table, without TensorFlow's placement on the device of the table on the client."""
+    """Methods of a mutable table, without TensorFlow's placement on the device of the client's table."""
 
     resource_handle: tf.Tensor
     key_dtype: tf.DType
@@ -325,7 +323,7 @@ _ON_ANY_DEVICE = {
 
 
 def let_run_anywhere(table: Any) -> None:
-    """Has a function that uses a mutable table of the client run where it is called, with the table that is there."""
+    """Lets functions that use a mutable table of the client run where they are called, with the table there."""
     table.__class__ = _ON_ANY_DEVICE.get(type(table), type(table))
 
 
@@ -333,7 +331,7 @@ def create_mutable_table(
     next_creator: Callable[..., Any], device: str, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Any, TableResource]:
     """Creates a table by `next_creator(*args, **kwargs)`; its resource is on a device, its tensors on the client."""
-    # A resource without a name is freed as soon as another one takes its place.
+    # Anonymous: a resource without a name is freed as soon as another one takes its place.
     with tf.device(None), tf.device("/device:CPU:0"):
         table = next_creator(*args, **{**kwargs, _ANONYMOUS: True})
     if not kwargs.get(_ANONYMOUS):
@@ -347,13 +345,13 @@ def create_mutable_table(
 
 
 def table_content(table: Any) -> dict[str, np.ndarray]:
-    """Returns the content of a table that a checkpoint would hold, as arrays on the client."""
+    """Returns the content of a table as a checkpoint would hold it, in arrays on the client."""
     # Private: `export` of a `DenseHashTable` returns free buckets too, which `insert` refuses.
     return {name: tensor.numpy() for name, tensor in table._serialize_to_tensors().items()}
 
 
 def set_table_content(table: Any, content: Mapping[str, np.ndarray]) -> None:
-    """Replaces all content of a table by content that `table_content` returned."""
+    """Replaces all content of a table by the result of a `table_content`."""
     # Private: as above.
     table._restore_from_tensors({name: tf.convert_to_tensor(array) for name, array in content.items()})
 

@@ -1,6 +1,6 @@
 """This process as a client: its environment, logs and errors, its connection to the cluster, its threads' executors.
 
-Each change of TensorFlow is a scope, or an object with `close`, so that it ends with the strategy.
+Each change of TensorFlow is a scope, or an object with `close`: it ends with the strategy.
 """
 
 import collections
@@ -23,9 +23,9 @@ from tensorflow.python.eager import context, executor
 from tensorflow.python.profiler.internal import _pywrap_profiler
 
 _FATAL = 3
-# Functions of TensorFlow that it creates, traces and drops with each save or restore of variables on several servers.
+# Functions that TensorFlow creates, traces and drops at each save or restore of variables on several servers.
 _TRACED_EACH_TIME = ("tf_function_save", "tf_function_restore")
-# The longest time that TensorFlow takes for the life of a silent client, in seconds.
+# The longest lifetime of a silent client that TensorFlow accepts, in seconds.
 _MOST_SECONDS = 2**31 - 1
 # The device of a process that is not connected to a cluster.
 _FORMER_DEVICE = "/job:localhost/"
@@ -45,7 +45,7 @@ NOT_CALLED_BACK = (
     "the cluster, give an address of this program that the servers reach, and let them through to its port."
 )
 _EXPLAINED: tuple[tuple[Any, re.Pattern[str], str], ...] = (
-    # The name of the client's device is another one since the process was connected.
+    # The client's device has another name since the process was connected.
     (tf.errors.InvalidArgumentError, _FORMER_ERROR, MADE_BEFORE),
     (tf.errors.InternalError, re.compile("exceeds the 2GB protobuf limit"), _TOO_LARGE),
     (
@@ -57,15 +57,15 @@ _EXPLAINED: tuple[tuple[Any, re.Pattern[str], str], ...] = (
 
 # TensorFlow reads these from the environment and has no other switch for them.
 _ENVIRONMENT = {
-    # Streaming sends each call without waiting for its answer, so that calls to a dead worker seem to succeed.
+    # Streaming does not wait for the answers to calls: calls to a dead worker would seem to succeed.
     "TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE": "False",
     # Otherwise saving a checkpoint waits for the executors of all workers, dead ones included.
     "TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY": "True",
-    # A server that dies during a call, or while it is added to the cluster, must make that fail without a delay;
-    # otherwise everything waits for the server.
+    # Calls must fail without a delay if a server dies during a call, or while it is added to the cluster. Otherwise
+    # everything waits for the server.
     "GRPC_FAIL_FAST": "true",
 }
-# An empty one says that there is none. Otherwise `http_proxy`, which many sites set, is asked for the servers.
+# Empty for no proxy. Otherwise gRPC asks `http_proxy`, which many sites set, for the servers.
 _PROXY = "grpc_proxy"
 
 
@@ -81,7 +81,7 @@ def quiet_logs() -> Iterator[None]:
     logger = tf.get_logger()
     logger.addFilter(_is_for_users)
     level = _FATAL
-    # If another build of TensorFlow lacks the functions, its logs are not silent, and everything else works.
+    # Another build of TensorFlow may lack the functions: its logs are not silent then; everything else works.
     with contextlib.suppress(AttributeError, OSError):
         level = minimum_level()
     is_debugged = logging.getLogger("coordinator").isEnabledFor(logging.DEBUG)
@@ -97,8 +97,8 @@ def quiet_logs() -> Iterator[None]:
 
 
 def _is_for_users(record: logging.LogRecord) -> bool:
-    """Returns False for the advice to avoid retracing of functions that are TensorFlow's own."""
-    # Only this advice is formatted: formatting fails if the arguments of a message are wrong, which Python reports.
+    """Returns False for the advice to avoid retracing if the function is TensorFlow's own."""
+    # Other messages are not formatted: formatting fails if a message has wrong arguments, which Python reports.
     is_advice = "triggered tf.function retracing" in str(record.msg)
     return not (is_advice and any(name in record.getMessage() for name in _TRACED_EACH_TIME))
 
@@ -114,17 +114,14 @@ def minimum_level() -> int:
 
 
 def set_minimum_level(level: int) -> None:
-    """Sets that level."""
+    """Sets the level below which C++ code logs nothing."""
     # Private: as above.
     _library()["_ZN4absl12lts_2025081414SetMinLogLevelENS0_18LogSeverityAtLeastE"](level)
 
 
 @contextlib.contextmanager
 def client_environment() -> Iterator[None]:
-    """A scope in which the environment is as the runtime needs it, and TensorFlow's logs are quiet.
-
-    Enter it before the first remote call.
-    """
+    """A scope with the environment that the runtime needs, and quiet TensorFlow logs. Enter it before remote calls."""
     wanted = {**_ENVIRONMENT, _PROXY: os.environ.get(_PROXY, "")}
     former = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
@@ -141,7 +138,7 @@ def client_environment() -> Iterator[None]:
 
 @contextlib.contextmanager
 def attribute_replaced(owner: Any, name: str, replacement: Any) -> Iterator[None]:
-    """A scope in which a module, class or object has another attribute. One that was set again inside of it stays."""
+    """A scope in which a module, class or object has another attribute. An attribute that is set again in it stays."""
     was_own, former = name in vars(owner), getattr(owner, name)
     setattr(owner, name, replacement)
     try:
@@ -175,8 +172,8 @@ def profiles_reported(report: Callable[[str], object]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def errors_explained() -> Iterator[None]:
-    """A scope in which errors of TensorFlow that do not say what to do begin with a sentence that does."""
-    # Not private, but TensorFlow's: nothing else sees the errors of all operations.
+    """A scope in which a sentence with advice is put before some errors of TensorFlow that give none."""
+    # The classes are public; no other place sees the errors of all operations.
     with contextlib.ExitStack() as replaced:
         for error, pattern, sentence in _EXPLAINED:
             init = functools.partialmethod(_init_explained, error.__init__, pattern, sentence)
@@ -193,7 +190,7 @@ def _init_explained(
 
 
 def is_from_before(tensor: tf.Tensor) -> bool:
-    """Returns whether a resource or dataset was made before this process was connected, so that it is useless now."""
+    """Returns whether a resource or dataset was made before this process was connected: it is useless now."""
     return _FORMER_DEVICE in tensor.device
 
 
@@ -214,11 +211,11 @@ def set_server_def(server_def: Any) -> None:
 
 
 def update_server_def(server_def: Any, client_timeout: float) -> None:
-    """Connects to tasks that were added or restarted, and disconnects from those that are no longer in the `ServerDef`.
+    """Connects to tasks that were added or restarted, and disconnects from tasks that the `ServerDef` no longer has.
 
-    A task that is connected now frees what this client created there when it has not heard from the client for
-    `client_timeout` seconds. TensorFlow sends nothing to such tasks by itself; see `ClientLease`. Raises
-    `tf.errors.OpError` if a task does not answer.
+    A newly connected task frees this client's objects when it has not heard from the client for `client_timeout`
+    seconds. TensorFlow by itself sends nothing to such tasks; see `ClientLease`. Raises `tf.errors.OpError` if a task
+    does not answer.
     """
     # Private: every public way to change the cluster makes all variables unreadable.
     context.context().update_server_def(server_def, keep_alive_secs=min(math.ceil(client_timeout), _MOST_SECONDS))
@@ -227,8 +224,8 @@ def update_server_def(server_def: Any, client_timeout: float) -> None:
 def bind_executor() -> Any:
     """Gives the calling thread its own executor, which runs each call before it returns.
 
-    The thread has it for as long as the caller keeps the returned object; then the thread falls back to the default
-    executor, which all threads share. There, a call that fails also fails other calls in progress, on any worker, and
+    The thread has it as long as the caller keeps the returned object. Then the thread falls back to the default
+    executor, which all threads share. There, a failed call also fails other calls in progress, on any worker, and
     connecting to a worker waits for all of them. Entering `executor_scope` for each call would couple the threads, too:
     leaving it waits for the default executor, which waits for handles to be destroyed on every worker, frozen or not.
     """
@@ -240,7 +237,7 @@ def bind_executor() -> Any:
 
 @contextlib.contextmanager
 def own_executor() -> Iterator[None]:
-    """A scope in which a thread without an executor has its own, so that an error does not outlive the scope."""
+    """A scope in which a thread without an executor has its own: an error does not outlive the scope."""
     # Keeping the object keeps the thread's executor.
     bound = bind_executor()
     try:
@@ -254,13 +251,13 @@ def leave_calls_to_parent() -> None:
 
     The process has no thread that would end such a call.
     """
-    # Private: an executor waits for its calls when it is deleted, and the context for all of them.
+    # Private: an executor waits for its calls when it is deleted, and the context for all executors' calls.
     executor.Executor.__del__ = lambda self: None
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(context.context()._context_handle))
 
 
 def forget_error() -> None:
-    """Has the calling thread's executor forget the error of a call, which it would raise again at the next one."""
+    """Has the calling thread's executor forget the error of a call, which the next call would raise again."""
     # Private, as in `bind_executor`.
     context.context().executor.clear_error()
 
@@ -275,8 +272,7 @@ class PresentContext:
     """TensorFlow's context of this process and its servers, at the time when this object is made.
 
     A program that resets TensorFlow, as test suites do between two tests, replaces the context by one that is connected
-    to no server. TensorFlow ends the process if the new context is asked to disconnect, or reads a variable of the
-    former one.
+    to no server. TensorFlow ends the process if the new context disconnects, or reads a variable of the former one.
     """
 
     def __init__(self) -> None:
@@ -284,7 +280,7 @@ class PresentContext:
 
     @property
     def is_replaced(self) -> bool:
-        """Whether TensorFlow has been reset since."""
+        """Whether TensorFlow was reset after this object was made."""
         # Private: nothing public tells one context from another.
         return context.context() is not self._context()
 
@@ -292,7 +288,7 @@ class PresentContext:
 @contextlib.contextmanager
 def reset_watched(before: Callable[[], object], after: Callable[[], object]) -> Iterator[None]:
     """A scope in which two functions are called before and after the program resets TensorFlow."""
-    # Private: so is the function that resets it, and there is no hook.
+    # Private: the function that resets TensorFlow is, and there is no hook.
     stock = context._reset_context
 
     @functools.wraps(stock)
@@ -306,14 +302,14 @@ def reset_watched(before: Callable[[], object], after: Callable[[], object]) -> 
 
 
 class FunctionRegistration:
-    """Makes the registration of functions in this process wait for changes of the cluster, and the other way round.
+    """Mutual exclusion of the registration of functions in this process and of changes of the cluster.
 
-    TensorFlow sends every function that is traced to all servers in its list, and fails ("Client for target ... not
-    found") if the list and the connections do not match, as for a moment during each change of the cluster. Without
-    this class, a worker that is lost while any thread traces a function makes the trace fail, and a function that was
-    deleted at that moment stays on the servers.
+    TensorFlow sends every traced function to all servers in its list, and fails ("Client for target ... not found") if
+    the list and the connections do not match, as for a moment during each change of the cluster. Without this class, a
+    worker that is lost while any thread traces a function makes the trace fail, and a function that was deleted at that
+    moment stays on the servers.
 
-    Neither waits longer than `longest_wait` seconds, so that one that hangs does not block the other. The removal of a
+    Neither waits longer than `longest_wait` seconds: one that hangs does not block the other. The removal of a
     function, which Python's garbage collection requests on any thread, never waits: it is deferred.
     """
 
@@ -328,7 +324,7 @@ class FunctionRegistration:
         self._patches = contextlib.ExitStack()
         # Private: every trace calls this, also of users' functions and datasets, and there is no public hook.
         self._patches.enter_context(attribute_replaced(tensorflow, "add_c_function", self._register_in_turn))
-        # Private: called for every function that is deleted; an error there is printed, because no one can catch it.
+        # Private: called for every deleted function. Its errors would only be printed: nothing can catch them.
         self._patches.enter_context(attribute_replaced(tensorflow, "remove_function", self._remove_in_turn))
 
     @contextlib.contextmanager
@@ -378,7 +374,7 @@ class FunctionRegistration:
             self._end_one()
 
     def _remove_connected(self, name: Any) -> None:
-        # After a change that failed, servers may lack a connection; they forget the function anyway.
+        # After a failed change, servers may lack a connection; they forget the function anyway.
         with contextlib.suppress(tf.errors.InvalidArgumentError):
             self.remove(name)
 

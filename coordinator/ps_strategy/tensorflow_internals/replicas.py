@@ -4,11 +4,11 @@
                                 `-- thread of replica 1 --'                `-- thread of replica 1 --'
 
 One thread runs at a time, in the order of the replicas, until it calls `merge_call` or ends: a merge needs the values
-of all replicas. All add operations to the graph of the function. The threads end before `call_for_each_replica` does.
+of all replicas. All threads add operations to the graph of the function. They end before `call_for_each_replica` does.
 
-All is done on the worker that has the replicas. A `PerReplica` value has a part for each replica. A variable is read
-once for all replicas, and changed once. As for `tf.distribute`, its `aggregation` says by what: `SUM` by the sum of the
-replicas' values, `MEAN` by their mean, `ONLY_FIRST_REPLICA` by the value of the first replica.
+Everything is done on the worker that has the replicas. A `PerReplica` value has a part for each replica. A variable is
+read once for all replicas, and changed once. As in `tf.distribute`, its `aggregation` selects the change: `SUM` the sum
+of the replicas' values, `MEAN` their mean, `ONLY_FIRST_REPLICA` the value of the first replica.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from tensorflow.python.ops import resource_variable_ops
 
 from coordinator.ps_strategy.tensorflow_internals.shared_variable import change_of, value_read_before, with_mixin
 
-# Private: `tf.distribute.DistributedValues` is their public base, which cannot be created.
+# Private: their public base is `tf.distribute.DistributedValues`, which cannot be created.
 PerReplica = values.PerReplica
 PerReplicaSpec = values.PerReplicaSpec
 
@@ -33,18 +33,18 @@ _SCATTERS = ("add", "div", "max", "min", "mul", "sub", "update", "nd_add", "nd_m
 
 
 def regrouped(parts: Sequence[Any]) -> Any:
-    """Returns the values of all replicas, with the same structure, as one structure with `PerReplica` values."""
+    """Returns the equal structures of all replicas' values as one structure with `PerReplica` values."""
     # Private: as above.
     return distribute_utils.regroup(tuple(parts), always_wrap=True)
 
 
 def parts_of_replicas(value: Any) -> tuple[Any, ...]:
-    """Returns the parts of a `PerReplica` value; any other value is the only one."""
+    """Returns the parts of a `PerReplica` value; any other value is its only part."""
     return tuple(value.values) if isinstance(value, PerReplica) else (value,)
 
 
 def map_replica_values(function: Callable[[Any], Any], structure: Any) -> Any:
-    """Applies a function to the leaves of a structure; a `PerReplica` value is one."""
+    """Applies a function to the leaves of a structure; a `PerReplica` value is a leaf."""
     return tf.nest.map_structure(function, structure)
 
 
@@ -58,11 +58,8 @@ def part_of(replica: int, structure: Any) -> Any:
 def reduced(reduce_op: tf.distribute.ReduceOp, value: Any) -> Any:
     """Combines the parts of a `PerReplica` value, dense tensors or `tf.IndexedSlices`, by `SUM` or `MEAN`.
 
-    Returns:
-      A tensor; or `tf.IndexedSlices` that have each index once.
-
-    Raises:
-      ValueError: the sum of a value is wanted that is not `PerReplica`; the sum of 0 is 0.
+    Returns a tensor, or `tf.IndexedSlices` that have each index once. Raises ValueError for the sum of another value
+    than `PerReplica`, except 0.
     """
     if not isinstance(value, tf.distribute.DistributedValues):
         if reduce_op is _SUM and not (isinstance(value, int | float) and value == 0):
@@ -94,10 +91,9 @@ def total(parts: Sequence[Any]) -> Any:
 
 
 def common_part(value: Any, name: str) -> Any:
-    """Returns a value that is the same in all replicas, such as a gradient after `all_reduce`, for the variable `name`.
+    """Returns a value that is the same in all replicas, such as a gradient after `all_reduce`.
 
-    Raises:
-      ValueError: it is not known to be the same.
+    Raises ValueError, with the `name` of its variable, if the value is not known to be the same.
     """
     parts = parts_of_replicas(value)
     if len({id(_origin(part)) for part in parts}) > 1:
@@ -110,7 +106,6 @@ def common_part(value: Any, name: str) -> Any:
 
 
 def _origin(value: Any) -> Any:
-    """Returns the tensor that a value copies."""
     value = value.values if isinstance(value, tf.IndexedSlices) else value
     while tf.is_symbolic_tensor(value) and value.op.type in ("Identity", "IdentityN"):
         value = value.op.inputs[value.value_index]
@@ -126,12 +121,9 @@ def concatenated(value: Any, axis: int) -> Any:
 
 
 def divided(batch: Any, replicas: int) -> Any:
-    """Divides batches by rows, as evenly as their number allows; the first parts have more of them.
+    """Divides batches by rows as evenly as possible; the first parts have more rows. ValueError: a tensor is a scalar.
 
     `batch` has nested dense, ragged or sparse tensors with examples along the first axis, and None for missing ones.
-
-    Raises:
-      ValueError: a tensor is a scalar.
     """
 
     def parts(tensor: Any) -> Any:
@@ -150,7 +142,7 @@ def divided(batch: Any, replicas: int) -> Any:
 
 
 def first_part_spec(spec: Any) -> Any:
-    """Returns the type of the first replica's part of values of a type, in the same structure."""
+    """Returns the type of the first replica's part for values of a type, in the same structure."""
     # Private: a `PerReplicaSpec` has no public attribute.
     return tf.nest.map_structure(
         lambda leaf: leaf._component_specs[0] if isinstance(leaf, PerReplicaSpec) else leaf, spec
@@ -173,7 +165,7 @@ def _rows(tensor: Any, first: Any, end: Any) -> Any:
 
 def is_one_of_several() -> bool:
     """Returns True in a replica of `call_for_each_replica`."""
-    # Private: replica contexts of a single replica are of the public class.
+    # Private: the context of a single replica is of the public class.
     return isinstance(tf.distribute.get_replica_context(), mirrored_run._MirroredReplicaContext)
 
 
@@ -195,7 +187,6 @@ def call_for_each_replica(
 
     Raises:
       RuntimeError: the replicas make different numbers of merge calls, or one in a nested function or branch.
-      Exception: what the function raises.
     """
     if isinstance(fn, tf.types.experimental.PolymorphicFunction):
         status = tf.__internal__.autograph.control_status_ctx()
@@ -214,10 +205,10 @@ def call_for_each_replica(
             return str(operation.device) if is_placed else device
 
         with tf.device(None), tf.compat.v1.device(placed):
-            # Identities, so that values which are the same in all replicas are `PerReplica`, too.
+            # Identities: values that are the same in all replicas become `PerReplica`, too.
             return tf.nest.map_structure(own, fn(*replica_args, **replica_kwargs))
 
-    # Private: `merge_call` with several replicas needs a thread for each, and no public class has one.
+    # Private: `merge_call` with several replicas needs a thread for each; no public class has threads.
     return mirrored_run.call_for_each_replica(strategy, on_its_device, args, kwargs)
 
 
@@ -244,7 +235,7 @@ def apply_once(function: Callable[[Any], object], gradient: Any) -> None:
 
 
 def refuse_replica(what: str) -> None:
-    """Raises RuntimeError in one of several replicas, where each of them would do `what`."""
+    """Raises RuntimeError in one of several replicas, which would all do `what`."""
     if is_one_of_several():
         raise RuntimeError(
             f"{what} is used once for all devices of a worker, and was called on each. Call it in the scheduled "
@@ -253,12 +244,12 @@ def refuse_replica(what: str) -> None:
 
 
 def make_replicated(variable: Any, *, is_keras: bool) -> None:
-    """Changes the class of a variable, so that the replicas of a worker share its reads, and aggregate its changes.
+    """Changes the class of a variable: the replicas of a worker share its reads, and its changes are aggregated.
 
-    Replicas may not change a variable that was created without an aggregation, as in TensorFlow. Keras does so with its
-    own variables (`is_keras`): they become the mean of the values that the replicas assign, as in `BatchNormalization`.
-    Integers are changed by one replica after the other, like the state of a seed, from which each replica draws other
-    numbers. But additions of replicas to a weight are refused.
+    As in TensorFlow, replicas may not change a variable without an aggregation. Keras changes its own variables
+    (`is_keras`), as in `BatchNormalization`: they become the mean of the values that the replicas assign. Integers are
+    changed by one replica after the other, like the state of a seed, from which each replica draws other numbers.
+    Replicas' additions to a weight are refused.
     """
     if isinstance(variable, resource_variable_ops.BaseResourceVariable):
         kind: Any = type(variable)
@@ -274,15 +265,13 @@ class _Replicated:
         return _change(self, "assign", value, super().assign, use_locking, name, read_value)  # type: ignore[misc]
 
     def assign_add(self, delta: Any, use_locking: Any = None, name: str | None = None, read_value: bool = True) -> Any:
-        """Adds."""
         return _change(self, "assign_add", delta, super().assign_add, use_locking, name, read_value)  # type: ignore[misc]
 
     def assign_sub(self, delta: Any, use_locking: Any = None, name: str | None = None, read_value: bool = True) -> Any:
-        """Subtracts."""
         return _change(self, "assign_sub", delta, super().assign_sub, use_locking, name, read_value)  # type: ignore[misc]
 
     def _read_variable_op(self, no_copy: bool = False) -> Any:
-        # Private: every way to read a whole value goes through it.
+        # Private: every way to read a whole value calls this.
         before = value_read_before(self) if is_one_of_several() else None
         if before is None:
             return super()._read_variable_op(no_copy)  # type: ignore[misc]
@@ -291,7 +280,7 @@ class _Replicated:
         if not record.should_record_backprop([variable.handle]):
             return before
         value = tf.identity(before)
-        # The tape of this replica has not seen the read.
+        # The tape of this replica has not recorded the read.
         record.record_operation("ReadVariableOp", [value], [variable.handle], lambda gradient: [gradient])
         return value
 
@@ -305,7 +294,7 @@ def _change(variable: Any, method: str, value: Any, alone: Callable[..., Any], *
     aggregation = variable.aggregation
     if aggregation == _AGGREGATION.NONE:
         is_addition = method != "assign" or added is not None
-        # An addition to a weight is a part of a gradient, and only the program knows how such parts are combined.
+        # An addition to a weight is a part of a gradient; only the program knows how such parts are combined.
         if not variable.is_of_keras or (variable.trainable and is_addition):
             raise ValueError(
                 f"Several replicas of a worker call {method} of the variable {variable.name!r}, which was created "
@@ -334,13 +323,13 @@ def _change(variable: Any, method: str, value: Any, alone: Callable[..., Any], *
             amount = reduced(_SUM if aggregation == _AGGREGATION.SUM else _MEAN, amounts)
         return strategy.extended.update(variable, lambda own: getattr(own, name)(amount, read_value=False))
 
-    # An identity: a tensor that is the same in all replicas is no value of each replica.
+    # An identity: a tensor that is the same in all replicas is not `PerReplica`.
     tf.distribute.get_replica_context().merge_call(merged, args=(tf.identity(value), added))
     return variable
 
 
 def _added(variable: Any, value: Any) -> Any | None:
-    """Returns what an assignment adds to a variable; None if it is no addition."""
+    """Returns the amount that an assignment adds to a variable; None if it is no addition."""
     change = change_of(variable, value)
     return None if change is None else tf.identity(change[1]) if change[0] else tf.negative(change[1])
 

@@ -1,9 +1,8 @@
 """Variables that several workers read and change at the same time, and mutexes on their servers.
 
-- Additions (`make_shared`): no addition is lost, to a whole variable or to some rows, however many workers add at the
-  same time.
+- Additions (`make_shared`): no addition to a variable or its rows is lost, however many workers add at the same time.
 - Reads: a function that uses a scalar many times reads it once, as an optimizer uses its learning rate and its count of
-  updates for each variable of a model. Within `reads_replaced`, a rule answers reads with a copy that it has.
+  updates for each variable of a model. Within `reads_replaced`, a rule answers reads with its own copy.
 """
 
 import contextlib
@@ -23,7 +22,7 @@ from coordinator.ps_strategy.tensorflow_internals.handles import is_on_parameter
 
 @contextlib.contextmanager
 def operations_added() -> Iterator[list[Any]]:
-    """Opens a scope and yields a list, which after the scope holds the operations added to the graph in it."""
+    """A scope that yields a list; after the scope, the list holds the operations added to the graph in it."""
     graph = tf.compat.v1.get_default_graph()
     before = len(graph.get_operations())
     operations: list[Any] = []
@@ -46,8 +45,8 @@ def client_may_call(*signature: tf.TensorSpec) -> Callable[[Callable[..., Any]],
             if not tf.executing_eagerly():
                 return method(self, *arguments)
             if self not in functions:
-                # A partial function for each object: TensorFlow warns that a method which is traced for several objects
-                # is traced too often. It must not keep the object alive.
+                # A partial function for each object: TensorFlow warns of a method that is traced for several objects.
+                # It must not keep the object alive.
                 bound = functools.partial(_call_of, method, weakref.ref(self))
                 functions[self] = tf.function(bound, input_signature=signature, autograph=False)
             bound_arguments = parameters.bind(self, *arguments)
@@ -64,11 +63,11 @@ def _call_of(method: Callable[..., Any], reference: Callable[[], Any], *argument
 
 
 class ServerMutex:
-    """A mutex under which operations of one graph at a time run, on the CPU of a server, `device`.
+    """A mutex on the CPU of a server, `device`, under which operations of one graph at a time run.
 
-    It is a TensorFlow mutex resource, looked up by name at each use, so that it exists on a restarted server, too. A
-    cancelled call, such as one of a dead worker, releases it. Operations under the mutex should be on its own server:
-    otherwise a server that hangs blocks everyone. A new client may reuse the names of a client that died.
+    It is a TensorFlow mutex resource, looked up by name at each use: it exists on a restarted server, too. A cancelled
+    call, such as one of a dead worker, releases it. Operations under the mutex should be on its own server: otherwise a
+    server that hangs blocks everyone. A new client may reuse the names of a dead client.
     """
 
     def __init__(self, name: str, device: str) -> None:
@@ -94,16 +93,15 @@ class ServerMutex:
 
 @contextlib.contextmanager
 def reads_replaced(variables: Sequence[Any], readers: Sequence[Any]) -> Iterator[None]:
-    """A scope in which reads of variables are answered by their readers; the variables still have the gradients.
+    """A scope in which readers answer reads of variables; the variables still have the gradients.
 
     Each variable has a reader. `reader.copy(may_make=)` returns a tensor with the variable's value, or None to read the
-    variable itself; `may_make` says that the whole value is needed rather than some rows, so that a new copy pays off.
+    variable itself; `may_make` says that the whole value is needed rather than some rows, so a new copy pays off.
     `reader.note_rows(rows)` records rows that were read from the variable itself.
 
-    Raises:
-      ValueError: the reads of one of them are replaced already.
+    Raises ValueError if the reads of a variable are replaced already.
     """
-    # Private: nothing public lets a read of an ordinary variable be answered from a tensor.
+    # Private: publicly, a read of an ordinary variable cannot be answered from a tensor.
     with contextlib.ExitStack() as stack:
         for variable, reader in zip(variables, readers, strict=True):
             if "_read_variable_op" in vars(variable):
@@ -137,7 +135,7 @@ def _replaced_reads(variable: Any, reader: Any) -> dict[str, Callable[..., Any]]
         # In the copy's own graph: gradients of a loop or branch reach the tensors that it captured, and no further.
         with copy.graph.as_default(), tf.control_dependencies(None):
             value = tf.identity(copy)
-            # The tape records it as a read of the variable, so that the variable has the gradient.
+            # The tape records a read of the variable, so the variable has the gradient.
             record.record_operation("ReadVariableOp", [value], [variable.handle], lambda gradient: [gradient])
         return value
 
@@ -164,7 +162,7 @@ def _replaced_reads(variable: Any, reader: Any) -> dict[str, Callable[..., Any]]
 
 def read_variable(variable: Any) -> tf.Tensor:
     """Reads the variable itself, without recording it on gradient tapes."""
-    # Private: every public way to read goes through what `reads_replaced` replaces.
+    # Private: every public way to read goes through the methods that `reads_replaced` replaces.
     if hasattr(variable, "parts"):
         return tf.concat([read_variable(part) for part in variable.parts], 0)
     return resource_variable_ops.gen_resource_variable_ops.read_variable_op(variable.handle, variable.dtype)
@@ -191,15 +189,12 @@ _READ_OPERATIONS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "Var
 
 
 def is_present_value(variable: Any, tensor: Any) -> bool:
-    """Returns True if a tensor was read from a variable that the function has not changed since.
-
-    In a branch, the read may be before the branch.
-    """
+    """Returns True if a tensor was read, perhaps before a branch, from a variable that is unchanged since then."""
     if tensor.dtype != variable.dtype:
         return False
     handle = _captured(tensor.graph, variable.handle)
     if tensor.op.type == "ReadVariableOp":
-        # A function has one tensor for each handle that it captured.
+        # A function has one tensor for each captured handle.
         return tensor.op.inputs[0] is handle and not _is_changed_after(handle, tensor.op)
     outer = _around_branch(tensor.graph)
     if outer is None or (handle is not None and _changes(handle)):
@@ -211,12 +206,12 @@ def is_present_value(variable: Any, tensor: Any) -> bool:
 def value_read_before(variable: Any) -> Any | None:
     """Returns the present value of a variable if the function being traced has read it already, otherwise None.
 
-    None as well under `tf.control_dependencies`, where a read is meant to happen after other operations.
+    Also None under `tf.control_dependencies`, where a read must happen after other operations.
     """
     graph: Any = tf.compat.v1.get_default_graph()
     around: Any = graph
     while around is not None:
-        # Private: there is no public way to get the active `tf.control_dependencies`.
+        # Private: the active `tf.control_dependencies` are not public.
         if around._current_control_dependencies():
             return None
         around = _around_branch(around)
@@ -237,12 +232,11 @@ def _value_read_in(graph: Any, variable: Any) -> Any | None:
 
 
 def _captured(graph: Any, handle: Any) -> Any | None:
-    """Returns the function's own tensor for a captured handle, or None."""
     return next((inside for outside, inside in graph.captures if outside is handle), None)
 
 
 def _around_branch(graph: Any) -> Any | None:
-    """Returns the graph around a branch; None for any other graph, since the body of a loop runs more than once."""
+    """Returns the graph around a branch; None for any other graph: the body of a loop runs more than once."""
     return graph_around(graph, control_flow_v2_func_graphs.CondBranchFuncGraph)
 
 
@@ -289,10 +283,10 @@ def _exclusive_method(exclusive: str) -> Any:
 
 
 def _anywhere_method(method: str) -> Any:
-    """Returns a `scatter_nd_...` method that can be called eagerly on the client, wherever the variable is."""
+    """Returns a `scatter_nd_...` method that the client can call eagerly for variables on any device."""
 
     def scatter_nd(self: Any, indices: Any, updates: Any, name: str | None = None) -> Any:
-        # A kernel called by itself does not know the shape of a variable on a server, and refuses all updates.
+        # An eager kernel does not know the shape of a variable on a server, and refuses all updates.
         if not tf.executing_eagerly() or not is_on_parameter_server(self.device):
             return getattr(super(ExclusiveScatter, self), method)(indices, updates, name)
         _scatter_nd(self, method, tf.convert_to_tensor(indices), tf.convert_to_tensor(updates, self.dtype))
@@ -307,7 +301,7 @@ def _scatter_nd(variable: Any, method: str, indices: Any, updates: Any) -> None:
 
 
 def _method_in_turn(method: str) -> Any:
-    """Returns a `scatter_...` method that runs a shared kernel, the only one that there is, under a mutex."""
+    """Returns a `scatter_...` method that runs a shared kernel, the only existing one, under a mutex."""
 
     def scatter(self: Any, sparse_delta: Any, use_locking: Any = False, name: str | None = None) -> Any:
         _check_rows(sparse_delta)
@@ -326,7 +320,7 @@ def _method_in_turn(method: str) -> Any:
 
 @tf.function(autograph=False, reduce_retracing=True)
 def _scatter_in_turn(variable: Any, method: str, cpu: str, values: Any, indices: Any) -> None:
-    # Traced for each server, since the mutex is there.
+    # Traced for each server: the mutex is there.
     del cpu
     getattr(variable, method)(tf.IndexedSlices(values, indices))
 
@@ -358,7 +352,7 @@ class ExclusiveScatter:
     scatter_nd_update = _anywhere_method("scatter_nd_update")
 
     def _lazy_read(self, operation: Any) -> Any:
-        # Private: an assignment returns a variable too, of another class, which TensorFlow chooses here.
+        # Private: an assignment returns a variable too. TensorFlow chooses its class here.
         unread: Any = super()._lazy_read(operation)  # type: ignore[misc]  # of the other base
         kind: Any = type(unread)
         unread.__class__ = with_mixin(ExclusiveScatter, kind)
@@ -367,7 +361,7 @@ class ExclusiveScatter:
 
 @functools.cache
 def with_mixin(mixin: Any, kind: Any) -> Any:
-    """Returns the class of variables that is a subclass of a mixin and of another class of variables."""
+    """Returns the class of variables that derives from a mixin and another class of variables."""
     return type(f"{mixin.__name__.strip('_')}{kind.__name__}", (mixin, kind), {"__module__": __name__})
 
 
@@ -377,12 +371,12 @@ def _check_rows(sparse_delta: Any) -> None:
 
 
 def _indices_and_updates(variable: Any, sparse_delta: Any) -> tuple[Any, Any]:
-    """Returns arguments with which `scatter_nd_...` has the effect of `scatter_...` with the `tf.IndexedSlices`."""
+    """Returns arguments that give `scatter_nd_...` the effect of `scatter_...` with the `tf.IndexedSlices`."""
     _check_rows(sparse_delta)
     indices = tf.convert_to_tensor(sparse_delta.indices)
     updates = tf.convert_to_tensor(sparse_delta.values, variable.dtype)
     if updates.shape.rank in (None, 0):
-        # On the device of the variable, so that one number is sent instead of rows.
+        # On the variable's device: one number is sent instead of rows.
         with tf.device(variable.device):
             updates = _broadcast_if_scalar(updates, indices, variable)
     if indices.shape.rank in (None, 0):
@@ -403,23 +397,23 @@ def _broadcast_if_scalar(updates: Any, indices: Any, variable: Any) -> Any:
 
 
 def make_shared(variable: Any) -> None:
-    """Changes the class of a variable, so that functions may change it at the same time without losing additions.
+    """Changes the class of a variable: functions may change it at the same time without losing additions.
 
     `variable.assign(variable + x)` and `- x` become additions, if the function read the value and has not changed it in
     between; other assignments are unchanged. `scatter_add` and so on change rows one after the other.
 
-    A scalar that is not trainable is read once by a function, and again after the function has changed it, in the body
-    of a loop, and under `tf.control_dependencies`. `read_value()` always reads.
+    A function reads a scalar that is not trainable once, and again after the function has changed it, in the body of a
+    loop, and under `tf.control_dependencies`. `read_value()` always reads.
     """
-    # Private: the classes of variables have no public names, and there is no hook to choose others. A variable that is
-    # created while a function is traced has a class for that case.
+    # Private: the classes of variables have no public names, and no hook chooses others. A variable that is created
+    # while a function is traced has another class.
     if isinstance(variable, resource_variable_ops.BaseResourceVariable):
         kind: Any = type(variable)
         variable.__class__ = with_mixin(_Shared, kind)
 
 
 class _Shared(ExclusiveScatter):
-    """Makes an assignment of its own value plus something an atomic addition, and reads its value only when needed."""
+    """The mixin: an assignment of its own value plus something is an atomic addition, and reads are shared."""
 
     def assign(self, value: Any, use_locking: Any = None, name: str | None = None, read_value: bool = True) -> Any:
         """Assigns, adds or subtracts; arguments and result are the same as for `tf.Variable.assign`."""
@@ -438,7 +432,7 @@ class _Shared(ExclusiveScatter):
         return super().value() if before is None else before  # type: ignore[misc]  # of the other base
 
     def _serialize_to_tensors(self) -> Any:
-        # Private: a checkpoint saves the result. It does not refer to the variable otherwise.
+        # Private: a checkpoint saves the result, which does not refer to the variable by itself.
         tensors = super()._serialize_to_tensors()  # type: ignore[misc]  # of the other base
         for tensor in tensors.values():
             setattr(tensor, VARIABLE, self)
@@ -447,8 +441,8 @@ class _Shared(ExclusiveScatter):
 
 def _may_share_reads(variable: Any) -> bool:
     """Returns True if one read of a variable may serve all uses in a function."""
-    # Larger values would be copied between servers. Private: what `reads_replaced` sets, and that a gradient tape needs
-    # to record the read itself.
+    # Larger values would be copied between servers. Private: the attribute that `reads_replaced` sets, and that a
+    # gradient tape must record the read itself.
     return bool(
         variable.shape.rank == 0
         and not variable.trainable

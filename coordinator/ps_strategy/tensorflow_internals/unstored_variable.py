@@ -1,7 +1,7 @@
 """A `tf.Variable` whose value is stored elsewhere: in several other variables, or in a table.
 
-It has a handle of the whole shape without a value, which takes no memory. Gradient tapes know the variable by its
-handle: they have gradients with respect to it as for any other variable, also through branches, loops and calls.
+Its handle has the whole shape and no value, and takes no memory. Gradient tapes know the variable by its handle: they
+have its gradients as for any other variable, also through branches, loops and calls.
 
                           handle                  parts, on parameter servers
                              |                          |
@@ -24,7 +24,7 @@ from tensorflow.python.saved_model import save_context
 from coordinator.ps_strategy.tensorflow_internals.handles import handle_without_value, variable_spec
 from coordinator.ps_strategy.tensorflow_internals.process import attribute_replaced
 
-# The gradient of a loop has the variable's whole shape. Larger ones, in bytes, are refused.
+# The gradient of a loop has the variable's whole shape. Larger variables, in bytes, are refused.
 LARGEST_IN_LOOP = 2**28
 
 _ROWS, _VALUE = "CoordinatorRowsOfUnstoredVariable", "CoordinatorValueOfUnstoredVariable"
@@ -33,17 +33,12 @@ _ROWS, _VALUE = "CoordinatorRowsOfUnstoredVariable", "CoordinatorValueOfUnstored
 class UnstoredVariable(resource_variable_ops.ResourceVariable):
     """A variable without its own value; a subclass says how it is read and changed.
 
-    Args:
-      name: without `:0`, name scopes included.
-      shape: all of its dimensions must be known.
-      dtype: a `tf.DType`.
-      device: the handle's; the variable says that it is there.
-      trainable: whether gradient tapes watch it.
-      options: `synchronization`, `aggregation` and `constraint` of a `tf.Variable`.
+    `name` is without `:0`, with name scopes. All dimensions of `shape` must be known. The handle is on `device`.
+    `options` are `synchronization`, `aggregation` and `constraint` of a `tf.Variable`.
     """
 
-    # Private: the class, its constructor and the handle. Lookups of TensorFlow and Keras read single rows only of
-    # instances of this class, and there is no public way to make one without a value.
+    # Private: the class, its constructor and the handle. TensorFlow and Keras look up single rows only of instances of
+    # this class, and there is no public way to make one without a value.
     def __init__(
         self, name: str, shape: Any, dtype: Any, device: str, *, trainable: bool = True, **options: Any
     ) -> None:
@@ -66,10 +61,10 @@ class UnstoredVariable(resource_variable_ops.ResourceVariable):
 
     @classmethod
     def _variable_call(cls, *args: Any, **kwargs: Any) -> None:
-        """Has instances made by the constructor; `tf.Variable` would ask the creators of variables."""
+        """Lets the constructor make instances; `tf.Variable` would ask the creators of variables."""
 
-    # Private, both: an eager operation with a variable as its input reads the variable by this attribute, if there is a
-    # tensor in it, without asking for the value.
+    # Both private: an eager operation that takes a variable reads it by this attribute, if that has a tensor, and does
+    # not ask for the value.
     @property
     def _handle(self) -> None:
         return None
@@ -140,7 +135,7 @@ def _connected(variable: Any, gradient: str, value: Any, *inputs: Any) -> Any:
         if not tf.executing_eagerly():
             value = _connected_in_graph(variable, gradient, value, inputs)
     backward = _GRADIENTS[gradient]
-    # Private: TensorFlow's own reads tell tapes in this way, too.
+    # Private: TensorFlow's own reads tell tapes in the same way.
     record.record_operation(
         gradient, [value], [variable.handle], lambda change: [backward(variable.handle, change, *inputs)]
     )
@@ -150,9 +145,8 @@ def _connected(variable: Any, gradient: str, value: Any, *inputs: Any) -> Any:
 def _connected_in_graph(variable: Any, gradient: str, value: Any, inputs: Any) -> Any:
     """Returns the value as the result of an operation on the handle, for the gradients of a loop or a function.
 
-    Those gradients are derived from operations, not from a tape. A call is the only operation that takes the handle of
-    a variable on another server without being placed there; before it runs, TensorFlow replaces it by the function that
-    it calls.
+    Those gradients are derived from operations, not from a tape. Only a call can take the handle of a variable on
+    another server without being placed there. Before it runs, TensorFlow replaces it by the function that it calls.
     """
     graph: Any = tf.compat.v1.get_default_graph()
     arguments = [value, variable.handle, *inputs]
@@ -162,7 +156,7 @@ def _connected_in_graph(variable: Any, gradient: str, value: Any, inputs: Any) -
         first = function.get_concrete_function()
     first.add_to_graph(graph)
     with graph.gradient_override_map({"PartitionedCall": gradient}), tf.device("/device:CPU:0"):
-        # A control dependency would also delay the value, and all that is computed from it.
+        # A control dependency would also delay the value and everything that is computed from it.
         connected = tf.raw_ops.PartitionedCall(args=arguments, Tout=[value.dtype], f=first)[0]
     connected.set_shape(value.shape)
     return connected
@@ -176,7 +170,7 @@ def _spec(handle: Any) -> tf.TensorSpec:
 
 def _gradient_of_rows(handle: Any, change: Any, indices: Any) -> tf.IndexedSlices:
     sizes = _spec(handle).shape.as_list()
-    # As TensorFlow's own look-ups, except where the parts have more rows together than an int32 can count.
+    # Like TensorFlow's own look-ups, unless the parts together have more rows than an int32 can count.
     shape = tf.constant(sizes, tf.int32 if max(sizes) <= tf.int32.max else tf.int64)
     values = tf.reshape(change, tf.concat([[-1], shape[1:]], 0))
     return tf.IndexedSlices(values, tf.reshape(indices, [-1]), shape)
@@ -186,15 +180,15 @@ _GRADIENTS: dict[str, Callable[..., Any]] = {_ROWS: _gradient_of_rows, _VALUE: l
 
 
 def _refuse_large_loops(handle: Any) -> None:
-    """Raises ValueError while the gradient of the body of a loop is traced, if the variable is large.
+    """Raises ValueError while the gradient of a loop body is traced, if the variable is large.
 
-    TensorFlow adds the gradients of all turns to zeros of the variable's whole shape, on the worker.
+    TensorFlow adds the gradients of all iterations to zeros of the variable's whole shape, on the worker.
     """
     spec = _spec(handle)
     size = spec.shape.num_elements() * spec.dtype.size
     graph: Any = tf.compat.v1.get_default_graph()
     while graph is not None and size > LARGEST_IN_LOOP:
-        # Private: nothing public tells such a graph from others.
+        # Private: no public attribute distinguishes such a graph.
         if isinstance(graph, while_v2._WhileBodyGradFuncGraph):
             raise ValueError(
                 f"A sharded variable of shape {spec.shape.as_list()} is read inside of the body of a loop "
@@ -208,8 +202,8 @@ def _refuse_large_loops(handle: Any) -> None:
 @contextlib.contextmanager
 def loops_differentiable() -> Iterator[None]:
     """A scope in which gradients are computed through loops that read an unstored variable."""
-    # Private: the zeros to which gradients are added have the shape of the variable's value when the loop runs, and
-    # there is none. The shape of the handle is the same.
+    # Private: the zeros that gradients are added to have the shape of the variable's value at run time, and there is no
+    # value. The shape of the handle is the same.
     stock = while_v2._zeros_like
 
     @functools.wraps(stock)
@@ -237,28 +231,24 @@ def _value_backward(operation: Any, change: Any) -> list[Any]:
 @contextlib.contextmanager
 def not_recorded() -> Iterator[None]:
     """A scope in which tapes record nothing, and operations run where they would without an outer colocation."""
-    # Private: `tf.nn.embedding_lookup` places its operations with the handle; `tf.Variable.value` undoes it so, too.
+    # Private: `tf.nn.embedding_lookup` places its operations with the handle; `tf.Variable.value` undoes it like this.
     with record.stop_recording(), ops.colocate_with(None, ignore_existing=True):
         yield
 
 
 def is_being_exported() -> bool:
     """Returns True while functions are traced for a SavedModel."""
-    # Private: no public function says so.
+    # Private: no public function tells.
     return bool(save_context.in_save_context())
 
 
 class TableVariable(resource_variable_ops.BaseResourceVariable):
-    """Stands for all rows of a table where a tape or an optimizer expects a variable. It has no value and no memory.
+    """A stand-in for all rows of a table where a tape or an optimizer expects a variable, without a value.
 
     Its gradient is a `tf.IndexedSlices` whose indices are keys of the table, not numbers of rows.
 
-    Args:
-      name: the table's.
-      shape: the number of rows that the table may have, and the shape of a row.
-      dtype: the type of the rows.
-      apply_gradients: changes the rows of a gradient, a `tf.IndexedSlices`; see `Table.apply_gradients`.
-      new_accumulated: returns an object that sums gradients; see `AccumulatedGradient`.
+    `shape` begins with the number of rows that the table may have. `apply_gradients` changes the rows of a gradient,
+    see `Table.apply_gradients`; `new_accumulated` returns an object that sums gradients, see `AccumulatedGradient`.
     """
 
     def __init__(
@@ -269,7 +259,7 @@ class TableVariable(resource_variable_ops.BaseResourceVariable):
         apply_gradients: Callable[[Any], None],
         new_accumulated: Callable[[], Any],
     ) -> None:
-        # Private: publicly, a variable has a value, which here would take the memory of all rows. The resource would be
+        # Private: publicly, a variable has a value, which would take the memory of all rows. The resource would be
         # created at its first use, which does not happen.
         super().__init__(
             trainable=True,
@@ -303,7 +293,7 @@ class TableVariable(resource_variable_ops.BaseResourceVariable):
         return bool(record.should_record_backprop([self.handle]))
 
     def _serialize_to_tensors(self) -> dict[str, Any]:
-        # Private: a checkpoint saves nothing of this variable, since the table saves the rows.
+        # Private: a checkpoint saves nothing of this variable; the table saves the rows.
         return {}
 
     def _restore_from_tensors(self, restored_tensors: Any) -> None:

@@ -1,7 +1,7 @@
 """Initial values of Keras' variables, by rows.
 
-Random values are drawn in blocks of rows whose size depends only on the shape of the variable. So they do not depend
-on the number of parts, and a server computes no more than its rows and some blocks. The first block is what the
+Random values are drawn in blocks of rows whose size depends only on the variable's shape. So the values do not depend
+on the number of parts, and a server computes only its rows and some blocks. The first block has the values that the
 initializer draws without a strategy: a variable of one block has the values that it would have in one piece.
 """
 
@@ -26,7 +26,7 @@ _SCALED = _initializers.VarianceScaling.__call__
 
 
 def initial_value_of_keras(function: Any) -> InitialValue | None:
-    """Returns the initial value that a function of a `keras.Variable` computes; None for any other function."""
+    """Returns the initial value that the function of a `keras.Variable` computes; None for any other function."""
     # Private: the variable gives TensorFlow's variable a function without the shape; the function's closure has it.
     code = getattr(function, "__code__", None)
     if code is None or code.co_freevars != ("initializer", "self"):
@@ -40,7 +40,7 @@ def initial_value_of_keras(function: Any) -> InitialValue | None:
 
 
 class _Rows:
-    """Returns rows of what an initializer returns for a shape, or, for large shapes, rows of the same distribution."""
+    """Rows of an initializer's result for a shape; for large shapes, rows of the same distribution."""
 
     def __init__(self, initializer: Any, shape: tf.TensorShape, dtype: tf.DType, name: str, whole: Any) -> None:
         self._initializer = initializer
@@ -70,7 +70,7 @@ class _Rows:
         return rows_of_block(self._shape, self._dtype)
 
     def _blocks(self, first: int, count: int) -> list[tuple[int, int, int, int]]:
-        """Returns the number and size of each block that has some of the rows, and which of its rows these are."""
+        """Returns the number and size of each block with some of the rows, and which rows of the block these are."""
         size, end = self.block_rows, first + count
         return [
             (begin // size, min(size, self._shape[0] - begin), max(0, first - begin), min(size, end - begin))
@@ -82,7 +82,7 @@ class _Rows:
         if number or not isinstance(self._seed, int):
             initializer.seed = random.Random(f"{self._seed} {number}").randrange(1, 10**9)
         if type(initializer).__call__ is _SCALED:
-            # The scale of the whole shape.
+            # Each block is drawn with the scale of the whole shape.
             initializer.scale *= _fan(initializer, shape) / _fan(initializer, self._shape.as_list())
         drawn = initializer(shape, dtype=self._dtype.name)
         return drawn if (begin, end) == (0, size) else drawn[begin:end]

@@ -5,8 +5,8 @@ Each part of a sharded variable is updated like a variable, with its parts of th
     variable   part_0  part_1        on server 0: update_step(gradient of part_0, part_0)  with part_0 of each slot
     slot       part_0  part_1        on server 1: update_step(gradient of part_1, part_1)  with part_1 of each slot
 
-An optimizer that changes each row by itself does the same to all parts as to the whole variable. Other optimizers are
-given the whole variable.
+An optimizer that changes each row independently does the same to all parts as to the whole variable. Other optimizers
+get the whole variable.
 """
 
 import itertools
@@ -27,7 +27,7 @@ def _reflected(function: Callable[[Any, Any], Any]) -> Any:
 
 
 class StandIn:
-    """A value in place of a variable that the update may set for itself, and does not change."""
+    """A value in place of a variable that an update may set for itself, but does not change."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -43,7 +43,7 @@ class StandIn:
         self._value = value
 
     def assign_add(self, value: Any) -> None:
-        """Does nothing: it is called only for the count of updates, and the caller counts the update once."""
+        """Does nothing: only the count of updates is added to, and the caller counts the update once."""
 
     def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> Any:
         return self.value if dtype is None else tf.cast(self.value, dtype)
@@ -71,14 +71,12 @@ class LocalCopy(StandIn):
 
 
 class Rows(StandIn):
-    """Some rows of a variable: what is done to them is done to the variable, on its server, and to no other row.
+    """Some rows of a variable: changes are made to these rows of the variable, on its server.
 
-    Additions and subtractions, and `assign(rows + x)`, use the variable's `scatter_add` and `scatter_sub`, so that none
-    is lost when others change the same rows. Rows are read when they are needed, and once.
+    Additions and subtractions, and `assign(rows + x)`, use the variable's `scatter_add` and `scatter_sub`: none is lost
+    when others change the same rows. Rows are read once, when they are first needed.
 
-    Args:
-      variable: a `tf.Variable`.
-      indices: of the rows, each once, int32 or int64 [n].
+    `indices` has each row once, int32 or int64 [n].
     """
 
     def __init__(self, variable: tf.Variable, indices: Any) -> None:
@@ -90,7 +88,7 @@ class Rows(StandIn):
 
     @property
     def value(self) -> Any:
-        """The rows as this update leaves them so far, [n, ...]."""
+        """The rows as this update has left them so far, [n, ...]."""
         if self._value is None:
             self._value = self.variable.sparse_read(self._indices)
         return self._value
@@ -120,7 +118,7 @@ class Rows(StandIn):
         return tf.IndexedSlices(value, self._indices)
 
     def _added(self, value: Any) -> Any | None:
-        """Returns what was added to the rows to get this value; None if it is no such sum."""
+        """Returns the amount that was added to the rows to get this value; None if it is no such sum."""
         if not tf.is_symbolic_tensor(value) or value.op.type not in ("Add", "AddV2"):
             return None
         left, right = value.op.inputs
@@ -128,11 +126,7 @@ class Rows(StandIn):
 
 
 class UnsharedRows(LocalCopy, Rows):
-    """Rows that nothing else changes in the meantime: they are read once, and the caller writes them at the end.
-
-    Attributes:
-      is_changed: whether there is something to write: `value`.
-    """
+    """Rows that nothing else changes in the meantime. They are read once; the caller writes changed rows at the end."""
 
     def __init__(self, variable: tf.Variable, indices: Any) -> None:
         super().__init__(variable, indices)
@@ -156,13 +150,13 @@ def parts_of(variable: Any) -> Sequence[Any]:
 
 
 def gradients_of_parts(gradient: Any, variable: Any) -> Sequence[Any]:
-    """Returns for each of `parts_of(variable)` its rows of a gradient: a tensor, `tf.IndexedSlices` or None."""
+    """Returns each part's rows of a gradient, by `parts_of(variable)`: a tensor, `tf.IndexedSlices` or None."""
     parts = parts_of(variable)
     if len(parts) == 1 or gradient is None:
         return [gradient] * len(parts)
     if not isinstance(gradient, tf.IndexedSlices):
         return tf.split(gradient, [part.shape[0] for part in parts])
-    # Their shape is needed where a gradient is made dense.
+    # The shape is needed where a gradient is made dense.
     return [
         tf.IndexedSlices(rows.values, rows.indices, tf.constant(part.shape.as_list(), rows.indices.dtype))
         for rows, part in zip(variable_of(variable).split_rows(gradient), parts, strict=True)
@@ -172,7 +166,7 @@ def gradients_of_parts(gradient: Any, variable: Any) -> Sequence[Any]:
 def with_parts(optimizer: Any) -> Any:
     """Returns a view of a built optimizer as if it had been built with the parts of its sharded variables.
 
-    A variable that has slots in other parts, or in one, is left whole.
+    A variable whose slots have other parts, or one part, is left whole.
     """
     view = view_of(optimizer)
     # Private, here and below: an optimizer's slots are lists in the order of the variables that it was built with.
@@ -189,7 +183,7 @@ def with_parts(optimizer: Any) -> Any:
             for slot, variable, is_divided in zip(slots, variables, divided, strict=True)
             for part in (_slots_of_parts(slot, variable) if is_divided else [slot])
         ]
-    # Whether a variable's weights decay depends on the name of the whole variable.
+    # The weight decay of a variable depends on the name of the whole variable.
     decays = {
         optimizer._var_key(part): optimizer._use_weight_decay(variable)
         for variable, is_divided in zip(variables, divided, strict=True)
@@ -203,9 +197,9 @@ def with_parts(optimizer: Any) -> Any:
 def view_of(optimizer: Any, kind: Any = None, **attributes: Any) -> Any:
     """Returns an optimizer that shares the attributes of another one, which is not changed.
 
-    `kind` is its class, by default the class of the optimizer; only the view has `attributes`.
+    `kind` is its class, by default the optimizer's; only the view has `attributes`.
     """
-    # `copy.copy` would serialize and deserialize it.
+    # `copy.copy` would serialize and deserialize the optimizer.
     view = object.__new__(kind or type(optimizer))
     view.__dict__.update(vars(optimizer), **attributes)
     return view
@@ -213,9 +207,9 @@ def view_of(optimizer: Any, kind: Any = None, **attributes: Any) -> Any:
 
 def slot_lists(optimizer: Any) -> dict[str, list[Any]]:
     """Returns the attributes of a built optimizer that are lists with an item for each variable, the variables too."""
-    # Not the length of its variables: a view for one server may have fewer of them.
+    # Not the length of its variables: a view for one server may have fewer.
     count = len(optimizer._trainable_variables_indices)
-    # `_variables` has all of the optimizer's own variables, in one list.
+    # `_variables` has all of the optimizer's own variables in one list.
     return {
         name: slots
         for name, slots in vars(optimizer).items()
@@ -234,13 +228,12 @@ def _has_rows(slot: Any, variable: Any) -> bool:
 
 
 def _slots_of_parts(slot: Any, variable: Any) -> list[Any]:
-    """Returns the slot of each part of a variable."""
     if _has_rows(slot, variable):
         return list(parts_of(slot))
     others = len(parts_of(variable)) - 1
     if not isinstance(slot, (keras.Variable, tf.Variable)):
         return [slot] * (1 + others)
-    # One that has no rows, such as a count of the variable's updates, is changed once.
+    # A slot without rows, such as a count of the variable's updates, is changed once.
     return [slot, *(LocalCopy(tf.identity(variable_of(slot))) for _ in range(others))]
 
 
@@ -268,7 +261,7 @@ class _Colocating(list[Any]):
 
 def has_strayed_slots(optimizer: Any) -> bool:
     """Returns True if a built optimizer has a slot on another device than its variable."""
-    # Private: the variables that it was built with, in the order of its slots.
+    # Private: the variables that the optimizer was built with, in the order of its slots.
     variables = optimizer._trainable_variables
     return any(
         isinstance(slot, keras.Variable) and _devices(slot) != _devices(variable)[: len(parts_of(slot))]
@@ -290,7 +283,7 @@ def scalar_variables(optimizer: Any) -> list[tf.Variable]:
 
 def learning_rate(optimizer: Any, scalars: Sequence[Any]) -> Any:
     """Returns the learning rate for given values of `scalar_variables`, a float32 scalar."""
-    # Private: `optimizer.learning_rate` would read the variables where they are.
+    # Private: `optimizer.learning_rate` would read the variables on their servers.
     rate = optimizer._learning_rate
     if isinstance(rate, keras.Variable):
         return tf.cast(scalars[1], tf.float32)
@@ -301,13 +294,13 @@ def learning_rate(optimizer: Any, scalars: Sequence[Any]) -> Any:
 
 def exempt_from_weight_decay(optimizer: Any, variables: Sequence[Any]) -> list[int]:
     """Returns the positions of the variables that an optimizer excludes from weight decay."""
-    # Private: the config does not have what `exclude_from_weight_decay` was called with.
+    # Private: the config lacks the arguments of `exclude_from_weight_decay`.
     view = with_parts(optimizer)
     return [number for number, variable in enumerate(variables) if not view._use_weight_decay(variable)]
 
 
 def without_repeats(gradient: Any) -> Any:
-    """Sums rows of the same index, if the gradient is `tf.IndexedSlices`; returns other gradients as they are."""
+    """Sums rows of the same index, if the gradient is `tf.IndexedSlices`; returns other gradients unchanged."""
     if not isinstance(gradient, tf.IndexedSlices) or _are_unique(gradient.indices):
         return gradient
     indices, positions = tf.unique(gradient.indices)
@@ -316,7 +309,7 @@ def without_repeats(gradient: Any) -> Any:
 
 
 def _are_unique(indices: Any) -> bool:
-    """Returns True if the indices are known to have no repeats, as the indices of a table's look-up are."""
+    """Returns True if the indices are known to have no repeats, like the indices of a table's look-up."""
     return tf.is_symbolic_tensor(indices) and indices.op.type == "Unique" and indices is indices.op.outputs[0]
 
 
@@ -327,12 +320,12 @@ def clipped_by_global_norm(gradients: Sequence[Any], greatest: Any) -> Sequence[
 
 
 def clipped(optimizer: Any, gradients: Sequence[Any], clip: Callable[[Sequence[Any]], Sequence[Any]]) -> Sequence[Any]:
-    """Clips gradients as an optimizer is set to. `clip` is the optimizer's own method for it.
+    """Clips gradients by an optimizer's settings. `clip` is the optimizer's own method for it.
 
     `tf.IndexedSlices` must have each index once, and stay sparse.
     """
     greatest = optimizer.global_clipnorm
-    # As Keras, which uses the first that is set.
+    # Like Keras, which uses the first option that is set.
     if optimizer.clipnorm or not greatest:
         return clip(gradients)
     return clipped_by_global_norm(gradients, greatest)
@@ -341,12 +334,12 @@ def clipped(optimizer: Any, gradients: Sequence[Any], clip: Callable[[Sequence[A
 def view_for_variables(optimizer: Any, variables: Sequence[Any], scalars: Sequence[Any], rate: Any) -> Any:
     """Returns a view of a built optimizer for one update of some of its variables, or parts of them, on their server.
 
-    Its `apply` uses the given learning rate and count of updates (`scalars`, as by `scalar_variables`), and does not
+    Its `apply` uses the given learning rate and count of updates (`scalars`, see `scalar_variables`), and does not
     count the update. Sparse gradients must have each index once.
     """
     view = with_parts(optimizer)
-    # Private: the learning rate and the count are attributes, shared by all users of the optimizer, and the moving
-    # averages of all variables are in one list.
+    # Private: the learning rate and the count are attributes that all users of the optimizer share, and one list has
+    # the moving averages of all variables.
     view.__dict__.update(
         _learning_rate=rate,
         _iterations=StandIn(scalars[0]),

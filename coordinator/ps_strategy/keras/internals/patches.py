@@ -1,12 +1,11 @@
-"""Functions of Keras 3 that are replaced while a strategy is open, and what else of its private API the library uses.
+"""Functions of Keras 3 that are replaced while a strategy is open, and other uses of its private API.
 
-`Model.fit`, `evaluate` and `predict` stay Keras' code, with its callbacks. They need two things from a strategy: an
-epoch iterator, and a function that is called for each turn of it. `FitExtension` provides both for the models of its
-strategies; other models are trained as usual. The models of these strategies are built from the type of their batches,
-where Keras would read the first batch, because not all data can be read twice; or, as Keras does without a strategy,
-while their first step is traced.
+`Model.fit`, `evaluate` and `predict` stay Keras' code, with its callbacks. They need an epoch iterator and a function
+for each of its turns. `FitExtension` provides both for the models of its strategies; other models are trained as usual.
+Keras builds a model from its first batch. The models of these strategies are built from the type of their batches,
+because not all data can be read twice; or, as in Keras without a strategy, while their first step is traced.
 
-Leaving the context managers restores Keras' own functions, unless other code has replaced them in the meantime.
+Leaving the context managers restores Keras' own functions, unless other code has replaced them in between.
 """
 
 import contextlib
@@ -21,7 +20,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-# Private: Keras' adapter has the arrays with their weights, but offers them only as a dataset of the client; its
+# Private: Keras' adapter has the arrays with their weights, but offers them only as a dataset of the client. Its
 # conversions are used for the same types and dtypes.
 from keras.src import backend, tree
 from keras.src.backend import config
@@ -44,14 +43,14 @@ _logger = logging.getLogger("coordinator")
 
 _KINDS = ("train", "test", "predict")
 
-# Private: what Keras 3.15 and 3.16 name differently. The class that defines `compile` is `Trainer`, then `BaseTrainer`;
-# the module that implements `keras.ops.take` is `backend.numpy`, then `backend.ops.numpy`.
+# Private: names that differ between Keras 3.15 and 3.16. The class that defines `compile` is `Trainer`, then
+# `BaseTrainer`; the module that implements `keras.ops.take` is `backend.numpy`, then `backend.ops.numpy`.
 Trainer: Any = next(kind for kind in keras.Model.__mro__ if "compile" in vars(kind))
 numpy_operations: Any = getattr(backend, "ops", backend).numpy
 
 
 def structured_inputs(model: keras.Model) -> Any | None:
-    """Returns the symbolic inputs of a functional or `Sequential` model, nested as it is called; None for others."""
+    """Returns the symbolic inputs of a functional or `Sequential` model, nested like its arguments; None for others."""
     # Private: `model.inputs` is a flat list, and the functional part of a model has no public name; a `Sequential`
     # has a functional model inside.
     functional = getattr(model, "_functional", model)
@@ -59,10 +58,10 @@ def structured_inputs(model: keras.Model) -> Any | None:
 
 
 def is_state_of_sequences() -> bool:
-    """Returns True if the variable that is now created is the state of a recurrent layer with `stateful=True`.
+    """Returns True if the variable that is being created is the state of a recurrent layer with `stateful=True`.
 
-    Such a state is what a batch leaves for the next batch of the same sequences. Workers that shared it would train on
-    the sequences of each other; so each worker has its own. (Keras 2 refuses such layers in the scope of a strategy.)
+    A batch leaves such a state for the next batch of the same sequences. Workers that shared it would mix their
+    sequences; so each worker has its own. (Keras 2 refuses such layers in the scope of a strategy.)
     """
     # Private: TensorFlow does not tell a creator who creates, and the layers have no hook.
     creator = getattr(keras.layers.RNN._create_state_variables, "__wrapped__", keras.layers.RNN._create_state_variables)
@@ -73,30 +72,30 @@ def is_state_of_sequences() -> bool:
 
 
 def stateful_layers(model: keras.Model) -> list[keras.Layer]:
-    """Returns the layers of a model, also of models in it, that have such a state; see `is_state_of_sequences`."""
+    """Returns the layers with such a state, see `is_state_of_sequences`, of a model and models in it."""
     # Private: `model.layers` has only the layers of the outermost model.
     return [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.RNN) and layer.stateful]
 
 
 @contextlib.contextmanager
 def gradients_captured(optimizer: keras.optimizers.Optimizer) -> Iterator[list[tuple[Any, Any]]]:
-    """A scope in which an optimizer collects what it is given, and applies nothing.
+    """A scope in which an optimizer collects its gradients, and applies nothing.
 
-    Its value is a list with a pair of gradients and variables for each call of `apply` or `apply_gradients`.
+    Yields a list with a pair of gradients and variables for each call of `apply` or `apply_gradients`.
     """
     captured: list[tuple[Any, Any]] = []
 
     def apply(grads: Any, trainable_variables: Any = None) -> None:
         captured.append((list(grads), list(trainable_variables or optimizer._trainable_variables)))
 
-    # `apply_gradients` calls `apply`, before any clipping, which is the rule's.
+    # `apply_gradients` calls `apply` before any clipping, which is up to the rule.
     with attribute_replaced(optimizer, "apply", apply):
         yield captured
 
 
 def stored_variable(variable: keras.Variable) -> Any:
     """Returns the TensorFlow variable of a Keras variable, in a stateless scope as well; None before it is created."""
-    # Private: `value` is what the variable has in the scope.
+    # Private: `value` returns the variable's value in the scope.
     return variable._value
 
 
@@ -107,15 +106,15 @@ def compilation_of(model: keras.Model) -> Any:
 
 
 class EvaluationScope(keras.StatelessScope):
-    """In it, `variables` have values that can be changed, at the beginning `values`; every other variable is read once.
+    """A scope in which `variables` have changeable values, at first `values`. Every other variable is read once.
 
-    It is read in `graph`, inside of which the function with this scope is traced: a read inside of a loop would go to
-    the parameter server in each iteration. `stored` returns the TensorFlow variable that is read in place of a Keras
-    variable, or None if it has not been created; then its value is zeros.
+    It is read in `graph`, in which the function with this scope is traced: a read inside of a loop would go to the
+    parameter server in each iteration. `stored` returns the TensorFlow variable to read for a Keras variable, or None
+    if it was not created; then its value is zeros.
 
     Attributes:
       others: the names of other variables that were assigned a value.
-      is_incomplete: whether a variable was read that had not been created.
+      is_incomplete: whether a variable was read that was not created.
     """
 
     def __init__(
@@ -129,7 +128,7 @@ class EvaluationScope(keras.StatelessScope):
         self.others: list[str] = []
         self.is_incomplete = False
 
-    # Keras calls this and the next when a variable is read and assigned.
+    # Keras calls this when a variable is read, and `add_update` when it is assigned.
     def get_current_value(self, variable: keras.Variable) -> Any:
         """Returns the value of a variable."""
         value = super().get_current_value(variable)
@@ -156,7 +155,7 @@ class EvaluationScope(keras.StatelessScope):
 
 
 class RepeatedStepScope(keras.StatelessScope):
-    """In it, a step leaves metrics, seeds and statistics as they are; it reads all variables as before."""
+    """A scope in which a step leaves metrics, seeds and statistics unchanged, and reads all variables as before."""
 
     def stored(self, variable: keras.Variable) -> Any:
         """Returns the TensorFlow variable whose rows may be read; None for one that the step has assigned."""
@@ -165,13 +164,13 @@ class RepeatedStepScope(keras.StatelessScope):
 
 @contextlib.contextmanager
 def row_lookups() -> Iterator[None]:
-    """Makes `keras.ops.take`, and so `keras.layers.Embedding`, read single rows of a variable on a parameter server.
+    """A scope in which `keras.ops.take`, and so `keras.layers.Embedding`, reads single rows from parameter servers.
 
     Keras itself sends the whole table to the worker at each look-up: `ops.take` converts it to a tensor twice, once to
-    get its shape. Gradients are `tf.IndexedSlices` either way. Variables that are not on a parameter server, sparse
-    indices, and other axes than the first are looked up by Keras.
+    get its shape. Gradients are `tf.IndexedSlices` either way. Keras looks up variables that are not on a parameter
+    server, sparse indices, and other axes than the first.
     """
-    # Private: TensorFlow looks up single rows of objects with a `sparse_read`, which Keras' variables lack; a look-up
+    # Private: TensorFlow looks up single rows of objects with a `sparse_read`, which Keras' variables lack. A look-up
     # cannot be distinguished from other conversions to a tensor, and no public hook comes before it.
     take = numpy_operations.take
     if list(inspect.signature(take).parameters) != ["x", "indices", "axis"]:
@@ -183,7 +182,6 @@ def row_lookups() -> Iterator[None]:
 
 
 def _take(take: Callable[..., Any], x: Any, indices: Any, axis: int | None = None) -> Any:
-    """Replaces `take`, the implementation of `keras.ops.take`."""
     table = _table_on_server(x) if axis == 0 and not isinstance(indices, tf.SparseTensor) else None
     if table is None:
         return take(x, indices, axis=axis)
@@ -218,12 +216,9 @@ def _table_on_server(value: Any) -> tf.Variable | None:
 class EpochIterator(StockEpochIterator):
     """The turns of an epoch, which ends when all steps that were started in it have finished.
 
-    Args:
-      create_feed: creates a feed that reads a `tf.data.Dataset` (None for `OwnData`) from its beginning. A turn of the
-        loop is given a feed: an iterator of the batches to come, with a method `wait_finished()`, which waits for all
-        steps that were started and raises what failed.
-      x: anything that `fit` takes, or `OwnData`.
-      arguments: the other arguments of Keras' `EpochIterator`.
+    `create_feed` creates a feed that reads a `tf.data.Dataset` (None for `OwnData`) from its beginning. A turn of the
+    loop gets a feed: an iterator of the coming batches, with a method `wait_finished()`, which waits for all started
+    steps and raises their errors. `arguments` are the other arguments of Keras' `EpochIterator`.
     """
 
     _current_feed: Any = None
@@ -231,7 +226,7 @@ class EpochIterator(StockEpochIterator):
     build_after_epoch: Callable[[], None] | None = None
 
     def __init__(self, create_feed: Callable[[Any], Any], x: Any, arguments: dict[str, Any]) -> None:
-        # The constructor in between distributes the dataset as synchronous strategies do.
+        # Skips a constructor that distributes the dataset as synchronous strategies do.
         super(StockEpochIterator, self).__init__(x=x, **arguments)
         self._is_own_and_uncounted = isinstance(x, OwnData) and self.steps_per_epoch is None
         dataset = None if isinstance(x, OwnData) else without_autotuning(self.data_adapter.get_tf_dataset())
@@ -243,7 +238,7 @@ class EpochIterator(StockEpochIterator):
 
     @property
     def batch_spec(self) -> Any:
-        """The type of a batch as nested `tf.TypeSpec`s; None if a size other than the batch size is not known."""
+        """The type of a batch as nested `tf.TypeSpec`s; None if a size other than the batch size is unknown."""
         size = self.data_adapter.batch_size
 
         def spec(part: Any) -> Any:
@@ -287,7 +282,7 @@ class EpochIterator(StockEpochIterator):
 class OwnData(DataAdapter):
     """Data that is read on the workers, in batches of the type `element_spec`.
 
-    The number of batches of an epoch and the number of examples in a batch may not be known.
+    The number of batches of an epoch and the number of examples in a batch may be unknown.
     """
 
     # The base class has properties of these names.
@@ -314,7 +309,7 @@ class RangeIterator(EpochIterator):
 
 @contextlib.contextmanager
 def trainer_extended(extension: Any) -> Iterator[None]:
-    """Makes Keras' loop use an extension, a `FitExtension`, for the models that it is for."""
+    """A scope in which Keras' loop uses an extension, a `FitExtension`, for the extension's models."""
     stock_iterator = trainer.TFEpochIterator
 
     def epoch_iterator(distribute_strategy: Any = None, x: Any = None, **arguments: Any) -> Any:
@@ -345,8 +340,8 @@ def trainer_extended(extension: Any) -> Iterator[None]:
         return getattr(model, name)
 
     with contextlib.ExitStack() as stack:
-        # Private: Keras refuses what is no optimizer; and it does not compile a model that it loads if the class of the
-        # model has another `compile` than `Trainer`.
+        # Private: Keras refuses objects that are no optimizers. It does not compile a model that it loads if the class
+        # of the model has another `compile` than `Trainer`.
         stack.enter_context(_method_extended(extension, Trainer, "compile", compile_model))
         # Public, but Keras' iterator does not know which epochs it is for.
         stack.enter_context(_method_extended(extension, keras.Model, "fit", fit))
@@ -354,24 +349,24 @@ def trainer_extended(extension: Any) -> Iterator[None]:
             make = functools.partial(make_function, kind)
             stack.enter_context(_method_extended(extension, keras.Model, f"make_{kind}_function", make))
         stack.enter_context(attribute_replaced(trainer, "TFEpochIterator", epoch_iterator))
-        # Private: where a model is built that has not been called yet.
+        # Private: this builds a model that was not called yet.
         stack.enter_context(_method_extended(extension, keras.Model, "_maybe_symbolic_build", build))
         yield
 
 
 def _build(stock_build: Callable[[Any], None], model: keras.Model, iterator: Any, batch: Any) -> None:
-    """Builds a model before its first step, if Keras' own steps will call it with the batches as they are.
+    """Builds a model before its first step, if Keras' own steps will call it with unchanged batches.
 
-    Other models, and models that cannot be built, create their variables while their first step is traced, as without a
-    strategy: Keras without one builds no model here. `stock_build` calls the model with a symbolic batch, and its
-    metrics with what it returns. Either an `EpochIterator` or a batch is given.
+    Other models, and models that cannot be built, create their variables while their first step is traced: without a
+    strategy Keras builds no model here. `stock_build` calls the model with a symbolic batch, and its metrics with the
+    result. Either an `EpochIterator` or a batch is given.
     """
     spec = batch if iterator is None else iterator.batch_spec
     if spec is None:
         return
 
     def build() -> None:
-        # If the steps need what fails here, it fails again while they are traced.
+        # If the steps need the part that fails here, it fails again while they are traced.
         with contextlib.suppress(Exception):
             stock_build(spec)
 
@@ -379,17 +374,17 @@ def _build(stock_build: Callable[[Any], None], model: keras.Model, iterator: Any
     steps = [f"{kind}_step" for kind in _KINDS]
     if model.built or all(getattr(type(model), step) is getattr(keras.Model, step) for step in steps):
         build()
-    # Private: at the end of an epoch Keras reads the metrics given to `compile`, also if no step has updated them.
+    # Private: at the end of an epoch Keras reads the metrics given to `compile`, even if no step has updated them.
     elif iterator is not None and model._compile_metrics is not None and not model._compile_metrics.built:
         iterator.build_after_epoch = build
 
 
 @contextlib.contextmanager
 def backups_extended(extension: Any) -> Iterator[None]:
-    """Has the callback save and restore the position in the data along with the model, for an extension's models.
+    """A scope in which the backup callback saves and restores the position in the data, for an extension's models.
 
-    `saving(model, folder)` is a scope in which a backup is written; `restored(model, folder, epoch)` is called when
-    there was a backup, or none, and returns the epoch to begin with.
+    `saving(model, folder)` is a scope in which a backup is written; `restored(model, folder, epoch)` is called whether
+    there was a backup or not, and returns the epoch to begin with.
     """
 
     def save(stock: Callable[..., Any], self: Any) -> None:
@@ -398,7 +393,7 @@ def backups_extended(extension: Any) -> Iterator[None]:
 
     def load(stock: Callable[..., Any], self: Any) -> None:
         stock(self)
-        # Private: where the loop begins.
+        # Private: the epoch in which the loop begins.
         self.model._initial_epoch = extension.restored(self.model, self.backup_dir, self.model._initial_epoch)
 
     # Private: the callback has no hook, and decides by itself when it saves.
@@ -430,14 +425,10 @@ def _method_extended(
 
 
 def array_inputs(x: Any, arguments: dict[str, Any]) -> tuple[Any, int] | None:
-    """Returns the arrays of a call of `fit`, nested as a batch is, with class weights applied; and the batch size.
+    """Returns the arrays of a call of `fit`, nested like a batch, with class weights applied; and the batch size.
 
-    Returns:
-      NumPy arrays of numbers, and None for the parts that batches do not have; None for other data, and where an epoch
-      is not all of it.
-
-    Raises:
-      ValueError: what Keras raises for arrays that do not fit together.
+    The arrays are NumPy arrays of numbers, with None for parts that batches do not have. Returns None for other data,
+    and if an epoch is only a part of the data. Raises Keras' error for arrays that do not fit together.
     """
     y, sample_weight = arguments.get("y"), arguments.get("sample_weight")
     is_whole = arguments.get("steps_per_epoch") is None and config.max_steps_per_epoch() is None

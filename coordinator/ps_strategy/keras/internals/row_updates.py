@@ -1,16 +1,16 @@
 """Updates of single rows by sparse gradients, of sharded variables part by part, and of embedding tables.
 
-An optimizer of Keras 3 computes most of its updates for the whole variable, whichever rows a gradient has. Here Keras'
-own `update_step` is called with the rows that the gradient has, of the variable and of each slot, so that the cost of a
-step does not depend on the number of rows. It runs on the variable's server; slots are not sent anywhere.
+An optimizer of Keras 3 computes most of its updates for the whole variable, even if a gradient has few rows. Here
+Keras' own `update_step` gets only the gradient's rows of the variable and of each slot: the cost of a step does not
+depend on the number of rows of the variable. It runs on the variable's server; slots are not sent.
 
-Guarantee: rows change as if Keras had been given the gradient as a dense tensor, if every step has them all. Rows that
-a step does not have stay, with their slots: no moment decays, and no weight (as in LazyAdam, DeepRec and TorchRec).
+Guarantee: rows change as if Keras had been given the gradient as a dense tensor, if every step has all rows. Rows that
+a step does not have stay, with their slots: no moment and no weight decays (as in LazyAdam, DeepRec and TorchRec).
 
 A table gives Keras a variable without values, whose gradients are `tf.IndexedSlices` with keys as indices. An optimizer
-of Keras has no slots for it. What it does to all gradients of a step before it applies any, it does to the table's too:
-clipping, unscaling of the loss. Then `apply_gradients` of the table is called, where Keras would change the variable;
-learning rate, weight decay and averages are the table's optimizer's, or none.
+of Keras has no slots for it. Steps that concern all gradients, before any is applied, include the table's: clipping,
+unscaling of the loss. Then the table's `apply_gradients` is called, where Keras would change the variable. Learning
+rate, weight decay and averages are up to the table's optimizer.
 """
 
 import contextlib
@@ -53,9 +53,9 @@ _ELEMENTWISE = {
 
 
 def updates_rows(optimizer: Any) -> bool:
-    """Returns True if what an optimizer does to a row depends only on this row of the gradient, slots and variable.
+    """Returns True if an optimizer's change of a row depends only on this row of the gradient, slots and variable.
 
-    Keras' elementwise optimizers are known for that; others say it with an attribute `updates_rows = True`.
+    Keras' elementwise optimizers are known; others declare it with an attribute `updates_rows = True`.
     """
     # A subclass may use an inherited `update_step`, or replace it.
     return bool(getattr(optimizer, "updates_rows", type(optimizer).update_step in _ELEMENTWISE))
@@ -65,11 +65,8 @@ def updates_rows(optimizer: Any) -> bool:
 def row_updates(*, by_rows: bool = True) -> Iterator[None]:
     """A scope in which optimizers change single rows of variables on parameter servers, and sharded variables by parts.
 
-    `gradient_accumulation_steps`, and optimizers whose `updates_rows` is not known, are left to Keras; the log says so
-    once for each kind.
-
-    Args:
-      by_rows: False leaves sparse gradients to Keras.
+    `gradient_accumulation_steps`, and optimizers whose `updates_rows` is unknown, are left to Keras; the log says so
+    once for each kind. `by_rows=False` leaves sparse gradients to Keras.
     """
     # Private: Keras calls it with all gradients of a step, before it clips them; no public hook comes before it.
     base, name = keras.optimizers.Optimizer, "_backend_apply_gradients"
@@ -106,7 +103,7 @@ def _are_sharded(variables: Sequence[Any]) -> bool:
 
 
 def _may_update_rows(optimizer: Any, variables: Sequence[Any], said: set[str]) -> bool:
-    """Returns whether an optimizer is given only rows; says in the log once if it, or a part of it, is not."""
+    """Returns whether an optimizer gets only rows; logs once if it, or a part of it, does not."""
     kind = type(optimizer).__name__
     is_by_rows = False
     if optimizer.gradient_accumulation_steps:
@@ -144,13 +141,12 @@ class _ByRows:
 
     Sharded variables are clipped as a whole, and changed part by part.
 
-    Attributes:
-      by_rows: the ids of the variables with such gradients, and of their parts.
+    `by_rows` has the ids of the variables with such gradients, and of their parts.
     """
 
     by_rows: frozenset[int]
 
-    # Private: all but `update_step`, which Keras documents for authors of optimizers.
+    # All private but `update_step`, which Keras documents for authors of optimizers.
 
     def _clip_gradients(self: Any, gradients: Sequence[Any]) -> Sequence[Any]:
         clip = super()._clip_gradients  # type: ignore[misc]  # of the other base
@@ -171,7 +167,7 @@ class _ByRows:
         super()._backend_update_step(of_parts, parts, rate)  # type: ignore[misc]  # of the other base
 
     def _parts_of(self: Any, variable: Any) -> Sequence[Any]:
-        """Returns the parts that the optimizer has slots of, or the variable itself."""
+        """Returns the parts for which the optimizer has slots, or the variable itself."""
         is_whole = self._var_key(variable) in self._trainable_variables_indices
         return [variable] if is_whole else parts_of(variable)
 
@@ -189,7 +185,7 @@ class _ByRows:
 def _with_slots_of(optimizer: Any, variable: Any, indices: Any) -> Any:
     """Returns a view of an optimizer that has the given rows in place of this variable, and of its slots."""
     number = optimizer._get_variable_index(variable)
-    # The class that `_by_rows_class` was given. The attribute is private, as `_var_key` above.
+    # The class is the argument of `_by_rows_class`. The attribute is private, like `_var_key` above.
     view = view_of(optimizer, type(optimizer).__mro__[2], _get_variable_index=lambda _: number)
     for name, slots in slot_lists(optimizer).items():
         slot = variable_of(slots[number])
@@ -204,10 +200,10 @@ _NO_SLOTS = ("_trainable_variables", "_model_variables_moving_average")
 
 
 class RowOptimizer:
-    """Applies an elementwise optimizer of Keras 3, or one with `updates_rows = True`, to given rows and their slots.
+    """An elementwise optimizer of Keras 3, or one with `updates_rows = True`, for given rows and their slots.
 
-    It uses a copy of the optimizer, built for a variable with one row, by which it learns the slots. The rows change
-    like a variable's rows by `row_updates`.
+    It uses a copy of the optimizer, built for a variable with one row, which shows the slots. The rows change like a
+    variable's rows by `row_updates`.
 
     Args:
       optimizer: a `keras.optimizers.Optimizer`. It is not changed, and later changes of it have no effect.
@@ -217,13 +213,13 @@ class RowOptimizer:
       ValueError: the optimizer computes with whole variables, accumulates gradients, averages, or scales the loss.
 
     Attributes:
-      slots: what a new row has in each slot, by the slot's name; arrays of the shape of a row, or scalars.
+      slots: the initial values of a new row's slots, by name; arrays of the shape of a row, or scalars.
       learning_rate: the initial one, or None if it is a schedule or a function.
     """
 
     def __init__(self, optimizer: Any, dim: int) -> None:
         _check(optimizer)
-        # Private: the config would serialize a schedule or function, which not all can be.
+        # Private: the config would serialize a schedule or function, which is not always possible.
         rate = optimizer._learning_rate
         is_number = isinstance(rate, keras.Variable)
         config = {**optimizer.get_config(), "learning_rate": float(rate.numpy()) if is_number else rate}
@@ -238,7 +234,7 @@ class RowOptimizer:
         }
 
     def clipped(self, gradient: Any) -> Any:
-        """Clips the rows of a gradient as the optimizer's options say; on the worker, since norms are of all rows."""
+        """Clips the rows of a gradient by the optimizer's options; on the worker, since norms are of all rows."""
         # Private: Keras clips inside of its `apply`.
         return self._optimizer._clip_gradients([gradient])[0]
 
@@ -249,12 +245,7 @@ class RowOptimizer:
     def update(self, rows: Rows, slots: Mapping[str, Rows], gradient: Any, step: Any, rate: Any) -> None:
         """Updates rows of a table and their slots with their gradient, a float tensor of the shape of the rows.
 
-        Args:
-          rows: the rows.
-          slots: the rows of each of `self.slots`.
-          gradient: the gradient.
-          step: the number of updates before this one, an int64 scalar.
-          rate: the learning rate, a float32 scalar.
+        `step` is the number of updates before this one, an int64 scalar; `rate` the learning rate, a float32 scalar.
         """
         view = view_for_variables(self._optimizer, [self._row], [step], rate)
         view.__dict__.update({name: [slot] for name, slot in slots.items()}, _get_variable_index=lambda _: 0)
@@ -283,7 +274,7 @@ def _check(optimizer: Any) -> None:
             raise ValueError(f"The optimizer of a table cannot have {option}. Leave it out.")
 
 
-# The attribute of an optimizer that has the accumulated gradients of tables, by the id of their variable.
+# The attribute of an optimizer with the accumulated gradients of tables, by the id of their variable.
 _ACCUMULATED = "_coordinator_accumulated"
 
 
@@ -331,7 +322,7 @@ def table_updates() -> Iterator[None]:
 
     @functools.wraps(stock_check)
     def check_finite(self: Any, grads: Sequence[Any]) -> Any:
-        # Of a sparse gradient, only the rows that it has: Keras would make a dense tensor of it.
+        # Only the rows of a sparse gradient: Keras would make a dense tensor of it.
         return stock_check(self, [grad.values if isinstance(grad, tf.IndexedSlices) else grad for grad in grads])
 
     with (
@@ -339,7 +330,7 @@ def table_updates() -> Iterator[None]:
         attribute_replaced(base, "_backend_apply_gradients", apply),
         # Private: creates slots.
         attribute_replaced(base, "add_variable_from_reference", add_slot),
-        # Private: where `use_ema` puts averages in place of variables, also averages that are None.
+        # Private: with `use_ema`, it puts averages in place of variables, even averages that are None.
         attribute_replaced(base, "_overwrite_model_variables_with_average_value", overwrite),
         # Private: a `LossScaleOptimizer` looks for gradients that are not finite.
         attribute_replaced(scaling, "check_finite", check_finite),
@@ -354,7 +345,7 @@ def _apply(stock: Callable[..., None], optimizer: Any, gradients: Sequence[Any],
     tables = [(gradient, variable_of(variable)) for gradient, variable in pairs if is_table(variable)]
     accumulated = vars(optimizer).get(_ACCUMULATED, {})
 
-    # Keras calls this in the steps that apply nothing.
+    # Keras calls this in steps that apply nothing.
     def accumulate(*arguments: Any) -> None:
         for gradient, table in tables:
             accumulated[id(table)].add(gradient)
@@ -375,6 +366,6 @@ def _apply(stock: Callable[..., None], optimizer: Any, gradients: Sequence[Any],
             apply_once(table.apply_gradients, gradient)
         return all_clipped[: len(gradients)]
 
-    # Private, both: Keras calls them on the optimizer, one of them in a step.
+    # Both private: Keras calls them on the optimizer, one of them in a step.
     view = view_of(optimizer, _clip_gradients=clip, _backend_increment_gradient_accumulators=accumulate)
     stock(view, [gradient for gradient, _ in others], [variable for _, variable in others])
