@@ -14,9 +14,8 @@ import threading
 from collections.abc import Mapping
 from typing import Any, Literal, TypeGuard, get_args, get_origin
 
-from coordinator.addresses import parse_page_address
+from coordinator.addresses import local_path, parse_page_address
 from coordinator.errors import SettingError
-from coordinator.paths import local_path
 
 
 class SettingTypeError(SettingError, TypeError):

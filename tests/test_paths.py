@@ -2,7 +2,7 @@ import pathlib
 
 import pytest
 
-from coordinator.paths import checkpoint_path, is_url, local_path, path_text
+from coordinator.addresses import checkpoint_path, is_url, local_path, path_text
 
 URLS = ["gs://bucket/run", "s3://b", "hdfs://host:9000/run", "ram://x", "my-fs+v1.0://x"]
 LOCAL = ["run", "/there/run", "./gs:/bucket", "a:b/c", "/there/gs://bucket", "C:/run", "", "0:/x"]

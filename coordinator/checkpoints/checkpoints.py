@@ -35,6 +35,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
 
+from coordinator.addresses import checkpoint_path
 from coordinator.checkpoints.policies import (
     Best,
     EveryMinutes,
@@ -49,7 +50,6 @@ from coordinator.errors import CheckpointsTakenOver, EvaluationError
 from coordinator.evaluation.checkpoint_watch import CheckpointFile
 from coordinator.evaluation.status_files import results
 from coordinator.events.event_stream import EventStream
-from coordinator.paths import checkpoint_path
 from coordinator.ps_strategy.membership.bounded_calls import on_own_thread
 from coordinator.ps_strategy.recovery.checkpoint_owner import CheckpointOwner, replace_file
 from coordinator.ps_strategy.recovery.snapshots import Snapshot, Snapshots, delete_unfinished

@@ -10,8 +10,8 @@ import re
 import stat
 from collections.abc import Mapping
 
+from coordinator.addresses import local_path
 from coordinator.errors import LaunchError
-from coordinator.paths import local_path
 
 VARIABLE = "COORDINATOR_DASHBOARD_TOKEN"
 _TOKEN = re.compile(r"[\w.~-]+", re.ASCII)

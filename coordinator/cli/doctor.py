@@ -22,14 +22,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import psutil
 
-from coordinator.addresses import check_port_is_free, parse_address
+from coordinator.addresses import check_port_is_free, parse_address, path_text
 from coordinator.errors import ClusterSpecError, LaunchError
 from coordinator.heartbeat.listening import listen_only_at
 from coordinator.heartbeat.probes import TaskProbe, find_obstacles
 from coordinator.launch.serve import SERVED_JOBS
 from coordinator.launch.task_config import TaskConfig, visible_gpus
 from coordinator.options import check_number
-from coordinator.paths import path_text
 from coordinator.version import __version__
 
 _PACKAGES = ("tensorflow", "keras", "grpcio", "protobuf", "numpy", "psutil")

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from coordinator.addresses import is_url, path_text
 from coordinator.data.arrays import WorkerArrays, arrays
 from coordinator.data.source import IN_ORDER, Source, digest_of
-from coordinator.paths import is_url, path_text
 
 _logger = logging.getLogger("coordinator")
 

@@ -31,10 +31,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from coordinator.addresses import checkpoint_path
 from coordinator.embeddings.table import Table
 from coordinator.embeddings.table_settings import as_integers, hash_position, in_hash_order
 from coordinator.embeddings.table_shard import SLICE, Count, TableShard
-from coordinator.paths import checkpoint_path
 from coordinator.ps_strategy.keras.internals.optimizers import variable_of
 from coordinator.ps_strategy.keras.internals.patches import structured_inputs
 from coordinator.ps_strategy.keras.internals.row_updates import is_table

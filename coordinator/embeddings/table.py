@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from coordinator.addresses import checkpoint_path
 from coordinator.embeddings.table_checkpoint import TableCheckpoint
 from coordinator.embeddings.table_settings import (
     Admission,
@@ -35,7 +36,6 @@ from coordinator.embeddings.table_settings import (
     server_of,
 )
 from coordinator.embeddings.table_shard import Count, TableShard, full_size
-from coordinator.paths import checkpoint_path
 from coordinator.ps_strategy.keras.internals.optimizers import without_repeats
 from coordinator.ps_strategy.keras.internals.row_updates import table_updates
 from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy

@@ -40,6 +40,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from coordinator.addresses import checkpoint_path, is_url, path_text
 from coordinator.data.source import without_autotuning
 from coordinator.errors import EvaluationError
 from coordinator.evaluation.checkpoint_loader import CheckpointLoader
@@ -55,7 +56,6 @@ from coordinator.evaluation.checkpoint_watch import (
 )
 from coordinator.evaluation.status_files import BEST_FILE, EvaluationResult, append_result, best_result, replace_text
 from coordinator.options import check_number
-from coordinator.paths import checkpoint_path, is_url, path_text
 from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
 
 _logger = logging.getLogger("coordinator")

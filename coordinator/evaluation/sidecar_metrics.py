@@ -15,9 +15,9 @@ from typing import Any
 
 import keras
 
+from coordinator.addresses import path_text
 from coordinator.evaluation.status_files import EvaluationResult, results
 from coordinator.options import check_number
-from coordinator.paths import path_text
 
 
 class SidecarMetrics(keras.callbacks.Callback):

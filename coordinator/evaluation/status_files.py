@@ -27,8 +27,8 @@ import tempfile
 import time
 from collections.abc import Mapping
 
+from coordinator.addresses import is_url, path_text
 from coordinator.errors import EvaluationError
-from coordinator.paths import is_url, path_text
 
 RESULTS_FILE = "evaluations.jsonl"
 MARKER_FILE = "training.json"

@@ -23,9 +23,9 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from coordinator.addresses import local_path
 from coordinator.errors import StrategyClosedError
 from coordinator.events.event_stream import Event, EventStream, Listener
-from coordinator.paths import local_path
 
 # The places of jobs in the viewer, from top to bottom.
 _PLACES = {"client": 1, "checkpoints": 2, "ps": 10_000, "worker": 20_000}

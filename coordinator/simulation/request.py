@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from coordinator.addresses import local_path
 from coordinator.dashboard.scale_advice import Load, Resource, own_seconds
 from coordinator.errors import SettingError
 from coordinator.events.trace import BUSY
-from coordinator.paths import local_path
 from coordinator.simulation.distribution import (
     Empirical,
     Exponential,

@@ -14,9 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from coordinator.addresses import parse_address
+from coordinator.addresses import local_path, parse_address
 from coordinator.errors import ClusterSpecError
-from coordinator.paths import local_path
 
 CLIENT_JOB = "chief"
 _EVALUATOR_JOB = "evaluator"

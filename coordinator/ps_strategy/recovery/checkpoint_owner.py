@@ -27,8 +27,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from coordinator.addresses import is_url
 from coordinator.errors import CheckpointsTakenOver
-from coordinator.paths import is_url
 
 _logger = logging.getLogger("coordinator")
 

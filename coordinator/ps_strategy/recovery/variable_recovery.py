@@ -32,10 +32,10 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from coordinator.addresses import checkpoint_path
 from coordinator.errors import CheckpointsTakenOver, ParameterServerLost, Rollback
 from coordinator.events.event_stream import EventStream
 from coordinator.options import Options
-from coordinator.paths import checkpoint_path
 from coordinator.ps_strategy.membership.bounded_calls import UNREACHED
 from coordinator.ps_strategy.membership.membership import Membership
 from coordinator.ps_strategy.recovery.checkpoint_owner import CheckpointOwner
