@@ -18,8 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from coordinator.errors import ClosureCancelledError, ClosureInputError, ParameterServerLost
-from coordinator.ps_strategy.calls.prepared_function import BROKEN_CONNECTION
-from coordinator.ps_strategy.calls.traced_function import ScheduledCall
+from coordinator.ps_strategy.calls.traced_function import BROKEN_CONNECTION, ScheduledCall
 from coordinator.ps_strategy.membership.cluster_change import Connection
 from coordinator.ps_strategy.membership.membership import Membership
 from coordinator.ps_strategy.per_worker.dataset import EndOfDataError

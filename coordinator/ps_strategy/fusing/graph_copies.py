@@ -14,6 +14,7 @@ and the function changes nothing:
 """
 
 import graphlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -182,25 +183,15 @@ class GraphCopies:
         return pack_transfers(graph, devices, names)
 
 
-class Packing:
-    """The decision whether a function is worth building again: if it is called often, or reads variables in loops.
+def calls_before_packing(concrete: Any) -> float:
+    """Returns how many calls of a function whose graph may be copied are made before it is worth building again.
 
-    A copy with packed messages replaces the function. It has the same effects and results, but draws other random
-    numbers. If `may_be_copied` is False, the function itself is always called. Thread-safe.
+    The copy has packed messages, or reads the variables of loops in advance. It has the same effects and results, but
+    draws other random numbers. Infinite for a function with one resource, which has no messages to pack.
     """
-
-    def __init__(self, concrete: Any, *, may_be_copied: bool) -> None:
-        # With one resource there are no messages to pack.
-        has_loops = may_be_copied and hoisted_reads.has_loops(concrete)
-        self._is_worth_it = has_loops or (may_be_copied and len(servers_of_resources(concrete)) > 1)
-        self._calls_before = _CALLS_BEFORE_HOISTING if has_loops else _CALLS_BEFORE_PACKING
-        # Several threads count without a lock; a few calls more or less do not matter.
-        self._calls = 0
-
-    def count_call(self) -> bool:
-        """Counts a call; returns whether the function should be replaced now."""
-        self._calls += 1
-        return self._is_worth_it and self._calls >= self._calls_before
+    if hoisted_reads.has_loops(concrete):
+        return _CALLS_BEFORE_HOISTING
+    return _CALLS_BEFORE_PACKING if len(servers_of_resources(concrete)) > 1 else math.inf
 
 
 def packed_function(concrete: Any) -> Any:
