@@ -9,10 +9,9 @@ import pytest
 import tensorflow as tf
 
 from coordinator.ps_strategy.calls import traced_function
-from coordinator.ps_strategy.calls.traced_function import PreparedFunction
+from coordinator.ps_strategy.calls.traced_function import PreparedFunction, TracedFunction
 from coordinator.ps_strategy.fusing import graph_copies
 from coordinator.ps_strategy.fusing.graph_copies import calls_before_packing
-from coordinator.ps_strategy.tensorflow_internals.functions import call_concrete
 from tests.deadline import wait_until
 from tests.ps_strategy.every_worker import builds_of
 from tests.ps_strategy.tensorflow_internals.private_names import wait_for_own_calls
@@ -31,13 +30,14 @@ def soon(monkeypatch):
 def called(monkeypatch):
     """A list with, for each call so far, whether it was of the packed function; without those that create datasets."""
     called = []
+    stock = vars(TracedFunction)["_run"]
 
-    def noted(concrete, *args, stands_for=None):
+    def noted(self, context, captures, concrete, inputs, stands_for=None):
         if all(output.dtype != tf.variant for output in concrete.outputs):
             called.append(stands_for not in (None, concrete))
-        return call_concrete(concrete, *args, stands_for=stands_for)
+        return stock(self, context, captures, concrete, inputs, stands_for)
 
-    monkeypatch.setattr(traced_function, "call_concrete", noted)
+    monkeypatch.setattr(TracedFunction, "_run", noted)
     return called
 
 
