@@ -32,7 +32,7 @@ from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset
 from coordinator.ps_strategy.per_worker.dataset_distribution import DatasetDistribution, DatasetFunction
 from coordinator.ps_strategy.per_worker.resource import create_per_worker_resource
 from coordinator.ps_strategy.sharded.creation import Partitioner, check_partitioner
-from coordinator.ps_strategy.strategy_parts import ServerPolling, StrategyParts, dashboard_of
+from coordinator.ps_strategy.strategy_parts import StrategyParts
 from coordinator.ps_strategy.tensorflow_internals.process import reset_watched
 
 
@@ -116,6 +116,9 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
                 self.trace(options.trace)
             self.dashboard_url = None
             if options.dashboard is not None:
+                # Imported when it is used, as few programs need it.
+                from coordinator.ps_strategy.dashboard_sources import dashboard_of
+
                 dashboard = dashboard_of(options.dashboard, parts.scheduler, parts.parameter_servers, parts.rules)
                 self.dashboard_url = exit_stack.enter_context(dashboard)
             close = functools.partial(_close_before_reset, weakref.ref(self))
@@ -313,6 +316,8 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
 
     def trace(self, path: str | os.PathLike[str]) -> Trace:
         """Writes what happens to a file for the Perfetto UI, until `close` or the end of a block; see docs/trace.md."""
+        from coordinator.ps_strategy.dashboard_sources import ServerPolling
+
         return self._scheduler.trace(path, ServerPolling(self.parameter_servers).counters)
 
     def local_results(self, structure: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 import coordinator
-from coordinator.ps_strategy.strategy_parts import dashboard_of
+from coordinator.ps_strategy.dashboard_sources import dashboard_of
 from coordinator.simulation.request import calibration
 from tests.deadline import wait_until
 from tests.ps_strategy.every_worker import scheduler_of

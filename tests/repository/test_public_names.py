@@ -19,8 +19,8 @@ SELDOM_USED = (
     "coordinator.dashboard",
     "coordinator.embeddings",
     "coordinator.launch",
-    "coordinator.ps_strategy.keras.evaluation",
-    "coordinator.ps_strategy.keras.fit",
+    "coordinator.ps_strategy.keras.exact_evaluation",
+    "coordinator.ps_strategy.keras.fit_extension",
     "coordinator.updates",
 )
 

@@ -33,7 +33,6 @@ import numpy as np
 import tensorflow as tf
 
 from coordinator.data import Source
-from coordinator.options import Options
 from coordinator.ps_strategy.keras.exact_evaluation import (
     BATCH_SIZE,
     ClientShards,
@@ -58,13 +57,9 @@ from coordinator.ps_strategy.keras.internals.patches import (
     EpochIterator,
     OwnData,
     RepeatedStepScope,
-    backups_extended,
     gradients_captured,
-    row_lookups,
     stateful_layers,
-    trainer_extended,
 )
-from coordinator.ps_strategy.keras.internals.row_updates import row_updates, table_updates
 from coordinator.ps_strategy.keras.range_fits import RangeFits
 from coordinator.ps_strategy.keras.shard_functions import ShardFunctions
 from coordinator.ps_strategy.keras.steps import ModelSteps, Step, check_model, on_replicas, whole
@@ -74,35 +69,10 @@ from coordinator.ps_strategy.tensorflow_internals.replicas import total
 _logger = logging.getLogger("coordinator")
 
 
-def check_backend() -> None:
-    """Raises RuntimeError if Keras does not run on TensorFlow in this process."""
-    if keras.backend.backend() != "tensorflow":
-        raise RuntimeError(
-            f"Keras runs on {keras.backend.backend()!r} in this process, and parameter servers are of TensorFlow. Set "
-            "KERAS_BACKEND=tensorflow in the environment, or the backend in ~/.keras/keras.json, before Keras is "
-            "imported."
-        )
-
-
-@contextlib.contextmanager
-def keras_extended(strategy_class: type[Any], options: Options) -> Iterator[None]:
-    """A scope in which Keras reads and changes single rows of embeddings, and trains the models of strategies."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(row_lookups())
-        stack.enter_context(row_updates(by_rows=options.sparse_updates == "rows"))
-        # After `row_updates`, which then sees no gradient of a table.
-        stack.enter_context(table_updates())
-        extension = FitExtension(strategy_class)
-        stack.enter_context(trainer_extended(extension))
-        stack.enter_context(backups_extended(extension))
-        yield
-
-
 class FitExtension:
     """The scheduling of the steps of `fit`, `evaluate` and `predict`, for Keras' loop (`patches.trainer_extended`)."""
 
-    def __init__(self, strategy_class: type[Any]) -> None:
-        self._strategy_class = strategy_class
+    def __init__(self) -> None:
         self._latest_feed: Callable[[], ClientFeed | None] = lambda: None
         self._range_fits = RangeFits()
         self.saving, self.restored = self._range_fits.saving, self._range_fits.restored
@@ -110,10 +80,6 @@ class FitExtension:
         self._rules: weakref.WeakKeyDictionary[keras.Model, Any] = weakref.WeakKeyDictionary()
         self._has_warned = False
         self._is_infinite_on_workers = CardinalityCheck()
-
-    def is_for(self, strategy: Any) -> bool:
-        """Returns True if models of this strategy are trained on workers."""
-        return isinstance(strategy, self._strategy_class)
 
     def compile(self, model: keras.Model, optimizer: Any) -> Any:
         """Returns the optimizer that a model is compiled with; a rule is kept for the model's steps."""

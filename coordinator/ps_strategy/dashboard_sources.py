@@ -1,0 +1,161 @@
+"""What the dashboard asks the parameter servers and the update rules, and the dashboard of a strategy.
+
+A TensorFlow server has no call for the memory or the processor time of its process. A function that runs there and
+reads files of `/proc` needs no port and no further process, and takes about a millisecond. One thread polls the
+servers, only while the page is watched or a trace is written; nothing blocks on it. A server that does not answer a
+probe is not asked. The heartbeat ends a call to a server that stops answering.
+"""
+
+import contextlib
+import dataclasses
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from coordinator.addresses import parse_page_address
+from coordinator.dashboard.dashboard import Dashboard
+from coordinator.dashboard.snapshot import RuleRow, ServerUsage, UsageRecord
+from coordinator.ps_strategy.membership.membership import ParameterServer
+from coordinator.ps_strategy.tensorflow_internals.process import own_executor
+from coordinator.workers.scheduler import Scheduler
+
+# The unit of processor times in /proc, in seconds: 0.01 on all present Linux systems.
+_TICK = 1 / os.sysconf("SC_CLK_TCK")
+# Between two polls for a trace, in seconds.
+_POLL_INTERVAL = 2.0
+_FILES = (
+    "proc/self/stat",
+    "proc/self/status",
+    "proc/self/net/dev",
+    "proc/stat",
+    "proc/sys/kernel/random/boot_id",
+    "proc/sys/kernel/hostname",
+)
+# The processors that a container may use; the file does not exist everywhere.
+_LIMIT = "sys/fs/cgroup/cpu.max"
+
+_logger = logging.getLogger("coordinator")
+
+
+@contextlib.contextmanager
+def dashboard_of(
+    address: str, scheduler: Scheduler, servers: Sequence[ParameterServer], rules: Collection[Any]
+) -> Iterator[str]:
+    """A scope with a dashboard at `address`, which yields the page's URL. Rules may be added to `rules` later."""
+    polling = ServerPolling(servers, rules)
+    sources = scheduler.cluster.statistics, scheduler.queue.events, polling.usage, polling.rules
+    with contextlib.closing(Dashboard(parse_page_address(address, "Options.dashboard"), *sources)) as dashboard:
+        yield dashboard.url
+
+
+class ServerPolling:
+    """Queries of the parameter servers and the update rules, on the thread that calls it."""
+
+    def __init__(self, servers: Sequence[ParameterServer], rules: Collection[Any] = ()) -> None:
+        self._servers = servers
+        self._rules = rules
+        self._usage = {server.index: ServerUsage(f"ps {server.index}") for server in servers}
+        self._read = tf.function(_read_files)
+        self._record = UsageRecord()
+        self._counted_at = -math.inf
+
+    def usage(self) -> Sequence[ServerUsage]:
+        """Returns what each parameter server uses, and last what this program uses."""
+        for server in self._servers:
+            usage = self._usage[server.index]
+            where = usage.task, f"{server.device}/device:CPU:0"
+            answer = self._poll(self._usage_at, *where) if server.healthy() else None
+            self._usage[server.index] = answer or dataclasses.replace(usage, is_reachable=False)
+        # A Python program uses one processor at a time.
+        client = dataclasses.replace(self._usage_at("client", "/device:CPU:0"), processors=1.0)
+        return (*self._usage.values(), client)
+
+    def rules(self) -> Sequence[RuleRow]:
+        """Returns the counters of the rules that were used."""
+        if not all(usage.is_reachable for usage in self._usage.values()):
+            return ()
+        rows = [self._poll(_row, rule) for rule in list(self._rules)]
+        return sorted((row for row in rows if row and row.pushes), key=lambda row: row.number)
+
+    def counters(self) -> dict[str, float]:
+        """Returns how busy the servers are, shares from 0 to 1 by name, for a trace; empty if polled too recently."""
+        if time.monotonic() < self._counted_at + _POLL_INTERVAL:
+            return {}
+        self._record.add(self.usage())
+        self._counted_at = time.monotonic()
+        return {resource.name: round(resource.share, 4) for resource in self._record.resources()}
+
+    def _poll(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """Returns the result of a call; None if its server was lost, which the strategy notices by itself."""
+        try:
+            with own_executor():
+                return call(*arguments)
+        except tf.errors.OpError:
+            return None
+
+    def _usage_at(self, task: str, device: str) -> ServerUsage:
+        with tf.device(device):
+            files = self._read(tf.constant("/"))
+        return _usage_of(task, *(text.numpy().decode() for text in files))
+
+
+def _read_files(root: Any) -> tuple[Any, ...]:
+    # TensorFlow evaluates a constant path only once: the file would be read once.
+    limits = tf.map_fn(tf.io.read_file, tf.io.matching_files(root + _LIMIT))
+    return (*(tf.io.read_file(root + name) for name in _FILES), tf.strings.reduce_join(limits))
+
+
+def _usage_of(
+    task: str, stat: str, status: str, network: str, machine: str, boot: str, host: str, limit: str
+) -> ServerUsage:
+    """Parses the files of a process; see `man 5 proc` and the kernel's documentation of cgroup v2."""
+    # The name of the program is in parentheses and may contain spaces.
+    user, system = stat.rpartition(")")[2].split()[11:13]
+    fields = dict(line.split(":", 1) for line in status.splitlines())
+    interfaces = [line.partition(":")[2].split() for line in network.splitlines()[2:]]
+    of_all, *processor_lines = (line.split()[1:] for line in machine.splitlines() if line.startswith("cpu"))
+    processors = float(_processors_in(fields["Cpus_allowed_list"].strip()))
+    quota, _, period = limit.strip().partition(" ")
+    if quota.isdigit():
+        processors = min(processors, int(quota) / int(period))
+    return ServerUsage(
+        task=task,
+        time=time.time(),
+        memory=1024 * int(fields["VmRSS"].split()[0]),
+        cpu=_TICK * (int(user) + int(system)),
+        received=sum(int(fields[0]) for fields in interfaces),
+        sent=sum(int(fields[8]) for fields in interfaces),
+        processors=processors,
+        machine=boot.strip(),
+        host=host.strip(),
+        # user, nice, system, idle, iowait, irq, softirq
+        machine_cpu=_TICK * sum(int(of_all[column]) for column in (0, 1, 2, 5, 6)),
+        machine_processors=len(processor_lines),
+    )
+
+
+def _processors_in(ranges: str) -> int:
+    ends = [(first, last or first) for first, _, last in (part.partition("-") for part in ranges.split(","))]
+    return sum(int(last) - int(first) + 1 for first, last in ends)
+
+
+def _row(rule: Any) -> RuleRow:
+    counts = rule.statistics()
+    return RuleRow(
+        number=rule.state.number,
+        name=type(rule).__name__,
+        updates=counts.updates,
+        pushes=counts.pushes,
+        rejected=counts.rejected,
+        bytes_pulled=counts.bytes_pulled,
+        bytes_pushed=counts.bytes_pushed,
+        mean=counts.staleness.mean,
+        p99=counts.staleness.p99,
+        histogram=counts.staleness.histogram,
+        waited=counts.idle_shares,
+    )
