@@ -40,7 +40,13 @@ class LocalModel:
 
     def __init__(self, model: Model, optimizer: GradientOptimizer) -> None:
         self.numbers = model.dense
-        _report_large(model)
+        large = [model.variables[number].name for number in self.numbers if model.is_large(number)]
+        if large and not model.are_embeddings_given:
+            _logger.warning(
+                "Each worker has a copy of %s, of more than 1 MB. If steps only look up rows there, pass it to the "
+                "update rule in embeddings=. Otherwise pass embeddings= without it, and this is not reported.",
+                ", ".join(large),
+            )
         originals = [model.originals[number] for number in self.numbers]
         with tf.variable_creator_scope(make_per_worker):
             self.steps = zeros([], tf.int64, "local_steps")
@@ -168,17 +174,6 @@ class AveragedModel(LocalModel):
                 yield
             with tf.control_dependencies(changes):
                 self._generation.assign(generation, read_value=False)
-
-
-def _report_large(model: Model) -> None:
-    """Logs which large variables are copied although steps may only look up rows."""
-    large = [model.variables[number].name for number in model.dense if model.is_large(number)]
-    if large and not model.are_embeddings_given:
-        _logger.warning(
-            "Each worker has a copy of %s, of more than 1 MB. If steps only look up rows there, pass it to the update "
-            "rule in embeddings=. Otherwise pass embeddings= without it, and this is not reported.",
-            ", ".join(large),
-        )
 
 
 def _assign(variables: Sequence[Any], values: Sequence[Any]) -> None:

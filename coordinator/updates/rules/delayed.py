@@ -56,7 +56,9 @@ class Delayed(Accumulating):
         delay: float | Callable[[Any, Any], Any],
         **settings: Unpack[RoundedSettings],
     ) -> None:
-        self._delay = _delay_function(DelayedSettings(delay).delay)
+        DelayedSettings(delay)
+        function = tf.function(delay) if callable(delay) else lambda *_: tf.constant(float(delay), tf.float64)
+        self._delay = lambda worker, time: tf.ensure_shape(tf.cast(function(worker, time), tf.float64), [])
         super().__init__(optimizer, variables, grads_to_wait=1, **settings)
 
     @property
@@ -96,10 +98,3 @@ class Delayed(Accumulating):
     def _use_state(self) -> None:
         super()._use_state()
         self.state.queued = QueuedGradients(self._log, self._stores)
-
-
-def _delay_function(delay: Any) -> Callable[[Any, Any], Any]:
-    if callable(delay):
-        function = tf.function(delay)
-        return lambda worker, time: tf.ensure_shape(tf.cast(function(worker, time), tf.float64), [])
-    return lambda _, __: tf.constant(float(delay), tf.float64)

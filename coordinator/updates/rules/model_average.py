@@ -429,7 +429,12 @@ class ModelAverage(Asynchronous):
             )
         self._own = AveragedModel(self._model, self._optimizer, f"{self._key}/own_model")
         # One on each parameter server that has a part of the shared model.
-        self._means = tuple(self._new_means())
+        variables = self._model.variables
+        self._means = tuple(
+            ModelMean(dense, [variables[number] for number in dense], self._lock(device))
+            for device, numbers in self._model.by_device.items()
+            if (dense := [number for number in numbers if number not in self._model.embeddings])
+        )
         self._control = AveragingControl(self.state.version, f"{self._key}/averaging")
         self._bring = tf.function(self._build_bringing, autograph=False)
         self._strategy.extended.services.add_idle_callback(self._leave_out)
@@ -495,7 +500,13 @@ class ModelAverage(Asynchronous):
         since = tf.where(is_current, tf.abs(now - averaged_at), tf.zeros_like(now))
         is_due = tf.function(decisions.is_average_due)(since, self._period, clock, self._warmup_steps)
         is_due = tf.logical_and(is_on, is_due)
-        received = tf.cond(is_due, lambda: self._average(values, generation, now), lambda: tf.constant(0, tf.int64))
+
+        def average() -> Any:
+            answer = self._exchange(values, generation, is_update=True)
+            own.record_averaged(answer.version, now)
+            return bytes_of(answer.mean, None)
+
+        received = tf.cond(is_due, average, lambda: tf.constant(0, tf.int64))
         scalars, size_of_scalars = self._model.pull(self._optimizer.scalars)
         return PulledModel(
             tf.identity(version),
@@ -532,13 +543,6 @@ class ModelAverage(Asynchronous):
         # A push of the warm-up. Other workers may already have their own models, so it is always locked.
         with contextlib.nullcontext() if self._use_locking else self._lock(device).hold(), mean.following():
             super()._apply(device, gradients, scalars, rate)
-
-    def _new_means(self) -> Iterator[ModelMean]:
-        model = self._model
-        for device, all_numbers in model.by_device.items():
-            numbers = [number for number in all_numbers if number not in model.embeddings]
-            if numbers:
-                yield ModelMean(numbers, [model.variables[number] for number in numbers], self._lock(device))
 
     def _warm_up(self) -> tuple[Any, Any]:
         """Returns whether workers train the shared model, and the steps that the fastest worker has finished."""
@@ -583,11 +587,6 @@ class ModelAverage(Asynchronous):
         _, _, *mean = tf.while_loop(is_needed, ask, [tf.constant(0), tf.constant(False), *nothing])
         own.replace(mean, generation)
         return [*mean, bytes_of(mean, None)]
-
-    def _average(self, values: Sequence[Any], generation: Any, now: Any) -> Any:
-        answer = self._exchange(values, generation, is_update=True)
-        self._own.record_averaged(answer.version, now)
-        return bytes_of(answer.mean, None)
 
     def _exchange(self, values: Sequence[Any], generation: Any, *, is_update: bool) -> _Answer:
         """Adds the worker's change up to these values to the mean, and moves the worker's model to the mean."""

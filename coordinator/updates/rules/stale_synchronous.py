@@ -99,7 +99,9 @@ class StaleSynchronous(Asynchronous):
         opened = [] if self._gate is None else [version]
         with tf.control_dependencies(opened):
             *values, pulled_version, size, pulls = tf.cond(
-                is_due(local.steps.read_value(), self._frequency), lambda: self._pull_all(version), self._read_local
+                is_due(local.steps.read_value(), self._frequency),
+                lambda: self._pull_all(version),
+                lambda: [*local.values(), local.version.read_value(), *[tf.constant(0, tf.int64)] * 2],
             )
         scalars, size_of_scalars = self._model.pull(optimizer.scalars, opened)
         copies = dict(zip(local.numbers, values, strict=True))
@@ -107,8 +109,7 @@ class StaleSynchronous(Asynchronous):
 
     def _push(self, gradients: dict[int, Any], pulled: PulledModel) -> Any:
         is_accepted = super()._push(gradients, pulled)
-        local = self._local
-        model = self._model
+        local, model = self._local, self._model
         dense = {
             number: restored(gradient, model.variables[number])
             for number, gradient in gradients.items()
@@ -121,16 +122,10 @@ class StaleSynchronous(Asynchronous):
 
     def _pull_all(self, version: Any) -> list[Any]:
         """Refreshes the local copies; returns the dense variables, their version, the size in bytes, and 1 pull."""
-        local = self._local
-        model = self._model
+        local, model = self._local, self._model
         variables = [model.variables[number] for number in local.numbers]
         values, size = model.pull(variables, [version])
         local.assign(values)
         local.steps.assign(0, read_value=False)
         local.version.assign(version, read_value=False)
         return [*values, tf.identity(version), size, tf.constant(1, tf.int64)]
-
-    def _read_local(self) -> list[Any]:
-        """Returns the worker's own variables and their version, for a pull of 0 bytes."""
-        nothing = tf.constant(0, tf.int64)
-        return [*self._local.values(), self._local.version.read_value(), nothing, nothing]
