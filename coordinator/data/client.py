@@ -98,14 +98,15 @@ class _Sequence(_ClientSource):
 
     def reader(self) -> Callable[[Any], Any]:
         """See `Source.reader`."""
-        return self._with_examples
 
-    def _with_examples(self, positions: Any) -> Any:
-        epoch, start, count, _, seed = map(int, positions)
-        indices = np.arange(start, start + count)
-        if seed != IN_ORDER:
-            indices = shuffled_here(indices, seed, epoch, self.size)
-        return positions, _stacked(self._at(indices))
+        def with_examples(positions: Any) -> Any:
+            epoch, start, count, _, seed = map(int, positions)
+            indices = np.arange(start, start + count)
+            if seed != IN_ORDER:
+                indices = shuffled_here(indices, seed, epoch, self.size)
+            return positions, _stacked(self._at(indices))
+
+        return with_examples
 
     def _at(self, indices: Any) -> list[Any]:
         if hasattr(self._data, "__getitems__"):
