@@ -30,11 +30,10 @@ rows and counts of waiting keys are no variables of a checkpoint; `rebuild` deri
 `stamp`.
 """
 
-import contextlib
 import enum
 import functools
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -96,7 +95,12 @@ class TableShard:
         self.device, self.capacity, self.dim = device, capacity, settings.dim
         self._settings = settings
         self.mutex = ServerMutex(f"coordinator/embeddings/{number}", device)
-        with self._placed():
+        here = types.SimpleNamespace(device=device)
+
+        def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+            return next_creator(**{**kwargs, "colocate_with": here})
+
+        with tf.variable_creator_scope(create), tf.device(device):
             self.counts = tf.Variable(lambda: tf.zeros([len(Count)], tf.int64), trainable=False, name=f"{name}/counts")
             self.rows = self._reserved("rows", [self.dim], tf.float32)
             self.slots = {
@@ -136,17 +140,6 @@ class TableShard:
                 (self._evict, [_NUMBER]),
             )
         }
-
-    @contextlib.contextmanager
-    def _placed(self) -> Iterator[None]:
-        """Opens a scope that creates variables on this server."""
-        beside = types.SimpleNamespace(device=self.device)
-
-        def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-            return next_creator(**{**kwargs, "colocate_with": beside})
-
-        with tf.variable_creator_scope(create), tf.device(self.device):
-            yield
 
     def _reserved(self, name: str, row: list[int], dtype: tf.DType) -> tf.Variable:
         shape = [self.capacity, *row]
