@@ -98,20 +98,18 @@ class SerialThread:
             _logger.warning("%s has taken %.0f s, and is waited for.", self._purpose, time.monotonic() - began)
 
     def _run(self) -> None:
-        while (call := self._next()) is not None:
+        while True:
+            with self._lock:
+                if not self._calls:
+                    self._is_running = False
+                    self._changed.notify_all()
+                    return
+                call = self._calls.popleft()
             try:
                 call()
             except BaseException:
                 # `SystemExit` too: a checkpoint policy or a callback of the program may raise it.
                 _logger.exception("A call on the thread %s raised an exception.", self._name)
-
-    def _next(self) -> Callable[[], object] | None:
-        with self._lock:
-            if self._calls:
-                return self._calls.popleft()
-            self._is_running = False
-            self._changed.notify_all()
-            return None
 
 
 LIST_FILE = "checkpoints.json"
@@ -228,8 +226,8 @@ class History:
         best = policy.kept(self.measured(), Moment(0, 0.0)) if policy is not None else ()
         return best[0].path if best else None
 
-    def begin(self, saving: SavedCheckpoint) -> None:
-        """Records that a checkpoint is being saved."""
+    def begin(self, saving: SavedCheckpoint | None) -> None:
+        """Records that a checkpoint is being saved, or none."""
         with self._lock:
             self._saving, self._is_undone = saving, False
 
@@ -264,11 +262,6 @@ class History:
                 delete(dropped_path)
             except tf.errors.OpError as error:
                 _logger.warning("The checkpoint %s, which is not kept, cannot be deleted: %s", dropped_path, error)
-
-    def give_up(self) -> None:
-        """Records that nothing is being saved."""
-        with self._lock:
-            self._saving = None
 
     def store(self) -> None:
         """Writes the lists; raises `tf.errors.OpError` if that fails."""
@@ -601,7 +594,7 @@ class Checkpoints(CheckpointSource):
             _logger.warning("The list of the checkpoints in %s cannot be written: %s", self.directory, error)
 
     def _fail(self, path: str, error: BaseException) -> None:
-        self._history.give_up()
+        self._history.begin(None)
         try:
             self._owner.require()
         except CheckpointsTakenOver as taken_over:
