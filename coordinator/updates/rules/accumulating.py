@@ -22,7 +22,7 @@ from typing import Any, Unpack
 import tensorflow as tf
 
 from coordinator.ps_strategy.membership.bounded_calls import UNREACHED
-from coordinator.updates.gradient_store import PUSH_ID_SIZE, ChosenRows, GradientColumns, GradientStore, PushLog
+from coordinator.updates.gradient_store import PUSH_ID_SIZE, ChosenRows, GradientStore, PushLog
 from coordinator.updates.model import PulledModel, transfer
 from coordinator.updates.rule_state import Gate
 from coordinator.updates.settings import SynchronousSettings
@@ -119,7 +119,7 @@ class Accumulating(UpdateRule):
 
     # Overridden by the rules.
 
-    # Whether each push may have other kinds of gradients; see `GradientColumns`.
+    # Whether each push may have other kinds of gradients; see `GradientStore`.
     _has_kinds = False
     # A wrong id would fail the update that contains it, perhaps in a later step, and only on one server.
     _checks_ids = True
@@ -227,10 +227,10 @@ class Accumulating(UpdateRule):
         with tf.device(self.state.home):
             return tf.cond(is_repeated, drop, lambda: tf.constant(False))
 
-    def _apply_rows(self, columns: GradientColumns, rows: ChosenRows) -> None:
-        *scalars, rate = columns.scalars(rows)
-        combined = columns.combined(rows, functools.partial(combined_by, self.combine))
-        self._apply(columns.device, combined, scalars, rate)
+    def _apply_rows(self, store: GradientStore, rows: ChosenRows) -> None:
+        *scalars, rate = store.scalars(rows)
+        combined = store.combined(rows, functools.partial(combined_by, self.combine))
+        self._apply(store.device, combined, scalars, rate)
 
     def _build_updates(self, ids: Any) -> Any:
         """Makes the updates of accepted pushes, and the updates that are complete then; returns a dependency."""
@@ -263,7 +263,7 @@ class Accumulating(UpdateRule):
     def _check_kinds(self, gradients: dict[int, Any]) -> None:
         """Raises ValueError unless all pushes have gradients for the same variables, each always dense or sparse."""
         kinds = {number: isinstance(gradient, tf.IndexedSlices) for number, gradient in gradients.items()}
-        earlier = self._stores[0].columns.is_sparse
+        earlier = self._stores[0].is_sparse
         if earlier and kinds != earlier:
             names = [
                 self._model.variables[number].name
@@ -291,7 +291,7 @@ class Accumulating(UpdateRule):
             extras = [push, *values.values(), *scalars]
             arrived, (push_there, *others), size = self._model.send(store.device, gradients, extras)
             values_there, scalars_there = dict(zip(values, others, strict=False)), others[len(values) :]
-            stored.append(store.add(push_there, store.columns.row(arrived, scalars_there, values_there)))
+            stored.append(store.add(push_there, store.row(arrived, scalars_there, values_there)))
             sizes.append(size)
         ranges = [] if pulled.number is None else [pulled.number]
         entry = [push, pulled.version, tf.add_n(sizes), pulled.not_finite, *ranges]
@@ -303,7 +303,7 @@ class Accumulating(UpdateRule):
         It calls the servers one after another: concurrent functions of several servers could wait for each other.
         """
         applied = 0
-        if not self._has_kinds and not self._stores[0].columns.is_sparse:
+        if not self._has_kinds and not self._stores[0].is_sparse:
             # No push is traced yet: there are no rows, and their layout is unknown.
             return 0
         ids = self._log.due(minimum)
@@ -333,16 +333,19 @@ class Accumulating(UpdateRule):
         dtypes = [*(scalar.dtype for scalar in scalars), tf.float32]
         is_sparse: dict[int, bool] | None = None if self._has_kinds else {}
 
-        def new_store(device: str, variable: tf.Variable) -> GradientStore:
-            columns = GradientColumns(self._model, device, dtypes, is_sparse, has_pulled=self.sends_pulled_values)
+        def use(store: GradientStore, rows: ChosenRows) -> None:
+            self._apply_rows(store, rows)
+            if store.device == counting_device:
+                self._optimizer.count()
 
-            def use(rows: ChosenRows) -> None:
-                self._apply_rows(columns, rows)
-                if device == counting_device:
-                    self._optimizer.count()
-
-            return GradientStore(
-                self._lock(device), variable, columns, self._grads_to_wait, use, may_reject=self.may_reject
-            )
-
-        return tuple(new_store(device, variable) for device, variable in near.items())
+        new_store = functools.partial(
+            GradientStore,
+            self._model,
+            scalars=dtypes,
+            is_sparse=is_sparse,
+            update_size=self._grads_to_wait,
+            use=use,
+            has_pulled=self.sends_pulled_values,
+            may_reject=self.may_reject,
+        )
+        return tuple(new_store(self._lock(device), variable) for device, variable in near.items())

@@ -12,7 +12,7 @@ from typing import Any, Unpack
 
 import tensorflow as tf
 
-from coordinator.updates.gradient_store import ChosenRows, DelayedPushes, GradientColumns, QueuedGradients
+from coordinator.updates.gradient_store import ChosenRows, DelayedPushes, GradientStore, QueuedGradients
 from coordinator.updates.rules.accumulating import Accumulating
 from coordinator.updates.settings import DelayedSettings
 from coordinator.updates.update_rule import RoundedSettings, takes_settings
@@ -73,13 +73,9 @@ class Delayed(Accumulating):
         with tf.control_dependencies(self._build_updates(self._log.release(False))):
             return super()._begin_step()
 
-    def _apply_rows(self, columns: GradientColumns, rows: ChosenRows) -> None:
-        *scalars, rate = columns.scalars(rows)
-
-        def apply(number: int, gradient: Any) -> None:
-            self._apply(columns.device, {number: gradient}, scalars, rate)
-
-        columns.apply_first(rows, apply)
+    def _apply_rows(self, store: GradientStore, rows: ChosenRows) -> None:
+        *scalars, rate = store.scalars(rows)
+        store.apply_first(rows, lambda n, gradient: self._apply(store.device, {n: gradient}, scalars, rate))
 
     def _new_log(self) -> DelayedPushes:
         return DelayedPushes(self.state, self._delay)
