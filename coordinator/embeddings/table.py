@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import types
 import uuid
 import weakref
 from collections.abc import Callable, Sequence
@@ -459,23 +460,14 @@ def _place_of_scope() -> tuple[Sequence[str], int, Any]:
         )
     number = next(_NUMBERS)
     if number == 0:
-        _REPLACED.enter_context(savers_replaced(_NoLargeVariables()))
+        # It leaves all variables to TensorFlow.
+        none: Any = types.SimpleNamespace(
+            to_write=lambda *_: (), to_read=lambda *_: (), write=lambda *_: (), read=lambda *_: None
+        )
+        _REPLACED.enter_context(savers_replaced(none))
         _REPLACED.enter_context(table_updates())
     with tf.init_scope(), tf.device("/device:CPU:0"):
         return (tf.zeros([]).device,), number, None
-
-
-class _NoLargeVariables:
-    """Leaves all variables to TensorFlow; see `LargeVariables`."""
-
-    def to_write(self, *_: Any) -> Sequence[Any]:
-        """Returns none."""
-        return ()
-
-    to_read = write = to_write
-
-    def read(self, *_: Any) -> None:
-        """Reads nothing."""
 
 
 def check_fits(table: str, needed: Sequence[int], devices: Sequence[str]) -> None:

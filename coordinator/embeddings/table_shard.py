@@ -360,35 +360,31 @@ class TableShard:
         The index has `entries` for these keys, and `found` for all keys of this look-up, whose rows are not evicted.
         """
         wanted = tf.size(keys, tf.int64)
+        settings = self._settings
         with operations_added() as made:
-            self._make_room(wanted, found)
+            if settings.when_full != "default_row":
+                missing = wanted - self._room()
+                if settings.when_full == "error":
+                    text = (
+                        f"The table {settings.name} is full: {self.device} has room for {self.capacity} of its "
+                        f"{settings.capacity} rows. Create it with a larger capacity, call evict(), or set when_full."
+                    )
+                    tf.debugging.Assert(missing <= 0, [text])
+                else:
+                    tf.cond(missing > 0, lambda: self._evict_oldest(missing, found), lambda: tf.constant(0))
         with tf.control_dependencies(made):
             granted = tf.minimum(wanted, self._room())
         keys, entries = keys[:granted], entries[:granted]
         waited = tf.math.count_nonzero(entries < UNKNOWN)
         with operations_added() as written:
             numbers = self._allocate(keys, self.counts.sparse_read(Count.CLOCK))
-            write(self.rows, numbers, tf.ensure_shape(self._settings.initializer(keys, self.dim), [None, self.dim]))
-            for name, value in self._settings.update.slots.items():
+            write(self.rows, numbers, tf.ensure_shape(settings.initializer(keys, self.dim), [None, self.dim]))
+            for name, value in settings.update.slots.items():
                 write(self.slots[name], numbers, tf.broadcast_to(value, tf.concat([tf.shape(numbers), value.shape], 0)))
             self._add_counts({Count.WAITING: -waited, Count.REFUSED: wanted - granted})
         with tf.control_dependencies(written):
             # A look-up without the mutex finds a key only when its row is complete.
             self.index.insert(keys, numbers)
-
-    def _make_room(self, wanted: Any, found: Any) -> None:
-        settings = self._settings
-        if settings.when_full == "default_row":
-            return
-        missing = wanted - self._room()
-        if settings.when_full == "error":
-            text = (
-                f"The table {settings.name} is full: {self.device} has room for {self.capacity} of its "
-                f"{settings.capacity} rows. Create it with a larger capacity, call evict(), or set when_full."
-            )
-            tf.debugging.Assert(missing <= 0, [text])
-            return
-        tf.cond(missing > 0, lambda: self._evict_oldest(missing, found), lambda: tf.constant(0))
 
     def _push(self, keys: Any, gradient: Any) -> Any:
         with self.mutex.hold([keys, gradient]):
