@@ -193,7 +193,7 @@ class History:
 
     def __init__(self, directory: str, keep: Sequence[KeepPolicy] | None) -> None:
         self._directory = directory
-        self._keep = None if keep is None else tuple(keep)
+        self.keep = None if keep is None else tuple(keep)
         self._lock = threading.Lock()
         self._complete = load(directory)
         self._saving: SavedCheckpoint | None = None
@@ -219,12 +219,6 @@ class History:
             dataclasses.replace(known, metrics={**written, **known.metrics})
             for known, written in zip(complete, found, strict=True)
         ]
-
-    def best(self) -> str | None:
-        """Returns the path of the best checkpoint by the first `Best`, or None. Raises as `measured`."""
-        policy = next((policy for policy in self._keep or () if isinstance(policy, Best)), None)
-        best = policy.kept(self.measured(), Moment(0, 0.0)) if policy is not None else ()
-        return best[0].path if best else None
 
     def begin(self, saving: SavedCheckpoint | None) -> None:
         """Records that a checkpoint is being saved, or none."""
@@ -297,7 +291,7 @@ class History:
         return is_there
 
     def _kept(self) -> list[SavedCheckpoint]:
-        complete, policies = self.complete_ones(), self._keep
+        complete, policies = self.complete_ones(), self.keep
         if policies is not None:
             try:
                 complete = self.measured()
@@ -404,7 +398,9 @@ class Checkpoints(CheckpointSource):
         Raises:
           EvaluationError: the results of an evaluator in the directory are damaged.
         """
-        return self._history.best()
+        policy = next((policy for policy in self._history.keep or () if isinstance(policy, Best)), None)
+        best = policy.kept(self._history.measured(), Moment(0, 0.0)) if policy is not None else ()
+        return best[0].path if best else None
 
     @property
     def history(self) -> tuple[SavedCheckpoint, ...]:

@@ -15,8 +15,8 @@ _LARGEST = 2**30
 _SAMPLE = 64
 
 
-class WorkerArrays:
-    """Arrays for scheduled functions, which read their worker's copy. Elsewhere the client's own arrays are read.
+class ArraysSource(Source):
+    """A source with arrays for scheduled functions, which read their worker's copy; elsewhere the client's own.
 
     `values` are the arrays, which must not change afterwards, or functions that return them on each worker.
     """
@@ -35,7 +35,7 @@ class WorkerArrays:
                     tf.Variable(value, trainable=False, per_worker_variable=True, name="data") for value in self._values
                 ]
 
-    def read(self) -> Sequence[Any]:
+    def _arrays(self) -> Sequence[Any]:
         """Returns the arrays, as tensors or variables, for the function that is being traced, after `prepare`."""
         strategy = tf.distribute.get_strategy()
         if tf.executing_eagerly() or not _has_workers(strategy):
@@ -73,7 +73,7 @@ def arrays(*structure: Any) -> Source:
     return _Arrays(structure if len(structure) > 1 else structure[0] if structure else ())
 
 
-class _Arrays(Source):
+class _Arrays(ArraysSource):
     mixes_all = True
 
     def __init__(self, structure: Any) -> None:
@@ -94,16 +94,12 @@ class _Arrays(Source):
             )
         self.size = sizes[0]
         self.digest = digest_of(_described(values))
-        self._on_workers = WorkerArrays(values)
-
-    def prepare(self, strategy: Any) -> None:
-        """Gives each worker a copy, when it first reads."""
-        self._on_workers.prepare(strategy)
+        super().__init__(values)
 
     def read_range(self, positions: Any) -> Any:
         """See `Source.read_range`."""
         indices = example_indices(positions, self.size)
-        rows = [tf.gather(array, indices) for array in self._on_workers.read()]
+        rows = [tf.gather(array, indices) for array in self._arrays()]
         return tf.nest.pack_sequence_as(self._structure, rows)
 
     def __repr__(self) -> str:

@@ -99,7 +99,16 @@ class _Columns:
         """Returns a value as a feature; LaunchError if it is missing, or of another type than the column's others."""
         is_list = isinstance(value, list | tuple)
         values = list(value) if is_list else [value]
-        kind = _kind(name, values)
+        kinds = {
+            "int64" if isinstance(value, bool | int) else "float32" if isinstance(value, float) else "string"
+            for value in values
+            if isinstance(value, _CONVERTED)
+        }
+        if len(kinds) > 1 or not all(isinstance(value, _CONVERTED) for value in values):
+            types = ", ".join(sorted({type(value).__name__ for value in values}))
+            hint = "Fill missing values in first." if None in values else "Convert them to numbers or strings first."
+            raise LaunchError(f"The column {name!r} has values of the type {types}, which are not converted. {hint}")
+        kind = kinds.pop() if kinds else ""
         former, lengths = self._known.get(name, ("", set()))
         if kind and former not in (kind, ""):
             raise LaunchError(f"The column {name!r} has values of type {former} and of type {kind}.")
@@ -154,19 +163,6 @@ def write(
         _remove(output)
         raise
     return columns
-
-
-def _kind(name: str, values: Sequence[Any]) -> str:
-    kinds = {
-        "int64" if isinstance(value, bool | int) else "float32" if isinstance(value, float) else "string"
-        for value in values
-        if isinstance(value, _CONVERTED)
-    }
-    if len(kinds) > 1 or not all(isinstance(value, _CONVERTED) for value in values):
-        types = ", ".join(sorted({type(value).__name__ for value in values}))
-        hint = "Fill missing values in first." if None in values else "Convert them to numbers or strings first."
-        raise LaunchError(f"The column {name!r} has values of the type {types}, which are not converted. {hint}")
-    return kinds.pop() if kinds else ""
 
 
 def _tables(path: str) -> Iterator[dict[str, list[Any]]]:

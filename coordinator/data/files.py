@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from coordinator.addresses import is_url, path_text
-from coordinator.data.arrays import WorkerArrays, arrays
+from coordinator.data.arrays import ArraysSource, arrays
 from coordinator.data.source import IN_ORDER, Source, digest_of
 
 _logger = logging.getLogger("coordinator")
@@ -131,7 +131,7 @@ def _checked_paths(paths: Any, name: str) -> list[str]:
     return data
 
 
-class _Files(Source):
+class _Files(ArraysSource):
     """A source of consecutive examples in files; `name` is its function, for messages.
 
     Each worker keeps the arrays `index` in its memory to find the examples. `parse` takes a tensor of examples and
@@ -161,15 +161,12 @@ class _Files(Source):
         self._firsts = [0, *itertools.accumulate(count for count in counts if count)]
         # Other file systems would read the whole file instead.
         self._are_mapped = not any(is_url(path) for path in self._paths)
-        self._on_workers = WorkerArrays([*index, self._maps] if self._are_mapped else index)
-
-    def prepare(self, strategy: Any) -> None:
-        """Gives each worker the index, and maps the files, when it first reads."""
-        self._on_workers.prepare(strategy)
+        # A worker maps the files when it first reads.
+        super().__init__([*index, self._maps] if self._are_mapped else index)
 
     def read_range(self, positions: Any) -> Any:
         """See `Source.read_range`."""
-        examples = as_one_operation(self._shuffled_examples, tf.cast(positions, tf.int64), *self._on_workers.read())
+        examples = as_one_operation(self._shuffled_examples, tf.cast(positions, tf.int64), *self._arrays())
         return examples if self._parse is None else self._parse(examples)
 
     def _shuffled_examples(self, positions: Any, *on_worker: Any) -> Any:

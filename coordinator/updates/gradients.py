@@ -33,22 +33,6 @@ def rebuilt(gradients: Mapping[int, Any], tensors: Sequence[Any]) -> dict[int, A
     }
 
 
-def check_number(gradients: Any, expected: int) -> None:
-    """Raises TypeError unless the gradients are a list or tuple, ValueError unless there is one for each variable."""
-    if not isinstance(gradients, list | tuple):
-        raise TypeError(f"push takes a list of {expected} gradients, one for each variable; got {gradients!r}.")
-    if len(gradients) != expected:
-        raise ValueError(f"push takes {expected} gradients, one for each variable; got {len(gradients)}.")
-
-
-def given_gradients(gradients: Sequence[Any]) -> dict[int, Any]:
-    """Returns the gradients that are not None, by their positions; raises ValueError if there is none."""
-    by_position = {number: gradient for number, gradient in enumerate(gradients) if gradient is not None}
-    if not by_position:
-        raise ValueError("All gradients are None: the loss does not depend on any of the rule's variables.")
-    return by_position
-
-
 def checked(
     gradients: Mapping[int, Any],
     variables: Sequence[Any],

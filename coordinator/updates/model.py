@@ -102,7 +102,9 @@ class Model:
         self.variables = [variable_of(variable) for variable in self.originals]
         self.are_embeddings_given = embeddings is not None
         if embeddings is None:
-            embeddings = [variable for variable in self.given if _is_embedding(variable)]
+            # The name that Keras' Embedding layers give.
+            named = [v for v in self.given if variable_of(v).name.rpartition("/")[2].partition(":")[0] == "embeddings"]
+            embeddings = [*named, *(variable for variable in self.given if len(parts_of(variable)) > 1)]
         unknown = [variable for variable in map(variable_of, embeddings) if id(variable) not in wholes]
         if unknown:
             raise ValueError(f"The embedding {unknown[0].name!r} is not among the rule's variables.")
@@ -237,12 +239,6 @@ def _by_device(variables: Sequence[Any]) -> dict[str, list[int]]:
     for number, variable in enumerate(variables):
         numbers.setdefault(variable.device, []).append(number)
     return numbers
-
-
-def _is_embedding(variable: Any) -> bool:
-    """Returns True if the variable is sharded, or has the name that Keras' Embedding layers give."""
-    name = variable_of(variable).name.rpartition("/")[2].partition(":")[0]
-    return len(parts_of(variable)) > 1 or name == "embeddings"
 
 
 class RoundingErrors:

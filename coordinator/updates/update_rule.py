@@ -24,7 +24,7 @@ from coordinator.ps_strategy.tensorflow_internals.replicas import refuse_replica
 from coordinator.ps_strategy.tensorflow_internals.shared_variable import ServerMutex, reads_not_replaced, reads_replaced
 from coordinator.ps_strategy.tensorflow_internals.unstored_variable import TableVariable
 from coordinator.updates.gradient_optimizer import gradient_optimizer
-from coordinator.updates.gradients import check_number, checked, given_gradients, not_finite, value_checks
+from coordinator.updates.gradients import checked, not_finite, value_checks
 from coordinator.updates.model import Model, PulledModel, PulledVariable, RoundingErrors, checked_version, latest_pull
 from coordinator.updates.rule_state import Gate, RuleState, RuleStatistics, range_number
 from coordinator.updates.settings import rounding_dtype
@@ -428,8 +428,15 @@ class UpdateRule(tf.Module):
         self._prepare_trace("push")
         number, version = range_number(positions, self._once, self._key), checked_version(version)
         model = self._model
-        check_number(gradients, len(model.wholes) + len(self._tables.variables))
-        pushed = given_gradients(self._tables.others(gradients))
+        expected = len(self._tables.given)
+        if not isinstance(gradients, list | tuple):
+            raise TypeError(f"push takes a list of {expected} gradients, one for each variable; got {gradients!r}.")
+        if len(gradients) != expected:
+            raise ValueError(f"push takes {expected} gradients, one for each variable; got {len(gradients)}.")
+        others = enumerate(self._tables.others(gradients))
+        pushed = {position: gradient for position, gradient in others if gradient is not None}
+        if not pushed:
+            raise ValueError("All gradients are None: the loss does not depend on any of the rule's variables.")
         checks = self._tables.value_checks(gradients) if self._require_finite else []
         pushed, checks = checked(pushed, model.wholes, checks, ids=self._checks_ids, values=self._require_finite)
         prepared = self._optimizer.prepared(list(pushed.values()), [model.wholes[number] for number in pushed])

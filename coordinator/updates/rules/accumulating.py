@@ -212,20 +212,17 @@ class Accumulating(UpdateRule):
         if ids is None:
             return accepted
         made = self._build_updates(ids)
+
+        def drop() -> Any:
+            with tf.control_dependencies([store.drop(arrived[0]) for store in self._stores]):
+                return tf.constant(True)
+
         if is_repeated is not None:
-            made = [made, self._drop_if(is_repeated, arrived[0])]
+            with tf.device(self.state.home):
+                made = [made, tf.cond(is_repeated, drop, lambda: tf.constant(False))]
             accepted |= is_repeated
         with tf.control_dependencies(tf.nest.flatten(made)):
             return tf.identity(accepted)
-
-    def _drop_if(self, is_repeated: Any, push: Any) -> Any:
-
-        def drop() -> Any:
-            with tf.control_dependencies([store.drop(push) for store in self._stores]):
-                return tf.constant(True)
-
-        with tf.device(self.state.home):
-            return tf.cond(is_repeated, drop, lambda: tf.constant(False))
 
     def _apply_rows(self, store: GradientStore, rows: ChosenRows) -> None:
         *scalars, rate = store.scalars(rows)
