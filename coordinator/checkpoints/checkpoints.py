@@ -128,7 +128,13 @@ def load(directory: str) -> list[SavedCheckpoint]:
     """
     file = os.path.join(directory, LIST_FILE)
     if not tf.io.gfile.exists(file):
-        listed = _of_manager(directory)
+        state = tf.train.get_checkpoint_state(directory)
+        names = [os.path.basename(path) for path in state.all_model_checkpoint_paths] if state else []
+        times = [*state.all_model_checkpoint_timestamps, *[0.0] * len(names)] if state else []
+        listed = []
+        for name, saved_at in zip(names, times, strict=False):
+            number = re.search(r"-(\d+)$", name)
+            listed.append(SavedCheckpoint(os.path.join(directory, name), int(number[1]) if number else 0, 0, saved_at))
     else:
         with tf.io.gfile.GFile(file) as lines:
             text = lines.read()
@@ -138,17 +144,6 @@ def load(directory: str) -> list[SavedCheckpoint]:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{file!r} is not a list of checkpoints: {text[:80]!r}. Repair or remove it.") from error
     return [checkpoint for checkpoint in listed if tf.io.gfile.exists(f"{checkpoint.path}.index")]
-
-
-def _of_manager(directory: str) -> list[SavedCheckpoint]:
-    state = tf.train.get_checkpoint_state(directory)
-    names = [os.path.basename(path) for path in state.all_model_checkpoint_paths] if state else []
-    times = [*state.all_model_checkpoint_timestamps, *[0.0] * len(names)] if state else []
-    listed = []
-    for name, saved_at in zip(names, times, strict=False):
-        number = re.search(r"-(\d+)$", name)
-        listed.append(SavedCheckpoint(os.path.join(directory, name), int(number[1]) if number else 0, 0, saved_at))
-    return listed
 
 
 def numbers(directory: str) -> list[int]:

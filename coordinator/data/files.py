@@ -23,8 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from coordinator.addresses import is_url, path_text
-from coordinator.data.arrays import ArraysSource, arrays
-from coordinator.data.source import IN_ORDER, Source, digest_of
+from coordinator.data.source import IN_ORDER, ArraysSource, Source, arrays, digest_of
 
 _logger = logging.getLogger("coordinator")
 

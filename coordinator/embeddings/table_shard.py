@@ -388,12 +388,19 @@ class TableShard:
 
     def _push(self, keys: Any, gradient: Any) -> Any:
         with self.mutex.hold([keys, gradient]):
-            numbers, gradient = _of_rows(self.find(keys), gradient)
+            found = self.find(keys)
+            is_there = found >= 0
+
+            def of_rows() -> tuple[Any, Any]:
+                at = tf.where(is_there)[:, 0]
+                return tf.gather(found, at), tf.gather(gradient, at)
+
+            numbers, of_numbers = tf.cond(tf.reduce_all(is_there), lambda: (found, gradient), of_rows)
             step = self.counts.sparse_read(Count.CLOCK)
             rate = self._settings.update.rate_at(step) if self.rate is None else self.rate.read_value()
             rows = UnsharedRows(self.rows, numbers)
             slots = {name: UnsharedRows(slot, numbers) for name, slot in self.slots.items()}
-            self._settings.update.update(rows, slots, gradient, step, rate)
+            self._settings.update.update(rows, slots, of_numbers, step, rate)
             changed = [columns for columns in (rows, *slots.values()) if columns.is_changed]
 
             def write_rows() -> None:
@@ -626,17 +633,6 @@ class TableShard:
             found = self.find(keys)
             at = tf.where(found < 0)[:, 0]
             self._wait(tf.gather(keys, at), tf.gather(times, at), tf.gather(found, at) == UNKNOWN)
-
-
-def _of_rows(found: Any, gradient: Any) -> tuple[Any, Any]:
-    """Returns the numbers of the rows of keys that have one, and the gradients of these rows."""
-    is_there = found >= 0
-
-    def some() -> tuple[Any, Any]:
-        at = tf.where(is_there)[:, 0]
-        return tf.gather(found, at), tf.gather(gradient, at)
-
-    return tf.cond(tf.reduce_all(is_there), lambda: (found, gradient), some)
 
 
 def _slice(first: Any, count: Any, end: Any) -> Any:

@@ -35,8 +35,7 @@ from coordinator.ps_strategy.membership.cluster_definition import MAX_WORKERS
 from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
 from coordinator.ps_strategy.tensorflow_internals.shared_variable import ServerMutex, client_may_call, operations_added
 from coordinator.updates import decisions
-from coordinator.updates.local_model import AveragedModel
-from coordinator.updates.model import PulledModel, bytes_of, transfer
+from coordinator.updates.model import AveragedModel, PulledModel, bytes_of, transfer
 from coordinator.updates.rule_state import zeros
 from coordinator.updates.rules.asynchronous import Asynchronous
 from coordinator.updates.settings import ModelAverageSettings
@@ -85,12 +84,6 @@ class AveragingControl:
         with tf.device(self.device):
             read = tf.concat([self._variable.read_value(), *(other.read_value()[tf.newaxis] for other in others)], 0)
         return tf.identity(read)
-
-    def remove(self, worker: int, *, is_lost: bool) -> None:
-        """Records, on the client, that a worker does not train now. Late calls of a lost worker then count nothing."""
-        # If the server is down, its record is lost with it.
-        with contextlib.suppress(*UNREACHED):
-            self._remove(worker, is_lost)
 
     def switch(self, *, is_on: bool) -> None:
         """Stops or resumes averaging."""
@@ -150,7 +143,8 @@ class AveragingControl:
             return counted, news, tf.math.count_nonzero(is_own & tf.equal(numbers, number))
 
     @client_may_call(tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.bool))
-    def _remove(self, worker: Any, is_lost: Any) -> None:
+    def remove(self, worker: Any, is_lost: Any) -> None:
+        """Records, on the client, that a worker does not train now. Late calls of a lost worker then count nothing."""
         with self._lock.hold([worker, is_lost]):
             # The worker's next connection has a greater number.
             lost = tf.cast(is_lost, tf.int64)
@@ -694,7 +688,9 @@ class ModelAverage(Asynchronous):
     def _leave_out(self, index: int) -> None:
         workers = self._strategy.cluster.workers
         is_live = any(worker.index == index and worker.state is WorkerState.LIVE for worker in workers)
-        self._control.remove(index, is_lost=not is_live)
+        # If the server is down, its record is lost with it.
+        with contextlib.suppress(*UNREACHED):
+            self._control.remove(index, not is_live)
 
     def _build_bringing(self) -> Any:
         """Adds the worker's change to the mean; returns False if the worker has no model.

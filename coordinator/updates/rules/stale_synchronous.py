@@ -14,8 +14,7 @@ from typing import Any, Unpack
 import tensorflow as tf
 
 from coordinator.updates import decisions
-from coordinator.updates.local_model import LocalModel
-from coordinator.updates.model import PulledModel, restored
+from coordinator.updates.model import LocalModel, PulledModel, restored
 from coordinator.updates.rule_state import Gate
 from coordinator.updates.rules.accumulating import Accumulating
 from coordinator.updates.rules.asynchronous import Asynchronous
