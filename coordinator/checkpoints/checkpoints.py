@@ -182,7 +182,7 @@ def files(path: str) -> list[str]:
 class History:
     """The complete checkpoints of a directory, and the one that is being saved.
 
-    `complete` and `store` change files, and are called on one thread; other methods may be called on any thread. If
+    `complete` changes files, and is called on one thread; other methods may be called on any thread. If
     `keep` is None, all checkpoints are kept.
     """
 
@@ -251,10 +251,6 @@ class History:
                 delete(dropped_path)
             except tf.errors.OpError as error:
                 _logger.warning("The checkpoint %s, which is not kept, cannot be deleted: %s", dropped_path, error)
-
-    def store(self) -> None:
-        """Writes the lists; raises `tf.errors.OpError` if that fails."""
-        store(self._directory, self.complete_ones())
 
     def to_restore(self) -> list[str]:
         """Returns the paths of the complete checkpoints, newest first. Gives up the one that is being saved."""
@@ -442,7 +438,7 @@ class Checkpoints(CheckpointSource):
         if not self._background:
             self._wait(None)
             if now:
-                self._raise_error()
+                self.wait()
         return path
 
     def report(self, checkpoint: str | int, /, **metrics: float) -> bool:
@@ -474,7 +470,8 @@ class Checkpoints(CheckpointSource):
         """
         if not self._wait(timeout):
             raise TimeoutError(f"A checkpoint in {self.directory} is still being written after {timeout:g} s.")
-        self._raise_error()
+        if (error := self._statistics.error) is not None:
+            raise error
         return self.latest
 
     def begin(self, services: SaveServices) -> None:
@@ -580,7 +577,7 @@ class Checkpoints(CheckpointSource):
         """Writes the lists, on the background thread."""
         try:
             self._owner.require()
-            self._history.store()
+            store(self.directory, self._history.complete_ones())
         except (CheckpointsTakenOver, tf.errors.OpError) as error:
             _logger.warning("The list of the checkpoints in %s cannot be written: %s", self.directory, error)
 
@@ -611,7 +608,3 @@ class Checkpoints(CheckpointSource):
     def _wait(self, timeout: float | None) -> bool:
         self._hurry.set()
         return self._thread.wait(timeout)
-
-    def _raise_error(self) -> None:
-        if (error := self._statistics.error) is not None:
-            raise error

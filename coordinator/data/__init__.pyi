@@ -1,4 +1,3 @@
-from .client import client as client
 from .epochs import Epochs as Epochs
 from .epochs import EpochsStatistics as EpochsStatistics
 from .files import lines as lines
@@ -6,3 +5,4 @@ from .files import records as records
 from .files import rows as rows
 from .source import Source as Source
 from .source import arrays as arrays
+from .source import client as client

@@ -416,15 +416,12 @@ class Epochs(tf.train.experimental.PythonState):
                         return True
                 progress = ledger.progress
                 if not self._changed.wait(interval) and progress == ledger.progress:
-                    self._report_stall(strategy, interval)
-
-    def _report_stall(self, strategy: Any, seconds: float) -> None:
-        self._changed.release()
-        try:
-            text = "No progress for %.0f s: Epochs.on waits for %d ranges in flight. Cluster: %s"
-            _logger.warning(text, seconds, self._ledger.count_out, strategy.cluster.statistics())
-        finally:
-            self._changed.acquire()
+                    self._changed.release()
+                    try:
+                        text = "No progress for %.0f s: Epochs.on waits for %d ranges in flight. Cluster: %s"
+                        _logger.warning(text, interval, ledger.count_out, strategy.cluster.statistics())
+                    finally:
+                        self._changed.acquire()
 
     def _positions(self, number: int) -> PositionRange:
         epoch, start, count = self._extent(number)

@@ -517,7 +517,9 @@ class AveragedModel(LocalModel):
             self.number = zeros([], tf.int64, "change_number")
             self._counted = zeros([], tf.int64, "counted_number")
             self._base = [_copy_of(original) for original in originals]
-            self._change = [_change_of(original) for original in originals]
+            wholes = [variable_of(original) for original in originals]
+            dtypes = [whole.dtype if whole.dtype.size >= tf.float32.size else tf.float32 for whole in wholes]
+            self._change = [zeros(whole.shape, dtype, "change") for whole, dtype in zip(wholes, dtypes, strict=True)]
             # 0 on a new or restarted worker; see `AveragingControl`.
             self._generation = zeros([], tf.int64, "generation")
         self._lock = ServerMutex(lock_name, "")
@@ -608,9 +610,3 @@ def _copy_of(original: Any) -> tf.Variable:
         constraint=original.constraint,
         name=f"local_{variable.name.partition(':')[0].replace('/', '_')}",
     )
-
-
-def _change_of(original: Any) -> tf.Variable:
-    variable = variable_of(original)
-    dtype = variable.dtype if variable.dtype.size >= tf.float32.size else tf.float32
-    return tf.Variable(lambda: tf.zeros(variable.shape, dtype), trainable=False, name="change")

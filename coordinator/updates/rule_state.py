@@ -267,7 +267,7 @@ class RuleState(tf.Module):
         return f"<RuleState {self.number} on {self.home}>"
 
 
-def zeros(shape: list[int], dtype: tf.DType, name: str) -> tf.Variable:
+def zeros(shape: Any, dtype: tf.DType, name: str) -> tf.Variable:
     """Creates a variable of zeros that can be initialized again after the loss of its server."""
     return tf.Variable(lambda: tf.zeros(shape, dtype), trainable=False, name=name)
 

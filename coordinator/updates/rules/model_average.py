@@ -481,7 +481,12 @@ class ModelAverage(Asynchronous):
         own = self._own
         generation, is_on, version = begun
         is_on = is_on > 0
-        is_warming_up, clock = self._warm_up()
+        is_warming_up, clock = tf.constant(False), tf.constant(0, tf.int64)
+        if self._warmup_steps:
+            with tf.device(self.state.home):
+                fastest = tf.reduce_max(self.state.clocks.read_value())
+            clock = tf.identity(fastest)
+            is_warming_up = clock < self._warmup_steps
         is_current, averaged_at = own.is_of(generation), own.averaged_at.read_value()
         with tf.control_dependencies([averaged_at]):
             now = tf.timestamp()
@@ -537,15 +542,6 @@ class ModelAverage(Asynchronous):
         # A push of the warm-up. Other workers may already have their own models, so it is always locked.
         with contextlib.nullcontext() if self._use_locking else self._lock(device).hold(), mean.following():
             super()._apply(device, gradients, scalars, rate)
-
-    def _warm_up(self) -> tuple[Any, Any]:
-        """Returns whether workers train the shared model, and the steps that the fastest worker has finished."""
-        if not self._warmup_steps:
-            return tf.constant(False), tf.constant(0, tf.int64)
-        with tf.device(self.state.home):
-            clock = tf.reduce_max(self.state.clocks.read_value())
-        clock = tf.identity(clock)
-        return clock < self._warmup_steps, clock
 
     def _take_model(self, is_warming_up: Any, generation: Any, version: Any, now: Any) -> list[Any]:
         """Gives the worker a model; returns its values, their size in bytes, and 1 pull."""

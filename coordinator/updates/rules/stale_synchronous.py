@@ -94,12 +94,22 @@ class StaleSynchronous(Asynchronous):
     def _pull_model(self, version: Any) -> PulledModel:
         local, optimizer = self._local, self._optimizer
         is_due = tf.function(decisions.is_pull_due)
+
+        def pull_all() -> list[Any]:
+            """Refreshes the local copies; returns the dense variables, their version, the size in bytes, and 1 pull."""
+            variables = [self._model.variables[number] for number in local.numbers]
+            values, size = self._model.pull(variables, [version])
+            local.assign(values)
+            local.steps.assign(0, read_value=False)
+            local.version.assign(version, read_value=False)
+            return [*values, tf.identity(version), size, tf.constant(1, tf.int64)]
+
         # Without a gate, a step that pulls nothing need not wait for the version.
         opened = [] if self._gate is None else [version]
         with tf.control_dependencies(opened):
             *values, pulled_version, size, pulls = tf.cond(
                 is_due(local.steps.read_value(), self._frequency),
-                lambda: self._pull_all(version),
+                pull_all,
                 lambda: [*local.values(), local.version.read_value(), *[tf.constant(0, tf.int64)] * 2],
             )
         scalars, size_of_scalars = self._model.pull(optimizer.scalars, opened)
@@ -118,13 +128,3 @@ class StaleSynchronous(Asynchronous):
             local.apply(dense, self._optimizer.learning_rate(pulled.scalars, pulled.version))
             local.steps.assign_add(1, read_value=False)
         return is_accepted
-
-    def _pull_all(self, version: Any) -> list[Any]:
-        """Refreshes the local copies; returns the dense variables, their version, the size in bytes, and 1 pull."""
-        local, model = self._local, self._model
-        variables = [model.variables[number] for number in local.numbers]
-        values, size = model.pull(variables, [version])
-        local.assign(values)
-        local.steps.assign(0, read_value=False)
-        local.version.assign(version, read_value=False)
-        return [*values, tf.identity(version), size, tf.constant(1, tf.int64)]
