@@ -16,7 +16,7 @@ import re
 import struct
 import uuid
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -239,15 +239,12 @@ class _Files(ArraysSource):
 
 def _digest_of_files(paths: Sequence[str], counts: Sequence[int]) -> str:
     """Returns a digest of the names, sizes and numbers of examples of all files, and of the content of three."""
-
-    def parts() -> Iterator[bytes]:
-        for path, count in zip(paths, counts, strict=True):
-            yield f"{os.path.basename(path)} {_file_size(path)} {count}".encode()
-        for path in dict.fromkeys((paths[0], paths[len(paths) // 2], paths[-1])):
-            with tf.io.gfile.GFile(path, "rb") as file:
-                yield file.read(_SAMPLE)
-
-    return digest_of(parts())
+    named = zip(paths, counts, strict=True)
+    parts = [f"{os.path.basename(path)} {_file_size(path)} {count}".encode() for path, count in named]
+    for path in dict.fromkeys((paths[0], paths[len(paths) // 2], paths[-1])):
+        with tf.io.gfile.GFile(path, "rb") as file:
+            parts.append(file.read(_SAMPLE))
+    return digest_of(parts)
 
 
 def as_one_operation(function: Callable[..., Any], *args: Any) -> Any:

@@ -224,7 +224,12 @@ class _Arrays(ArraysSource):
                 "memory; at most 1 GiB is allowed. Write it to a file with np.save, and use coordinator.data.rows."
             )
         self.size = sizes[0]
-        self.digest = digest_of(_described(values))
+        parts = []
+        for array in values:
+            sample = np.ascontiguousarray(array[np.linspace(0, len(array) - 1, _SAMPLE).astype(np.int64)])
+            content = repr(sample.tolist()).encode() if array.dtype.hasobject else sample.tobytes()
+            parts += [f"{array.dtype} {array.shape}".encode(), content]
+        self.digest = digest_of(parts)
         super().__init__(values)
 
     def read_range(self, positions: Any) -> Any:
@@ -235,13 +240,6 @@ class _Arrays(ArraysSource):
 
     def __repr__(self) -> str:
         return f"<coordinator.data.arrays: {self.size} examples>"
-
-
-def _described(values: Sequence[np.ndarray[Any, Any]]) -> Iterator[bytes]:
-    for array in values:
-        yield f"{array.dtype} {array.shape}".encode()
-        sample = array[np.linspace(0, len(array) - 1, _SAMPLE).astype(np.int64)]
-        yield repr(sample.tolist()).encode() if array.dtype.hasobject else np.ascontiguousarray(sample).tobytes()
 
 
 def client(data: Any, size: int | None = None) -> Source:

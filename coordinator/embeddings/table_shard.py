@@ -123,14 +123,10 @@ class TableShard:
             services.variables.add_table(self.index, resource, recovered_by=self)
         self.reserve()
         # Traced once each, for all functions that use them.
+        new_function = functools.partial(tf.function, autograph=False, experimental_attributes=_NOT_INLINED)
         self._functions = {
             # Partial functions: TensorFlow would count the tracings of all tables together, and warn.
-            method: tf.function(
-                functools.partial(method),
-                input_signature=signature,
-                autograph=False,
-                experimental_attributes=_NOT_INLINED,
-            )
+            method: new_function(functools.partial(method), input_signature=signature)
             for method, signature in (
                 (self._lookup, [_KEYS]),
                 (self._lookup_or_create, [_KEYS]),
@@ -143,13 +139,8 @@ class TableShard:
 
     def _reserved(self, name: str, row: list[int], dtype: tf.DType) -> tf.Variable:
         shape = [self.capacity, *row]
-        return tf.Variable(
-            lambda: tf.raw_ops.Empty(shape=shape, dtype=dtype, init=False),
-            shape=shape,
-            dtype=dtype,
-            trainable=False,
-            name=f"{self.name}/{name}",
-        )
+        empty = functools.partial(tf.raw_ops.Empty, shape=shape, dtype=dtype, init=False)
+        return tf.Variable(empty, shape=shape, dtype=dtype, trainable=False, name=f"{self.name}/{name}")
 
     @property
     def _large(self) -> list[tf.Variable]:

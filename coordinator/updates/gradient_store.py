@@ -308,20 +308,14 @@ class GradientStore:
         return tf.while_loop(lambda number, _: number < tf.size(kept), with_next, (0, self._empty()))[1]
 
     def _with_row(self, lists: Any, row: Mapping[int, Any]) -> Any:
-        return tf.stack(
-            [
-                tf.raw_ops.TensorListPushBack(input_handle=rows, tensor=row[column]) if column in row else rows
-                for column, rows in enumerate(tf.unstack(lists, num=len(self._dtypes)))
-            ]
-        )
+        columns = tf.unstack(lists, num=len(self._dtypes))
+        for column, value in row.items():
+            columns[column] = tf.raw_ops.TensorListPushBack(input_handle=columns[column], tensor=value)
+        return tf.stack(columns)
 
     def _empty(self) -> Any:
-        return tf.stack(
-            [
-                tf.raw_ops.EmptyTensorList(element_shape=-1, max_num_elements=-1, element_dtype=dtype)
-                for dtype in self._dtypes
-            ]
-        )
+        empty = functools.partial(tf.raw_ops.EmptyTensorList, element_shape=-1, max_num_elements=-1)
+        return tf.stack([empty(element_dtype=dtype) for dtype in self._dtypes])
 
 
 def _precise(dtype: tf.DType) -> tf.DType:

@@ -269,11 +269,8 @@ class ModelMean:
         even, odd, added, before, divisor = known
         moved = self._moved(is_new, numbers, divisors)
         with tf.control_dependencies([self._mean.assign(moved, read_value=False)]):
-            rows = [
-                tf.where(is_new, numbers, added),
-                tf.where(is_new, added, before),
-                tf.where(is_new, divisors, divisor),
-            ]
+            changed = (numbers, added), (added, before), (divisors, divisor)
+            rows = [tf.where(is_new, new, old) for new, old in changed]
             self._known.assign(tf.stack([even, odd, *rows]), read_value=False)
         mean = tf.cast(moved, self._dtype)
         for variable, value in zip(self._variables, self._unpacked(mean), strict=True):
@@ -305,9 +302,8 @@ class ModelMean:
         return tf.while_loop(lambda count, _: count < tf.size(workers), add, state, parallel_iterations=1)[1]
 
     def _shared(self) -> Any:
-        return tf.concat(
-            [tf.reshape(tf.cast(variable.read_value(), tf.float64), [-1]) for variable in self._variables], 0
-        )
+        values = [tf.cast(variable.read_value(), tf.float64) for variable in self._variables]
+        return tf.concat([tf.reshape(value, [-1]) for value in values], 0)
 
     def _no_rows(self) -> Any:
         return tf.raw_ops.EmptyTensorList(
