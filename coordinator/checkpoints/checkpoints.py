@@ -205,11 +205,9 @@ class History:
         Raises EvaluationError if the file of results is damaged.
         """
         complete = self.complete_ones()
-        metrics = {
-            (os.path.basename(result.checkpoint), result.written_ns): result.metrics
-            for result in results(self._directory)
-        }
-        found = [metrics.get((os.path.basename(known.path), known.written_ns), {}) for known in complete]
+        evaluated = results(self._directory)
+        metrics = {(os.path.basename(result.checkpoint), result.written_ns): result.metrics for result in evaluated}
+        found = [metrics.get((os.path.basename(one.path), one.written_ns), {}) for one in complete]
         return [
             dataclasses.replace(known, metrics={**written, **known.metrics})
             for known, written in zip(complete, found, strict=True)
