@@ -98,20 +98,18 @@ class SerialThread:
             _logger.warning("%s has taken %.0f s, and is waited for.", self._purpose, time.monotonic() - began)
 
     def _run(self) -> None:
-        while (call := self._next()) is not None:
+        while True:
+            with self._lock:
+                if not self._calls:
+                    self._is_running = False
+                    self._changed.notify_all()
+                    return
+                call = self._calls.popleft()
             try:
                 call()
             except BaseException:
                 # `SystemExit` too: a checkpoint policy or a callback of the program may raise it.
                 _logger.exception("A call on the thread %s raised an exception.", self._name)
-
-    def _next(self) -> Callable[[], object] | None:
-        with self._lock:
-            if self._calls:
-                return self._calls.popleft()
-            self._is_running = False
-            self._changed.notify_all()
-            return None
 
 
 LIST_FILE = "checkpoints.json"
@@ -130,7 +128,13 @@ def load(directory: str) -> list[SavedCheckpoint]:
     """
     file = os.path.join(directory, LIST_FILE)
     if not tf.io.gfile.exists(file):
-        listed = _of_manager(directory)
+        state = tf.train.get_checkpoint_state(directory)
+        names = [os.path.basename(path) for path in state.all_model_checkpoint_paths] if state else []
+        times = [*state.all_model_checkpoint_timestamps, *[0.0] * len(names)] if state else []
+        listed = []
+        for name, saved_at in zip(names, times, strict=False):
+            number = re.search(r"-(\d+)$", name)
+            listed.append(SavedCheckpoint(os.path.join(directory, name), int(number[1]) if number else 0, 0, saved_at))
     else:
         with tf.io.gfile.GFile(file) as lines:
             text = lines.read()
@@ -140,17 +144,6 @@ def load(directory: str) -> list[SavedCheckpoint]:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{file!r} is not a list of checkpoints: {text[:80]!r}. Repair or remove it.") from error
     return [checkpoint for checkpoint in listed if tf.io.gfile.exists(f"{checkpoint.path}.index")]
-
-
-def _of_manager(directory: str) -> list[SavedCheckpoint]:
-    state = tf.train.get_checkpoint_state(directory)
-    names = [os.path.basename(path) for path in state.all_model_checkpoint_paths] if state else []
-    times = [*state.all_model_checkpoint_timestamps, *[0.0] * len(names)] if state else []
-    listed = []
-    for name, saved_at in zip(names, times, strict=False):
-        number = re.search(r"-(\d+)$", name)
-        listed.append(SavedCheckpoint(os.path.join(directory, name), int(number[1]) if number else 0, 0, saved_at))
-    return listed
 
 
 def numbers(directory: str) -> list[int]:
@@ -189,13 +182,13 @@ def files(path: str) -> list[str]:
 class History:
     """The complete checkpoints of a directory, and the one that is being saved.
 
-    `complete` and `store` change files, and are called on one thread; other methods may be called on any thread. If
+    `complete` changes files, and is called on one thread; other methods may be called on any thread. If
     `keep` is None, all checkpoints are kept.
     """
 
     def __init__(self, directory: str, keep: Sequence[KeepPolicy] | None) -> None:
         self._directory = directory
-        self._keep = None if keep is None else tuple(keep)
+        self.keep = None if keep is None else tuple(keep)
         self._lock = threading.Lock()
         self._complete = load(directory)
         self._saving: SavedCheckpoint | None = None
@@ -212,24 +205,16 @@ class History:
         Raises EvaluationError if the file of results is damaged.
         """
         complete = self.complete_ones()
-        metrics = {
-            (os.path.basename(result.checkpoint), result.written_ns): result.metrics
-            for result in results(self._directory)
-        }
-        found = [metrics.get((os.path.basename(known.path), known.written_ns), {}) for known in complete]
+        evaluated = results(self._directory)
+        metrics = {(os.path.basename(result.checkpoint), result.written_ns): result.metrics for result in evaluated}
+        found = [metrics.get((os.path.basename(one.path), one.written_ns), {}) for one in complete]
         return [
             dataclasses.replace(known, metrics={**written, **known.metrics})
             for known, written in zip(complete, found, strict=True)
         ]
 
-    def best(self) -> str | None:
-        """Returns the path of the best checkpoint by the first `Best`, or None. Raises as `measured`."""
-        policy = next((policy for policy in self._keep or () if isinstance(policy, Best)), None)
-        best = policy.kept(self.measured(), Moment(0, 0.0)) if policy is not None else ()
-        return best[0].path if best else None
-
-    def begin(self, saving: SavedCheckpoint) -> None:
-        """Records that a checkpoint is being saved."""
+    def begin(self, saving: SavedCheckpoint | None) -> None:
+        """Records that a checkpoint is being saved, or none."""
         with self._lock:
             self._saving, self._is_undone = saving, False
 
@@ -265,15 +250,6 @@ class History:
             except tf.errors.OpError as error:
                 _logger.warning("The checkpoint %s, which is not kept, cannot be deleted: %s", dropped_path, error)
 
-    def give_up(self) -> None:
-        """Records that nothing is being saved."""
-        with self._lock:
-            self._saving = None
-
-    def store(self) -> None:
-        """Writes the lists; raises `tf.errors.OpError` if that fails."""
-        store(self._directory, self.complete_ones())
-
     def to_restore(self) -> list[str]:
         """Returns the paths of the complete checkpoints, newest first. Gives up the one that is being saved."""
         with self._lock:
@@ -304,7 +280,7 @@ class History:
         return is_there
 
     def _kept(self) -> list[SavedCheckpoint]:
-        complete, policies = self.complete_ones(), self._keep
+        complete, policies = self.complete_ones(), self.keep
         if policies is not None:
             try:
                 complete = self.measured()
@@ -411,7 +387,9 @@ class Checkpoints(CheckpointSource):
         Raises:
           EvaluationError: the results of an evaluator in the directory are damaged.
         """
-        return self._history.best()
+        policy = next((policy for policy in self._history.keep or () if isinstance(policy, Best)), None)
+        best = policy.kept(self._history.measured(), Moment(0, 0.0)) if policy is not None else ()
+        return best[0].path if best else None
 
     @property
     def history(self) -> tuple[SavedCheckpoint, ...]:
@@ -458,7 +436,7 @@ class Checkpoints(CheckpointSource):
         if not self._background:
             self._wait(None)
             if now:
-                self._raise_error()
+                self.wait()
         return path
 
     def report(self, checkpoint: str | int, /, **metrics: float) -> bool:
@@ -490,7 +468,8 @@ class Checkpoints(CheckpointSource):
         """
         if not self._wait(timeout):
             raise TimeoutError(f"A checkpoint in {self.directory} is still being written after {timeout:g} s.")
-        self._raise_error()
+        if (error := self._statistics.error) is not None:
+            raise error
         return self.latest
 
     def begin(self, services: SaveServices) -> None:
@@ -596,12 +575,12 @@ class Checkpoints(CheckpointSource):
         """Writes the lists, on the background thread."""
         try:
             self._owner.require()
-            self._history.store()
+            store(self.directory, self._history.complete_ones())
         except (CheckpointsTakenOver, tf.errors.OpError) as error:
             _logger.warning("The list of the checkpoints in %s cannot be written: %s", self.directory, error)
 
     def _fail(self, path: str, error: BaseException) -> None:
-        self._history.give_up()
+        self._history.begin(None)
         try:
             self._owner.require()
         except CheckpointsTakenOver as taken_over:
@@ -627,7 +606,3 @@ class Checkpoints(CheckpointSource):
     def _wait(self, timeout: float | None) -> bool:
         self._hurry.set()
         return self._thread.wait(timeout)
-
-    def _raise_error(self) -> None:
-        if (error := self._statistics.error) is not None:
-            raise error

@@ -71,7 +71,10 @@ class KeepPolicy(Protocol):
 class _Every(abc.ABC):
     """Saves at intervals, and keeps the first checkpoint of each interval."""
 
-    latest: int | None
+    def __init__(self, latest: int | None) -> None:
+        if latest is not None:
+            check_integer("latest", latest, minimum=1)
+        self.latest = latest
 
     def is_due(self, history: Sequence[SavedCheckpoint], now: Moment) -> bool:
         """Returns whether an interval has passed since the last checkpoint."""
@@ -99,7 +102,8 @@ class EverySteps(_Every):
 
     def __init__(self, steps: int, latest: int | None = None) -> None:
         check_integer("steps", steps, minimum=1)
-        self.steps, self.latest = steps, _checked_latest(latest)
+        super().__init__(latest)
+        self.steps = steps
 
     def _has_passed(self, before: SavedCheckpoint | None, after: Moment | SavedCheckpoint) -> bool:
         # A step may be less than before if an older checkpoint was restored.
@@ -115,7 +119,8 @@ class EveryMinutes(_Every):
 
     def __init__(self, minutes: float, latest: int | None = None) -> None:
         check_number("minutes", minutes, above=0, unit="minutes")
-        self.seconds, self.latest = 60.0 * minutes, _checked_latest(latest)
+        super().__init__(latest)
+        self.seconds = 60.0 * minutes
 
     def _has_passed(self, before: SavedCheckpoint | None, after: Moment | SavedCheckpoint) -> bool:
         # The clock may have been set back.
@@ -186,9 +191,3 @@ def check_policies(name: str, policies: Sequence[Any], method: str) -> None:
 
 
 _EXAMPLES = {"is_due": "EveryMinutes(10)", "kept": "Latest(3)"}
-
-
-def _checked_latest(latest: int | None) -> int | None:
-    if latest is not None:
-        check_integer("latest", latest, minimum=1)
-    return latest

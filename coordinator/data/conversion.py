@@ -47,7 +47,7 @@ def convert(paths: Sequence[str], folder: str) -> str:
             with _errors_told(path):
                 write(_tables(path), draft, columns, path)
             written.append(draft)
-        if not columns:
+        if not columns.known:
             raise LaunchError(f"There are no rows in {', '.join(map(repr, paths))}.")
         for draft, output in zip(drafts, outputs, strict=True):
             with _errors_told(output, "written"):
@@ -87,24 +87,30 @@ def _remove(path: str) -> None:
 
 
 class _Columns:
-    """The type of each column of all files, and the numbers of values in its rows, by name."""
+    """`known` has the type of each column of all files, and the numbers of values in its rows, by name."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[str, set[int | None]]] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._known)
+        self.known: dict[str, tuple[str, set[int | None]]] = {}
 
     def feature(self, name: str, value: Any) -> tf.train.Feature:
         """Returns a value as a feature; LaunchError if it is missing, or of another type than the column's others."""
         is_list = isinstance(value, list | tuple)
         values = list(value) if is_list else [value]
-        kind = _kind(name, values)
-        former, lengths = self._known.get(name, ("", set()))
+        kinds = {
+            "int64" if isinstance(value, bool | int) else "float32" if isinstance(value, float) else "string"
+            for value in values
+            if isinstance(value, _CONVERTED)
+        }
+        if len(kinds) > 1 or not all(isinstance(value, _CONVERTED) for value in values):
+            types = ", ".join(sorted({type(value).__name__ for value in values}))
+            hint = "Fill missing values in first." if None in values else "Convert them to numbers or strings first."
+            raise LaunchError(f"The column {name!r} has values of the type {types}, which are not converted. {hint}")
+        kind = kinds.pop() if kinds else ""
+        former, lengths = self.known.get(name, ("", set()))
         if kind and former not in (kind, ""):
             raise LaunchError(f"The column {name!r} has values of type {former} and of type {kind}.")
         lengths.add(len(values) if is_list else None)
-        self._known[name] = kind or former, lengths
+        self.known[name] = kind or former, lengths
         if not values:
             return tf.train.Feature()
         if kind == "int64":
@@ -118,13 +124,13 @@ class _Columns:
 
     def check(self, names: Iterable[str], path: str) -> None:
         """Raises LaunchError if a file has other columns than those before."""
-        if self._known and set(names) != set(self._known):
-            differing = ", ".join(sorted(set(names) ^ set(self._known)))
+        if self.known and set(names) != set(self.known):
+            differing = ", ".join(sorted(set(names) ^ set(self.known)))
             raise LaunchError(f"{path!r} has other columns than the files before it; these differ: {differing}.")
 
     def __str__(self) -> str:
         lines = []
-        for name, (kind, lengths) in sorted(self._known.items()):
+        for name, (kind, lengths) in sorted(self.known.items()):
             if len(lengths) > 1:
                 form = f"tf.io.RaggedFeature(tf.{kind or 'float32'})"
             else:
@@ -154,19 +160,6 @@ def write(
         _remove(output)
         raise
     return columns
-
-
-def _kind(name: str, values: Sequence[Any]) -> str:
-    kinds = {
-        "int64" if isinstance(value, bool | int) else "float32" if isinstance(value, float) else "string"
-        for value in values
-        if isinstance(value, _CONVERTED)
-    }
-    if len(kinds) > 1 or not all(isinstance(value, _CONVERTED) for value in values):
-        types = ", ".join(sorted({type(value).__name__ for value in values}))
-        hint = "Fill missing values in first." if None in values else "Convert them to numbers or strings first."
-        raise LaunchError(f"The column {name!r} has values of the type {types}, which are not converted. {hint}")
-    return kinds.pop() if kinds else ""
 
 
 def _tables(path: str) -> Iterator[dict[str, list[Any]]]:

@@ -105,6 +105,7 @@ class Epochs(tf.train.experimental.PythonState):
     Attributes:
       source: as given.
       settings: the other arguments, without the number of epochs.
+      restorations: how often a checkpoint with these epochs was restored.
 
     Raises:
       TypeError: `source` is no source.
@@ -147,7 +148,7 @@ class Epochs(tf.train.experimental.PythonState):
         self._is_reset = self._is_held = False
         # Records of update rules, see `add_record`.
         self._records: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._restorations = 0
+        self.restorations = 0
         self._out: dict[Future, PositionRange | LateRange] = {}
         self._late: weakref.WeakKeyDictionary[Any, LateRanges] = weakref.WeakKeyDictionary()
         self._refill = 0
@@ -218,16 +219,10 @@ class Epochs(tf.train.experimental.PythonState):
         """Returns how far the epochs have come."""
         ledger = self._ledger
         with self._lock:
-            done, out, skipped = ledger.count_done, ledger.count_out, sorted(ledger.skipped)
-            given_back, rolled_back = ledger.given_back, ledger.rolled_back
-        return EpochsStatistics(
-            ranges=ledger.total,
-            done=done,
-            out=out,
-            skipped=tuple(map(self._extent, skipped)),
-            given_back=given_back,
-            rolled_back=rolled_back,
-        )
+            counts = {"ranges": ledger.total, "done": ledger.count_done, "out": ledger.count_out}
+            counts |= {"given_back": ledger.given_back, "rolled_back": ledger.rolled_back}
+            skipped = sorted(ledger.skipped)
+        return EpochsStatistics(**counts, skipped=tuple(map(self._extent, skipped)))
 
     @contextlib.contextmanager
     def progress(self, **settings: Any) -> Iterator[Any]:
@@ -267,7 +262,9 @@ class Epochs(tf.train.experimental.PythonState):
     def begin_at(self, epoch: int) -> None:
         """Continues with an epoch as if those before it were done; without effect if they are done."""
         with self._lock:
-            self._ledger.skip_below(epoch * self._per_epoch)
+            ledger, number = self._ledger, epoch * self._per_epoch
+            if number > ledger.below:
+                ledger.restore(number, ledger.done, ledger.skipped)
 
     def serialize(self) -> str:
         """Returns the state for a checkpoint: the done ranges, except ranges whose gradients wait for an update."""
@@ -289,14 +286,9 @@ class Epochs(tf.train.experimental.PythonState):
         self._check_saved(saved)
         with self._lock:
             self._is_reset = False
-            self._restorations += 1
+            self.restorations += 1
             self._ledger.restore(saved["below"], saved["done"], saved["skipped"])
             self._changed.notify_all()
-
-    @property
-    def restorations(self) -> int:
-        """How often a checkpoint with these epochs was restored."""
-        return self._restorations
 
     def add_record(self, record: Any) -> None:
         """Adds an update rule's record of committed ranges, as a weak reference.
@@ -424,15 +416,12 @@ class Epochs(tf.train.experimental.PythonState):
                         return True
                 progress = ledger.progress
                 if not self._changed.wait(interval) and progress == ledger.progress:
-                    self._report_stall(strategy, interval)
-
-    def _report_stall(self, strategy: Any, seconds: float) -> None:
-        self._changed.release()
-        try:
-            text = "No progress for %.0f s: Epochs.on waits for %d ranges in flight. Cluster: %s"
-            _logger.warning(text, seconds, self._ledger.count_out, strategy.cluster.statistics())
-        finally:
-            self._changed.acquire()
+                    self._changed.release()
+                    try:
+                        text = "No progress for %.0f s: Epochs.on waits for %d ranges in flight. Cluster: %s"
+                        _logger.warning(text, interval, ledger.count_out, strategy.cluster.statistics())
+                    finally:
+                        self._changed.acquire()
 
     def _positions(self, number: int) -> PositionRange:
         epoch, start, count = self._extent(number)

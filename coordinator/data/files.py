@@ -16,15 +16,14 @@ import re
 import struct
 import uuid
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from coordinator.addresses import is_url, path_text
-from coordinator.data.arrays import WorkerArrays, arrays
-from coordinator.data.source import IN_ORDER, Source, digest_of
+from coordinator.data.source import IN_ORDER, ArraysSource, Source, arrays, digest_of
 
 _logger = logging.getLogger("coordinator")
 
@@ -131,7 +130,7 @@ def _checked_paths(paths: Any, name: str) -> list[str]:
     return data
 
 
-class _Files(Source):
+class _Files(ArraysSource):
     """A source of consecutive examples in files; `name` is its function, for messages.
 
     Each worker keeps the arrays `index` in its memory to find the examples. `parse` takes a tensor of examples and
@@ -161,15 +160,12 @@ class _Files(Source):
         self._firsts = [0, *itertools.accumulate(count for count in counts if count)]
         # Other file systems would read the whole file instead.
         self._are_mapped = not any(is_url(path) for path in self._paths)
-        self._on_workers = WorkerArrays([*index, self._maps] if self._are_mapped else index)
-
-    def prepare(self, strategy: Any) -> None:
-        """Gives each worker the index, and maps the files, when it first reads."""
-        self._on_workers.prepare(strategy)
+        # A worker maps the files when it first reads.
+        super().__init__([*index, self._maps] if self._are_mapped else index)
 
     def read_range(self, positions: Any) -> Any:
         """See `Source.read_range`."""
-        examples = as_one_operation(self._shuffled_examples, tf.cast(positions, tf.int64), *self._on_workers.read())
+        examples = as_one_operation(self._shuffled_examples, tf.cast(positions, tf.int64), *self._arrays())
         return examples if self._parse is None else self._parse(examples)
 
     def _shuffled_examples(self, positions: Any, *on_worker: Any) -> Any:
@@ -243,15 +239,12 @@ class _Files(Source):
 
 def _digest_of_files(paths: Sequence[str], counts: Sequence[int]) -> str:
     """Returns a digest of the names, sizes and numbers of examples of all files, and of the content of three."""
-
-    def parts() -> Iterator[bytes]:
-        for path, count in zip(paths, counts, strict=True):
-            yield f"{os.path.basename(path)} {_file_size(path)} {count}".encode()
-        for path in dict.fromkeys((paths[0], paths[len(paths) // 2], paths[-1])):
-            with tf.io.gfile.GFile(path, "rb") as file:
-                yield file.read(_SAMPLE)
-
-    return digest_of(parts())
+    named = zip(paths, counts, strict=True)
+    parts = [f"{os.path.basename(path)} {_file_size(path)} {count}".encode() for path, count in named]
+    for path in dict.fromkeys((paths[0], paths[len(paths) // 2], paths[-1])):
+        with tf.io.gfile.GFile(path, "rb") as file:
+            parts.append(file.read(_SAMPLE))
+    return digest_of(parts)
 
 
 def as_one_operation(function: Callable[..., Any], *args: Any) -> Any:

@@ -162,11 +162,6 @@ class Ledger:
             self.skipped.add(number)
             self._add_done(number)
 
-    def skip_below(self, number: int) -> None:
-        """Continues with a range as if all before it were done."""
-        if number > self.below:
-            self.restore(number, self.done, self.skipped)
-
     def restore(self, below: int, done: Iterable[int], skipped: Iterable[int] = ()) -> None:
         """Replaces the record of done ranges. Ranges stay out: their functions run on the restored model."""
         before = self.count_done

@@ -141,8 +141,21 @@ class LateRanges:
 
     def value_on(self, late: LateRange, context: Any) -> Any:
         """Returns the range and its examples for a worker, which then begins to read other ranges ahead."""
-        choice = self._choose(late, context.index, context.connection_number)
-        return self._reader.value_on(context, choice, functools.partial(self.forget, context.index))
+        worker = context.index
+        with self._lock:
+            if self._connections.get(worker) != context.connection_number:
+                self.forget(worker)
+                self._connections[worker] = context.connection_number
+            slots = self._reading.setdefault(worker, [])
+            slot, dropped = self._exchange(late, slots)
+            begun = []
+            for free in sorted(set(range(self._count)).difference(busy for busy, _ in slots)):
+                if (number := self._next_unread()) is not None:
+                    slots.append((free, number))
+                    begun.append((free, number))
+        described = [[(slot, self._positions_of(number)) for slot, number in pairs] for pairs in (dropped, begun)]
+        choice = Choice(self._positions_of(late.number), slot, *described)
+        return self._reader.value_on(context, choice, functools.partial(self.forget, worker))
 
     def forget(self, worker: int) -> None:
         """Gives the ranges that a lost worker has read ahead to other workers."""
@@ -150,22 +163,6 @@ class LateRanges:
             for _, number in self._reading.pop(worker, ()):
                 if number in self._waiting:
                     heapq.heappush(self._unread, number)
-
-    def _choose(self, late: LateRange, worker: int, connection: int) -> Choice:
-        with self._lock:
-            if self._connections.get(worker) != connection:
-                self.forget(worker)
-                self._connections[worker] = connection
-            slots = self._reading.setdefault(worker, [])
-            slot, dropped = self._exchange(late, slots)
-            busy = {slot for slot, _ in slots}
-            begun = []
-            for free in sorted(set(range(self._count)) - busy):
-                if (number := self._next_unread()) is not None:
-                    slots.append((free, number))
-                    begun.append((free, number))
-        described = [[(slot, self._positions_of(number)) for slot, number in pairs] for pairs in (dropped, begun)]
-        return Choice(self._positions_of(late.number), slot, *described)
 
     def _exchange(self, late: LateRange, slots: list[tuple[int, int]]) -> tuple[int | None, list[tuple[int, int]]]:
         """Gives the best range to a function that no worker has taken before; returns its slot, and unwanted slots."""

@@ -117,7 +117,17 @@ class Embedding(keras.layers.Layer):
 
     def build(self, input_shape: Any = None) -> None:  # noqa: ARG002  # Keras'
         """Adds the table's variable to the layer."""
-        self.rows = _variable_of(self.table)
+        table = self.table
+        variable: Any = table.variable
+        # The same for all layers: a model has it once.
+        if not hasattr(variable, "keras_variable"):
+            # Keras can use an existing variable only by creating it. Not called while traced.
+            with tf.variable_creator_scope(lambda *_, **__: variable):
+                shape, name = (table.capacity, table.dim), table.name.replace("/", "_")
+                variable.keras_variable = keras.Variable("zeros", shape, variable.dtype.name, name=name)
+            # For `export`.
+            variable.keras_variable.table = table
+        self.rows = variable.keras_variable
         self.built = True
 
     def call(self, keys: Any, weights: Any = None, training: bool | None = None) -> Any:
@@ -202,16 +212,3 @@ class Embedding(keras.layers.Layer):
 
     def _is_key(self, keys: Any) -> Any:
         return keys != ("" if keys.dtype == tf.string else tf.zeros([], keys.dtype))
-
-
-def _variable_of(table: "Table") -> keras.Variable:
-    """Returns a table's Keras variable, the same for all layers: a model has it once."""
-    variable: Any = table.variable
-    if not hasattr(variable, "keras_variable"):
-        # Keras can use an existing variable only by creating it. Not called while traced.
-        with tf.variable_creator_scope(lambda *_, **__: variable):
-            shape, name = (table.capacity, table.dim), table.name.replace("/", "_")
-            variable.keras_variable = keras.Variable("zeros", shape, variable.dtype.name, name=name)
-        # For `export`.
-        variable.keras_variable.table = table
-    return variable.keras_variable

@@ -391,7 +391,14 @@ def _write_tables(
         if former is None or base is None:
             written[table.name] = dataclasses.asdict(write_rows(table, prefix, dtype))
         else:
-            _link(os.path.join(base, "assets"), files, f"table_{list(former).index(table.name)}", f"table_{number}")
+            assets, name = os.path.join(base, "assets"), f"table_{list(former).index(table.name)}"
+            for file in tf.io.gfile.listdir(assets):
+                if file.startswith(f"{name}."):
+                    path, new = os.path.join(assets, file), prefix + file[len(name) :]
+                    try:
+                        os.link(path, new)
+                    except OSError:
+                        tf.io.gfile.copy(path, new)
             write_rows(table, f"{prefix}_changes", dtype, (prefix, former[table.name]))
             indexes.insert(0, f"{prefix}_changes.index")
         served[table] = ServedTable(indexes, table.dim, dtype)
@@ -437,17 +444,6 @@ def _save_model(model: keras.Model, function: Any, served: dict[Table, ServedTab
             stack.enter_context(attribute_replaced(table, "lookup", lookup))
         # TensorFlow traces functions again while it saves.
         tf.saved_model.save(module, folder, signatures=function.get_concrete_function())
-
-
-def _link(source: str, target: str, name: str, new_name: str) -> None:
-    for file in tf.io.gfile.listdir(source):
-        if not file.startswith(f"{name}."):
-            continue
-        path, new = os.path.join(source, file), os.path.join(target, new_name + file[len(name) :])
-        try:
-            os.link(path, new)
-        except OSError:
-            tf.io.gfile.copy(path, new)
 
 
 def _move_data(folder: str) -> None:

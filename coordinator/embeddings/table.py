@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import types
 import uuid
 import weakref
 from collections.abc import Callable, Sequence
@@ -56,6 +57,8 @@ _REPLACED = contextlib.ExitStack()
 # The name of a delta's tensors.
 _DELTA = "delta"
 _GIGABYTE = 1e9
+# The counters of all servers whose sum `TableStatistics` has.
+_SUMMED = ("waiting", "admitted", "evicted", "refused", "dropped")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +118,7 @@ class Table(SelfSaving):
       TypeError, ValueError: an argument is wrong, or the table does not fit the memory of a server.
 
     Attributes:
-      name, dim, capacity: as given.
+      name, dim, capacity, default: as given.
       variable: stands for all rows in `tape.gradient`: a `tf.Variable` of shape [capacity, dim] without a value. Its
         gradients are `tf.IndexedSlices` with keys as indices.
       shards: the parts of the table, by parameter server.
@@ -145,7 +148,7 @@ class Table(SelfSaving):
             when_full=when_full,
             default=default,
         )
-        self.name, self.dim, self.capacity = name, dim, capacity
+        self.name, self.dim, self.capacity, self.default = name, dim, capacity, default
         parts = capacities(capacity, len(devices))
         check_fits(name, [full_size(self._settings, part) for part in parts], devices)
         if max(parts) > tf.int32.max:
@@ -162,11 +165,6 @@ class Table(SelfSaving):
         if self._services is not None:
             self._services.variables.add_recovered(self._checkpoint)
         self.variable = TableVariable(name, [capacity, dim], tf.float32, self.apply_gradients, self._accumulated)
-
-    @property
-    def default(self) -> float:
-        """Each number of the row that keys without a row get."""
-        return self._settings.default
 
     @property
     def history(self) -> str:
@@ -295,13 +293,9 @@ class Table(SelfSaving):
         return TableStatistics(
             capacity=self.capacity,
             size=int(sizes.sum()),
-            waiting=int(total[Count.WAITING]),
-            admitted=int(total[Count.ADMITTED]),
-            evicted=int(total[Count.EVICTED]),
-            refused=int(total[Count.REFUSED]),
-            dropped=int(total[Count.DROPPED]),
             steps=int(counts[:, Count.CLOCK].max()),
             bytes=memory,
+            **{name: int(total[Count[name.upper()]]) for name in _SUMMED},
         )
 
     def save_delta(self, path: str) -> None:
@@ -466,23 +460,14 @@ def _place_of_scope() -> tuple[Sequence[str], int, Any]:
         )
     number = next(_NUMBERS)
     if number == 0:
-        _REPLACED.enter_context(savers_replaced(_NoLargeVariables()))
+        # It leaves all variables to TensorFlow.
+        none: Any = types.SimpleNamespace(
+            to_write=lambda *_: (), to_read=lambda *_: (), write=lambda *_: (), read=lambda *_: None
+        )
+        _REPLACED.enter_context(savers_replaced(none))
         _REPLACED.enter_context(table_updates())
     with tf.init_scope(), tf.device("/device:CPU:0"):
         return (tf.zeros([]).device,), number, None
-
-
-class _NoLargeVariables:
-    """Leaves all variables to TensorFlow; see `LargeVariables`."""
-
-    def to_write(self, *_: Any) -> Sequence[Any]:
-        """Returns none."""
-        return ()
-
-    to_read = write = to_write
-
-    def read(self, *_: Any) -> None:
-        """Reads nothing."""
 
 
 def check_fits(table: str, needed: Sequence[int], devices: Sequence[str]) -> None:

@@ -95,7 +95,12 @@ class TableCheckpoint:
         before a delta, or more keys were evicted since than are known; tf.errors.OpError if a server does not answer,
         or the files cannot be written.
         """
-        since = self._since() if delta else None
+        since = self._valid_last() if delta else None
+        if delta and (since is None or not since.is_whole):
+            why = "it had no room for some rows of what was restored last"
+            if since is None:
+                why = "it was not saved yet, or has been emptied since by a recovery that restored no checkpoint of it"
+            raise ValueError(f"The table {self._table!r} has no delta: save it first, in a tf.train.Checkpoint; {why}.")
         now = _Moment(uuid.uuid4().hex, self._counts(), self.history)
         slices = self._slices(now.counts, since)
         clocks = np.zeros(len(self._shards), np.int64) if since is None else since.counts[:, Count.CLOCK]
@@ -185,20 +190,9 @@ class TableCheckpoint:
                     if stopped.is_set():
                         return 0
                     self._load(number, kind, stamps)(path, f"{name}/{server}/{kind}{index}")
-        left_out = self._set_counts(number, np.array(content["counts"]), evicted)
-        if shard.rate is not None and content["rate"] is not None:
-            shard.rate.assign(content["rate"])
-        return left_out
-
-    def _set_counts(self, number: int, saved: np.ndarray, evicted_before: int) -> int:
-        """Sets the counts of a server after reading, from the saved counts of all servers.
-
-        The first server gets the counts that cannot be divided. Returns how many rows were left out for lack of room:
-        rows that the server has evicted since `evicted_before`.
-        """
-        shard, is_first = self._shards[number], number == 0
-        present = shard.read_counts().numpy()
-        left_out = int(present[Count.EVICTED]) - evicted_before
+        saved, present, is_first = np.array(content["counts"]), shard.read_counts().numpy(), number == 0
+        left_out = int(present[Count.EVICTED]) - evicted
+        # The first server gets the counts of all that cannot be divided.
         evicted = int(saved[:, Count.EVICTED].sum() * is_first) + left_out
         values = {
             Count.CLOCK: saved[:, Count.CLOCK].max(),
@@ -209,6 +203,8 @@ class TableCheckpoint:
             Count.RESTORED: 1,
         }
         shard.counts.scatter_nd_update([[position] for position in values], np.array([*values.values()], np.int64))
+        if shard.rate is not None and content["rate"] is not None:
+            shard.rate.assign(content["rate"])
         return left_out
 
     def _new_save(self, number: int, kind: str) -> Any:
@@ -274,15 +270,6 @@ class TableCheckpoint:
 
     def _valid_last(self) -> _Moment | None:
         return self._last if self._last is not None and self._last.history == self.history else None
-
-    def _since(self) -> _Moment:
-        last = self._valid_last()
-        if last is not None and last.is_whole:
-            return last
-        why = "it had no room for some rows of what was restored last"
-        if last is None:
-            why = "it was not saved yet, or has been emptied since by a recovery that restored no checkpoint of it"
-        raise ValueError(f"The table {self._table!r} has no delta: save it first, in a tf.train.Checkpoint; {why}.")
 
     def _counts(self) -> np.ndarray:
         return np.stack([shard.read_counts().numpy() for shard in self._shards])

@@ -30,11 +30,10 @@ rows and counts of waiting keys are no variables of a checkpoint; `rebuild` deri
 `stamp`.
 """
 
-import contextlib
 import enum
 import functools
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -96,7 +95,12 @@ class TableShard:
         self.device, self.capacity, self.dim = device, capacity, settings.dim
         self._settings = settings
         self.mutex = ServerMutex(f"coordinator/embeddings/{number}", device)
-        with self._placed():
+        here = types.SimpleNamespace(device=device)
+
+        def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+            return next_creator(**{**kwargs, "colocate_with": here})
+
+        with tf.variable_creator_scope(create), tf.device(device):
             self.counts = tf.Variable(lambda: tf.zeros([len(Count)], tf.int64), trainable=False, name=f"{name}/counts")
             self.rows = self._reserved("rows", [self.dim], tf.float32)
             self.slots = {
@@ -119,14 +123,10 @@ class TableShard:
             services.variables.add_table(self.index, resource, recovered_by=self)
         self.reserve()
         # Traced once each, for all functions that use them.
+        new_function = functools.partial(tf.function, autograph=False, experimental_attributes=_NOT_INLINED)
         self._functions = {
             # Partial functions: TensorFlow would count the tracings of all tables together, and warn.
-            method: tf.function(
-                functools.partial(method),
-                input_signature=signature,
-                autograph=False,
-                experimental_attributes=_NOT_INLINED,
-            )
+            method: new_function(functools.partial(method), input_signature=signature)
             for method, signature in (
                 (self._lookup, [_KEYS]),
                 (self._lookup_or_create, [_KEYS]),
@@ -137,26 +137,10 @@ class TableShard:
             )
         }
 
-    @contextlib.contextmanager
-    def _placed(self) -> Iterator[None]:
-        """Opens a scope that creates variables on this server."""
-        beside = types.SimpleNamespace(device=self.device)
-
-        def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-            return next_creator(**{**kwargs, "colocate_with": beside})
-
-        with tf.variable_creator_scope(create), tf.device(self.device):
-            yield
-
     def _reserved(self, name: str, row: list[int], dtype: tf.DType) -> tf.Variable:
         shape = [self.capacity, *row]
-        return tf.Variable(
-            lambda: tf.raw_ops.Empty(shape=shape, dtype=dtype, init=False),
-            shape=shape,
-            dtype=dtype,
-            trainable=False,
-            name=f"{self.name}/{name}",
-        )
+        empty = functools.partial(tf.raw_ops.Empty, shape=shape, dtype=dtype, init=False)
+        return tf.Variable(empty, shape=shape, dtype=dtype, trainable=False, name=f"{self.name}/{name}")
 
     @property
     def _large(self) -> list[tf.Variable]:
@@ -367,44 +351,47 @@ class TableShard:
         The index has `entries` for these keys, and `found` for all keys of this look-up, whose rows are not evicted.
         """
         wanted = tf.size(keys, tf.int64)
+        settings = self._settings
         with operations_added() as made:
-            self._make_room(wanted, found)
+            if settings.when_full != "default_row":
+                missing = wanted - self._room()
+                if settings.when_full == "error":
+                    text = (
+                        f"The table {settings.name} is full: {self.device} has room for {self.capacity} of its "
+                        f"{settings.capacity} rows. Create it with a larger capacity, call evict(), or set when_full."
+                    )
+                    tf.debugging.Assert(missing <= 0, [text])
+                else:
+                    tf.cond(missing > 0, lambda: self._evict_oldest(missing, found), lambda: tf.constant(0))
         with tf.control_dependencies(made):
             granted = tf.minimum(wanted, self._room())
         keys, entries = keys[:granted], entries[:granted]
         waited = tf.math.count_nonzero(entries < UNKNOWN)
         with operations_added() as written:
             numbers = self._allocate(keys, self.counts.sparse_read(Count.CLOCK))
-            write(self.rows, numbers, tf.ensure_shape(self._settings.initializer(keys, self.dim), [None, self.dim]))
-            for name, value in self._settings.update.slots.items():
+            write(self.rows, numbers, tf.ensure_shape(settings.initializer(keys, self.dim), [None, self.dim]))
+            for name, value in settings.update.slots.items():
                 write(self.slots[name], numbers, tf.broadcast_to(value, tf.concat([tf.shape(numbers), value.shape], 0)))
             self._add_counts({Count.WAITING: -waited, Count.REFUSED: wanted - granted})
         with tf.control_dependencies(written):
             # A look-up without the mutex finds a key only when its row is complete.
             self.index.insert(keys, numbers)
 
-    def _make_room(self, wanted: Any, found: Any) -> None:
-        settings = self._settings
-        if settings.when_full == "default_row":
-            return
-        missing = wanted - self._room()
-        if settings.when_full == "error":
-            text = (
-                f"The table {settings.name} is full: {self.device} has room for {self.capacity} of its "
-                f"{settings.capacity} rows. Create it with a larger capacity, call evict(), or set when_full."
-            )
-            tf.debugging.Assert(missing <= 0, [text])
-            return
-        tf.cond(missing > 0, lambda: self._evict_oldest(missing, found), lambda: tf.constant(0))
-
     def _push(self, keys: Any, gradient: Any) -> Any:
         with self.mutex.hold([keys, gradient]):
-            numbers, gradient = _of_rows(self.find(keys), gradient)
+            found = self.find(keys)
+            is_there = found >= 0
+
+            def of_rows() -> tuple[Any, Any]:
+                at = tf.where(is_there)[:, 0]
+                return tf.gather(found, at), tf.gather(gradient, at)
+
+            numbers, of_numbers = tf.cond(tf.reduce_all(is_there), lambda: (found, gradient), of_rows)
             step = self.counts.sparse_read(Count.CLOCK)
             rate = self._settings.update.rate_at(step) if self.rate is None else self.rate.read_value()
             rows = UnsharedRows(self.rows, numbers)
             slots = {name: UnsharedRows(slot, numbers) for name, slot in self.slots.items()}
-            self._settings.update.update(rows, slots, gradient, step, rate)
+            self._settings.update.update(rows, slots, of_numbers, step, rate)
             changed = [columns for columns in (rows, *slots.values()) if columns.is_changed]
 
             def write_rows() -> None:
@@ -637,17 +624,6 @@ class TableShard:
             found = self.find(keys)
             at = tf.where(found < 0)[:, 0]
             self._wait(tf.gather(keys, at), tf.gather(times, at), tf.gather(found, at) == UNKNOWN)
-
-
-def _of_rows(found: Any, gradient: Any) -> tuple[Any, Any]:
-    """Returns the numbers of the rows of keys that have one, and the gradients of these rows."""
-    is_there = found >= 0
-
-    def some() -> tuple[Any, Any]:
-        at = tf.where(is_there)[:, 0]
-        return tf.gather(found, at), tf.gather(gradient, at)
-
-    return tf.cond(tf.reduce_all(is_there), lambda: (found, gradient), some)
 
 
 def _slice(first: Any, count: Any, end: Any) -> Any:

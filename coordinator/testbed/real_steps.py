@@ -19,11 +19,9 @@ from coordinator.simulation.rules import Rule
 from coordinator.testbed.step_times import FINISHED, RECORDED, Run, Sleeps
 from coordinator.testbed.training import RuleCounts
 from coordinator.updates.rule_state import pause
-from coordinator.updates.rules.asynchronous import Asynchronous
-from coordinator.updates.rules.bounded_delay import BoundedDelay
+from coordinator.updates.rules.accumulating import BoundedDelay, Synchronous
+from coordinator.updates.rules.asynchronous import Asynchronous, StaleSynchronous
 from coordinator.updates.rules.model_average import ModelAverage
-from coordinator.updates.rules.stale_synchronous import StaleSynchronous
-from coordinator.updates.rules.synchronous import Synchronous
 from coordinator.updates.update_rule import UpdateRule
 
 # Steps that each worker finishes before the counts begin.

@@ -18,9 +18,8 @@ from coordinator.simulation.distribution import RandomDelay
 from coordinator.testbed.experiment import MOST_WORKERS, SEQUENTIAL, SYNCHRONOUS, Experiment, Trial
 from coordinator.testbed.image_data import ImageData
 from coordinator.updates.rule_state import COUNTS, HISTOGRAM, STEPS, WAITED, Staleness, pause
+from coordinator.updates.rules.accumulating import BoundedDelay, Delayed
 from coordinator.updates.rules.asynchronous import Asynchronous
-from coordinator.updates.rules.bounded_delay import BoundedDelay
-from coordinator.updates.rules.delayed import Delayed
 from coordinator.updates.update_rule import UpdateRule
 
 CLASSES = 10

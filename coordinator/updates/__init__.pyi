@@ -2,10 +2,10 @@ from . import decisions as decisions
 from .rule_state import RuleStatistics as RuleStatistics
 from .rule_state import Staleness as Staleness
 from .rules.accumulating import Accumulating as Accumulating
+from .rules.accumulating import BoundedDelay as BoundedDelay
+from .rules.accumulating import Delayed as Delayed
+from .rules.accumulating import Synchronous as Synchronous
 from .rules.asynchronous import Asynchronous as Asynchronous
-from .rules.bounded_delay import BoundedDelay as BoundedDelay
-from .rules.delayed import Delayed as Delayed
+from .rules.asynchronous import StaleSynchronous as StaleSynchronous
 from .rules.model_average import ModelAverage as ModelAverage
-from .rules.stale_synchronous import StaleSynchronous as StaleSynchronous
-from .rules.synchronous import Synchronous as Synchronous
 from .update_rule import UpdateRule as UpdateRule

@@ -44,7 +44,21 @@ class KerasOptimizer:
                 "A MultiOptimizer applies the gradients of all variables together, and counts in each of its parts. "
                 "Create one rule for each of its optimizers, with the variables that are meant for it."
             )
-        _refuse_whole_updates(optimizer, [variable for variable in variables if len(parts_of(variable)) > 1])
+        # Sharded variables are updated part by part, each on its server.
+        for variable in [variable for variable in variables if len(parts_of(variable)) > 1]:
+            name = variable_of(variable).name
+            if not updates_rows(optimizer):
+                raise ValueError(
+                    f"{type(optimizer).__name__} updates whole variables, and {name!r} is in parts on several "
+                    "parameter servers. Give the rule an optimizer that updates each element by itself, such as Adam, "
+                    "or create the variable where the strategy's variable_partitioner does not divide it."
+                )
+            if variable.constraint is not None:
+                raise ValueError(
+                    f"The variable {name!r} has a constraint, which concerns all of its rows, and is in parts on "
+                    "several parameter servers. Train it with optimizer.apply in a step, without a rule, or drop the "
+                    "constraint."
+                )
         if not optimizer.built:
             keras_optimizers.build(optimizer, variables)
         if keras_optimizers.has_strayed_slots(optimizer):
@@ -108,23 +122,6 @@ class KerasOptimizer:
         return f"<KerasOptimizer {type(self.optimizer).__name__}>"
 
 
-def _refuse_whole_updates(optimizer: Any, sharded: Sequence[Any]) -> None:
-    """Raises ValueError if sharded variables cannot be updated part by part, each on its server."""
-    for variable in sharded:
-        name = variable_of(variable).name
-        if not updates_rows(optimizer):
-            raise ValueError(
-                f"{type(optimizer).__name__} updates whole variables, and {name!r} is in parts on several parameter "
-                "servers. Give the rule an optimizer that updates each element by itself, such as Adam, or create the "
-                "variable where the strategy's variable_partitioner does not divide it."
-            )
-        if variable.constraint is not None:
-            raise ValueError(
-                f"The variable {name!r} has a constraint, which concerns all of its rows, and is in parts on several "
-                "parameter servers. Train it with optimizer.apply in a step, without a rule, or drop the constraint."
-            )
-
-
 class FunctionOptimizer:
     """A function `(variable, gradient, learning_rate)` that changes a variable, as a `KerasOptimizer`.
 
@@ -152,11 +149,7 @@ class FunctionOptimizer:
     def prepared(self, gradients: Sequence[Any], variables: Sequence[Any]) -> Sequence[Any]:
         """Sums rows of the same index, unless repeated indices are allowed."""
         del variables
-        return (
-            gradients
-            if self._allow_duplicate_indices
-            else [keras_optimizers.without_repeats(gradient) for gradient in gradients]
-        )
+        return gradients if self._allow_duplicate_indices else list(map(keras_optimizers.without_repeats, gradients))
 
     def apply(self, variables: Sequence[Any], gradients: Sequence[Any], scalars: Sequence[Any], rate: Any) -> None:
         """Calls the function for each variable."""

@@ -19,6 +19,7 @@ With each update the home server passes the ids of all logged pushes to the serv
 server drops a row that a later update needs.
 """
 
+import functools
 import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -69,44 +70,67 @@ class ChosenRows(NamedTuple):
         return tf.boolean_mask(tf.ensure_shape(together, [None, *shape]), tf.repeat(self.is_chosen, lengths))
 
 
-class GradientColumns:
-    """The columns of one server, which may have no variable of the model.
+# The id of a push: worker, connection of the worker, microseconds on the worker's clock.
+PUSH_ID_SIZE = 3
+# In the id of a dropped row.
+_NO_WORKER = -2
+
+
+class GradientStore:
+    """The rows on one server, which may have no variable of the model. Not in checkpoints.
+
+    Created in the strategy's scope, where the variable `near` is. Operations under the server's lock need no other
+    machine; once begun they finish, even if the calling worker dies.
 
     `scalars` are the dtypes of the scalars that the optimizer needs. `is_sparse` says for each position whether the
     variable's gradients are `tf.IndexedSlices`; it is filled when a push is traced, and shared by all servers. None
     means that each push may have other kinds of gradients (`has_kinds`). With `has_pulled`, a dense gradient is stored
-    with the value that it was computed on.
+    with the value that it was computed on. `use(store, rows)` changes the server's variables by the rows of an update,
+    at most `update_size`, under the lock. `may_reject` says whether a push from a live worker may be rejected.
 
-    `dtypes` are the dtypes of all columns. `places` are the columns' positions on a server that has the whole model,
-    and `width` is the number of columns there.
+    `places` are the columns' positions on a server that has the whole model, and `width` is the number of columns
+    there.
+
+    A dropped row leaves an empty place, and its tensors stay in memory. The empty places are removed when they are at
+    least as many as the remaining rows: the cost of dropping a row does not depend on the number of rows.
     """
 
-    def __init__(
+    # The ids of the pushes are the last list: TensorFlow's workers crash on the handle of a variable of a partially
+    # known shape.
+
+    def __init__(  # noqa: PLR0913 - all but three are keywords
         self,
         model: Model,
-        device: str,
+        lock: ServerMutex,
+        near: tf.Variable,
+        *,
         scalars: Sequence[tf.DType],
         is_sparse: dict[int, bool] | None,
-        *,
-        has_pulled: bool = False,
+        update_size: int,
+        use: Callable[["GradientStore", ChosenRows], None],
+        has_pulled: bool,
+        may_reject: bool,
     ) -> None:
-        self.device = device
+        self.device = lock.device
+        self._lock, self._update_size, self._use, self._may_reject = lock, update_size, use, may_reject
         self.has_kinds = is_sparse is None
         self.is_sparse = {} if is_sparse is None else is_sparse
-        self._variables = {number: model.variables[number] for number in model.by_device.get(device, ())}
+        self._variables = {number: model.variables[number] for number in model.by_device.get(self.device, ())}
         per_variable = 2 + self.has_kinds + has_pulled
         self._pulled = per_variable - 1 if has_pulled else None
         self._column = {number: per_variable * place for place, number in enumerate(self._variables)}
         self._scalars = dict(enumerate(scalars, start=per_variable * len(self._variables)))
-        self.dtypes: list[tf.DType] = []
+        self._dtypes: list[tf.DType] = []
         for variable in self._variables.values():
             kind, pulled = [tf.int32] * self.has_kinds, [variable.dtype] * has_pulled
-            self.dtypes += [variable.dtype, tf.int64, *kind, *pulled]
-        self.dtypes += self._scalars.values()
+            self._dtypes += [variable.dtype, tf.int64, *kind, *pulled]
+        self._dtypes += [*self._scalars.values(), tf.int64]
         of_variables = per_variable * len(model.variables)
         self.width = of_variables + len(scalars)
         self.places = [per_variable * number + part for number in self._variables for part in range(per_variable)]
         self.places += range(of_variables, self.width)
+        with tf.distribute.get_strategy().extended.colocate_vars_with(near):
+            self.lists = tf.Variable(self._empty, dtype=tf.variant, shape=[len(self._dtypes)], trainable=False)
 
     def row(
         self, gradients: Mapping[int, Any], scalars: Sequence[Any], pulled: Mapping[int, Any] | None = None
@@ -126,17 +150,6 @@ class GradientColumns:
                 if self._pulled is not None and pulled is not None:
                     row[column + self._pulled] = pulled[number]
         return row | dict(zip(self._scalars, scalars, strict=True))
-
-    def used(self) -> list[int]:
-        """Returns the columns that rows have."""
-        if self.has_kinds:
-            return list(range(len(self.dtypes)))
-        columns: list[int] = []
-        for number, column in self._column.items():
-            if number in self.is_sparse:
-                pulled = [] if self._pulled is None else [column + self._pulled]
-                columns += [column, column + 1] if self.is_sparse[number] else [column, *pulled]
-        return [*columns, *self._scalars]
 
     def scalars(self, rows: ChosenRows) -> list[Any]:
         """Returns the scalars of the last push among the rows."""
@@ -159,10 +172,23 @@ class GradientColumns:
         `apply(position, gradient)` is called once per kind while the graph is built; its operations run for the kind
         that the gradient has.
         """
+
+        def apply_kind(number: int, *, is_sparse: bool) -> bool:
+            variable, column = self._variables[number], self._column[number]
+            gradient = rows.first(column, variable.dtype)
+            if is_sparse:
+                values = tf.ensure_shape(gradient, tf.TensorShape([None]).concatenate(variable.shape[1:]))
+                indices = tf.ensure_shape(rows.first(column + 1, tf.int64), [None])
+                gradient = tf.IndexedSlices(values, indices, _shape_of(variable))
+            else:
+                gradient = tf.ensure_shape(gradient, variable.shape)
+            apply(number, gradient)
+            return True
+
         for number, column in self._column.items():
-            kinds = [lambda: False, self._branch(number, rows, apply, is_sparse=False)]
+            kinds = [lambda: False, functools.partial(apply_kind, number, is_sparse=False)]
             if self._variables[number].shape.rank != 0:
-                kinds.append(self._branch(number, rows, apply, is_sparse=True))
+                kinds.append(functools.partial(apply_kind, number, is_sparse=True))
             tf.switch_case(tf.ensure_shape(rows.first(column + 2, tf.int32), []), kinds)
 
     def _combined_of(self, number: int, rows: ChosenRows, combine: Callable[..., Any]) -> Any:
@@ -183,98 +209,6 @@ class GradientColumns:
         shape = _shape_of(variable)
         merged = without_repeats(tf.IndexedSlices(values, indices, shape))
         return tf.IndexedSlices(tf.cast(merged.values / count, variable.dtype), merged.indices, shape)
-
-    def _branch(
-        self, number: int, rows: ChosenRows, apply: Callable[[int, Any], None], *, is_sparse: bool
-    ) -> Callable[[], bool]:
-        variable, column = self._variables[number], self._column[number]
-
-        def branch() -> bool:
-            values = rows.first(column, variable.dtype)
-            if is_sparse:
-                values = tf.ensure_shape(values, tf.TensorShape([None]).concatenate(variable.shape[1:]))
-                indices = tf.ensure_shape(rows.first(column + 1, tf.int64), [None])
-                apply(number, tf.IndexedSlices(values, indices, _shape_of(variable)))
-            else:
-                apply(number, tf.ensure_shape(values, variable.shape))
-            return True
-
-        return branch
-
-
-def _precise(dtype: tf.DType) -> tf.DType:
-    return tf.float32 if dtype in (tf.float16, tf.bfloat16) else dtype
-
-
-def _shape_of(variable: tf.Variable) -> Any:
-    # Without a read, which would copy a table whose rows have been changed.
-    return tf.raw_ops.VariableShape(input=variable.handle, out_type=tf.int64)
-
-
-def item(rows: Any, place: Any, dtype: tf.DType) -> Any:
-    """Returns an item of a TensorList, in the shape in which it was added."""
-    return tf.raw_ops.TensorListGetItem(
-        input_handle=rows, index=tf.cast(place, tf.int32), element_shape=tf.constant(-1), element_dtype=dtype
-    )
-
-
-def new_vector_list(width: int) -> tf.Variable:
-    """Creates a variable with an empty list of int64 vectors of this width. Called in the strategy's scope."""
-    return tf.Variable(lambda: vector_list(tf.zeros([0, width], tf.int64)), dtype=tf.variant, shape=[], trainable=False)
-
-
-def vector_list(vectors: Any) -> Any:
-    """Converts vectors, int64 [n, width], to a TensorList."""
-    return tf.raw_ops.TensorListFromTensor(tensor=vectors, element_shape=tf.constant([vectors.shape[1]]))
-
-
-def vectors_of(rows: Any, width: int) -> Any:
-    """Converts a TensorList to its vectors, int64 [n, width]."""
-    stacked = tf.raw_ops.TensorListStack(
-        input_handle=rows, element_shape=tf.constant([width]), element_dtype=tf.int64, num_elements=-1
-    )
-    return tf.ensure_shape(stacked, [None, width])
-
-
-# The id of a push: worker, connection of the worker, microseconds on the worker's clock.
-PUSH_ID_SIZE = 3
-# In the id of a dropped row.
-_NO_WORKER = -2
-
-
-class GradientStore:
-    """The rows on one server. Created in the strategy's scope, where the variable `near` is. Not in checkpoints.
-
-    Operations under the server's lock need no other machine; once begun they finish, even if the calling worker dies.
-    `use` changes the server's variables by the rows of an update, at most `update_size`, under the lock. `may_reject`
-    says whether a push from a live worker may be rejected.
-
-    A dropped row leaves an empty place, and its tensors stay in memory. The empty places are removed when they are at
-    least as many as the remaining rows: the cost of dropping a row does not depend on the number of rows.
-    """
-
-    # The ids of the pushes are the last list: TensorFlow's workers crash on the handle of a variable of a partially
-    # known shape.
-
-    def __init__(
-        self,
-        lock: ServerMutex,
-        near: tf.Variable,
-        columns: GradientColumns,
-        update_size: int,
-        use: Callable[[ChosenRows], None],
-        *,
-        may_reject: bool,
-    ) -> None:
-        self.device = lock.device
-        self.columns = columns
-        self._lock = lock
-        self._may_reject = may_reject
-        self._update_size = update_size
-        self._use = use
-        self._dtypes = (*columns.dtypes, tf.int64)
-        with tf.distribute.get_strategy().extended.colocate_vars_with(near):
-            self.lists = tf.Variable(self._empty, dtype=tf.variant, shape=[len(self._dtypes)], trainable=False)
 
     def add(self, push: Any, row: Mapping[int, Any]) -> Any:
         """Adds a row, whose tensors are on the server; returns the operation. All rows leave out the same columns."""
@@ -332,7 +266,7 @@ class GradientStore:
         """Adds a row as `serialized` returns it."""
         with tf.device(self.device):
             push, strings = tf.identity(push), tf.identity(strings)
-            dtypes = enumerate(self.columns.dtypes)
+            dtypes = enumerate(self._dtypes[:-1])
             self.add(push, {column: tf.io.parse_tensor(strings[column], dtype) for column, dtype in dtypes})
 
     def _unstacked(self) -> Any:
@@ -355,11 +289,17 @@ class GradientStore:
         dropped = self.lists.assign(left, read_value=False)
         # Dropped first: rows whose use fails are not used again, since it may have changed some of the variables.
         with tf.control_dependencies([dropped]):
-            self._use(ChosenRows(lists, tf.argmax(tf.cast(chosen, tf.int32), 1), is_chosen))
+            self._use(self, ChosenRows(lists, tf.argmax(tf.cast(chosen, tf.int32), 1), is_chosen))
         return tf.constant(True)
 
     def _only(self, lists: Sequence[Any], kept: Any) -> Any:
-        columns = [*self.columns.used(), len(lists) - 1]
+        columns = list(range(len(lists)))
+        if not self.has_kinds:
+            # Those of gradients that no push has are empty.
+            variables = {number: column for number, column in self._column.items() if number in self.is_sparse}
+            parts = {True: (0, 1), False: (0,) if self._pulled is None else (0, self._pulled)}
+            columns = [column + part for number, column in variables.items() for part in parts[self.is_sparse[number]]]
+            columns += [*self._scalars, len(lists) - 1]
 
         def with_next(number: Any, collected: Any) -> tuple[Any, Any]:
             row = {column: item(lists[column], kept[number], self._dtypes[column]) for column in columns}
@@ -368,20 +308,43 @@ class GradientStore:
         return tf.while_loop(lambda number, _: number < tf.size(kept), with_next, (0, self._empty()))[1]
 
     def _with_row(self, lists: Any, row: Mapping[int, Any]) -> Any:
-        return tf.stack(
-            [
-                tf.raw_ops.TensorListPushBack(input_handle=rows, tensor=row[column]) if column in row else rows
-                for column, rows in enumerate(tf.unstack(lists, num=len(self._dtypes)))
-            ]
-        )
+        columns = tf.unstack(lists, num=len(self._dtypes))
+        for column, value in row.items():
+            columns[column] = tf.raw_ops.TensorListPushBack(input_handle=columns[column], tensor=value)
+        return tf.stack(columns)
 
     def _empty(self) -> Any:
-        return tf.stack(
-            [
-                tf.raw_ops.EmptyTensorList(element_shape=-1, max_num_elements=-1, element_dtype=dtype)
-                for dtype in self._dtypes
-            ]
-        )
+        empty = functools.partial(tf.raw_ops.EmptyTensorList, element_shape=-1, max_num_elements=-1)
+        return tf.stack([empty(element_dtype=dtype) for dtype in self._dtypes])
+
+
+def _precise(dtype: tf.DType) -> tf.DType:
+    return tf.float32 if dtype in (tf.float16, tf.bfloat16) else dtype
+
+
+def _shape_of(variable: tf.Variable) -> Any:
+    # Without a read, which would copy a table whose rows have been changed.
+    return tf.raw_ops.VariableShape(input=variable.handle, out_type=tf.int64)
+
+
+def item(rows: Any, place: Any, dtype: tf.DType) -> Any:
+    """Returns an item of a TensorList, in the shape in which it was added."""
+    return tf.raw_ops.TensorListGetItem(
+        input_handle=rows, index=tf.cast(place, tf.int32), element_shape=tf.constant(-1), element_dtype=dtype
+    )
+
+
+def vector_list(vectors: Any) -> Any:
+    """Converts vectors, int64 [n, width], to a TensorList."""
+    return tf.raw_ops.TensorListFromTensor(tensor=vectors, element_shape=tf.constant([vectors.shape[1]]))
+
+
+def vectors_of(rows: Any, width: int) -> Any:
+    """Converts a TensorList to its vectors, int64 [n, width]."""
+    stacked = tf.raw_ops.TensorListStack(
+        input_handle=rows, element_shape=tf.constant([width]), element_dtype=tf.int64, num_elements=-1
+    )
+    return tf.ensure_shape(stacked, [None, width])
 
 
 def _is_obsolete(pushes: Any, *, may_reject: bool) -> Any:
@@ -419,8 +382,7 @@ class PushLog:
         self._state = state
         self._grads_to_wait = grads_to_wait
         self._is_accepted = is_accepted
-        with tf.distribute.get_strategy().extended.colocate_vars_with(state.version):
-            self._ready = new_vector_list(ENTRY_SIZE)
+        self._ready = self._new_entries()
 
     def waiting(self) -> Any:
         """Returns the number of gradients that are in no update yet, an int64 scalar. The caller holds the lock."""
@@ -484,6 +446,12 @@ class PushLog:
             _assign(self._ready, ready)
             return self._due(ready, minimum)
 
+    def _new_entries(self) -> tf.Variable:
+        """Creates a variable with an empty list of entries, on the home server."""
+        with tf.distribute.get_strategy().extended.colocate_vars_with(self._state.version):
+            empty = functools.partial(tf.zeros, [0, ENTRY_SIZE], tf.int64)
+            return tf.Variable(lambda: vector_list(empty()), dtype=tf.variant, shape=[], trainable=False)
+
     def _is_own(self, push: Any) -> Any:
         """Returns False for an abandoned call on a closed connection: it must not count as the worker's own."""
         worker, connection, _ = tf.unstack(push)
@@ -525,8 +493,7 @@ class DelayedPushes(PushLog):
     def __init__(self, state: RuleState, delay: Callable[[Any, Any], Any]) -> None:
         super().__init__(state, 1, lambda _, __: tf.constant(True))
         self._delay = delay
-        with tf.distribute.get_strategy().extended.colocate_vars_with(state.version):
-            self._delayed = new_vector_list(ENTRY_SIZE)
+        self._delayed = self._new_entries()
 
     def add(self, push: Any, pulled_version: Any, size: Any, not_finite: Any, _: Any = None) -> tuple[Any, Any, Any]:
         """Adds a push like `PushLog.add`. Ranges are not recorded, and no update becomes due: both results are None."""
@@ -605,6 +572,7 @@ class QueuedGradients(tf.train.experimental.PythonState):
     def __init__(self, pushes: DelayedPushes, stores: Sequence[GradientStore]) -> None:
         self._pushes = pushes
         self._stores = stores
+        self._width = stores[0].width
 
     def serialize(self) -> bytes:
         """Returns the queue as a string."""
@@ -615,7 +583,7 @@ class QueuedGradients(tf.train.experimental.PythonState):
                 strings = store.serialized(entry[:PUSH_ID_SIZE]).numpy()
                 if not len(strings):
                     break
-                for place, string in zip(store.columns.places, strings, strict=True):
+                for place, string in zip(store.places, strings, strict=True):
                     row[place] = string
             else:
                 entries.append(entry[PUSH_ID_SIZE:])
@@ -646,9 +614,5 @@ class QueuedGradients(tf.train.experimental.PythonState):
         for push, row_ends, row_sizes in zip(ids, ends, sizes, strict=True):
             row = [strings[end - size : end] for end, size in zip(row_ends, row_sizes, strict=True)]
             for store in self._stores:
-                store.add_serialized(push, [row[place] for place in store.columns.places])
+                store.add_serialized(push, [row[place] for place in store.places])
         self._pushes.replace(np.concatenate([ids, entries], 1))
-
-    @property
-    def _width(self) -> int:
-        return self._stores[0].columns.width

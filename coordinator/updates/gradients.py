@@ -33,29 +33,8 @@ def rebuilt(gradients: Mapping[int, Any], tensors: Sequence[Any]) -> dict[int, A
     }
 
 
-def check_number(gradients: Any, expected: int) -> None:
-    """Raises TypeError unless the gradients are a list or tuple, ValueError unless there is one for each variable."""
-    if not isinstance(gradients, list | tuple):
-        raise TypeError(f"push takes a list of {expected} gradients, one for each variable; got {gradients!r}.")
-    if len(gradients) != expected:
-        raise ValueError(f"push takes {expected} gradients, one for each variable; got {len(gradients)}.")
-
-
-def given_gradients(gradients: Sequence[Any]) -> dict[int, Any]:
-    """Returns the gradients that are not None, by their positions; raises ValueError if there is none."""
-    by_position = {number: gradient for number, gradient in enumerate(gradients) if gradient is not None}
-    if not by_position:
-        raise ValueError("All gradients are None: the loss does not depend on any of the rule's variables.")
-    return by_position
-
-
 def checked(
-    gradients: Mapping[int, Any],
-    variables: Sequence[Any],
-    checks: Sequence[Any] = (),
-    *,
-    ids: bool,
-    values: bool = False,
+    gradients: Mapping[int, Any], variables: Sequence[Any], checks: list[Any], *, ids: bool, values: bool
 ) -> tuple[dict[int, Any], list[Any]]:
     """Casts gradients, by position, to their variables' dtypes, and checks that they fit.
 
@@ -64,7 +43,7 @@ def checked(
     gradients depend. Raises TypeError for a dtype that cannot be cast or ids that are not integers; ValueError for a
     shape that does not fit, or an id out of range.
     """
-    cast, checks = {}, list(checks)
+    cast, checks = {}, [*checks]
     for number, gradient in gradients.items():
         variable = variables[number]
         if isinstance(gradient, tf.IndexedSlices):
@@ -72,8 +51,12 @@ def checked(
             of_ids = _id_checks(cast[number].indices, variable)
             checks += [*more, *(of_ids if ids else [])]
         else:
-            cast[number], more = _dense(gradient, variable)
-            checks += more
+            dense = _cast(tf.convert_to_tensor(gradient, dtype_hint=variable.dtype), variable)
+            if not dense.shape.is_compatible_with(variable.shape):
+                text = f"{_of(variable)} must have its shape {variable.shape}, got {dense.shape}. {_ADVICE}"
+                raise ValueError(text)
+            cast[number] = _ensured(dense, variable.shape, variable)
+            checks += [] if cast[number] is dense else [cast[number]]
         if values:
             checks += value_checks(cast[number], variable)
     if checks:
@@ -105,14 +88,6 @@ def after_checks(checks: Sequence[Any], tensor: Any) -> Any:
         if isinstance(tensor, tf.IndexedSlices):
             return tf.IndexedSlices(tf.identity(tensor.values), tf.identity(tensor.indices), tensor.dense_shape)
         return tf.identity(tensor)
-
-
-def _dense(gradient: Any, variable: Any) -> tuple[Any, list[Any]]:
-    gradient = _cast(tf.convert_to_tensor(gradient, dtype_hint=variable.dtype), variable)
-    if not gradient.shape.is_compatible_with(variable.shape):
-        raise ValueError(f"{_of(variable)} must have its shape {variable.shape}, got {gradient.shape}. {_ADVICE}")
-    ensured = _ensured(gradient, variable.shape, variable)
-    return ensured, [] if ensured is gradient else [ensured]
 
 
 def _rows(gradient: Any, variable: Any) -> tuple[Any, list[Any]]:

@@ -267,7 +267,7 @@ class RuleState(tf.Module):
         return f"<RuleState {self.number} on {self.home}>"
 
 
-def zeros(shape: list[int], dtype: tf.DType, name: str) -> tf.Variable:
+def zeros(shape: Any, dtype: tf.DType, name: str) -> tf.Variable:
     """Creates a variable of zeros that can be initialized again after the loss of its server."""
     return tf.Variable(lambda: tf.zeros(shape, dtype), trainable=False, name=name)
 
@@ -466,7 +466,13 @@ class Gate:
             )
             with tf.control_dependencies([is_own]):
                 workers.fence.scatter_nd_update([[worker]], [connection])
-                clock = self._join_in(worker)
+                # An inactive worker joins at the slowest active clock, the first at the greatest.
+                clock, slowest = state.clocks.sparse_read(worker), state.slowest_clock(besides=worker)
+                slowest = tf.where(slowest == NO_CLOCK, tf.reduce_max(state.clocks.read_value()), slowest)
+                rejoined = tf.function(decisions.rejoined_clock)(clock, slowest)
+                clock = tf.where(workers.is_active.sparse_read(worker), clock, rejoined)
+                state.clocks.scatter_nd_update([[worker]], [clock])
+                workers.is_active.scatter_nd_update([[worker]], [True])
                 may = self._may_begin(worker, clock)
             version = state.version.read_value()
             in_flight = tf.where(may, version, tf.constant(NO_STEP, tf.int64))
@@ -475,18 +481,6 @@ class Gate:
             state.record_seen(worker, tf.where(may, waited, tf.zeros_like(waited)))
             waiting = tf.math.count_nonzero(workers.is_waiting.read_value())
         return may, waiting, version
-
-    def _join_in(self, worker: Any) -> Any:
-        """Returns the worker's clock; an inactive one joins at the slowest active clock, the first at the greatest."""
-        clocks, workers = self._state.clocks, self._state.workers
-        clock = clocks.sparse_read(worker)
-        slowest = self._state.slowest_clock(besides=worker)
-        slowest = tf.where(slowest == NO_CLOCK, tf.reduce_max(clocks.read_value()), slowest)
-        rejoined = tf.function(decisions.rejoined_clock)(clock, slowest)
-        clock = tf.where(workers.is_active.sparse_read(worker), clock, rejoined)
-        clocks.scatter_nd_update([[worker]], [clock])
-        workers.is_active.scatter_nd_update([[worker]], [True])
-        return clock
 
     @client_may_call(tf.TensorSpec([], tf.int64))
     def _dismiss(self, worker: Any) -> None:

@@ -4,7 +4,7 @@ Both `coordinator.updates.rules` and `coordinator.simulation.rules` have a rule 
 `SynchronousSettings`, and so on. `UpdateRule` has the keywords of all rules of a cluster. This module imports neither
 TensorFlow nor NumPy.
 
-All classes raise when they are created:
+All raise when they are called:
   SettingError: a value is out of range; it is a `ValueError`.
   SettingTypeError: a value has the wrong type; it is a `SettingError` and a `TypeError`.
 """
@@ -54,26 +54,17 @@ def _takes(function: Any, number: int) -> bool:
     return True
 
 
-@dataclasses.dataclass(frozen=True)
-class RoundingSettings:
-    """`transfer_dtype` and `error_feedback` of the rules of a cluster; a simulation sends nothing."""
-
-    transfer_dtype: Any = None
-    error_feedback: bool = False
-
-    def __post_init__(self) -> None:
-        check_transfer_dtype("transfer_dtype", self.transfer_dtype)
-        if not isinstance(self.error_feedback, bool):
-            raise SettingTypeError("error_feedback", f"must be True or False, got {self.error_feedback!r}.")
-        if self.error_feedback and self.dtype is None:
-            raise SettingError(
-                "error_feedback", "needs transfer_dtype=tf.bfloat16, of the rule or of Options: nothing is rounded."
-            )
-
-    @property
-    def dtype(self) -> Any:
-        """The dtype of rounded messages; None if nothing is rounded."""
-        return None if self.transfer_dtype is None or self.transfer_dtype.name == "float32" else self.transfer_dtype
+def rounding_dtype(transfer_dtype: Any, error_feedback: bool) -> Any:
+    """Returns the dtype of a rule's rounded messages; None if nothing is rounded. A simulation sends nothing."""
+    check_transfer_dtype("transfer_dtype", transfer_dtype)
+    if not isinstance(error_feedback, bool):
+        raise SettingTypeError("error_feedback", f"must be True or False, got {error_feedback!r}.")
+    dtype = None if transfer_dtype is None or transfer_dtype.name == "float32" else transfer_dtype
+    if error_feedback and dtype is None:
+        raise SettingError(
+            "error_feedback", "needs transfer_dtype=tf.bfloat16, of the rule or of Options: nothing is rounded."
+        )
+    return dtype
 
 
 @dataclasses.dataclass(frozen=True)

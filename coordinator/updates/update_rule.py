@@ -24,10 +24,10 @@ from coordinator.ps_strategy.tensorflow_internals.replicas import refuse_replica
 from coordinator.ps_strategy.tensorflow_internals.shared_variable import ServerMutex, reads_not_replaced, reads_replaced
 from coordinator.ps_strategy.tensorflow_internals.unstored_variable import TableVariable
 from coordinator.updates.gradient_optimizer import gradient_optimizer
-from coordinator.updates.gradients import check_number, checked, given_gradients, not_finite, value_checks
+from coordinator.updates.gradients import checked, not_finite, value_checks
 from coordinator.updates.model import Model, PulledModel, PulledVariable, RoundingErrors, checked_version, latest_pull
 from coordinator.updates.rule_state import Gate, RuleState, RuleStatistics, range_number
-from coordinator.updates.settings import RoundingSettings
+from coordinator.updates.settings import rounding_dtype
 
 
 class CommonSettings(TypedDict, total=False):
@@ -185,7 +185,7 @@ class UpdateRule(tf.Module):
             )
         if transfer_dtype is None:
             transfer_dtype = strategy.extended.services.options.transfer_dtype
-        dtype = RoundingSettings(transfer_dtype, error_feedback).dtype
+        dtype = rounding_dtype(transfer_dtype, error_feedback)
         self._model = Model(self._tables.others(variables), embeddings, dtype, is_packed=self.may_wait)
         self._errors = RoundingErrors(self._model, are_kept=error_feedback)
         self.state = RuleState(once)
@@ -317,7 +317,13 @@ class UpdateRule(tf.Module):
         """
         self._refuse_closed("switch_to")
         current, strategy = self.current, self._strategy
-        current._check_successor(rule)
+        if rule is current or rule._successor or strategy is not rule._strategy:
+            raise ValueError("switch_to takes a rule of the same strategy that was not used before.")
+        mine, theirs = ([id(variable_of(v)) for v in either._tables.given] for either in (current, rule))
+        if mine != theirs:
+            raise ValueError("switch_to takes a rule that was created for the same variables, in the same order.")
+        if current._once is not rule._once:
+            raise ValueError("switch_to takes a rule that was created with the same once= as this one.")
         strategy.join()
         # Functions that other threads have scheduled since then run afterwards.
         with strategy.quiet():
@@ -329,15 +335,6 @@ class UpdateRule(tf.Module):
             change = f"{type(current).__name__} to {type(rule).__name__}"
             strategy.events.record("rule_changed", name=type(rule).__name__, detail=change)
             strategy.extended.services.retrace()
-
-    def _check_successor(self, rule: "UpdateRule") -> None:
-        if rule is self or rule._successor or self._strategy is not rule._strategy:
-            raise ValueError("switch_to takes a rule of the same strategy that was not used before.")
-        mine, theirs = ([id(variable_of(v)) for v in either._tables.given] for either in (self, rule))
-        if mine != theirs:
-            raise ValueError("switch_to takes a rule that was created for the same variables, in the same order.")
-        if self._once is not rule._once:
-            raise ValueError("switch_to takes a rule that was created with the same once= as this one.")
 
     # Overridden by the rules.
 
@@ -431,13 +428,25 @@ class UpdateRule(tf.Module):
         self._prepare_trace("push")
         number, version = range_number(positions, self._once, self._key), checked_version(version)
         model = self._model
-        check_number(gradients, len(model.wholes) + len(self._tables.variables))
-        pushed = given_gradients(self._tables.others(gradients))
+        expected = len(self._tables.given)
+        if not isinstance(gradients, list | tuple):
+            raise TypeError(f"push takes a list of {expected} gradients, one for each variable; got {gradients!r}.")
+        if len(gradients) != expected:
+            raise ValueError(f"push takes {expected} gradients, one for each variable; got {len(gradients)}.")
+        others = enumerate(self._tables.others(gradients))
+        pushed = {position: gradient for position, gradient in others if gradient is not None}
+        if not pushed:
+            raise ValueError("All gradients are None: the loss does not depend on any of the rule's variables.")
         checks = self._tables.value_checks(gradients) if self._require_finite else []
         pushed, checks = checked(pushed, model.wholes, checks, ids=self._checks_ids, values=self._require_finite)
         prepared = self._optimizer.prepared(list(pushed.values()), [model.wholes[number] for number in pushed])
         with reads_not_replaced(model.wholes):
-            latest = self._latest_pull(version)
+            latest = latest_pull(self._key, version)
+            if latest is None:
+                # The pull was in another function.
+                scalars, size = self._model.pull(self._optimizer.scalars)
+                worker = self._strategy.extended.services.worker_index()
+                latest = PulledModel(tf.constant(0, tf.int64), scalars, {}, size, 0, worker=worker)
             pulled = dataclasses.replace(latest, version=version, number=number, not_finite=not_finite(gradients))
             exact = self._errors.added_to(model.divided(dict(zip(pushed, prepared, strict=True))))
             accepted = self._push(model.rounded(exact), pulled.after(checks))
@@ -452,15 +461,6 @@ class UpdateRule(tf.Module):
         refuse_replica(f"rule.{called}()")
         if self.may_wait:
             disable_fusing()
-
-    def _latest_pull(self, version: Any) -> PulledModel:
-        """Returns this step's pull; if that was in another function, the scalars are pulled now."""
-        if (pulled := latest_pull(self._key, version)) is not None:
-            return pulled
-        scalars, size = self._model.pull(self._optimizer.scalars)
-        return PulledModel(
-            tf.constant(0, tf.int64), scalars, {}, size, 0, worker=self._strategy.extended.services.worker_index()
-        )
 
     def _apply(self, device: str, gradients: dict[int, Any], scalars: Sequence[Any], rate: Any) -> None:
         """Has the optimizer change a server's variables; all tensors are on that server."""

@@ -132,7 +132,7 @@ def test_the_counting_of_data_that_may_have_no_end_is_reported(monkeypatch, capl
                 raise Hung
             yield number
 
-    monkeypatch.setattr(sys.modules["coordinator.data.client"], "_REPORT_INTERVAL", 1e-3)
+    monkeypatch.setattr(sys.modules["coordinator.data.source"], "_REPORT_INTERVAL", 1e-3)
     with pytest.raises(Hung):
         client(endless)
     assert all("of endless in" in each and "size=" in each for each in caplog.messages)

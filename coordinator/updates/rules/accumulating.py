@@ -1,4 +1,4 @@
-"""The base of the rules that collect gradients and then apply the mean of several in one update.
+"""The rules that collect gradients on the servers and then apply the mean of several in one update, and their base.
 
 worker                     every server                 home
 push -- the gradient --->  stored as a row
@@ -12,6 +12,14 @@ is accepted; a push that is never accepted is dropped.
 
 AutoGraph converts the conditions of the methods that user-defined rules override, as in a step. Their operations are
 added to the caller's graph: variables that a separate function reads would not wait for the caller's lock.
+
+With `Delayed`, a pushed gradient is applied by the first pull after its delay is over:
+
+worker 0   pull v0 -- push g1                         pull: g1 is due    v1 ...
+worker 1   pull v0 ------- push g2     pull v0                  pull: g2 is due    v2 ...
+servers               g1   g1 g2       g1 g2          g2
+
+(Asynchronous Deep Learning Test-bed to Analyze Gradient Staleness Effect.)
 """
 
 import contextlib
@@ -22,11 +30,20 @@ from typing import Any, Unpack
 import tensorflow as tf
 
 from coordinator.ps_strategy.membership.bounded_calls import UNREACHED
-from coordinator.updates.gradient_store import PUSH_ID_SIZE, ChosenRows, GradientColumns, GradientStore, PushLog
+from coordinator.ps_strategy.membership.cluster_definition import MAX_WORKERS
+from coordinator.updates import decisions
+from coordinator.updates.gradient_store import (
+    PUSH_ID_SIZE,
+    ChosenRows,
+    DelayedPushes,
+    GradientStore,
+    PushLog,
+    QueuedGradients,
+)
 from coordinator.updates.model import PulledModel, transfer
-from coordinator.updates.rule_state import Gate
-from coordinator.updates.settings import SynchronousSettings
-from coordinator.updates.update_rule import CommittedSettings, UpdateRule, takes_settings
+from coordinator.updates.rule_state import NO_STEP, Gate
+from coordinator.updates.settings import BoundedDelaySettings, DelayedSettings, SynchronousSettings
+from coordinator.updates.update_rule import CommittedSettings, RoundedSettings, UpdateRule, takes_settings
 
 
 def decided(method: Callable[[Any, Any], Any], worker: Any, number: Any) -> Any:
@@ -119,7 +136,7 @@ class Accumulating(UpdateRule):
 
     # Overridden by the rules.
 
-    # Whether each push may have other kinds of gradients; see `GradientColumns`.
+    # Whether each push may have other kinds of gradients; see `GradientStore`.
     _has_kinds = False
     # A wrong id would fail the update that contains it, perhaps in a later step, and only on one server.
     _checks_ids = True
@@ -212,25 +229,22 @@ class Accumulating(UpdateRule):
         if ids is None:
             return accepted
         made = self._build_updates(ids)
+
+        def drop() -> Any:
+            with tf.control_dependencies([store.drop(arrived[0]) for store in self._stores]):
+                return tf.constant(True)
+
         if is_repeated is not None:
-            made = [made, self._drop_if(is_repeated, arrived[0])]
+            with tf.device(self.state.home):
+                made = [made, tf.cond(is_repeated, drop, lambda: tf.constant(False))]
             accepted |= is_repeated
         with tf.control_dependencies(tf.nest.flatten(made)):
             return tf.identity(accepted)
 
-    def _drop_if(self, is_repeated: Any, push: Any) -> Any:
-
-        def drop() -> Any:
-            with tf.control_dependencies([store.drop(push) for store in self._stores]):
-                return tf.constant(True)
-
-        with tf.device(self.state.home):
-            return tf.cond(is_repeated, drop, lambda: tf.constant(False))
-
-    def _apply_rows(self, columns: GradientColumns, rows: ChosenRows) -> None:
-        *scalars, rate = columns.scalars(rows)
-        combined = columns.combined(rows, functools.partial(combined_by, self.combine))
-        self._apply(columns.device, combined, scalars, rate)
+    def _apply_rows(self, store: GradientStore, rows: ChosenRows) -> None:
+        *scalars, rate = store.scalars(rows)
+        combined = store.combined(rows, functools.partial(combined_by, self.combine))
+        self._apply(store.device, combined, scalars, rate)
 
     def _build_updates(self, ids: Any) -> Any:
         """Makes the updates of accepted pushes, and the updates that are complete then; returns a dependency."""
@@ -263,7 +277,7 @@ class Accumulating(UpdateRule):
     def _check_kinds(self, gradients: dict[int, Any]) -> None:
         """Raises ValueError unless all pushes have gradients for the same variables, each always dense or sparse."""
         kinds = {number: isinstance(gradient, tf.IndexedSlices) for number, gradient in gradients.items()}
-        earlier = self._stores[0].columns.is_sparse
+        earlier = self._stores[0].is_sparse
         if earlier and kinds != earlier:
             names = [
                 self._model.variables[number].name
@@ -291,7 +305,7 @@ class Accumulating(UpdateRule):
             extras = [push, *values.values(), *scalars]
             arrived, (push_there, *others), size = self._model.send(store.device, gradients, extras)
             values_there, scalars_there = dict(zip(values, others, strict=False)), others[len(values) :]
-            stored.append(store.add(push_there, store.columns.row(arrived, scalars_there, values_there)))
+            stored.append(store.add(push_there, store.row(arrived, scalars_there, values_there)))
             sizes.append(size)
         ranges = [] if pulled.number is None else [pulled.number]
         entry = [push, pulled.version, tf.add_n(sizes), pulled.not_finite, *ranges]
@@ -303,7 +317,7 @@ class Accumulating(UpdateRule):
         It calls the servers one after another: concurrent functions of several servers could wait for each other.
         """
         applied = 0
-        if not self._has_kinds and not self._stores[0].columns.is_sparse:
+        if not self._has_kinds and not self._stores[0].is_sparse:
             # No push is traced yet: there are no rows, and their layout is unknown.
             return 0
         ids = self._log.due(minimum)
@@ -333,16 +347,170 @@ class Accumulating(UpdateRule):
         dtypes = [*(scalar.dtype for scalar in scalars), tf.float32]
         is_sparse: dict[int, bool] | None = None if self._has_kinds else {}
 
-        def new_store(device: str, variable: tf.Variable) -> GradientStore:
-            columns = GradientColumns(self._model, device, dtypes, is_sparse, has_pulled=self.sends_pulled_values)
+        def use(store: GradientStore, rows: ChosenRows) -> None:
+            self._apply_rows(store, rows)
+            if store.device == counting_device:
+                self._optimizer.count()
 
-            def use(rows: ChosenRows) -> None:
-                self._apply_rows(columns, rows)
-                if device == counting_device:
-                    self._optimizer.count()
+        new_store = functools.partial(
+            GradientStore,
+            self._model,
+            scalars=dtypes,
+            is_sparse=is_sparse,
+            update_size=self._grads_to_wait,
+            use=use,
+            has_pulled=self.sends_pulled_values,
+            may_reject=self.may_reject,
+        )
+        return tuple(new_store(self._lock(device), variable) for device, variable in near.items())
 
-            return GradientStore(
-                self._lock(device), variable, columns, self._grads_to_wait, use, may_reject=self.may_reject
-            )
 
-        return tuple(new_store(device, variable) for device, variable in near.items())
+class Synchronous(Accumulating):
+    """Applies the mean of `grads_to_wait` gradients of the current model version; rejects gradients of older ones.
+
+    A single process that applies the mean gets the same result, except with `global_clipnorm`, and with `clipnorm` of a
+    sharded variable: these clip each gradient before the mean. No worker waits: if a gradient is late, or one too many,
+    `rule.run` repeats the minibatch with the new model. Workers beyond `grads_to_wait` are backup workers (Chen et al.,
+    arXiv 1604.00981): an update needs only the fastest workers, and a dead worker delays none. A worker may also give
+    several gradients to one update. A gradient whose push returned False is in no update. (ElasticDL, "Asynchronous
+    SGD": synchronous mode.)
+
+    Args:
+      optimizer, variables, embeddings, learning_rate, once, require_finite, transfer_dtype, error_feedback: see
+        `UpdateRule`.
+      grads_to_wait: the number of gradients in an update, at least 1.
+
+    Raises:
+      ValueError: `grads_to_wait` is not an integer of at least 1; and see `UpdateRule`.
+    """
+
+    def is_accepted(self, worker: Any, pulled_version: Any) -> Any:
+        """See `Accumulating`."""
+        del worker
+        return decisions.is_accepted(self.version.read_value(), pulled_version, self.waiting(), self._grads_to_wait)
+
+
+class BoundedDelay(Accumulating):
+    """Lets a worker begin a step only if no gradient can then become more than `max_delay` updates old.
+
+    All steps in flight may overtake a worker that begins, and it may overtake them. So it waits until neither its own
+    gradient nor a gradient in flight can come too late, and no work is discarded. The others wait for a slow or dead
+    worker only until the client knows that it has no step in flight. (ps-lite's tau: Li et al., OSDI'14, "bounded
+    delay".)
+
+    `max_delay=0` is bulk synchronous without rejections: all workers compute concurrently if `grads_to_wait` is their
+    number, and one after another if it is 1. `float("inf")` is asynchronous: no worker waits.
+
+    Args:
+      optimizer, variables, embeddings, learning_rate, once, require_finite, transfer_dtype, error_feedback: see
+        `UpdateRule`.
+      max_delay: the largest number of updates between a gradient's pull and its own update; None is no limit, which is
+        n-softsync (arXiv 1511.05950) with n = workers / grads_to_wait.
+      grads_to_wait: the number of gradients in an update, at least 1.
+
+    Raises:
+      ValueError: `max_delay` is not an integer of at least 0, `inf` or None, or `grads_to_wait` not an integer of at
+        least 1; and see `UpdateRule`.
+    """
+
+    @takes_settings
+    def __init__(
+        self,
+        optimizer: Any,
+        variables: Sequence[Any],
+        *,
+        max_delay: float | None,
+        grads_to_wait: int = 1,
+        **settings: Unpack[CommittedSettings],
+    ) -> None:
+        self._max_delay = BoundedDelaySettings(max_delay, grads_to_wait).largest_delay
+        super().__init__(optimizer, variables, grads_to_wait=grads_to_wait, **settings)
+
+    def may_begin(self, worker: Any, clock: Any) -> Any:
+        """See `Accumulating`."""
+        del clock
+        state = self.state
+        version, in_flight = state.version.read_value(), state.workers.pulled_version.read_value()
+        is_other = (in_flight != NO_STEP) & (tf.range(MAX_WORKERS, dtype=tf.int64) != worker)
+        pushed = version * self._grads_to_wait + self.waiting()
+        oldest = tf.reduce_min(tf.where(is_other, tf.minimum(in_flight, version), version))
+        before = pushed + tf.math.count_nonzero(is_other)
+        return decisions.may_start(before, oldest, self._grads_to_wait, self._max_delay)
+
+
+class Delayed(Accumulating):
+    """Queues gradients on the parameter servers, to study the effect of any staleness.
+
+    A pull first applies all gradients that were pushed more than their delay ago, in the order of their pushes, one
+    update each; then it pulls the model. A gradient that is due later does not block the gradients behind it. A delay
+    of 0 is the asynchronous rule, except for the time between a push and the next pull.
+
+    No queued gradient is lost. It is on the servers, so its worker may die; a checkpoint contains the queue (delays
+    count from the time of the push); and `flush` applies the gradients that are left at the end.
+
+    The staleness of a gradient is counted when it is applied: the version then minus the version at its pull. All times
+    are read from one clock, the home server's.
+
+    Args:
+      optimizer, variables, embeddings, learning_rate, require_finite, transfer_dtype, error_feedback: see
+        `UpdateRule`. A gradient is applied with the learning rate and the count of updates that its step has pulled.
+      delay: seconds, `math.inf` for until `flush`; or a function that takes a worker's index, an int64 scalar, and the
+        time of the push in seconds since 1970, a float64 scalar, and returns seconds, a scalar. It is called for each
+        push, in a graph: AutoGraph converts its conditions, and random numbers come from `tf.random`. Results below 0
+        count as 0.
+
+    Raises:
+      TypeError: `delay` is neither a number nor a function; and see `UpdateRule`.
+      ValueError: `delay` is below 0 or not a number; and see `UpdateRule`.
+    """
+
+    _has_kinds = True
+    _log: DelayedPushes
+
+    @takes_settings
+    def __init__(
+        self,
+        optimizer: Any,
+        variables: Sequence[Any],
+        *,
+        delay: float | Callable[[Any, Any], Any],
+        **settings: Unpack[RoundedSettings],
+    ) -> None:
+        DelayedSettings(delay)
+        function = tf.function(delay) if callable(delay) else lambda *_: tf.constant(float(delay), tf.float64)
+        self._delay = lambda worker, time: tf.ensure_shape(tf.cast(function(worker, time), tf.float64), [])
+        super().__init__(optimizer, variables, grads_to_wait=1, **settings)
+
+    @property
+    def may_wait(self) -> bool:
+        """True: a pull applies what is due, which may be much."""
+        return True
+
+    def settle(self) -> None:
+        """Does nothing: queued gradients should stay late at the end of an epoch."""
+
+    def _begin_step(self) -> Any:
+        with tf.control_dependencies(self._build_updates(self._log.release(False))):
+            return super()._begin_step()
+
+    def _apply_rows(self, store: GradientStore, rows: ChosenRows) -> None:
+        *scalars, rate = store.scalars(rows)
+        store.apply_first(rows, lambda n, gradient: self._apply(store.device, {n: gradient}, scalars, rate))
+
+    def _new_log(self) -> DelayedPushes:
+        return DelayedPushes(self.state, self._delay)
+
+    def _make_last_updates(self) -> int:
+        queued = len(self._log.release(True))
+        # Counted first: another thread may just be finishing some of the updates of a dead worker.
+        super()._make_last_updates()
+        return queued
+
+    def _finish(self) -> None:
+        super()._finish()
+        # Checkpoints of the next rule have no queue.
+        del self.state.queued
+
+    def _use_state(self) -> None:
+        super()._use_state()
+        self.state.queued = QueuedGradients(self._log, self._stores)

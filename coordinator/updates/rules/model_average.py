@@ -35,8 +35,7 @@ from coordinator.ps_strategy.membership.cluster_definition import MAX_WORKERS
 from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
 from coordinator.ps_strategy.tensorflow_internals.shared_variable import ServerMutex, client_may_call, operations_added
 from coordinator.updates import decisions
-from coordinator.updates.local_model import AveragedModel
-from coordinator.updates.model import PulledModel, bytes_of, transfer
+from coordinator.updates.model import AveragedModel, PulledModel, bytes_of, transfer
 from coordinator.updates.rule_state import zeros
 from coordinator.updates.rules.asynchronous import Asynchronous
 from coordinator.updates.settings import ModelAverageSettings
@@ -85,12 +84,6 @@ class AveragingControl:
         with tf.device(self.device):
             read = tf.concat([self._variable.read_value(), *(other.read_value()[tf.newaxis] for other in others)], 0)
         return tf.identity(read)
-
-    def remove(self, worker: int, *, is_lost: bool) -> None:
-        """Records, on the client, that a worker does not train now. Late calls of a lost worker then count nothing."""
-        # If the server is down, its record is lost with it.
-        with contextlib.suppress(*UNREACHED):
-            self._remove(worker, is_lost)
 
     def switch(self, *, is_on: bool) -> None:
         """Stops or resumes averaging."""
@@ -150,7 +143,8 @@ class AveragingControl:
             return counted, news, tf.math.count_nonzero(is_own & tf.equal(numbers, number))
 
     @client_may_call(tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.bool))
-    def _remove(self, worker: Any, is_lost: Any) -> None:
+    def remove(self, worker: Any, is_lost: Any) -> None:
+        """Records, on the client, that a worker does not train now. Late calls of a lost worker then count nothing."""
         with self._lock.hold([worker, is_lost]):
             # The worker's next connection has a greater number.
             lost = tf.cast(is_lost, tf.int64)
@@ -275,11 +269,8 @@ class ModelMean:
         even, odd, added, before, divisor = known
         moved = self._moved(is_new, numbers, divisors)
         with tf.control_dependencies([self._mean.assign(moved, read_value=False)]):
-            rows = [
-                tf.where(is_new, numbers, added),
-                tf.where(is_new, added, before),
-                tf.where(is_new, divisors, divisor),
-            ]
+            changed = (numbers, added), (added, before), (divisors, divisor)
+            rows = [tf.where(is_new, new, old) for new, old in changed]
             self._known.assign(tf.stack([even, odd, *rows]), read_value=False)
         mean = tf.cast(moved, self._dtype)
         for variable, value in zip(self._variables, self._unpacked(mean), strict=True):
@@ -311,9 +302,8 @@ class ModelMean:
         return tf.while_loop(lambda count, _: count < tf.size(workers), add, state, parallel_iterations=1)[1]
 
     def _shared(self) -> Any:
-        return tf.concat(
-            [tf.reshape(tf.cast(variable.read_value(), tf.float64), [-1]) for variable in self._variables], 0
-        )
+        values = [tf.cast(variable.read_value(), tf.float64) for variable in self._variables]
+        return tf.concat([tf.reshape(value, [-1]) for value in values], 0)
 
     def _no_rows(self) -> Any:
         return tf.raw_ops.EmptyTensorList(
@@ -429,7 +419,12 @@ class ModelAverage(Asynchronous):
             )
         self._own = AveragedModel(self._model, self._optimizer, f"{self._key}/own_model")
         # One on each parameter server that has a part of the shared model.
-        self._means = tuple(self._new_means())
+        variables = self._model.variables
+        self._means = tuple(
+            ModelMean(dense, [variables[number] for number in dense], self._lock(device))
+            for device, numbers in self._model.by_device.items()
+            if (dense := [number for number in numbers if number not in self._model.embeddings])
+        )
         self._control = AveragingControl(self.state.version, f"{self._key}/averaging")
         self._bring = tf.function(self._build_bringing, autograph=False)
         self._strategy.extended.services.add_idle_callback(self._leave_out)
@@ -482,7 +477,12 @@ class ModelAverage(Asynchronous):
         own = self._own
         generation, is_on, version = begun
         is_on = is_on > 0
-        is_warming_up, clock = self._warm_up()
+        is_warming_up, clock = tf.constant(False), tf.constant(0, tf.int64)
+        if self._warmup_steps:
+            with tf.device(self.state.home):
+                fastest = tf.reduce_max(self.state.clocks.read_value())
+            clock = tf.identity(fastest)
+            is_warming_up = clock < self._warmup_steps
         is_current, averaged_at = own.is_of(generation), own.averaged_at.read_value()
         with tf.control_dependencies([averaged_at]):
             now = tf.timestamp()
@@ -495,7 +495,13 @@ class ModelAverage(Asynchronous):
         since = tf.where(is_current, tf.abs(now - averaged_at), tf.zeros_like(now))
         is_due = tf.function(decisions.is_average_due)(since, self._period, clock, self._warmup_steps)
         is_due = tf.logical_and(is_on, is_due)
-        received = tf.cond(is_due, lambda: self._average(values, generation, now), lambda: tf.constant(0, tf.int64))
+
+        def average() -> Any:
+            answer = self._exchange(values, generation, is_update=True)
+            own.record_averaged(answer.version, now)
+            return bytes_of(answer.mean, None)
+
+        received = tf.cond(is_due, average, lambda: tf.constant(0, tf.int64))
         scalars, size_of_scalars = self._model.pull(self._optimizer.scalars)
         return PulledModel(
             tf.identity(version),
@@ -533,22 +539,6 @@ class ModelAverage(Asynchronous):
         with contextlib.nullcontext() if self._use_locking else self._lock(device).hold(), mean.following():
             super()._apply(device, gradients, scalars, rate)
 
-    def _new_means(self) -> Iterator[ModelMean]:
-        model = self._model
-        for device, all_numbers in model.by_device.items():
-            numbers = [number for number in all_numbers if number not in model.embeddings]
-            if numbers:
-                yield ModelMean(numbers, [model.variables[number] for number in numbers], self._lock(device))
-
-    def _warm_up(self) -> tuple[Any, Any]:
-        """Returns whether workers train the shared model, and the steps that the fastest worker has finished."""
-        if not self._warmup_steps:
-            return tf.constant(False), tf.constant(0, tf.int64)
-        with tf.device(self.state.home):
-            clock = tf.reduce_max(self.state.clocks.read_value())
-        clock = tf.identity(clock)
-        return clock < self._warmup_steps, clock
-
     def _take_model(self, is_warming_up: Any, generation: Any, version: Any, now: Any) -> list[Any]:
         """Gives the worker a model; returns its values, their size in bytes, and 1 pull."""
         own = self._own
@@ -583,11 +573,6 @@ class ModelAverage(Asynchronous):
         _, _, *mean = tf.while_loop(is_needed, ask, [tf.constant(0), tf.constant(False), *nothing])
         own.replace(mean, generation)
         return [*mean, bytes_of(mean, None)]
-
-    def _average(self, values: Sequence[Any], generation: Any, now: Any) -> Any:
-        answer = self._exchange(values, generation, is_update=True)
-        self._own.record_averaged(answer.version, now)
-        return bytes_of(answer.mean, None)
 
     def _exchange(self, values: Sequence[Any], generation: Any, *, is_update: bool) -> _Answer:
         """Adds the worker's change up to these values to the mean, and moves the worker's model to the mean."""
@@ -695,7 +680,9 @@ class ModelAverage(Asynchronous):
     def _leave_out(self, index: int) -> None:
         workers = self._strategy.cluster.workers
         is_live = any(worker.index == index and worker.state is WorkerState.LIVE for worker in workers)
-        self._control.remove(index, is_lost=not is_live)
+        # If the server is down, its record is lost with it.
+        with contextlib.suppress(*UNREACHED):
+            self._control.remove(index, not is_live)
 
     def _build_bringing(self) -> Any:
         """Adds the worker's change to the mean; returns False if the worker has no model.

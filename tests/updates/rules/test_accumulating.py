@@ -110,7 +110,7 @@ def test_removing_incomplete_pushes_drops_no_accepted_gradient(strategy, variabl
     stores = stores_of(rule)
     # All of one worker and one connection, in order.
     first, second, third = tf.constant([[900, 1, 1], [901, 1, 1], [901, 1, 2]], tf.int64)
-    stores[0].columns.is_sparse.update({0: False, 1: False})
+    stores[0].is_sparse.update({0: False, 1: False})
     for push in (first, second, third):
         for store in stores:
             add(rule, store, push, 1.0)

@@ -45,7 +45,7 @@ def test_a_change_that_a_server_has_not_stored_does_not_count_but_its_worker_doe
 def test_what_comes_late_from_a_lost_worker_does_not_count(control, divisor):
     divisor(0, 1, connection=3)
     divisor(1, 1)
-    control.remove(0, is_lost=True)
+    control.remove(0, True)
     assert control.count(ids_of(0, 2, connection=3))[1:] == (False, False)
     assert divisor(1, 2) == 1
     assert divisor(0, 2, connection=4) == 2
@@ -59,7 +59,7 @@ def test_what_comes_late_from_an_older_generation_does_not_count(control):
 def test_an_idle_worker_counts_until_the_others_have_averaged_often_without_it(control, divisor):
     divisor(0, 1)
     divisor(1, 1)
-    control.remove(0, is_lost=False)
+    control.remove(0, False)
     divisors = [divisor(1, 2 + number) for number in range(2 * PATIENCE + 2)]
     assert divisors == [2] * (2 * PATIENCE + 1) + [1]
     # It trains again.
@@ -70,6 +70,6 @@ def test_a_worker_that_was_idle_for_a_moment_counts_as_before(control, divisor):
     divisor(0, 1)
     divisor(1, 1)
     for number in range(3 * PATIENCE):
-        control.remove(0, is_lost=False)
+        control.remove(0, False)
         assert divisor(0, 2 + number) == 2
         assert divisor(1, 2 + number) == 2

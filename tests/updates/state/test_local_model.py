@@ -6,8 +6,7 @@ import pytest
 import tensorflow as tf
 
 from coordinator.updates.gradient_optimizer import gradient_optimizer
-from coordinator.updates.local_model import LocalModel
-from coordinator.updates.model import Model
+from coordinator.updates.model import LocalModel, Model
 from tests.ps_strategy.every_worker import TIMEOUT, on_every_worker
 from tests.updates.descent import descend, mostly_long
 

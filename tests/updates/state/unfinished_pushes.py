@@ -12,13 +12,13 @@ def ids(*numbers):
 
 def add(rule, store, push, value):
     """Adds a gradient to the rows of a server: the same number for all variables."""
-    columns, model = store.columns, model_of(rule)
+    model = model_of(rule)
     numbers = model.by_device[store.device]
 
     @tf.function
     def run():
         with tf.device(store.device):
             gradients = {number: tf.fill(model.variables[number].shape, value) for number in numbers}
-            store.add(tf.identity(push), columns.row(gradients, [tf.identity(1.0)]))
+            store.add(tf.identity(push), store.row(gradients, [tf.identity(1.0)]))
 
     run()
