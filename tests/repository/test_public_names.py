@@ -1,6 +1,7 @@
 """Tests that `import coordinator` is quick, and that every public name exists when it is used."""
 
 import ast
+import inspect
 import operator
 import subprocess
 import sys
@@ -59,6 +60,31 @@ def test_every_public_name_is_there(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in coordinator.__all__ if name[0].isupper()])
 def test_a_public_class_has_its_public_name(name: str) -> None:
     assert getattr(coordinator, name).__name__ == name
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        coordinator,
+        coordinator.checkpoints,
+        coordinator.data,
+        coordinator.embeddings,
+        coordinator.evaluation,
+        coordinator.simulation,
+        coordinator.testing,
+        coordinator.updates,
+    ],
+    ids=operator.attrgetter("__name__"),
+)
+def test_every_public_name_and_method_has_a_docstring(module: types.ModuleType) -> None:
+    public = [getattr(module, name) for name in module.__all__]
+    missing = [value for value in public if isinstance(value, type | types.FunctionType) and not inspect.getdoc(value)]
+    for owner in [value for value in public if isinstance(value, type)]:
+        for name, member in vars(owner).items():
+            is_member = isinstance(member, types.FunctionType | property | classmethod | staticmethod)
+            if is_member and not name.startswith("_") and not inspect.getdoc(getattr(owner, name)):
+                missing.append((owner, name))
+    assert not missing
 
 
 def test_a_misspelt_name_is_an_attribute_error_for_which_python_suggests_another() -> None:
