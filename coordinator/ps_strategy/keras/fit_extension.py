@@ -44,11 +44,11 @@ from coordinator.ps_strategy.keras.exact_evaluation import (
     source_shards,
 )
 from coordinator.ps_strategy.keras.feeds import (
-    CardinalityCheck,
     ClientFeed,
     Feed,
     FiniteWorkerFeed,
     WorkerFeed,
+    is_infinite_on_workers,
     present_parts,
     result_of,
     schedule_batches,
@@ -109,7 +109,6 @@ class FitExtension:
         # The rules of compiled models. A rule is an `UpdateRule` of the package above.
         self._rules: weakref.WeakKeyDictionary[keras.Model, Any] = weakref.WeakKeyDictionary()
         self._has_warned = False
-        self._is_infinite_on_workers = CardinalityCheck()
 
     def is_for(self, strategy: Any) -> bool:
         """Returns True if models of this strategy are trained on workers."""
@@ -118,7 +117,7 @@ class FitExtension:
     def compile(self, model: keras.Model, optimizer: Any) -> Any:
         """Returns the optimizer that a model is compiled with; a rule is kept for the model's steps."""
         self._rules.pop(model, None)
-        if not _is_rule(optimizer):
+        if not (callable(getattr(optimizer, "switch_to", None)) and callable(getattr(optimizer, "pull", None))):
             return optimizer
         if optimizer.keras_optimizer is None:
             raise ValueError(
@@ -140,7 +139,7 @@ class FitExtension:
             if callable(data):
                 data = strategy.experimental_distribute_datasets_from_function(data)
             if isinstance(data, PerWorkerDataset):
-                is_infinite = self._is_infinite_on_workers(data, strategy)
+                is_infinite = is_infinite_on_workers(data, strategy)
             else:
                 is_infinite = _is_infinite_dataset(data)
             if is_infinite:
@@ -200,7 +199,7 @@ class FitExtension:
                 "elements are whole batches (x, y) or (x, y, sample_weight). Put it into the dataset."
             )
         steps = arguments.get("steps_per_epoch")
-        is_infinite = self._is_infinite_on_workers(dataset, strategy, is_counted=steps is not None)
+        is_infinite = is_infinite_on_workers(dataset, strategy, is_counted=steps is not None)
         self._check_length(strategy, arguments, is_infinite, is_counted=steps is not None)
         calls = None if steps is None else math.ceil(steps / arguments.get("steps_per_execution", 1))
         workers = worker_indices(strategy) if is_evaluation and calls is None else []
@@ -335,7 +334,11 @@ def _scheduled_function(
         if not is_training:
             return feed.schedule(steps)
         logs = feed.train(steps)
-        _report_numbers(strategy, logs)
+        for name, value in logs.items():
+            # A custom `train_step` may return anything.
+            with contextlib.suppress(TypeError, ValueError):
+                if np.ndim(value) == 0:
+                    strategy.report(**{name: value})
         return logs
 
     return run_turn
@@ -351,24 +354,12 @@ def _check_order(stateful: Sequence[keras.Layer], strategy: Any) -> None:
         )
 
 
-def _report_numbers(strategy: Any, logs: dict[str, Any]) -> None:
-    """Reports the logs that are numbers; a custom `train_step` may return anything."""
-    for name, value in logs.items():
-        with contextlib.suppress(TypeError, ValueError):
-            if np.ndim(value) == 0:
-                strategy.report(**{name: value})
-
-
 def _joined(*outputs: Any) -> Any:
     if isinstance(outputs[0], tf.SparseTensor):
         return tf.sparse.concat(0, outputs)
     if isinstance(outputs[0], tf.RaggedTensor) or outputs[0].ndim:
         return tf.concat(outputs, 0)
     return tf.stack(outputs)
-
-
-def _is_rule(optimizer: Any) -> bool:
-    return callable(getattr(optimizer, "switch_to", None)) and callable(getattr(optimizer, "pull", None))
 
 
 def _with_settling(rule: Any, callbacks: Any) -> Any:

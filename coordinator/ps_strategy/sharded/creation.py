@@ -38,7 +38,11 @@ class Placement:
 
     def next_devices(self, sizes: Sequence[int]) -> list[str]:
         """Returns the devices of new variables with these sizes in bytes, 0 if unknown."""
-        held = self._held() if max(sizes) >= _LARGE else dict.fromkeys(self._devices, 0)
+        held = dict.fromkeys(self._devices, 0)
+        for variable in self._variables() if max(sizes) >= _LARGE else ():
+            # A sharded variable holds nothing itself.
+            if variable.device in held and not hasattr(variable, "parts"):
+                held[variable.device] += (variable.shape.num_elements() or 0) * variable.dtype.size
         return [self._next(size, held) for size in sizes]
 
     def _next(self, size: int, held: dict[str, int]) -> str:
@@ -50,14 +54,6 @@ class Placement:
             device = least
         held[device] += size
         return device
-
-    def _held(self) -> dict[str, int]:
-        held = dict.fromkeys(self._devices, 0)
-        for variable in self._variables():
-            # A sharded variable holds nothing itself.
-            if variable.device in held and not hasattr(variable, "parts"):
-                held[variable.device] += (variable.shape.num_elements() or 0) * variable.dtype.size
-        return held
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +128,8 @@ def _rows_of_function(
     function: Callable[..., Any], shape: tf.TensorShape, dtype: tf.DType, name: str | None, first: int, count: int
 ) -> Any:
     partition_shape = (count, *shape[1:])
-    if _takes_partition(function):
+    parameters = _parameters(function)
+    if _names_partition(function) or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         # An initializer that does not know these arguments may accept any, and refuse them when it is called.
         try:
             value = function(partition_shape=partition_shape, partition_offset=(first, *[0] * len(shape[1:])))
@@ -156,10 +153,6 @@ def rows_of_whole(
             "partition_offset and returns these rows; or zeros, and assign its rows in steps."
         )
     return tf.convert_to_tensor(function(), dtype)[first : first + count]
-
-
-def _takes_partition(function: Callable[..., Any]) -> bool:
-    return _names_partition(function) or any(known.kind is known.VAR_KEYWORD for known in _parameters(function))
 
 
 def _names_partition(function: Callable[..., Any]) -> bool:
