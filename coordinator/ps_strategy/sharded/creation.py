@@ -220,12 +220,16 @@ def create_sharded(
     name = arguments.get("name") or "Variable"
     parts = []
     for number, (first, count) in enumerate(zip(partition.offsets, partition.sizes, strict=True)):
+        rows: Callable[[], Any] = RowsInBlocks(initial, first, count)
+        # A function that is being traced would write the rows at each run.
+        if initial.block_rows is None or initial.block_rows >= count or not tf.executing_eagerly():
+            rows = functools.partial(initial.rows, first, count)
         own = {
             **arguments,
             "name": f"{name}/part_{number}",
             "shape": tf.TensorShape([count]).concatenate(initial.shape[1:]),
             "dtype": initial.dtype,
-            "initial_value": _initial_rows(initial, first, count),
+            "initial_value": rows,
             # Gradients belong to the whole variable.
             "trainable": False,
             "constraint": None,
@@ -241,10 +245,3 @@ def create_sharded(
         constraint=arguments.get("constraint"),
         **{option: arguments[option] for option in _OPTIONS if arguments.get(option) is not None},
     )
-
-
-def _initial_rows(initial: InitialValue, first: int, count: int) -> Callable[[], Any]:
-    # A function that is being traced would write the rows at each run.
-    if initial.block_rows is None or initial.block_rows >= count or not tf.executing_eagerly():
-        return functools.partial(initial.rows, first, count)
-    return RowsInBlocks(initial, first, count)
