@@ -23,13 +23,7 @@ import tensorflow as tf
 from coordinator.data.source import Source, range_vector, without_autotuning
 from coordinator.options import check_integer
 from coordinator.owned_values import OwnedValues
-from coordinator.ps_strategy.keras.feeds import (
-    CALLS_PER_WORKER,
-    Feed,
-    is_infinite_on_workers,
-    worker_count,
-    worker_indices,
-)
+from coordinator.ps_strategy.keras.feeds import CALLS_PER_WORKER, Feed, is_endless, worker_count, worker_indices
 from coordinator.ps_strategy.keras.internals.patches import compilation_of, stateful_layers
 from coordinator.ps_strategy.keras.shard_functions import MetricTotals, ModelCopies, NotShardableError, ShardFunctions
 from coordinator.ps_strategy.keras.steps import ModelSteps, check_model, whole
@@ -445,7 +439,7 @@ class StrategyEvaluation:
             if shards is not None:
                 raise ValueError("shards cannot be given for data of which each worker has a share: that is a shard.")
             dataset = data if isinstance(data, PerWorkerDataset) else strategy.distribute_datasets_from_function(data)
-            if is_infinite_on_workers(dataset, strategy):
+            if is_endless(dataset, strategy):
                 raise ValueError("The dataset is endless, so its evaluation would never end.")
             workers = worker_indices(strategy)
             return lambda: WorkerShards(dataset, workers)

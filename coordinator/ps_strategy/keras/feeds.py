@@ -303,7 +303,7 @@ _nothing = tf.function(lambda: None, autograph=False)
 _is_infinite = tf.function(lambda dataset: dataset.cardinality() == tf.data.INFINITE_CARDINALITY)
 
 
-def is_infinite_on_workers(dataset: PerWorkerDataset, strategy: Any, is_counted: bool = False) -> bool:
+def is_endless(dataset: PerWorkerDataset, strategy: Any, is_counted: bool = False) -> bool:
     """Returns True if the data of some worker is infinite. If the steps are counted, one worker is asked."""
     # Without a count, the data of every worker must end. With one, no lost worker is waited for.
     workers = [None] if is_counted else worker_indices(strategy)

@@ -48,7 +48,7 @@ from coordinator.ps_strategy.keras.feeds import (
     Feed,
     FiniteWorkerFeed,
     WorkerFeed,
-    is_infinite_on_workers,
+    is_endless,
     present_parts,
     result_of,
     schedule_batches,
@@ -139,7 +139,7 @@ class FitExtension:
             if callable(data):
                 data = strategy.experimental_distribute_datasets_from_function(data)
             if isinstance(data, PerWorkerDataset):
-                is_infinite = is_infinite_on_workers(data, strategy)
+                is_infinite = is_endless(data, strategy)
             else:
                 is_infinite = _is_infinite_dataset(data)
             if is_infinite:
@@ -199,7 +199,7 @@ class FitExtension:
                 "elements are whole batches (x, y) or (x, y, sample_weight). Put it into the dataset."
             )
         steps = arguments.get("steps_per_epoch")
-        is_infinite = is_infinite_on_workers(dataset, strategy, is_counted=steps is not None)
+        is_infinite = is_endless(dataset, strategy, is_counted=steps is not None)
         self._check_length(strategy, arguments, is_infinite, is_counted=steps is not None)
         calls = None if steps is None else math.ceil(steps / arguments.get("steps_per_execution", 1))
         workers = worker_indices(strategy) if is_evaluation and calls is None else []
