@@ -7,13 +7,14 @@
 Nothing on a parameter server changes. A shard whose worker is lost is evaluated again; its future has one result.
 """
 
+import contextlib
+import functools
 import itertools
 import logging
 import math
 import weakref
 from abc import ABC, abstractmethod
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import keras
@@ -369,7 +370,7 @@ class StrategyEvaluation:
 
     def __init__(self, wait_recovered: Callable[[], bool]) -> None:
         self._wait_recovered = wait_recovered
-        self._functions: OwnedValues[OrderedDict[Hashable, Any]] = OwnedValues()
+        self._functions: OwnedValues[Callable[..., ShardFunctions]] = OwnedValues()
 
     def evaluate(
         self,
@@ -462,24 +463,20 @@ class StrategyEvaluation:
         raise AssertionError
 
     def _functions_of(self, model: Any, metrics: Sequence[Any] | None, model_state: str) -> ShardFunctions:
-        try:
-            kept = self._functions.setdefault(model, OrderedDict())
-        except TypeError:
-            # A callable that cannot be referred to weakly.
-            kept = OrderedDict()
-        key = (model_state, compilation_of(model)) if metrics is None else (model_state, *metrics)
-        if key not in kept:
-            kept[key] = _functions(model, metrics, model_state)
-        kept.move_to_end(key)
-        if len(kept) > _KEPT:
-            kept.popitem(last=False)
-        return kept[key]
+        # The functions live as long as the model and must not keep it alive.
+        functions = functools.lru_cache(_KEPT)(functools.partial(_functions, weakref.ref(model)))
+        # A bound method has no attributes.
+        with contextlib.suppress(TypeError):
+            functions = self._functions.setdefault(model, functions)
+        if metrics is None:
+            return functions(None, model_state, compilation_of(model))
+        return functions(tuple(metrics), model_state)
 
 
-def _functions(model: Any, metrics: Sequence[Any] | None, model_state: str) -> ShardFunctions:
-    copies = ModelCopies(model) if model_state == "snapshot" else None
-    # The functions live as long as the model and must not keep it alive.
-    reference: Callable[[], Any] = weakref.ref(model)
+def _functions(
+    reference: Callable[[], Any], metrics: Sequence[Any] | None, model_state: str, _compilation: Any = None
+) -> ShardFunctions:
+    copies = ModelCopies(reference()) if model_state == "snapshot" else None
     if metrics is None:
         return ShardFunctions(
             lambda batch: reference().test_step(whole(batch)),
