@@ -220,7 +220,7 @@ def test_a_write_that_fails_when_another_client_has_begun_deletes_nothing(tmp_pa
     second = Training(tmp_path, background=False)
     second.train(10)
     before = content(tmp_path)
-    monkeypatch.setattr(Snapshot, "_write_on", failing)
+    monkeypatch.setattr(Snapshot, "_write_file", failing)
     gate.set()
     with pytest.raises(CheckpointsTakenOver):
         first.checkpoints.wait(DEADLINE)

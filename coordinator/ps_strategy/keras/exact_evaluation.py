@@ -7,13 +7,14 @@
 Nothing on a parameter server changes. A shard whose worker is lost is evaluated again; its future has one result.
 """
 
+import contextlib
+import functools
 import itertools
 import logging
 import math
 import weakref
 from abc import ABC, abstractmethod
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import keras
@@ -23,7 +24,7 @@ import tensorflow as tf
 from coordinator.data.source import Source, range_vector, without_autotuning
 from coordinator.options import check_integer
 from coordinator.owned_values import OwnedValues
-from coordinator.ps_strategy.keras.feeds import CALLS_PER_WORKER, CardinalityCheck, Feed, worker_count, worker_indices
+from coordinator.ps_strategy.keras.feeds import CALLS_PER_WORKER, Feed, is_endless, worker_count, worker_indices
 from coordinator.ps_strategy.keras.internals.patches import compilation_of, stateful_layers
 from coordinator.ps_strategy.keras.shard_functions import MetricTotals, ModelCopies, NotShardableError, ShardFunctions
 from coordinator.ps_strategy.keras.steps import ModelSteps, check_model, whole
@@ -369,8 +370,7 @@ class StrategyEvaluation:
 
     def __init__(self, wait_recovered: Callable[[], bool]) -> None:
         self._wait_recovered = wait_recovered
-        self._is_infinite_on_workers = CardinalityCheck()
-        self._functions: OwnedValues[OrderedDict[Hashable, Any]] = OwnedValues()
+        self._functions: OwnedValues[Callable[..., ShardFunctions]] = OwnedValues()
 
     def evaluate(
         self,
@@ -440,7 +440,7 @@ class StrategyEvaluation:
             if shards is not None:
                 raise ValueError("shards cannot be given for data of which each worker has a share: that is a shard.")
             dataset = data if isinstance(data, PerWorkerDataset) else strategy.distribute_datasets_from_function(data)
-            if self._is_infinite_on_workers(dataset, strategy):
+            if is_endless(dataset, strategy):
                 raise ValueError("The dataset is endless, so its evaluation would never end.")
             workers = worker_indices(strategy)
             return lambda: WorkerShards(dataset, workers)
@@ -463,24 +463,20 @@ class StrategyEvaluation:
         raise AssertionError
 
     def _functions_of(self, model: Any, metrics: Sequence[Any] | None, model_state: str) -> ShardFunctions:
-        try:
-            kept = self._functions.setdefault(model, OrderedDict())
-        except TypeError:
-            # A callable that cannot be referred to weakly.
-            kept = OrderedDict()
-        key = (model_state, compilation_of(model)) if metrics is None else (model_state, *metrics)
-        if key not in kept:
-            kept[key] = _functions(model, metrics, model_state)
-        kept.move_to_end(key)
-        if len(kept) > _KEPT:
-            kept.popitem(last=False)
-        return kept[key]
+        # The functions live as long as the model and must not keep it alive.
+        functions = functools.lru_cache(_KEPT)(functools.partial(_functions, weakref.ref(model)))
+        # A bound method has no attributes.
+        with contextlib.suppress(TypeError):
+            functions = self._functions.setdefault(model, functions)
+        if metrics is None:
+            return functions(None, model_state, compilation_of(model))
+        return functions(tuple(metrics), model_state)
 
 
-def _functions(model: Any, metrics: Sequence[Any] | None, model_state: str) -> ShardFunctions:
-    copies = ModelCopies(model) if model_state == "snapshot" else None
-    # The functions live as long as the model and must not keep it alive.
-    reference: Callable[[], Any] = weakref.ref(model)
+def _functions(
+    reference: Callable[[], Any], metrics: Sequence[Any] | None, model_state: str, _compilation: Any = None
+) -> ShardFunctions:
+    copies = ModelCopies(reference()) if model_state == "snapshot" else None
     if metrics is None:
         return ShardFunctions(
             lambda batch: reference().test_step(whole(batch)),

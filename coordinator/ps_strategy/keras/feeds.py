@@ -239,7 +239,12 @@ class FiniteWorkerFeed(WorkerFeed):
                 future = self._strategy.schedule(steps.of_next_if_any, args=(self._iterator,), worker=worker)
                 self.add(future, worker)
             if not self.unfinished:
-                self._start_again()
+                # Starts from the beginning of the data if an earlier epoch has taken all of it.
+                if not self._may_start_again or self._calls:
+                    raise StopIteration
+                self._may_start_again = False
+                self._iterator = iter(self._dataset)
+                self._ended.clear()
                 continue
             (taken, worker, result), _ = self.wait_one()
             if taken < steps.steps_per_call:
@@ -253,14 +258,6 @@ class FiniteWorkerFeed(WorkerFeed):
         super().wait_finished()
         self._may_start_again = self._calls_per_epoch is not None and self._calls > 0
         self._calls = 0
-
-    def _start_again(self) -> None:
-        """Starts from the beginning of the data; raises StopIteration unless an earlier epoch has taken all of it."""
-        if not self._may_start_again or self._calls:
-            raise StopIteration
-        self._may_start_again = False
-        self._iterator = iter(self._dataset)
-        self._ended.clear()
 
     def _free_places(self) -> list[int | None]:
         """Returns the workers to schedule a call for, some several times; None is any worker.
@@ -303,18 +300,15 @@ def worker_indices(strategy: Any) -> list[int]:
 _nothing = tf.function(lambda: None, autograph=False)
 
 
-class CardinalityCheck:
-    """Asks workers whether their data is infinite."""
+_is_infinite = tf.function(lambda dataset: dataset.cardinality() == tf.data.INFINITE_CARDINALITY)
 
-    def __init__(self) -> None:
-        self._is_infinite = tf.function(lambda dataset: dataset.cardinality() == tf.data.INFINITE_CARDINALITY)
 
-    def __call__(self, dataset: PerWorkerDataset, strategy: Any, is_counted: bool = False) -> bool:
-        """Returns True if the data of some worker is infinite. If the steps are counted, one worker is asked."""
-        # Without a count, the data of every worker must end. With one, no lost worker is waited for.
-        workers = [None] if is_counted else worker_indices(strategy)
-        futures = [strategy.schedule(self._is_infinite, args=(dataset,), worker=worker) for worker in workers]
-        return any(result_of(future, strategy) for future in futures)
+def is_endless(dataset: PerWorkerDataset, strategy: Any, is_counted: bool = False) -> bool:
+    """Returns True if the data of some worker is infinite. If the steps are counted, one worker is asked."""
+    # Without a count, the data of every worker must end. With one, no lost worker is waited for.
+    workers = [None] if is_counted else worker_indices(strategy)
+    futures = [strategy.schedule(_is_infinite, args=(dataset,), worker=worker) for worker in workers]
+    return any(result_of(future, strategy) for future in futures)
 
 
 def result_of(future: Future, strategy: Any) -> Any:

@@ -43,11 +43,11 @@ from coordinator.ps_strategy.keras.exact_evaluation import (
     source_shards,
 )
 from coordinator.ps_strategy.keras.feeds import (
-    CardinalityCheck,
     ClientFeed,
     Feed,
     FiniteWorkerFeed,
     WorkerFeed,
+    is_endless,
     present_parts,
     result_of,
     schedule_batches,
@@ -79,12 +79,11 @@ class FitExtension:
         # The rules of compiled models. A rule is an `UpdateRule` of the package above.
         self._rules: weakref.WeakKeyDictionary[keras.Model, Any] = weakref.WeakKeyDictionary()
         self._has_warned = False
-        self._is_infinite_on_workers = CardinalityCheck()
 
     def compile(self, model: keras.Model, optimizer: Any) -> Any:
         """Returns the optimizer that a model is compiled with; a rule is kept for the model's steps."""
         self._rules.pop(model, None)
-        if not _is_rule(optimizer):
+        if not (callable(getattr(optimizer, "switch_to", None)) and callable(getattr(optimizer, "pull", None))):
             return optimizer
         if optimizer.keras_optimizer is None:
             raise ValueError(
@@ -106,7 +105,7 @@ class FitExtension:
             if callable(data):
                 data = strategy.experimental_distribute_datasets_from_function(data)
             if isinstance(data, PerWorkerDataset):
-                is_infinite = self._is_infinite_on_workers(data, strategy)
+                is_infinite = is_endless(data, strategy)
             else:
                 is_infinite = _is_infinite_dataset(data)
             if is_infinite:
@@ -166,7 +165,7 @@ class FitExtension:
                 "elements are whole batches (x, y) or (x, y, sample_weight). Put it into the dataset."
             )
         steps = arguments.get("steps_per_epoch")
-        is_infinite = self._is_infinite_on_workers(dataset, strategy, is_counted=steps is not None)
+        is_infinite = is_endless(dataset, strategy, is_counted=steps is not None)
         self._check_length(strategy, arguments, is_infinite, is_counted=steps is not None)
         calls = None if steps is None else math.ceil(steps / arguments.get("steps_per_execution", 1))
         workers = worker_indices(strategy) if is_evaluation and calls is None else []
@@ -301,7 +300,11 @@ def _scheduled_function(
         if not is_training:
             return feed.schedule(steps)
         logs = feed.train(steps)
-        _report_numbers(strategy, logs)
+        for name, value in logs.items():
+            # A custom `train_step` may return anything.
+            with contextlib.suppress(TypeError, ValueError):
+                if np.ndim(value) == 0:
+                    strategy.report(**{name: value})
         return logs
 
     return run_turn
@@ -317,24 +320,12 @@ def _check_order(stateful: Sequence[keras.Layer], strategy: Any) -> None:
         )
 
 
-def _report_numbers(strategy: Any, logs: dict[str, Any]) -> None:
-    """Reports the logs that are numbers; a custom `train_step` may return anything."""
-    for name, value in logs.items():
-        with contextlib.suppress(TypeError, ValueError):
-            if np.ndim(value) == 0:
-                strategy.report(**{name: value})
-
-
 def _joined(*outputs: Any) -> Any:
     if isinstance(outputs[0], tf.SparseTensor):
         return tf.sparse.concat(0, outputs)
     if isinstance(outputs[0], tf.RaggedTensor) or outputs[0].ndim:
         return tf.concat(outputs, 0)
     return tf.stack(outputs)
-
-
-def _is_rule(optimizer: Any) -> bool:
-    return callable(getattr(optimizer, "switch_to", None)) and callable(getattr(optimizer, "pull", None))
 
 
 def _with_settling(rule: Any, callbacks: Any) -> Any:

@@ -27,6 +27,7 @@ from coordinator.ps_strategy.keras.feeds import Feed
 from coordinator.ps_strategy.keras.internals.patches import OwnData, RangeIterator, array_inputs, stateful_layers
 from coordinator.ps_strategy.keras.steps import ModelSteps
 from coordinator.ps_strategy.recovery.checkpoint_owner import replace_file
+from coordinator.ps_strategy.recovery.variable_store import ClientState
 
 _logger = logging.getLogger("coordinator")
 
@@ -165,7 +166,7 @@ def _seed(shuffle: Any) -> int | None:
     return shuffle
 
 
-class RangeFeed(Feed):
+class RangeFeed(Feed, ClientState):
     """A feed that schedules the steps of one range at each turn.
 
     Guarantees:
@@ -214,7 +215,7 @@ class RangeFeed(Feed):
         if self._ranges is not None:
             self._ranges.close()
 
-    # The recovery calls these, while no step runs; see `ClientState`.
+    # The recovery calls these, while no step runs, and gives all variables their initial values; see `ClientState`.
 
     def serialize(self) -> Any:
         """Returns the epoch and the values of the metrics."""
@@ -226,15 +227,6 @@ class RangeFeed(Feed):
         if until == self._until:
             for variable, value in zip(self._model.metrics_variables, values, strict=False):
                 variable.assign(value)
-
-    def reset(self) -> None:
-        """Does nothing: the recovery gives all variables their initial values."""
-
-    def hold(self) -> None:
-        """Does nothing: metrics are read when no step runs."""
-
-    def resume(self) -> None:
-        """See `hold`."""
 
 
 @dataclasses.dataclass(eq=False)

@@ -7,6 +7,7 @@ a log for its own batches. The log of all batches is computed from the state of 
                                               '-- replaced by the state of all shards
 """
 
+import contextlib
 import functools
 import re
 import weakref
@@ -20,6 +21,7 @@ import tensorflow as tf
 from coordinator.data.source import Source
 from coordinator.ps_strategy.keras.internals.optimizers import parts_of
 from coordinator.ps_strategy.keras.internals.patches import EvaluationScope, stored_variable
+from coordinator.ps_strategy.recovery.variable_store import ClientState
 from coordinator.ps_strategy.tensorflow_internals.functions import captured_inputs
 from coordinator.ps_strategy.tensorflow_internals.handles import is_server_handle, owner_of_handle
 from coordinator.ps_strategy.tensorflow_internals.unstored_variable import TableVariable
@@ -34,7 +36,7 @@ _WRITES = re.compile(
 )
 
 
-class ModelCopies:
+class ModelCopies(ClientState):
     """Variables that keep the weights of a model while the training goes on.
 
     A server shares the memory of both until one of them changes. The model's weights must exist. A weight that is a
@@ -82,23 +84,9 @@ class ModelCopies:
                     f"{getattr(owner, 'name', owner)!r}, which is none. Leave it out, while nothing is scheduled."
                 )
 
-    # The recovery calls these; see `ClientState`.
-
-    def serialize(self) -> None:
-        """Returns nothing: the copies belong to no checkpoint."""
-
-    def deserialize(self, _: None) -> None:
-        """Does nothing: `reset` was called before."""
-
     def reset(self) -> None:
-        """Records that all variables were lost."""
+        """Records that all variables were lost: an evaluation that reads the copies begins again."""
         self.was_reset = True
-
-    def hold(self) -> None:
-        """Does nothing: an evaluation that reads lost copies begins again."""
-
-    def resume(self) -> None:
-        """See `hold`."""
 
 
 def _copy_of(variable: Any, strategy: Any) -> Any:
@@ -339,13 +327,6 @@ class ShardFunctions:
         )
         return concrete, _initial_state(self.metrics(), variables), logs
 
-    def _result_names(self) -> set[str]:
-        try:
-            return set(self.results())
-        except ValueError:
-            # Keras raises for metrics that it has not built, because no step uses them.
-            return set()
-
     def _traced_step(self, variables: Sequence[keras.Variable], spec: Any) -> tuple[Any, EvaluationScope, StateLogs]:
         """Returns the step as a concrete function, the scope in which it was traced, and its `StateLogs`."""
         stored = stored_variable if self.copies is None else self.copies.stored
@@ -355,9 +336,11 @@ class ShardFunctions:
         def run_step(state: Sequence[Any], batch: Any) -> Any:
             with EvaluationScope(variables, state, stored, graph) as scope:
                 logs = self._step(batch)
-                are_results = isinstance(logs, dict) and set(logs) == self._result_names()
+                # Keras raises for metrics that it has not built, because no step uses them.
+                with contextlib.suppress(ValueError):
+                    logs = {} if isinstance(logs, dict) and set(logs) == set(self.results()) else logs
                 after = [scope.get_current_value(variable) for variable in variables]
-            logs = {} if are_results or logs is None else logs
+            logs = {} if logs is None else logs
             traced[:] = scope, after, logs if isinstance(logs, dict) else {}
             shapes = [variable.shape for variable in variables]
             return list(map(tf.ensure_shape, after, shapes)), logs

@@ -80,7 +80,12 @@ class ModelSteps:
         return tf.function(named, autograph=False, reduce_retracing=reduce_retracing)
 
     def _steps_of_rows(self, positions: Any, batch_size: Any, inputs: Any) -> Any:
-        return self._steps_of(_rows_at(inputs, positions), positions, batch_size, self.steps_per_call)
+        # None stays where a part is missing.
+        first = next(part for part in tf.nest.flatten(inputs) if part is not None)
+        size = tf.raw_ops.VariableShape(input=first.handle, out_type=tf.int64)[0]
+        indices = example_indices(positions, size)
+        examples = tf.nest.map_structure(lambda part: None if part is None else tf.gather(part, indices), inputs)
+        return self._steps_of(examples, positions, batch_size, self.steps_per_call)
 
     def _steps_of(self, examples: Any, positions: Any, batch_size: Any, batches: int) -> Any:
         if batches == 1:
@@ -90,7 +95,8 @@ class ModelSteps:
         for first in [number * batch_size for number in range(batches)]:
 
             def run(first: Any = first) -> Any:
-                return step(tf.nest.map_structure(lambda part: _rows(part, first, batch_size), examples))
+                rows = slice(first, first + batch_size)
+                return step(tf.nest.map_structure(lambda part: None if part is None else part[rows], examples))
 
             outputs = run() if outputs is None else tf.cond(first < positions[2], run, lambda last=outputs: last)
         return outputs
@@ -128,18 +134,6 @@ class ModelSteps:
                 lambda count=count, outputs=outputs: (count, outputs),
             )
         return count, get_current_worker_index(), outputs
-
-
-def _rows(part: Any, first: Any, count: Any) -> Any:
-    return None if part is None else part[first : first + count]
-
-
-def _rows_at(inputs: Any, positions: Any) -> Any:
-    """Returns the examples of a range from nested variables with all examples; None stays where a part is missing."""
-    first = next(part for part in tf.nest.flatten(inputs) if part is not None)
-    size = tf.raw_ops.VariableShape(input=first.handle, out_type=tf.int64)[0]
-    indices = example_indices(positions, size)
-    return tf.nest.map_structure(lambda part: None if part is None else tf.gather(part, indices), inputs)
 
 
 def weighted(batch: Any, class_weight: Sequence[tuple[int, float]]) -> Any:

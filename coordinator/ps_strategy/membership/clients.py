@@ -90,17 +90,14 @@ class Answer(enum.Enum):
     UNREACHED = "the connection is refused: no process"
     SILENT = "no answer in time: frozen, or the host is gone"
 
-    @classmethod
-    def of(cls, code: grpc.StatusCode) -> "Answer":
-        """Returns the outcome that a status of gRPC stands for."""
-        if code is grpc.StatusCode.OK:
-            return cls.HELD
-        if code is grpc.StatusCode.UNAVAILABLE:
-            return cls.UNREACHED
-        if code in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED):
-            return cls.SILENT
-        # A refusal, by a server without the context or by another kind of server.
-        return cls.UNKNOWN
+
+# Any other status is a refusal, by a server without the context or by another kind of server.
+_ANSWERS = {
+    grpc.StatusCode.OK: Answer.HELD,
+    grpc.StatusCode.UNAVAILABLE: Answer.UNREACHED,
+    grpc.StatusCode.DEADLINE_EXCEEDED: Answer.SILENT,
+    grpc.StatusCode.CANCELLED: Answer.SILENT,
+}
 
 
 class RemoteContext:
@@ -121,12 +118,12 @@ class RemoteContext:
     def begin_renewal(self, timeout: float) -> Callable[[], Answer]:
         """Sends a keep-alive without waiting. Returns a function that waits for the answer."""
         call = self._keep_alive.future(ContextRequest(context_id=self._context_id), timeout=timeout)
-        return lambda: Answer.of(call.code())
+        return lambda: _ANSWERS.get(call.code(), Answer.UNKNOWN)
 
     def release(self, timeout: float) -> Answer:
         """Has the server free the context, whichever process created it. Returns `HELD` also if there is none."""
         request = ContextRequest(context_id=self._context_id, context_view_id=_LATEST_VIEW)
-        return Answer.of(self._close_context.future(request, timeout=timeout).code())
+        return _ANSWERS.get(self._close_context.future(request, timeout=timeout).code(), Answer.UNKNOWN)
 
     def close(self) -> None:
         """Closes the connection; the context stays."""

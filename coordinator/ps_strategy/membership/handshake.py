@@ -108,7 +108,7 @@ class SentinelVariables:
 
     def reach_each_other(self, numbers: Sequence[int]) -> bool:
         """Makes each of some parameter servers call all others, for the same reason. Returns True if all answered."""
-        concrete = self._trace(_round_trips_from_each, numbers)
+        concrete = self._trace(lambda each: _all_on_each(each, lambda _: _round_trips(each)), numbers)
         return concrete is not None and _succeeds(None, concrete, self._longest_call)
 
     def _trace(self, function: Callable[[Sequence[tf.Variable]], Any], numbers: Sequence[int]) -> Any | None:
@@ -155,18 +155,14 @@ class SentinelVariables:
 def _round_trips(sentinels: Sequence[tf.Variable]) -> Any:
     """Adds a message to each sentinel's server, and the answers, to a function. Returns a scalar, which is true."""
     sent = tf.timestamp() > 0.0
+    return _all_on_each(sentinels, lambda sentinel: tf.logical_and(sentinel.read_value(), sent))
+
+
+def _all_on_each(sentinels: Sequence[tf.Variable], answer: Callable[[tf.Variable], Any]) -> Any:
     answers = []
     for sentinel in sentinels:
         with tf.device(sentinel.device):
-            answers.append(tf.logical_and(sentinel.read_value(), sent))
-    return tf.reduce_all(answers)
-
-
-def _round_trips_from_each(sentinels: Sequence[tf.Variable]) -> Any:
-    answers = []
-    for sentinel in sentinels:
-        with tf.device(sentinel.device):
-            answers.append(_round_trips(sentinels))
+            answers.append(answer(sentinel))
     return tf.reduce_all(answers)
 
 
@@ -266,11 +262,9 @@ class Handshake:
 
     def admit(self, new: Mapping[Task, Connection], addresses: Mapping[Task, str]) -> dict[Task, Connection]:
         """Makes the handshake with newly connected servers in parallel; returns the connections of admitted servers."""
-
-        def shake(task: Task) -> bool:
-            return self._handshake(task, addresses[task], new[task].incarnation)
-
-        succeeded = in_parallel("coordinator-handshakes", shake, new)
+        succeeded = in_parallel(
+            "coordinator-handshakes", lambda task: self._handshake(task, addresses[task], new[task].incarnation), new
+        )
         return {task: connection for task, connection in new.items() if succeeded[task]}
 
     def _handshake(self, task: Task, address: str, incarnation: int) -> bool:

@@ -38,17 +38,46 @@ _API_SERVER = "https://kubernetes.default.svc"
 _CREDENTIALS = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
-class KubernetesPods:
-    """The addresses of the pods that a label selector matches. Used by one thread, except `interrupt`.
+class KubernetesClusterResolver(PolledClusterResolver):
+    """A cluster on Kubernetes whose worker pods are followed while training runs.
 
-    For the arguments see `KubernetesClusterResolver`. `credentials` may also contain `namespace`, the default
-    namespace; missing files are not used.
+        strategy = coordinator.ParameterServerStrategy(coordinator.KubernetesClusterResolver())
+
+    It is for programs in a pod that `coordinator manifest kubernetes` describes. `TF_CONFIG` names the client and the
+    parameter servers. The workers are the present pods, each with the index of its pod, or the workers of `TF_CONFIG`
+    while there is no pod. A pod that is being deleted leaves the cluster immediately, and finishes its functions. An
+    evicted pod, whose node is drained, is a lost worker until its replacement answers.
+
+    Args:
+      cluster_resolver: describes the cluster at the beginning; None reads `TF_CONFIG`.
+      selector: the labels of worker pods, as in `kubectl get pods -l`; None for the labels in the manifests.
+      namespace: of the pods; None for this pod's namespace.
+      api_server: the URL of Kubernetes's API server, by default of the cluster that runs this pod.
+      credentials: the folder with `token` and `ca.crt` of the service account, by default this pod's. Both are read
+        again for each request, since Kubernetes renews them.
+
+    Raises:
+      ClusterSpecError: `selector` is None, and the addresses of workers are not names of pods, or there are none.
     """
 
-    def __init__(self, selector: str, namespace: str | None, api_server: str, credentials: pathlib.Path) -> None:
+    def __init__(
+        self,
+        cluster_resolver: Any = None,
+        *,
+        selector: str | None = None,
+        namespace: str | None = None,
+        api_server: str = _API_SERVER,
+        credentials: str | os.PathLike[str] = _CREDENTIALS,
+    ) -> None:
+        if cluster_resolver is None:
+            cluster_resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+        super().__init__(lambda: cluster_resolver.cluster_spec().as_dict(), interval=1.0)
+        if selector is None:
+            labels = {"instance": _service(cluster_resolver), "component": "worker"}
+            selector = ",".join(f"app.kubernetes.io/{name}={value}" for name, value in labels.items())
         self._selector = selector
         self._api_server = urllib.parse.urlsplit(api_server)
-        self._credentials = credentials
+        self._credentials = pathlib.Path(credentials)
         self._namespace = namespace or self._credential("namespace") or "default"
         self._pods: dict[str, Any] = {}
         # Evicted pods that are gone, and the times at which they lose their places.
@@ -59,18 +88,26 @@ class KubernetesPods:
         self._connection: http.client.HTTPConnection | None = None
         self._is_interrupted = False
 
-    def list(self) -> dict[int, str]:
-        """Lists the pods; returns their addresses by index. Raises what `wait_changed` raises."""
+    def cluster_spec(self) -> tf.train.ClusterSpec:
+        """Returns the cluster with the present workers.
+
+        Raises:
+          ConnectionError: the API server did not answer, or refused.
+          ValueError: a pod has no index or no name in DNS.
+        """
+        cluster = self._read()
         self._is_interrupted = False
         self._read_list()
         self._returned = self._addresses()
-        return self._returned
+        return tf.train.ClusterSpec({**cluster, "worker": self._returned or cluster["worker"]})
 
-    def wait_changed(self) -> dict[int, str]:
-        """Waits until the addresses have changed since the last return, or for about 30 s, and returns them.
+    def worker_addresses(self) -> Mapping[int, str]:
+        """Waits until the worker pods have changed, or for about 30 s; returns their addresses by index.
 
-        Raises ConnectionError if the API server does not answer, or refuses: the next call tries again. Raises
-        ValueError if a pod has no index or no name in DNS.
+        Raises:
+          ClusterSpecError: there is no worker pod.
+          ConnectionError: the API server did not answer, or refused. The next call tries again.
+          ValueError: a pod has no index or no name in DNS.
         """
         try:
             if self._version is None:
@@ -81,10 +118,12 @@ class KubernetesPods:
             if not self._is_interrupted:
                 raise
         self._returned = self._addresses()
+        if not self._returned:
+            raise ClusterSpecError("There is no worker pod any more; at least one must stay.")
         return self._returned
 
-    def interrupt(self) -> None:
-        """Ends a wait; later waits end immediately, until the pods are listed again. Called on any thread."""
+    def close(self) -> None:
+        """Ends a `worker_addresses` that waits, on any thread; later ones end immediately until `cluster_spec`."""
         self._is_interrupted = True
         if (connection := self._connection) is not None and connection.sock is not None:
             with contextlib.suppress(OSError):
@@ -165,7 +204,7 @@ class KubernetesPods:
             connection = http.client.HTTPConnection(host, port, timeout=_ANSWER_TIMEOUT)
         connection.connect()
         connection.sock.settimeout(_WATCH_SECONDS + _ANSWER_TIMEOUT)
-        # In this order: `interrupt` sets the flag that is read here, and then reads the connection that is set here.
+        # In this order: `close` sets the flag that is read here, and then reads the connection that is set here.
         self._connection = connection
         if self._is_interrupted:
             connection.close()
@@ -232,70 +271,6 @@ def _refusal(response: http.client.HTTPResponse) -> str:
     except (ValueError, LookupError, TypeError):
         reason = response.reason
     return f"{response.status} {reason}{advice}."
-
-
-class KubernetesClusterResolver(PolledClusterResolver):
-    """A cluster on Kubernetes whose worker pods are followed while training runs.
-
-        strategy = coordinator.ParameterServerStrategy(coordinator.KubernetesClusterResolver())
-
-    It is for programs in a pod that `coordinator manifest kubernetes` describes. `TF_CONFIG` names the client and the
-    parameter servers. The workers are the present pods, each with the index of its pod, or the workers of `TF_CONFIG`
-    while there is no pod. A pod that is being deleted leaves the cluster immediately, and finishes its functions. An
-    evicted pod, whose node is drained, is a lost worker until its replacement answers.
-
-    Args:
-      cluster_resolver: describes the cluster at the beginning; None reads `TF_CONFIG`.
-      selector: the labels of worker pods, as in `kubectl get pods -l`; None for the labels in the manifests.
-      namespace: of the pods; None for this pod's namespace.
-      api_server: the URL of Kubernetes's API server, by default of the cluster that runs this pod.
-      credentials: the folder with `token` and `ca.crt` of the service account, by default this pod's. Both are read
-        again for each request, since Kubernetes renews them.
-
-    Raises:
-      ClusterSpecError: `selector` is None, and the addresses of workers are not names of pods, or there are none.
-    """
-
-    def __init__(
-        self,
-        cluster_resolver: Any = None,
-        *,
-        selector: str | None = None,
-        namespace: str | None = None,
-        api_server: str = _API_SERVER,
-        credentials: str | os.PathLike[str] = _CREDENTIALS,
-    ) -> None:
-        if cluster_resolver is None:
-            cluster_resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-        super().__init__(lambda: cluster_resolver.cluster_spec().as_dict(), interval=1.0)
-        if selector is None:
-            labels = {"instance": _service(cluster_resolver), "component": "worker"}
-            selector = ",".join(f"app.kubernetes.io/{name}={value}" for name, value in labels.items())
-        self._pods = KubernetesPods(selector, namespace, api_server, pathlib.Path(credentials))
-
-    def cluster_spec(self) -> tf.train.ClusterSpec:
-        """Returns the cluster with the present workers.
-
-        Raises:
-          ConnectionError: the API server did not answer, or refused.
-        """
-        cluster = self._read()
-        return tf.train.ClusterSpec({**cluster, "worker": self._pods.list() or cluster["worker"]})
-
-    def worker_addresses(self) -> Mapping[int, str]:
-        """Waits until the worker pods have changed, or for about 30 s; returns their addresses by index.
-
-        Raises:
-          ClusterSpecError: there is no worker pod.
-          ConnectionError: the API server did not answer, or refused.
-        """
-        if not (addresses := self._pods.wait_changed()):
-            raise ClusterSpecError("There is no worker pod any more; at least one must stay.")
-        return addresses
-
-    def close(self) -> None:
-        """Ends a `worker_addresses` that waits. `cluster_spec` allows waits again."""
-        self._pods.interrupt()
 
 
 def _service(resolver: Any) -> str:

@@ -95,15 +95,13 @@ class Membership:
         self.settled = threading.Event()
         self.settled.set()
         timeouts = options.client_timeout, options.heartbeat_timeout
+        changes = ClusterChanges(definition.protocol, client_address, *timeouts)
         with contextlib.ExitStack() as opened:
-            self._changes = ClusterChanges(definition.protocol, client_address, *timeouts)
-            opened.callback(self._changes.close)
-            self._lease = ClientLease(client.context_id, options)
-            opened.callback(self._lease.close)
-            self._heartbeat = Heartbeat(options.heartbeat_interval, options.heartbeat_timeout)
-            opened.callback(self._heartbeat.close)
-            self._links = ServerLinks(options.heartbeat_timeout)
-            opened.callback(self._links.close)
+            self._changes = opened.enter_context(contextlib.closing(changes))
+            self._lease = opened.enter_context(contextlib.closing(ClientLease(client.context_id, options)))
+            heartbeat = Heartbeat(options.heartbeat_interval, options.heartbeat_timeout)
+            self._heartbeat = opened.enter_context(contextlib.closing(heartbeat))
+            self._links = opened.enter_context(contextlib.closing(ServerLinks(options.heartbeat_timeout)))
             for task, address in definition.addresses.items():
                 self._add(task, address)
             opened.pop_all()
@@ -288,7 +286,13 @@ class Membership:
         with self._turn:
             lost = self._losses(self._parameter_servers)
             if lost and not self._is_closing:
-                is_changed = self._reconnect_all() if self._has_moved else self._replace(lost)
+                if self._has_moved:
+                    # From all servers: they keep the former address of a moved one.
+                    self._change(without=self._present)
+                    is_changed = self._change(adding=self._addresses)
+                    self._has_moved = not is_changed
+                else:
+                    is_changed = self._replace(lost)
                 self._has_recovered = is_changed or self._has_recovered
         return not self._losses(self._parameter_servers)
 
@@ -519,13 +523,6 @@ class Membership:
             is_known = task in self._present or task in self._changes.addresses
             if is_known and (self._present.get(task) == lost or self._losses([task])):
                 self._change(without=[task])
-
-    def _reconnect_all(self) -> bool:
-        """Disconnects from all servers and connects to them: servers keep the former address of a moved one."""
-        self._change(without=self._present)
-        is_changed = self._change(adding=self._addresses)
-        self._has_moved = not is_changed
-        return is_changed
 
     def _replace(self, lost: Collection[Task]) -> bool:
         """Makes new connections to lost servers. Returns True if TensorFlow's server definition was updated."""

@@ -317,8 +317,8 @@ class Snapshots:
         self, checkpoint: tf.train.Checkpoint, memory: int, check: Callable[[], object] = lambda: None
     ) -> None:
         self._checkpoint = checkpoint
-        self._memory = memory
-        self._check = check
+        self.memory = memory
+        self.check = check
         self._readers: dict[tuple[str, tuple[tf.DType, ...]], Any] = {}
 
     def prepare(self, prefix: str) -> None:
@@ -328,7 +328,7 @@ class Snapshots:
         for save in self._captured(prefix):
             for device, values in _by_device(save.values).items():
                 if is_on_parameter_server(device):
-                    self._read(device, values)
+                    self.read(device, values)
 
     def take(self, prefix: str) -> "Snapshot":
         """Takes a snapshot, which becomes a checkpoint at `prefix`; called while nothing runs.
@@ -337,14 +337,15 @@ class Snapshots:
         """
         delete_unfinished(prefix)
         saves = self._captured(prefix)
-        return Snapshot(saves[0] if saves else None, self._read, self._memory, self._check)
+        return Snapshot(saves[0] if saves else None, self)
 
     def _captured(self, prefix: str) -> list[CapturedSave]:
         with saves_captured() as saves:
             self._checkpoint.write(prefix)
         return saves
 
-    def _read(self, device: str, values: Sequence[SavedValue]) -> list[_Kept]:
+    def read(self, device: str, values: Sequence[SavedValue]) -> list[_Kept]:
+        """Reads the values of a server, without variables that have none."""
         variables = [value for value in values if value.saved.variable is not None]
         handles = [value.saved.variable.handle for value in variables]
         dtypes = tuple(value.saved.variable.dtype for value in variables)
@@ -382,18 +383,11 @@ def _by_device(values: Sequence[SavedValue]) -> dict[str, list[SavedValue]]:
 
 
 class Snapshot:
-    """Values of one moment. `save` is None if they are written already; `read` reads the values of a server."""
+    """Values of one moment. `save` is None if they are written already."""
 
-    def __init__(
-        self,
-        save: CapturedSave | None,
-        read: Callable[[str, Sequence[SavedValue]], list[_Kept]],
-        memory: int,
-        check: Callable[[], object],
-    ) -> None:
+    def __init__(self, save: CapturedSave | None, snapshots: Snapshots) -> None:
         self._save = save
-        self._check = check
-        self._memory = memory
+        self._snapshots = snapshots
         self._written: list[str] = []
         self._finished: list[Callable[[], None]] = []
         self._kept: dict[str, list[_Kept]] = {}
@@ -407,7 +401,7 @@ class Snapshot:
 
         def read_on(device: str, task: str, stopped: threading.Event) -> list[str]:
             del task, stopped
-            self._kept[device] = read(device, values[device])
+            self._kept[device] = snapshots.read(device, values[device])
             return []
 
         on_each_server(servers, "copy", read_on)
@@ -427,13 +421,14 @@ class Snapshot:
         temporary = self._temporary(self._save)
 
         def write_on(device: str, task: str, stopped: threading.Event) -> list[str]:
-            return self._write_on(device, f"{temporary}-{task}", stopped, hurry)
+            files = (functools.partial(self._write_file, device, group) for group in _grouped(self._kept[device]))
+            return _write_files(f"{temporary}-{task}", files, stopped, hurry)
 
         servers = [*filter(is_on_parameter_server, self._kept)]
         for number, device in enumerate(self._kept.keys() - servers):
             self._written += write_on(device, f"client{number}", threading.Event())
         self._written += on_each_server(servers, "save", write_on)
-        self._check()
+        self._snapshots.check()
         merge(self._save.prefix, self._save.device, self._written)
         for finish in self._finished:
             finish()
@@ -447,10 +442,6 @@ class Snapshot:
         tf.io.gfile.makedirs(os.path.dirname(temporary))
         return temporary
 
-    def _write_on(self, device: str, prefix: str, stopped: threading.Event, hurry: threading.Event) -> list[str]:
-        files = (functools.partial(self._write_file, device, group) for group in _grouped(self._kept[device]))
-        return _write_files(prefix, files, stopped, hurry)
-
     def _write_file(self, device: str, group: list[_Kept], prefix: str) -> None:
         with tf.device(device):
             names, specs, tensors = zip(*self._pieces(group), strict=True)
@@ -461,10 +452,11 @@ class Snapshot:
     def _pieces(self, group: list[_Kept]) -> Iterator[tuple[str, str, Any]]:
         """Yields each value or its pieces: the name, the `shape_and_slices` of `SaveV2`, and the tensor."""
         for saved, tensor in group:
-            if saved.variable is None or tensor.dtype not in _DTYPES or _size(tensor) <= self._memory:
+            if saved.variable is None or tensor.dtype not in _DTYPES or _size(tensor) <= self._snapshots.memory:
                 yield saved.name, saved.slice_spec, tensor
                 continue
-            for block in blocks_of(tensor.shape.as_list(), tensor.dtype.size, self._memory // _BLOCKS_IN_MEMORY):
+            most = self._snapshots.memory // _BLOCKS_IN_MEMORY
+            for block in blocks_of(tensor.shape.as_list(), tensor.dtype.size, most):
                 yield saved.name, block_spec(saved, block), tf.slice(tensor, block.begin, block.shape)
 
 

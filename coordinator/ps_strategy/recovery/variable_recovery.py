@@ -248,7 +248,11 @@ class VariableRecovery:
     ) -> None:
         """Sets what is restored and the callback; see `ParameterServerStrategy.restore_from`."""
         restore = CheckpointRestore(source, self._owner)
-        _check(step)
+        if not (step is None or callable(step) or (hasattr(step, "numpy") and tf.as_dtype(step.dtype).is_integer)):
+            raise TypeError(
+                "step must be an integer variable, or a function that returns an int, such as optimizer.iterations; "
+                f"got {step!r}."
+            )
         if on_rollback is not None and not callable(on_rollback):
             raise TypeError(f"on_rollback must be a function that takes a Rollback, got {on_rollback!r}.")
         self._on_rollback = on_rollback
@@ -405,7 +409,9 @@ class VariableRecovery:
             raise _asynchronous_refused()
         began = time.monotonic()
         bound = inspect.signature(save).bind(*args, **kwargs)
-        bound.arguments["options"] = _with_callback(bound.arguments.get("options"), self._note_written)
+        options = bound.arguments["options"] = copy.copy(bound.arguments.get("options") or tf.train.CheckpointOptions())
+        # A new list: TensorFlow adds a function to the caller's list at each save.
+        options.experimental_write_callbacks = [self._note_written, *(options.experimental_write_callbacks or ())]
         try:
             path = self._save_quietly(functools.partial(save, *bound.args, **bound.kwargs), directory)
         except (tf.errors.OpError, CheckpointsTakenOver) as error:
@@ -458,22 +464,6 @@ class VariableRecovery:
             _logger.warning("A checkpoint in %s is saved after the recovery: %s", directory, missing)
             if not self._wait_recovered() or self._is_half_restored:
                 raise missing
-
-
-def _check(step: Any) -> None:
-    if step is not None and not callable(step) and not (hasattr(step, "numpy") and tf.as_dtype(step.dtype).is_integer):
-        raise TypeError(
-            f"step must be an integer variable, or a function that returns an int, such as optimizer.iterations; "
-            f"got {step!r}."
-        )
-
-
-def _with_callback(options: Any, callback: Callable[[str], object]) -> Any:
-    """Returns options of a save that calls `callback` with the path before the manager's own callbacks."""
-    options = tf.train.CheckpointOptions() if options is None else copy.copy(options)
-    # A new list: TensorFlow adds a function to the caller's list at each save.
-    options.experimental_write_callbacks = [callback, *(options.experimental_write_callbacks or ())]
-    return options
 
 
 def _asynchronous_refused() -> ValueError:

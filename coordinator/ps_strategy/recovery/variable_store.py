@@ -62,8 +62,11 @@ class Recovered(Protocol):
         """Makes the state fit the present values of the variables; called on the client."""
 
 
-class ClientState(Protocol):
-    """State of an object on the client that belongs to the variables, such as a position in the data."""
+class ClientState:
+    """State of an object on the client that belongs to the variables, such as a position in the data.
+
+    The methods do nothing here. An object of a lower layer has methods of these names instead of this base class.
+    """
 
     def serialize(self) -> Any:
         """Returns the state, while no function runs."""
@@ -258,13 +261,10 @@ def _initialize(variable: Any) -> None:
                 "Add it to the checkpoint, or create it with a function as its initial value.",
                 variable.name,
             )
-            initial_value = tf.zeros(_smallest(variable.shape), variable.dtype)
+            # The smallest shape that is compatible with a partly unknown one.
+            shape = [] if variable.shape.rank is None else [size or 0 for size in variable.shape]
+            initial_value = tf.zeros(shape, variable.dtype)
         variable.assign(initial_value, read_value=False)
         if isinstance(known, RowsInBlocks):
             del initial_value
             known.write(variable)
-
-
-def _smallest(shape: tf.TensorShape) -> list[int]:
-    """Returns the smallest shape that is compatible with a partly unknown one."""
-    return [] if shape.rank is None else [dimension or 0 for dimension in shape]

@@ -38,7 +38,11 @@ class Placement:
 
     def next_devices(self, sizes: Sequence[int]) -> list[str]:
         """Returns the devices of new variables with these sizes in bytes, 0 if unknown."""
-        held = self._held() if max(sizes) >= _LARGE else dict.fromkeys(self._devices, 0)
+        held = dict.fromkeys(self._devices, 0)
+        for variable in self._variables() if max(sizes) >= _LARGE else ():
+            # A sharded variable holds nothing itself.
+            if variable.device in held and not hasattr(variable, "parts"):
+                held[variable.device] += (variable.shape.num_elements() or 0) * variable.dtype.size
         return [self._next(size, held) for size in sizes]
 
     def _next(self, size: int, held: dict[str, int]) -> str:
@@ -50,14 +54,6 @@ class Placement:
             device = least
         held[device] += size
         return device
-
-    def _held(self) -> dict[str, int]:
-        held = dict.fromkeys(self._devices, 0)
-        for variable in self._variables():
-            # A sharded variable holds nothing itself.
-            if variable.device in held and not hasattr(variable, "parts"):
-                held[variable.device] += (variable.shape.num_elements() or 0) * variable.dtype.size
-        return held
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +128,8 @@ def _rows_of_function(
     function: Callable[..., Any], shape: tf.TensorShape, dtype: tf.DType, name: str | None, first: int, count: int
 ) -> Any:
     partition_shape = (count, *shape[1:])
-    if _takes_partition(function):
+    parameters = _parameters(function)
+    if _names_partition(function) or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         # An initializer that does not know these arguments may accept any, and refuse them when it is called.
         try:
             value = function(partition_shape=partition_shape, partition_offset=(first, *[0] * len(shape[1:])))
@@ -156,10 +153,6 @@ def rows_of_whole(
             "partition_offset and returns these rows; or zeros, and assign its rows in steps."
         )
     return tf.convert_to_tensor(function(), dtype)[first : first + count]
-
-
-def _takes_partition(function: Callable[..., Any]) -> bool:
-    return _names_partition(function) or any(known.kind is known.VAR_KEYWORD for known in _parameters(function))
 
 
 def _names_partition(function: Callable[..., Any]) -> bool:
@@ -227,12 +220,16 @@ def create_sharded(
     name = arguments.get("name") or "Variable"
     parts = []
     for number, (first, count) in enumerate(zip(partition.offsets, partition.sizes, strict=True)):
+        rows: Callable[[], Any] = RowsInBlocks(initial, first, count)
+        # A function that is being traced would write the rows at each run.
+        if initial.block_rows is None or initial.block_rows >= count or not tf.executing_eagerly():
+            rows = functools.partial(initial.rows, first, count)
         own = {
             **arguments,
             "name": f"{name}/part_{number}",
             "shape": tf.TensorShape([count]).concatenate(initial.shape[1:]),
             "dtype": initial.dtype,
-            "initial_value": _initial_rows(initial, first, count),
+            "initial_value": rows,
             # Gradients belong to the whole variable.
             "trainable": False,
             "constraint": None,
@@ -248,10 +245,3 @@ def create_sharded(
         constraint=arguments.get("constraint"),
         **{option: arguments[option] for option in _OPTIONS if arguments.get(option) is not None},
     )
-
-
-def _initial_rows(initial: InitialValue, first: int, count: int) -> Callable[[], Any]:
-    # A function that is being traced would write the rows at each run.
-    if initial.block_rows is None or initial.block_rows >= count or not tf.executing_eagerly():
-        return functools.partial(initial.rows, first, count)
-    return RowsInBlocks(initial, first, count)

@@ -44,11 +44,6 @@ class Routed:
         """Divides the values of all rows, [n, ...], among the parts."""
         return tf.dynamic_partition(values, self.part, self.count)
 
-    def stitch(self, values: Sequence[Any]) -> Any:
-        """Puts the values of the parts' rows back into the order of all rows, [n, ...]."""
-        positions = self.split(tf.range(tf.size(self.part)))
-        return tf.dynamic_stitch(positions, values)
-
 
 @dataclasses.dataclass(frozen=True)
 class Partition:
@@ -207,7 +202,9 @@ class ShardedVariable(SavedInSlices, UnstoredVariable):
                 indices = tf.convert_to_tensor(indices)
                 routed = self.partition.route(tf.reshape(indices, [-1]))
                 read = [part.sparse_read(local) for part, local in zip(self.parts, routed.local, strict=True)]
-                rows = tf.reshape(routed.stitch(read), tf.concat([tf.shape(indices), self.shape[1:]], 0))
+                positions = routed.split(tf.range(tf.size(routed.part)))
+                shape = tf.concat([tf.shape(indices), self.shape[1:]], 0)
+                rows = tf.reshape(tf.dynamic_stitch(positions, read), shape)
                 rows.set_shape(indices.shape.concatenate(self.shape[1:]))
             return self._rows_read(rows, indices)
 

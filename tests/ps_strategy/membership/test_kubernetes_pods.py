@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import tensorflow as tf
 
 from coordinator.ps_strategy.membership import kubernetes_cluster_resolver
-from coordinator.ps_strategy.membership.kubernetes_cluster_resolver import KubernetesPods
+from coordinator.ps_strategy.membership.kubernetes_cluster_resolver import KubernetesClusterResolver
 from tests.ps_strategy.membership.fake_kubernetes import SELECTOR, FakeKubernetes, pod
 
 LIMIT = 30.0
@@ -22,6 +23,17 @@ def addresses(*indices: int) -> dict[int, str]:
     return {index: address(index) for index in indices}
 
 
+def new_resolver(kubernetes: FakeKubernetes, credentials: Path) -> KubernetesClusterResolver:
+    cluster = tf.train.ClusterSpec({"worker": [address(0)], "ps": ["ps:2222"]})
+    described = tf.distribute.cluster_resolver.SimpleClusterResolver(cluster)
+    return KubernetesClusterResolver(described, selector=SELECTOR, api_server=kubernetes.url, credentials=credentials)
+
+
+def listed(resolver: KubernetesClusterResolver) -> dict[int, str]:
+    spec = resolver.cluster_spec()
+    return {index: spec.task_address("worker", index) for index in spec.task_indices("worker")}
+
+
 @pytest.fixture
 def kubernetes() -> Iterator[FakeKubernetes]:
     with FakeKubernetes() as kubernetes:
@@ -29,63 +41,63 @@ def kubernetes() -> Iterator[FakeKubernetes]:
 
 
 @pytest.fixture
-def pods(kubernetes: FakeKubernetes, tmp_path: Path) -> KubernetesPods:
+def pods(kubernetes: FakeKubernetes, tmp_path: Path) -> KubernetesClusterResolver:
     """The pods 0 and 1, listed."""
     kubernetes.put(pod(0))
     kubernetes.put(pod(1))
     other = pod(7)
     other["metadata"]["labels"]["app.kubernetes.io/component"] = "ps"
     kubernetes.put(other)
-    pods = KubernetesPods(SELECTOR, None, kubernetes.url, tmp_path)
-    assert pods.list() == addresses(0, 1)
+    pods = new_resolver(kubernetes, tmp_path)
+    assert listed(pods) == addresses(0, 1)
     return pods
 
 
-def test_pods_come_and_go(kubernetes: FakeKubernetes, pods: KubernetesPods) -> None:
+def test_pods_come_and_go(kubernetes: FakeKubernetes, pods: KubernetesClusterResolver) -> None:
     kubernetes.put(pod(4, phase="Pending"))  # has no name yet
     kubernetes.put(pod(3))
-    assert pods.wait_changed() == addresses(0, 1, 3)
+    assert pods.worker_addresses() == addresses(0, 1, 3)
     kubernetes.put(pod(3))  # nothing that matters
     kubernetes.put(pod(2))
-    assert pods.wait_changed() == addresses(0, 1, 2, 3)
+    assert pods.worker_addresses() == addresses(0, 1, 2, 3)
     kubernetes.delete(1)
-    assert pods.wait_changed() == addresses(0, 2, 3)
+    assert pods.worker_addresses() == addresses(0, 2, 3)
     kubernetes.remove(1)
     kubernetes.put(pod(0, phase="Failed"))
-    assert pods.wait_changed() == addresses(2, 3)
+    assert pods.worker_addresses() == addresses(2, 3)
     kubernetes.remove(2)
-    assert pods.wait_changed() == addresses(3)
+    assert pods.worker_addresses() == addresses(3)
     assert [request.get("watch") for request in kubernetes.requests] == [None, *"11111"]
 
 
 @pytest.mark.parametrize("is_listed_again", [False, True])
 def test_an_evicted_pod_keeps_its_place_until_it_is_replaced(
-    kubernetes: FakeKubernetes, pods: KubernetesPods, monkeypatch: pytest.MonkeyPatch, is_listed_again: bool
+    kubernetes: FakeKubernetes, pods: KubernetesClusterResolver, monkeypatch: pytest.MonkeyPatch, is_listed_again: bool
 ) -> None:
     kubernetes.put(pod(1, is_evicted=True))
     kubernetes.put(pod(1, is_evicted=True, deletionTimestamp="2026-01-01T00:00:00Z"))
     kubernetes.put(pod(2))
-    assert pods.wait_changed() == addresses(0, 1, 2)
+    assert pods.worker_addresses() == addresses(0, 1, 2)
     kubernetes.remove(1)
     if is_listed_again:
         kubernetes.forget()
     kubernetes.put(pod(3))
-    assert pods.wait_changed() == addresses(0, 1, 2, 3)
+    assert pods.worker_addresses() == addresses(0, 1, 2, 3)
     kubernetes.put(pod(1, phase="Pending"))
     kubernetes.put(pod(1))
     kubernetes.put(pod(4))
-    assert pods.wait_changed() == addresses(0, 1, 2, 3, 4)
+    assert pods.worker_addresses() == addresses(0, 1, 2, 3, 4)
     kubernetes.delete(1)
     monkeypatch.setattr(kubernetes_cluster_resolver, "_REPLACEMENT_TIMEOUT", 0.0)
-    assert pods.wait_changed() == addresses(0, 2, 3, 4), "it is deleted, and not evicted"
+    assert pods.worker_addresses() == addresses(0, 2, 3, 4), "it is deleted, and not evicted"
     kubernetes.put(pod(2, is_evicted=True))
     kubernetes.remove(2)
-    assert pods.wait_changed() == addresses(0, 3, 4), "there was no replacement"
+    assert pods.worker_addresses() == addresses(0, 3, 4), "there was no replacement"
 
 
-def test_a_wait_lasts_until_something_changes(kubernetes: FakeKubernetes, pods: KubernetesPods) -> None:
+def test_a_wait_lasts_until_something_changes(kubernetes: FakeKubernetes, pods: KubernetesClusterResolver) -> None:
     with concurrent.futures.ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(pods.wait_changed)
+        waiting = threads.submit(pods.worker_addresses)
         kubernetes.wait_watched()
         kubernetes.bookmark()
         kubernetes.put(pod(2))
@@ -94,52 +106,54 @@ def test_a_wait_lasts_until_something_changes(kubernetes: FakeKubernetes, pods: 
 
 @pytest.mark.parametrize("status", [410, 200])
 def test_pods_are_listed_again_when_changes_were_forgotten(
-    kubernetes: FakeKubernetes, pods: KubernetesPods, status: int
+    kubernetes: FakeKubernetes, pods: KubernetesClusterResolver, status: int
 ) -> None:
     kubernetes.gone_status = status
     kubernetes.remove(1)
     kubernetes.put(pod(2))
     kubernetes.forget()
-    assert pods.wait_changed() == addresses(0, 2)
+    assert pods.worker_addresses() == addresses(0, 2)
     kubernetes.put(pod(1))
-    assert pods.wait_changed() == addresses(0, 1, 2)
+    assert pods.worker_addresses() == addresses(0, 1, 2)
 
 
-def test_a_bookmark_is_where_the_next_watch_begins(kubernetes: FakeKubernetes, pods: KubernetesPods) -> None:
+def test_a_bookmark_is_where_the_next_watch_begins(kubernetes: FakeKubernetes, pods: KubernetesClusterResolver) -> None:
     kubernetes.bookmark()
     kubernetes.put(pod(2))
-    pods.wait_changed()
+    pods.worker_addresses()
     versions = [int(request["resourceVersion"]) for request in kubernetes.requests if "watch" in request]
     kubernetes.put(pod(3))
-    pods.wait_changed()
+    pods.worker_addresses()
     assert int(kubernetes.requests[-1]["resourceVersion"]) == versions[0] + 2
 
 
-def test_a_wait_can_be_ended_and_later_ones_end_at_once(kubernetes: FakeKubernetes, pods: KubernetesPods) -> None:
+def test_a_wait_can_be_ended_and_later_ones_end_at_once(
+    kubernetes: FakeKubernetes, pods: KubernetesClusterResolver
+) -> None:
     with concurrent.futures.ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(pods.wait_changed)
+        waiting = threads.submit(pods.worker_addresses)
         kubernetes.wait_watched()
-        pods.interrupt()
+        pods.close()
         assert waiting.result(LIMIT) == addresses(0, 1)
     kubernetes.put(pod(2))
-    assert pods.wait_changed() == addresses(0, 1)
-    assert pods.list() == addresses(0, 1, 2)
+    assert pods.worker_addresses() == addresses(0, 1)
+    assert listed(pods) == addresses(0, 1, 2)
     kubernetes.put(pod(3))
-    assert pods.wait_changed() == addresses(0, 1, 2, 3)
+    assert pods.worker_addresses() == addresses(0, 1, 2, 3)
 
 
 def test_the_token_is_read_again_for_each_request(
-    kubernetes: FakeKubernetes, pods: KubernetesPods, tmp_path: Path
+    kubernetes: FakeKubernetes, pods: KubernetesClusterResolver, tmp_path: Path
 ) -> None:
     for index, token in ((2, "first"), (3, "second")):
         kubernetes.token = token
         with pytest.raises(
             ConnectionError, match=r"127\.0\.0\.1:\d+: 401 Unauthorized\. Give this pod's service account"
         ):
-            pods.wait_changed()
+            pods.worker_addresses()
         (tmp_path / "token").write_text(f"{token}\n")
         kubernetes.put(pod(index))
-        assert pods.wait_changed()[index] == address(index)
+        assert pods.worker_addresses()[index] == address(index)
 
 
 def test_the_certificate_is_read_again_for_each_request(tmp_path: Path) -> None:
@@ -148,15 +162,15 @@ def test_the_certificate_is_read_again_for_each_request(tmp_path: Path) -> None:
     trusted.write_bytes(first.read_bytes())
     with FakeKubernetes(first) as kubernetes:
         kubernetes.put(pod(0))
-        pods = KubernetesPods(SELECTOR, None, kubernetes.url, tmp_path)
-        assert pods.list() == addresses(0)
+        pods = new_resolver(kubernetes, tmp_path)
+        assert listed(pods) == addresses(0)
         kubernetes.renew(second)
         with pytest.raises(ConnectionError, match="certificate verify failed"):
-            pods.list()
+            listed(pods)
         trusted.write_bytes(second.read_bytes())
-        assert pods.list() == addresses(0)
+        assert listed(pods) == addresses(0)
         kubernetes.put(pod(1))
-        assert pods.wait_changed() == addresses(0, 1)
+        assert pods.worker_addresses() == addresses(0, 1)
 
 
 def certificate(folder: Path) -> Path:
@@ -174,27 +188,27 @@ def certificate(folder: Path) -> Path:
 def test_an_api_server_that_does_not_answer_is_named(tmp_path: Path) -> None:
     with FakeKubernetes() as kubernetes:
         kubernetes.put(pod(0))
-        pods = KubernetesPods(SELECTOR, None, kubernetes.url, tmp_path)
-        pods.list()
-    for wait in (pods.wait_changed, pods.list, pods.wait_changed):
+        pods = new_resolver(kubernetes, tmp_path)
+        listed(pods)
+    for wait in (pods.worker_addresses, pods.cluster_spec, pods.worker_addresses):
         with pytest.raises(
             ConnectionError, match=r"The pods in namespace default cannot be read from http://127\.0\.0\.1"
         ):
             wait()
 
 
-def test_a_pod_without_index_or_address_is_named(kubernetes: FakeKubernetes, pods: KubernetesPods) -> None:
+def test_a_pod_without_index_or_address_is_named(kubernetes: FakeKubernetes, pods: KubernetesClusterResolver) -> None:
     changed = pod(2)
     del changed["metadata"]["labels"]["apps.kubernetes.io/pod-index"]
     kubernetes.put(changed)
     with pytest.raises(ValueError, match=r"Pod digits-worker-2 has no label apps\.kubernetes\.io/pod-index"):
-        pods.wait_changed()
+        pods.worker_addresses()
     changed = pod(2)
     del changed["spec"]["subdomain"]
     kubernetes.put(changed)
     with pytest.raises(ValueError, match="Pod digits-worker-2 has no address: it needs a headless Service"):
-        pods.list()
+        listed(pods)
     with pytest.raises(ValueError, match="Pod digits-worker-2 has no address"):
-        pods.wait_changed()
+        pods.worker_addresses()
     kubernetes.put(pod(2))
-    assert pods.wait_changed() == addresses(0, 1, 2)
+    assert pods.worker_addresses() == addresses(0, 1, 2)

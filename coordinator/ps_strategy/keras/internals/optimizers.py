@@ -301,16 +301,15 @@ def exempt_from_weight_decay(optimizer: Any, variables: Sequence[Any]) -> list[i
 
 def without_repeats(gradient: Any) -> Any:
     """Sums rows of the same index, if the gradient is `tf.IndexedSlices`; returns other gradients unchanged."""
-    if not isinstance(gradient, tf.IndexedSlices) or _are_unique(gradient.indices):
+    if not isinstance(gradient, tf.IndexedSlices):
         return gradient
-    indices, positions = tf.unique(gradient.indices)
+    indices = gradient.indices
+    # Known to have no repeats, like the indices of a table's look-up.
+    if tf.is_symbolic_tensor(indices) and indices.op.type == "Unique" and indices is indices.op.outputs[0]:
+        return gradient
+    indices, positions = tf.unique(indices)
     values = tf.math.unsorted_segment_sum(gradient.values, positions, tf.size(indices))
     return tf.IndexedSlices(values, indices, gradient.dense_shape)
-
-
-def _are_unique(indices: Any) -> bool:
-    """Returns True if the indices are known to have no repeats, like the indices of a table's look-up."""
-    return tf.is_symbolic_tensor(indices) and indices.op.type == "Unique" and indices is indices.op.outputs[0]
 
 
 def clipped_by_global_norm(gradients: Sequence[Any], greatest: Any) -> Sequence[Any]:

@@ -85,21 +85,18 @@ def row_updates(*, by_rows: bool = True) -> Iterator[None]:
     def apply(self: Any, grads: Sequence[Any], trainable_variables: Sequence[Any]) -> None:
         pairs = zip(grads, trainable_variables, strict=True)
         sparse = [variable for gradient, variable in pairs if is_by_rows(gradient, variable)]
+        is_sharded = any(len(parts_of(variable)) > 1 for variable in trainable_variables)
         if not isinstance(self, _ByRows):
             if sparse and _may_update_rows(self, sparse, said):
                 if not getattr(self, "has_unique_rows", False):
                     grads = [without_repeats(gradient) for gradient in grads]
                 self = _by_rows(self, sparse)
-            elif _are_sharded(trainable_variables) and not self.gradient_accumulation_steps and updates_rows(self):
+            elif is_sharded and not self.gradient_accumulation_steps and updates_rows(self):
                 self = _by_rows(self, [])
         stock(self, grads, trainable_variables)
 
     with attribute_replaced(base, name, apply):
         yield
-
-
-def _are_sharded(variables: Sequence[Any]) -> bool:
-    return any(len(parts_of(variable)) > 1 for variable in variables)
 
 
 def _may_update_rows(optimizer: Any, variables: Sequence[Any], said: set[str]) -> bool:
