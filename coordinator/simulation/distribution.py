@@ -17,7 +17,6 @@ import itertools
 import math
 import re
 import statistics
-import struct
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -361,8 +360,7 @@ class RandomDelay:
 
     def __call__(self, worker: int, now: float) -> float:
         """Returns the delay of a worker's push at a time, both in seconds; the same push has the same delay."""
-        (time_bits,) = struct.unpack("<Q", struct.pack("<d", now))
-        generator = np.random.default_rng([self.seed, worker, time_bits])
+        generator = np.random.default_rng([self.seed, worker, int(np.float64(now).view(np.uint64))])
         return float(self.of_worker(worker).sample(generator, 1)[0])
 
     def of_worker(self, worker: int) -> Distribution:

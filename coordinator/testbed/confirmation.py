@@ -79,15 +79,6 @@ class Comparison:
     repeated: Sequence[Figures]
     times: StepTimes
 
-    @classmethod
-    def of_runs(cls, name: str, rule: Rule, runs: Sequence[Run]) -> "Comparison":
-        """Simulates a rule with the times of real runs, and compares them."""
-        times = StepTimes.of(runs)
-        workers = len(times.computed)
-        repeated = [Figures.of_runs([run], workers) for run in runs]
-        real = Figures.of_runs(runs, workers)
-        return cls(f"{name}, {workers}", real, simulate(times.setting(rule)), repeated, times)
-
     def off_by(self, figure: str) -> float:
         """Returns the relative difference of a simulated figure to the real one."""
         real, simulated = getattr(self.real, figure), getattr(self.simulated, figure)
@@ -99,21 +90,6 @@ class Comparison:
     def agrees(self) -> bool:
         """Whether the differences are within the tolerance."""
         return all(abs(self.off_by(figure)) <= TOLERANCE for figure in _JUDGED)
-
-    def explanation(self) -> str:
-        """Returns the differences beyond the tolerance, with the reasons that the runs show."""
-        parts = []
-        for figure, words in _JUDGED.items():
-            if abs(self.off_by(figure)) <= TOLERANCE:
-                continue
-            values = [getattr(each, figure) for each in self.repeated]
-            is_noise = min(values) <= getattr(self.simulated, figure) <= max(values)
-            why = "the simulated value is " + ("in that range: within noise" if is_noise else "outside that range")
-            difference = f"{words} {self.off_by(figure):+.0%}"
-            parts.append(f"{difference}; the real runs had {min(values):.2f} to {max(values):.2f}, {why}")
-        if self.real.idle_share > _MUCH_IDLE:
-            parts.append("a real worker that waits may begin while the gradient that it waited for is being applied")
-        return f"{self.name}: {'; '.join(parts)}."
 
 
 # The titles of figures, their names, and their formats.
@@ -159,7 +135,21 @@ def verdict(comparisons: Sequence[Comparison]) -> str:
     lines = [
         f"{agreeing} of {len(comparisons)} settings agree within {TOLERANCE:.0%} in mean staleness and in updates/s."
     ]
-    lines += [comparison.explanation() for comparison in comparisons if not comparison.agrees]
+    for comparison in comparisons:
+        if comparison.agrees:
+            continue
+        parts = []
+        for figure, words in _JUDGED.items():
+            if abs(comparison.off_by(figure)) <= TOLERANCE:
+                continue
+            values = [getattr(each, figure) for each in comparison.repeated]
+            is_noise = min(values) <= getattr(comparison.simulated, figure) <= max(values)
+            why = "the simulated value is " + ("in that range: within noise" if is_noise else "outside that range")
+            off = f"{words} {comparison.off_by(figure):+.0%}"
+            parts.append(f"{off}; the real runs had {min(values):.2f} to {max(values):.2f}, {why}")
+        if comparison.real.idle_share > _MUCH_IDLE:
+            parts.append("a real worker that waits may begin while the gradient that it waited for is being applied")
+        lines.append(f"{comparison.name}: {'; '.join(parts)}.")
     return "\n".join(lines)
 
 
@@ -251,7 +241,13 @@ class Confirmation:
                 for each, of_each in zip(steps, runs, strict=True):
                     of_each.append(each.run(self.seconds))
                     on_run()
-        return [Comparison.of_runs(name, rule, each) for (name, rule, _), each in zip(settings, runs, strict=True)]
+        comparisons = []
+        for (name, rule, workers), of_each in zip(settings, runs, strict=True):
+            times, real = StepTimes.of(of_each), Figures.of_runs(of_each, workers)
+            repeated = [Figures.of_runs([run], workers) for run in of_each]
+            simulated = simulate(times.setting(rule))
+            comparisons.append(Comparison(f"{name}, {workers}", real, simulated, repeated, times))
+        return comparisons
 
     def __str__(self) -> str:
         return (

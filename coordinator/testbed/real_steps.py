@@ -7,7 +7,6 @@ import concurrent.futures
 import dataclasses
 import math
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,6 @@ _SETTLING = 2
 _MORE = 50
 # In seconds, for waits of a few seconds.
 _DEADLINE = 300.0
-_VARIABLE_SHAPE = [16]
 
 
 class RealSteps:
@@ -42,7 +40,7 @@ class RealSteps:
         self._workers = workers
         self._sleeps = sleeps
         with strategy.scope():
-            variable = tf.Variable(tf.zeros(_VARIABLE_SHAPE))
+            variable = tf.Variable(tf.zeros([16]))
             kind = getattr(updates, type(rule).__name__)
             self._rule: UpdateRule = kind(_descend, [variable], learning_rate=1e-6, **dataclasses.asdict(rule))
 
@@ -87,17 +85,14 @@ class RealSteps:
             raise RuntimeError(
                 f"A worker has run out of steps within {seconds:g} s: {self._rule}, {self._workers} workers."
             )
-        return run_between(
-            before, after, seconds, [_recorded(futures, since, until) for futures in zip(*scheduled, strict=True)]
-        )
+        # Of each worker, the steps that finished in the counted time.
+        recorded = []
+        for of_worker in zip(*scheduled, strict=True):
+            results = [future.result() for future in of_worker if not future.cancelled()]
+            steps = np.array(results, np.float64).reshape(-1, RECORDED)
+            recorded.append(steps[(steps[:, FINISHED] > since) & (steps[:, FINISHED] <= until)])
+        return run_between(before, after, seconds, recorded)
 
 
 def _descend(variable: Any, gradient: Any, rate: Any) -> None:
     variable.assign_sub(rate * gradient)
-
-
-def _recorded(futures: Sequence[Any], since: float, until: float) -> Any:
-    """Returns the times of a worker's steps that finished between two wall times; float64 [steps, RECORDED]."""
-    results = [future.result() for future in futures if not future.cancelled()]
-    steps = np.array(results, np.float64).reshape(-1, RECORDED)
-    return steps[(steps[:, FINISHED] > since) & (steps[:, FINISHED] <= until)]

@@ -89,7 +89,8 @@ class Report:
     def text(self, curves: Sequence[LossCurve]) -> str:
         """Returns the summary: the settings, a table, the meaning of its columns, and the paper's findings."""
         target, results = self._experiment.target_loss, results_of(curves)
-        total, repeats = len(self._experiment.trials()), self._experiment.repeats
+        repeats = self._experiment.repeats
+        total = repeats * len(self._experiment.trials())
         head = ["training", "spikes", "rise", "final loss", "accuracy"]
         head += [f"batches to {target:g}", f"seconds to {target:g}", "staleness", "seconds"]
         rows = [
@@ -109,11 +110,7 @@ class Report:
         return "\n".join(
             [
                 str(self._experiment),
-                *(
-                    [f"Stopped after {len(curves)} of {repeats * total} trainings."]
-                    if len(curves) < repeats * total
-                    else []
-                ),
+                *([f"Stopped after {len(curves)} of {total} trainings."] if len(curves) < total else []),
                 "",
                 aligned(head, rows),
                 "",
