@@ -17,7 +17,6 @@ curve differs from the curve of real servers only if the times of the steps diff
 
 import concurrent.futures
 import dataclasses
-import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -193,16 +192,11 @@ _LATENCY, _DISPATCH = LogNormal(0.0015, 0.5), LogNormal(0.008, 0.5)
 _VARIATION = 0.02
 
 
-def assumed_setting(experiment: Experiment, trial: Trial) -> Setting:
-    """Returns a cluster that computes each step within the step time, with the overheads of an idle machine."""
-    compute = Normal(experiment.step_time, _VARIATION * experiment.step_time)
-    return Setting(workers=trial.workers, rule=rule_of(trial), compute=compute, latency=_LATENCY, dispatch=_DISPATCH)
-
-
 class SimulatedRunner:
     """Runs trials in virtual time.
 
-    `setting_of` returns the simulated cluster of a trial, without its seed and end; by default `assumed_setting`.
+    `setting_of` returns the simulated cluster of a trial, without its seed and end; by default, one that computes each
+    step within the step time, with the overheads of an idle machine.
     """
 
     def __init__(
@@ -210,7 +204,7 @@ class SimulatedRunner:
     ) -> None:
         self._experiment = experiment
         self._records = records
-        self._setting_of = setting_of or functools.partial(assumed_setting, experiment)
+        self._setting_of = setting_of
         self._held_out = HeldOut(records.data)
         self._models: dict[Any, NetworkModel] = {}
 
@@ -232,10 +226,13 @@ class SimulatedRunner:
             for worker in range(trial.workers)
         ]
         model.reset(seed, minibatches, on_batch)
-        setting = dataclasses.replace(
-            self._setting_of(trial), rule=rule_of(trial, seed), pushes=experiment.batches_of(trial), seed=seed
-        )
-        result = simulate(setting, model)
+        if self._setting_of is None:
+            compute = Normal(experiment.step_time, _VARIATION * experiment.step_time)
+            setting = Setting(workers=trial.workers, compute=compute, latency=_LATENCY, dispatch=_DISPATCH)
+        else:
+            setting = self._setting_of(trial)
+        end = experiment.batches_of(trial)
+        result = simulate(dataclasses.replace(setting, rule=rule_of(trial, seed), pushes=end, seed=seed), model)
         return LossCurve(
             trial=trial,
             seed=seed,

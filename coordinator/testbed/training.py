@@ -145,9 +145,9 @@ class Training:
         self, strategy: ParameterServerStrategy, experiment: Experiment, shape: tuple[int, int, int], trial: Trial
     ) -> None:
         averaged = trial.workers if trial.mode == SYNCHRONOUS else 1
-        optimizer = trial.descent.new_optimizer(averaged)
         self._rule: UpdateRule
         with strategy.scope():
+            optimizer = trial.descent.new_optimizer(averaged)
             self.network = new_network(shape, experiment.seed)
             self._delays = tf.Variable(tf.zeros([MOST_WORKERS, _DELAYS], tf.float64), trainable=False)
             variables = self.network.trainable_variables
