@@ -50,7 +50,7 @@ class WithBackups(Synchronous):
 
 class _WithBackupsRun(SynchronousRun):
     def __init__(self, model: SimulatedModel, grads_to_wait: int) -> None:
-        super().__init__(model, grads_to_wait)
+        super().__init__(model, grads_to_wait=grads_to_wait)
         self._accepted_at: dict[int, int] = {}
 
     def may_begin(self, worker: SimulatedWorker) -> bool:

@@ -6,10 +6,10 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 import coordinator
+from coordinator.testbed.image_data import GREY_LEVELS, digits
 
 BATCH_SIZE = 32
 _HIDDEN_UNITS = 64
@@ -19,9 +19,11 @@ class Digits:
     """1,797 images of 8 x 8 pixels with 16 grey levels: three quarters to train, one quarter held out."""
 
     def __init__(self) -> None:
-        images, labels = load_digits(return_X_y=True)
+        images, labels = digits()
+        images = images.reshape(len(images), -1).astype("float32") / GREY_LEVELS
+        labels = labels.astype("int64")
         self._images, self._held_out_images, self._labels, self._held_out_labels = train_test_split(
-            images.astype("float32") / 16, labels, test_size=0.25, random_state=0, stratify=labels
+            images, labels, test_size=0.25, random_state=0, stratify=labels
         )
 
     def minibatches(self, strategy: coordinator.ParameterServerStrategy) -> Iterator[Any]:

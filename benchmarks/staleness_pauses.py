@@ -8,8 +8,6 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from coordinator.updates.rule_state import pause
-
 
 class Pauses(Protocol):
     """The lengths of pauses."""
@@ -68,17 +66,3 @@ class NoPauses:
     def seconds(self, worker: Any, step: Any) -> Any:  # noqa: ARG002
         """See `Pauses`."""
         return tf.constant(0.0, tf.float64)
-
-
-def paused(gradients: list[Any], after: Any, seconds: Any) -> list[Any]:
-    """Returns the same gradients after a pause.
-
-    Args:
-      gradients: tensors.
-      after: a tensor; the pause begins when it is computed.
-      seconds: the length of the pause, a float64 scalar.
-    """
-    with tf.control_dependencies([after]):
-        slept = pause(tf.identity(seconds))
-    with tf.control_dependencies([slept]):
-        return [tf.identity(gradient) for gradient in gradients]

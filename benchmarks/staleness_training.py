@@ -11,8 +11,9 @@ import tensorflow as tf
 
 import coordinator
 from benchmarks.staleness_digits import Digits, cross_entropy, new_model
-from benchmarks.staleness_pauses import Pauses, paused
+from benchmarks.staleness_pauses import Pauses
 from benchmarks.staleness_rules import WORKERS, RuleChoice
+from coordinator.testbed.training import paused
 from coordinator.updates import RuleStatistics, UpdateRule
 
 DEADLINE = 300.0
@@ -124,8 +125,9 @@ def _one_push(model: keras.Model, rule: UpdateRule, pauses: Pauses) -> Any:
             with tf.GradientTape() as tape:
                 loss = cross_entropy(labels, model(images, training=True))
             gradients = tape.gradient(loss, model.trainable_variables)
-            seconds = pauses.seconds(coordinator.get_current_worker_index(), number)
-            return loss, paused(gradients, loss, seconds)
+            with tf.control_dependencies([loss]):
+                seconds = tf.identity(pauses.seconds(coordinator.get_current_worker_index(), number))
+            return loss, paused(gradients, seconds)
 
         return rule.run(body, images, labels)
 

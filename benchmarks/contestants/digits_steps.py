@@ -4,13 +4,12 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from sklearn.datasets import load_digits
 
 from benchmarks.contestants.rate_meter import RateMeter
 from benchmarks.contestants.side import Side
+from coordinator.testbed.image_data import GREY_LEVELS, digits
 
 _SIDE = 8
-_GREY_LEVELS = 16
 _SEED = 0
 
 
@@ -69,9 +68,9 @@ def new_model() -> keras.Model:
 
 def minibatches(batch_size: int) -> tf.data.Dataset:
     """Returns endless shuffled minibatches `(images [batch_size, 8, 8, 1] float32, labels [batch_size] int64)`."""
-    images, labels = load_digits(return_X_y=True)
-    images = images.reshape(-1, _SIDE, _SIDE, 1).astype("float32") / _GREY_LEVELS
-    dataset = tf.data.Dataset.from_tensor_slices((images, labels)).cache().shuffle(len(images))
+    images, labels = digits()
+    examples = (images.astype("float32") / GREY_LEVELS, labels.astype("int64"))
+    dataset = tf.data.Dataset.from_tensor_slices(examples).cache().shuffle(len(images))
     return dataset.repeat().batch(batch_size, drop_remainder=True).prefetch(2)
 
 

@@ -9,7 +9,7 @@ Promise: after `load`, every variable holds the value from the checkpoint. If on
 import os
 import tempfile
 import warnings
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import h5py
@@ -33,6 +33,8 @@ _WEIGHTS_FILE_COUNTERS = ("optimizer/inner_optimizer/vars/0", "optimizer/vars/0"
 class TensorFlowCheckpoint:
     """An open checkpoint. Messages call it `label`, or by its path, which is without `.index`.
 
+    `reader` returns its values; shards are concatenated.
+
     Raises:
       tf.errors.OpError, OSError, IndexError: the files cannot be read: they are incomplete, or were deleted.
       EvaluationError: the checkpoint is not object-based.
@@ -41,24 +43,20 @@ class TensorFlowCheckpoint:
     def __init__(self, path: str, label: str | None = None):
         self._path = path
         self._label = label or path
-        self._reader = tf.train.load_checkpoint(path)
-        self._shapes: dict[str, list[int]] = self._reader.get_variable_to_shape_map()
-        self._dtypes: dict[str, tf.DType] = self._reader.get_variable_to_dtype_map()
+        self.reader = tf.train.load_checkpoint(path)
+        self._shapes: dict[str, list[int]] = self.reader.get_variable_to_shape_map()
+        self._dtypes: dict[str, tf.DType] = self.reader.get_variable_to_dtype_map()
         if _GRAPH_KEY not in self._shapes:
             raise EvaluationError(
                 f"The checkpoint {self._label!r} has no objects in it, only named tensors. Write it with "
                 "tf.train.Checkpoint(model=model, optimizer=optimizer)."
             )
-        graph = trackable_object_graph_pb2.TrackableObjectGraph.FromString(self._reader.get_tensor(_GRAPH_KEY))
+        graph = trackable_object_graph_pb2.TrackableObjectGraph.FromString(self.reader.get_tensor(_GRAPH_KEY))
         self._nodes = graph.nodes
 
     def names(self) -> list[str]:
         """Returns the names of the objects that were passed to `tf.train.Checkpoint`."""
         return sorted(self._children(0))
-
-    def value(self, key: str) -> Any:
-        """Returns the value of a variable as a NumPy array; shards are concatenated."""
-        return self._reader.get_tensor(key)
 
     def find(self, root: Any, variables: Iterable[tuple[str, Any]]) -> list[str]:
         """Returns the keys of variables, given as (name, variable), below `root`, an object with the saved structure.
@@ -84,10 +82,9 @@ class TensorFlowCheckpoint:
             keys.append(key)
         return keys
 
-    def find_tables(self, root: Any, tables: Iterable[SelfSaving]) -> list[tuple[SelfSaving, str]]:
+    def find_tables(self, root: Any, tables: Collection[SelfSaving]) -> list[tuple[SelfSaving, str]]:
         """Returns each table with the name of its content, for `read_from_checkpoint`; raises as `find`."""
         saved = self._saved(root, SelfSaving.ATTRIBUTE)
-        tables = list(tables)
         for table in tables:
             if id(table) not in saved:
                 raise EvaluationError(
@@ -143,7 +140,7 @@ class TensorFlowCheckpoint:
         key = self._key(node)
         if key is None or self._shapes[key] or not self._dtypes[key].is_integer:
             return None
-        return int(self.value(key))
+        return int(self.reader.get_tensor(key))
 
 
 class CheckpointLoader:
@@ -199,12 +196,13 @@ class CheckpointLoader:
         root = tf.train.Checkpoint(**self._objects(is_named="model" in opened.names()))
         step = _require_step(opened.trained_step(), checkpoint.path)
         variables = self._variables(root)
-        keys, tables = opened.find(root, variables), opened.find_tables(root, _tables(root))
+        found = [item for item in tf.train.TrackableView(root).descendants() if isinstance(item, SelfSaving)]
+        keys, tables = opened.find(root, variables), opened.find_tables(root, found)
         if self._is_model:
             # `root.read` would keep the values for which the evaluator's optimizer has no variables, once more with
             # each further checkpoint.
             for (_, weight), key in zip(variables, keys, strict=True):
-                weight.assign(opened.value(key))
+                weight.assign(opened.reader.get_tensor(key))
             try:
                 for table, name in tables:
                     table.read_from_checkpoint(name, path)
@@ -263,10 +261,6 @@ class CheckpointLoader:
         items = [item for item in tf.train.TrackableView(root).descendants() if not is_table(item)]
         keras_variables = [(item.path, item) for item in items if isinstance(item, keras.Variable)]
         return keras_variables + [(item.name, item) for item in items if isinstance(item, tf.Variable)]
-
-
-def _tables(root: tf.train.Checkpoint) -> list[SelfSaving]:
-    return [item for item in tf.train.TrackableView(root).descendants() if isinstance(item, SelfSaving)]
 
 
 def _named_objects(trackable: Any) -> dict[str, Any]:

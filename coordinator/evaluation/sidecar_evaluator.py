@@ -90,7 +90,11 @@ class BestCheckpoint:
         try:
             yield checkpoint.copy_to(os.path.join(self._directory, f"best-{self._next_number()}"))
         finally:
-            self._remove_others()
+            best = os.path.basename(self._best.checkpoint).removesuffix(WEIGHTS_SUFFIX) if self._best else None
+            for name in tf.io.gfile.listdir(self._directory):
+                found = re.match(r"best-\d+(?=\.(index|data-|weights\.h5$))", name)
+                if found and found.group() != best:
+                    remove(os.path.join(self._directory, name))
 
     def offer(self, copy: str, result: EvaluationResult) -> bool:
         """Makes a copy the best if its result is better than the best so far; returns whether it is.
@@ -102,7 +106,10 @@ class BestCheckpoint:
                 f"best_metric {self._metric!r} is none of the metrics of {result.checkpoint!r}: "
                 f"{sorted(result.metrics)}. Choose one of these."
             )
-        if not self._is_better(result.metrics[self._metric]):
+        value = result.metrics[self._metric]
+        former = self._best.metrics.get(self._metric, math.nan) if self._best else math.nan
+        is_better = math.isnan(former) or (value < former if self._mode == "min" else value > former)
+        if math.isnan(value) or not is_better:
             return False
         best = EvaluationResult(copy, self._next_number(), result.step, result.metrics, result.time, result.written_ns)
         replace_text(os.path.join(self._directory, BEST_FILE), best.to_json() + "\n")
@@ -117,19 +124,6 @@ class BestCheckpoint:
 
     def _next_number(self) -> int:
         return self._best.number + 1 if self._best else 1
-
-    def _is_better(self, value: float) -> bool:
-        if math.isnan(value):
-            return False
-        best = self._best.metrics.get(self._metric, math.nan) if self._best else math.nan
-        return math.isnan(best) or (value < best if self._mode == "min" else value > best)
-
-    def _remove_others(self) -> None:
-        best = os.path.basename(self._best.checkpoint).removesuffix(WEIGHTS_SUFFIX) if self._best else None
-        for name in tf.io.gfile.listdir(self._directory):
-            found = re.match(r"best-\d+(?=\.(index|data-|weights\.h5$))", name)
-            if found and found.group() != best:
-                remove(os.path.join(self._directory, name))
 
 
 class SidecarEvaluator:

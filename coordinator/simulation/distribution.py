@@ -17,7 +17,6 @@ import itertools
 import math
 import re
 import statistics
-import struct
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -298,18 +297,14 @@ def distribution_of(
     """
     if isinstance(given, Distribution):
         return given
-    if isinstance(given, str):
-        return _parse_distribution(option, given, parse_time)
-    check_number(option, given, minimum=0, maximum=math.inf, unit="seconds", note=", a text or a distribution")
-    return Constant(float(given))
-
-
-def _parse_distribution(option: str, text: str, parse_time: Callable[[str, str], float]) -> Distribution:
-    call = _CALL.fullmatch(text)
+    if not isinstance(given, str):
+        check_number(option, given, minimum=0, maximum=math.inf, unit="seconds", note=", a text or a distribution")
+        return Constant(float(given))
+    call = _CALL.fullmatch(given)
     if call is None:
-        if re.match(r"\s*[\d.]", text):
-            return Constant(parse_time(option, text))
-        raise SettingError(option, f"must be a time such as 20ms, or one of {', '.join(FORMS)}; got {text!r}.")
+        if re.match(r"\s*[\d.]", given):
+            return Constant(parse_time(option, given))
+        raise SettingError(option, f"must be a time such as 20ms, or one of {', '.join(FORMS)}; got {given!r}.")
     name, parts = call[1], [part.strip() for part in call[2].split(",")]
     if name == "empirical":
         return Empirical(tuple(parse_time(option, part) for part in parts))
@@ -317,16 +312,14 @@ def _parse_distribution(option: str, text: str, parse_time: Callable[[str, str],
         raise SettingError(option, f"has no distribution {name!r}; it may be one of {', '.join(FORMS)}.")
     kind, parsers, form = _KINDS[name]
     if len(parts) != len(parsers):
-        raise SettingError(option, f"must be of the form {form}, got {text!r}.")
-    values = [
-        (parse_time if parse is parse_seconds else parse)(option, part)
-        for parse, part in zip(parsers, parts, strict=True)
-    ]
+        raise SettingError(option, f"must be of the form {form}, got {given!r}.")
+    pairs = zip(parsers, parts, strict=True)
+    values = [(parse_time if parse is parse_seconds else parse)(option, part) for parse, part in pairs]
     try:
         return kind(*values)
     except SettingError as error:
         # Users know the option, not the distribution's fields.
-        raise SettingError(option, f"{text!r}: {error}") from None
+        raise SettingError(option, f"{given!r}: {error}") from None
 
 
 def _number(option: str, text: str) -> float:
@@ -367,8 +360,7 @@ class RandomDelay:
 
     def __call__(self, worker: int, now: float) -> float:
         """Returns the delay of a worker's push at a time, both in seconds; the same push has the same delay."""
-        (time_bits,) = struct.unpack("<Q", struct.pack("<d", now))
-        generator = np.random.default_rng([self.seed, worker, time_bits])
+        generator = np.random.default_rng([self.seed, worker, int(np.float64(now).view(np.uint64))])
         return float(self.of_worker(worker).sample(generator, 1)[0])
 
     def of_worker(self, worker: int) -> Distribution:

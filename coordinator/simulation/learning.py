@@ -76,7 +76,12 @@ class SmallNetwork:
 
     def __init__(self, hidden: int = 16, batch: int = 32, seed: int = 0) -> None:
         generator = np.random.default_rng(seed)
-        self._inputs, self._labels = _two_moons(self._EXAMPLES, generator)
+        moons = np.arange(self._EXAMPLES) % 2
+        angles = np.pi * generator.random(self._EXAMPLES)
+        sign = 1 - 2 * moons
+        points = np.stack([moons + sign * np.cos(angles), 0.5 * moons + sign * np.sin(angles)], axis=1)
+        points += generator.normal(scale=0.15, size=points.shape)
+        self._inputs, self._labels = np.concatenate([points, np.ones((self._EXAMPLES, 1))], axis=1), moons.astype(float)
         self._batch = batch
         self._hidden = hidden
         first = generator.normal(size=(3, hidden)) / np.sqrt(3)
@@ -103,16 +108,6 @@ class SmallNetwork:
         first, last = self._split(parameters)
         hidden = np.tanh(inputs @ first)
         return hidden, hidden @ last[:-1] + last[-1]
-
-
-def _two_moons(examples: int, generator: np.random.Generator) -> tuple[Vector, Vector]:
-    """Returns points on two interleaving half circles, with a column of ones, and the circle of each."""
-    labels = np.arange(examples) % 2
-    angles = np.pi * generator.random(examples)
-    sign = 1 - 2 * labels
-    points = np.stack([labels + sign * np.cos(angles), 0.5 * labels + sign * np.sin(angles)], axis=1)
-    noisy = points + generator.normal(scale=0.15, size=points.shape)
-    return np.concatenate([noisy, np.ones((examples, 1))], axis=1), labels.astype(float)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -85,8 +85,19 @@ def comparison(results: Sequence[tuple[str, Result]]) -> "Figure":
     labels = [label.replace("(", "\n(", 1) for label, _ in results]
     axes["speed"].barh(rows, [result.gradients_per_second for _, result in results], color=BLUE)
     axes["speed"].set(title="Speed", xlabel="gradients used per second", yticks=rows, yticklabels=labels)
-    _draw_spans(axes["staleness"], rows, [result for _, result in results])
-    _draw_shares(axes["time"], rows, [result for _, result in results])
+    means = [result.mean_staleness for _, result in results]
+    p99s = [result.p99_staleness for _, result in results]
+    axes["staleness"].hlines(rows, means, p99s, color=BLACK, linewidth=1)
+    axes["staleness"].plot(means, rows, "o", color=BLUE, label="mean staleness")
+    axes["staleness"].plot(p99s, rows, "|", color=RED, markersize=14, markeredgewidth=3, label="99th percentile")
+    axes["staleness"].set(title="Staleness", xlabel="updates", yticks=rows, yticklabels=[])
+    axes["staleness"].set_xlim(-0.03 * max(*p99s, 1), None)
+    left = np.zeros(len(results))
+    for label, color, share in _USES:
+        shares = np.array([100 * getattr(result, share) for _, result in results])
+        axes["time"].barh(rows, shares, left=left, color=color, label=label)
+        left += shares
+    axes["time"].set(title="Workers' time", xlabel="share [%]", yticks=rows, yticklabels=[], xlim=(0, 100))
     for name in names:
         axes[name].set_ylim(len(results) - 0.5, -0.5)
         axes[name].grid(alpha=0.3, axis="x")
@@ -135,7 +146,10 @@ def scaling(name: str, values: Sequence[int], series: Sequence[tuple[str, Sequen
 
 def draw_timelines(axes: Any, result: Result) -> None:
     """Draws the timelines of some workers, one per row."""
-    until = _last_shown(result)
+    # Some steps, and deaths if there are any.
+    deaths = [span.end for timeline in result.timelines for span in timeline.spans if span.activity is Activity.DEAD]
+    until = max(_STEPS_SHOWN * result.seconds / max(float(result.clocks.mean()), 1.0), 1.1 * max(deaths, default=0.0))
+    until = min(result.seconds, until, *(timeline.known_until for timeline in result.timelines))
     for row, timeline in enumerate(result.timelines):
         axes.barh(row, until, left=0, height=0.8, color=COMMUNICATE)
         spans = [span for span in timeline.spans if span.start < until]
@@ -148,7 +162,7 @@ def draw_timelines(axes: Any, result: Result) -> None:
             linewidths=0.4,
         )
     shown = [(label, color) for label, color, _ in _USES]
-    if any(span.activity is Activity.DEAD for timeline in result.timelines for span in timeline.spans):
+    if deaths:
         shown.append(("dead", BLACK))
     handles = [axes.barh(0, 0, color=color, label=label) for label, color in shown]
     axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=len(shown), frameon=False)
@@ -173,13 +187,8 @@ def draw_staleness(axes: Any, result: Result) -> None:
     binned = [shares[start : start + width].sum() for start in edges[:-1]]
     axes.bar(edges[:-1] + (width - 1) / 2, binned, width=0.9 * width, color=BLUE)
     axes.axvline(result.mean_staleness, color=ORANGE, linewidth=2, label=f"mean {result.mean_staleness:.3g}")
-    axes.axvline(
-        result.p99_staleness,
-        color=RED,
-        linewidth=2,
-        linestyle="--",
-        label=f"99th percentile {result.p99_staleness}",
-    )
+    label = f"99th percentile {result.p99_staleness}"
+    axes.axvline(result.p99_staleness, color=RED, linewidth=2, linestyle="--", label=label)
     axes.legend()
     per = "" if width == 1 else f" (bars of {width})"
     axes.set(title="Staleness", xlabel=f"updates between pull and push{per}", ylabel="share of pushes [%]")
@@ -195,32 +204,6 @@ def draw_losses(axes: Any, results: Sequence[tuple[str, Result]]) -> None:
     if any(label for label, _ in results):
         axes.legend(ncols=2)
     axes.set(title="Loss", xlabel="time [s]", ylabel="loss")
-
-
-def _last_shown(result: Result) -> float:
-    """Returns the end of the drawn timelines, in seconds: some steps, and deaths if there are any."""
-    until = _STEPS_SHOWN * result.seconds / max(float(result.clocks.mean()), 1.0)
-    deaths = [span.end for timeline in result.timelines for span in timeline.spans if span.activity is Activity.DEAD]
-    until = max(until, 1.1 * max(deaths, default=0.0))
-    return min(result.seconds, until, *(timeline.known_until for timeline in result.timelines))
-
-
-def _draw_spans(axes: Any, rows: Any, results: Sequence[Result]) -> None:
-    means = [result.mean_staleness for result in results]
-    p99s = [result.p99_staleness for result in results]
-    axes.hlines(rows, means, p99s, color=BLACK, linewidth=1)
-    axes.plot(means, rows, "o", color=BLUE, label="mean staleness")
-    axes.plot(p99s, rows, "|", color=RED, markersize=14, markeredgewidth=3, label="99th percentile")
-    axes.set(title="Staleness", xlabel="updates", yticks=rows, yticklabels=[], xlim=(-0.03 * max(*p99s, 1), None))
-
-
-def _draw_shares(axes: Any, rows: Any, results: Sequence[Result]) -> None:
-    left = np.zeros(len(results))
-    for label, color, name in _USES:
-        shares = np.array([100 * getattr(result, name) for result in results])
-        axes.barh(rows, shares, left=left, color=color, label=label)
-        left += shares
-    axes.set(title="Workers' time", xlabel="share [%]", yticks=rows, yticklabels=[], xlim=(0, 100))
 
 
 def _style(number: int) -> dict[str, Any]:

@@ -61,9 +61,12 @@ def calibration(path: str | os.PathLike[str]) -> Calibration:
     read, is no trace, or has no finished call.
     """
     try:
-        return _calibration(path, _events(path))
+        with open(local_path(path, "It"), encoding="utf-8") as file:
+            return _calibration(path, json.load(file)["traceEvents"])
     except SettingError:
         raise
+    except OSError as error:
+        raise SettingError("from_trace", f"cannot read the trace {path}: {error}") from error
     except _STRANGE as error:
         # The trace of another program, or a changed one.
         text = f"cannot read the trace {path}: {type(error).__name__}: {error}. Is it the trace of a training?"
@@ -87,7 +90,13 @@ def _calibration(path: str | os.PathLike[str], events: Sequence[Mapping[str, Any
     # One per step: a call of many steps has their mean.
     times = np.repeat([call["dur"] / 1e6 / _steps(call) for call in every], [_steps(call) for call in every])
     gaps = [gap for of_worker in calls.values() for gap in _gaps(of_worker)]
-    load = Load(len(calls), rate, _resources(events), idle)
+    shares = defaultdict(list)
+    for each in events:
+        if each.get("ph") == "C" and each["name"] == BUSY:
+            for name, share in each["args"].items():
+                shares[name].append(share)
+    resources = [Resource(name, float(np.mean(found))) for name, found in shares.items()]
+    load = Load(len(calls), rate, resources or [Resource("the parameter server", 0.0)], idle)
     others = (sum(resource.share for resource in load.resources) - load.busiest.share) / rate
     compute = max(own_seconds(load) + others - float(np.mean(gaps)), 0.0)
     settings = {
@@ -98,25 +107,6 @@ def _calibration(path: str | os.PathLike[str], events: Sequence[Mapping[str, Any
         "service": Exponential(load.busiest.share / rate / _MESSAGES),
     }
     return Calibration(load, settings)
-
-
-def _events(path: str | os.PathLike[str]) -> Sequence[Mapping[str, Any]]:
-    try:
-        with open(local_path(path, "It"), encoding="utf-8") as file:
-            events: Sequence[Mapping[str, Any]] = json.load(file)["traceEvents"]
-    except OSError as error:
-        raise SettingError("from_trace", f"cannot read the trace {path}: {error}") from error
-    return events
-
-
-def _resources(events: Sequence[Mapping[str, Any]]) -> list[Resource]:
-    shares = defaultdict(list)
-    for each in events:
-        if each.get("ph") == "C" and each["name"] == BUSY:
-            for name, share in each["args"].items():
-                shares[name].append(share)
-    resources = [Resource(name, float(np.mean(found))) for name, found in shares.items()]
-    return resources or [Resource("the parameter server", 0.0)]
 
 
 def _steps(call: Mapping[str, Any]) -> int:
@@ -159,17 +149,13 @@ def parse_sweep(text: str) -> Sweep:
             "sweep", f"must be of one of {', '.join(SWEPT_SETTINGS)}, as in workers=1..512; got {text!r}."
         )
     if (ends := _RANGE.fullmatch(rest)) and int(ends[1]) <= int(ends[2]):
-        return Sweep(name, _doubling(int(ends[1]), int(ends[2])))
+        values, last = [int(ends[1])], int(ends[2])
+        while values[-1] < last:
+            values.append(min(max(2 * values[-1], 1), last))
+        return Sweep(name, tuple(values))
     if _LIST.fullmatch(rest):
         return Sweep(name, tuple(sorted({int(value) for value in rest.split(",")})))
     raise SettingError("sweep", f"must have values such as {name}=1..512 or {name}=1,8,32; got {text!r}.")
-
-
-def _doubling(first: int, last: int) -> tuple[int, ...]:
-    values = [first]
-    while values[-1] < last:
-        values.append(min(max(2 * values[-1], 1), last))
-    return tuple(values)
 
 
 PROBLEMS: dict[str, type[LogisticRegression | SmallNetwork]] = {

@@ -267,12 +267,11 @@ def table(head: str, results: Sequence[tuple[str, Result]]) -> str:
 
     `head` is the title of the first column; `results` has each cluster's label there, and its result.
     """
-    columns = {**_COLUMNS}
+    columns = dict(_COLUMNS)
     if any(result.losses.size for _, result in results):
         columns["loss"] = lambda result: f"{result.losses[-1]:.4g}"
-    return aligned(
-        [head, *columns], [[label, *(cell(result) for cell in columns.values())] for label, result in results]
-    )
+    rows = [[label, *(cell(result) for cell in columns.values())] for label, result in results]
+    return aligned([head, *columns], rows)
 
 
 # By the titles of the columns.

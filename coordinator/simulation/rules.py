@@ -93,6 +93,7 @@ class RuleRun:
 
     In this base class no worker waits, and each gradient is applied as it arrives. A subclass that makes workers wait
     overrides `may_begin`. `scale` returns the factor of a gradient's learning rate for its staleness and version.
+    `grads_to_wait` is for subclasses whose updates are means of several gradients.
 
     Attributes:
       version: the number of updates so far.
@@ -102,7 +103,9 @@ class RuleRun:
         push, in the order of arrival at the parameter servers.
     """
 
-    def __init__(self, model: SimulatedModel, scale: Callable[[int, int], float] | None = None) -> None:
+    def __init__(
+        self, model: SimulatedModel, scale: Callable[[int, int], float] | None = None, grads_to_wait: int = 1
+    ) -> None:
         self.version = 0
         self.rejected = 0
         self.waiting: deque[SimulatedWorker] = deque()
@@ -112,6 +115,8 @@ class RuleRun:
         self.staleness = array("q")
         self._model = model
         self._scale = scale
+        self._grads_to_wait = grads_to_wait
+        self._gradients: list[Any] = []
 
     def may_begin(self, worker: SimulatedWorker) -> bool:
         """Returns True if a worker may begin a step."""
@@ -158,6 +163,17 @@ class RuleRun:
         self.staleness.append(staleness)
         return staleness
 
+    def _accept(self, worker: SimulatedWorker) -> Any:
+        """Takes a worker's gradient, which may complete an update of several; returns it."""
+        gradient = self._model.gradient(worker)
+        self._gradients.append(gradient)
+        worker.clock += 1
+        if decisions.is_complete(len(self._gradients), self._grads_to_wait):
+            self._model.apply_mean(self._gradients)
+            self.version += 1
+            self._gradients.clear()
+        return gradient
+
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
@@ -188,28 +204,6 @@ class Asynchronous(AsynchronousSettings, Rule):
         return RuleRun(model, self.learning_rate_scale)
 
 
-class _AccumulatingRun(RuleRun):
-    """A run in which an update is the mean of several gradients."""
-
-    def __init__(
-        self, model: SimulatedModel, grads_to_wait: int, scale: Callable[[int, int], float] | None = None
-    ) -> None:
-        super().__init__(model, scale)
-        self._grads_to_wait = grads_to_wait
-        self._gradients: list[Any] = []
-
-    def _accept(self, worker: SimulatedWorker) -> Any:
-        """Takes a worker's gradient, which may complete an update; returns it."""
-        gradient = self._model.gradient(worker)
-        self._gradients.append(gradient)
-        worker.clock += 1
-        if decisions.is_complete(len(self._gradients), self._grads_to_wait):
-            self._model.apply_mean(self._gradients)
-            self.version += 1
-            self._gradients.clear()
-        return gradient
-
-
 @dataclasses.dataclass(frozen=True)
 class StaleSynchronous(StaleSynchronousSettings, Rule):
     """Pulls every few steps; in between, a worker also applies its gradients to its own copy."""
@@ -220,11 +214,11 @@ class StaleSynchronous(StaleSynchronousSettings, Rule):
         return _StaleSynchronousRun(model, self)
 
 
-class _StaleSynchronousRun(_AccumulatingRun):
+class _StaleSynchronousRun(RuleRun):
     """Among waiting workers, the one with the lowest clock begins first."""
 
     def __init__(self, model: SimulatedModel, rule: StaleSynchronous) -> None:
-        super().__init__(model, rule.grads_to_wait, rule.learning_rate_scale)
+        super().__init__(model, rule.learning_rate_scale, rule.grads_to_wait)
         self._frequency = rule.get_model_frequency
         self._max_lead = rule.max_lead
         # The clocks of the active workers, and the greatest of all workers.
@@ -279,10 +273,10 @@ class Synchronous(SynchronousSettings, Rule):
     name: ClassVar[str] = "synchronous"
 
     def new_run(self, model: SimulatedModel) -> RuleRun:
-        return SynchronousRun(model, self.grads_to_wait)
+        return SynchronousRun(model, grads_to_wait=self.grads_to_wait)
 
 
-class SynchronousRun(_AccumulatingRun):
+class SynchronousRun(RuleRun):
     """A run of `Synchronous`."""
 
     def push(self, worker: SimulatedWorker, now: float) -> Transfer:
@@ -304,11 +298,11 @@ class BoundedDelay(BoundedDelaySettings, Rule):
         return _BoundedDelayRun(model, self)
 
 
-class _BoundedDelayRun(_AccumulatingRun):
+class _BoundedDelayRun(RuleRun):
     """Either all workers may begin or none, so they begin in the order in which they asked."""
 
     def __init__(self, model: SimulatedModel, rule: BoundedDelay) -> None:
-        super().__init__(model, rule.grads_to_wait)
+        super().__init__(model, grads_to_wait=rule.grads_to_wait)
         self._max_delay = rule.largest_delay
         self._under_way = IntegerMultiset()
 

@@ -85,11 +85,28 @@ class Setting:
         self._check_numbers()
         if not isinstance(self.rule, Rule):
             raise SettingError("rule", f"must be a rule such as simulation.Asynchronous(), got {self.rule!r}.")
-        self._convert_times()
+        for name in ("dispatch", "latency", "service"):
+            self._set(name, self.distribution(name))
+        compute = self.compute
+        if isinstance(compute, str) or not isinstance(compute, Sequence):
+            self._set("compute", distribution_of("compute", compute))
+        elif len(compute) == self.workers:
+            self._set("compute", tuple(distribution_of("compute", each) for each in compute))
+        else:
+            raise SettingError(
+                "compute", f"must be one distribution, or one for each of {self.workers} workers; has {len(compute)}."
+            )
         if self.pushes is None and self.seconds is None:
             self._set("pushes", max(_DEFAULT_PUSHES, _DEFAULT_STEPS_PER_WORKER * self.workers))
-        self._check_worker_indices()
-        self._check_progress()
+        named = {"pauses": [each.worker for each in self.pauses], "deaths": [each.worker for each in self.deaths]}
+        for name, workers in {"slow_down": list(self.slow_down), **named}.items():
+            if wrong := [worker for worker in workers if worker not in range(self.workers)]:
+                raise SettingError(name, f"must name workers from 0 to {self.workers - 1}, got {wrong[0]!r}.")
+        # If nothing takes time, a simulation of some seconds would never end.
+        times = [*(each.mean for each in self.compute_of_each), self.update]
+        times += [self.distribution(name).mean for name in ("dispatch", "latency", "service")]
+        if self.seconds is not None and not any(times) and self.bandwidth == math.inf:
+            raise SettingError("compute", "must be above 0, or something else must take time, for seconds to pass.")
 
     @property
     def compute_of_each(self) -> tuple[Distribution, ...]:
@@ -123,19 +140,6 @@ class Setting:
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
 
-    def _convert_times(self) -> None:
-        for name in ("dispatch", "latency", "service"):
-            self._set(name, self.distribution(name))
-        compute = self.compute
-        if isinstance(compute, str) or not isinstance(compute, Sequence):
-            self._set("compute", distribution_of("compute", compute))
-            return
-        if len(compute) != self.workers:
-            raise SettingError(
-                "compute", f"must be one distribution, or one for each of {self.workers} workers; has {len(compute)}."
-            )
-        self._set("compute", tuple(distribution_of("compute", each) for each in compute))
-
     def _check_numbers(self) -> None:
         for name, minimum in (("workers", 1), ("ps", 1), ("seed", 0)):
             check_integer(name, getattr(self, name), minimum=minimum)
@@ -154,20 +158,3 @@ class Setting:
                 check_number(name, getattr(self, name), minimum=0)
         if not all(factor > 0 for factor in self.slow_down.values()):
             raise SettingError("slow_down", f"must have factors above 0, got {dict(self.slow_down)!r}.")
-
-    def _check_worker_indices(self) -> None:
-        indices = {
-            "slow_down": self.slow_down,
-            "pauses": [pause.worker for pause in self.pauses],
-            "deaths": [death.worker for death in self.deaths],
-        }
-        for name, workers in indices.items():
-            if wrong := [worker for worker in workers if worker not in range(self.workers)]:
-                raise SettingError(name, f"must name workers from 0 to {self.workers - 1}, got {wrong[0]!r}.")
-
-    def _check_progress(self) -> None:
-        """Raises SettingError if nothing takes time: the simulation would never end."""
-        times = [*(each.mean for each in self.compute_of_each), self.update]
-        times += [self.distribution(name).mean for name in ("dispatch", "latency", "service")]
-        if self.seconds is not None and not any(times) and self.bandwidth == math.inf:
-            raise SettingError("compute", "must be above 0, or something else must take time, for seconds to pass.")

@@ -15,7 +15,7 @@ import math
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,9 +31,6 @@ from coordinator.testbed.image_data import ImageData
 from coordinator.testbed.measurement import measure, new_progress_bar, new_strategy
 from coordinator.testbed.results import WINDOW, LossCurve, TrialResult, results_of
 from coordinator.testbed.step_times import Run, Sleeps, StepTimes
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,15 +79,6 @@ class Comparison:
     repeated: Sequence[Figures]
     times: StepTimes
 
-    @classmethod
-    def of_runs(cls, name: str, rule: Rule, runs: Sequence[Run]) -> "Comparison":
-        """Simulates a rule with the times of real runs, and compares them."""
-        times = StepTimes.of(runs)
-        workers = len(times.computed)
-        repeated = [Figures.of_runs([run], workers) for run in runs]
-        real = Figures.of_runs(runs, workers)
-        return cls(f"{name}, {workers}", real, simulate(times.setting(rule)), repeated, times)
-
     def off_by(self, figure: str) -> float:
         """Returns the relative difference of a simulated figure to the real one."""
         real, simulated = getattr(self.real, figure), getattr(self.simulated, figure)
@@ -102,21 +90,6 @@ class Comparison:
     def agrees(self) -> bool:
         """Whether the differences are within the tolerance."""
         return all(abs(self.off_by(figure)) <= TOLERANCE for figure in _JUDGED)
-
-    def explanation(self) -> str:
-        """Returns the differences beyond the tolerance, with the reasons that the runs show."""
-        parts = []
-        for figure, words in _JUDGED.items():
-            if abs(self.off_by(figure)) <= TOLERANCE:
-                continue
-            values = [getattr(each, figure) for each in self.repeated]
-            is_noise = min(values) <= getattr(self.simulated, figure) <= max(values)
-            why = "the simulated value is " + ("in that range: within noise" if is_noise else "outside that range")
-            difference = f"{words} {self.off_by(figure):+.0%}"
-            parts.append(f"{difference}; the real runs had {min(values):.2f} to {max(values):.2f}, {why}")
-        if self.real.idle_share > _MUCH_IDLE:
-            parts.append("a real worker that waits may begin while the gradient that it waited for is being applied")
-        return f"{self.name}: {'; '.join(parts)}."
 
 
 # The titles of figures, their names, and their formats.
@@ -162,7 +135,21 @@ def verdict(comparisons: Sequence[Comparison]) -> str:
     lines = [
         f"{agreeing} of {len(comparisons)} settings agree within {TOLERANCE:.0%} in mean staleness and in updates/s."
     ]
-    lines += [comparison.explanation() for comparison in comparisons if not comparison.agrees]
+    for comparison in comparisons:
+        if comparison.agrees:
+            continue
+        parts = []
+        for figure, words in _JUDGED.items():
+            if abs(comparison.off_by(figure)) <= TOLERANCE:
+                continue
+            values = [getattr(each, figure) for each in comparison.repeated]
+            is_noise = min(values) <= getattr(comparison.simulated, figure) <= max(values)
+            why = "the simulated value is " + ("in that range: within noise" if is_noise else "outside that range")
+            off = f"{words} {comparison.off_by(figure):+.0%}"
+            parts.append(f"{off}; the real runs had {min(values):.2f} to {max(values):.2f}, {why}")
+        if comparison.real.idle_share > _MUCH_IDLE:
+            parts.append("a real worker that waits may begin while the gradient that it waited for is being applied")
+        lines.append(f"{comparison.name}: {'; '.join(parts)}.")
     return "\n".join(lines)
 
 
@@ -254,7 +241,13 @@ class Confirmation:
                 for each, of_each in zip(steps, runs, strict=True):
                     of_each.append(each.run(self.seconds))
                     on_run()
-        return [Comparison.of_runs(name, rule, each) for (name, rule, _), each in zip(settings, runs, strict=True)]
+        comparisons = []
+        for (name, rule, workers), of_each in zip(settings, runs, strict=True):
+            times, real = StepTimes.of(of_each), Figures.of_runs(of_each, workers)
+            repeated = [Figures.of_runs([run], workers) for run in of_each]
+            simulated = simulate(times.setting(rule))
+            comparisons.append(Comparison(f"{name}, {workers}", real, simulated, repeated, times))
+        return comparisons
 
     def __str__(self) -> str:
         return (
@@ -263,37 +256,11 @@ class Confirmation:
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class LossComparison:
-    """One trial, real and simulated: the curves of its repetitions, with the same seeds; at least one each."""
+class LossComparison(NamedTuple):
+    """The results of one trial, real and simulated, with the same seeds."""
 
-    real: Sequence[LossCurve]
-    simulated: Sequence[LossCurve]
-
-    @property
-    def trial(self) -> Trial:
-        """What was trained."""
-        return self.real[0].trial
-
-    @property
-    def real_losses(self) -> Any:
-        """The mean of the smoothed losses of the real repetitions, float64 [batches]."""
-        return TrialResult(self.real).smoothed
-
-    @property
-    def simulated_losses(self) -> Any:
-        """The mean of the smoothed losses of the simulated repetitions, float64 [batches]."""
-        return TrialResult(self.simulated).smoothed
-
-    @property
-    def difference(self) -> float:
-        """The mean absolute difference of the real and the simulated losses."""
-        return float(np.mean(np.abs(self.real_losses - self.simulated_losses)))
-
-    @property
-    def share(self) -> float:
-        """The difference as a share of the mean real loss."""
-        return self.difference / float(np.mean(self.real_losses))
+    real: TrialResult
+    simulated: TrialResult
 
 
 def compare(experiment: Experiment, data: ImageData) -> list[LossComparison]:
@@ -312,15 +279,14 @@ def compare(experiment: Experiment, data: ImageData) -> list[LossComparison]:
         return StepTimes.of(runs).setting(rule_of(trial))
 
     measure(dataclasses.replace(experiment, simulated=True), data, simulated.append, setting_of)
-    pairs = zip(results_of(real), results_of(simulated), strict=True)
-    return [LossComparison(on_servers.curves, in_virtual_time.curves) for on_servers, in_virtual_time in pairs]
+    return [LossComparison(*pair) for pair in zip(results_of(real), results_of(simulated), strict=True)]
 
 
-def over_grid(comparisons: Sequence[LossComparison]) -> float:
-    """Returns the mean absolute difference over all minibatches of all trials, as a share of their mean real loss."""
-    sums = [(each.difference * len(each.real_losses), float(np.sum(each.real_losses))) for each in comparisons]
-    differences, losses = zip(*sums, strict=True)
-    return sum(differences) / sum(losses)
+def difference(comparisons: Sequence[LossComparison]) -> float:
+    """Returns the mean absolute difference over all minibatches of trials, as a share of their mean real loss."""
+    real = np.concatenate([each.real.smoothed for each in comparisons])
+    simulated = np.concatenate([each.simulated.smoothed for each in comparisons])
+    return float(np.sum(np.abs(real - simulated)) / np.sum(real))
 
 
 def text(experiment: Experiment, comparisons: Sequence[LossComparison]) -> str:
@@ -328,11 +294,11 @@ def text(experiment: Experiment, comparisons: Sequence[LossComparison]) -> str:
     head = ["training", "final loss", "simulated", "staleness", "simulated", "difference"]
     rows = []
     for each in comparisons:
-        row = [str(each.trial)]
+        row = [str(each.real.trial)]
         for name, form in (("final_loss", ".3f"), ("mean_staleness", ".1f")):
-            row += [f"{TrialResult(curves).mean(name):{form}}" for curves in (each.real, each.simulated)]
-        rows.append([*row, f"{each.share:.1%}"])
-    found = over_grid(comparisons)
+            row += [f"{result.mean(name):{form}}" for result in each]
+        rows.append([*row, f"{difference([each]):.1%}"])
+    found = difference(comparisons)
     verdict = "within" if found <= TOLERANCE else "not within"
     runs = "" if experiment.repeats == 1 else f", of the means of {experiment.repeats} runs"
     return "\n".join(
@@ -354,31 +320,25 @@ def draw(comparisons: Sequence[LossComparison], folder: pathlib.Path) -> list[st
     SettingError if matplotlib is not installed, or a picture cannot be written.
     """
     names = []
-    of_workers = sorted(comparisons, key=lambda each: each.trial.workers)
-    for workers, group in itertools.groupby(of_workers, key=lambda each: each.trial.workers):
+    of_workers = sorted(comparisons, key=lambda each: each.real.trial.workers)
+    colours = (picture.BLACK, picture.SKY, picture.GREEN, picture.BLUE, picture.ORANGE, picture.RED, picture.PURPLE)
+    for workers, group in itertools.groupby(of_workers, key=lambda each: each.real.trial.workers):
+        figure = picture.new_figure(10, 5.6)
+        axes = figure.subplots()
+        for each, colour in zip(group, itertools.cycle(colours), strict=False):
+            batches = np.arange(1, len(each.real.smoothed) + 1)
+            axes.plot(batches, each.real.smoothed, color=colour, linewidth=1.6, label=str(each.real.trial))
+            axes.plot(batches, each.simulated.smoothed, color=colour, linewidth=1.6, linestyle="--")
+        axes.plot([], [], color="grey", linestyle="--", label="simulated")
+        axes.set(
+            title=f"{worker_count(workers)}: real servers (solid) and virtual time (dashed)",
+            xlabel="processed minibatches",
+            ylabel=f"training loss (nats, mean of {WINDOW} minibatches)",
+            ylim=(0, None),
+            xlim=(0, None),
+        )
+        axes.grid(alpha=0.3)
+        figure.legend(loc="outside lower center", ncols=3, frameon=False)
         names.append(f"simulated_{worker_count(workers).replace(' ', '_')}.png")
-        picture.save(_draw(list(group), workers), folder / names[-1])
+        picture.save(figure, folder / names[-1])
     return names
-
-
-def _draw(comparisons: Sequence[LossComparison], workers: int) -> "Figure":
-    figure = picture.new_figure(10, 5.6)
-    axes = figure.subplots()
-    colours = itertools.cycle(
-        (picture.BLACK, picture.SKY, picture.GREEN, picture.BLUE, picture.ORANGE, picture.RED, picture.PURPLE)
-    )
-    for each, colour in zip(comparisons, colours, strict=False):
-        batches = np.arange(1, len(each.real_losses) + 1)
-        axes.plot(batches, each.real_losses, color=colour, linewidth=1.6, label=str(each.trial))
-        axes.plot(batches, each.simulated_losses, color=colour, linewidth=1.6, linestyle="--")
-    axes.plot([], [], color="grey", linestyle="--", label="simulated")
-    axes.set(
-        title=f"{worker_count(workers)}: real servers (solid) and virtual time (dashed)",
-        xlabel="processed minibatches",
-        ylabel=f"training loss (nats, mean of {WINDOW} minibatches)",
-        ylim=(0, None),
-        xlim=(0, None),
-    )
-    axes.grid(alpha=0.3)
-    figure.legend(loc="outside lower center", ncols=3, frameon=False)
-    return figure

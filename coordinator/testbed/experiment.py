@@ -58,21 +58,6 @@ class Descent:
         return kinds[self.optimizer](self.learning_rate * workers, weight_decay=self.weight_decay or None, **settings)
 
 
-def descents(values: dict[str, Sequence[Any]]) -> list[Descent]:
-    """Returns all combinations of values of the axes, by their names."""
-    several = [name for name, of_axis in values.items() if len(of_axis) > 1]
-    found = []
-    for combination in itertools.product(*values.values()):
-        chosen = dict(zip(values, combination, strict=True))
-        words = (
-            str(chosen[name]) if name == "optimizer" else f"{AXES[name]} {chosen[name]:g}"
-            for name in AXES
-            if name in several
-        )
-        found.append(Descent(**chosen, text=", ".join(words)))
-    return found
-
-
 SEQUENTIAL, SYNCHRONOUS, ASYNCHRONOUS = MODES = ("sequential", "synchronous", "asynchronous")
 
 
@@ -96,11 +81,6 @@ class Trial:
     workers: int
     delay: Delay = 0.0
     descent: Descent = dataclasses.field(default_factory=Descent)
-
-    @property
-    def mean_delay(self) -> float:
-        """The mean delay, in seconds."""
-        return mean_delay(self.delay)
 
     def __str__(self) -> str:
         parts = [self.mode]
@@ -222,20 +202,29 @@ class Experiment:
         The sequential mode has one trial: one worker, no delay. The synchronous mode has no delays, because workers
         wait for each other's gradients and none is ever stale. With one worker it is the sequential mode, and left out.
         """
-        return [trial for descent in self.descents for trial in self._trials_of(descent)]
-
-    def _trials_of(self, descent: Descent) -> list[Trial]:
-        trials = [Trial(SEQUENTIAL, 1, 0.0, descent)] if SEQUENTIAL in self.modes else []
-        if SYNCHRONOUS in self.modes:
-            trials += [Trial(SYNCHRONOUS, count, 0.0, descent) for count in self.workers if count > 1]
-        if ASYNCHRONOUS in self.modes:
-            trials += [Trial(ASYNCHRONOUS, count, delay, descent) for count in self.workers for delay in self.delays]
-        return trials
+        found = []
+        for descent in self.descents:
+            if SEQUENTIAL in self.modes:
+                found.append(Trial(SEQUENTIAL, 1, 0.0, descent))
+            if SYNCHRONOUS in self.modes:
+                found += [Trial(SYNCHRONOUS, count, 0.0, descent) for count in self.workers if count > 1]
+            if ASYNCHRONOUS in self.modes:
+                pairs = itertools.product(self.workers, self.delays)
+                found += [Trial(ASYNCHRONOUS, count, delay, descent) for count, delay in pairs]
+        return found
 
     @property
     def descents(self) -> list[Descent]:
         """All combinations of optimizer, learning rate, weight decay and batch size."""
-        return descents({name: getattr(self, name) for name in AXES})
+        found = []
+        for values in itertools.product(*(getattr(self, name) for name in AXES)):
+            words = (
+                str(value) if name == "optimizer" else f"{text} {value:g}"
+                for (name, text), value in zip(AXES.items(), values, strict=True)
+                if len(getattr(self, name)) > 1
+            )
+            found.append(Descent(**dict(zip(AXES, values, strict=True)), text=", ".join(words)))
+        return found
 
     @property
     def most_workers(self) -> int:

@@ -99,6 +99,8 @@ def _refuse(path: pathlib.Path, reason: str, cause: Exception | None = None) -> 
     raise SettingError("folder", f"has a file {path.name} that {reason}.") from cause
 
 
+# The brightest pixel of the digits.
+GREY_LEVELS = 16
 # The number of digits that are held out. A minibatch of 100 is left for each of 16 workers.
 _HELD_OUT_DIGITS = 197
 # The share of CIFAR-10's images for training that is held out if there are no images for the test.
@@ -146,19 +148,21 @@ def load(experiment: Experiment) -> ImageData:
         else:
             data = ImageData.holding_out(math.ceil(_HELD_OUT_SHARE * len(images)), images, labels, 255)
     else:
-        data = _digits()
+        data = ImageData.holding_out(_HELD_OUT_DIGITS, *digits(), GREY_LEVELS)
     most = len(data.images) // experiment.most_workers
     if max(descent.batch_size for descent in experiment.descents) > most:
         raise SettingError("batch_size", f"must be at most {most}, a worker's part of the images.")
     return data
 
 
-def _digits() -> ImageData:
-    """Loads the 1797 handwritten digits of 8 x 8 pixels that come with scikit-learn."""
+def digits() -> tuple[Any, Any]:
+    """Loads scikit-learn's handwritten digits: images, uint8 [1797, 8, 8, 1], and labels, uint8 [1797].
+
+    Pixels are from 0 to `GREY_LEVELS`. LaunchError if scikit-learn is not installed.
+    """
     try:
         from sklearn.datasets import load_digits
     except ImportError:
         raise missing("scikit-learn") from None
     found = load_digits()
-    images, labels = found.images[..., None].astype(np.uint8), found.target.astype(np.uint8)
-    return ImageData.holding_out(_HELD_OUT_DIGITS, images, labels, 16)
+    return found.images[..., None].astype(np.uint8), found.target.astype(np.uint8)

@@ -21,7 +21,6 @@ from coordinator.testing.local_cluster import LocalCluster
 
 if TYPE_CHECKING:
     from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
-    from coordinator.testbed.runner import Runner, SimulatedRunner
 
 # In seconds. A server on a fully loaded machine may be silent for long, and must not count as lost.
 _HEARTBEAT_TIMEOUT = 60.0
@@ -43,35 +42,30 @@ def measure(
       KeyboardInterrupt: at Ctrl-C; `on_result` was called for the trials that had ended.
     """
     trials = experiment.trials()
-    with (
-        new_progress_bar(experiment.repeats * sum(map(experiment.batches_of, trials)), "batch") as progress,
-        tempfile.TemporaryDirectory(prefix="coordinator-testbed-") as folder,
-        _new_runner(experiment, data, pathlib.Path(folder) / "images", setting_of) as runner,
-    ):
+    with contextlib.ExitStack() as stack:
+        total = experiment.repeats * sum(map(experiment.batches_of, trials))
+        progress = stack.enter_context(new_progress_bar(total, "batch"))
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="coordinator-testbed-"))
+        strategy = None
+        if experiment.simulated:
+            _set_up_tensorflow()
+        else:
+            options = Options(heartbeat_timeout=_HEARTBEAT_TIMEOUT)
+            strategy = stack.enter_context(new_strategy(experiment.most_workers, options))
+        from coordinator.testbed.runner import Runner, SimulatedRunner
+        from coordinator.testbed.training import RecordFile
+
+        records = RecordFile(data, pathlib.Path(folder) / "images")
+        runner: Runner | SimulatedRunner
+        if strategy is None:
+            runner = SimulatedRunner(experiment, records, setting_of)
+        else:
+            runner = Runner(strategy, experiment, records)
         for trial, repeat in itertools.product(trials, range(experiment.repeats)):
             progress.set_description(str(trial))
             curve = runner.run(trial, experiment.seed + repeat, progress.update)
             on_result(curve)
             progress.write(str(curve))
-
-
-@contextlib.contextmanager
-def _new_runner(
-    experiment: Experiment, data: ImageData, path: pathlib.Path, setting_of: Callable[[Trial], Setting] | None
-) -> "Iterator[Runner | SimulatedRunner]":
-    """Yields the runner of the trials; writes the images to a file at the path."""
-    if experiment.simulated:
-        _set_up_tensorflow()
-        from coordinator.testbed.runner import SimulatedRunner
-        from coordinator.testbed.training import RecordFile
-
-        yield SimulatedRunner(experiment, RecordFile(data, path), setting_of)
-        return
-    with new_strategy(experiment.most_workers, Options(heartbeat_timeout=_HEARTBEAT_TIMEOUT)) as strategy:
-        from coordinator.testbed.runner import Runner
-        from coordinator.testbed.training import RecordFile
-
-        yield Runner(strategy, experiment, RecordFile(data, path))
 
 
 def new_progress_bar(total: int, unit: str) -> Any:

@@ -7,21 +7,17 @@ import concurrent.futures
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from coordinator import updates
 from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
 from coordinator.ps_strategy.per_worker.resource import get_current_worker_index
 from coordinator.simulation.rules import Rule
 from coordinator.testbed.step_times import FINISHED, RECORDED, Run, Sleeps
-from coordinator.testbed.training import RuleCounts
-from coordinator.updates.rule_state import pause
-from coordinator.updates.rules.accumulating import BoundedDelay, Synchronous
-from coordinator.updates.rules.asynchronous import Asynchronous, StaleSynchronous
-from coordinator.updates.rules.model_average import ModelAverage
+from coordinator.testbed.training import counts_of, paused, run_between, timed_step
 from coordinator.updates.update_rule import UpdateRule
 
 # Steps that each worker finishes before the counts begin.
@@ -30,10 +26,6 @@ _SETTLING = 2
 _MORE = 50
 # In seconds, for waits of a few seconds.
 _DEADLINE = 300.0
-_VARIABLE_SHAPE = [16]
-_KINDS: dict[str, Callable[..., UpdateRule]] = {
-    kind.__name__: kind for kind in (Asynchronous, Synchronous, StaleSynchronous, BoundedDelay, ModelAverage)
-}
 
 
 class RealSteps:
@@ -48,10 +40,20 @@ class RealSteps:
         self._workers = workers
         self._sleeps = sleeps
         with strategy.scope():
-            variable = tf.Variable(tf.zeros(_VARIABLE_SHAPE))
-            kind = _KINDS[type(rule).__name__]
-            self._rule = kind(_descend, [variable], learning_rate=1e-6, **dataclasses.asdict(rule))
-        self._step = _new_step(self._rule, variable, sleeps, slow_worker=workers - 1)
+            variable = tf.Variable(tf.zeros([16]))
+            kind = getattr(updates, type(rule).__name__)
+            self._rule: UpdateRule = kind(_descend, [variable], learning_rate=1e-6, **dataclasses.asdict(rule))
+
+        def compute(pulled: Any) -> tuple[list[Any], list[Any]]:
+            gradient = tf.ones_like(variable.read_value())
+            with tf.control_dependencies([pulled, gradient]):
+                seconds = sleeps.draw(get_current_worker_index(), workers - 1)
+            return paused([gradient], seconds), []
+
+        def step() -> Any:
+            return timed_step(self._rule, tf.timestamp(), compute)
+
+        self._step = tf.function(step, autograph=False)
         for worker in range(workers):
             strategy.schedule(self._step, worker=worker)
         strategy.join(_DEADLINE)
@@ -71,9 +73,9 @@ class RealSteps:
             for futures in scheduled[:_SETTLING]:
                 for future in futures:
                     future.result(_DEADLINE)
-            before, since, began = RuleCounts.of(self._rule), time.time(), time.monotonic()
+            before, since, began = counts_of(self._rule), time.time(), time.monotonic()
             concurrent.futures.wait(counted, timeout=seconds, return_when=concurrent.futures.FIRST_EXCEPTION)
-            after, until, seconds = RuleCounts.of(self._rule), time.time(), time.monotonic() - began
+            after, until, seconds = counts_of(self._rule), time.time(), time.monotonic() - began
         finally:
             for future in reversed(counted):
                 if not future.running():
@@ -83,36 +85,14 @@ class RealSteps:
             raise RuntimeError(
                 f"A worker has run out of steps within {seconds:g} s: {self._rule}, {self._workers} workers."
             )
-        found = after - before
-        recorded = [_recorded(futures, since, until) for futures in zip(*scheduled, strict=True)]
-        return Run(seconds, found.updates, found.histogram, found.waited, recorded)
+        # Of each worker, the steps that finished in the counted time.
+        recorded = []
+        for of_worker in zip(*scheduled, strict=True):
+            results = [future.result() for future in of_worker if not future.cancelled()]
+            steps = np.array(results, np.float64).reshape(-1, RECORDED)
+            recorded.append(steps[(steps[:, FINISHED] > since) & (steps[:, FINISHED] <= until)])
+        return run_between(before, after, seconds, recorded)
 
 
 def _descend(variable: Any, gradient: Any, rate: Any) -> None:
     variable.assign_sub(rate * gradient)
-
-
-def _recorded(futures: Sequence[Any], since: float, until: float) -> Any:
-    """Returns the times of a worker's steps that finished between two wall times; float64 [steps, RECORDED]."""
-    results = [future.result() for future in futures if not future.cancelled()]
-    steps = np.array(results, np.float64).reshape(-1, RECORDED)
-    return steps[(steps[:, FINISHED] > since) & (steps[:, FINISHED] <= until)]
-
-
-def _new_step(rule: UpdateRule, variable: Any, sleeps: Sleeps, slow_worker: int) -> Any:
-    def step() -> Any:
-        asked = tf.timestamp()
-        with tf.control_dependencies([asked]), rule.pull() as version:
-            with tf.control_dependencies([version]):
-                pulled = tf.timestamp()
-            gradient = tf.ones_like(variable.read_value())
-            with tf.control_dependencies([pulled, gradient]):
-                slept = pause(sleeps.draw(get_current_worker_index(), slow_worker))
-            with tf.control_dependencies([slept]):
-                computed = tf.timestamp()
-            with tf.control_dependencies([computed]):
-                accepted = rule.push([tf.identity(gradient)], version)
-        with tf.control_dependencies([accepted]):
-            return tf.stack([asked, pulled, computed, tf.timestamp()])
-
-    return tf.function(step, autograph=False)

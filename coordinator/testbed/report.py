@@ -59,19 +59,21 @@ class Report:
           SettingError: a picture cannot be written.
           OSError: a table cannot be written.
         """
+        target = self._experiment.target_loss
         head = ["mode", "workers", "delay_s", *AXES, "seed"]
-        self._write_rows(LOSSES, [*head, "batch", "time_s", "loss", "smoothed_loss"], _losses(curves))
-        head += [
-            "spikes",
-            "rise",
-            "final_loss",
-            "accuracy",
-            "batches_to_target",
-            "seconds_to_target",
-            "mean_staleness",
-            "seconds",
-        ]
-        self._write_rows(TABLE, head, _figures(curves, self._experiment.target_loss))
+        losses: list[list[object]] = []
+        figures: list[list[object]] = []
+        for curve in curves:
+            trial, axes = curve.trial, [getattr(curve.trial.descent, axis) for axis in AXES]
+            run = [trial.mode, trial.workers, trial.delay, *axes, curve.seed]
+            columns = zip(curve.times, curve.losses, curve.smoothed, strict=True)
+            losses += [[*run, number, *map(_figure, row)] for number, row in enumerate(columns, start=1)]
+            own: list[float | None] = [curve.spikes, curve.rise, curve.final_loss, curve.accuracy]
+            own += [curve.batches_to(target), curve.seconds_to(target), curve.mean_staleness, curve.seconds]
+            figures.append([*run, *map(_figure, own)])
+        self._write_rows(LOSSES, [*head, "batch", "time_s", "loss", "smoothed_loss"], losses)
+        head += ["spikes", "rise", "final_loss", "accuracy", "batches_to_target", "seconds_to_target"]
+        self._write_rows(TABLE, [*head, "mean_staleness", "seconds"], figures)
         (self._folder / SUMMARY).write_text(self.text(curves) + "\n", encoding="utf-8")
         names = [LOSSES, TABLE, SUMMARY]
         results = results_of(curves)
@@ -86,9 +88,9 @@ class Report:
 
     def text(self, curves: Sequence[LossCurve]) -> str:
         """Returns the summary: the settings, a table, the meaning of its columns, and the paper's findings."""
-        target = self._experiment.target_loss
-        results = results_of(curves)
-        total, repeats = len(self._experiment.trials()), self._experiment.repeats
+        target, results = self._experiment.target_loss, results_of(curves)
+        repeats = self._experiment.repeats
+        total = repeats * len(self._experiment.trials())
         head = ["training", "spikes", "rise", "final loss", "accuracy"]
         head += [f"batches to {target:g}", f"seconds to {target:g}", "staleness", "seconds"]
         rows = [
@@ -108,11 +110,7 @@ class Report:
         return "\n".join(
             [
                 str(self._experiment),
-                *(
-                    [f"Stopped after {len(curves)} of {repeats * total} trainings."]
-                    if len(curves) < repeats * total
-                    else []
-                ),
+                *([f"Stopped after {len(curves)} of {total} trainings."] if len(curves) < total else []),
                 "",
                 aligned(head, rows),
                 "",
@@ -137,29 +135,8 @@ class Report:
             writer.writerows(rows)
 
 
-def _run(curve: LossCurve) -> list[object]:
-    trial = curve.trial
-    return [trial.mode, trial.workers, trial.delay, *(getattr(trial.descent, axis) for axis in AXES), curve.seed]
-
-
-def _losses(curves: Sequence[LossCurve]) -> Iterable[list[object]]:
-    for curve in curves:
-        run = _run(curve)
-        columns = zip(curve.times, curve.losses, curve.smoothed, strict=True)
-        for number, figures in enumerate(columns, start=1):
-            yield [*run, number, *(f"{figure:.6g}" for figure in figures)]
-
-
-def _figures(curves: Sequence[LossCurve], target: float) -> Iterable[list[object]]:
-    for curve in curves:
-        figures = (curve.rise, curve.final_loss, curve.accuracy)
-        reached = (curve.batches_to(target), curve.seconds_to(target))
-        rest = (curve.mean_staleness, curve.seconds)
-        yield [
-            *_run(curve),
-            curve.spikes,
-            *("" if figure is None else f"{figure:.6g}" for figure in (*figures, *reached, *rest)),
-        ]
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.6g}"
 
 
 # The axis of the minibatches.

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.testbed.experiment import ASYNCHRONOUS, AXES, SYNCHRONOUS, Trial, delay_text, worker_count
+from coordinator.testbed.experiment import ASYNCHRONOUS, AXES, SYNCHRONOUS, Trial, delay_text, mean_delay, worker_count
 from coordinator.testbed.step_times import Run
 
 # The least rise of a spike, in units of the loss; guessing one of ten classes has a loss of 2.3.
@@ -158,11 +158,13 @@ class TrialResult:
 
     def shown_until(self, reached: Callable[[LossCurve], float | None], form: str) -> str:
         """Returns the median, the least and the most that runs needed, as text, such as "40 (38 to never)"."""
-        values = [_or_never(reached(curve)) for curve in self.curves]
-        texts = [
-            "never" if math.isinf(value) else f"{value:{form}}" for value in (_median(values), min(values), max(values))
-        ]
-        return f"{texts[0]} ({texts[1]} to {texts[2]})" if len(set(values)) > 1 else texts[0]
+        values = [reached(curve) for curve in self.curves]
+        numbers = [math.inf if value is None else value for value in values]
+        median, least, most = (
+            "never" if math.isinf(value) else f"{value:{form}}"
+            for value in (_median(values), min(numbers), max(numbers))
+        )
+        return f"{median} ({least} to {most})" if len(set(numbers)) > 1 else median
 
 
 def results_of(curves: Sequence[LossCurve]) -> list[TrialResult]:
@@ -170,13 +172,9 @@ def results_of(curves: Sequence[LossCurve]) -> list[TrialResult]:
     return [TrialResult(list(group)) for _, group in itertools.groupby(curves, lambda curve: curve.trial)]
 
 
-def _or_never(value: float | None) -> float:
-    return math.inf if value is None else value
-
-
 def _median(values: Sequence[float | None]) -> float:
-    """Returns the median; the lower of two middle values, since a mean with `inf` would be `inf`."""
-    return sorted(map(_or_never, values))[(len(values) - 1) // 2]
+    """Returns the median, with None for `inf`; the lower of two middle values: a mean with `inf` would be `inf`."""
+    return sorted(math.inf if value is None else value for value in values)[(len(values) - 1) // 2]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,18 +196,12 @@ class Steadiness:
         return 0.0 if math.inf == min(self.rises) else max(self.rises) - min(self.rises)
 
     def __str__(self) -> str:
-        steadiest = self.values[int(np.argmin(self.rises))]
-        values, rises, losses = (
-            ", ".join(texts)
-            for texts in (
-                [_text(value) for value in self.values],
-                [f"{rise:.2f}" for rise in self.rises],
-                [f"{loss:.3f}" for loss in self.final_losses],
-            )
-        )
+        values = [value if isinstance(value, str) else f"{value:g}" for value in self.values]
+        rises = ", ".join(f"{rise:.2f}" for rise in self.rises)
+        losses = ", ".join(f"{loss:.3f}" for loss in self.final_losses)
         return (
-            f"{self.axis.replace('_', ' ')}: steadiest with {_text(steadiest)}: rise {rises} with {values}; "
-            f"final loss {losses}; means of {self.trainings} trainings each"
+            f"{self.axis.replace('_', ' ')}: steadiest with {values[int(np.argmin(self.rises))]}: rise {rises} with "
+            f"{', '.join(values)}; final loss {losses}; means of {self.trainings} trainings each"
         )
 
 
@@ -237,10 +229,6 @@ def steadiness(results: Sequence[TrialResult]) -> list[Steadiness]:
             )
             found.append(Steadiness(axis, values, rises, losses, len(whole)))
     return sorted(found, key=lambda each: -each.effect)
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else f"{value:g}"
 
 
 # The share of a rising series' pairs that must be in order.
@@ -279,35 +267,30 @@ class Finding:
         return "\n".join([f"{self.claim}: {self.verdict}", *cases])
 
 
+# The findings that something rises: in words, with what, and what.
+_RISING = (
+    ("more delay, more instability", "delay", "rise"),
+    ("more delay, slower convergence", "delay", "batches"),
+    ("more workers, more instability", "workers", "rise"),
+    ("more workers, slower convergence", "workers", "batches"),
+)
+
+
 def findings(results: Sequence[TrialResult], target: float) -> list[Finding]:
-    """Checks all findings on the results of all trials; `target` is the loss that counts as learned."""
+    """Checks all findings on the results of all trials; `target` is the loss that counts as learned.
 
-    def rise(result: TrialResult) -> float:
-        return result.mean("rise")
-
-    def slowness(result: TrialResult) -> float:
-        return result.batches_to(target)
-
-    claims: dict[str, Callable[[Sequence[TrialResult]], tuple[Case, ...]]] = {
-        "more delay, more instability": lambda of: _rising_cases(of, "delay", "rise", rise),
-        "more delay, slower convergence": lambda of: _rising_cases(of, "delay", "batches", slowness),
-        "more workers, more instability": lambda of: _rising_cases(of, "workers", "rise", rise),
-        "more workers, slower convergence": lambda of: _rising_cases(of, "workers", "batches", slowness),
-        "no delay, synchronous and asynchronous about the same": lambda of: _similarity(of, target),
-    }
-    return [Finding(claim, _with_each_descent(results, cases_of)) for claim, cases_of in claims.items()]
-
-
-def _with_each_descent(
-    results: Sequence[TrialResult], cases_of: Callable[[Sequence[TrialResult]], tuple[Case, ...]]
-) -> tuple[Case, ...]:
-    """Returns the cases with each optimizer, learning rate, weight decay and batch size."""
-    found = []
+    Each optimizer, learning rate, weight decay and batch size has its own cases.
+    """
+    cases: dict[str, list[Case]] = {claim: [] for claim, _, _ in _RISING}
+    similar: list[Case] = []
+    cases["no delay, synchronous and asynchronous about the same"] = similar
     for descent in dict.fromkeys(each.trial.descent for each in results):
+        of_descent = [each for each in results if each.trial.descent == descent]
         name = f"{descent.text}; " if descent.text else ""
-        cases = cases_of([each for each in results if each.trial.descent == descent])
-        found += [dataclasses.replace(case, figures=name + case.figures) for case in cases]
-    return tuple(found)
+        for claim, along, what in _RISING:
+            cases[claim] += _rising_cases(name, of_descent, along, what, target)
+        similar += _similarity(name, of_descent, target)
+    return [Finding(claim, tuple(of_claim)) for claim, of_claim in cases.items()]
 
 
 def is_rising(values: Sequence[float]) -> bool:
@@ -320,56 +303,47 @@ def is_rising(values: Sequence[float]) -> bool:
     return bool(pairs) and values[-1] > values[0] and in_order >= _IN_ORDER * len(pairs)
 
 
-def _rising_cases(
-    results: Sequence[TrialResult], along: str, what: str, value: Callable[[TrialResult], float]
-) -> tuple[Case, ...]:
+def _rising_cases(name: str, results: Sequence[TrialResult], along: str, what: str, target: float) -> Iterable[Case]:
     """Checks whether a value of asynchronous trials rises: with the delay for each number of workers, or the reverse.
 
     `along` is "delay" or "workers"; `what` is "rise" or "batches", the name of the value. Returns a case for each
     series of more than one trial. Trials without delay are no series along the workers.
     """
+    places: dict[str, Callable[[Trial], float]] = {
+        "delay": lambda trial: mean_delay(trial.delay),
+        "workers": lambda trial: trial.workers,
+    }
     group = "workers" if along == "delay" else "delay"
-    found = [each for each in results if each.trial.mode == ASYNCHRONOUS and _place(each.trial, group) > 0]
-    found.sort(key=lambda each: (_place(each.trial, group), _place(each.trial, along)))
-    cases = []
+    found = [each for each in results if each.trial.mode == ASYNCHRONOUS and places[group](each.trial) > 0]
+    found.sort(key=lambda each: (places[group](each.trial), places[along](each.trial)))
     for key, series in itertools.groupby(found, lambda each: getattr(each.trial, group)):
-        values = {getattr(each.trial, along): value(each) for each in series}
+        values = {
+            getattr(each.trial, along): each.mean("rise") if what == "rise" else each.batches_to(target)
+            for each in series
+        }
         if len(values) > 1:
-            name, unit = (worker_count(key), "s") if along == "delay" else (f"delay {delay_text(key)} s", "workers")
-            shown = _rises(values.values()) if what == "rise" else f"{', '.join(map(_count, values.values()))} {what}"
-            places = ", ".join(map(delay_text, values))
-            cases.append(Case(is_rising(list(values.values())), f"{name}: {shown} with {places} {unit}"))
-    return tuple(cases)
+            of, unit = (worker_count(key), "s") if along == "delay" else (f"delay {delay_text(key)} s", "workers")
+            if what == "rise":
+                shown = f"rise {', '.join(f'{value:.2f}' for value in values.values())}"
+            else:
+                shown = f"{', '.join(map(_count, values.values()))} batches"
+            text = f"{name}{of}: {shown} with {', '.join(map(delay_text, values))} {unit}"
+            yield Case(is_rising(list(values.values())), text)
 
 
-def _place(trial: Trial, along: str) -> float:
-    return trial.mean_delay if along == "delay" else trial.workers
-
-
-def _similarity(results: Sequence[TrialResult], target: float) -> tuple[Case, ...]:
+def _similarity(name: str, results: Sequence[TrialResult], target: float) -> Iterable[Case]:
     by_trial = {each.trial: each for each in results}
-    return tuple(
-        _similarity_case(trial.workers, by_trial[trial], by_trial[other], target)
-        for trial in sorted(by_trial, key=lambda trial: trial.workers)
-        if trial.mode == SYNCHRONOUS and (other := Trial(ASYNCHRONOUS, trial.workers, 0.0, trial.descent)) in by_trial
-    )
-
-
-def _similarity_case(workers: int, synchronous: TrialResult, asynchronous: TrialResult, target: float) -> Case:
-    batches = [each.batches_to(target) for each in (synchronous, asynchronous)]
-    losses = [each.mean("final_loss") for each in (synchronous, asynchronous)]
-    known = [count for count in batches if not math.isinf(count)]
-    is_as_quick = len(known) != 1 and max(known, default=1) <= _SIMILAR_FACTOR * min(known, default=1)
-    is_as_good = abs(losses[0] - losses[1]) <= _SIMILAR_LOSS
-    figures = " and ".join(_count(count) for count in batches)
-    return Case(
-        is_as_quick and is_as_good,
-        f"{worker_count(workers)}: {figures} batches, final loss {losses[0]:.3f} and {losses[1]:.3f}",
-    )
-
-
-def _rises(values: Iterable[float]) -> str:
-    return f"rise {', '.join(f'{value:.2f}' for value in values)}"
+    for trial in sorted(by_trial, key=lambda trial: trial.workers):
+        other = by_trial.get(Trial(ASYNCHRONOUS, trial.workers, 0.0, trial.descent))
+        if trial.mode != SYNCHRONOUS or other is None:
+            continue
+        batches = [each.batches_to(target) for each in (by_trial[trial], other)]
+        losses = [each.mean("final_loss") for each in (by_trial[trial], other)]
+        known = [count for count in batches if not math.isinf(count)]
+        is_as_quick = len(known) != 1 and max(known, default=1) <= _SIMILAR_FACTOR * min(known, default=1)
+        is_as_good = abs(losses[0] - losses[1]) <= _SIMILAR_LOSS
+        figures = f"{' and '.join(map(_count, batches))} batches, final loss {losses[0]:.3f} and {losses[1]:.3f}"
+        yield Case(is_as_quick and is_as_good, f"{name}{worker_count(trial.workers)}: {figures}")
 
 
 def _count(value: float) -> str:

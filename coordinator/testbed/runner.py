@@ -17,10 +17,9 @@ curve differs from the curve of real servers only if the times of the steps diff
 
 import concurrent.futures
 import dataclasses
-import functools
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
@@ -35,8 +34,9 @@ from coordinator.simulation.simulated_cluster import simulate
 from coordinator.simulation.simulated_tasks import SimulatedWorker
 from coordinator.testbed.experiment import ASYNCHRONOUS, SYNCHRONOUS, Experiment, Trial
 from coordinator.testbed.results import LossCurve
-from coordinator.testbed.step_times import ASKED, FINISHED, RECORDED, Run
-from coordinator.testbed.training import HeldOut, RecordFile, Training, initial_weights, new_loss, new_network
+from coordinator.testbed.step_times import ASKED, FINISHED, RECORDED
+from coordinator.testbed.training import HeldOut, RecordFile, Training, new_loss, new_network
+from coordinator.updates.rule_state import Staleness
 
 # A trial that takes longer than this multiple of its step times, plus this many seconds, has failed.
 _SLOWNESS, _GRACE = 20.0, 300.0
@@ -64,7 +64,13 @@ class Runner:
             self._trainings[kind] = Training(self._strategy, self._experiment, self._records.data.shape, trial)
         training = self._trainings[kind]
         training.reset(trial, seed)
-        minibatches = iter(self._strategy.experimental_distribute_datasets_from_function(self._dataset_of(trial, seed)))
+
+        def dataset_fn(context: tf.distribute.InputContext) -> tf.data.Dataset:
+            # Idle workers have a dataset, too, but take nothing from it.
+            worker = context.input_pipeline_id % trial.workers
+            return self._records.minibatches(trial.descent.batch_size, worker, trial.workers, seed)
+
+        minibatches = iter(self._strategy.experimental_distribute_datasets_from_function(dataset_fn))
         turns = self._experiment.batches_of(trial) // trial.workers
         futures: list[concurrent.futures.Future[Any]] = [
             self._strategy.schedule(training.step, args=(minibatches,), worker=worker)
@@ -76,48 +82,27 @@ class Runner:
             future.result()
             on_batch()
         self._strategy.join()
-        return self._curve_of(trial, seed, futures, time.monotonic() - began)
-
-    def _curve_of(self, trial: Trial, seed: int, futures: Sequence[Any], seconds: float) -> LossCurve:
-        """Returns the losses in the order in which steps finished; `futures` has one of each worker in turn."""
+        seconds = time.monotonic() - began
         steps = np.array([future.result() for future in futures], np.float64)
         in_order = steps[np.argsort(steps[:, FINISHED], kind="stable")]
-        training = self._trainings[Training.kind(trial)]
-        counted = training.counted()
-        recorded = [steps[worker :: trial.workers, :RECORDED] for worker in range(trial.workers)]
+        run = training.run(seconds, [steps[worker :: trial.workers, :RECORDED] for worker in range(trial.workers)])
         return LossCurve(
             trial=trial,
             seed=seed,
             losses=in_order[:, RECORDED],
             times=in_order[:, FINISHED] - steps[:, ASKED].min(),
-            mean_staleness=counted.mean_staleness,
+            mean_staleness=Staleness(tuple(map(int, run.histogram))).mean,
             seconds=seconds,
-            accuracy=self._held_out.accuracy(training.weights()),
-            run=Run(seconds, counted.updates, counted.histogram, counted.waited, recorded),
+            accuracy=self._held_out.accuracy(training.network.get_weights()),
+            run=run,
         )
-
-    def _dataset_of(self, trial: Trial, seed: int) -> Callable[[tf.distribute.InputContext], tf.data.Dataset]:
-        size = trial.descent.batch_size
-
-        def dataset_fn(context: tf.distribute.InputContext) -> tf.data.Dataset:
-            # Idle workers have a dataset, too, but take nothing from it.
-            worker = context.input_pipeline_id % trial.workers
-            return self._records.minibatches(size, worker, trial.workers, seed)
-
-        return dataset_fn
-
-
-class PushedGradient(NamedTuple):
-    """A gradient of one minibatch: a tensor for each trainable variable, and the model version it was computed on."""
-
-    parts: Sequence[Any]
-    pulled_version: int
 
 
 class NetworkModel(SimulatedModel):
     """The network of the test-bed, as the model of a simulated cluster.
 
-    It has the loss and the time, in seconds, of each minibatch so far, in the order of the pushes.
+    A gradient is a tensor for each trainable variable, and the model version on which they were computed. The model has
+    the loss and the time, in seconds, of each minibatch so far, in the order of the pushes.
     """
 
     def __init__(self, shape: tuple[int, int, int], optimizer: keras.optimizers.Optimizer) -> None:
@@ -138,7 +123,7 @@ class NetworkModel(SimulatedModel):
 
         `on_batch` is called after each minibatch.
         """
-        weights = initial_weights(self._shape, seed)
+        weights = new_network(self._shape, seed).get_weights()
         for network in (self._shared, self._copy):
             network.set_weights(weights)
         for variable, value in self._fresh:
@@ -146,35 +131,34 @@ class NetworkModel(SimulatedModel):
         self._minibatches, self._on_batch = list(minibatches), on_batch
         self.losses, self.times = [], []
 
-    def weights(self) -> list[Any]:
+    def weights(self) -> Any:
         """Returns the shared weights, with the statistics of the workers' batch normalization."""
-        for shared, counted in zip(
-            self._shared.non_trainable_variables, self._copy.non_trainable_variables, strict=True
-        ):
-            shared.assign(counted)
-        weights: list[Any] = self._shared.get_weights()
-        return weights
+        counted = self._copy.non_trainable_variables
+        for shared, value in zip(self._shared.non_trainable_variables, counted, strict=True):
+            shared.assign(value)
+        return self._shared.get_weights()
 
     def pull(self, worker: SimulatedWorker) -> None:
         """Keeps the present weights for a worker."""
         # A tensor keeps its value when its variable is assigned.
         worker.parameters = [tf.convert_to_tensor(variable) for variable in self._shared.trainable_variables]
 
-    def gradient(self, worker: SimulatedWorker) -> PushedGradient:
+    def gradient(self, worker: SimulatedWorker) -> tuple[Sequence[Any], int]:
         """Computes the gradient of a worker's next minibatch on the weights that it has pulled."""
         loss, parts = self._compute(worker.parameters, *next(self._minibatches[worker.index]))
         self.losses.append(float(loss))
         self._on_batch()
-        return PushedGradient(parts, worker.pulled_version)
+        return parts, worker.pulled_version
 
-    def apply(self, gradient: PushedGradient, scale: float = 1.0) -> None:
+    def apply(self, gradient: tuple[Sequence[Any], int], scale: float = 1.0) -> None:
         """Applies a gradient, times a scale, to the shared weights."""
-        self._apply([scale * part for part in gradient.parts], tf.constant(gradient.pulled_version, tf.int64))
+        parts, pulled_version = gradient
+        self._apply([scale * part for part in parts], tf.constant(pulled_version, tf.int64))
 
-    def apply_mean(self, gradients: Sequence[PushedGradient]) -> None:
+    def apply_mean(self, gradients: Sequence[tuple[Sequence[Any], int]]) -> None:
         """Applies the mean of gradients to the shared weights."""
-        parts = [tf.add_n(parts) / len(gradients) for parts in zip(*(each.parts for each in gradients), strict=True)]
-        self.apply(PushedGradient(parts, gradients[-1].pulled_version))
+        parts, versions = zip(*gradients, strict=True)
+        self.apply(([tf.add_n(each) / len(gradients) for each in zip(*parts, strict=True)], versions[-1]))
 
     def count_push(self, now: float) -> None:
         """Records the time of a push, in seconds."""
@@ -208,16 +192,11 @@ _LATENCY, _DISPATCH = LogNormal(0.0015, 0.5), LogNormal(0.008, 0.5)
 _VARIATION = 0.02
 
 
-def assumed_setting(experiment: Experiment, trial: Trial) -> Setting:
-    """Returns a cluster that computes each step within the step time, with the overheads of an idle machine."""
-    compute = Normal(experiment.step_time, _VARIATION * experiment.step_time)
-    return Setting(workers=trial.workers, rule=rule_of(trial), compute=compute, latency=_LATENCY, dispatch=_DISPATCH)
-
-
 class SimulatedRunner:
     """Runs trials in virtual time.
 
-    `setting_of` returns the simulated cluster of a trial, without its seed and end; by default `assumed_setting`.
+    `setting_of` returns the simulated cluster of a trial, without its seed and end; by default, one that computes each
+    step within the step time, with the overheads of an idle machine.
     """
 
     def __init__(
@@ -225,7 +204,7 @@ class SimulatedRunner:
     ) -> None:
         self._experiment = experiment
         self._records = records
-        self._setting_of = setting_of or functools.partial(assumed_setting, experiment)
+        self._setting_of = setting_of
         self._held_out = HeldOut(records.data)
         self._models: dict[Any, NetworkModel] = {}
 
@@ -236,16 +215,24 @@ class SimulatedRunner:
         each minibatch.
         """
         experiment = self._experiment
-        model = self._model_of(trial)
+        averaged = trial.workers if trial.mode == SYNCHRONOUS else 1
+        # Trials with the same optimizer share a model, with its traced functions.
+        key = (trial.descent, averaged)
+        if key not in self._models:
+            self._models[key] = NetworkModel(self._records.data.shape, trial.descent.new_optimizer(averaged))
+        model = self._models[key]
         minibatches = [
             iter(self._records.minibatches(trial.descent.batch_size, worker, trial.workers, seed))
             for worker in range(trial.workers)
         ]
         model.reset(seed, minibatches, on_batch)
-        setting = dataclasses.replace(
-            self._setting_of(trial), rule=rule_of(trial, seed), pushes=experiment.batches_of(trial), seed=seed
-        )
-        result = simulate(setting, model)
+        if self._setting_of is None:
+            compute = Normal(experiment.step_time, _VARIATION * experiment.step_time)
+            setting = Setting(workers=trial.workers, compute=compute, latency=_LATENCY, dispatch=_DISPATCH)
+        else:
+            setting = self._setting_of(trial)
+        end = experiment.batches_of(trial)
+        result = simulate(dataclasses.replace(setting, rule=rule_of(trial, seed), pushes=end, seed=seed), model)
         return LossCurve(
             trial=trial,
             seed=seed,
@@ -255,11 +242,3 @@ class SimulatedRunner:
             seconds=result.seconds,
             accuracy=self._held_out.accuracy(model.weights()),
         )
-
-    def _model_of(self, trial: Trial) -> NetworkModel:
-        """Returns the model with a trial's optimizer. Trials with the same one share it, with its traced functions."""
-        averaged = trial.workers if trial.mode == SYNCHRONOUS else 1
-        key = (trial.descent, averaged)
-        if key not in self._models:
-            self._models[key] = NetworkModel(self._records.data.shape, trial.descent.new_optimizer(averaged))
-        return self._models[key]

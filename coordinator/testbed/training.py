@@ -4,9 +4,8 @@ A training can be reset. Trials that differ only in their delay, and asynchronou
 share the rule's variables and the functions of a step, which take seconds to create.
 """
 
-import dataclasses
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -17,7 +16,8 @@ from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStr
 from coordinator.simulation.distribution import RandomDelay
 from coordinator.testbed.experiment import MOST_WORKERS, SEQUENTIAL, SYNCHRONOUS, Experiment, Trial
 from coordinator.testbed.image_data import ImageData
-from coordinator.updates.rule_state import COUNTS, HISTOGRAM, STEPS, WAITED, Staleness, pause
+from coordinator.testbed.step_times import Run
+from coordinator.updates.rule_state import COUNTS, HISTOGRAM, STEPS, WAITED, pause
 from coordinator.updates.rules.accumulating import BoundedDelay, Delayed
 from coordinator.updates.rules.asynchronous import Asynchronous
 from coordinator.updates.update_rule import UpdateRule
@@ -42,12 +42,6 @@ def new_network(shape: tuple[int, int, int], seed: int) -> keras.Model:
         ]
         side, filters = side // 2, min(2 * filters, 64)
     return keras.Sequential([*layers, keras.layers.Flatten(), keras.layers.Dense(CLASSES)])
-
-
-def initial_weights(shape: tuple[int, int, int], seed: int) -> list[Any]:
-    """Returns the initial weights of `new_network`, trainable or not, as arrays."""
-    weights: list[Any] = new_network(shape, seed).get_weights()
-    return weights
 
 
 def new_loss() -> keras.losses.Loss:
@@ -100,27 +94,40 @@ class RecordFile:
         return part.repeat().batch(batch_size, drop_remainder=True).map(decoded).prefetch(2)
 
 
-@dataclasses.dataclass(frozen=True)
-class RuleCounts:
-    """Counts of a rule: updates, gradients at each staleness (int64), and seconds that all workers have waited."""
+def counts_of(rule: UpdateRule) -> tuple[int, Any, float]:
+    """Returns a rule's counts so far: updates, gradients at each staleness (int64), seconds that all workers waited."""
+    counts, seconds = (tensor.numpy() for tensor in rule.state.read())
+    return int(counts[COUNTS.index("updates")]), counts[HISTOGRAM:STEPS], float(seconds[:, WAITED].sum())
 
-    updates: int
-    histogram: Any
-    waited: float
 
-    @classmethod
-    def of(cls, rule: UpdateRule) -> "RuleCounts":
-        """Returns the counts of a rule so far."""
-        counts, seconds = (tensor.numpy() for tensor in rule.state.read())
-        return cls(int(counts[COUNTS.index("updates")]), counts[HISTOGRAM:STEPS], float(seconds[:, WAITED].sum()))
+def run_between(before: Any, after: Any, seconds: float, recorded: Sequence[Any]) -> Run:
+    """Returns a run of some seconds with recorded times, from the counts of its rule before and after it."""
+    updates, histogram, waited = (new - old for new, old in zip(after, before, strict=True))
+    return Run(seconds, updates, histogram, waited, recorded)
 
-    def __sub__(self, before: "RuleCounts") -> "RuleCounts":
-        return RuleCounts(self.updates - before.updates, self.histogram - before.histogram, self.waited - before.waited)
 
-    @property
-    def mean_staleness(self) -> float:
-        """The mean staleness of the gradients, in updates."""
-        return Staleness(tuple(map(int, self.histogram))).mean
+def paused(gradients: Sequence[Any], seconds: Any) -> list[Any]:
+    """Returns gradients unchanged after a pause of `seconds`, a float64 scalar, which begins when that is known."""
+    with tf.control_dependencies([pause(seconds)]):
+        return [tf.identity(gradient) for gradient in gradients]
+
+
+def timed_step(rule: UpdateRule, asked: Any, compute: Callable[[Any], tuple[Sequence[Any], Sequence[Any]]]) -> Any:
+    """Pulls, computes and pushes in a graph; returns the recorded times of the step, then its figures; float64 [N].
+
+    The step asked to begin at the time `asked`. `compute` is called with the time at which it has pulled; it returns
+    gradients, and figures as float64 scalars.
+    """
+    with tf.control_dependencies([asked]), rule.pull() as version:
+        with tf.control_dependencies([version]):
+            pulled = tf.timestamp()
+        gradients, figures = compute(pulled)
+        with tf.control_dependencies(list(gradients)):
+            computed = tf.timestamp()
+        with tf.control_dependencies([computed]):
+            accepted = rule.push([tf.identity(gradient) for gradient in gradients], version)
+    with tf.control_dependencies([accepted]):
+        return tf.stack([asked, pulled, computed, tf.timestamp(), *figures])
 
 
 # The size of the table of equally likely delays, which can be changed without tracing a step again.
@@ -128,19 +135,33 @@ _DELAYS = 256
 
 
 class Training:
-    """The network, rule and step that trials of a kind share. `shape` is height, width and channels of an image."""
+    """The network, rule and step that trials of a kind share. `shape` is height, width and channels of an image.
+
+    The step returns its recorded times, then its loss; float64 [5].
+    """
 
     def __init__(
         self, strategy: ParameterServerStrategy, experiment: Experiment, shape: tuple[int, int, int], trial: Trial
     ) -> None:
+        averaged = trial.workers if trial.mode == SYNCHRONOUS else 1
+        self._rule: UpdateRule
         with strategy.scope():
-            self._network = new_network(shape, experiment.seed)
+            optimizer = trial.descent.new_optimizer(averaged)
+            self.network = new_network(shape, experiment.seed)
             self._delays = tf.Variable(tf.zeros([MOST_WORKERS, _DELAYS], tf.float64), trainable=False)
-            self._rule = self._new_rule(trial)
+            variables = self.network.trainable_variables
+            if trial.mode == SEQUENTIAL:
+                self._rule = Asynchronous(optimizer, variables)
+            elif trial.mode == SYNCHRONOUS:
+                # Workers wait for each other. `Synchronous` would reject late gradients, which this experiment does
+                # not study.
+                self._rule = BoundedDelay(optimizer, variables, max_delay=0, grads_to_wait=averaged)
+            else:
+                self._rule = Delayed(optimizer, variables, delay=self._draw_delay)
         self._shape = shape
-        self._fresh = [(variable, variable.numpy()) for variable in self._optimizer.variables]
-        self._before = RuleCounts.of(self._rule)
-        self.step = _new_step(self._network, self._rule, experiment.step_time)
+        self._fresh = [(variable, variable.numpy()) for variable in optimizer.variables]
+        self._before = counts_of(self._rule)
+        self.step = _new_step(self.network, self._rule, experiment.step_time)
 
     @staticmethod
     def kind(trial: Trial) -> Any:
@@ -151,45 +172,26 @@ class Training:
         """Resets the network to the initial weights of a seed; applies or drops all gradients of earlier trials."""
         if isinstance(self._rule, Delayed):
             self._rule.flush()
-        self._network.set_weights(initial_weights(self._shape, seed))
+        self.network.set_weights(new_network(self._shape, seed).get_weights())
         for variable, value in self._fresh:
             variable.assign(value)
-        self._delays.assign(_delay_table(trial))
-        self._before = RuleCounts.of(self._rule)
+        delay = trial.delay
+        if isinstance(delay, RandomDelay):
+            # Equally likely delays of each worker, in seconds.
+            self._delays.assign(np.stack([delay.table(worker, _DELAYS) for worker in range(MOST_WORKERS)]))
+        else:
+            self._delays.assign(np.full([MOST_WORKERS, _DELAYS], delay, np.float64))
+        self._before = counts_of(self._rule)
 
-    def weights(self) -> list[Any]:
-        """Returns the network's weights, trainable or not, as arrays."""
-        weights: list[Any] = self._network.get_weights()
-        return weights
-
-    def counted(self) -> RuleCounts:
-        """Returns the rule's counts since the last reset."""
-        return RuleCounts.of(self._rule) - self._before
-
-    def _new_rule(self, trial: Trial) -> UpdateRule:
-        variables = self._network.trainable_variables
-        self._optimizer = trial.descent.new_optimizer(trial.workers if trial.mode == SYNCHRONOUS else 1)
-        if trial.mode == SEQUENTIAL:
-            return Asynchronous(self._optimizer, variables)
-        if trial.mode == SYNCHRONOUS:
-            # Workers wait for each other. `Synchronous` would reject late gradients, which this experiment does not
-            # study.
-            return BoundedDelay(self._optimizer, variables, max_delay=0, grads_to_wait=trial.workers)
-        return Delayed(self._optimizer, variables, delay=self._draw_delay)
+    def run(self, seconds: float, recorded: Sequence[Any]) -> Run:
+        """Returns the run since the last reset, which took some seconds, with the recorded times of its steps."""
+        return run_between(self._before, counts_of(self._rule), seconds, recorded)
 
     def _draw_delay(self, worker: Any, _time: Any) -> Any:
         return tf.gather_nd(self._delays, [worker, tf.random.uniform([], 0, _DELAYS, tf.int64)])
 
 
-def _delay_table(trial: Trial) -> Any:
-    """Returns equally likely delays of each worker, in seconds; float64 [MOST_WORKERS, _DELAYS]."""
-    if not isinstance(trial.delay, RandomDelay):
-        return np.full([MOST_WORKERS, _DELAYS], trial.delay, np.float64)
-    return np.stack([trial.delay.table(worker, _DELAYS) for worker in range(MOST_WORKERS)])
-
-
 def _new_step(network: keras.Model, rule: UpdateRule, step_time: float) -> Any:
-    """Returns the step function: it returns the recorded times of a step, then the loss; float64 [5]."""
     loss_of = new_loss()
 
     @tf.function
@@ -197,25 +199,15 @@ def _new_step(network: keras.Model, rule: UpdateRule, step_time: float) -> Any:
         images, labels = next(minibatches)
         with tf.control_dependencies([images]):
             asked = tf.timestamp()
-        with tf.control_dependencies([asked]), rule.pull() as version:
-            with tf.control_dependencies([version]):
-                pulled = tf.timestamp()
+
+        def compute(pulled: Any) -> tuple[list[Any], list[Any]]:
             with tf.GradientTape() as tape:
                 loss = loss_of(labels, network(images, training=True))
-            gradients = _paused(tape.gradient(loss, network.trainable_variables), pulled, step_time)
-            with tf.control_dependencies(list(gradients)):
-                computed = tf.timestamp()
-            with tf.control_dependencies([computed]):
-                accepted = rule.push([tf.identity(gradient) for gradient in gradients], version)
-        with tf.control_dependencies([accepted]):
-            return tf.stack([asked, pulled, computed, tf.timestamp(), tf.cast(loss, tf.float64)])
+            gradients = tape.gradient(loss, network.trainable_variables)
+            with tf.control_dependencies(gradients):
+                left = pulled + step_time - tf.timestamp()
+            return paused(gradients, tf.maximum(left, 0.0)), [tf.cast(loss, tf.float64)]
+
+        return timed_step(rule, asked, compute)
 
     return step
-
-
-def _paused(gradients: Sequence[Any], began: Any, step_time: float) -> list[Any]:
-    """Returns the gradients unchanged, at the end of the step time or later."""
-    with tf.control_dependencies(list(gradients)):
-        left = began + step_time - tf.timestamp()
-    with tf.control_dependencies([pause(tf.maximum(left, 0.0))]):
-        return [tf.identity(gradient) for gradient in gradients]

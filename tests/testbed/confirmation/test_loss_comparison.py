@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from coordinator.__main__ import main
-from coordinator.testbed.confirmation import LossComparison, draw, over_grid, text
+from coordinator.testbed.confirmation import LossComparison, difference, draw, text
 from coordinator.testbed.experiment import Experiment
+from coordinator.testbed.results import LossCurve, TrialResult
 from tests.program_runner import COORDINATOR, ProgramRunner
 from tests.testbed.made_up import asynchronous
 
@@ -15,32 +16,36 @@ HIGHER = replace(REAL, losses=1.2 * REAL.losses)
 LATE = asynchronous(3, 1.0, quickness=0.0)
 
 
+def compared(real: list[LossCurve], simulated: list[LossCurve]) -> LossComparison:
+    return LossComparison(TrialResult(real), TrialResult(simulated))
+
+
 def test_the_difference_is_a_share_of_the_real_loss() -> None:
-    assert LossComparison([REAL], [REAL]).share == 0
-    assert LossComparison([REAL], [HIGHER]).share == pytest.approx(0.2)
-    assert LossComparison([HIGHER], [REAL]).share == pytest.approx(0.2 / 1.2)
+    assert difference([compared([REAL], [REAL])]) == 0
+    assert difference([compared([REAL], [HIGHER])]) == pytest.approx(0.2)
+    assert difference([compared([HIGHER], [REAL])]) == pytest.approx(0.2 / 1.2)
 
 
 def test_means_of_repetitions_are_compared_and_not_single_runs() -> None:
     lower = replace(REAL, losses=0.8 * REAL.losses)
-    assert LossComparison([HIGHER, lower], [REAL, REAL]).share == pytest.approx(0, abs=1e-9)
+    assert difference([compared([HIGHER, lower], [REAL, REAL])]) == pytest.approx(0, abs=1e-9)
 
 
 def test_the_difference_over_the_grid_weighs_each_minibatch_alike() -> None:
-    off, same = LossComparison([REAL], [HIGHER]), LossComparison([LATE], [LATE])
+    off, same = compared([REAL], [HIGHER]), compared([LATE], [LATE])
     total = REAL.smoothed.sum() + LATE.smoothed.sum()
-    assert over_grid([off, same]) == pytest.approx(0.2 * REAL.smoothed.sum() / total)
+    assert difference([off, same]) == pytest.approx(0.2 * REAL.smoothed.sum() / total)
 
 
 @pytest.mark.parametrize(("simulated", "verdict"), [(REAL, "0.0%: they agree within"), (HIGHER, "not within 10%")])
 def test_the_table_has_a_row_for_each_training_and_a_verdict(simulated, verdict: str) -> None:
-    printed = text(Experiment(repeats=1), [LossComparison([REAL], [simulated])])
+    printed = text(Experiment(repeats=1), [compared([REAL], [simulated])])
     assert re.search(r"^asynchronous, 2 workers, delay 0 s +0\.000 ", printed, re.MULTILINE)
     assert verdict in printed.splitlines()[-1]
 
 
 def test_a_picture_for_each_number_of_workers_has_real_and_simulated_lines(tmp_path: Path) -> None:
-    names = draw([LossComparison([REAL], [HIGHER]), LossComparison([LATE], [LATE])], tmp_path)
+    names = draw([compared([REAL], [HIGHER]), compared([LATE], [LATE])], tmp_path)
     assert names == ["simulated_2_workers.png", "simulated_3_workers.png"]
     assert all((tmp_path / name).stat().st_size > 10_000 for name in names)
 
