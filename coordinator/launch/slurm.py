@@ -118,8 +118,11 @@ class TaskLink:
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
             while b"\n" not in self._buffer and len(self._buffer) < _LONGEST_MESSAGE:
-                if deadline is not None and not _is_readable(self._connection, deadline - time.monotonic()):
-                    raise TimeoutError
+                if deadline is not None:
+                    poll = select.poll()
+                    poll.register(self._connection, select.POLLIN)
+                    if not poll.poll(1000 * max(0.0, deadline - time.monotonic())):
+                        raise TimeoutError
                 if not (chunk := self._connection.recv(65_536)):
                     return None
                 self._buffer += chunk
@@ -314,12 +317,6 @@ async def _ended(tasks: Collection["asyncio.Task[Any]"]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _is_readable(connection: socket.socket, seconds: float) -> bool:
-    poll = select.poll()
-    poll.register(connection, select.POLLIN)
-    return bool(poll.poll(1000 * max(0.0, seconds)))
 
 
 def _addresses(host: str, deadline: float) -> list[str]:
