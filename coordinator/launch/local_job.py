@@ -81,9 +81,9 @@ class LocalJob:
     def _create_servers(self) -> LocalServers:
         request, roles = self._request, self._roles
         if request.hosts:
-            on_hosts = connect(request, [role.value for role in roles], self._environment, self._found)
-            self._clusters, self._hosts = dict.fromkeys(roles, on_hosts.addresses), on_hosts.starters
-            worker_gpus = on_hosts.worker_gpus
+            names = [role.value for role in roles]
+            addresses, self._hosts, worker_gpus = connect(request, names, self._environment, self._found)
+            self._clusters = dict.fromkeys(roles, addresses)
         else:
             self._clusters, worker_gpus = _clusters(request, roles), []
             if (per_worker := request.gpus_per_worker) is not None:
