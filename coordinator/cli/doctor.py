@@ -77,8 +77,7 @@ def _print(finding: Finding) -> None:
 
 
 def _examine(config: TaskConfig | None, timeout: float) -> Iterator[Finding]:
-    yield from _installation()
-    yield from _machine()
+    yield from _surroundings()
     if config is None:
         yield Finding("cluster", "TF_CONFIG is not set, so there is no cluster to examine")
         return
@@ -88,7 +87,8 @@ def _examine(config: TaskConfig | None, timeout: float) -> Iterator[Finding]:
         yield from threads.map(lambda task: _task(*task, timeout=timeout), tasks)
 
 
-def _installation() -> Iterator[Finding]:
+def _surroundings() -> Iterator[Finding]:
+    """Examines this installation and this machine."""
     system = f"{platform.system()} {platform.release()} {platform.machine()}"
     yield Finding("python", f"{platform.python_version()} on {system}")
     for package in _PACKAGES:
@@ -96,9 +96,6 @@ def _installation() -> Iterator[Finding]:
             yield Finding(package, importlib.metadata.version(package))
         except importlib.metadata.PackageNotFoundError:
             yield Finding(package, "is not installed", is_problem=True)
-
-
-def _machine() -> Iterator[Finding]:
     memory = psutil.virtual_memory()
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     gib = f"{memory.available / 2**30:.1f} GiB of {memory.total / 2**30:.1f} GiB memory available"

@@ -193,7 +193,8 @@ class Timeline:
     """The latest events other than running closures."""
 
     def __init__(self) -> None:
-        self._entries: deque[TimelineEntry] = deque(maxlen=_MOST_ENTRIES)
+        # Oldest first.
+        self.entries: deque[TimelineEntry] = deque(maxlen=_MOST_ENTRIES)
         self._number = 0
 
     def add(self, event: Event) -> None:
@@ -216,18 +217,14 @@ class Timeline:
         """Adds that events were dropped because they came faster than the dashboard read them."""
         self._append(time, "events_dropped", "info", "", f"{dropped:,} events were not read in time")
 
-    def entries(self) -> tuple[TimelineEntry, ...]:
-        """Returns the entries, oldest first."""
-        return tuple(self._entries)
-
     def _append(self, time: float, kind: str, level: str, task: str, text: str) -> None:
-        last = self._entries[-1] if self._entries else None
+        last = self.entries[-1] if self.entries else None
         self._number += 1
         if last is not None and (last.kind, last.text) == (kind, text):
             # Repeated failures of one function would displace all other entries.
-            self._entries[-1] = dataclasses.replace(last, time=time)
+            self.entries[-1] = dataclasses.replace(last, time=time)
         else:
-            self._entries.append(TimelineEntry(self._number, time, kind, level, task, text))
+            self.entries.append(TimelineEntry(self._number, time, kind, level, task, text))
 
 
 # The period over which rates are averaged, in seconds.
@@ -319,7 +316,7 @@ class Aggregator:
             servers=tuple(_server_row(*pair) for pair in self._usage.pairs() if pair[0].task != "client"),
             rules=tuple(rules),
             history=self._history.history(),
-            timeline=self._timeline.entries(),
+            timeline=tuple(self._timeline.entries),
             stream=self._stream.segments(now),
             advice=self._advice,
         )

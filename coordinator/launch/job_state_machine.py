@@ -158,26 +158,22 @@ class JobStateMachine:
         is_counted = has_served or now - self._lost.get(name, -math.inf) > _HOST_TIMEOUT
         what, end = f"{name} ended unexpectedly, {ending}", f". Its log: {log}" if log else "."
         is_needed = self.state not in (State.STOPPING, State.ENDED)
-        if is_needed and (not is_counted or self._servers_restarted[name] < self._server_restarts):
-            self._servers_restarted[name] += is_counted
-            still = "" if is_counted else "still "
-            count = f"{still}restart {self._servers_restarted[name]} of {self._server_restarts}"
-            delay = self._next_delay(name, now)
-            when = f" in {delay:g} s" if delay else ""
-            self._job.report(f"{what}: starting it again{when}, {count}{end}")
-            if delay:
-                self._due[name] = now + delay
-            else:
-                self._job.start_server(name)
-        else:
+        if not is_needed or (is_counted and self._servers_restarted[name] >= self._server_restarts):
             self.given_up.add(name)
             self._job.report(f"{what}; {consequence}{end}")
-
-    def _next_delay(self, name: str, now: float) -> float:
+            return
+        self._servers_restarted[name] += is_counted
+        still = "" if is_counted else "still "
+        count = f"{still}restart {self._servers_restarted[name]} of {self._server_restarts}"
         last, delay = self._last_restart.get(name, (-math.inf, 0.0))
         delay = 0.0 if now - last > _STABLE_AFTER else min(max(_SHORTEST_DELAY, 2 * delay), _LONGEST_DELAY)
         self._last_restart[name] = now + delay, delay
-        return delay
+        when = f" in {delay:g} s" if delay else ""
+        self._job.report(f"{what}: starting it again{when}, {count}{end}")
+        if delay:
+            self._due[name] = now + delay
+        else:
+            self._job.start_server(name)
 
     def signal_received(self, number: signal.Signals) -> None:
         """Passes on a signal that the command received, or ends the run."""

@@ -177,13 +177,13 @@ class LocalJob:
     def commands(self) -> list[str]:
         """Returns the shell command of each process, with its additions to the environment."""
         program = [sys.executable, *self._request.command]
-        servers = [self._server_command(server) for server in self._servers]
-        return servers + [self._command(self._program_environment(role), program) for role in self._roles]
-
-    def _server_command(self, server: ServerProcess) -> str:
-        if host := self._hosts.get((server.config.job, server.config.index)):
-            return shlex.join(host.command(server.environment))
-        return self._command(server.environment, [sys.executable, "-m", "coordinator", "serve"])
+        commands = []
+        for server in self._servers:
+            if host := self._hosts.get((server.config.job, server.config.index)):
+                commands.append(shlex.join(host.command(server.environment)))
+            else:
+                commands.append(self._command(server.environment, [sys.executable, "-m", "coordinator", "serve"]))
+        return commands + [self._command(self._program_environment(role), program) for role in self._roles]
 
     def _command(self, environment: Mapping[str, str], command: list[str]) -> str:
         changed = (f"{name}={value}" for name, value in environment.items() if self._found.get(name) != value)

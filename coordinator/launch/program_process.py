@@ -168,10 +168,12 @@ class ProgramProcess:
             moved = [] if errors == output else [os.dup(python_errors)]
             for descriptor in moved:
                 opened.callback(os.close, descriptor)
+            folders = filter(None, [_STARTUP, environment.get("PYTHONPATH")])
+            startup = " ".join(map(str, [os.getpid(), *moved]))
             try:
                 self._process = subprocess.Popen(
                     [sys.executable, *command],
-                    env=_with_startup(environment, moved),
+                    env={**environment, "PYTHONPATH": os.pathsep.join(folders), "COORDINATOR_STARTUP": startup},
                     start_new_session=True,
                     stdin=None if on_line is None else subprocess.DEVNULL,
                     stdout=output,
@@ -246,12 +248,6 @@ def _is_in_group(pid: int, group: int) -> bool:
         return False
 
 
-def _with_startup(environment: Mapping[str, str], descriptors: Sequence[int]) -> dict[str, str]:
-    folders = filter(None, [_STARTUP, environment.get("PYTHONPATH")])
-    startup = " ".join(map(str, [os.getpid(), *descriptors]))
-    return {**environment, "PYTHONPATH": os.pathsep.join(folders), "COORDINATOR_STARTUP": startup}
-
-
 def _open_terminal(like: int) -> tuple[int, int]:
     """Returns both ends of a raw terminal, as wide as another one."""
     reading, writing = pty.openpty()
@@ -260,16 +256,15 @@ def _open_terminal(like: int) -> tuple[int, int]:
     return reading, writing
 
 
-def _log(path: pathlib.Path | None) -> contextlib.AbstractContextManager[RawIOBase | None]:
+def _log(path: pathlib.Path | None) -> RawIOBase:
     # Other threads append to the file.
-    return contextlib.nullcontext() if path is None else path.open("ab", buffering=0)
+    return open(path or os.devnull, "ab", buffering=0)
 
 
-def _write_log(log: RawIOBase | None, data: bytes) -> None:
-    if log is not None:
-        # The disk may be full. The pipe is still read: a program ends when it writes to a pipe without a reader.
-        with contextlib.suppress(OSError):
-            log.write(data)
+def _write_log(log: RawIOBase, data: bytes) -> None:
+    # The disk may be full. The pipe is still read: a program ends when it writes to a pipe without a reader.
+    with contextlib.suppress(OSError):
+        log.write(data)
 
 
 def _copy(descriptor: int, log_path: pathlib.Path, pipe: int) -> None:
