@@ -34,7 +34,8 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple, NoReturn
 
 from coordinator.background_thread import start_once
-from coordinator.launch.serve import SERVE_COMMAND, load_tensorflow, serve, set_process_title
+from coordinator.errors import ClusterSpecError, LaunchError
+from coordinator.launch.serve import SERVE_COMMAND, UNUSABLE, load_tensorflow, serve, set_process_title
 
 # `asyncio` returns the same for a child whose exit code is unknown.
 UNKNOWN_EXIT_CODE = 255
@@ -174,7 +175,10 @@ class ForkServer:
             for name in _READ_LATE:
                 os.environ.pop(name, None)
             os.environ.update({name: environment[name] for name in _READ_LATE & environment.keys()})
-            code = serve(os.environ, exit_with_parent=math.inf)
+            serve(os.environ, exit_with_parent=math.inf)
+        except (ClusterSpecError, LaunchError) as error:
+            print(f"coordinator serve: {error}", file=sys.stderr)
+            code = UNUSABLE
         except BaseException:  # noqa: BLE001 - printed and ended with, as by a fresh process
             traceback.print_exc()
         finally:
