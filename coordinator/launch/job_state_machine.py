@@ -226,8 +226,8 @@ class JobStateMachine:
             self._job.report(f"training has finished; waiting for the evaluator to end, at most {left:.0f} s more.")
         else:
             self._stop(0, _TERMINATE_GRACE)
-            late = f"within {self._evaluator_timeout:g} s of the chief"
-            self._job.report(f"the evaluator has not ended {late}: terminating it.")
+            notice = f"the evaluator has not ended within {self._evaluator_timeout:g} s of the chief: terminating it."
+            self._job.report(notice)
             self._job.send(signal.SIGTERM)
 
     def _chief_ended(self, code: int) -> None:
