@@ -62,7 +62,7 @@ class HttpServer:
     def __init__(
         self, host: str, port: int, answer: "Callable[[Request], None]", *, name: str, names: Collection[str] = ()
     ) -> None:
-        self._answer = answer
+        self.answer = answer
         self._name = name
         self._names = {"localhost", *map(str.lower, names)}
         self._listener = _listening(host, port)
@@ -113,14 +113,6 @@ class HttpServer:
         except ValueError:
             return not self.is_loopback and name == socket.gethostname().lower()
         return address.is_loopback or not self.is_loopback
-
-    def answer(self, request: "Request") -> None:
-        """Answers a request if it is for this machine."""
-        if self.is_own_host(request.headers.get("Host")):
-            self._answer(request)
-        else:
-            text = "This server is not known by that host name. Use the address of the machine.\n"
-            request.send_text(HTTPStatus.FORBIDDEN, text)
 
     def begin_stream(self) -> None:
         """Counts this thread's answer as a stream: it then competes with streams, not with answers."""
@@ -272,8 +264,12 @@ class Request(http.server.BaseHTTPRequestHandler):
         self.handle_one_request()
 
     def do_GET(self) -> None:
-        """Has the server answer."""
-        self._server.answer(self)
+        """Has the server answer, if the request is for this machine."""
+        if self._server.is_own_host(self.headers.get("Host")):
+            self._server.answer(self)
+        else:
+            text = "This server is not known by that host name. Use the address of the machine.\n"
+            self.send_text(HTTPStatus.FORBIDDEN, text)
 
     def send_text(self, status: HTTPStatus, text: str) -> None:
         """Answers with plain text."""
@@ -306,10 +302,6 @@ class _Writer(io.BufferedIOBase):
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-
-    def writable(self) -> bool:
-        """Returns True, as `io` expects."""
-        return True
 
     def write(self, content: Any) -> int:
         """Sends all of `content`."""

@@ -152,7 +152,7 @@ def test_a_peer_that_takes_nothing_is_left(
     def flood(request: Request) -> None:
         request.send(HTTPStatus.OK, "text/plain", b"x" * (64 << 20))
 
-    monkeypatch.setattr(server, "_answer", flood)
+    monkeypatch.setattr(server, "answer", flood)
     with connect(server, REQUEST):
         wait_until(lambda: len(threads()) == 2)
         wait_until(lambda: len(threads()) == 1)

@@ -44,7 +44,14 @@ def chosen_token(path: pathlib.Path | None, environment: Mapping[str, str]) -> s
         if not token:
             return ""
     else:
-        token, where = _read(path), str(path)
+        where = str(path)
+        try:
+            with path.open("rb") as file:
+                if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
+                    raise LaunchError(f"{path} can be read or written by others: chmod 600 {path}")
+                token = file.read(_LONGEST).decode(errors="replace").strip()
+        except OSError as error:
+            raise LaunchError(f"--token-file {path}: {error.strerror}.") from None
     if not _TOKEN.fullmatch(token):
         raise LaunchError(f"{where} has no token: it must be letters, digits and the characters '.', '~', '_' and '-'.")
     return token
@@ -53,14 +60,3 @@ def chosen_token(path: pathlib.Path | None, environment: Mapping[str, str]) -> s
 def without_token(environment: Mapping[str, str]) -> dict[str, str]:
     """Returns an environment for other processes, without the token: clients can read a TensorFlow server's."""
     return {name: value for name, value in environment.items() if name != VARIABLE}
-
-
-def _read(path: pathlib.Path) -> str:
-    try:
-        with path.open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            if stat.S_IMODE(mode) & 0o077:
-                raise LaunchError(f"{path} can be read or written by others: chmod 600 {path}")
-            return file.read(_LONGEST).decode(errors="replace").strip()
-    except OSError as error:
-        raise LaunchError(f"--token-file {path}: {error.strerror}.") from None

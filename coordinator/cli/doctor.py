@@ -18,14 +18,14 @@ import platform
 import socket
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import psutil
 
 from coordinator.addresses import check_port_is_free, parse_address, path_text
 from coordinator.errors import ClusterSpecError, LaunchError
 from coordinator.heartbeat.listening import listen_only_at
-from coordinator.heartbeat.probes import TaskProbe, find_obstacles
+from coordinator.heartbeat.probes import TaskProbe, TaskStatus, find_obstacles
 from coordinator.launch.serve import SERVED_JOBS
 from coordinator.launch.task_config import TaskConfig, visible_gpus
 from coordinator.options import check_number
@@ -65,7 +65,7 @@ def doctor(options: argparse.Namespace) -> int:
     config = TaskConfig.of_client(text) if text.strip() else None
     _print(Finding("coordinator", __version__))
     problems = 0
-    for finding in _examine(os.environ, config, options.timeout):
+    for finding in _examine(config, options.timeout):
         problems += finding.is_problem
         _print(finding)
     print(f"{problems} problem{'' if problems == 1 else 's'} found." if problems else "No problem found.")
@@ -76,9 +76,8 @@ def _print(finding: Finding) -> None:
     print(f"{'!!' if finding.is_problem else '  '} {finding.subject:<11}  {finding.text}", flush=True)
 
 
-def _examine(environment: Mapping[str, str], config: TaskConfig | None, timeout: float) -> Iterator[Finding]:
-    yield from _installation()
-    yield from _machine(environment)
+def _examine(config: TaskConfig | None, timeout: float) -> Iterator[Finding]:
+    yield from _surroundings()
     if config is None:
         yield Finding("cluster", "TF_CONFIG is not set, so there is no cluster to examine")
         return
@@ -88,7 +87,8 @@ def _examine(environment: Mapping[str, str], config: TaskConfig | None, timeout:
         yield from threads.map(lambda task: _task(*task, timeout=timeout), tasks)
 
 
-def _installation() -> Iterator[Finding]:
+def _surroundings() -> Iterator[Finding]:
+    """Examines this installation and this machine."""
     system = f"{platform.system()} {platform.release()} {platform.machine()}"
     yield Finding("python", f"{platform.python_version()} on {system}")
     for package in _PACKAGES:
@@ -96,13 +96,10 @@ def _installation() -> Iterator[Finding]:
             yield Finding(package, importlib.metadata.version(package))
         except importlib.metadata.PackageNotFoundError:
             yield Finding(package, "is not installed", is_problem=True)
-
-
-def _machine(environment: Mapping[str, str]) -> Iterator[Finding]:
     memory = psutil.virtual_memory()
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     gib = f"{memory.available / 2**30:.1f} GiB of {memory.total / 2**30:.1f} GiB memory available"
-    yield Finding("machine", f"{socket.gethostname()}: {cpus} CPUs, {gib}, {len(visible_gpus(environment))} GPUs")
+    yield Finding("machine", f"{socket.gethostname()}: {cpus} CPUs, {gib}, {len(visible_gpus(os.environ))} GPUs")
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             listen_only_at("127.0.0.1", server.getsockname()[1])
@@ -122,38 +119,29 @@ def _ports(config: TaskConfig) -> Iterator[Finding]:
     else:
         yield Finding("this task", own)
     # A client that retries a dead server on its own machine may connect to itself there, and keep the server out.
-    ports = _ephemeral_ports()
-    shared = [
-        address
-        for job in SERVED_JOBS
-        for address in config.cluster.get(job, {}).values()
-        if parse_address(address).port in ports
-    ]
-    if shared:
+    try:
+        first, last = map(int, _EPHEMERAL_PORTS.read_text().split())
+    except (OSError, ValueError):
+        return
+    ports = range(first, last + 1)
+    if shared := [address for address in _served_addresses(config) if parse_address(address).port in ports]:
         text = f"the kernel gives ports from {ports.start} to {ports.stop - 1} to connections, too"
         yield Finding("ports", f"{', '.join(shared)}: {text}; a server may find its port taken: choose lower ones")
 
 
-def _ephemeral_ports() -> range:
-    try:
-        first, last = map(int, _EPHEMERAL_PORTS.read_text().split())
-    except (OSError, ValueError):
-        return range(0)
-    return range(first, last + 1)
+def _served_addresses(config: TaskConfig) -> list[str]:
+    return [address for job in SERVED_JOBS for address in config.cluster.get(job, {}).values()]
 
 
 def _task(job: str, index: int, address: str, *, timeout: float) -> Finding:
     subject = f"{job} {index}"
     with TaskProbe(address) as probe:
 
-        def seconds_of_answer() -> float:
+        def ask() -> tuple[TaskStatus | None, float]:
             started = time.perf_counter()
-            probe.status(timeout)
-            return time.perf_counter() - started
+            return probe.status(timeout), time.perf_counter() - started
 
-        started = time.perf_counter()
-        status = probe.status(timeout)
-        connected = time.perf_counter() - started
+        status, connected = ask()
         if status is None:
             [obstacle] = find_obstacles([address]).values()
             return Finding(subject, f"{address} does not answer: {obstacle.value}", is_problem=True)
@@ -161,13 +149,12 @@ def _task(job: str, index: int, address: str, *, timeout: float) -> Finding:
         if not any(device.startswith(prefix) for device in status.devices):
             devices = ", ".join(status.devices)
             return Finding(subject, f"{address} is another task, with the devices {devices}", is_problem=True)
-        times = [seconds_of_answer() for _ in range(_ROUND_TRIPS)]
+        times = [ask()[1] for _ in range(_ROUND_TRIPS)]
     endpoints = socket.getaddrinfo(*parse_address(address), type=socket.SOCK_STREAM)
     hosts = ", ".join(sorted({str(endpoint[4][0]) for endpoint in endpoints}))
     devices = ", ".join(device.rpartition("device:")[2] for device in status.devices)
-    typical, longest, first = (
-        f"{1000 * seconds:.1f} ms" for seconds in (statistics.median(times), max(times), connected)
-    )
+    seconds = statistics.median(times), max(times), connected
+    typical, longest, first = (f"{1000 * each:.1f} ms" for each in seconds)
     return Finding(subject, f"{address} ({hosts}) answers in {typical}, at most {longest}; at first {first}; {devices}")
 
 
@@ -226,8 +213,7 @@ def _addresses(addresses: Sequence[str], pid: int | None) -> list[str]:
     if not text.strip():
         where = "TF_CONFIG is not set" if pid is None else f"the process {pid} has no TF_CONFIG"
         raise ClusterSpecError(f"There is no cluster to profile: {where}. Give the addresses of servers, or --pid.")
-    cluster = TaskConfig.of_client(text).cluster
-    return [address for job in SERVED_JOBS for address in cluster.get(job, {}).values()]
+    return _served_addresses(TaskConfig.of_client(text))
 
 
 def _variable_of(pid: int, name: str) -> str:

@@ -79,7 +79,9 @@ def add_program(parser: argparse.ArgumentParser) -> None:
         "show on a page what happens; alone, or with HOST:PORT (default 127.0.0.1:0, any port). HOST:PORT/TOKEN shows "
     )
     text += "the token to all users of the machine"
-    parser.add_argument("--dashboard", type=_page_address, metavar="[HOST:PORT]", help=text)
+    parser.add_argument(
+        "--dashboard", type=lambda text: text.replace(_DEFAULT, _ANY_PORT), metavar="[HOST:PORT]", help=text
+    )
     add_token_file(parser)
     parser.add_argument("--trace", type=local_file, metavar="FILE", help="write a trace for the Perfetto UI")
     parser.add_argument("-m", "--module", action="store_true", help="the program is a module, as for `python -m`")
@@ -88,10 +90,6 @@ def add_program(parser: argparse.ArgumentParser) -> None:
     rest = parser.add_argument("arguments", nargs=argparse.REMAINDER, type=_argument, metavar="ARGUMENT", help=text)
     # Otherwise argparse reports a missing program as two missing arguments.
     rest.required = False
-
-
-def _page_address(text: str) -> str:
-    return _ANY_PORT if text == _DEFAULT else text
 
 
 def with_dashboard_address(arguments: Sequence[str]) -> list[str]:
@@ -187,18 +185,13 @@ def _requested(options: argparse.Namespace) -> RunRequest:
 
 
 def _described(request: RunRequest) -> str:
-    described = _servers(request.workers, request.ps)
+    def servers(workers: int, ps: int) -> str:
+        return f"{workers} worker{'' if workers == 1 else 's'} and {ps} parameter server{'' if ps == 1 else 's'}"
+
+    described = servers(request.workers, request.ps)
     if request.hosts:
         hosts = dict.fromkeys(host.name for host in (*request.hosts, *request.ps_hosts))
         return f"{described} on {', '.join(hosts)}; docs/security.md says who can reach them"
     if request.evaluator_workers:
-        return f"{described}; for the evaluator, {_servers(request.evaluator_workers, 1)}"
+        return f"{described}; for the evaluator, {servers(request.evaluator_workers, 1)}"
     return described
-
-
-def _servers(workers: int, ps: int) -> str:
-    return f"{_count(workers, 'worker')} and {_count(ps, 'parameter server')}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -36,7 +36,7 @@ def add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
 
 
 def serve(options: argparse.Namespace) -> int:
-    """Runs the server until a signal ends it, or its client or parent has ended; returns 2 if it cannot serve."""
+    """Runs the server until a signal ends it, or its client or parent has ended."""
     return serve_task(os.environ, **vars(options))
 
 

@@ -116,7 +116,10 @@ def simulate(options: argparse.Namespace) -> int:
     if options.plot is not None:
         _draw(options, request, series)
     if options.trace is not None:
-        _write_trace(options.trace, series)
+        from coordinator.simulation.result import write_trace
+
+        with _refused("trace", options.trace):
+            write_trace(series[0][1][0], options.trace)
     return 0
 
 
@@ -155,13 +158,6 @@ def _draw(options: argparse.Namespace, request: "Request", series: Series) -> No
     else:
         figure = picture.picture(series[0][1][0])
     picture.save(figure, options.plot)
-
-
-def _write_trace(path: pathlib.Path, series: Series) -> None:
-    from coordinator.simulation.result import write_trace
-
-    with _refused("trace", path):
-        write_trace(series[0][1][0], path)
 
 
 def _write_json(options: argparse.Namespace, request: "Request", series: Series) -> None:

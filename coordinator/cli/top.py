@@ -63,7 +63,10 @@ def _headline(state: State, missed: int) -> RenderableType:
     ]
     texts = [Text.assemble((f"{name} ", "dim"), (text, style)) for name, text, style in figures]
     rates = state["history"]["rates"][-60:]
-    body = Group(Columns(texts, padding=(0, 3)), Text(_sparkline(rates), style="cyan", no_wrap=True))
+    # All are 0 before the first step.
+    highest = max(rates, default=0.0) or 1.0
+    bars = "".join(_BARS[round(8 * rate / highest)] for rate in rates)
+    body = Group(Columns(texts, padding=(0, 3)), Text(bars, style="cyan", no_wrap=True))
     running = f"{state['program'] or 'coordinator'}, for {_duration(state['time'] - state['started'])}"
     if missed:
         return Panel(body, title=Text(f"{running}: not connected"), title_align="left", border_style="red")
@@ -125,11 +128,6 @@ def _events(entries: Sequence[Mapping[str, Any]]) -> RenderableType:
         for entry in reversed(entries)
     ]
     return Panel(Group(*lines), border_style="dim")
-
-
-def _sparkline(values: Sequence[float]) -> str:
-    highest = max(values, default=0.0)
-    return "".join(_BARS[round(8 * value / highest)] for value in values) if highest else ""
 
 
 def _duration(seconds: float) -> str:

@@ -75,18 +75,15 @@ class HistoryRecorder:
             column.append(total / count if count else None)
         self._began, self._finished, self._sums = now, finished, {}
         if len(self._times) == _MOST_PERIODS:
-            self._halve()
+            self._period *= 2
+            self._times = self._times[1::2]
+            self._rates = [sum(pair) / 2 for pair in zip(self._rates[::2], self._rates[1::2], strict=True)]
+            self._columns = {name: _halved(column) for name, column in self._columns.items()}
 
     def history(self) -> RateHistory:
         """Returns the periods that have ended."""
         values = {name: tuple(column) for name, column in self._columns.items()}
         return RateHistory(tuple(self._times), tuple(self._rates), values)
-
-    def _halve(self) -> None:
-        self._period *= 2
-        self._times = self._times[1::2]
-        self._rates = [(first + second) / 2 for first, second in zip(self._rates[::2], self._rates[1::2], strict=True)]
-        self._columns = {name: _halved(column) for name, column in self._columns.items()}
 
 
 def _halved(column: list[float | None]) -> list[float | None]:
@@ -174,42 +171,21 @@ _MOST_ENTRIES = 200
 _LONGEST_DETAIL = 300
 
 
-def _after(event: Event) -> str:
-    return f" after {event.seconds:.1f} s" if event.seconds else ""
-
-
-def _detail(event: Event) -> str:
-    return f": {event.detail[:_LONGEST_DETAIL]}" if event.detail else ""
-
-
-def _on(event: Event) -> str:
-    return f" on {event.task}" if event.task else ""
-
-
-def _recovered(event: Event) -> str:
-    source = f" from {_file(event)}" if event.name else ""
-    return f"The parameter servers are back{_after(event)}{source}, {event.count:,} steps lost"
-
-
-def _file(event: Event) -> str:
-    return pathlib.PurePath(event.name).name
-
-
 # The kinds of events in the timeline -> level and text.
-_WORDS: dict[str, tuple[str, Callable[[Event], str]]] = {
-    "worker_lost": ("error", lambda event: f"{event.task} was lost{_detail(event)}"),
-    "worker_returned": ("good", lambda event: f"{event.task} is connected{_after(event)}"),
-    "worker_joined": ("good", lambda event: f"{event.task} joined{_detail(event)}"),
-    "worker_left": ("info", lambda event: f"{event.task} left{_detail(event)}"),
+_WORDS = {
+    "worker_lost": ("error", "{event.task} was lost{detail}"),
+    "worker_returned": ("good", "{event.task} is connected{after}"),
+    "worker_joined": ("good", "{event.task} joined{detail}"),
+    "worker_left": ("info", "{event.task} left{detail}"),
     # The detail is the whole message of an error.
-    "parameter_server_lost": ("error", lambda event: f"{event.task} was lost"),
-    "parameter_server_recovered": ("good", _recovered),
-    "checkpoint_saved": ("info", lambda event: f"Checkpoint {_file(event)} saved in {event.seconds:.1f} s"),
-    "checkpoint_failed": ("error", lambda event: f"Checkpoint {_file(event)} failed{_detail(event)}"),
-    "function_quarantined": ("error", lambda event: f"{event.name} is quarantined{_detail(event)}"),
-    "thread_failed": ("error", lambda event: f"The thread {event.name} met an error and goes on{_detail(event)}"),
-    "rule_changed": ("info", lambda event: f"The update rule has changed{_detail(event)}"),
-    "closures_failed": ("warning", lambda event: f"{event.name} failed{_on(event)}{_detail(event)}"),
+    "parameter_server_lost": ("error", "{event.task} was lost"),
+    "parameter_server_recovered": ("good", "The parameter servers are back{after}{source}, {event.count:,} steps lost"),
+    "checkpoint_saved": ("info", "Checkpoint {file} saved in {event.seconds:.1f} s"),
+    "checkpoint_failed": ("error", "Checkpoint {file} failed{detail}"),
+    "function_quarantined": ("error", "{event.name} is quarantined{detail}"),
+    "thread_failed": ("error", "The thread {event.name} met an error and goes on{detail}"),
+    "rule_changed": ("info", "The update rule has changed{detail}"),
+    "closures_failed": ("warning", "{event.name} failed{on}{detail}"),
 }
 
 
@@ -217,31 +193,38 @@ class Timeline:
     """The latest events other than running closures."""
 
     def __init__(self) -> None:
-        self._entries: deque[TimelineEntry] = deque(maxlen=_MOST_ENTRIES)
+        # Oldest first.
+        self.entries: deque[TimelineEntry] = deque(maxlen=_MOST_ENTRIES)
         self._number = 0
 
     def add(self, event: Event) -> None:
         """Adds an event if its kind is shown."""
-        if event.kind in _WORDS:
-            level, words = _WORDS[event.kind]
-            self._append(event.time, event.kind, level, event.task, words(event))
+        if event.kind not in _WORDS:
+            return
+        level, words = _WORDS[event.kind]
+        file = pathlib.PurePath(event.name).name
+        text = words.format(
+            event=event,
+            file=file,
+            source=f" from {file}" if event.name else "",
+            detail=f": {event.detail[:_LONGEST_DETAIL]}" if event.detail else "",
+            after=f" after {event.seconds:.1f} s" if event.seconds else "",
+            on=f" on {event.task}" if event.task else "",
+        )
+        self._append(event.time, event.kind, level, event.task, text)
 
     def add_gap(self, time: float, dropped: int) -> None:
         """Adds that events were dropped because they came faster than the dashboard read them."""
         self._append(time, "events_dropped", "info", "", f"{dropped:,} events were not read in time")
 
-    def entries(self) -> tuple[TimelineEntry, ...]:
-        """Returns the entries, oldest first."""
-        return tuple(self._entries)
-
     def _append(self, time: float, kind: str, level: str, task: str, text: str) -> None:
-        last = self._entries[-1] if self._entries else None
+        last = self.entries[-1] if self.entries else None
         self._number += 1
         if last is not None and (last.kind, last.text) == (kind, text):
             # Repeated failures of one function would displace all other entries.
-            self._entries[-1] = dataclasses.replace(last, time=time)
+            self.entries[-1] = dataclasses.replace(last, time=time)
         else:
-            self._entries.append(TimelineEntry(self._number, time, kind, level, task, text))
+            self.entries.append(TimelineEntry(self._number, time, kind, level, task, text))
 
 
 # The period over which rates are averaged, in seconds.
@@ -293,7 +276,11 @@ class Aggregator:
             self._timeline.add_gap(now, dropped)
         for event in events:
             self._counts[event.kind] += 1
-            self._add_to_stream(event)
+            job, _, index = event.task.partition(" ")
+            if job == "worker" and event.kind == "closures_started":
+                self._stream.begin(int(index), event.time, event.name, event.count)
+            elif job == "worker" and event.kind in _OUTCOMES:
+                self._stream.end(int(index), event.time, _OUTCOMES[event.kind])
             self._timeline.add(event)
             if event.kind == "checkpoint_saved":
                 self._checkpoint = event.name, event.time
@@ -329,7 +316,7 @@ class Aggregator:
             servers=tuple(_server_row(*pair) for pair in self._usage.pairs() if pair[0].task != "client"),
             rules=tuple(rules),
             history=self._history.history(),
-            timeline=self._timeline.entries(),
+            timeline=tuple(self._timeline.entries),
             stream=self._stream.segments(now),
             advice=self._advice,
         )
@@ -356,24 +343,10 @@ class Aggregator:
                 return before.total + share * (after.total - before.total)
         return self._samples[-1].total
 
-    def _add_to_stream(self, event: Event) -> None:
-        job, _, index = event.task.partition(" ")
-        if job != "worker":
-            return
-        if event.kind == "closures_started":
-            self._stream.begin(int(index), event.time, event.name, event.count)
-        elif event.kind in _OUTCOMES:
-            self._stream.end(int(index), event.time, _OUTCOMES[event.kind])
-
     def _add_sample(self, now: float, statistics: ClusterStatistics) -> None:
-        self._samples.append(
-            _Sample(
-                now,
-                statistics.finished,
-                {worker.index: worker.finished for worker in statistics.workers},
-                {worker.index: self._stream.busy_seconds(worker.index, now) for worker in statistics.workers},
-            )
-        )
+        finished = {worker.index: float(worker.finished) for worker in statistics.workers}
+        busy = {index: self._stream.busy_seconds(index, now) for index in finished}
+        self._samples.append(_Sample(now, statistics.finished, finished, busy))
         while len(self._samples) > 2 and self._samples[1].time <= now - STREAM_LENGTH:
             self._samples.popleft()
 

@@ -83,7 +83,9 @@ class UsageRecord:
         hosts: dict[str, tuple[str, float]] = {}
         used_by_one: set[str] = set()
         for before, *_, latest in (kept for kept in self._kept.values() if len(kept) > 1):
-            seconds, name = latest.time - before.time, _name(latest.task)
+            job, _, index = latest.task.partition(" ")
+            name = f"parameter server {index}" if job == "ps" else f"the {latest.task}"
+            seconds = latest.time - before.time
             cpu, cpu_of_host = latest.cpu - before.cpu, latest.machine_cpu - before.machine_cpu
             share = cpu_of_host / seconds / latest.machine_processors
             shares[name] = cpu / seconds / latest.processors
@@ -99,11 +101,6 @@ def is_comparable(latest: ServerUsage, before: ServerUsage) -> bool:
     """Returns whether the differences are the usage in between: a restarted process counts from 0 again."""
     is_later = latest.time > before.time > 0
     return is_later and latest.cpu >= before.cpu and latest.received >= before.received
-
-
-def _name(task: str) -> str:
-    job, _, index = task.partition(" ")
-    return f"parameter server {index}" if job == "ps" else f"the {task}"
 
 
 @dataclasses.dataclass(frozen=True)

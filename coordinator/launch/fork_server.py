@@ -34,13 +34,14 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple, NoReturn
 
 from coordinator.background_thread import start_once
-from coordinator.launch.serve import SERVE_COMMAND, load_tensorflow, serve, set_process_title
+from coordinator.errors import ClusterSpecError, LaunchError
+from coordinator.launch.serve import SERVE_COMMAND, UNUSABLE, load_tensorflow, serve, set_process_title
 
 # `asyncio` returns the same for a child whose exit code is unknown.
 UNKNOWN_EXIT_CODE = 255
 
-# Read by a server at its start, by CUDA and TensorFlow when they look for GPUs, by gRPC with each connection, and by
-# NumPy's linear algebra, which no server uses.
+# Not read when TensorFlow is loaded, but by a server at its start, by CUDA and TensorFlow when they look for GPUs, by
+# gRPC with each connection, and by NumPy's linear algebra, which no server uses.
 _READ_LATE = frozenset(
     {"TF_CONFIG", "CUDA_VISIBLE_DEVICES", "TF_FORCE_GPU_ALLOW_GROWTH", "grpc_proxy", "OPENBLAS_NUM_THREADS"}
 )
@@ -116,23 +117,24 @@ class ForkServer:
         if shutdown_poll.poll(0):
             _report_end(report, -signal.SIGKILL)
             return
+        pipe: tuple[int, ...] = ()
         try:
-            end, held = os.pipe()
-        except OSError as error:
-            _report_failure(error, log, report)
-            return
-        try:
+            pipe = end, held = os.pipe()
             pid = os.fork()
         except OSError as error:
-            _report_failure(error, log, report)
+            for descriptor in pipe:
+                os.close(descriptor)
+            # The disk may be full.
+            with contextlib.suppress(OSError):
+                os.write(log, f"coordinator: no process could be forked for this server: {error}.\n".encode())
+            _report_end(report, UNKNOWN_EXIT_CODE)
+            return
+        if pid == 0:
             os.close(end)
-        else:
-            if pid == 0:
-                os.close(end)
-                self._become_server(environment, folder, log, report, held)
-            self._children.append(_Child(pid, end, report))
-            self._poll.register(end, select.POLLIN)
+            self._become_server(environment, folder, log, report, held)
         os.close(held)
+        self._children.append(_Child(pid, end, report))
+        self._poll.register(end, select.POLLIN)
 
     def _reap(self, child: _Child) -> None:
         _, status = os.waitpid(child.pid, 0)
@@ -165,14 +167,18 @@ class ForkServer:
             for child in self._children:
                 os.close(child.end)
                 child.report.close()
-            if not (self._may_serve and _read_early(environment) == _read_early(self._environment)):
+            changed = {name for name, _ in environment.items() ^ self._environment.items()}
+            if not self._may_serve or changed - _READ_LATE:
                 # Inherited only from here: processes that a forked server starts may outlive it.
                 os.set_inheritable(held, True)
                 os.execve(sys.executable, SERVE_COMMAND, environment)  # noqa: S606 - no shell is wanted
             for name in _READ_LATE:
                 os.environ.pop(name, None)
             os.environ.update({name: environment[name] for name in _READ_LATE & environment.keys()})
-            code = serve(os.environ, exit_with_parent=math.inf)
+            serve(os.environ, exit_with_parent=math.inf)
+        except (ClusterSpecError, LaunchError) as error:
+            print(f"coordinator serve: {error}", file=sys.stderr)
+            code = UNUSABLE
         except BaseException:  # noqa: BLE001 - printed and ended with, as by a fresh process
             traceback.print_exc()
         finally:
@@ -181,22 +187,10 @@ class ForkServer:
             os._exit(code)
 
 
-def _report_failure(error: OSError, log: int, report: socket.socket) -> None:
-    # The disk may be full.
-    with contextlib.suppress(OSError):
-        os.write(log, f"coordinator: no process could be forked for this server: {error}.\n".encode())
-    _report_end(report, UNKNOWN_EXIT_CODE)
-
-
 def _report_end(report: socket.socket, code: int) -> None:
     # The process that reads it may be gone.
     with report, contextlib.suppress(OSError):
         report.send(f"ended {code}".encode())
-
-
-def _read_early(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables that may be read when TensorFlow is loaded."""
-    return {name: value for name, value in environment.items() if name not in _READ_LATE}
 
 
 def load_for_forking(control: socket.socket) -> bool:

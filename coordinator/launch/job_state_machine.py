@@ -108,7 +108,7 @@ class JobStateMachine:
         self.state = State.STARTING
         self.exit_code = 0
         self.given_up: set[str] = set()
-        self._deadline: float | None = None
+        self._deadline = math.inf
         self._job = job
         self._roles = roles
         self._running: set[Role] = set()
@@ -128,10 +128,9 @@ class JobStateMachine:
         self._clock = clock
 
     @property
-    def deadline(self) -> float | None:
-        """The time at which `time_passed` is due, or None."""
-        times = [*self._due.values(), *([] if self._deadline is None else [self._deadline])]
-        return min(times, default=None)
+    def deadline(self) -> float:
+        """The time at which `time_passed` is due, or infinity."""
+        return min(self._deadline, *self._due.values(), math.inf)
 
     def servers_ready(self) -> None:
         """Starts the programs: every server answers, except servers that were given up."""
@@ -159,26 +158,22 @@ class JobStateMachine:
         is_counted = has_served or now - self._lost.get(name, -math.inf) > _HOST_TIMEOUT
         what, end = f"{name} ended unexpectedly, {ending}", f". Its log: {log}" if log else "."
         is_needed = self.state not in (State.STOPPING, State.ENDED)
-        if is_needed and (not is_counted or self._servers_restarted[name] < self._server_restarts):
-            self._servers_restarted[name] += is_counted
-            still = "" if is_counted else "still "
-            count = f"{still}restart {self._servers_restarted[name]} of {self._server_restarts}"
-            delay = self._next_delay(name, now)
-            when = f" in {delay:g} s" if delay else ""
-            self._job.report(f"{what}: starting it again{when}, {count}{end}")
-            if delay:
-                self._due[name] = now + delay
-            else:
-                self._job.start_server(name)
-        else:
+        if not is_needed or (is_counted and self._servers_restarted[name] >= self._server_restarts):
             self.given_up.add(name)
             self._job.report(f"{what}; {consequence}{end}")
-
-    def _next_delay(self, name: str, now: float) -> float:
+            return
+        self._servers_restarted[name] += is_counted
+        still = "" if is_counted else "still "
+        count = f"{still}restart {self._servers_restarted[name]} of {self._server_restarts}"
         last, delay = self._last_restart.get(name, (-math.inf, 0.0))
         delay = 0.0 if now - last > _STABLE_AFTER else min(max(_SHORTEST_DELAY, 2 * delay), _LONGEST_DELAY)
         self._last_restart[name] = now + delay, delay
-        return delay
+        when = f" in {delay:g} s" if delay else ""
+        self._job.report(f"{what}: starting it again{when}, {count}{end}")
+        if delay:
+            self._due[name] = now + delay
+        else:
+            self._job.start_server(name)
 
     def signal_received(self, number: signal.Signals) -> None:
         """Passes on a signal that the command received, or ends the run."""
@@ -188,8 +183,7 @@ class JobStateMachine:
             self._end(128 + number)
         elif self.state is not State.STOPPING:
             self._stop(128 + number, _SIGNAL_GRACE)
-            grace = f"the program has {_SIGNAL_GRACE:.0f} s to exit"
-            self._job.report(f"{number.name}: {grace}; Ctrl-C kills it now.")
+            self._job.report(f"{number.name}: the program has {_SIGNAL_GRACE:.0f} s to exit; Ctrl-C kills it now.")
             self._job.send(number)
         elif number in _IMPATIENT:
             self._job.report("killing the program.")
@@ -205,10 +199,14 @@ class JobStateMachine:
                 self.exit_code = code
             if not self._running:
                 self._end(self.exit_code)
-        elif role is Role.EVALUATOR:
-            self._evaluator_ended(code)
-        else:
+        elif role is Role.CHIEF:
             self._chief_ended(code)
+        elif self.state is State.AWAITING_EVALUATOR:
+            self._end(code)
+        else:
+            self._evaluator_code = code
+            if code != 0:
+                self._job.report(f"the evaluator ended with code {code}; training continues without it.")
 
     def time_passed(self) -> None:
         """Decides what follows if a deadline has passed."""
@@ -216,10 +214,10 @@ class JobStateMachine:
         for name in [name for name, due in self._due.items() if due <= now]:
             del self._due[name]
             self._job.start_server(name)
-        if self._deadline is None or now < self._deadline:
+        if now < self._deadline:
             return
         if self.state is State.STOPPING:
-            self._deadline = None
+            self._deadline = math.inf
             self._job.report("the program did not end in time: killing it.")
             self._job.send(signal.SIGKILL)
         elif now < self._evaluator_deadline:
@@ -231,13 +229,6 @@ class JobStateMachine:
             notice = f"the evaluator has not ended within {self._evaluator_timeout:g} s of the chief: terminating it."
             self._job.report(notice)
             self._job.send(signal.SIGTERM)
-
-    def _evaluator_ended(self, code: int) -> None:
-        self._evaluator_code = code
-        if self.state is State.AWAITING_EVALUATOR:
-            self._end(code)
-        elif code != 0:
-            self._job.report(f"the evaluator ended with code {code}; training continues without it.")
 
     def _chief_ended(self, code: int) -> None:
         if code not in (0, _INTERRUPTED) and self._restarted < self._restarts:
@@ -259,24 +250,19 @@ class JobStateMachine:
             self._evaluator_deadline = now + self._evaluator_timeout
 
     def _stop(self, exit_code: int, grace: float) -> None:
-        self.state = State.STOPPING
-        self._due.clear()
-        self.exit_code = exit_code
-        self._deadline = self._clock() + grace
+        self._end(exit_code, State.STOPPING, self._clock() + grace)
 
-    def _end(self, exit_code: int) -> None:
-        self.state = State.ENDED
+    def _end(self, exit_code: int, state: State = State.ENDED, deadline: float = math.inf) -> None:
+        self.state, self.exit_code, self._deadline = state, exit_code, deadline
         self._due.clear()
-        self.exit_code = exit_code
-        self._deadline = None
 
 
 def run_to_end(machine: JobStateMachine, events: "queue.SimpleQueue[Callable[[], None]]") -> None:
     """Makes the queued calls, and `time_passed` when it is due, until the run has ended."""
     while machine.state is not State.ENDED:
-        deadline = machine.deadline
+        seconds = max(0.0, machine.deadline - time.monotonic())
         try:
-            event = events.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+            event = events.get(timeout=None if seconds == math.inf else seconds)
         except queue.Empty:
             event = machine.time_passed
         event()

@@ -84,13 +84,22 @@ class KubernetesJob:
 
     def objects(self) -> list[Object]:
         """Returns the objects, in an order in which they can be created."""
-        rights = [self._service_account(), self._role(), self._role_binding()]
-        protection = [self._network_policy(), self._disruption_budget()]
+        objects = [*self._rights(), *self._protection()]
         if self.jobset:
-            return [*rights, *protection, self._job_set()]
-        servers = [self._stateful_set(job, count) for job, count in self._servers().items()]
-        program = self._object("batch/v1", "Job", "chief", spec=self._program_job())
-        return [*rights, *protection, self._service(), *servers, program]
+            return [*objects, self._job_set()]
+        names = {"clusterIP": "None", "publishNotReadyAddresses": True}
+        ports = [{"name": "tensorflow", "port": _PORT}]
+        objects.append(self._object("v1", "Service", spec={**names, "selector": self._labels(), "ports": ports}))
+        for job, count in self._servers().items():
+            spec = {
+                "serviceName": self.name,
+                "replicas": count,
+                "podManagementPolicy": "Parallel",
+                "selector": {"matchLabels": self._labels(job)},
+                "template": self._server_template(job, "apps.kubernetes.io/pod-index"),
+            }
+            objects.append(self._object("apps/v1", "StatefulSet", job, spec=spec))
+        return [*objects, self._object("batch/v1", "Job", "chief", spec=self._program_job())]
 
     def _object(self, version: str, kind: str, component: str = "", **content: Any) -> Object:
         name = f"{self.name}-{component}" if component else self.name
@@ -101,57 +110,39 @@ class KubernetesJob:
         labels = {"app.kubernetes.io/instance": self.name}
         return {**labels, "app.kubernetes.io/component": component} if component else labels
 
-    def _service_account(self) -> Object:
-        return self._object("v1", "ServiceAccount", "chief", automountServiceAccountToken=False)
-
-    def _role(self) -> Object:
+    def _rights(self) -> list[Object]:
         """The program may follow the pods; the servers need no rights."""
+        group, name = "rbac.authorization.k8s.io", f"{self.name}-chief"
         rule = {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}
-        return self._object("rbac.authorization.k8s.io/v1", "Role", "chief", rules=[rule])
+        role = {"apiGroup": group, "kind": "Role", "name": name}
+        subjects = [{"kind": "ServiceAccount", "name": name}]
+        return [
+            self._object("v1", "ServiceAccount", "chief", automountServiceAccountToken=False),
+            self._object(f"{group}/v1", "Role", "chief", rules=[rule]),
+            self._object(f"{group}/v1", "RoleBinding", "chief", roleRef=role, subjects=subjects),
+        ]
 
-    def _role_binding(self) -> Object:
-        role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": f"{self.name}-chief"}
-        subject = {"kind": "ServiceAccount", "name": f"{self.name}-chief"}
-        return self._object("rbac.authorization.k8s.io/v1", "RoleBinding", "chief", roleRef=role, subjects=[subject])
-
-    def _network_policy(self) -> Object:
-        """Only pods of the job reach each other: TensorFlow's servers have no authentication."""
+    def _protection(self) -> list[Object]:
+        # Only pods of the job reach each other: TensorFlow's servers have no authentication.
         pods = {"matchLabels": self._labels()}
-        spec = {"podSelector": pods, "policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": pods}]}]}
-        return self._object("networking.k8s.io/v1", "NetworkPolicy", spec=spec)
-
-    def _disruption_budget(self) -> Object:
-        """Drained nodes take one parameter server at a time, and the next one only when it is back."""
-        # Not maxUnavailable, which Kubernetes cannot apply to the pods of Jobs.
-        spec = {"minAvailable": self.ps - 1, "selector": {"matchLabels": self._labels("ps")}}
-        return self._object("policy/v1", "PodDisruptionBudget", "ps", spec=spec)
-
-    def _service(self) -> Object:
-        port = {"name": "tensorflow", "port": _PORT}
-        names = {"clusterIP": "None", "publishNotReadyAddresses": True}
-        return self._object("v1", "Service", spec={**names, "selector": self._labels(), "ports": [port]})
-
-    def _stateful_set(self, job: str, replicas: int) -> Object:
-        spec = {
-            "serviceName": self.name,
-            "replicas": replicas,
-            "podManagementPolicy": "Parallel",
-            "selector": {"matchLabels": self._labels(job)},
-            "template": self._server_template(job, "apps.kubernetes.io/pod-index"),
-        }
-        return self._object("apps/v1", "StatefulSet", job, spec=spec)
+        access = {"podSelector": pods, "policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": pods}]}]}
+        # Drained nodes take one parameter server at a time, and the next one only when it is back. Kubernetes cannot
+        # apply maxUnavailable to the pods of Jobs.
+        draining = {"minAvailable": self.ps - 1, "selector": {"matchLabels": self._labels("ps")}}
+        return [
+            self._object("networking.k8s.io/v1", "NetworkPolicy", spec=access),
+            self._object("policy/v1", "PodDisruptionBudget", "ps", spec=draining),
+        ]
 
     def _job_set(self) -> Object:
-        servers = [self._replicated(job, self._server_job(job, count)) for job, count in self._servers().items()]
+        jobs = {job: self._server_job(job, count) for job, count in self._servers().items()}
+        jobs["chief"] = self._program_job()
         spec = {
             "network": {"enableDNSHostnames": True, "subdomain": self.name, "publishNotReadyAddresses": True},
             "successPolicy": {"operator": "All", "targetReplicatedJobs": ["chief"]},
-            "replicatedJobs": [*servers, self._replicated("chief", self._program_job())],
+            "replicatedJobs": [{"name": name, "replicas": 1, "template": {"spec": job}} for name, job in jobs.items()],
         }
         return self._object("jobset.x-k8s.io/v1alpha2", "JobSet", spec=spec)
-
-    def _replicated(self, name: str, spec: Object) -> Object:
-        return {"name": name, "replicas": 1, "template": {"spec": spec}}
 
     def _server_job(self, job: str, count: int) -> Object:
         template = self._server_template(job, "batch.kubernetes.io/job-completion-index", restartPolicy="OnFailure")
@@ -160,26 +151,26 @@ class KubernetesJob:
 
     def _program_job(self) -> Object:
         """A new pod is created only when the old one is gone: two clients would share the servers."""
+        counts = {"chief": 1, **self._servers()}
+        cluster = {job: [f"{self._host(job, i)}:{_PORT}" for i in range(n)] for job, n in counts.items()}
+        config = json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}})
+        container = {
+            "name": "chief",
+            "image": self.image,
+            **({"command": list(self.command)} if self.command else {}),
+            "env": [{"name": "PYTHONUNBUFFERED", "value": "1"}, {"name": "TF_CONFIG", "value": config}],
+            "ports": [_container_port("tensorflow", _PORT)],
+        }
+        name = {} if self.jobset else {"hostname": f"{self.name}-chief", "subdomain": self.name}
+        account = {"serviceAccountName": f"{self.name}-chief", "automountServiceAccountToken": True}
         disruption = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
         return {
             **({"completionMode": "Indexed", "completions": 1, "parallelism": 1} if self.jobset else {}),
             "backoffLimit": _PROGRAM_RESTARTS,
             "podReplacementPolicy": "Failed",
             "podFailurePolicy": {"rules": [disruption]},
-            "template": self._program_template(),
+            "template": self._template("chief", container, restartPolicy="Never", **name, **account),
         }
-
-    def _program_template(self) -> Object:
-        container = {
-            "name": "chief",
-            "image": self.image,
-            **({"command": list(self.command)} if self.command else {}),
-            "env": [{"name": "PYTHONUNBUFFERED", "value": "1"}, {"name": "TF_CONFIG", "value": self._tf_config()}],
-            "ports": [_container_port("tensorflow", _PORT)],
-        }
-        name = {} if self.jobset else {"hostname": f"{self.name}-chief", "subdomain": self.name}
-        account = {"serviceAccountName": f"{self.name}-chief", "automountServiceAccountToken": True}
-        return self._template("chief", container, restartPolicy="Never", **name, **account)
 
     def _server_template(self, job: str, index_label: str, **spec: Any) -> Object:
         address = f"{self._host(job, '$(TASK_INDEX)')}:{_PORT}"
@@ -204,8 +195,11 @@ class KubernetesJob:
     def _template(self, job: str, container: Object, **spec: Any) -> Object:
         container["securityContext"] = {"allowPrivilegeEscalation": False}
         security: Object = {"seccompProfile": {"type": "RuntimeDefault"}}
-        if resources := self._resources(job):
-            container["resources"] = resources
+        limits: Object = {"memory": self.memory} if self.memory else {}
+        if self.gpu and job == "worker":
+            limits["nvidia.com/gpu"] = self.gpu
+        if requests := {**({"cpu": self.cpu} if self.cpu else {}), **limits}:
+            container["resources"] = {"requests": requests, **({"limits": limits} if limits else {})}
         if self.checkpoints and job != "worker":
             container["volumeMounts"] = [{"name": "checkpoints", "mountPath": _CHECKPOINTS}]
             claim = {"claimName": self.checkpoints}
@@ -214,13 +208,6 @@ class KubernetesJob:
         spec["securityContext"] = security
         return {"metadata": {"labels": self._labels(job)}, "spec": {**spec, "containers": [container]}}
 
-    def _resources(self, job: str) -> Object:
-        memory = {"memory": self.memory} if self.memory else {}
-        gpu = {"nvidia.com/gpu": self.gpu} if self.gpu and job == "worker" else {}
-        requests = {**({"cpu": self.cpu} if self.cpu else {}), **memory, **gpu}
-        limits = {**memory, **gpu}
-        return {name: values for name, values in (("requests", requests), ("limits", limits)) if values}
-
     def _servers(self) -> Mapping[str, int]:
         return {"ps": self.ps, "worker": self.workers}
 
@@ -228,11 +215,6 @@ class KubernetesJob:
         if self.jobset:
             return f"{self.name}-{job}-0-{index}.{self.name}"
         return f"{self.name}-chief.{self.name}" if job == "chief" else f"{self.name}-{job}-{index}.{self.name}"
-
-    def _tf_config(self) -> str:
-        counts = {"chief": 1, **self._servers()}
-        cluster = {job: [f"{self._host(job, i)}:{_PORT}" for i in range(n)] for job, n in counts.items()}
-        return json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}})
 
 
 def _container_port(name: str, number: int) -> Object:

@@ -81,9 +81,9 @@ class LocalJob:
     def _create_servers(self) -> LocalServers:
         request, roles = self._request, self._roles
         if request.hosts:
-            on_hosts = connect(request, [role.value for role in roles], self._environment, self._found)
-            self._clusters, self._hosts = dict.fromkeys(roles, on_hosts.addresses), on_hosts.starters
-            worker_gpus = on_hosts.worker_gpus
+            names = [role.value for role in roles]
+            addresses, self._hosts, worker_gpus = connect(request, names, self._environment, self._found)
+            self._clusters = dict.fromkeys(roles, addresses)
         else:
             self._clusters, worker_gpus = _clusters(request, roles), []
             if (per_worker := request.gpus_per_worker) is not None:
@@ -177,13 +177,13 @@ class LocalJob:
     def commands(self) -> list[str]:
         """Returns the shell command of each process, with its additions to the environment."""
         program = [sys.executable, *self._request.command]
-        servers = [self._server_command(server) for server in self._servers]
-        return servers + [self._command(self._program_environment(role), program) for role in self._roles]
-
-    def _server_command(self, server: ServerProcess) -> str:
-        if host := self._hosts.get((server.config.job, server.config.index)):
-            return shlex.join(host.command(server.environment))
-        return self._command(server.environment, [sys.executable, "-m", "coordinator", "serve"])
+        commands = []
+        for server in self._servers:
+            if host := self._hosts.get((server.config.job, server.config.index)):
+                commands.append(shlex.join(host.command(server.environment)))
+            else:
+                commands.append(self._command(server.environment, [sys.executable, "-m", "coordinator", "serve"]))
+        return commands + [self._command(self._program_environment(role), program) for role in self._roles]
 
     def _command(self, environment: Mapping[str, str], command: list[str]) -> str:
         changed = (f"{name}={value}" for name, value in environment.items() if self._found.get(name) != value)

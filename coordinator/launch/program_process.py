@@ -17,6 +17,7 @@ still reads and writes the terminal. Guarantees:
 
 import codecs
 import contextlib
+import itertools
 import os
 import pathlib
 import pty
@@ -167,10 +168,12 @@ class ProgramProcess:
             moved = [] if errors == output else [os.dup(python_errors)]
             for descriptor in moved:
                 opened.callback(os.close, descriptor)
+            folders = filter(None, [_STARTUP, environment.get("PYTHONPATH")])
+            startup = " ".join(map(str, [os.getpid(), *moved]))
             try:
                 self._process = subprocess.Popen(
                     [sys.executable, *command],
-                    env=_with_startup(environment, moved),
+                    env={**environment, "PYTHONPATH": os.pathsep.join(folders), "COORDINATOR_STARTUP": startup},
                     start_new_session=True,
                     stdin=None if on_line is None else subprocess.DEVNULL,
                     stdout=output,
@@ -197,14 +200,10 @@ class ProgramProcess:
         self.send(signal.SIGKILL)
         self._watcher.join()
 
-    def _pipe(
-        self,
-        opened: contextlib.ExitStack,
-        name: str,
-        read: Callable[[int], None],
-        create: Callable[[], tuple[int, int]] = os.pipe,
-    ) -> int:
-        reading, writing = create()
+    def _pipe(self, opened: contextlib.ExitStack, name: str, read: Callable[[int], None], like: int = -1) -> int:
+        """Returns the end to write to, a terminal if the descriptor `like` is one."""
+        # The program may draw a progress bar only on a terminal.
+        reading, writing = _open_terminal(like) if os.isatty(like) else os.pipe()
         opened.callback(os.close, writing)
         self._readers.append(start_once(f"coordinator-program-{name}", partial(read, reading)))
         return writing
@@ -213,9 +212,7 @@ class ProgramProcess:
         """Returns descriptors for standard output and error whose content is also copied to a file."""
 
         def copy(descriptor: int) -> int:
-            # The program may draw a progress bar only on a terminal.
-            create = partial(_open_terminal, descriptor) if os.isatty(descriptor) else os.pipe
-            return self._pipe(opened, "copy", partial(_copy, descriptor, log_path), create)
+            return self._pipe(opened, "copy", partial(_copy, descriptor, log_path), like=descriptor)
 
         output = copy(1)
         return output, output if os.isatty(1) and os.isatty(2) else copy(2)
@@ -251,12 +248,6 @@ def _is_in_group(pid: int, group: int) -> bool:
         return False
 
 
-def _with_startup(environment: Mapping[str, str], descriptors: Sequence[int]) -> dict[str, str]:
-    folders = filter(None, [_STARTUP, environment.get("PYTHONPATH")])
-    startup = " ".join(map(str, [os.getpid(), *descriptors]))
-    return {**environment, "PYTHONPATH": os.pathsep.join(folders), "COORDINATOR_STARTUP": startup}
-
-
 def _open_terminal(like: int) -> tuple[int, int]:
     """Returns both ends of a raw terminal, as wide as another one."""
     reading, writing = pty.openpty()
@@ -265,16 +256,15 @@ def _open_terminal(like: int) -> tuple[int, int]:
     return reading, writing
 
 
-def _log(path: pathlib.Path | None) -> contextlib.AbstractContextManager[RawIOBase | None]:
+def _log(path: pathlib.Path | None) -> RawIOBase:
     # Other threads append to the file.
-    return contextlib.nullcontext() if path is None else path.open("ab", buffering=0)
+    return open(path or os.devnull, "ab", buffering=0)
 
 
-def _write_log(log: RawIOBase | None, data: bytes) -> None:
-    if log is not None:
-        # The disk may be full. The pipe is still read: a program ends when it writes to a pipe without a reader.
-        with contextlib.suppress(OSError):
-            log.write(data)
+def _write_log(log: RawIOBase, data: bytes) -> None:
+    # The disk may be full. The pipe is still read: a program ends when it writes to a pipe without a reader.
+    with contextlib.suppress(OSError):
+        log.write(data)
 
 
 def _copy(descriptor: int, log_path: pathlib.Path, pipe: int) -> None:
@@ -297,8 +287,12 @@ def _read_lines(on_line: Callable[[str], None], is_filtered: bool, log_path: pat
             _write_log(log, line)
             if is_filtered and not log_filter.feed(line):
                 continue
-            # The last text of a line that was redrawn with carriage returns.
-            on_line(line.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2])
+            on_line(_last_text(line))
+
+
+def _last_text(line: bytes) -> str:
+    """Returns the last text of a line that was redrawn with carriage returns."""
+    return line.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2]
 
 
 def _read_errors(on_text: Callable[[str], None], log_path: pathlib.Path | None, pipe: int) -> None:
@@ -358,7 +352,12 @@ def create_log_folder(parent: pathlib.Path | None) -> pathlib.Path:
         if parent is None:
             return pathlib.Path(tempfile.mkdtemp(prefix="coordinator-logs-"))
         parent.mkdir(parents=True, exist_ok=True)
-        folder = _create_folder(parent, time.strftime("%Y-%m-%d_%H-%M-%S"))
+        name = time.strftime("%Y-%m-%d_%H-%M-%S")
+        for number in itertools.count(1):
+            folder = parent / (name if number == 1 else f"{name}-{number}")
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir()
+                break
         # Fails on a file system without links, or with another run at the same time.
         with contextlib.suppress(OSError):
             (parent / "latest").unlink(missing_ok=True)
@@ -366,17 +365,6 @@ def create_log_folder(parent: pathlib.Path | None) -> pathlib.Path:
     except OSError as error:
         raise LaunchError(f"The folder for logs could not be created: {error}. Give another --log-dir.") from error
     return folder
-
-
-def _create_folder(parent: pathlib.Path, name: str) -> pathlib.Path:
-    number = 1
-    while True:
-        folder = parent / (name if number == 1 else f"{name}-{number}")
-        try:
-            folder.mkdir()
-            return folder
-        except FileExistsError:
-            number += 1
 
 
 def log_file(folder: pathlib.Path, process: str, restarts: int) -> pathlib.Path:
@@ -394,14 +382,16 @@ class LogFollower:
     def __init__(self, on_line: Callable[[str, str], None], *, is_complete: bool):
         self._on_line = on_line
         self._is_complete = is_complete
-        self._logs: dict[pathlib.Path, _FollowedLog] = {}
-        self._thread = BackgroundThread("coordinator-server-output", self._read, finish=self._close_logs)
+        # The server's name and its open log, by path.
+        self._logs: dict[pathlib.Path, tuple[str, BinaryIO]] = {}
+        self._opened = contextlib.ExitStack()
+        self._thread = BackgroundThread("coordinator-server-output", self._read, finish=self._opened.close)
         self._thread.start()
 
     def follow(self, source: str, path: pathlib.Path) -> None:
         """Reads the log of a server from its beginning, unless it is followed already."""
         if path not in self._logs:
-            self._logs[path] = _FollowedLog(source, path.open("rb"))
+            self._logs[path] = source, self._opened.enter_context(path.open("rb"))
 
     def close(self) -> None:
         """Reads what was written until now, and ends the thread."""
@@ -412,28 +402,12 @@ class LogFollower:
         is_last = False
         while not is_last:
             is_last = self._thread.stopping.wait(_READ_INTERVAL)
-            for log in tuple(self._logs.values()):
-                for line in log.new_lines(is_complete=self._is_complete, is_last=is_last):
-                    self._on_line(log.source, line)
-
-    def _close_logs(self) -> None:
-        for log in self._logs.values():
-            log.file.close()
-
-
-class _FollowedLog:
-    def __init__(self, source: str, file: BinaryIO):
-        self.source = source
-        self.file = file
-        self._start = b""
-        self._filter = LogFilter()
-
-    def new_lines(self, *, is_complete: bool, is_last: bool) -> list[str]:
-        *lines, self._start = (self._start + self.file.read()).split(b"\n")
-        if is_last and self._start:
-            lines.append(self._start)
-        shown = [line for line in lines if is_complete or self._is_printed(line + b"\n")]
-        return [line.decode(errors="replace").rstrip("\r").rpartition("\r")[2] for line in shown]
-
-    def _is_printed(self, line: bytes) -> bool:
-        return bool(self._filter.feed(line)) and not line.startswith(_OWN_LINE)
+            for source, log in tuple(self._logs.values()):
+                while line := log.readline():
+                    if not (is_last or line.endswith(b"\n")):
+                        # Its end is not written yet.
+                        log.seek(-len(line), os.SEEK_CUR)
+                        break
+                    line = line.removesuffix(b"\n")
+                    if self._is_complete or (LogFilter().feed(line + b"\n") and not line.startswith(_OWN_LINE)):
+                        self._on_line(source, _last_text(line))

@@ -135,24 +135,39 @@ class RunRequest:
     def __post_init__(self) -> None:
         for option, count in (("--workers", self.workers), ("--ps", self.ps)):
             if count < 1:
-                raise ClusterSpecError(
-                    f"{option} must be at least 1, got {count}: training needs both kinds of server."
-                )
+                message = f"{option} must be at least 1, got {count}: training needs both kinds of server."
+                raise ClusterSpecError(message)
         for name in ("gpus_per_worker", "restarts", "server_restarts", "evaluator_workers"):
             if (count := getattr(self, name)) is not None:
                 check_integer(name, count, 0)
         for name in ("evaluator_timeout", "start_timeout"):
             check_number(name, getattr(self, name), above=0, unit="seconds")
-        _check_folder()
-        _check_command(self.ssh)
+        self._check_surroundings()
         if self.tee and self.log_dir is None:
             raise LaunchError("--tee needs --log-dir FOLDER, for the files.")
         if "TF_CONFIG" in dict(self.env):
             raise LaunchError("--env cannot set TF_CONFIG: each process gets its own.")
-        _check_page(self.dashboard)
         self._check_hosts()
         if self.looks_for_files:
             self.check_files()
+
+    def _check_surroundings(self) -> None:
+        try:
+            os.getcwd()
+        except OSError:
+            message = "The folder that this command runs in does not exist any more: change to another one."
+            raise LaunchError(message) from None
+        try:
+            if not shlex.split(self.ssh):
+                raise LaunchError("--ssh must be a command, got nothing.")
+        except ValueError as error:
+            message = f"--ssh must be a command as a shell takes it, got {self.ssh!r}: {error}."
+            raise LaunchError(message) from None
+        try:
+            if self.dashboard is not None:
+                parse_page_address(self.dashboard, "--dashboard")
+        except ValueError as error:
+            raise LaunchError(str(error)) from None
 
     def _check_hosts(self) -> None:
         for option, count, hosts in (("workers", self.workers, self.hosts), ("ps", self.ps, self.ps_hosts)):
@@ -170,8 +185,8 @@ class RunRequest:
         if self.module:
             folders = dict(self.env).get("PYTHONPATH", "").split(os.pathsep)
             if not _has_module(self.program, folders):
-                how = f"`python -m {self.program}`"
-                raise LaunchError(f"There is no module {self.program} to run: it is looked for as {how} does.")
+                how = f"it is looked for as `python -m {self.program}` does"
+                raise LaunchError(f"There is no module {self.program} to run: {how}.")
         elif os.path.isdir(self.program):
             raise LaunchError(f"{self.program} is a folder: give the path of a Python program.")
         elif not os.path.isfile(self.program):
@@ -181,31 +196,6 @@ class RunRequest:
     def command(self) -> tuple[str, ...]:
         """The arguments of the interpreter that run the program."""
         return ("-m", self.program, *self.arguments) if self.module else (self.program, *self.arguments)
-
-
-def _check_folder() -> None:
-    try:
-        os.getcwd()
-    except OSError:
-        message = "The folder that this command runs in does not exist any more: change to another one."
-        raise LaunchError(message) from None
-
-
-def _check_command(ssh: str) -> None:
-    try:
-        words = shlex.split(ssh)
-    except ValueError as error:
-        raise LaunchError(f"--ssh must be a command as a shell takes it, got {ssh!r}: {error}.") from None
-    if not words:
-        raise LaunchError("--ssh must be a command, got nothing.")
-
-
-def _check_page(address: str | None) -> None:
-    try:
-        if address is not None:
-            parse_page_address(address, "--dashboard")
-    except ValueError as error:
-        raise LaunchError(str(error)) from None
 
 
 def _has_module(name: str, folders: Sequence[str]) -> bool:

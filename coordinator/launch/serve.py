@@ -191,8 +191,8 @@ def serve(
     until_client_ends: bool = False,
     exit_with_parent: float | None = None,
     **task: Any,
-) -> int:
-    """Runs one server until this process ends. If it cannot serve, prints a line that says why, and returns 2.
+) -> NoReturn:
+    """Runs one server until this process ends.
 
     Args:
       environment: the environment of this process, with `TF_CONFIG`.
@@ -203,19 +203,17 @@ def serve(
       exit_with_parent: end when standard input is closed, or nothing has arrived there for this time in seconds, which
         may be `math.inf`. By default it is not read.
       **task: `job`, `index`, `address` and `devices`, as in `TaskConfig.of_server`.
+
+    Raises:
+      ClusterSpecError: the task is unknown or no server's.
+      LaunchError: it cannot serve, for example because its port is taken.
     """
-    health = None
-    try:
-        if exit_with_parent is not None and not exit_with_parent > 0:
-            raise LaunchError(f"--exit-with-parent must be a number of seconds above 0, got {exit_with_parent:g}.")
-        config = _served_task(environment, **task)
-        own = own_address(interface) if interface else loopback_of(parse_address(config.address).host)
-        check_port_is_free(config.name, config.address)
-        if health_port is not None:
-            health = Health(config, health_port, own)
-    except (ClusterSpecError, LaunchError) as error:
-        print(f"coordinator serve: {error}", file=sys.stderr)
-        return UNUSABLE
+    if exit_with_parent is not None and not exit_with_parent > 0:
+        raise LaunchError(f"--exit-with-parent must be a number of seconds above 0, got {exit_with_parent:g}.")
+    config = _served_task(environment, **task)
+    own = own_address(interface) if interface else loopback_of(parse_address(config.address).host)
+    check_port_is_free(config.name, config.address)
+    health = None if health_port is None else Health(config, health_port, own)
     set_process_title(f"coordinator {config.job} {config.index}", f"{config.job}-{config.index}")
     _keep_freed_memory(environment)
     with SignalReader((signal.SIGTERM, signal.SIGINT), lambda _: _end()):
@@ -224,11 +222,7 @@ def serve(
             # If the watch fails, the server ends too: it would outlive the parent.
             start_once("coordinator-parent", watch, lambda _: _end())
         load_tensorflow(environment)
-        try:
-            server, reach = _start_reachable(own, config)
-        except LaunchError as error:
-            print(f"coordinator serve: {error}", file=sys.stderr)
-            return UNUSABLE
+        server, reach = _start_reachable(own, config)
         print(f"{serving_line(config)}{reach}", flush=True)
         _serve(server, config, health, until_client_ends=until_client_ends)
     raise AssertionError("a server is joined until this process ends")

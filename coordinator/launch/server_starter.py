@@ -139,11 +139,10 @@ class ForkedProcess:
             raise
 
     def _follow(self) -> None:
-        code = self._reported()
-        requests_left = _MOST_REQUESTS - 1
-        while code is None and self._is_requested_again(requests_left):
-            requests_left -= 1
+        for requests_left in reversed(range(_MOST_REQUESTS)):
             code = self._reported()
+            if code is not None or not self._is_requested_again(requests_left):
+                break
         self._end(code)
 
     def _end(self, code: int | None) -> None:

@@ -118,8 +118,11 @@ class TaskLink:
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
             while b"\n" not in self._buffer and len(self._buffer) < _LONGEST_MESSAGE:
-                if deadline is not None and not _is_readable(self._connection, deadline - time.monotonic()):
-                    raise TimeoutError
+                if deadline is not None:
+                    poll = select.poll()
+                    poll.register(self._connection, select.POLLIN)
+                    if not poll.poll(1000 * max(0.0, deadline - time.monotonic())):
+                        raise TimeoutError
                 if not (chunk := self._connection.recv(65_536)):
                     return None
                 self._buffer += chunk
@@ -205,15 +208,15 @@ class _Greetings:
             opened.enter_context(connection)
             connection.setblocking(False)
             async with asyncio.timeout(_GREETING_TIMEOUT):
-                hello, _ = await _received(connection)
+                hello = json.loads((await _received(connection))[0])
                 rank, nonce = hello["rank"], secrets.token_hex()
                 if hello["group"] != self._group or type(rank) is not int or rank not in self.missing:
                     return
                 said = self._group, rank, str(hello["nonce"]), nonce
                 await _send(connection, nonce=nonce, proof=_proof(self._key, "first", *said))
-                answer, rest = await _received(connection)
+                line, rest = await _received(connection)
                 # Another connection of the same rank may have been accepted before.
-                if not _is_proof(answer, self._key, "other", *said) or rank not in self.missing:
+                if not _is_proof(json.loads(line), self._key, "other", *said) or rank not in self.missing:
                     return
             connection.setblocking(True)
             opened.pop_all()
@@ -266,12 +269,12 @@ async def _introduced(address: str, port: int, group: str, rank: int, key: bytes
         await asyncio.get_running_loop().sock_connect(connection, (address, port))
         own = secrets.token_hex()
         await _send(connection, group=group, rank=rank, nonce=own)
-        answer, _ = await _received(connection)
+        answer = json.loads((await _received(connection))[0])
         said = group, rank, own, str(answer["nonce"])
         if not _is_proof(answer, key, "first", *said):
             raise ValueError("another program, or one with another key")
         await _send(connection, proof=_proof(key, "other", *said))
-        line, rest = await _line(connection)
+        line, rest = await _received(connection)
         own_key = _proof(key, "link", *said).encode()
         link = TaskLink(connection, own_key, is_first=False, received=line + b"\n" + rest)
         if link.receive(0.0) != {"accepted": True}:
@@ -293,13 +296,8 @@ async def _send(connection: socket.socket, **message: object) -> None:
     await asyncio.get_running_loop().sock_sendall(connection, json.dumps(message).encode() + b"\n")
 
 
-async def _received(connection: socket.socket) -> tuple[Any, bytes]:
-    """Returns the JSON value of the next line, and the bytes after the line."""
-    line, rest = await _line(connection)
-    return json.loads(line), rest
-
-
-async def _line(connection: socket.socket) -> tuple[bytes, bytes]:
+async def _received(connection: socket.socket) -> tuple[bytes, bytes]:
+    """Returns the next line, and the bytes after it."""
     received = b""
     while b"\n" not in received:
         chunk = await asyncio.get_running_loop().sock_recv(connection, _LONGEST_GREETING)
@@ -314,12 +312,6 @@ async def _ended(tasks: Collection["asyncio.Task[Any]"]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _is_readable(connection: socket.socket, seconds: float) -> bool:
-    poll = select.poll()
-    poll.register(connection, select.POLLIN)
-    return bool(poll.poll(1000 * max(0.0, seconds)))
 
 
 def _addresses(host: str, deadline: float) -> list[str]:

@@ -30,7 +30,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 from coordinator.addresses import in_address, parse_address
 from coordinator.background_thread import BackgroundThread
@@ -172,7 +171,12 @@ class SshHost:
 
     def command(self, environment: Mapping[str, str], command: Sequence[str] = _SERVE) -> list[str]:
         """Returns the command line that runs a command on the host, in the folder of the same path if it exists."""
-        assignments = [f"{name}={value}" for name, value in environment.items() if self._is_sent(name, value)]
+        assignments = [
+            f"{name}={value}"
+            for name, value in environment.items()
+            # A parameter server gets no GPU, even if the host has some.
+            if name in self._sent or self._found.get(name) != value or (name == VISIBLE and not value)
+        ]
         folder = shlex.quote(os.getcwd())
         # Without `exec` the shell stays, and reports a signal that ends the command.
         script = f"cd {folder} 2>/dev/null; {shlex.join(['env', *assignments, *command])}; exit $?"
@@ -206,10 +210,6 @@ class SshHost:
             for process in tuple(self._processes):
                 process.keep_alive()
 
-    def _is_sent(self, name: str, value: str) -> bool:
-        # A parameter server gets no GPU, even if the host has some.
-        return name in self._sent or self._found.get(name) != value or (name == VISIBLE and not value)
-
     def _run(self, command: Sequence[str]) -> str:
         try:
             ended = subprocess.run(
@@ -227,22 +227,13 @@ class SshHost:
         return ended.stdout
 
 
-class SshCluster(NamedTuple):
-    """A cluster whose servers are on other hosts.
-
-    `starters` is by job and index. `worker_gpus` has `CUDA_VISIBLE_DEVICES` of each worker, or nothing if each worker
-    sees all GPUs of its host.
-    """
-
-    addresses: dict[str, list[str]]
-    starters: dict[tuple[str, int], SshHost]
-    worker_gpus: list[str]
-
-
 def connect(
     request: RunRequest, roles: Iterable[str], environment: Mapping[str, str], found: Mapping[str, str]
-) -> SshCluster:
+) -> tuple[dict[str, list[str]], dict[tuple[str, int], SshHost], list[str]]:
     """Reaches all hosts, and assigns the servers to them. Raises LaunchError if a host cannot be reached or used.
+
+    Returns the addresses of each job, each server's host by job and index, and `CUDA_VISIBLE_DEVICES` of each worker,
+    or nothing if each worker sees all GPUs of its host.
 
     `roles` are the jobs of the programs on this machine. All processes inherit `environment`; `found` is the
     environment of this process.
@@ -272,17 +263,13 @@ def connect(
     for role, address in zip(roles, free_addresses(len(tuple(roles))), strict=True):
         addresses[role] = [f"{own}:{address.rpartition(':')[2]}"]
     starters = {(job, index): hosts[name] for job, names in places.items() for index, name in enumerate(names)}
-    return SshCluster(addresses, starters, _worker_gpus(request, places["worker"], reports))
-
-
-def _worker_gpus(request: RunRequest, places: list[str], reports: Mapping[str, HostReport]) -> list[str]:
     if (per_worker := request.gpus_per_worker) is None:
-        return []
-    divided = {
+        return addresses, starters, []
+    gpus = {
         name: iter(divide_gpus(reports[name].gpus, count, per_worker, f"{name} has")[0])
-        for name, count in Counter(places).items()
+        for name, count in Counter(places["worker"]).items()
     }
-    return [next(divided[name]) for name in places]
+    return addresses, starters, [next(gpus[name]) for name in places["worker"]]
 
 
 def _own_host(names: Iterable[str]) -> str:

@@ -148,7 +148,10 @@ class TaskConfig:
 
     def to_json(self) -> str:
         """Returns the text for `TF_CONFIG`."""
-        cluster = {job: _as_json(tasks) for job, tasks in self.cluster.items()}
+        cluster = {
+            job: list(tasks.values()) if list(tasks) == list(range(len(tasks))) else dict(tasks)
+            for job, tasks in self.cluster.items()
+        }
         task = {"type": self.job, "index": self.index, **({"devices": self.devices} if self.devices > 1 else {})}
         return json.dumps({"cluster": cluster, "task": task})
 
@@ -222,9 +225,3 @@ def _index(job: str, key: object) -> int:
         return number
     bounds = f"below {_LARGEST_INDEX + 1}" if is_integer(number, 0) else "of at least 0"
     raise ClusterSpecError(f"An index of job {job!r} must be an integer {bounds}, got {key!r}.")
-
-
-def _as_json(tasks: Mapping[int, str]) -> list[str] | dict[int, str]:
-    if list(tasks) == list(range(len(tasks))):
-        return list(tasks.values())
-    return dict(tasks)

@@ -1,3 +1,4 @@
+import math
 import signal
 from collections.abc import Callable, Collection
 from operator import methodcaller
@@ -87,7 +88,7 @@ def test_the_programs_start_when_every_server_answers() -> None:
     assert job.state is State.STARTING
     assert advance(job, SERVERS_READY) == [AGAIN]
     assert job.state is State.RUNNING
-    assert job.deadline is None
+    assert job.deadline == math.inf
 
 
 def test_a_server_that_does_not_come_up_ends_the_run() -> None:
@@ -176,7 +177,7 @@ def test_programs_that_ignore_the_signal_for_15_s_are_killed() -> None:
     advance(job, SERVERS_READY, CTRL_C, now=100)
     assert advance(job, TIME_PASSED, now=114) == []
     assert advance(job, TIME_PASSED, now=115) == [KILL]
-    assert job.deadline is None
+    assert job.deadline == math.inf
     assert advance(job, chief(-9)) == []
     assert job.exit_code == 130
 
@@ -240,7 +241,7 @@ def test_a_server_that_ends_soon_after_each_start_is_started_later_each_time() -
             now = job.deadline
             started = advance(job, TIME_PASSED, now=now)
         assert started == [("start_server", "ps-0")]
-        assert job.deadline is None
+        assert job.deadline == math.inf
         now += 5.0
     assert delays == [1, 2, 4, 8, 16, 32, 60, 60]
     assert advance(job, server_ended("worker-0"), now=now) == [("start_server", "worker-0")], "another server"
@@ -315,7 +316,7 @@ def test_a_run_that_ends_while_servers_start_starts_none_again(event: Event) -> 
     job = alone(server_restarts=3)
     advance(job, server_ended("ps-0"), server_ended("ps-0"), event)
     assert job.state is State.ENDED
-    assert job.deadline is None
+    assert job.deadline == math.inf
     assert advance(job, TIME_PASSED, now=2.0) == []
     assert advance(job, server_ended("worker-0"), now=2.0) == []
 
@@ -347,7 +348,7 @@ def test_a_chief_that_fails_is_started_again_and_reported(code: int, outcome: st
     expected = f"the chief {outcome}: starting it again, restart 1 of 2."
     assert job.advance(chief(code), 0.0) == [("report", expected), AGAIN]
     assert job.state is State.RUNNING
-    assert job.deadline is None
+    assert job.deadline == math.inf
 
 
 def test_a_chief_that_keeps_failing_ends_the_run_with_its_last_code() -> None:
