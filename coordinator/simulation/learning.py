@@ -51,6 +51,7 @@ class LogisticRegression:
         self.initial: Vector = np.zeros(features)
 
     def gradient(self, parameters: Vector, generator: np.random.Generator) -> Vector:
+        """See `Problem.gradient`."""
         chosen = generator.integers(len(self._labels), size=self._batch)
         inputs = self._inputs[chosen]
         wrong = 1 / (1 + np.exp(-np.clip(inputs @ parameters, -500, 500))) - self._labels[chosen]
@@ -89,6 +90,7 @@ class SmallNetwork:
         self.initial: Vector = np.concatenate([first.ravel(), last])
 
     def gradient(self, parameters: Vector, generator: np.random.Generator) -> Vector:
+        """See `Problem.gradient`."""
         chosen = generator.integers(len(self._labels), size=self._batch)
         inputs = self._inputs[chosen]
         hidden, margins = self._run(parameters, inputs)
@@ -183,6 +185,7 @@ class LearningModel(SimulatedModel):
         worker.parameters = self.parameters
 
     def gradient(self, worker: SimulatedWorker) -> Vector:
+        """See `Problem.gradient`."""
         # A diverging model overflows; its loss shows that.
         with np.errstate(over="ignore", invalid="ignore"):
             return self._problem.gradient(worker.parameters, self._generator)
