@@ -185,7 +185,6 @@ class LearningModel(SimulatedModel):
         worker.parameters = self.parameters
 
     def gradient(self, worker: SimulatedWorker) -> Vector:
-        """See `Problem.gradient`."""
         # A diverging model overflows; its loss shows that.
         with np.errstate(over="ignore", invalid="ignore"):
             return self._problem.gradient(worker.parameters, self._generator)
