@@ -272,17 +272,14 @@ class Request(http.server.BaseHTTPRequestHandler):
         self.handle_one_request()
 
     def do_GET(self) -> None:
-        """Has the server answer."""
         self._server.answer(self)
 
     def send_text(self, status: HTTPStatus, text: str) -> None:
-        """Answers with plain text."""
         self.send(status, "text/plain; charset=utf-8", text.encode())
 
     def send(
         self, status: HTTPStatus, content_type: str, body: bytes, headers: Mapping[str, str] | None = None
     ) -> None:
-        """Answers with a whole body."""
         self._send_head(status, {"Content-Type": content_type, "Content-Length": str(len(body)), **(headers or {})})
         self.wfile.write(body)
 
@@ -308,7 +305,6 @@ class _Writer(io.BufferedIOBase):
         self._connection = connection
 
     def writable(self) -> bool:
-        """Returns True, as `io` expects."""
         return True
 
     def write(self, content: Any) -> int:
