@@ -49,7 +49,6 @@ class PageAddress(NamedTuple):
 
     @property
     def url(self) -> str:
-        """The page's address."""
         host = in_address(self.host)
         return f"http://{host}:{self.port}/{self.token}/"
 

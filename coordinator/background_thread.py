@@ -74,7 +74,6 @@ class BackgroundThread:
         self.thread = threading.Thread(target=self._run_guarded, name=name, daemon=True)
 
     def start(self) -> None:
-        """Starts the thread."""
         self.thread.start()
 
     def stop(self) -> None:
@@ -82,7 +81,6 @@ class BackgroundThread:
         self.stopping.set()
 
     def is_alive(self) -> bool:
-        """Returns whether the thread has started and has not ended."""
         return self.thread.is_alive()
 
     def wait_stopped(self, timeout: float | None = None) -> bool:

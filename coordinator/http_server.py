@@ -272,13 +272,11 @@ class Request(http.server.BaseHTTPRequestHandler):
             self.send_text(HTTPStatus.FORBIDDEN, text)
 
     def send_text(self, status: HTTPStatus, text: str) -> None:
-        """Answers with plain text."""
         self.send(status, "text/plain; charset=utf-8", text.encode())
 
     def send(
         self, status: HTTPStatus, content_type: str, body: bytes, headers: Mapping[str, str] | None = None
     ) -> None:
-        """Answers with a whole body."""
         self._send_head(status, {"Content-Type": content_type, "Content-Length": str(len(body)), **(headers or {})})
         self.wfile.write(body)
 

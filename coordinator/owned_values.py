@@ -71,7 +71,6 @@ class OwnedValues(MutableMapping[Any, _Value], Generic[_Value]):
         self._keys.pop(id(key), None)
 
     def setdefault(self, key: Any, default: Any = None) -> Any:
-        """Returns the value of a key; sets it to `default` if the key has none."""
         with self._lock:
             return super().setdefault(key, default)
 
@@ -82,7 +81,6 @@ class OwnedValues(MutableMapping[Any, _Value], Generic[_Value]):
         return len(self._keys)
 
     def clear(self) -> None:
-        """Drops all values."""
         _drop_all(self._keys, self._name)
 
 

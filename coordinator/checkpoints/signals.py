@@ -61,7 +61,6 @@ class _InterruptingSignals:
         self._signals = signals
 
     def exit(self) -> SystemExit:
-        """Returns the exception for the signal."""
         assert self.received is not None
         return SystemExit(128 + self.received)
 

@@ -164,7 +164,6 @@ class _Files(ArraysSource):
         super().__init__([*index, self._maps] if self._are_mapped else index)
 
     def read_range(self, positions: Any) -> Any:
-        """See `Source.read_range`."""
         examples = as_one_operation(self._shuffled_examples, tf.cast(positions, tf.int64), *self._arrays())
         return examples if self._parse is None else self._parse(examples)
 

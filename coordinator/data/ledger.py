@@ -59,12 +59,10 @@ class Ledger:
 
     @property
     def count_done(self) -> int:
-        """How many ranges are done."""
         return self.below + len(self.done)
 
     @property
     def count_out(self) -> int:
-        """How many ranges are out."""
         return len(self._out)
 
     @property
@@ -93,7 +91,6 @@ class Ledger:
         return number
 
     def is_done(self, number: int) -> bool:
-        """Returns whether a range is done."""
         return number < self.below or number in self.done
 
     def is_unscheduled(self, number: int) -> bool:

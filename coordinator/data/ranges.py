@@ -128,7 +128,6 @@ class LateRanges:
         self._connections: dict[int, int] = {}
 
     def add(self, late: LateRange) -> None:
-        """Adds the range of a function that was scheduled."""
         with self._lock:
             self._waiting[late.number] = late
             heapq.heappush(self._unread, late.number)

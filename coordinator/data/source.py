@@ -233,7 +233,6 @@ class _Arrays(ArraysSource):
         super().__init__(values)
 
     def read_range(self, positions: Any) -> Any:
-        """See `Source.read_range`."""
         indices = example_indices(positions, self.size)
         rows = [tf.gather(array, indices) for array in self._arrays()]
         return tf.nest.pack_sequence_as(self._structure, rows)
@@ -297,7 +296,6 @@ class _ClientSource(Source):
         self.most_out = max(1, int(_MOST_BYTES / max(example, 1)))
 
     def element_spec(self) -> Any:
-        """See `Source.element_spec`."""
         return self._spec
 
     def read_range(self, positions: Any) -> NoReturn:
@@ -317,8 +315,6 @@ class _Sequence(_ClientSource):
         super().__init__(len(data), self._at(places) if len(data) else [])
 
     def reader(self) -> Callable[[Any], Any]:
-        """See `Source.reader`."""
-
         def with_examples(positions: Any) -> Any:
             epoch, start, count, _, seed = map(int, positions)
             indices = np.arange(start, start + count)
@@ -354,7 +350,6 @@ class _Iterable(_ClientSource):
         super().__init__(len(sample) + _count(examples, self._name) if size is None else size, sample)
 
     def reader(self) -> Callable[[Any], Any]:
-        """See `Source.reader`."""
         examples: Iterator[Any] = iter(())
         # The epoch and the number of the next example. Epoch -1, so that the first range begins one.
         at_epoch, at = -1, 0

@@ -89,7 +89,6 @@ class EventStream:
     def record(
         self, kind: Kind, task: str = "", name: str = "", count: int = 1, seconds: float = 0.0, detail: str = ""
     ) -> None:
-        """Records an event that happens now; see `Event`."""
         with self._lock:
             self._ring.append((time.time(), kind, task, name, count, seconds, detail))
             self._recorded += 1

@@ -78,7 +78,6 @@ class TraceFile:
         self._write(event | ({"args": {**details}} if details else {}))
 
     def instant(self, track: str, name: str, at: float, details: Mapping[str, Any] = MappingProxyType({})) -> None:
-        """Writes a moment on a track."""
         self._write(self._event("i", name, at, self.track(track)) | {"s": "t", "args": {**details}})
 
     def counter(self, name: str, at: float, values: Mapping[str, float]) -> None:
@@ -95,7 +94,6 @@ class TraceFile:
         self._file.seek(-len(_END), os.SEEK_CUR)
 
     def close(self) -> None:
-        """Completes the file."""
         with self._file:
             self.flush()
 

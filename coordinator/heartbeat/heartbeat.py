@@ -82,7 +82,6 @@ class HeartbeatClient:
 
     @property
     def pid(self) -> int:
-        """The id of the process."""
         return self._process.pid
 
     def fileno(self) -> int:

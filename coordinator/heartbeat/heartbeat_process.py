@@ -280,7 +280,6 @@ class HeartbeatProcess:
 
 
 def main(arguments: list[str]) -> None:
-    """Runs the process to its end."""
     parser = argparse.ArgumentParser(prog="heartbeat_process", description=__doc__.partition("\n")[0])
     parser.add_argument("--client", type=int, required=True)
     parser.add_argument("--link", type=int, required=True)

@@ -339,7 +339,6 @@ class ServerLinks:
         return {link: words for link, words in described.items() if words}
 
     def close(self) -> None:
-        """Closes the connections."""
         with self._lock:
             self._is_closed = True
             channels = [*self._channels.values()]

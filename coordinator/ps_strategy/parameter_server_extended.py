@@ -114,7 +114,6 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
             return tf.autograph.experimental.do_not_convert(getattr(functions, verb))(*args, **kwargs)
 
     def read_ahead(self, read: Callable[[Any], Any], slots: int) -> ReadAhead:
-        """Returns a reader of ranges ahead on the workers."""
         return ReadAhead(read, slots, self._trace)
 
     def trace_dataset(self, make_dataset: Callable[[], tf.data.Dataset]) -> TracedFunction:
@@ -142,7 +141,6 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
         return replica.merge_call(method, args=args)
 
     def replica_context(self) -> tf.distribute.ReplicaContext | None:
-        """Returns the strategy's replica context, if the caller is in one."""
         replica = tf.distribute.get_replica_context()
         return replica if replica is not None and replica.strategy is self._container_strategy() else None
 
@@ -321,7 +319,6 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
-        """The devices of variables."""
         return self._parameter_server_devices
 
     def _in_multi_worker_mode(self) -> bool:

@@ -85,7 +85,6 @@ class StrategyParts:
 
     @functools.cached_property
     def evaluation(self) -> "StrategyEvaluation":
-        """Evaluates models."""
         from coordinator.ps_strategy.keras.exact_evaluation import StrategyEvaluation
 
         return StrategyEvaluation(self.scheduler.recovery.wait_recovered)

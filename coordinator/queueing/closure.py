@@ -367,7 +367,6 @@ class Closure:
         return sum(past is kind for _, past in self.failures)
 
     def cancelled_error(self, reason: str) -> ClosureCancelledError:
-        """Returns the error for the future when the queue cancels this closure."""
         return ClosureCancelledError(f"{self} was cancelled because {reason}. Please reschedule it if it is needed.")
 
     def history(self) -> str:

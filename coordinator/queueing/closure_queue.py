@@ -210,7 +210,6 @@ class ClosureQueue:
         return self._state.error is None and self._state.waiting.count < self.capacity
 
     def wake_waits(self) -> None:
-        """Makes each waiting thread check its condition."""
         with self._lock:
             self._notify_all()
 
@@ -278,7 +277,6 @@ class ClosureQueue:
 
     @property
     def is_paused(self) -> bool:
-        """Whether no closure starts because of `pause`."""
         return bool(self._state.paused)
 
     def wait_idle(self, timeout: float) -> bool:
@@ -287,7 +285,6 @@ class ClosureQueue:
             return self._attempt_ended.wait_for(lambda: not self._state.running, timeout)
 
     def resume(self) -> None:
-        """Undoes `pause`."""
         with self._lock:
             self._state.paused = ""
             self._state.wake_all()
@@ -309,7 +306,6 @@ class ClosureQueue:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether `stop` was called."""
         return self._state.stopped
 
     def statistics(self) -> ClusterStatistics:
@@ -589,7 +585,6 @@ class ClosureQueue:
             return list(self._state.idle)
 
     def worker_counts(self, worker: int) -> WorkerCounts:
-        """Returns what the attempts on a worker came to."""
         with self._lock:
             return dataclasses.replace(self._state.worker_counts[worker])
 

@@ -165,7 +165,6 @@ class WaitingClosures:
         return self.for_all if apart is None else self.apart.get(apart) or deque()
 
     def add(self, closure: Closure, at_front: bool = False) -> None:
-        """Adds a closure that begins to wait."""
         queue = None if closure.blockers else self._queue_of(closure)
         runs = 0 if closure.is_internal else closure.runs
         # These lines make no call, so Ctrl-C cannot come between them.
@@ -386,12 +385,10 @@ class QueueState:
         return self.stopped or (self.error is not None and not closure.is_internal)
 
     def unwanted_error(self, closure: Closure) -> BaseException:
-        """Returns the error for the future of a closure that `is_unwanted`."""
         why = "the strategy was closed" if self.stopped else "another closure failed while it ran"
         return closure.cancelled_error(why)
 
     def add(self, closure: Closure) -> None:
-        """Adds a closure that was scheduled."""
         # In this order: if Ctrl-C comes between them, nothing waits for the closure, which is cancelled.
         self.waiting.add(closure)
         if not closure.is_internal:
@@ -405,7 +402,6 @@ class QueueState:
         self.waiting.add(rest, at_front=True)
 
     def unblock(self, closure: Closure) -> None:
-        """Records that one of the results a closure waits for exists."""
         is_last = closure.blockers == 1
         if is_last:
             self.waiting.remove(closure)
@@ -474,7 +470,6 @@ class QueueState:
         return attempt
 
     def end_attempt(self, attempt: Attempt) -> None:
-        """Records that an attempt has ended."""
         closure = attempt.closure
         del self.running[attempt]
         self.abandoned.discard(attempt)

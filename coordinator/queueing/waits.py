@@ -60,7 +60,6 @@ class CountedCondition(threading.Condition):
     waiters = 0
 
     def wait(self, timeout: float | None = None) -> bool:
-        """See `threading.Condition.wait`."""
         self.waiters += 1
         try:
             return super().wait(timeout)
@@ -74,7 +73,6 @@ def deadline_after(timeout: float | None) -> float | None:
 
 
 def description(state: QueueState) -> str:
-    """Returns what waits and runs, for messages."""
     now = time.monotonic()
     shown = [
         f"{attempt.closure} on worker {attempt.worker} for {now - attempt.started:.1f} s (attempt {attempt.number})"

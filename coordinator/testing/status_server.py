@@ -35,7 +35,6 @@ class StatusService(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._server.start()
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        """Returns the handler of a request; called by gRPC."""
         if handler_call_details.method != METHOD:
             return None
         return grpc.unary_unary_rpc_method_handler(lambda *_: self._reply())

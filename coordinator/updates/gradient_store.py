@@ -241,7 +241,6 @@ class GradientStore:
 
     @client_may_call()
     def clear(self) -> None:
-        """Drops all rows."""
         with self._lock.hold():
             self.lists.assign(self._empty(), read_value=False)
 
@@ -575,7 +574,6 @@ class QueuedGradients(tf.train.experimental.PythonState):
         self._width = stores[0].width
 
     def serialize(self) -> bytes:
-        """Returns the queue as a string."""
         entries, rows = [], []
         for entry in self._pushes.entries().numpy():
             row = [b""] * self._width

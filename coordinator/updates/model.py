@@ -474,7 +474,6 @@ class LocalModel:
         self._by_number = dict(zip(self.numbers, self.variables, strict=True))
 
     def values(self) -> list[Any]:
-        """Reads the copies."""
         return [variable.read_value() for variable in self.variables]
 
     def assign(self, values: Sequence[Any]) -> None:

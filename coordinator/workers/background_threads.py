@@ -56,7 +56,6 @@ class StragglerWatch(QueueThread):
         self._wake_at(attempt.started + attempt.closure.timeout)
 
     def stop(self) -> None:
-        """Asks the thread to end."""
         super().stop()
         self._wake_at(-math.inf)
 
@@ -87,7 +86,6 @@ class BuildThread(QueueThread):
         self._builds = builds
 
     def stop(self) -> None:
-        """Asks the thread to end."""
         super().stop()
         self._builds.end()
 

@@ -54,7 +54,6 @@ class RecoveryLoop(QueueThread):
         self._changed = threading.Condition(self._lock)
 
     def stop(self) -> None:
-        """Asks the thread to end."""
         super().stop()
         self._begun.set()
         with self._lock:
@@ -80,7 +79,6 @@ class RecoveryLoop(QueueThread):
         self._missing = missing or self._servers.lost_parameter_server
 
     def statistics(self) -> tuple[ParameterServerStatistics, ...]:
-        """Returns a snapshot of each parameter server's statistics."""
         with self._lock:
             return tuple(self._statistics.values())
 
@@ -90,7 +88,6 @@ class RecoveryLoop(QueueThread):
         return self._recover is not None
 
     def begin_if_lost(self) -> None:
-        """Begins a recovery if a parameter server is lost now."""
         missing = self._missing()
         if missing is not None:
             self.begin(missing)

@@ -83,7 +83,6 @@ class MembershipWatch(QueueThread):
         self._interrupt = interrupt
 
     def stop(self) -> None:
-        """Asks the thread to end."""
         super().stop()
         if self._interrupt is not None:
             self._interrupt()

@@ -276,7 +276,6 @@ class ClientCalls:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
-        """A scope in which calls can be made."""
         try:
             with errors_raised_as(self.error_in):
                 yield
@@ -362,7 +361,6 @@ class ClientFunctions:
 
     @contextlib.contextmanager
     def open(self) -> "Iterator[ClientFunctions]":
-        """A scope in which functions on the client can schedule."""
         with barriers_in_order(self), plain_loops_as(self._schedule_loop), self._calls.open():
             yield self
 

@@ -167,7 +167,6 @@ class TraceCache:
         self._traces: OwnedValues[dict[Hashable, _Trace]] = OwnedValues()
 
     def clear(self) -> None:
-        """Forgets everything."""
         self._traces.clear()
 
     def find(self, function: Any, args: Any, kwargs: Any = None) -> ScheduledCall | None:

@@ -62,7 +62,6 @@ class TensorFlowRuntime:
         self._executors[worker] = bind_executor()
 
     def run(self, worker: int, work: Callable[[WorkerContext], Any], cancellation: Any) -> Any:
-        """Calls `work` with the worker's context. See `Runtime.run`."""
         connection = self._membership.begin_attempt(worker)
         if connection is None:
             raise tf.errors.UnavailableError(None, None, f"{self._membership.worker_device(worker)} is not connected.")
@@ -94,11 +93,9 @@ class TensorFlowRuntime:
             work.prepare(like, count, self._context(worker, connection, None))
 
     def most_fused(self, worker: int, work: ScheduledCall) -> int:
-        """Returns how many scheduled calls may be fused on this worker."""
         return work.most_fused_on(worker)
 
     def run_fused(self, worker: int, works: Sequence[ScheduledCall], cancellation: Any) -> Sequence[Any]:
-        """Runs scheduled calls of one fusion key as one call; returns their results."""
         return self.run(worker, functools.partial(works[0].run_fused, works), cancellation)
 
     def run_steps(self, worker: int, work: ScheduledCall, count: int, cancellation: Any) -> Any:
@@ -106,7 +103,6 @@ class TensorFlowRuntime:
         return self.run(worker, functools.partial(work.run_steps, count), cancellation)
 
     def classify(self, worker: int, error: BaseException) -> Failure:
-        """Classifies an error by which tasks answer; see `failure_of`."""
         if NOT_CALLED_BACK in str(error) and not self._has_warned:
             # Each retry takes as long as the network needs to refuse a connection.
             self._has_warned = True
@@ -127,7 +123,6 @@ class TensorFlowRuntime:
         return failure
 
     def new_cancellation(self) -> CancellationManager:
-        """Returns a cancellation that was not used yet."""
         return CancellationManager()
 
 

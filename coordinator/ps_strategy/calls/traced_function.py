@@ -111,7 +111,6 @@ class PreparedFunction:
         self._inputs: dict[int, Sequence[Any]] = {}
 
     def is_ready_on(self, worker: int, connection: int, captures: Any) -> bool:
-        """Returns whether a worker has prepared it."""
         known = self._ready.get(worker)
         return known is not None and known[0] == connection and known[1] is captures
 
@@ -176,7 +175,6 @@ class PreparedFunction:
                 self.seconds += time.monotonic() - began
 
     def end_on(self, worker: int) -> None:
-        """Notes that the preparation on a worker has ended."""
         with self._lock:
             self._wanted.discard(worker)
 
@@ -266,7 +264,6 @@ class Repeats:
         self._future = weakref.ref(future)
 
     def count(self) -> None:
-        """Counts one more attempt."""
         if (future := self._future()) is not None:
             future.attempts += 1
 
@@ -358,7 +355,6 @@ class TracedFunction:
 
     @functools.cached_property
     def name(self) -> str:
-        """The name of the traced Python function."""
         return str(self.concrete.graph.name)
 
     @property

@@ -207,7 +207,6 @@ def is_stackable(value: Any) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def is_on_client(device: str) -> bool:
-    """Returns whether a device is the client's."""
     return bool(tf.DeviceSpec.from_string(device).job == CLIENT_JOB)
 
 
@@ -260,7 +259,6 @@ class StackedInputs(NamedTuple):
         return cls(len(steps), [stacked.get(id(value), value) for value in inputs], is_shared)
 
     def of_step(self, step: int) -> list[Any]:
-        """Returns the inputs of one step."""
         return [value if is_one else value[step] for value, is_one in zip(self.values, self.is_shared, strict=True)]
 
     def stacked_as(self, is_shared: tuple[bool, ...]) -> "StackedInputs | None":

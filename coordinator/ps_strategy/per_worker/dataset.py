@@ -149,7 +149,6 @@ class IteratorPositions:
         self._saved[context.index] = _Position(self._taken[context.index], state)
 
     def to_json(self) -> str:
-        """Returns the saved positions."""
         positions = {
             worker: {"taken": position.taken, "state": base64.b64encode(position.state).decode()}
             for worker, position in sorted(self._saved.items())

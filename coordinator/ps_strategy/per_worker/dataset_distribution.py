@@ -78,7 +78,6 @@ class InputShares:
         return self._workers()
 
     def count(self) -> int:
-        """Returns the number of shares into which the data is divided."""
         return len(self._workers())
 
     def of(self, worker: int) -> InputShare:

@@ -47,7 +47,6 @@ class CancellationManager:
 
     @property
     def is_cancelled(self) -> bool:
-        """True after `cancel`."""
         return bool(self._manager.is_cancelled)
 
     def cancel(self) -> None:
@@ -208,13 +207,11 @@ def under_another_name(concrete: Any) -> Any:
 
 
 def replace_input(operation: tf.Operation, position: int, tensor: tf.Tensor) -> None:
-    """Replaces one input of an operation by another tensor of its graph."""
     # Private: publicly, operations cannot be changed.
     operation._update_input(position, tensor)
 
 
 def add_control_input(operation: tf.Operation, before: tf.Operation) -> None:
-    """Has an operation run after another one of its graph."""
     # Private: publicly, operations cannot be changed.
     operation._add_control_input(before)
 
@@ -310,7 +307,6 @@ def called_in(node: Any) -> list[Any]:
 
 
 def copied(message: Any) -> Any:
-    """Returns a copy of a protocol buffer."""
     copy = type(message)()
     copy.CopyFrom(message)
     return copy

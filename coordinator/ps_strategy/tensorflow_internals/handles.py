@@ -51,12 +51,10 @@ def restored_functions(table: Any) -> tuple[Any, Any]:
 
 
 def is_on_parameter_server(device: str) -> bool:
-    """Returns True if a device name, of a variable, tensor or operation, belongs to a parameter server."""
     return bool(tf.DeviceSpec.from_string(device).job == "ps")
 
 
 def is_server_handle(tensor: Any) -> bool:
-    """Returns True if a captured tensor is the handle of a resource on a parameter server."""
     is_resource = tensor.dtype == tf.resource and not tf.is_symbolic_tensor(tensor)
     return is_resource and is_on_parameter_server(tensor.device)
 
@@ -357,6 +355,5 @@ def set_table_content(table: Any, content: Mapping[str, np.ndarray]) -> None:
 
 
 def table_name(table: Any) -> str:
-    """Returns the name that a table was created with, for messages."""
     # Private: `table.name` is None when eager execution is enabled.
     return str(table._name)

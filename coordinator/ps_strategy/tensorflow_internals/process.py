@@ -114,7 +114,6 @@ def minimum_level() -> int:
 
 
 def set_minimum_level(level: int) -> None:
-    """Sets the level below which C++ code logs nothing."""
     # Private: as above.
     _library()["_ZN4absl12lts_2025081414SetMinLogLevelENS0_18LogSeverityAtLeastE"](level)
 
@@ -195,7 +194,6 @@ def is_from_before(tensor: tf.Tensor) -> bool:
 
 
 def current_server_def() -> Any | None:
-    """Returns the `tf.train.ServerDef` that this process is connected with, or None."""
     # Private: `tf.config.experimental_connect_to_cluster` sets it, and there is no public way to read it.
     return context.get_server_def()
 

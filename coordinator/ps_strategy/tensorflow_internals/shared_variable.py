@@ -361,7 +361,6 @@ class ExclusiveScatter:
 
 @functools.cache
 def with_mixin(mixin: Any, kind: Any) -> Any:
-    """Returns the class of variables that derives from a mixin and another class of variables."""
     return type(f"{mixin.__name__.strip('_')}{kind.__name__}", (mixin, kind), {"__module__": __name__})
 
 

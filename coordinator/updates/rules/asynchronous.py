@@ -38,7 +38,6 @@ class CollectedPushes(Accumulating):
 
     @property
     def may_wait(self) -> bool:
-        """Whether the rule that stores its pushes here may wait."""
         return self._may_wait
 
 

@@ -86,7 +86,6 @@ class AveragingControl:
         return tf.identity(read)
 
     def switch(self, *, is_on: bool) -> None:
-        """Stops or resumes averaging."""
         self._is_on = is_on
         self._variable.assign(self._value(), read_value=False)
 
