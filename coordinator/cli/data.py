@@ -4,7 +4,6 @@ import argparse
 
 
 def add_data(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds the command to a parser's commands."""
     text = "prepare data for training"
     kinds = commands.add_parser("data", help=text, description=text, allow_abbrev=False).add_subparsers(
         dest="kind", required=True, metavar="COMMAND"

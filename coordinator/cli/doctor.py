@@ -51,7 +51,6 @@ class Finding:
 
 
 def add_doctor(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds the command to a parser's commands."""
     text = "examine this installation, this machine, and whether each task of TF_CONFIG's cluster answers"
     examining = commands.add_parser("doctor", help=text, description=text, allow_abbrev=False)
     text = "how long a task may take to answer (default 5)"
@@ -88,7 +87,6 @@ def _examine(config: TaskConfig | None, timeout: float) -> Iterator[Finding]:
 
 
 def _surroundings() -> Iterator[Finding]:
-    """Examines this installation and this machine."""
     system = f"{platform.system()} {platform.release()} {platform.machine()}"
     yield Finding("python", f"{platform.python_version()} on {system}")
     for package in _PACKAGES:
@@ -159,7 +157,6 @@ def _task(job: str, index: int, address: str, *, timeout: float) -> Finding:
 
 
 def add_profile(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds the command to a parser's commands."""
     text = "collect TensorFlow's profiles of all servers while they train, as one run for TensorBoard"
     profiling = commands.add_parser("profile", help=text, description=text, allow_abbrev=False)
     text = "servers (default: the workers and parameter servers of TF_CONFIG)"

@@ -14,7 +14,6 @@ _PLAIN = re.compile(r"(?![yn]$)[a-z/].*", re.IGNORECASE | re.DOTALL)
 
 
 def add_manifest(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds the command to a parser's commands."""
     text = "print what a cluster manager needs to run a training"
     kinds = commands.add_parser("manifest", help=text, description=text, allow_abbrev=False).add_subparsers(
         dest="kind", required=True, metavar="COMMAND"

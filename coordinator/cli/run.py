@@ -22,7 +22,6 @@ _DEFAULT = "\0"
 
 
 def add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds the command."""
     text = "run a program on a cluster, on this machine or on others by ssh"
     usage = (
         "coordinator run [options] PROGRAM [ARGUMENT ...]\n       coordinator run [options] -m MODULE [ARGUMENT ...]"

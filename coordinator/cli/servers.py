@@ -16,7 +16,6 @@ from coordinator.launch.slurm import SlurmStep, SlurmTask
 
 
 def add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds the command to a parser's commands."""
     text = "run one server of a cluster, given by TF_CONFIG or by --job, --index and --address"
     serving = commands.add_parser("serve", help=text, description=text, allow_abbrev=False)
     serving.add_argument("--job", metavar="JOB", help="worker or ps (default: TF_CONFIG's task type)")
@@ -44,7 +43,6 @@ _FAILED, _UNUSABLE = 1, 2
 
 
 def add_slurm(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds the command."""
     text = "run a program on a cluster of the tasks of a Slurm step: one is the program's, the others are servers"
     usage = "srun --ntasks N coordinator slurm [options] PROGRAM [ARGUMENT ...]"
     # `RunRequest` has the defaults.

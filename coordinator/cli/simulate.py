@@ -21,7 +21,6 @@ _NEGATIVE = re.compile(r"-\.?\d")
 
 
 def add_simulate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds the command to a parser's commands."""
     text = "simulate a cluster in virtual time: how fast, how stale, how idle; no servers, no TensorFlow"
     parser = commands.add_parser("simulate", help=text, description=text, allow_abbrev=False)
     _add_cluster(parser.add_argument_group("the cluster"))

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
 
 def add_testbed(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds the command to a parser's commands."""
     text = "the effect of stale gradients: sequential, synchronous and asynchronous, with delays, on real servers"
     parser = commands.add_parser("testbed", help=text, description=text, allow_abbrev=False)
     _add_experiment(parser.add_argument_group("the experiment"))

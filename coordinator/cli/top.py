@@ -149,7 +149,6 @@ _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def add_top(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds the command to a parser's commands."""
     text = "show in the terminal what the dashboard of a running program shows"
     showing = commands.add_parser("top", help=text, description=text, allow_abbrev=False)
     text = "the address of the dashboard; a token in it can be seen by all users of the machine"

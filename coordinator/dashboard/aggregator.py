@@ -81,7 +81,6 @@ class HistoryRecorder:
             self._columns = {name: _halved(column) for name, column in self._columns.items()}
 
     def history(self) -> RateHistory:
-        """Returns the periods that have ended."""
         values = {name: tuple(column) for name, column in self._columns.items()}
         return RateHistory(tuple(self._times), tuple(self._rates), values)
 
@@ -121,7 +120,6 @@ class TaskStream:
         self._workers: defaultdict[int, _Worker] = defaultdict(_Worker)
 
     def begin(self, worker: int, time: float, function: str, closures: int) -> None:
-        """Records that a worker has begun a call."""
         self._workers[worker].running = Segment(worker, time, time, function, "running", closures)
 
     def end(self, worker: int, time: float, outcome: str) -> None:
@@ -140,7 +138,6 @@ class TaskStream:
             state.segments.append(ended)
 
     def running(self, worker: int) -> Segment | None:
-        """Returns a worker's running call, if any."""
         return self._workers[worker].running
 
     def busy_seconds(self, worker: int, now: float) -> float:
@@ -198,7 +195,6 @@ class Timeline:
         self._number = 0
 
     def add(self, event: Event) -> None:
-        """Adds an event if its kind is shown."""
         if event.kind not in _WORDS:
             return
         level, words = _WORDS[event.kind]

@@ -89,7 +89,6 @@ class Publisher:
         return self._streams > 0 or time.monotonic() < self._asked_at + _WATCH_TIME
 
     def publish(self, snapshot: Snapshot) -> None:
-        """Replaces the snapshot."""
         increment = _message(state_of(snapshot, self._snapshot.time)) if self._streams else ""
         with self._changed:
             self._snapshot, self._increment = snapshot, increment
@@ -97,7 +96,6 @@ class Publisher:
             self._changed.notify_all()
 
     def watch(self) -> Snapshot:
-        """Returns the latest snapshot."""
         self._asked_at = time.monotonic()
         return self._snapshot
 
@@ -129,7 +127,6 @@ class Publisher:
                 self._streams -= 1
 
     def close(self) -> None:
-        """Ends all streams."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -250,7 +247,6 @@ class Dashboard:
             )
 
     def close(self) -> None:
-        """Ends the page and all threads."""
         self._publishing.stop()
         self._polling.stop()
         self._publishing.wait_stopped()

@@ -43,7 +43,6 @@ class Metrics:
         self._lock = threading.Lock()
 
     def text(self) -> str:
-        """Returns the metrics as text."""
         with self._lock:
             snapshot = self._latest()
             rules, servers = map(self._rule, snapshot.rules), map(self._server, snapshot.servers)

@@ -66,7 +66,6 @@ class CheckpointFile:
 
     @property
     def name(self) -> str:
-        """The last part of the path."""
         return os.path.basename(self.path)
 
     @property
@@ -125,7 +124,6 @@ def _link(source: str, target: str) -> bool:
 
 
 def remove(path: str) -> None:
-    """Deletes a file, if it is there."""
     with contextlib.suppress(tf.errors.NotFoundError):
         tf.io.gfile.remove(path)
 
@@ -197,7 +195,6 @@ class Situation:
 
 
 def next_move(situation: Situation) -> Move:
-    """Returns what to do in `situation`."""
     if situation.is_stopped:
         return Move.END
     if situation.newest is not None and situation.result is None:
@@ -259,7 +256,6 @@ class CheckpointWatch:
         return len(self._results)
 
     def look(self, is_stopped: bool = False) -> Situation:
-        """Returns the current situation."""
         now = time.monotonic()
         marker = read_marker(self._directory)  # Before the checkpoints: see `Situation.marker`.
         newest = find_newest(self._directory)

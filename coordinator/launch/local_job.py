@@ -124,7 +124,6 @@ class LocalJob:
             self._close()
 
     def report(self, text: str) -> None:
-        """Reports to the user."""
         self._console.say(text)
 
     def start(self, role: Role) -> None:
@@ -164,7 +163,6 @@ class LocalJob:
         self._watch_server(server)
 
     def send(self, number: signal.Signals) -> None:
-        """Sends a signal to every running program."""
         for program in self._programs.values():
             program.send(number)
 

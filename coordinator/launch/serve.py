@@ -96,7 +96,6 @@ class Health:
         return 200 if is_serving else 503, "application/json", json.dumps(state) + "\n"
 
     def close(self) -> None:
-        """Answers no further request."""
         self._server.close(_CLOSE_TIMEOUT)
         self._probe.close()
 

@@ -164,7 +164,6 @@ class ServerProcess:
         self._process.send(number)
 
     def is_alive(self) -> bool:
-        """Returns True if the process runs, frozen or not."""
         return self._process is not None and self._process.wait(0) is None
 
     @property

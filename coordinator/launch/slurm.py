@@ -407,7 +407,6 @@ class SlurmStep:
 
 
 def role_of(rank: int, workers: int, ps: int) -> tuple[str, int]:
-    """Returns the job and the index of a task."""
     if rank == 0:
         return "chief", 0
     if rank <= ps:
@@ -644,7 +643,6 @@ class SlurmTask(Job):
         )
 
     def report(self, text: str) -> None:
-        """Reports to the user."""
         self._console.say(text)
 
     def start(self, role: Role) -> None:

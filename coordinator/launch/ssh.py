@@ -113,7 +113,6 @@ class SshProcess:
             self._input.write(b"\n")
 
     def close(self) -> None:
-        """Closes the server's standard input, which ends it."""
         if not self._input.closed:
             self._closed_at = time.monotonic()
             self._input.close()
@@ -197,7 +196,6 @@ class SshHost:
             return self._processes[-1]
 
     def close(self) -> None:
-        """Makes all servers begin to end."""
         with self._lock:
             self._is_closed = True
             for process in self._processes:

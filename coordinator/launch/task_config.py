@@ -147,7 +147,6 @@ class TaskConfig:
             raise ClusterSpecError(f"TF_CONFIG: {error}") from None
 
     def to_json(self) -> str:
-        """Returns the text for `TF_CONFIG`."""
         cluster = {
             job: list(tasks.values()) if list(tasks) == list(range(len(tasks))) else dict(tasks)
             for job, tasks in self.cluster.items()
@@ -162,12 +161,10 @@ class TaskConfig:
 
     @property
     def address(self) -> str:
-        """The address of the task, as `host:port`."""
         return self.cluster[self.job][self.index]
 
     @property
     def port(self) -> int:
-        """The port of the task."""
         return parse_address(self.address).port
 
 

@@ -44,7 +44,6 @@ def parse_plain_seconds(option: str, text: str) -> float:
 
 
 def parse_bytes(option: str, text: str) -> float:
-    """Returns a size such as "4MB" (MB: a million bytes) in bytes."""
     return _parse_quantity(option, text, _BYTES, "a size with its unit, such as 500kB, 100MB or 1.5GB")
 
 

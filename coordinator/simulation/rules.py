@@ -46,7 +46,6 @@ class IntegerMultiset:
         self._minimum = 0
 
     def add(self, value: int) -> None:
-        """Adds an integer."""
         if not self._counts or value < self._minimum:
             self._minimum = value
         self._counts[value] = self._counts.get(value, 0) + 1
@@ -119,7 +118,6 @@ class RuleRun:
         self._gradients: list[Any] = []
 
     def may_begin(self, worker: SimulatedWorker) -> bool:
-        """Returns True if a worker may begin a step."""
         del worker
         return True
 

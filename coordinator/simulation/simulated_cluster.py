@@ -67,7 +67,6 @@ class SimulatedCluster:
         self._events = 0
 
     def run(self) -> Result:
-        """Runs the simulation to its end; returns the result."""
         setting, environment = self._setting, self._environment
         for worker in self._workers:
             worker.asking.schedule_in(self._latency())

@@ -165,7 +165,6 @@ class Timeline:
         return self.spans[-1].end if len(self.spans) == _MOST_SPANS else math.inf
 
     def add(self, activity: Activity, start: float, end: float) -> None:
-        """Adds an activity between two times, in seconds."""
         if end > start and len(self.spans) < _MOST_SPANS:
             self.spans.append(Span(activity, start, end))
 

@@ -44,7 +44,6 @@ class Figures:
 
     @classmethod
     def of_runs(cls, runs: Sequence[Run], workers: int) -> "Figures":
-        """Returns the figures of several real runs together."""
         from coordinator.updates.rule_state import Staleness
 
         seconds = sum(run.seconds for run in runs)
@@ -88,7 +87,6 @@ class Comparison:
 
     @property
     def agrees(self) -> bool:
-        """Whether the differences are within the tolerance."""
         return all(abs(self.off_by(figure)) <= TOLERANCE for figure in _JUDGED)
 
 
@@ -102,7 +100,6 @@ _COLUMNS = (
 
 
 def table(comparisons: Sequence[Comparison]) -> str:
-    """Returns a table with a row for each comparison."""
     head = ["rule, workers"]
     rows = [[comparison.name] for comparison in comparisons]
     for title, figure, form in _COLUMNS:
@@ -203,7 +200,6 @@ class Confirmation:
 
     @property
     def runs(self) -> int:
-        """The number of real runs."""
         return self.repeats * len(RULES) * len(self.workers)
 
     @staticmethod

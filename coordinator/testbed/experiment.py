@@ -228,7 +228,6 @@ class Experiment:
 
     @property
     def most_workers(self) -> int:
-        """The number of workers of the largest trial."""
         return max(trial.workers for trial in self.trials())
 
     @property

@@ -131,7 +131,6 @@ class ImageData:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Height, width and channels of an image."""
         height, width, channels = self.images.shape[1:]
         return height, width, channels
 

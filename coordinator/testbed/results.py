@@ -87,7 +87,6 @@ class LossCurve:
 
     @property
     def spikes(self) -> int:
-        """The number of spikes."""
         return len(self.spike_heights)
 
     @property
@@ -123,7 +122,6 @@ class TrialResult:
 
     @property
     def trial(self) -> Trial:
-        """What was trained."""
         return self.curves[0].trial
 
     @functools.cached_property
@@ -141,7 +139,6 @@ class TrialResult:
         return [float(getattr(curve, name)) for curve in self.curves]
 
     def mean(self, name: str) -> float:
-        """Returns the mean of such a figure."""
         return float(np.mean(self.values(name)))
 
     def batches_to(self, loss: float) -> float:

@@ -156,7 +156,6 @@ class NetworkModel(SimulatedModel):
         self._apply([scale * part for part in parts], tf.constant(pulled_version, tf.int64))
 
     def apply_mean(self, gradients: Sequence[tuple[Sequence[Any], int]]) -> None:
-        """Applies the mean of gradients to the shared weights."""
         parts, versions = zip(*gradients, strict=True)
         self.apply(([tf.add_n(each) / len(gradients) for each in zip(*parts, strict=True)], versions[-1]))
 

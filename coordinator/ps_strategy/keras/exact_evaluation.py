@@ -94,7 +94,6 @@ class ClientShards(Shards):
         return itertools.chain(self._first, self._batches)
 
     def calls(self, functions: ShardFunctions) -> Iterator[ShardCall]:
-        """See `Shards`."""
         group: list[Any] = []
         is_first = True
         for batch in self.all_batches():
@@ -107,7 +106,6 @@ class ClientShards(Shards):
             yield _call(functions, group)
 
     def trial(self, functions: ShardFunctions) -> ShardCall | None:
-        """See `Shards`."""
         self._first += itertools.islice(self._batches, 2)
         return ShardCall(functions.trial_of_batches, tuple(self._first), 2) if len(self._first) == 2 else None
 
@@ -157,13 +155,11 @@ class RangeShards(Shards):
         self._batches = math.ceil(math.ceil(source.size / batch_size) / shards)
 
     def calls(self, functions: ShardFunctions) -> Iterator[ShardCall]:
-        """See `Shards`."""
         function, size = functions.of_source(self._source)[0], np.int64(self._batch_size)
         for positions in ranges_of(self._source, self._batch_size, self._batches):
             yield ShardCall(function, (positions, size), math.ceil(int(positions[2]) / self._batch_size))
 
     def trial(self, functions: ShardFunctions) -> ShardCall | None:
-        """See `Shards`."""
         if self._source.size <= self._batch_size:
             return None
         first_two = itertools.islice(ranges_of(self._source, self._batch_size), 2)
@@ -198,12 +194,10 @@ class WorkerShards(Shards):
         self._workers = workers
 
     def calls(self, functions: ShardFunctions) -> Iterator[ShardCall]:
-        """See `Shards`."""
         for worker in self._workers:
             yield ShardCall(functions.of_dataset, (self._dataset,), 0, worker)
 
     def trial(self, functions: ShardFunctions) -> ShardCall | None:
-        """See `Shards`."""
         return ShardCall(functions.trial_of_dataset, (self._dataset,), 2, self._workers[0])
 
 
@@ -255,7 +249,6 @@ class EvaluationFeed(Feed):
         return self._results_so_far()
 
     def schedule(self, steps: ModelSteps) -> Any:
-        """See `Feed`."""
         if self._feed is None and self._functions is None:
             self._begin(steps.shards)
         if self._feed is not None:
@@ -273,7 +266,6 @@ class EvaluationFeed(Feed):
         return self._results_so_far()
 
     def wait_one(self) -> tuple[Any, int | None]:
-        """See `Feed`."""
         result, number = super().wait_one()
         batches = int(result["batches"])
         if not self._shards.are_counted:
@@ -382,7 +374,6 @@ class StrategyEvaluation:
         shards: int | None,
         model_state: str,
     ) -> dict[str, Any]:
-        """See `ParameterServerStrategy.evaluate`."""
         self._check(strategy, model, metrics, model_state)
         for name, number in (("batch_size", batch_size), ("shards", shards)):
             if number is not None:

@@ -166,7 +166,6 @@ class ClientFeed(Feed):
         return self.last_read
 
     def schedule(self, steps: ModelSteps) -> Any:
-        """See `Feed`."""
         batches = tuple(itertools.islice(self, steps.steps_per_call))
         if not batches:
             raise StopIteration
@@ -208,7 +207,6 @@ class WorkerFeed(Feed):
         )
 
     def schedule(self, steps: ModelSteps) -> Any:
-        """See `Feed`."""
         self.add(self._strategy.schedule(steps.of_next, args=(self._iterator,)))
         return self.wait_room()
 
@@ -254,7 +252,6 @@ class FiniteWorkerFeed(WorkerFeed):
                 return result
 
     def wait_finished(self) -> None:
-        """See `Feed`."""
         super().wait_finished()
         self._may_start_again = self._calls_per_epoch is not None and self._calls > 0
         self._calls = 0
@@ -275,7 +272,6 @@ class FiniteWorkerFeed(WorkerFeed):
 
 
 def schedule_batches(strategy: Any, function: Any, batches: Sequence[Any]) -> Future:
-    """Schedules a function that takes a tuple of batches."""
     return strategy.schedule(function, args=(tuple(map(present_parts, batches)),))
 
 

@@ -205,7 +205,6 @@ class RangeFeed(Feed, ClientState):
             yield place * epochs.settings.batches_per_range
 
     def schedule(self, steps: ModelSteps) -> Any:
-        """See `Feed`."""
         function, arguments = steps.of_range(self._data, self._positions)
         self.add(self._strategy.schedule(function, args=arguments))
         return self.wait_room()

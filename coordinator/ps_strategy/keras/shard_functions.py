@@ -420,7 +420,6 @@ class MetricTotals:
         self._is_empty = True
 
     def add(self, state: Sequence[Any]) -> None:
-        """Adds the state that a shard has returned."""
         shard = list(map(np.asarray, state))
         if self._is_empty:
             self._state, self._is_empty = shard, False

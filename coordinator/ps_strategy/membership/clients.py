@@ -354,7 +354,6 @@ class ServedClients:
         )
 
     def close(self) -> None:
-        """Ends the session."""
         self._session.close()
 
     def _has_marker(self, client: Client) -> bool:

@@ -84,7 +84,6 @@ class ClusterDefinition:
         return cls(addresses, clients[0] if clients else None, resolver.rpc_layer or "grpc")
 
     def tasks(self, job: str) -> tuple[Task, ...]:
-        """Returns the tasks of a job, by index."""
         return tuple(sorted(task for task in self.addresses if task.job == job))
 
 

@@ -121,8 +121,6 @@ class BlockCheckpoints:
         return is_large and is_on_parameter_server(variable.device)
 
     def write(self, variables: Sequence[SavedVariable], prefix: str, io_device: str | None) -> Sequence[str]:
-        """Writes the values of variables; see `LargeVariables`."""
-
         def write_on(device: str, task: str, stopped: threading.Event) -> list[str]:
             writer = functools.cache(functools.partial(_writer, device, io_device))
             files = (
@@ -136,8 +134,6 @@ class BlockCheckpoints:
         return on_each_server([saved.variable.device for saved in variables], "save", write_on)
 
     def read(self, variables: Sequence[SavedVariable], path: str, io_device: str | None) -> None:
-        """Restores the values of variables; see `LargeVariables`."""
-
         def read_on(device: str, task: str, stopped: threading.Event) -> list[str]:
             del task
             reader = functools.cache(functools.partial(_reader, device, io_device))
@@ -470,7 +466,6 @@ def _grouped(kept: list[_Kept]) -> Iterator[list[_Kept]]:
 
 
 def delete_unfinished(prefix: str) -> None:
-    """Deletes the files of an unfinished checkpoint."""
     folder = os.path.dirname(temporary_prefix(prefix))
     with contextlib.suppress(tf.errors.OpError):
         if folder != os.path.dirname(prefix):

@@ -175,11 +175,9 @@ class VariableStore:
                     self._deleted.popleft().free()
 
     def tables(self) -> list[Any]:
-        """Returns the tables that are alive."""
         return [table for reference in self._tables.keyrefs() if (table := reference()) is not None]
 
     def resource_of(self, table: Any) -> TableResource:
-        """Returns the resource of a table on its server."""
         return self._tables[table].resource
 
     def note_tables(self) -> None:

@@ -54,13 +54,11 @@ class Partition:
 
     @functools.cached_property
     def sizes(self) -> tuple[int, ...]:
-        """The number of rows of each part."""
         base, extra = divmod(self.rows, self.parts)
         return (base + 1,) * extra + (base,) * (self.parts - extra)
 
     @functools.cached_property
     def offsets(self) -> tuple[int, ...]:
-        """The first row of each part."""
         return (0, *itertools.accumulate(self.sizes))[:-1]
 
     def route(self, indices: Any) -> Routed:

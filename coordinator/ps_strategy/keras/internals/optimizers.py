@@ -39,7 +39,6 @@ class StandIn:
         return self._value
 
     def assign(self, value: Any) -> None:
-        """Sets the value for the rest of the update."""
         self._value = value
 
     def assign_add(self, value: Any) -> None:
@@ -94,7 +93,6 @@ class Rows(StandIn):
         return self._value
 
     def assign(self, value: Any) -> None:
-        """Assigns to the rows."""
         added = self._added(value)
         if added is None:
             self.variable.scatter_update(self._slices(value))
@@ -103,13 +101,11 @@ class Rows(StandIn):
         self._value = value
 
     def assign_add(self, value: Any) -> None:
-        """Adds to the rows."""
         self.variable.scatter_add(self._slices(value))
         if self._value is not None:
             self._value = self._value + value
 
     def assign_sub(self, value: Any) -> None:
-        """Subtracts from the rows."""
         self.variable.scatter_sub(self._slices(value))
         if self._value is not None:
             self._value = self._value - value
@@ -238,7 +234,6 @@ def _slots_of_parts(slot: Any, variable: Any) -> list[Any]:
 
 
 def is_optimizer(value: Any) -> bool:
-    """Returns True for an optimizer of Keras 3."""
     return isinstance(value, keras.optimizers.Optimizer)
 
 

@@ -130,7 +130,6 @@ class EvaluationScope(keras.StatelessScope):
 
     # Keras calls this when a variable is read, and `add_update` when it is assigned.
     def get_current_value(self, variable: keras.Variable) -> Any:
-        """Returns the value of a variable."""
         value = super().get_current_value(variable)
         if value is not None:
             return value
@@ -144,7 +143,6 @@ class EvaluationScope(keras.StatelessScope):
         return self._reads[id(variable)]
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
-        """Sets the value of a variable."""
         if id(update[0]) not in self._own:
             self.others.append(update[0].path)
         super().add_update(update)
