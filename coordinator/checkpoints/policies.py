@@ -171,11 +171,8 @@ class Best:
         """Returns at most `count` checkpoints whose metric is known, best first."""
         del now
         measured = [known for known in history if not math.isnan(known.metrics.get(self.metric, math.nan))]
-        return sorted(measured, key=self._rank)[: self.count]
-
-    def _rank(self, checkpoint: SavedCheckpoint) -> tuple[float, int]:
-        value = checkpoint.metrics[self.metric]
-        return (value if self.mode == "min" else -value), -checkpoint.number
+        sign = 1 if self.mode == "min" else -1
+        return sorted(measured, key=lambda known: (sign * known.metrics[self.metric], -known.number))[: self.count]
 
 
 def check_policies(name: str, policies: Sequence[Any], method: str) -> None:

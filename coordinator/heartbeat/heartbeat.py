@@ -242,7 +242,10 @@ class Heartbeat:
         while not self._thread.stopping.is_set():
             self._ensure_process()
             self._pass_on()
-            self._wait(self._tick())
+            is_urgent = self.process is None or any(
+                state.liveness is Liveness.SILENT for state in list(self._states.values())
+            )
+            self._wait(min(self._interval, _SILENT_INTERVAL) if is_urgent else self._interval)
             self._receive()
 
     def _release(self) -> None:
@@ -250,10 +253,6 @@ class Heartbeat:
             self.process.end(_END_TIMEOUT)
         self._wakeup.close()
         self._wakeup_end.close()
-
-    def _tick(self) -> float:
-        any_silent = any(state.liveness is Liveness.SILENT for state in list(self._states.values()))
-        return min(self._interval, _SILENT_INTERVAL) if any_silent or self.process is None else self._interval
 
     def _wake(self) -> None:
         """Wakes the thread. With a full buffer it wakes anyway; with a closed socket it has ended."""

@@ -290,16 +290,12 @@ def main(arguments: list[str]) -> None:
     # process.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
-    _raise_descriptor_limit()
+    # Room for a connection to every server, and duplicates of all connections of the client.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     link = socket.socket(fileno=options.link)
     link.setblocking(False)
     asyncio.run(HeartbeatProcess(link, options.client, options.interval, options.timeout).run())
-
-
-def _raise_descriptor_limit() -> None:
-    """Makes room for a connection to every server, and duplicates of all connections of the client."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 if __name__ == "__main__":

@@ -664,7 +664,6 @@ class SlurmTask(Job):
             self.send(signal.Signals(self._received[0]))
 
     def start_server(self, name: str) -> None:  # noqa: ARG002 - a task has one server
-        """Starts the server again on its port."""
         self._serve()
 
     def send(self, number: signal.Signals) -> None:

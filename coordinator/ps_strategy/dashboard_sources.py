@@ -119,7 +119,8 @@ def _usage_of(
     fields = dict(line.split(":", 1) for line in status.splitlines())
     interfaces = [line.partition(":")[2].split() for line in network.splitlines()[2:]]
     of_all, *processor_lines = (line.split()[1:] for line in machine.splitlines() if line.startswith("cpu"))
-    processors = float(_processors_in(fields["Cpus_allowed_list"].strip()))
+    ranges = [part.partition("-") for part in fields["Cpus_allowed_list"].strip().split(",")]
+    processors = float(sum(int(last or first) - int(first) + 1 for first, _, last in ranges))
     quota, _, period = limit.strip().partition(" ")
     if quota.isdigit():
         processors = min(processors, int(quota) / int(period))
@@ -137,11 +138,6 @@ def _usage_of(
         machine_cpu=_TICK * sum(int(of_all[column]) for column in (0, 1, 2, 5, 6)),
         machine_processors=len(processor_lines),
     )
-
-
-def _processors_in(ranges: str) -> int:
-    ends = [(first, last or first) for first, _, last in (part.partition("-") for part in ranges.split(","))]
-    return sum(int(last) - int(first) + 1 for first, last in ends)
 
 
 def _row(rule: Any) -> RuleRow:

@@ -130,7 +130,6 @@ class RuleRun:
         return self.waiting.popleft() if self.waiting and self.may_begin(self.waiting[0]) else None
 
     def remove_waiting(self, worker: SimulatedWorker) -> None:
-        """Removes a worker that died from the waiting ones."""
         if worker in self.waiting:
             self.waiting.remove(worker)
 

@@ -160,7 +160,6 @@ class NetworkModel(SimulatedModel):
         self.apply(([tf.add_n(each) / len(gradients) for each in zip(*parts, strict=True)], versions[-1]))
 
     def count_push(self, now: float) -> None:
-        """Records the time of a push, in seconds."""
         self.times.append(now)
 
     def _compute_eagerly(self, parameters: Sequence[Any], images: Any, labels: Any) -> Any:

@@ -305,7 +305,10 @@ class Worker(QueueThread):
         text = ("%s is not connected after" if is_new else "%s has been lost for") + " %.0f s; still trying. (%s)"
         while not self.stopping.is_set() and not self._reconnect():
             now = time.monotonic()
-            self._cancel_preparations()
+            # Other workers' preparations would wait for the preparations of this worker.
+            for closure in self._queue.waiting_for(self.index):
+                if not closure.runs:
+                    self._queue.cancel(closure)
             self._fail_waiting_closures(now - lost_at)
             if now - reported_at >= self._options.stall_report_interval:
                 reported_at = now
@@ -325,12 +328,6 @@ class Worker(QueueThread):
         if not self._queue.live_workers:
             text = "%s was lost; no worker is left, and functions wait until one returns. Start one again. (%s)"
         _logger.warning(text, self.device, cause)
-
-    def _cancel_preparations(self) -> None:
-        """Cancels preparations for the worker, because other workers' preparations would wait for them."""
-        for closure in self._queue.waiting_for(self.index):
-            if not closure.runs:
-                self._queue.cancel(closure)
 
     def _fail_waiting_closures(self, lost_for: float) -> None:
         """Fails the closures that only this worker can run and that have waited too long for its return."""

@@ -298,16 +298,6 @@ _USED_ON_CLIENT = ("LookupInterface", "SummaryWriterInterface")
 _Scope = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
-def _type_of(value: Any) -> Any:
-    return value.ranges.spec if isinstance(value, LateRange) else tracing_type(value)
-
-
-def _fusion_key_of(function: TracedFunction, leaves: Sequence[Any]) -> FusionKey | None:
-    if not function.may_be_fused or are_late(leaves):
-        return None
-    return FusionKey(function.token, tuple(map(_in_common, leaves)))
-
-
 def _in_common(leaf: Any) -> Hashable:
     if not is_stackable(leaf):
         # Calls keep their arguments alive, so no other object can have this identity.
@@ -385,7 +375,9 @@ class FunctionTracer:
                 return call
         leaves = tf.nest.flatten((all_args, all_kwargs))
         iterators = iterators_among(leaves)
-        key = None if futures else _fusion_key_of(function, leaves)
+        key = None
+        if not futures and function.may_be_fused and not are_late(leaves):
+            key = FusionKey(function.token, tuple(map(_in_common, leaves)))
         followers = followers_of(args, kwargs)
         return ScheduledCall(function, all_args, all_kwargs, iterators, key, futures, followers)
 
@@ -397,7 +389,10 @@ class FunctionTracer:
             if copy is _OUTDATED:
                 copy = self._copies[fn] = untraced_copy(fn)
             # A function with an input signature accepts no other objects in place of iterators and datasets.
-            types = tf.nest.map_structure(_type_of, (tuple(args), dict(kwargs)))
+            types = tf.nest.map_structure(
+                lambda value: value.ranges.spec if isinstance(value, LateRange) else tracing_type(value),
+                (tuple(args), dict(kwargs)),
+            )
             with scope():
                 concrete = (copy or fn).get_concrete_function(*types[0], **types[1])
         elif not isinstance(fn, tf.types.experimental.ConcreteFunction):

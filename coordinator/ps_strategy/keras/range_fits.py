@@ -217,7 +217,6 @@ class RangeFeed(Feed, ClientState):
     # The recovery calls these, while no step runs, and gives all variables their initial values; see `ClientState`.
 
     def serialize(self) -> Any:
-        """Returns the epoch and the values of the metrics."""
         return self._until, [variable.numpy().tolist() for variable in self._model.metrics_variables]
 
     def deserialize(self, saved: Any) -> None:

@@ -207,7 +207,6 @@ class ShardedVariable(SavedInSlices, UnstoredVariable):
             return self._rows_read(rows, indices)
 
     def gather_nd(self, indices: Any, name: str | None = None) -> Any:
-        """Returns rows or elements of rows, as `tf.gather_nd` does."""
         if is_being_exported():
             return super().gather_nd(indices, name)
         with tf.name_scope(name or "ShardedGatherNd"):
@@ -226,7 +225,6 @@ class ShardedVariable(SavedInSlices, UnstoredVariable):
         return self._value_read(value)
 
     def is_initialized(self, name: str | None = None) -> Any:
-        """Returns whether all parts have a value."""
         return tf.reduce_all([part.is_initialized() for part in self.parts], name=name)
 
     assign = _assign_method("assign")

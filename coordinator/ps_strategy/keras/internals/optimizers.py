@@ -35,7 +35,6 @@ class StandIn:
 
     @property
     def value(self) -> Any:
-        """The present value, a tensor."""
         return self._value
 
     def assign(self, value: Any) -> None:
