@@ -48,8 +48,8 @@ class Asynchronous(UpdateRule):
     (arXiv 1511.05950); other gradients that are pushed concurrently are not affected.
 
     Args:
-      optimizer, variables, embeddings, learning_rate, allow_duplicate_indices, require_finite, transfer_dtype,
-        error_feedback: see `UpdateRule`.
+      optimizer, variables, embeddings, learning_rate: see `UpdateRule`.
+      allow_duplicate_indices, require_finite, transfer_dtype, error_feedback: see `UpdateRule`.
       once: see `UpdateRule`. A push is then stored on all servers, committed, and applied on all. If its worker dies
         after the commit, another one applies it. Always locked, and without modulation.
       use_locking: True applies one gradient at a time to the variables of a server and the optimizer's slots. False
