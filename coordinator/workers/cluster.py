@@ -40,7 +40,7 @@ from coordinator.runtime import Failure, FailureKind, Runtime, Servers
 from coordinator.statistics import ClusterStatistics, WorkerStatistics
 from coordinator.workers.background_threads import BuildThread, IdleWatch, LinkWatch, QueueThread, StragglerWatch
 from coordinator.workers.fused_dispatch import FusedDispatch
-from coordinator.workers.recovery_loop import RecoveryLoop
+from coordinator.workers.parameter_server_recovery import RecoveryLoop
 from coordinator.workers.retry_rule import error_scope, final_error, may_retry, summary
 
 _logger = logging.getLogger("coordinator")

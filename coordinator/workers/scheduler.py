@@ -31,7 +31,7 @@ from coordinator.queueing.closure_queue import ClosureQueue
 from coordinator.runtime import FiniteInput, FusionKey, Preparation, Runtime, Servers
 from coordinator.workers.background_threads import QueueThread
 from coordinator.workers.cluster import Cluster, WorkerState
-from coordinator.workers.recovery_loop import RecoveryLoop
+from coordinator.workers.parameter_server_recovery import RecoveryLoop
 
 _logger = logging.getLogger("coordinator")
 

@@ -1,1 +1,1 @@
-"""How a function call reaches a worker: tracing, caching of traces, running, and classifying failures."""
+"""How a function call reaches a worker; `tensorflow_internals/process.py` has the function sent to the servers."""

@@ -1,4 +1,4 @@
-"""Functions of Keras 3 that are replaced while a strategy is open, and other uses of its private API.
+"""Functions of Keras 3, other than of optimizers (`row_updates.py`), that are replaced while a strategy is open.
 
 `Model.fit`, `evaluate` and `predict` stay Keras' code, with its callbacks. They need an epoch iterator and a function
 for each of its turns. `FitExtension` provides both for the models of its strategies; other models are trained as usual.
