@@ -34,6 +34,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+def _largest_error(*pairs: tuple[Array, Array]) -> float:
+    """Returns the largest relative difference between what was simulated and what the table says."""
+    return max(float(np.abs(simulated / said - 1).max()) for simulated, said in pairs)
+
+
 @dataclasses.dataclass(frozen=True)
 class WithBackups(Synchronous):
     """As `Synchronous`, but a worker whose gradient was accepted waits for the update.
@@ -207,8 +212,9 @@ class Convergence:
     @property
     def largest_error(self) -> float:
         """The largest relative difference between simulation and table."""
-        pairs = ((self.synchronous, self.synchronous_formula), (self.asynchronous, self.asynchronous_formula))
-        return max(float(np.abs(seen / said - 1).max()) for seen, said in pairs)
+        return _largest_error(
+            (self.synchronous, self.synchronous_formula), (self.asynchronous, self.asynchronous_formula)
+        )
 
     def __str__(self) -> str:
         return (
@@ -329,8 +335,7 @@ class BoundedDelays:
     In the paper, workers are idle for about half of the time at a delay of 0 and hardly at all at 16, and the time to
     reach a loss is shortest in between. Its workers compute on models that may be as many of their own steps old as the
     delay; that is a stale synchronous rule which pulls every delay + 1 steps. `BoundedDelay` pulls before every step,
-    so its gradients are seldom near the bound, and a larger bound does not slow down learning; its idle time falls
-    likewise.
+    so its gradients are seldom near the bound, and a larger bound does not slow down learning. Its idle time falls.
 
     Attributes:
       idle_shares: of workers whose models are as old as the delay allows; from 0 to 1; float64 [delays].
@@ -480,8 +485,9 @@ class Overheads:
     @property
     def largest_error(self) -> float:
         """The largest relative difference between simulation and table."""
-        pairs = ((self.synchronous, self.synchronous_formula), (self.asynchronous, self.asynchronous_formula))
-        return max(float(np.abs(seen / said - 1).max()) for seen, said in pairs)
+        return _largest_error(
+            (self.synchronous, self.synchronous_formula), (self.asynchronous, self.asynchronous_formula)
+        )
 
     def __str__(self) -> str:
         return (

@@ -25,6 +25,21 @@ SELDOM_USED = (
     "coordinator.updates",
 )
 
+modules = pytest.mark.parametrize(
+    "module",
+    [
+        coordinator,
+        coordinator.checkpoints,
+        coordinator.data,
+        coordinator.embeddings,
+        coordinator.evaluation,
+        coordinator.simulation,
+        coordinator.testing,
+        coordinator.updates,
+    ],
+    ids=operator.attrgetter("__name__"),
+)
+
 
 def test_importing_the_package_loads_nothing_heavy(run_program: ProgramRunner) -> None:
     source = """
@@ -62,20 +77,7 @@ def test_a_public_class_has_its_public_name(name: str) -> None:
     assert getattr(coordinator, name).__name__ == name
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        coordinator,
-        coordinator.checkpoints,
-        coordinator.data,
-        coordinator.embeddings,
-        coordinator.evaluation,
-        coordinator.simulation,
-        coordinator.testing,
-        coordinator.updates,
-    ],
-    ids=operator.attrgetter("__name__"),
-)
+@modules
 def test_every_public_name_and_method_has_a_docstring(module: types.ModuleType) -> None:
     public = [getattr(module, name) for name in module.__all__]
     missing = [value for value in public if isinstance(value, type | types.FunctionType) and not inspect.getdoc(value)]
@@ -93,18 +95,7 @@ def test_a_misspelt_name_is_an_attribute_error_for_which_python_suggests_another
     assert (raised.value.obj, raised.value.name) == (coordinator, "ParameterServerStrategi")
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        coordinator,
-        coordinator.embeddings,
-        coordinator.evaluation,
-        coordinator.simulation,
-        coordinator.testing,
-        coordinator.updates,
-    ],
-    ids=operator.attrgetter("__name__"),
-)
+@modules
 def test_every_lazy_name_is_that_of_the_stub_which_type_checkers_read(module: types.ModuleType) -> None:
     stub = ast.parse(Path(module.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
     imported = {alias.name for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names}
