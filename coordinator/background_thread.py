@@ -21,6 +21,8 @@ import threading
 import time
 from collections.abc import Callable
 
+_logger = logging.getLogger("coordinator")
+
 
 def only_here(call: Callable[[], object]) -> Callable[[], None]:
     """Returns a function that makes a call in this process, and does nothing in processes forked from it."""
@@ -42,8 +44,6 @@ def refuse_forked(owner: int, what: str) -> None:
             'multiprocessing.get_context("spawn").'
         )
 
-
-_logger = logging.getLogger("coordinator")
 
 # The pause after the first error, and the longest pause, in seconds. Work that runs longer than the longest pause
 # before it fails starts again with the first pause.

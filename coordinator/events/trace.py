@@ -27,6 +27,8 @@ from coordinator.addresses import local_path
 from coordinator.errors import StrategyClosedError
 from coordinator.events.event_stream import Event, EventStream, Listener
 
+_logger = logging.getLogger("coordinator")
+
 # The places of jobs in the viewer, from top to bottom.
 _PLACES = {"client": 1, "checkpoints": 2, "ps": 10_000, "worker": 20_000}
 _END = b"\n]}\n"
@@ -106,8 +108,6 @@ class TraceFile:
     def _write(self, event: dict[str, Any]) -> None:
         self._lines.append(f",\n{json.dumps(event)}")
 
-
-_logger = logging.getLogger("coordinator")
 
 _ENDS = {
     "closures_finished": "finished",

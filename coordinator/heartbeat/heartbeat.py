@@ -42,6 +42,8 @@ from coordinator.heartbeat.heartbeat_process import MESSAGE_BYTES, MESSAGE_DESCR
 from coordinator.heartbeat.open_connections import EndpointLookup, OpenConnections
 from coordinator.heartbeat.probes import Obstacle
 
+_logger = logging.getLogger("coordinator")
+
 # Keeps each message shorter than `MESSAGE_BYTES`.
 _MESSAGE_ADDRESSES = 500
 _TRACE_SCOPE = pathlib.Path("/proc/sys/kernel/yama/ptrace_scope")
@@ -169,8 +171,6 @@ def _allow_tracing(process: int) -> None:
         if _TRACE_SCOPE.read_text().strip() == "1":
             ctypes.CDLL(None).prctl(_PR_SET_PTRACER, process, 0, 0, 0)
 
-
-_logger = logging.getLogger("coordinator")
 
 # A new connection of gRPC to a silent server blocks calls until it is passed on: the client looks more often.
 _SILENT_INTERVAL = 0.1

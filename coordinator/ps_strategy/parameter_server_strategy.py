@@ -35,6 +35,8 @@ from coordinator.ps_strategy.sharded.creation import Partitioner, check_partitio
 from coordinator.ps_strategy.strategy_parts import StrategyParts
 from coordinator.ps_strategy.tensorflow_internals.process import reset_watched
 
+_logger = logging.getLogger("coordinator")
+
 
 class BriefCollections:
     """Base class that keeps the pauses of Python's garbage collection short.
@@ -57,9 +59,6 @@ class BriefCollections:
         created: Any = super().__new__(cls)
         created.end_brief_collections = weakref.finalize(created, gc.unfreeze if is_own else int)
         return created
-
-
-_logger = logging.getLogger("coordinator")
 
 
 class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):

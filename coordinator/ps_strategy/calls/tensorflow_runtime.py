@@ -147,10 +147,14 @@ def failure_of(error: BaseException, parameter_server: ParameterServerLost | Non
         # Every task is alive, and another attempt may succeed. A connection between two tasks was refused, reset or
         # waited for too long; a server that lost its connection to another one cancelled a call; or a server had
         # dropped a context that was replaced since. docs/network.md lists the errors of TensorFlow by fault.
-        text = str(cause.message)
-        is_of_transport = _OF_PYTHON not in text and _OF_TRANSPORT.search(text) is not None
-        if isinstance(cause, BROKEN_CONNECTION) or (isinstance(cause, _TRANSIENT_IN_TRANSPORT) and is_of_transport):
+        if isinstance(cause, BROKEN_CONNECTION) or (
+            isinstance(cause, _TRANSIENT_IN_TRANSPORT) and _is_of_transport(str(cause.message))
+        ):
             return Failure(FailureKind.TRANSIENT, error)
     if isinstance(error, EndOfDataError):
         return Failure(FailureKind.END_OF_DATA, error, error.ended)
     return Failure(FailureKind.INPUT if isinstance(error, ClosureInputError) else FailureKind.USER, error)
+
+
+def _is_of_transport(message: str) -> bool:
+    return _OF_PYTHON not in message and _OF_TRANSPORT.search(message) is not None
