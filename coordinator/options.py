@@ -140,7 +140,7 @@ class Options:
       version_mismatch: what to do about a server that runs another version of TensorFlow than this program: "error"
         refuses it, "warn" logs a warning and accepts it.
       log_format: "text", or "json" for one JSON object per line on standard error. "json" also logs events, except
-        those of each call. See docs/events.md.
+        the events of each call. See docs/events.md.
       dashboard: the address of a page that shows what happens, `host:port` or `host:port/token`: "127.0.0.1:0" for any
         free port of this machine. None for no page, unless `--dashboard` of `coordinator run` or `slurm` requests it.
         See docs/dashboard.md.

@@ -43,7 +43,7 @@ _COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command of `arguments`, by default those of this process; returns its exit code."""
+    """Runs the command of `arguments`, by default the arguments of this process; returns its exit code."""
     _open_standard_streams()
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments and arguments[0] in ("simulate", "testbed"):

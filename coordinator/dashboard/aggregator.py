@@ -123,7 +123,6 @@ class TaskStream:
         self._workers[worker].running = Segment(worker, time, time, function, "running", closures)
 
     def end(self, worker: int, time: float, outcome: str) -> None:
-        """Records that a worker's call, if any, has ended."""
         state = self._workers[worker]
         if state.running is None:
             return

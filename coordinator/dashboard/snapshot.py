@@ -202,7 +202,7 @@ class RateHistory:
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """All that is shown. The counts of closures are those of `coordinator.ClusterStatistics`."""
+    """All that is shown. `coordinator.ClusterStatistics` has the same counts of closures."""
 
     time: float
     started: float

@@ -92,7 +92,7 @@ def rows(paths: Any, dtype: Any = None, shape: Sequence[int] | None = None) -> S
       shape: of a row; not for `.npy` files.
 
     Raises:
-      TypeError, ValueError: the files are no such files, or not all alike.
+      TypeError, ValueError: the files are of another kind, or differ in the kind of their rows.
       FileNotFoundError: a file does not exist.
     """
     return arrays(paths) if isinstance(paths, np.ndarray) else _Rows(_checked_paths(paths, "rows"), dtype, shape)

@@ -152,7 +152,7 @@ _MESSAGES: dict[str, dict[str, tuple[int, int | str, bool]]] = {
     "ContextRequest": {"context_id": (1, _FIXED64, False), "context_view_id": (2, _FIXED64, False)},
     # The request of CleanupAll.
     "ContainersRequest": {"container": (1, _STRING, True)},
-    # A map, as it is on the wire.
+    # How a map is encoded.
     "TaskDef": {"key": (1, _INT32, False), "value": (2, _STRING, False)},
     "JobDef": {"name": (1, _STRING, False), "tasks": (2, "TaskDef", True)},
     "ClusterDef": {"job": (1, "JobDef", True)},

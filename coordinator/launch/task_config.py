@@ -179,7 +179,7 @@ def _parsed(text: str) -> dict[str, Any]:
 
 
 def _listed_address(cluster: object, job: str, index: int) -> str:
-    """Returns the task's address in the cluster of a `TF_CONFIG`, or one like those of its job."""
+    """Returns the task's listed address, or this host's name with the port that all tasks of its job have."""
     tasks = cluster.get(job) if isinstance(cluster, Mapping) else None
     listed = _addresses(job, tasks) if tasks else {}
     if index in listed:

@@ -200,7 +200,7 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
         return (tf.TensorShape(shape).num_elements() or 0) * tf.as_dtype(dtype).size
 
     def _create_partitioned(self, create: Callable[..., Any], beside: Any, kwargs: dict[str, Any]) -> Any:
-        """Creates a variable in parts: the parts of the variable beside it if the rows match, or the partitioner's."""
+        """Creates a variable in parts: divided like the variable it is colocated with, or by the partitioner."""
         value, *rest = (kwargs.get(argument) for argument in ("initial_value", "shape", "dtype", "name"))
         with tf.device(None), tf.device(self._parameter_server_devices[0]):
             initial = initial_value_of_keras(value) or initial_value_of(value, *rest)

@@ -196,7 +196,6 @@ class ReusableEvent(simpy.Event):
         self.env.schedule(self, delay=seconds)
 
     def cancel(self) -> None:
-        """Cancels the event: its callback is never called again."""
         self.callbacks = []
         self._own_callbacks = []
 

@@ -16,7 +16,7 @@ CPU = "/job:worker/replica:0/task:0/device:CPU:0"
 
 
 def encoded_device(name: str, incarnation: int) -> bytes:
-    """Returns a device as it is on the wire, with a field that probes do not read (its type, field 2)."""
+    """Encodes a device for a reply, with a field that probes do not read (its type, field 2)."""
     fields = b"\x0a" + bytes([len(name)]) + name.encode() + b"\x12\x03CPU" + b"\x31" + incarnation.to_bytes(8, "little")
     return b"\x0a" + bytes([len(fields)]) + fields
 

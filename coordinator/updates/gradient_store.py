@@ -294,7 +294,7 @@ class GradientStore:
     def _only(self, lists: Sequence[Any], kept: Any) -> Any:
         columns = list(range(len(lists)))
         if not self.has_kinds:
-            # Those of gradients that no push has are empty.
+            # Columns of gradients that no push has are empty.
             variables = {number: column for number, column in self._column.items() if number in self.is_sparse}
             parts = {True: (0, 1), False: (0,) if self._pulled is None else (0, self._pulled)}
             columns = [column + part for number, column in variables.items() for part in parts[self.is_sparse[number]]]

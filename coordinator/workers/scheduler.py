@@ -43,7 +43,7 @@ WorkerAddresses = Mapping[int, str] | Collection[str]
 def change_between(
     present: Mapping[int, str], lost: Collection[int], wanted: WorkerAddresses
 ) -> tuple[dict[int, str], list[int], list[str]]:
-    """Compares the present workers (addresses by index), some of which are lost, with the wanted addresses.
+    """Compares the present workers (addresses by index; `lost` of them are lost) with the wanted addresses.
 
     Without indices, a lost worker whose address is no longer wanted is assumed to have moved to a new address, if there
     is one. Returns the new addresses of moved workers by index, the indices of workers to remove, and the addresses of

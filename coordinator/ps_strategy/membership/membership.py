@@ -158,7 +158,6 @@ class Membership:
         return connection
 
     def present_connection(self, worker: int) -> Connection | None:
-        """Returns the present connection to a worker; None if there is none."""
         return self._present.get(_worker(worker))
 
     def is_attempt_lost(self, worker: int) -> bool:

@@ -231,8 +231,8 @@ class VariableRecovery:
         # How many finished functions were undone by recoveries: the variables lack their effect.
         self._undone = 0
         # By path, for the latest checkpoints: how many functions had finished when its writing began, without undone
-        # ones, and the states saved beside it. A missing path was written before this program began to train, or very
-        # long ago. A state that was added later is reset: the checkpoint lacks the work since then.
+        # ones, and the states that were saved with it. A missing path is very old, or older than this training. A state
+        # that was added later is reset: the checkpoint lacks the work since then.
         self._saved: dict[str, tuple[int, States]] = {}
         self._replaced_of_manager = contextlib.ExitStack()
         # Held while a checkpoint is saved, and during an attempt to recover. The lock of the membership may be taken
