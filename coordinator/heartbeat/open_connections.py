@@ -1,15 +1,14 @@
 """The TCP connections of a process to given servers, opened by any code, including C++ libraries.
 
-They are found among the process's file descriptors, by their peers. Guarantees:
+Connections are found among the process's file descriptors, by their peers. Guarantees:
 
-- No other descriptor is closed or disturbed: each is inspected through a duplicate, recognized by the identity of its
-  socket.
+- No other descriptor is closed or disturbed: the search inspects duplicates, which are recognized by their identity.
 - Connections that are still being established are found.
 - A connection that is closed during the search causes no error.
 
-We list descriptors ourselves: `psutil.Process.net_connections` reads the machine's whole table of connections, and does
-not say which socket a descriptor is. With 40 connections in the process a search takes 0.5 ms here and 16 ms there
-(24 ms with 5,000 connections on the machine), and the heartbeat searches in each interval. Another process's
+This module does not use `psutil.Process.net_connections`, which reads the machine's whole table of connections, and
+does not say which socket a descriptor is. With 40 connections in the process a search takes 0.5 ms here and 16 ms with
+psutil (24 ms with 5,000 connections on the machine), and the heartbeat searches in each interval. Another process's
 descriptors are available only on Linux, with the right to trace that process.
 """
 
@@ -28,7 +27,7 @@ import psutil
 
 from coordinator.addresses import parse_address
 
-# How long a lookup is valid, and how long an unresolved name is not looked up again, in seconds.
+# A lookup is valid for `KNOWN_LIFETIME` seconds, and the failure of a lookup for `_UNKNOWN_LIFETIME` seconds.
 KNOWN_LIFETIME, _UNKNOWN_LIFETIME = 60.0, 5.0
 # Linux's TCP_SYN_SENT, as TCP_INFO gives it.
 _SYN_SENT = 2
@@ -60,7 +59,7 @@ class EndpointLookup:
         self.valid_until: dict[str, float] = {}
 
     def owners(self, addresses: Collection[str]) -> dict[Endpoint, str]:
-        """Maps the endpoints of some `host:port` to their address; drops all other addresses from the cache."""
+        """Maps the endpoints of addresses, `host:port`, to the addresses; drops all other addresses from the cache."""
         for address in self._endpoints.keys() - set(addresses):
             del self._endpoints[address], self.valid_until[address]
         for address in addresses:
@@ -77,8 +76,7 @@ class EndpointLookup:
     def _look_up(self, address: str) -> None:
         host, port = parse_address(address)
         endpoints = self._endpoints.get(address, frozenset())
-        # A name that does not resolve now keeps its last result. `ValueError`: it is not a host name, since a label is
-        # empty or too long.
+        # A name that does not resolve now keeps its last result. `ValueError` means that a label is empty or too long.
         with contextlib.suppress(OSError, ValueError):
             infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
             endpoints = frozenset(Endpoint.of(str(endpoint[0]), port) for *_, endpoint in infos)
@@ -88,7 +86,7 @@ class EndpointLookup:
 
 @dataclasses.dataclass(frozen=True)
 class OpenConnection:
-    """One connection, with its file descriptor in its process when it was found.
+    """One connection, with its file descriptor in the process at the time of the search.
 
     `identity` is a number that no other open socket of this machine has, except duplicates of the same socket.
     """
@@ -101,18 +99,18 @@ class OpenConnection:
 class OpenConnections:
     """Finds the connections of a process. Only one thread at a time may use it.
 
-    `process` is the id of another process, which this one must be allowed to trace; None for this one.
+    `process` is the id of another process, which this process must be allowed to trace; None for this process.
     """
 
     def __init__(self, process: int | None = None) -> None:
         self._process = process
         owner = "self" if process is None else str(process)
         self._folder = f"/proc/{owner}/fd" if sys.platform == "linux" else "/dev/fd"
-        # By identity: a connection's peer never changes.
+        # Identity -> peer. The peer of a connection never changes.
         self._peers: dict[int, Endpoint] = {}
 
     def find(self, peers: Collection[Endpoint]) -> list[OpenConnection]:
-        """Returns the connections to some endpoints, also those that are still being established."""
+        """Returns the connections to some endpoints, including connections that are still being established."""
         connections = []
         for identity, descriptor in self._sockets():
             peer = self._peers.get(identity)
@@ -130,14 +128,15 @@ class OpenConnections:
 
     def sockets(self) -> Iterator[tuple[int, socket.socket]]:
         """Yields the descriptor of each socket of the process with another handle to it, which the caller closes."""
-        for identity, descriptor in self._sockets():
+        # Sockets are listed before the first duplicate, so that a duplicate that the caller keeps is not listed.
+        for identity, descriptor in list(self._sockets()):
             if (duplicate := self._duplicate(identity, descriptor)) is not None:
                 yield descriptor, duplicate
 
     def shut_down(self, address: str) -> int:
         """Shuts down all connections to a server at `host:port`; returns how many there were.
 
-        Calls to the server fail as if it had been killed. Resolving a host name takes as long as the network needs.
+        Calls to the server fail as if the server had been killed. Resolving a host name may take long.
         """
         return self.shut_down_to(EndpointLookup().owners([address]))
 
@@ -184,7 +183,7 @@ def shut_down(connection: socket.socket) -> None:
 
 
 def peer_of(connection: socket.socket) -> Endpoint | None:
-    """Returns the peer of a TCP connection, also while it is being established; None if it has none."""
+    """Returns the peer of a TCP connection, also while it is being established; None if there is no peer."""
     if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.type != socket.SOCK_STREAM:
         return None
     try:

@@ -30,6 +30,17 @@ def port_of(listening: socket.socket) -> int:
     return int(listening.getsockname()[1])
 
 
+def listen_in_scope(listening: socket.socket, port: int) -> None:
+    """Begins to listen at all addresses, as TensorFlow does where ports are shared."""
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    if listening.family == socket.AF_INET6:
+        listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    listening.bind(("", port))
+    listening.listen()
+    listening.setblocking(False)
+
+
 FAMILIES = pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6], ids=["IPv4", "IPv6"])
 
 
@@ -133,15 +144,8 @@ def test_others_never_reach_what_begins_to_listen_in_the_scope(
         port = port_of(trial)
     with socket.socket(family) as listening, contextlib.ExitStack() as opened:
         with reached_only_at(loopback, port):
-            # As TensorFlow does.
             assert os.environ["TF_GRPC_REUSE_PORT"] == "true"
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            if family == socket.AF_INET6:
-                listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            listening.bind(("", port))
-            listening.listen()
-            listening.setblocking(False)
+            listen_in_scope(listening, port)
             others = own_addresses()
             strangers = [opened.enter_context(socket.create_connection((each, port), DEADLINE)) for each in others]
             with pytest.raises(BlockingIOError):
@@ -162,15 +166,23 @@ def test_a_server_for_another_interface_is_not_reached_by_loopback_in_the_scope(
     with listener(socket.AF_INET) as trial:
         port = port_of(trial)
     with socket.socket() as listening, reached_only_at(own, port):
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        listening.bind(("", port))
-        listening.listen()
-        listening.setblocking(False)
+        listen_in_scope(listening, port)
         with socket.create_connection(("127.0.0.1", port), DEADLINE), pytest.raises(BlockingIOError):
             listening.accept()
         with socket.create_connection((own, port), DEADLINE):
             listening.accept()[0].close()
+
+
+def test_the_socket_of_the_server_is_replaced_though_a_lower_descriptor_is_free() -> None:
+    with listener(socket.AF_INET) as trial:
+        port = port_of(trial)
+    with contextlib.ExitStack() as opened:
+        with reached_only_at("127.0.0.1", port):
+            # The search for the server's socket gets the descriptor that is closed here.
+            with socket.socket():
+                listening = opened.enter_context(socket.socket())
+            listen_in_scope(listening, port)
+        assert listening.getsockname() == ("127.0.0.1", port)
 
 
 def test_where_ports_cannot_be_shared_the_server_starts_as_it_would(monkeypatch: pytest.MonkeyPatch) -> None:
