@@ -9,10 +9,10 @@
         v
       callbacks, progress bar, history: Keras' own
 
-Each batch of data on the client is trained on once per epoch (again, if its worker is lost before the step has
-finished). An epoch ends when all its steps have finished; the logs at its end cover all of them.
+Each batch of data on the client is trained on once per epoch. If the worker is lost before the step has finished, the
+step runs again. An epoch ends when all its steps have finished; the logs at the end of an epoch cover all its steps.
 
-Models may be compiled with an update rule, by which `fit` trains them:
+A model may be compiled with an update rule, which `fit` then uses to train the model:
 
     model.compile(optimizer=rule)     model.optimizer is the rule's Keras optimizer, for callbacks and for saving
     fit, each step                    pull, model.train_step, push; once more with a newer model if it is rejected
@@ -20,6 +20,7 @@ Models may be compiled with an update rule, by which `fit` trains them:
 """
 
 import contextlib
+import copy
 import functools
 import itertools
 import logging
@@ -70,18 +71,18 @@ _logger = logging.getLogger("coordinator")
 
 
 class FitExtension:
-    """The scheduling of the steps of `fit`, `evaluate` and `predict`, for Keras' loop (`patches.trainer_extended`)."""
+    """Schedules the steps of `fit`, `evaluate` and `predict` for Keras' loop; see `patches.trainer_extended`."""
 
     def __init__(self) -> None:
         self._latest_feed: Callable[[], ClientFeed | None] = lambda: None
         self._range_fits = RangeFits()
         self.saving, self.restored = self._range_fits.saving, self._range_fits.restored
-        # The rules of compiled models. A rule is an `UpdateRule` of the package above.
+        # The update rules of compiled models. The class `UpdateRule` is in a higher layer.
         self._rules: weakref.WeakKeyDictionary[keras.Model, Any] = weakref.WeakKeyDictionary()
         self._has_warned = False
 
     def compile(self, model: keras.Model, optimizer: Any) -> Any:
-        """Returns the optimizer that a model is compiled with; a rule is kept for the model's steps."""
+        """Returns the optimizer to compile a model with; keeps an update rule for the model's steps."""
         self._rules.pop(model, None)
         if not (callable(getattr(optimizer, "switch_to", None)) and callable(getattr(optimizer, "pull", None))):
             return optimizer
@@ -97,8 +98,8 @@ class FitExtension:
     def fitting(self, model: keras.Model, given: dict[str, Any]) -> Iterator[None]:
         """A scope for a call of `fit`; see `RangeFits.fitting`.
 
-        Also raises ValueError if the validation data is infinite and its steps are not counted: Keras would look at the
-        data only after the first epoch.
+        Also raises ValueError if the validation data is infinite and `validation_steps` is not given: Keras would look
+        at the data only after the first epoch.
         """
         if given.get("validation_steps") is None:
             strategy, data = model.distribute_strategy, given.get("validation_data")
@@ -118,13 +119,13 @@ class FitExtension:
     def epoch_iterator(self, strategy: Any, x: Any, arguments: dict[str, Any]) -> EpochIterator:
         """Returns the turns of an epoch; `arguments` are the other arguments of Keras' `EpochIterator`.
 
-        `x` is any data that Keras takes, a per-worker dataset, a dataset function, or the replacement by `fitting`.
-        Raises ValueError if labels or weights were given along with a per-worker dataset or a source, or if the data is
-        infinite and its steps are not counted.
+        `x` is any data that Keras takes, a per-worker dataset, a dataset function, or the data that `fitting` puts in
+        place of `x`. Raises ValueError if labels or weights were given along with a per-worker dataset or a source, or
+        if the data is infinite and the number of steps is not given.
         """
         if callable(x):
             x = strategy.experimental_distribute_datasets_from_function(x)
-        # Only `fit` has class weights, and `predict` has no labels.
+        # Keras passes class weights only for `fit`, and labels for all calls but `predict`.
         is_fit = "class_weight" in arguments
         if is_fit and (turns := self._range_fits.iterator(strategy, x, arguments)):
             return turns
@@ -148,8 +149,8 @@ class FitExtension:
             return EvaluationFeed(shards, strategy, lambda: ClientFeed(shards.all_batches(), strategy))
 
         iterator = EpochIterator(create_feed, x, arguments)
-        # Without a cycle of references, the rest of the data is freed when Keras drops it. Until then, a dataset that
-        # is cached in a file cannot be read again.
+        # A weak reference avoids a cycle, so that the rest of the data is freed when Keras drops the iterator. Until
+        # then, a dataset that is cached in a file cannot be read again.
         itself: Any = weakref.proxy(iterator)
         self._check_length(strategy, arguments, _is_infinite_dataset(x), is_counted=iterator.num_batches is not None)
         return iterator
@@ -157,7 +158,7 @@ class FitExtension:
     def _turns_of_workers(
         self, dataset: PerWorkerDataset, strategy: Any, arguments: dict[str, Any], is_evaluation: bool
     ) -> EpochIterator:
-        """Returns the turns for data that each worker reads; asks workers whether it is infinite."""
+        """Returns the turns for data that each worker reads; asks workers whether their data is infinite."""
         given = [name for name in ("y", "sample_weight", "class_weight") if arguments.get(name) is not None]
         if given:
             raise ValueError(
@@ -203,7 +204,7 @@ class FitExtension:
         return EpochIterator(create_feed, data, arguments)
 
     def _check_length(self, strategy: Any, arguments: dict[str, Any], is_infinite: bool, is_counted: bool) -> None:
-        """Warns once of losses with data that ends. Raises ValueError for endless data whose steps are not counted."""
+        """Raises ValueError for endless data without a number of steps; warns once if recoveries leave out examples."""
         is_fit = "class_weight" in arguments
         if is_infinite and not is_counted:
             raise _endless("steps_per_epoch=" if is_fit else "steps=")
@@ -218,15 +219,15 @@ class FitExtension:
     def turn_function(self, model: keras.Model, kind: str) -> Callable[[Any], Any]:
         """Returns the function that is called for each turn of training, evaluation or prediction.
 
-        For the kinds `train` and `test`, it takes a feed and returns logs; for `predict`, it takes a list of batches
-        and returns outputs. Raises ValueError for models that `check_model` refuses.
+        For the kinds `train` and `test`, the function takes a feed and returns logs. For `predict`, the function takes
+        a list of batches and returns outputs. Raises ValueError for models that `check_model` refuses.
         """
         check_model(model)
         if kind == "predict":
             return self._prediction(model)
         if kind == "train":
             return _scheduled_function(model, self._train_step(model), None, is_training=True)
-        # Runs on one device, so it also takes batches of `PerReplica` values.
+        # A test step runs on one device of the worker, so batches of `PerReplica` values are joined.
         test_step = model.test_step
         step = functools.wraps(test_step)(lambda batch: test_step(whole(batch)))
         shards = None
@@ -235,7 +236,7 @@ class FitExtension:
         return _scheduled_function(model, step, shards, is_training=False)
 
     def _train_step(self, model: keras.Model) -> Step:
-        """Returns the function that trains a model on a batch: its `train_step`, with its rule if it has one."""
+        """Returns the function that trains a model on a batch: its `train_step`, with the model's rule, if any."""
         rule = self._rules.get(model)
         if rule is None:
             return on_replicas(model.train_step, model.distribute_strategy)
@@ -280,15 +281,15 @@ def _endless(steps: str) -> ValueError:
 def _scheduled_function(
     model: keras.Model, step: Step, shards: ShardFunctions | None, is_training: bool
 ) -> Callable[[Any], Any]:
-    """Returns a function that schedules a turn of training or evaluation; the logs of training are reported."""
+    """Returns a function that schedules a turn of training or evaluation; reports the logs of training."""
     strategy, stateful = model.distribute_strategy, stateful_layers(model)
     steps = ModelSteps(step, model.steps_per_execution, shards)
 
     def run_turn(feed: Any) -> Any:
         """Schedules one turn and returns the newest logs, which may be of an earlier turn.
 
-        Takes a feed; or an iterator of batches (`train_on_batch`), whose turn is waited for. Raises StopIteration if no
-        batch is left, and errors of earlier steps.
+        Takes a feed, or an iterator of batches (from `train_on_batch`); for an iterator, waits for the steps. Raises
+        StopIteration if no batch is left, and errors of earlier steps.
         """
         is_feed = isinstance(feed, Feed)
         if not (is_feed and feed.has_own_data):
@@ -311,7 +312,7 @@ def _scheduled_function(
 
 
 def _check_order(stateful: Sequence[keras.Layer], strategy: Any) -> None:
-    """Raises ValueError if workers would take turns with the batches of the same sequences."""
+    """Raises ValueError if several workers would get batches of the same sequences."""
     if stateful and (count := len(strategy.cluster.workers)) > 1:
         raise ValueError(
             f"The layer {stateful[0].name!r} has stateful=True: each batch continues the sequences of the batch before "
@@ -329,9 +330,9 @@ def _joined(*outputs: Any) -> Any:
 
 
 def _with_settling(rule: Any, callbacks: Any) -> Any:
-    """Returns the callbacks of a call of `fit` with one more, by which the rule settles.
+    """Returns the callbacks of a call of `fit` with one more callback, which settles the rule.
 
-    The rule settles when the steps of an epoch have finished: before validation, and before other callbacks.
+    The rule settles when the steps of an epoch have finished, before validation and before the other callbacks.
     """
 
     def settle(*_: Any, **__: Any) -> None:
@@ -339,8 +340,9 @@ def _with_settling(rule: Any, callbacks: Any) -> Any:
 
     settling = keras.callbacks.LambdaCallback(on_epoch_end=settle, on_test_begin=settle)
     if isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks.append(settling)
-        return callbacks
+        with_settling = copy.copy(callbacks)
+        with_settling.callbacks = [settling, *callbacks.callbacks]
+        return with_settling
     return [settling, *keras.tree.flatten(callbacks if callbacks is not None else [])]
 
 
@@ -353,7 +355,7 @@ def _step_of(rule: Any, model: keras.Model) -> Step:
 
             @tf.function(autograph=False)
             def repeat() -> Any:
-                # The examples are already in the metrics.
+                # `RepeatedStepScope` leaves the metrics unchanged, which already contain these examples.
                 with rule.pull() as version:
                     _, gradients = _logs_and_gradients(rule, model, batch, RepeatedStepScope)
                 return rule.push(gradients, version)
@@ -370,9 +372,9 @@ def _logs_and_gradients(
     batch: Any,
     scope: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
 ) -> tuple[Any, list[Any]]:
-    """Runs a model's `train_step` in a scope; returns its result, and the gradients, ordered as the rule's variables.
+    """Runs a model's `train_step` in a scope; returns the step's result, and the gradients.
 
-    The worker sums the gradients of several replicas.
+    The gradients are in the order of the rule's variables. The worker sums the gradients of several replicas.
     """
 
     def train_step(part: Any) -> Any:

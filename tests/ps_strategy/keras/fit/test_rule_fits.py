@@ -95,6 +95,22 @@ def compiled_without_statistics(optimizer: Any, **settings: Any) -> keras.Model:
     return model
 
 
+def test_the_callbacks_may_be_a_callback_list_which_stays_as_it_was(
+    strategy: coordinator.ParameterServerStrategy,
+) -> None:
+    with strategy.scope():
+        model = new_model()
+        rule = Synchronous(keras.optimizers.SGD(0.05), model.trainable_variables, grads_to_wait=2)
+        model.compile(rule, "mse")
+    seen = Seen()
+    callbacks = keras.callbacks.CallbackList([seen], add_history=True, model=model)
+    before = list(callbacks.callbacks)
+    history = model.fit(X, Y, batch_size=8, epochs=2, validation_data=(X, Y), callbacks=callbacks, verbose=0).history
+    assert callbacks.callbacks == before
+    # The last update was made before validation, and before the callbacks.
+    np.testing.assert_allclose(history["val_loss"], seen.losses, rtol=1e-4)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("steps_per_execution", [1, 3])
 def test_one_step_at_a_time_trains_as_one_process(
