@@ -1,19 +1,18 @@
 """The workers of one strategy, which come and go while training runs (`strategy.cluster`).
 
-A worker is a task of the cluster, and a thread of the client that takes closures from the queue and has the runtime run
-them.
+A worker is a task of the cluster and a thread of the client, which passes closures from the queue to the runtime.
 
     LIVE --its task is lost--> LOST --reconnected--> LIVE
       \\______________ stop ______/________> STOPPED
 
-A frozen worker is lost like a dead one: the servers' heartbeat fails calls to a silent server.
+A frozen worker is lost like a dead worker, because the heartbeat makes calls to a silent server fail.
 
 Guarantees:
 - A closure that was running when its worker was lost is requeued before anything else happens.
-- The loss of an idle worker is noticed within `Options.heartbeat_interval`: `IdleWatch` wakes its thread.
-- A worker that answers, but whose calls fail repeatedly without a fault of the function, is reconnected.
+- The loss of an idle worker is noticed within `Options.heartbeat_interval`, because `IdleWatch` wakes its thread.
+- A worker that answers is reconnected if several of its calls in a row have transient failures.
 - Only a lost worker's own thread waits for its return.
-- The thread ends after `stop`, when its running call returns.
+- A worker's thread ends after `stop`, when its running call returns.
 """
 
 import dataclasses
@@ -26,7 +25,7 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from coordinator.background_thread import BackgroundThread
@@ -39,15 +38,19 @@ from coordinator.queueing.waits import uninterrupted
 from coordinator.runtime import Failure, FailureKind, Runtime, Servers
 from coordinator.statistics import ClusterStatistics, WorkerStatistics
 from coordinator.workers.background_threads import BuildThread, IdleWatch, LinkWatch, QueueThread, StragglerWatch
-from coordinator.workers.fused_dispatch import FusedDispatch
+from coordinator.workers.fusion_size import FusionSizeModel
 from coordinator.workers.parameter_server_recovery import RecoveryLoop
 from coordinator.workers.retry_rule import error_scope, final_error, may_retry, summary
 
 _logger = logging.getLogger("coordinator")
 
-# A connection may be broken although its server answers: a server that closed an earlier connection late was seen to
-# drop parts of the present one too, and results no longer reached the client.
+# A connection may be broken although its server answers. A server that closed an earlier connection late was seen to
+# drop parts of the present connection too, so that results no longer reached the client.
 _TRANSIENT_FAILURES_UNTIL_RECONNECT = 5
+
+
+# With more closures than this in a call, the client is the bottleneck. Runs of one closure have no such limit.
+_MAX_CLOSURES = 64
 
 
 class WorkerState(enum.Enum):
@@ -65,13 +68,142 @@ _ALLOWED = {
 }
 
 
+class FusedDispatch:
+    """Decides which closures a worker runs in one call: the taken one, and closures with an equal key right behind it.
+
+    waiting   a1 a2 a3 a4 b1 a5 ...      a: closures with equal fusion keys; two workers are live
+    worker 0  [a1 a2]                    its fair share, if the size model says that fusing pays
+    worker 1  [a3 a4]
+
+    A closure with many runs is split in the same way: the worker takes as many runs as pay off in a call, and the rest
+    wait. Only the worker's thread uses this object.
+
+    Guarantees:
+    - A call never waits for closures that are not queued yet.
+    - No worker takes more than a fair share of the waiting closures, so workers stay balanced.
+    - A closure that was tried before runs alone, which shows which closure of a call kills its worker or raises an
+      error. A function that failed in a call of several steps runs alone afterwards: the whole call had to run again.
+    - Without `Options.steps_per_dispatch`, calls are fused only when measurements show a gain, and only in sizes that
+      are built. Other sizes are built in the background, so that no worker's thread holds closures during a build.
+      With the option, up to that many steps are always fused, and a size is built when it is needed.
+    """
+
+    def __init__(self, worker: int, runtime: Runtime, queue: ClosureQueue, options: Options) -> None:
+        self._worker = worker
+        self._task = f"worker {worker}"
+        self._runtime = runtime
+        self._queue = queue
+        self._limit = options.steps_per_dispatch
+        # The loss of a fused call counts as a failed attempt of each of its closures. This attempt must not be the last
+        # of a closure, so calls are fused only if the options allow a second attempt.
+        self._is_allowed = self._limit != 1 and options.max_attempts > 1 and options.transient_retries > 0
+        self._model = FusionSizeModel(self._limit)
+        # The function of the latest call, if its duration is recorded.
+        self._function: Hashable | None = None
+        # Size of the last gathered call, in closures or in runs of one closure.
+        self._count = 1
+
+    def reset(self) -> None:
+        """Notes that the worker is a new process, in which no function has run."""
+        self._model.restart()
+
+    def gather(self, attempt: Attempt) -> list[Attempt]:
+        """Returns the attempts to run in one call, `attempt` first."""
+        self._count = 1
+        closure = attempt.closure
+        key = closure.fusion_key if self._is_allowed else None
+        self._function = None if key is None else key.function
+        if closure.whole is not None:
+            self._gather_runs(attempt)
+            return [attempt]
+        if key is None:
+            return [attempt]
+        share = self._queue.share_with(closure)
+        if share < 2:
+            return [attempt]
+        most = min(self._runtime.most_fused(self._worker, attempt.work), self._limit or _MAX_CLOSURES)
+        if most < 2:
+            self._function = None
+            return [attempt]
+        share = min(share, most)
+        function, ready = self._function, self._ready(attempt)
+        limit = self._model.steps(function, share, ready)
+        wanted = self._model.wanted(function, share)
+        if ready is not None and wanted > limit:
+            like = self._queue.work_like(closure)
+            if like is not None:
+                self._runtime.prepare(self._worker, attempt.work, like, wanted)
+        if limit == 1:
+            return [attempt]
+        # The queue calls the model with its lock held.
+        attempts = self._queue.take_batch(
+            attempt, limit, lambda available: self._model.steps(function, available, ready)
+        )
+        self._count = len(attempts)
+        return attempts
+
+    def _gather_runs(self, attempt: Attempt) -> None:
+        """Decides how many runs of a closure of many runs the call makes; leaves the other runs to all workers."""
+        function = self._function
+        most = 1 if function is None else self._runtime.most_fused(self._worker, attempt.work)
+        if most < 2:
+            self._function = None
+            self._count = self._queue.begin_runs(attempt, lambda _: 1)
+            return
+        ready = self._ready(attempt)
+
+        def possible(available: int) -> int:
+            share = available if attempt.closure.target is not None else self._queue.share(available)
+            return min(share + self._model.beyond_share(function), available, most)
+
+        wanted = self._model.wanted(function, possible(self._queue.available_runs(attempt)))
+        if ready is not None and wanted > 1 and wanted not in ready:
+            self._runtime.prepare(self._worker, attempt.work, attempt.work, wanted)
+        self._count = self._queue.begin_runs(
+            attempt, lambda available: self._model.steps(function, possible(available), ready)
+        )
+
+    def _ready(self, attempt: Attempt) -> Mapping[int, float] | None:
+        """Returns the built sizes; None for any size, because a size that the user sets is built when it is needed."""
+        if self._limit is not None:
+            return None
+        ready = self._runtime.ready(self._worker, attempt.work)
+        if ready is not None:
+            self._model.note_ready(self._function, ready)
+        return ready
+
+    def run(self, attempts: Sequence[Attempt]) -> Sequence[Any]:
+        """Runs the attempts that were gathered last; returns their results. Raises the errors of the runtime."""
+        first, count = attempts[0], self._count
+        closure, work = first.closure, first.work
+        waited = first.started - closure.waiting_since
+        self._queue.events.record("closures_started", self._task, closure.name, count, waited)
+        start = time.monotonic()
+        results: Sequence[Any]
+        if closure.whole is not None:
+            results = (self._runtime.run_steps(self._worker, work, count, first.cancellation),)
+        elif count == 1:
+            results = (self._runtime.run(self._worker, work, first.cancellation),)
+        else:
+            works = [attempt.work for attempt in attempts]
+            results = self._runtime.run_fused(self._worker, works, first.call_cancellation)
+        if self._function is not None:
+            self._model.record(self._function, count, time.monotonic() - start)
+        return results
+
+    def record_failure(self, kind: FailureKind) -> None:
+        """Records that the latest call, which had several closures or runs, failed."""
+        if self._function is not None and kind in (FailureKind.USER, FailureKind.INPUT, FailureKind.END_OF_DATA):
+            self._model.record_error(self._function)
+
+
 class Worker(QueueThread):
-    """A task that runs closures one call at a time, and the client's thread for it. The library creates it.
+    """A task that runs closures one call at a time, and the client's thread for the task. Only the library creates it.
 
     Attributes:
-      index: its task index.
-      device: its name, such as `/job:worker/replica:0/task:0`.
-      loss: the cause of its last loss; "" if it was never lost.
+      index: the worker's task index.
+      device: the worker's name, such as `/job:worker/replica:0/task:0`.
+      loss: the cause of the worker's last loss; "" if the worker was never lost.
     """
 
     def __init__(
@@ -102,16 +234,16 @@ class Worker(QueueThread):
 
     @property
     def state(self) -> WorkerState:
-        """Whether it may receive closures."""
+        """Whether the worker may receive closures."""
         return self._state
 
     @property
     def away_seconds(self) -> float:
-        """How long it has been lost, in seconds; 0 if it is not lost."""
+        """How long the worker has been lost, in seconds; 0 if it is not lost."""
         return time.monotonic() - self._lost_at if self._state is WorkerState.LOST else 0.0
 
     def healthy(self) -> bool:
-        """Returns whether it may receive closures and answers a probe. Takes at most `Options.probe_timeout`."""
+        """Returns whether the worker may have closures and answers a probe. Takes at most `Options.probe_timeout`."""
         return self._state is WorkerState.LIVE and self._servers.is_reachable(self.index)
 
     def schedule(self, fn: Any, args: Any = None, kwargs: Any = None, **limits: Any) -> Future:
@@ -124,7 +256,7 @@ class Worker(QueueThread):
         super().stop()
 
     def statistics(self) -> WorkerStatistics:
-        """Returns a snapshot of its counts."""
+        """Returns a snapshot of the worker's counts."""
         counts = self._queue.worker_counts(self.index)
         return WorkerStatistics(
             index=self.index,
@@ -153,7 +285,7 @@ class Worker(QueueThread):
         while not self.stopping.is_set():
             if links.separation:
                 self._wait_linked()
-            # After the report that it is idle, it sleeps until there is a closure or its server seems lost.
+            # After its report that it is idle, the worker sleeps until there is a closure or its server seems lost.
             attempt = self._queue.take(index, heartbeat_interval if self._queue.is_active(index) else None)
             if attempt is not None:
                 self._run_attempt(attempt)
@@ -163,7 +295,7 @@ class Worker(QueueThread):
                 self._report_idle()
                 if self._queue.is_stopped:
                     break
-            # Frees the closure's arguments, which may hold iterators, during the wait for the next one.
+            # Frees the closure's arguments, which may hold iterators, during the wait for the next closure.
             del attempt
         if not self._queue.is_stopped:
             # The worker was removed.
@@ -171,7 +303,7 @@ class Worker(QueueThread):
             self._queue.fail_orphaned(self.index)
 
     def _record_failure(self, error: BaseException) -> None:
-        """Records an unexpected error of the thread; reruns its closures, as after a transient failure."""
+        """Records an unexpected error of the thread, whose closures run again as after a transient failure."""
         super()._record_failure(error)
         for attempt in self._queue.attempts(self.index):
             self._settle_failed_attempt(attempt, Failure(FailureKind.TRANSIENT, error), may_recover=False)
@@ -186,7 +318,7 @@ class Worker(QueueThread):
         if attempt.closure.timeout is not None:
             self._cluster.stragglers.track(attempt)
         if attempt.number > 1 and not self._servers.is_reachable(self.index):
-            # Otherwise several workers that die at the same time would each count as a failure of the same closure.
+            # Without this check, workers that die at the same time would each count as a failure of the same closure.
             self._queue.requeue(attempt, FailureKind.WORKER_LOST.value)
             self._reconnect_lost()
             return
@@ -206,7 +338,7 @@ class Worker(QueueThread):
         may_recover = lost_server and self._recovery.begin(failure.error)
         is_transient = failure.kind is FailureKind.TRANSIENT
         if is_transient:
-            # What refused the call needs time; immediate retries would all fail.
+            # The cause of the refusal needs time to go away; immediate retries would all fail.
             self.stopping.wait(self._options.reconnect_interval)
             failure = self._blamed_on_links(failure)
         if sum(attempt.closure.runs for attempt in attempts) <= 1:
@@ -227,7 +359,7 @@ class Worker(QueueThread):
             self._report_idle()
 
     def _blamed_on_links(self, failure: Failure) -> Failure:
-        """Returns a transient failure as a lost link if a link is broken; gives up the worker if it is its own link."""
+        """Gives a transient failure the kind LINK_LOST if a link is broken; gives up a worker if its own link is."""
         why = self._cluster.links.find_broken([self.index]).get(self.index)
         if why is not None:
             self._servers.give_up(self.index, why)
@@ -241,7 +373,7 @@ class Worker(QueueThread):
 
     def _settle_failed_attempt(self, attempt: Attempt, failure: Failure, may_recover: bool) -> None:
         if failure.kind is FailureKind.END_OF_DATA:
-            # Not a failure of the closure: it runs where data is left.
+            # The closure has not failed: it runs on a worker with data left.
             _logger.info("%s found no data left on %s.", attempt.closure, self.device)
             # The traceback's frames would keep the data alive until a garbage collection.
             error = final_error(failure, attempt, self.device).with_traceback(None)
@@ -265,9 +397,9 @@ class Worker(QueueThread):
             self._queue.fail(attempt, final_error(failure, attempt, self.device), scope)
 
     def _settle_failed_call(self, attempts: Sequence[Attempt], failure: Failure, may_recover: bool) -> None:
-        """Requeues closures that ran in one call, each to run alone, because it is unknown which one failed.
+        """Requeues the closures of a failed call, to run each one alone, because it is unknown which one failed.
 
-        If no further attempt can avoid the error, the first closure reports it, which cancels the others.
+        If no further attempt can avoid the error, the first closure reports the error, which cancels the rest.
         """
         self._dispatch.record_failure(failure.kind)
         is_final = failure.kind is FailureKind.PARAMETER_SERVER_LOST and not may_recover
@@ -288,9 +420,9 @@ class Worker(QueueThread):
         self._wait_reconnected(reason)
 
     def _wait_reconnected(self, reason: str | None = None, *, is_new: bool = False) -> None:
-        """Waits until the worker is connected or stopped. A reason of None has the servers describe the loss."""
+        """Waits until the worker is connected or stopped. Without `reason`, the servers describe the loss."""
         lost_at = self._lost_at = time.monotonic()
-        # First: code that sees the worker as lost must find that it has no share of what waits.
+        # `set_away` comes first: code that sees the worker as lost must find that it has no share of the closures.
         self._queue.set_away(self.index, is_away=True)
         if not self._change(WorkerState.LOST, losses=not is_new):
             return
@@ -305,7 +437,7 @@ class Worker(QueueThread):
         text = ("%s is not connected after" if is_new else "%s has been lost for") + " %.0f s; still trying. (%s)"
         while not self.stopping.is_set() and not self._reconnect():
             now = time.monotonic()
-            # Other workers' preparations would wait for the preparations of this worker.
+            # Preparations that wait for this worker would block the preparations of other workers.
             for closure in self._queue.waiting_for(self.index):
                 if not closure.runs:
                     self._queue.cancel(closure)
@@ -316,10 +448,10 @@ class Worker(QueueThread):
             self.stopping.wait(self._options.reconnect_interval)
         if self.stopping.is_set():
             return
+        text = "%s connected after %.1f s." if is_new else "%s reconnected after %.1f s."
+        _logger.warning(text, self.device, time.monotonic() - lost_at)
         self._queue.set_away(self.index, is_away=False)
-        if self._change(WorkerState.LIVE):
-            text = "%s connected after %.1f s." if is_new else "%s reconnected after %.1f s."
-            _logger.warning(text, self.device, time.monotonic() - lost_at)
+        self._change(WorkerState.LIVE)
 
     def _report_loss(self, cause: str) -> None:
         self.loss = cause
@@ -330,7 +462,7 @@ class Worker(QueueThread):
         _logger.warning(text, self.device, cause)
 
     def _fail_waiting_closures(self, lost_for: float) -> None:
-        """Fails the closures that only this worker can run and that have waited too long for its return."""
+        """Fails the closures that only this worker can run and that have waited too long for the worker."""
         limit = self._options.affinity_timeout
         if lost_for < limit:
             return
@@ -366,20 +498,20 @@ class Worker(QueueThread):
                     f"{self.device} cannot go from {self._state.value} to {state.value}. This is a defect of "
                     "coordinator; please report it with this message."
                 )
-            # In this order: code that sees the loss finds it counted.
+            # The count is changed first, so that code that sees the loss finds it counted.
             self._losses += losses
             self._state = state
             return True
 
 
 class Cluster:
-    """The servers of a strategy and their statistics; adds, moves and removes them while training runs.
+    """The servers of a strategy and their statistics. Workers can be added, moved and removed while training runs.
 
     Users call `workers`, `statistics`, `schedule`, `add_worker`, `move_worker`, `remove_worker` and
     `move_parameter_server`. The other methods, and the constructor, are for the library.
 
     Attributes:
-      threads: the workers' threads and the thread in `stop`. Nothing may wait for closures on them.
+      threads: the workers' threads and the thread in `stop`, which must not wait for closures.
       links: finds broken links between servers.
       stragglers: watches attempts of closures that have a timeout.
       queue: the queue of closures.
@@ -401,9 +533,9 @@ class Cluster:
             links,
             BuildThread(runtime.builds, queue),
         ]
-        # Held while workers are added, moved and removed; never together with the queue's lock.
+        # Held while workers are added, moved and removed. Never taken while the queue's lock is held.
         self._lock = threading.Lock()
-        # Each returns a callback, or None when the callback's object was freed.
+        # Functions that return a callback, or None if the callback's object was freed.
         self._idle_callbacks: list[Callable[[], Any]] = []
         self._leaving: set[int] = set()
         self._schedule: Callable[[], Callable[..., Future] | None] = lambda: None
@@ -418,13 +550,13 @@ class Cluster:
         return tuple(worker for _, worker in sorted(self._workers.items()))
 
     def statistics(self) -> ClusterStatistics:
-        """Returns a snapshot of the counts, with each server's."""
+        """Returns a snapshot of the counts, with the statistics of each server."""
         workers = tuple(worker.statistics() for worker in self.workers)
         servers = self._recovery.statistics()
         return dataclasses.replace(self.queue.statistics(), workers=workers, parameter_servers=servers)
 
     def schedule(self, fn: Any, args: Any = None, kwargs: Any = None, **limits: Any) -> Future:
-        """Queues one call of `fn`; arguments and errors as for `strategy.schedule`."""
+        """Queues one call of `fn`; for arguments and errors see `strategy.schedule`."""
         schedule = self._schedule()
         if schedule is None:
             raise StrategyClosedError("The strategy of this cluster does not exist any more. Create a new one.")
@@ -433,9 +565,9 @@ class Cluster:
     def add_worker(self, address: str, index: int | None = None) -> int:
         """Adds a worker, which receives closures as soon as it answers.
 
-        It creates its own iterators, tables and per-worker variables on first use. A dataset function gets its own
-        `InputContext` there: pipeline 2 of 3 for a worker that is added to two. The other workers keep theirs, unless
-        `Options.reshard_inputs` divides the data again among all.
+        The worker creates its own iterators, tables and per-worker variables on first use. A dataset function has
+        another `InputContext` there: pipeline 2 of 3 for a worker that is added to two. The other workers keep their
+        contexts if `Options.reshard_inputs` does not divide the data again among all workers.
 
         Args:
           address: `host:port` of a standard TensorFlow server that was started as a worker.
@@ -464,9 +596,9 @@ class Cluster:
             return index
 
     def remove_worker(self, index: int, timeout: float | None = None) -> None:
-        """Removes a worker when it has finished what it runs. After `timeout` its closure is requeued instead.
+        """Removes a worker when its running call has ended. After `timeout`, cancels the call and requeues its closure.
 
-        Closures that only it may run fail with `WorkerLost`.
+        Closures that only this worker may run fail with `WorkerLost`.
 
         Args:
           index: the worker's index.
@@ -483,7 +615,7 @@ class Cluster:
                 if not worker.wait_stopped(self._options.close_timeout):
                     _logger.warning("%s runs a call that cannot be cancelled; its thread is left behind.", worker)
         finally:
-            # Also after Ctrl-C, which ends the wait: the worker cannot be removed a second time.
+            # Ctrl-C ends the wait, but the removal is completed, because a worker cannot be removed a second time.
             try:
                 self._servers.remove_worker(index)
             finally:
@@ -493,7 +625,7 @@ class Cluster:
                 self.queue.fail_orphaned(index)
 
     def move_worker(self, index: int, address: str) -> None:
-        """Changes the address of a worker; its present closure is requeued.
+        """Changes the address of a worker, whose running closure is requeued.
 
         Args:
           index: the worker's index.
@@ -509,16 +641,16 @@ class Cluster:
     def move_parameter_server(self, index: int, address: str) -> None:
         """Changes the address of a parameter server, for example because its host will not come back.
 
-        The server counts as lost: nothing runs until it answers at the new address and all variables are restored as
-        `restore_from` says. If the former server still runs, save a checkpoint first.
+        The server counts as lost: no closure runs until the server answers at the new address and all variables are
+        restored as `restore_from` says. If the former server still runs, save a checkpoint first.
 
         Args:
           index: the parameter server's index.
-          address: `host:port` of the standard TensorFlow server that replaces it.
+          address: `host:port` of the standard TensorFlow server that replaces the former server.
 
         Raises:
           ValueError: there is no such parameter server, `address` is not an address, or another task has it.
-          RuntimeError: `strategy.restore_from` was not called, so its variables could not be restored.
+          RuntimeError: `strategy.restore_from` was not called, so the server's variables could not be restored.
         """
         count = len(self._servers.parameter_server_devices)
         if index not in range(count):
@@ -543,13 +675,13 @@ class Cluster:
         self._schedule = weakref.WeakMethod(schedule)
 
     def add_watch(self, watch: BackgroundThread) -> None:
-        """Starts a thread that changes the workers. It is stopped before all others."""
+        """Starts a thread that changes the workers. `stop` stops this thread before all other threads."""
         self._watches.insert(0, watch)
         watch.start()
 
     def stop(self) -> None:
-        """Cancels what waits and runs, and ends all threads; part of `strategy.close()`."""
-        # The queue first: a lost worker that stops waiting for its task must find no closure.
+        """Cancels all closures, and ends all threads; part of `strategy.close()`."""
+        # The queue is stopped first, because a lost worker that stops waiting for its task must find no closure.
         with self._lock:
             self.threads |= {threading.current_thread()}
         self.queue.stop()
@@ -565,11 +697,11 @@ class Cluster:
                 _logger.warning("%s still runs a call that cannot be cancelled; its thread is left behind.", part)
 
     def add_idle_callback(self, callback: Callable[[int], object]) -> None:
-        """Calls `callback` with a worker's index whenever that worker, having had a closure, becomes idle.
+        """Calls `callback` with a worker's index whenever a worker that has had a closure becomes idle.
 
         A worker becomes idle when no closure waits for it, its closure failed, it was lost, or a quiet period begins.
-        The callback runs on the worker's thread, which takes no closure until it returns. A method is referenced
-        weakly, and no longer called when its object was freed.
+        The callback runs on the worker's thread, which takes no closure until the callback returns. A method is
+        referenced weakly, and no longer called when its object was freed.
         """
         is_method = inspect.ismethod(callback)
         self._idle_callbacks.append(
@@ -582,7 +714,7 @@ class Cluster:
             raise ValueError(f"There is no worker {index!r}{purpose}; there are {sorted(self._workers)}.")
 
     def refuse_worker_thread(self, verb: str) -> None:
-        """Raises RuntimeError on a worker's thread, where the method of this name would wait for itself."""
+        """Raises RuntimeError on a worker's thread, where the method `verb` would wait for itself."""
         if threading.current_thread() in self.threads:
             raise RuntimeError(
                 f"{verb} was called on a worker's thread, or on the one in close, for instance in a callback of a "
@@ -600,7 +732,7 @@ class Cluster:
 
     @uninterrupted
     def _withdraw(self, index: int) -> Worker:
-        """Takes a worker out of the cluster: it stops after what it runs, and closures only for it fail."""
+        """Takes a worker out of the cluster. The worker stops after its running call, and closures only for it fail."""
         with self._lock:
             self.refuse_unknown(index, " to remove")
             worker = self._workers[index]
@@ -618,7 +750,7 @@ class Cluster:
         return Worker(index, self._runtime, self._servers, self.queue, self._recovery, self._options, self)
 
     def _set_workers(self, workers: dict[int, Worker]) -> None:
-        # Replaced as a whole, so both may be read without a lock.
+        # `_workers` and `threads` are replaced as a whole, so both may be read without a lock.
         self._workers = workers
         self._runtime.builds.workers = len(workers)
         self.threads = frozenset(worker.thread for worker in workers.values())

@@ -9,7 +9,7 @@ from coordinator.queueing.closure import RunsClosure, RunsFuture
 from coordinator.queueing.closure_queue import ClosureQueue
 from coordinator.runtime import FailureKind
 from coordinator.testing.fake_runtime import FakeRuntime
-from coordinator.workers.fused_dispatch import FusionSizeModel
+from coordinator.workers.fusion_size import FusionSizeModel
 from tests.deadline import LIMIT
 from tests.fake_cluster import check_events, index_of, running_scheduler
 from tests.queueing.closure_queue_bench import Stalls, fail, new_queue, put_new, take

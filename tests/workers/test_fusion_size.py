@@ -2,7 +2,7 @@
 
 import pytest
 
-from coordinator.workers.fused_dispatch import FusionSizeModel
+from coordinator.workers.fusion_size import FusionSizeModel
 
 ENOUGH = 10_000
 

@@ -7,8 +7,9 @@ import pytest
 
 from coordinator.errors import ClosureCancelledError
 from coordinator.queueing.closure import Attempt
+from coordinator.queueing.closure_queue import ClosureQueue
 from coordinator.testing.fake_runtime import FakeRuntime, Gate
-from coordinator.workers.fused_dispatch import FusedDispatch
+from coordinator.workers.cluster import FusedDispatch
 from tests.deadline import LIMIT, wait_until
 from tests.fake_cluster import OPTIONS, index_of, running_scheduler
 
@@ -133,8 +134,11 @@ def test_without_a_time_limit_no_closure_is_checked(monkeypatch: pytest.MonkeyPa
     runtime = FakeRuntime(workers=2)
     gate = Gate(runtime)
     checks: list[float] = []
+    monkeypatch.setattr(ClosureQueue, "requeue_overdue", lambda queue: checks.append(1))
     with running_scheduler(runtime) as scheduler:
-        monkeypatch.setattr(scheduler.queue, "requeue_overdue", lambda: checks.append(1))
+        # The thread checks once when it starts.
+        wait_until(lambda: checks)
+        checks.clear()
         scheduler.schedule(gate, "step")
         gate.wait_arrived()
         gate.open()

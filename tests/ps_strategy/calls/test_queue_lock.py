@@ -13,7 +13,8 @@ pytestmark = pytest.mark.cluster
 CORE = (
     "__main__",
     "coordinator.queueing",
-    "coordinator.workers.fused_dispatch",
+    "coordinator.workers.cluster",
+    "coordinator.workers.fusion_size",
     "coordinator.statistics",
     "coordinator.future",
 )

@@ -5,7 +5,7 @@ from typing import Any
 
 import coordinator
 from coordinator.ps_strategy.calls.tensorflow_runtime import TensorFlowRuntime
-from coordinator.workers.fused_dispatch import FusionSizeModel
+from coordinator.workers.fusion_size import FusionSizeModel
 from tests.ps_strategy.gate import Gate
 
 TIMEOUT = 120.0
