@@ -1,9 +1,9 @@
-"""What the dashboard asks the parameter servers and the update rules, and the dashboard of a strategy.
+"""The dashboard of a strategy, and its queries of the parameter servers and the update rules.
 
-A TensorFlow server has no call for the memory or the processor time of its process. A function that runs there and
-reads files of `/proc` needs no port and no further process, and takes about a millisecond. One thread polls the
-servers, only while the page is watched or a trace is written; nothing blocks on it. A server that does not answer a
-probe is not asked. The heartbeat ends a call to a server that stops answering.
+A TensorFlow server has no RPC that returns the memory or the processor time of its process. So a function runs on each
+server and reads files of `/proc`. The function needs no port and no further process, and takes about a millisecond. A
+thread of the dashboard or the trace polls the servers, only while the page is watched or a trace is written. A server
+that does not answer a probe is not polled. If a server stops answering during a poll, the heartbeat ends the call.
 """
 
 import contextlib
@@ -21,12 +21,12 @@ from coordinator.addresses import parse_page_address
 from coordinator.dashboard.dashboard import Dashboard
 from coordinator.dashboard.snapshot import RuleRow, ServerUsage, UsageRecord
 from coordinator.ps_strategy.membership.membership import ParameterServer
-from coordinator.ps_strategy.tensorflow_internals.process import own_executor
+from coordinator.ps_strategy.tensorflow_internals.functions import own_executor
 from coordinator.workers.scheduler import Scheduler
 
 # The unit of processor times in /proc, in seconds: 0.01 on all present Linux systems.
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
-# Between two polls for a trace, in seconds.
+# The shortest time between two polls for a trace, in seconds.
 _POLL_INTERVAL = 2.0
 _FILES = (
     "proc/self/stat",
@@ -36,7 +36,7 @@ _FILES = (
     "proc/sys/kernel/random/boot_id",
     "proc/sys/kernel/hostname",
 )
-# The processors that a container may use; the file does not exist everywhere.
+# The file with the CPU limit of a container. Not every machine has the file.
 _LIMIT = "sys/fs/cgroup/cpu.max"
 
 _logger = logging.getLogger("coordinator")
@@ -46,7 +46,7 @@ _logger = logging.getLogger("coordinator")
 def dashboard_of(
     address: str, scheduler: Scheduler, servers: Sequence[ParameterServer], rules: Collection[Any]
 ) -> Iterator[str]:
-    """A scope with a dashboard at `address`, which yields the page's URL. Rules may be added to `rules` later."""
+    """Yields the URL of a dashboard at `address`, which is closed afterwards. `rules` may grow during the block."""
     polling = ServerPolling(servers, rules)
     sources = scheduler.cluster.statistics, scheduler.queue.events, polling.usage, polling.rules
     with contextlib.closing(Dashboard(parse_page_address(address, "Options.dashboard"), *sources)) as dashboard:
@@ -54,7 +54,7 @@ def dashboard_of(
 
 
 class ServerPolling:
-    """Queries of the parameter servers and the update rules, on the thread that calls it."""
+    """Queries the parameter servers and the update rules, on the thread that calls a method."""
 
     def __init__(self, servers: Sequence[ParameterServer], rules: Collection[Any] = ()) -> None:
         self._servers = servers
@@ -65,7 +65,7 @@ class ServerPolling:
         self._counted_at = -math.inf
 
     def usage(self) -> Sequence[ServerUsage]:
-        """Returns what each parameter server uses, and last what this program uses."""
+        """Returns the resource usage of each parameter server, followed by the usage of this program."""
         for server in self._servers:
             usage = self._usage[server.index]
             where = usage.task, f"{server.device}/device:CPU:0"
@@ -76,14 +76,14 @@ class ServerPolling:
         return (*self._usage.values(), client)
 
     def rules(self) -> Sequence[RuleRow]:
-        """Returns the counters of the rules that were used."""
+        """Returns the counters of all update rules with pushes; empty while a parameter server is unreachable."""
         if not all(usage.is_reachable for usage in self._usage.values()):
             return ()
         rows = [self._poll(_row, rule) for rule in list(self._rules)]
         return sorted((row for row in rows if row and row.pushes), key=lambda row: row.number)
 
     def counters(self) -> dict[str, float]:
-        """Returns how busy the servers are, shares from 0 to 1 by name, for a trace; empty if polled too recently."""
+        """Returns the busy share of each resource, from 0 to 1, by name; empty within 2 s of the last poll."""
         if time.monotonic() < self._counted_at + _POLL_INTERVAL:
             return {}
         self._record.add(self.usage())
@@ -91,7 +91,7 @@ class ServerPolling:
         return {resource.name: round(resource.share, 4) for resource in self._record.resources()}
 
     def _poll(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Returns the result of a call; None if its server was lost, which the strategy notices by itself."""
+        """Returns the result of a call, or None if TensorFlow raises: the strategy notices a lost server by itself."""
         try:
             with own_executor():
                 return call(*arguments)
@@ -105,7 +105,7 @@ class ServerPolling:
 
 
 def _read_files(root: Any) -> tuple[Any, ...]:
-    # TensorFlow evaluates a constant path only once: the file would be read once.
+    # TensorFlow would evaluate a constant path only once, and so read the file only once.
     limits = tf.map_fn(tf.io.read_file, tf.io.matching_files(root + _LIMIT))
     return (*(tf.io.read_file(root + name) for name in _FILES), tf.strings.reduce_join(limits))
 

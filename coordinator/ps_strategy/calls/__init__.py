@@ -1,1 +1,1 @@
-"""How a function call reaches a worker; `tensorflow_internals/process.py` has the function sent to the servers."""
+"""Traces functions and calls them on workers. `tensorflow_internals/functions.py` sends them to the servers."""

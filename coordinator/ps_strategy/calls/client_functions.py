@@ -7,8 +7,8 @@
         strategy.join()                                                              waits
         return strategy.local_results(future)               the types of the results   the results
 
-Each of these is an operation that calls Python on the client. The operations run in the order of the program, together
-with all other effects; see `barriers_in_order`. How a call waits, raises errors, and ends by Ctrl-C:
+Each of these methods adds an operation that calls Python on the client. The operations, and all other effects, run in
+program order; see `barriers_in_order`. The diagram shows how a call waits, raises errors, and ends by Ctrl-C:
 
     user's thread    train(100) ──► TensorFlow ───────────────────────────────────────► KeyboardInterrupt, or the error
                                         │ runs the graph                        ▲
@@ -17,8 +17,8 @@ with all other effects; see `barriers_in_order`. How a call waits, raises errors
     coordinator-client-wait             └──► join ──┘ enqueue
     coordinator-client-interrupts   a byte for each signal ──► cut the calls of the main thread
 
-TensorFlow has one thread for graphs per processor, and needs them to connect to a worker that returns. So no graph
-blocks one of them: a thread of this library waits, and the graph waits for an element of a queue.
+TensorFlow runs graphs on one thread per processor, and needs these threads to connect to a worker that returns. So a
+graph must not block a thread. A thread of this library waits instead, and the graph waits for an element of a queue.
 """
 
 import concurrent.futures
@@ -54,17 +54,17 @@ from coordinator.ps_strategy.tensorflow_internals.graph_calls import (
 )
 from coordinator.workers.scheduler import Scheduler
 
-# TensorFlow uses the memory of an array without a copy if its address is a multiple of this, in bytes.
+# In bytes. If the address of an array is a multiple of this number, TensorFlow uses the array's memory without a copy.
 _ALIGNMENT = 64
-# The number of handles; handles of futures that are gone are used again.
+# The number of handles. The handle of a deleted future is used again.
 _HANDLES = 1 << 31
-# How soon it is noticed that data cannot end, in seconds.
+# In seconds. The interval at which a call that waits checks whether its data may still end.
 _MOMENT = 0.05
-# The arguments that a loop may pass and still be scheduled as one call of many runs.
+# A loop that passes only these arguments to `schedule` may be scheduled as one call of many runs.
 _LOOP_OPTIONS = frozenset({"args", "kwargs", "worker", "timeout"})
 # The number of a call in the text of an error.
 _NUMBER = re.compile(r"\[coordinator call (\d+)\]")
-# The number of a call, and the handle of its queue.
+# The types of a call's number and of the handle of its queue.
 _CALL = (tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.resource))
 _HANDLE, _BOOL = tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.bool)
 
@@ -72,11 +72,11 @@ _HANDLE, _BOOL = tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.bool)
 class GraphFuture(tf.experimental.ExtensionType):
     """A future in a graph: the result of a function that a function on the client schedules.
 
-    It may be an argument of `strategy.schedule` and `strategy.local_results`, a loop variable, and a result.
+    A graph may pass it to `strategy.schedule` and `strategy.local_results`, use it as a loop variable, and return it.
 
     Attributes:
       handle: int32 []; identifies the future. The future lives as long as this tensor or an alias of it.
-      result_type: the number of the type of its result.
+      result_type: the index of the result's type in a list of `ClientFunctions`.
     """
 
     handle: tf.Tensor
@@ -92,9 +92,9 @@ class _Handle(np.ndarray):
 class Futures:
     """The futures whose handles are in use. A handle is a value of a graph, a number that identifies a future.
 
-    TensorFlow's tensors share the memory of the array that Python returns for a handle, and keep the array. So a
-    handle's tensors keep the future, wherever the graph takes them, and the last of them releases it. A handle is an
-    int32, which TensorFlow keeps in host memory even where the graph runs on a GPU.
+    TensorFlow's tensors share the memory of the array that Python returns for a handle, and keep the array alive. The
+    array keeps the future alive, so that the last tensor of a handle releases the future. A handle is an int32, because
+    TensorFlow keeps int32 tensors in host memory, even if the graph runs on a GPU.
     """
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ class Futures:
         """Returns a handle of a future."""
         memory = np.empty(_ALIGNMENT + 4, np.uint8)
         start = -memory.ctypes.data % _ALIGNMENT
-        # NumPy leaves out views of another type between an array and the memory, so there are two views of this type.
+        # TensorFlow's view of the handle would refer to the handle's base if this base were not a `_Handle`, too.
         handle: Any = memory[start : start + 4].view(np.int32).view(_Handle).reshape([])
         numbers = (number % _HANDLES for number in self._numbers)
         number = next(number for number in numbers if number not in self._handles)
@@ -142,7 +142,7 @@ class ClientArguments:
         self.inputs: list[Any] = []
         self._futures = futures
         self._types = types
-        # For each leaf: a function that makes it when the graph runs, and the number of values it takes.
+        # For each leaf: a function that makes the leaf when the graph runs, and the number of the function's arguments.
         self._leaves: list[tuple[Callable[..., Any], int]] = []
         self.specs = tf.nest.map_structure(self._add, structure)
         self._structure = tf.nest.map_structure(lambda _: 0, structure)
@@ -153,7 +153,7 @@ class ClientArguments:
             self.inputs.append(leaf.handle)
             self._leaves.append((self._futures.__getitem__, 1))
             return self._types[leaf.result_type]
-        # With `coordinator.compat`, TensorFlow takes per-worker iterators for composite tensors.
+        # With `coordinator.compat`, TensorFlow treats per-worker iterators as composite tensors.
         is_per_worker = isinstance(leaf, PerWorkerResource)
         tensors = [] if is_per_worker else tf.nest.flatten(leaf, expand_composites=True)
         if not any(tf.is_symbolic_tensor(tensor) for tensor in tensors):
@@ -170,7 +170,7 @@ class ClientArguments:
         return spec
 
     def with_values(self, values: Sequence[Any]) -> Any:
-        """Returns the structure with the values of `inputs`."""
+        """Returns the structure with `values` in place of the tensors `inputs`."""
         remaining = iter(values)
         leaves = [make(*itertools.islice(remaining, count)) for make, count in self._leaves]
         return tf.nest.pack_sequence_as(self._structure, leaves)
@@ -185,16 +185,16 @@ def _with_values(spec: tf.TypeSpec, *values: Any) -> Any:
 
 
 class CallError(Exception):
-    """Ends a graph. Its text contains the number of a call, whose own error is raised instead."""
+    """Ends the run of a graph. The text contains the number of a `ClientCall`, whose error is raised instead."""
 
 
 class ClientCall:
     """One call of a function on the client that schedules.
 
     Attributes:
-      is_of_main_thread: whether the main thread made it; Ctrl-C is for the main thread.
+      is_of_main_thread: whether the main thread made the call. Ctrl-C ends only calls of the main thread.
       cut: is done once the call must end.
-      error: the error with which it ends, or None.
+      error: the error with which the call ends, or None.
       wakeups: the queue that gets an element when a wait has ended.
     """
 
@@ -208,7 +208,7 @@ class ClientCall:
         self._outcome: concurrent.futures.Future[Any] | None = None
 
     def run(self, work: Callable[[], Any]) -> Any:
-        """Calls `work`. Its first error, or KeyboardInterrupt after a cut, becomes the error of the call."""
+        """Calls `work`. The first error, or KeyboardInterrupt after a cut, becomes the error of this `ClientCall`."""
         try:
             if self.cut.done():
                 raise KeyboardInterrupt
@@ -218,9 +218,9 @@ class ClientCall:
             raise CallError(f"{type(self.error).__name__}: {self.error} [coordinator call {self.number}]") from None
 
     def begin_wait(self, work: Callable[[], Any]) -> None:
-        """Calls `work`, which may wait, on another thread. It must end when `cut` is done."""
+        """Calls `work`, which may wait, on another thread. `work` must return once `cut` is done."""
         self._outcome = on_own_thread("coordinator-client-wait", work)
-        # This does not wait: the queue is empty.
+        # `enqueue` does not wait, because the queue is empty.
         self._outcome.add_done_callback(lambda _: self.wakeups.enqueue(True))
 
     def end_wait(self) -> Any:
@@ -230,12 +230,12 @@ class ClientCall:
 
 
 class ClientCalls:
-    """The calls that are being made, and how Ctrl-C ends the calls of the main thread.
+    """The calls in progress. Ctrl-C ends the calls of the main thread.
 
-    Python calls the handler of a signal on the main thread, after TensorFlow has returned. But it writes a byte for
-    each signal immediately; a thread here reads it while the main thread is in TensorFlow. A SIGINT handler other than
-    Python's own, which raises `KeyboardInterrupt`, is not replaced: its purpose is not known. `wake` wakes the waits
-    that were begun; each checks whether its call must end.
+    Python calls a signal handler on the main thread, after TensorFlow has returned. But Python writes a byte for each
+    signal immediately, and a thread of this class reads the byte while the main thread is in TensorFlow. The SIGINT
+    handler is replaced only if it is Python's own, which raises `KeyboardInterrupt`, because the purpose of any other
+    handler is unknown. `wake` wakes all waits of calls; each wait then checks whether its call must end.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
@@ -246,7 +246,7 @@ class ClientCalls:
         self._calls: dict[int, ClientCall] = {}
         self._received, self._sent = socket.socketpair()
         self._sent.setblocking(False)
-        # The descriptor for signals that the program has set; -1 for none.
+        # The wakeup descriptor that the program had set; -1 for none.
         self._former = -1
         self._thread = BackgroundThread("coordinator-client-interrupts", self._read_signals)
         self._thread.start()
@@ -255,7 +255,7 @@ class ClientCalls:
         return self._calls[int(number)]
 
     def begin(self) -> tuple[Any, Any]:
-        """Begins a call by the calling thread; returns tensors with its number and its queue.
+        """Begins a call by the calling thread; returns tensors with the number and the queue of the call.
 
         The call ends when `error_in` returns its error, or when the number's tensor is no longer referenced.
         """
@@ -290,7 +290,8 @@ class ClientCalls:
     def _end(self, number: int) -> ClientCall | None:
         call = self._calls.pop(number, None)
         if call is not None and call.is_of_main_thread and not self._of_main_thread():
-            # Only the main thread may set signals. On another thread, the end of the next call restores them.
+            # Only the main thread may set signal handlers. If a call ends on another thread, the end of the next call
+            # restores the handlers.
             self._restore_signals()
         return call
 
@@ -309,13 +310,13 @@ class ClientCalls:
             return
         present = signal.set_wakeup_fd(self._former, warn_on_full_buffer=False)
         if present != self._sent.fileno():
-            # Other code has set the descriptor in between.
+            # Other code has set a descriptor during the calls, which stays.
             signal.set_wakeup_fd(present)
         if signal.getsignal(signal.SIGINT) == self._handle:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def _handle(self, number: int, frame: Any) -> None:
-        # TensorFlow fails if Python raises while it converts a graph's error. So that error is replaced.
+        # TensorFlow fails if a handler raises while TensorFlow converts a graph's error. So that error is replaced.
         ending = [call for call in self._of_main_thread() if call.error is not None]
         for call in ending:
             call.error = KeyboardInterrupt()
@@ -335,7 +336,7 @@ class ClientCalls:
 
 
 class ClientFunctions:
-    """The methods that functions on the client call. `schedule`, the strategy's method, is not kept alive.
+    """The methods that functions on the client call. Refers weakly to `schedule`, the strategy's method.
 
     Attributes:
       futures: the futures whose handles are in use.
@@ -374,9 +375,9 @@ class ClientFunctions:
     ) -> GraphFuture:
         """Adds an operation that calls `ParameterServerStrategy.schedule`; `fn` is traced now.
 
-        It takes the same arguments; `steps` may be a tensor. Without `is_used`, the results of many runs are dropped.
-        They are still awaited if the data may end, because a loop that schedules until the data has ended must end with
-        its error.
+        The arguments are the same, but `steps` may be a tensor. If `is_used` is False, the results of many runs are
+        dropped. If the data may end, the operation still waits for the results, because a loop that schedules until the
+        data has ended must raise the error of that end.
         """
         arguments = self._arguments(args, kwargs, {"steps": steps, **options})
         traced = self._traced(fn, arguments)
@@ -420,10 +421,10 @@ class ClientFunctions:
         return GraphFuture(handle, self._types.index(result_type))
 
     def _schedule_loop(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], count: Any) -> bool:
-        """Adds an operation that schedules many runs, in place of a loop whose `count` iterations schedule one each.
+        """Adds an operation that schedules `count` runs, in place of a loop that schedules one run per iteration.
 
-        The loop calls only `function(*args, **kwargs)`. Returns False if this call does not schedule, or if many runs
-        would behave differently.
+        The loop calls only `function(*args, **kwargs)`. Returns False if `function` is not `schedule`, or if `count`
+        runs would behave differently than the loop.
         """
         if function != self._schedule() or not self._scheduler.stops_on_error or not kwargs.keys() <= _LOOP_OPTIONS:
             return False
@@ -488,7 +489,7 @@ class ClientFunctions:
         return ClientArguments(structure, self.futures, self._types)
 
     def _traced(self, fn: Any, arguments: ClientArguments) -> Any:
-        """Traces a function on a thread without a graph: gradients can only be traced there."""
+        """Traces a function on a new thread, because gradients can only be traced on a thread without a graph."""
         args, kwargs, _ = arguments.specs
         trace = functools.partial(self._tracer.call_of, fn, args, kwargs, self._scope)
         return on_own_thread("coordinator-trace", trace).result()
@@ -496,7 +497,7 @@ class ClientFunctions:
     def _schedule_when_free(
         self, call: ClientCall, schedule: Callable[[], Future], may_end: Callable[[], bool]
     ) -> Future | None:
-        """Waits for room and schedules, unless the call was cut. While the data `may_end`, waits for the result too."""
+        """Waits for room in the queue, schedules unless the call was cut, and awaits the result while `may_end()`."""
         self._scheduler.wait_for_room(call.cut.done)
         if call.cut.done():
             return None
@@ -520,7 +521,7 @@ class ClientFunctions:
         return call_time_values(self._calls.begin, _CALL, self)
 
     def _wakeup(self) -> Any:
-        """Adds an operation that blocks until this call has stopped waiting."""
+        """Adds an operation that completes when the present call has stopped waiting."""
         return tf.raw_ops.QueueDequeueV2(handle=self._call()[1], component_types=[tf.bool])[0]
 
     def _python(self, work: Callable[..., Any], inputs: Sequence[Any], specs: Sequence[tf.TensorSpec]) -> list[Any]:

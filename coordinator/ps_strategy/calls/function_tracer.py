@@ -1,11 +1,11 @@
-"""Turns scheduled functions into calls of traced ones; each function is traced once for each kind of arguments.
+"""Traces scheduled functions, once for each kind of arguments, and makes calls of the traced functions.
 
 schedule(fn, args) --> TraceCache.find: the same kind of call was made before --> ScheduledCall
                             |  not known
                             v
                        call_of: checked arguments --> TensorFlow looks the trace up, or traces --> ScheduledCall
 
-TensorFlow's own lookup takes longer than the rest of `schedule`: hence the cache before it.
+TensorFlow's own lookup takes longer than the rest of `schedule`, so a cache is asked first.
 """
 
 import array
@@ -44,27 +44,27 @@ from coordinator.runtime import FusionKey
 
 _logger = logging.getLogger("coordinator")
 
-# A trace takes tens of milliseconds or more; a function that is called in several ways has fewer traces than this.
+# A function with this number of traces is reported. A trace takes tens of milliseconds or more, and a function that is
+# called in several ways has fewer traces.
 _MANY = 20
 _MOST_CAUSES = 3
 _EXAMPLES = 3
 _LONGEST_EXAMPLE = 60
 _SHOWN_BY_VALUE = (bool, int, float, complex, str, bytes, type(None))
-# A property of one argument that a trace depends on: the argument's place in Python's notation, the kind of difference,
-# advice, and the value: a text with an identity.
+# A property of one argument that a trace depends on: the argument's place in Python's notation, the name of the
+# property, advice for the user, and the property's value as a text and an identity.
 _Trait = tuple[str, str, str, str, int]
 
 
 class RetraceWarnings:
-    """Counters of the traces of each function. A function with many is warned about once, with the causing arguments.
+    """Counts the traces of each function, and warns once of a function with many traces and of their causes.
 
-    Arguments are recorded once for each trace: a call without a new trace costs nothing. Functions and arguments are
-    not kept alive.
+    Arguments are recorded only for a new trace: other calls cost nothing. Functions and arguments are not kept alive.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # The traits of each trace of a function; None once the function was warned about.
+        # By function: the traits of each trace; None once a warning was logged.
         self._traces: weakref.WeakKeyDictionary[Any, list[list[_Trait]] | None] = weakref.WeakKeyDictionary()
 
     def forget(self) -> None:
@@ -79,7 +79,7 @@ class RetraceWarnings:
         with self._lock:
             if self._traces.get(function, ()) is None:
                 return
-        # Runs code of the program, with no lock held: the texts of its objects.
+        # No lock is held here, because `repr` of an argument may run code of the program.
         traits = [trait for key, value in arguments.items() for trait in _traits(key, value)]
         with self._lock:
             traces = self._traces.setdefault(function, [])
@@ -132,12 +132,12 @@ def _short(text: str) -> str:
     return text if len(text) <= _LONGEST_EXAMPLE else text[: _LONGEST_EXAMPLE - 3] + "..."
 
 
-# Per function; if there are more, its entries are dropped. Each value of an argument that is a Python number is a
-# separate trace, and each iterator an entry.
+# The most entries of a function; a further entry drops all others. Each value of an argument that is a Python number
+# has a separate trace and entry. Each iterator has a separate entry.
 _MAX_TRACES = 64
 # The kinds of cached arguments that a program may change after it has scheduled a call.
 _MUTABLE = frozenset({np.ndarray, tuple, list, dict})
-# Making a tensor of an array takes some microseconds more than copying it, but saves a copy later. In bytes.
+# In bytes. Converting an array to a tensor takes some microseconds more than a copy of the array, but saves one later.
 _LARGE = 2**18
 _LITERALS = frozenset({int, float, bool, str, bytes, type(None)})
 
@@ -146,21 +146,20 @@ class _Trace(NamedTuple):
     """A cached trace: the function, and the common part of its calls."""
 
     function: TracedFunction
-    # The per-worker resources among the arguments.
+    # The per-worker resources and variables among the arguments.
     resources: Sequence[weakref.ref[Any]]
     defaults: Sequence[Any]
     default_iterators: Sequence[PerWorkerIterator]
     fusion_key: FusionKey | None
-    # Whether there are ranges of examples among the arguments; calls without any are not searched for them.
+    # Whether an argument has a range of examples. If not, arguments of later calls are not searched for ranges.
     takes_ranges: bool
 
 
 class TraceCache:
     """Cached traces by function and kind of arguments, with the default values of omitted arguments.
 
-    The cache is exact or not used: only arguments of a few kinds are cached, by everything that a trace may depend on.
-    Per-worker iterators, per-worker datasets and variables are cached by identity. Functions, traces and resources are
-    not kept alive.
+    Only arguments of a few kinds are cached, so that a key contains everything that a trace may depend on. Per-worker
+    iterators, per-worker datasets and variables are cached by id. Functions, traces and resources are not kept alive.
     """
 
     def __init__(self) -> None:
@@ -172,8 +171,7 @@ class TraceCache:
     def find(self, function: Any, args: Any, kwargs: Any = None) -> ScheduledCall | None:
         """Returns a call of a function with these arguments; None if such a call is not cached.
 
-        Nothing was checked before: `function`, `args` and `kwargs` may be any objects. Calls with keyword arguments are
-        not cached.
+        `function`, `args` and `kwargs` may be any objects, not checked yet. Calls with keywords are not cached.
         """
         try:
             traces = self._traces.get(function)
@@ -189,7 +187,7 @@ class TraceCache:
             return None
         for reference, resource in zip(trace.resources, resources, strict=True):
             if reference() is not resource:
-                # Another object had this identity when the entry was made.
+                # The entry was made for another object, which had the same id.
                 return None
         key = trace.fusion_key
         if remote and key is not None:
@@ -201,7 +199,7 @@ class TraceCache:
         return ScheduledCall(trace.function, args, {}, iterators, key, followers=followers)
 
     def add(self, function: Any, args: Sequence[Any], traced: TracedFunction, defaults: Sequence[Any]) -> None:
-        """Caches the trace of a call with these positional arguments, if the calls that may use it are exactly known.
+        """Caches the trace of a call with these positional arguments, if it is known which calls may use the trace.
 
         `defaults` are the values of the omitted arguments after `args`.
         """
@@ -212,7 +210,7 @@ class TraceCache:
         traces = self._traces.setdefault(function, {})
         if len(traces) >= _MAX_TRACES:
             traces.clear()
-        # Calls that find this entry agree in everything that their trace depends on, so a new object is their key.
+        # Calls that find this entry agree in everything that the trace depends on, so one new object is their key.
         fusion_key = FusionKey(traced.token, object()) if traced.may_be_fused and not are_late(args) else None
         iterators = iterators_among(tf.nest.flatten(list(defaults)))
         takes_ranges = bool(position_ranges(args, {}))
@@ -220,13 +218,13 @@ class TraceCache:
 
 
 def own_copy(value: Any) -> Any:
-    """Returns a copy of an argument, a nested structure, that later changes by the program do not reach."""
+    """Copies an argument, a nested structure, so that later changes by the program do not affect the call."""
     kind = type(value)
     if kind in (tuple, list):
         return kind(map(own_copy, value))
     if kind is dict:
         return {key: own_copy(part) for key, part in value.items()}
-    # TensorFlow takes some of these sequences of numbers for structures; here they are arrays.
+    # `tf.nest` treats some of these types as structures. In a call they are arrays of numbers.
     if isinstance(value, bytearray | memoryview | array.array) or not tf.nest.is_nested(value):
         return _copied_leaf(value)
     return tf.nest.map_structure(_copied_leaf, value)
@@ -236,7 +234,7 @@ def _copied_leaf(value: Any) -> Any:
     if type(value) is np.ndarray:
         if value.nbytes < _LARGE or value.dtype.kind not in "biufc":
             return value.copy()
-        # A tensor on the client is what the call needs: no second copy.
+        # The call needs a tensor on the client, so that this tensor saves a second copy.
         with tf.device(None), tf.device("/device:CPU:0"):
             return tf.constant(value)
     if isinstance(value, bytearray):
@@ -246,12 +244,12 @@ def _copied_leaf(value: Any) -> Any:
     is_array = isinstance(value, memoryview | array.array) or hasattr(value, "__array__")
     if is_constant or hasattr(value, "__tf_tensor__") or not is_array:
         return value
-    # Arrays of other libraries, too.
+    # Arrays of other libraries are copied to NumPy arrays.
     return np.array(np.asanyarray(value), subok=True)
 
 
 def followers_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Callable[[Future], object]]:
-    """Returns the callbacks of a call's future: the ranges of examples among the arguments follow it."""
+    """Returns the callbacks by which the ranges of examples among the arguments follow the future of their call."""
     return [positions.follow for positions in position_ranges(args, kwargs)]
 
 
@@ -261,10 +259,10 @@ def iterators_among(values: Sequence[Any]) -> list[PerWorkerIterator]:
 
 
 def _argument_key(value: Any, resources: list[Any], remote: list[int]) -> tuple[Any, ...] | None:
-    """Returns everything in an argument, or a part of it, that a trace may depend on; None if that is not known.
+    """Returns everything in an argument, or in a part of one, that a trace may depend on; None if this is not known.
 
-    Appends the per-worker resources in it to `resources`, and to `remote` the identities of tensors that are not on the
-    client: calls are fused only if they share these tensors.
+    Appends the argument's per-worker resources and variables to `resources`, and the ids of its tensors on workers and
+    parameter servers to `remote`, because calls are fused only if they share these tensors.
     """
     kind = type(value)
     if kind in _LITERALS:
@@ -287,20 +285,20 @@ def _argument_key(value: Any, resources: list[Any], remote: list[int]) -> tuple[
 
 
 def are_late(args: Sequence[Any]) -> bool:
-    """Returns whether examples are read ahead for a call, on the worker that takes it."""
+    """Returns whether the worker that takes a call with these arguments reads their examples ahead."""
     return any(isinstance(leaf, LateRange) for leaf in tf.nest.flatten(args))
 
 
-# Kinds of resources that workers may use on the client. The kind is only in the text of a resource.
+# The kinds of resources on the client that workers may use. Only the text of a resource names its kind.
 _USED_ON_CLIENT = ("LookupInterface", "SummaryWriterInterface")
 
-# Returns the scope in which functions are traced. Passed to each call, because the owner of the scope owns the tracer.
+# Returns the scope for tracing. Each call gets it, because the tracer must not keep the owner of the scope alive.
 _Scope = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
 def _in_common(leaf: Any) -> Hashable:
     if not is_stackable(leaf):
-        # Calls keep their arguments alive, so no other object can have this identity.
+        # Calls keep their arguments alive, so that no other object has this id.
         return id(leaf)
     return type(leaf), tuple(getattr(leaf, "shape", ()))
 
@@ -329,27 +327,27 @@ def _checked_arguments(
     return args, kwargs, futures
 
 
-# Stands for a copy that must be made before the function is traced again.
+# In place of a copy in `_copies`: a new copy must be made before the function is traced again.
 _OUTDATED = object()
 
 
 class FunctionTracer:
-    """The tracing of one strategy's functions. `cache` finds the calls of functions that were traced before."""
+    """Traces the functions of one strategy. `cache` finds the calls of functions that were traced before."""
 
     def __init__(self, handles: PerWorkerHandles) -> None:
         self._handles = handles
-        # What is traced in place of each scheduled function: a copy, or None for the function itself. Copies are made
-        # late: a copy may refer to the object whose method the function is, and would keep both alive.
+        # By scheduled function: the copy that is traced in its place, or None for the function itself. A copy is made
+        # only when it is needed, because the copy of a method refers to the method's object and would keep both alive.
         self._copies: OwnedValues[Any] = OwnedValues()
         self.cache = TraceCache()
         self._accepted: weakref.WeakSet[Any] = weakref.WeakSet()
         self._trace_counts = RetraceWarnings()
-        # By scheduled function: the workers' copies live as long as the `tf.function`.
+        # By scheduled function: the traces, with the workers' copies, live as long as the `tf.function`.
         self._traced: OwnedValues[dict[Any, TracedFunction]] = OwnedValues()
 
     def reset(self) -> None:
         """Has every function traced again when it is scheduled next."""
-        # Iterating copies the references in one step: other threads may schedule functions.
+        # Other threads may schedule functions: the iteration begins by copying all references in one step.
         for function in self._copies:
             self._copies[function] = _OUTDATED
         self.cache.clear()
@@ -382,13 +380,13 @@ class FunctionTracer:
         return ScheduledCall(function, all_args, all_kwargs, iterators, key, futures, followers)
 
     def trace(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], scope: _Scope) -> TracedFunction:
-        """Traces a function for these arguments, or returns its former trace. Raises what `call_of` raises."""
+        """Traces a function for these arguments, or returns its former trace. Raises the errors of `call_of`."""
         concrete = fn
         if isinstance(fn, tf.types.experimental.PolymorphicFunction):
             copy = self._copies.setdefault(fn, None)
             if copy is _OUTDATED:
                 copy = self._copies[fn] = untraced_copy(fn)
-            # A function with an input signature accepts no other objects in place of iterators and datasets.
+            # A function with an input signature refuses per-worker iterators and datasets, but accepts their types.
             types = tf.nest.map_structure(
                 lambda value: value.ranges.spec if isinstance(value, LateRange) else tracing_type(value),
                 (tuple(args), dict(kwargs)),
@@ -422,7 +420,7 @@ class FunctionTracer:
             if is_from_before(tensor):
                 raise ValueError(f"The function {concrete.graph.name!r} cannot run: {MADE_BEFORE}")
             if tensor.dtype == tf.variant:
-                # The kind is only in the text. Other variants, such as lists of tensors, can be sent to workers.
+                # Only the text names the kind. Other variants, such as lists of tensors, can be sent to workers.
                 if "::Dataset" in repr(tensor):
                     raise ValueError(
                         f"The function {concrete.graph.name!r} reads a tf.data.Dataset of the client, where workers "
@@ -455,7 +453,7 @@ def _refuse_handles(function: TracedFunction) -> None:
 def _refuse_compiled(concrete: Any) -> None:
     """Raises ValueError if XLA compiles the function, or a function that it calls with remote variables.
 
-    XLA compiles for one device of one machine. A worker would refuse the function with an error without the reason.
+    XLA compiles for one device of one machine. A worker would refuse the function without naming the reason.
     """
     if is_compiled(concrete):
         raise ValueError(

@@ -1,15 +1,15 @@
-"""Reads ranges ahead of the functions that take them, in the background on their worker.
+"""Reads ranges of examples in the background on a worker, before functions on that worker take them.
 
     client     take 7, begin 9          take 8, begin 10         one short call before each function
     worker     slot 0: [7][ ... 9 ... ]
                slot 1:      [8][ ... 10 ... ]
 
-A slot is a queue of one range and an iterator behind it. The iterator prefetches: its examples wait in the worker's
-memory. A worker runs one call at a time; its iterators read during the call.
+A slot is a queue of one range, and an iterator that takes ranges from the queue and prefetches their examples into the
+worker's memory. A worker runs one call at a time; the iterators read during the call.
 
 Guarantees:
-- A function gets the examples of its range: each slot reports which range it has read.
-- After a call that failed or was cancelled, the worker has new slots. The ranges of the old slots are read again.
+- A function gets the examples of its own range, because a slot returns each range together with its examples.
+- After a call that failed or was cancelled, the worker gets new slots. The ranges of the old slots are read again.
 """
 
 import uuid
@@ -50,8 +50,8 @@ class ReadAhead:
     def value_on(self, context: WorkerContext, choice: Choice, on_failure: Callable[[], None]) -> Any:
         """Returns a range and its examples, which stay on the worker, and begins to read other ranges.
 
-        `on_failure` is called if no range that was begun on the worker will be read. Raises ClosureCancelledError, or
-        an OpError if the range could not be read.
+        `on_failure` is called if a failure drops all ranges that were begun on the worker. Raises
+        ClosureCancelledError, or an OpError if the range could not be read.
         """
         context = context.on_cpu
         try:
@@ -61,7 +61,7 @@ class ReadAhead:
             on_failure()
             if not isinstance(error, tf.errors.OpError):
                 raise
-            # The failed range may be another one, which is no longer wanted.
+            # The failure may be in a dropped range, so the wanted range is read without a slot.
             return choice.positions, self._read.call_on(context, (tf.constant(choice.positions),))
 
     def _examples_on(self, context: WorkerContext, choice: Choice) -> Any:
@@ -82,7 +82,7 @@ class ReadAhead:
         return examples
 
     def _new_slot(self, context: WorkerContext) -> tuple[Any, Any]:
-        # Unique: a worker, and its queues, may outlive the client.
+        # The name is unique, because a worker may outlive the client and keep its queues.
         name = f"coordinator_ranges_{uuid.uuid4()}"
         queue = tf.raw_ops.FIFOQueueV2(component_types=[tf.int64], shapes=[[POSITIONS]], shared_name=name)
         return queue, iter(self._pipeline.call_on(context, (queue,)))

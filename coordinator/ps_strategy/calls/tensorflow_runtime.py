@@ -3,9 +3,9 @@
     client ----- eager calls, one at a time per worker -----> worker 0, 1, ... -----> ps 0, 1, ...
       \\------- heartbeats and probes (`Membership`) --------^------------------------^
 
-`Membership` knows the servers and their connections. Reconnecting one worker may renew the connection to another
-worker, which was restarted before its loss was noticed. So a failed attempt is judged by the connection with which it
-began.
+`Membership` knows the servers and the client's connections. If a worker was restarted and its loss was not noticed yet,
+the reconnection of another worker may renew its connection too. So a failed attempt is judged by the connection with
+which the attempt began.
 """
 
 import dataclasses
@@ -23,15 +23,15 @@ from coordinator.ps_strategy.membership.cluster_change import Connection
 from coordinator.ps_strategy.membership.membership import Membership
 from coordinator.ps_strategy.per_worker.dataset import EndOfDataError
 from coordinator.ps_strategy.per_worker.resource import WorkerContext
-from coordinator.ps_strategy.tensorflow_internals.functions import CancellationManager
-from coordinator.ps_strategy.tensorflow_internals.process import NOT_CALLED_BACK, bind_executor
+from coordinator.ps_strategy.tensorflow_internals.functions import CancellationManager, bind_executor
+from coordinator.ps_strategy.tensorflow_internals.process import NOT_CALLED_BACK
 from coordinator.runtime import Builds, Failure, FailureKind
 
 _logger = logging.getLogger("coordinator")
 
 # Raised for a broken connection, but also by operations and by Python code in a graph. A text of the transport proves a
-# broken connection, unless an exception of Python contains it. "Additional GRPC error information" proves nothing: a
-# server has passed an error on.
+# broken connection, except in an exception of Python. "Additional GRPC error information" proves nothing: it only shows
+# that a server has passed an error on.
 _TRANSIENT_IN_TRANSPORT = (tf.errors.UnknownError, tf.errors.InternalError)
 _OF_TRANSPORT = re.compile(
     r"RecvFromRemoteAsync is cancelled|RST_STREAM|stream (removed|terminated)|socket closed|parsing HTTP/2|"
@@ -39,7 +39,7 @@ _OF_TRANSPORT = re.compile(
     re.IGNORECASE,
 )
 _OF_PYTHON = "Traceback (most recent call last)"
-# How long an error waits for an update of the server definition before it counts as the function's own, in seconds.
+# In seconds. An error counts as the function's own after this wait for an update of the server definition.
 _SETTLING_TIMEOUT = 30.0
 
 
@@ -48,17 +48,17 @@ class TensorFlowRuntime:
 
     def __init__(self, membership: Membership) -> None:
         self.builds = Builds()
-        # By worker: its connection, and the common parts of that connection's contexts.
+        # By worker: the connection, and the two devices and the constants that all contexts of the connection share.
         self._known: dict[int, tuple[Connection, str, str, dict[bool, Any]]] = {}
         self._membership = membership
-        # The executor of each worker's thread: a thread whose executor is dropped falls back to the default executor.
-        # Not thread-local: a process that is forked from this one deletes its thread-locals, and an executor that is
-        # deleted waits for its calls.
+        # The executors of the workers' threads, kept alive here: a thread whose executor is deleted falls back to the
+        # default executor. They are not thread-local, because a forked process deletes its thread-locals, and the
+        # deletion of an executor waits for its calls.
         self._executors: dict[int, Any] = {}
         self._has_warned = False
 
     def bind_thread(self, worker: int) -> None:
-        """Gives the calling thread its own executor, until it ends."""
+        """Gives the calling thread, which makes a worker's calls, its own executor until the thread ends."""
         self._executors[worker] = bind_executor()
 
     def run(self, worker: int, work: Callable[[WorkerContext], Any], cancellation: Any) -> Any:
@@ -82,12 +82,12 @@ class TensorFlowRuntime:
         return WorkerContext(worker, cpu, calling, connection.number, cancellation, self.builds, constants)
 
     def ready(self, worker: int, work: ScheduledCall) -> Mapping[int, float]:
-        """Returns the numbers of such calls that can be fused without a build; for each, how long its build took."""
+        """Returns the numbers of calls like `work` that can be fused without a build, with the seconds of the build."""
         connection = self._membership.present_connection(worker)
         return {} if connection is None else work.function.ready_sizes(worker, connection.number)
 
     def prepare(self, worker: int, work: ScheduledCall, like: ScheduledCall, count: int) -> None:
-        """Has a fused call of `count` such calls built and prepared, unless it is being built."""
+        """Has a fused call of `count` calls like `work` built and prepared, unless a build is in progress."""
         connection = self._membership.present_connection(worker)
         if connection is not None and not work.function.is_preparing(worker, count):
             work.prepare(like, count, self._context(worker, connection, None))
@@ -104,13 +104,13 @@ class TensorFlowRuntime:
 
     def classify(self, worker: int, error: BaseException) -> Failure:
         if NOT_CALLED_BACK in str(error) and not self._has_warned:
-            # Each retry takes as long as the network needs to refuse a connection.
+            # The warning explains slow retries: each takes as long as the network needs to refuse a connection.
             self._has_warned = True
             device = self._membership.worker_device(worker)
             _logger.warning("A function on %s is tried again, which may take a minute: %s", device, NOT_CALLED_BACK)
         failure = self._failure_of(worker, error)
         if failure.kind is FailureKind.USER and isinstance(error, tf.errors.OpError):
-            # A call that finds no variables on a server may fail before it is known that they are gone.
+            # A call that finds no variables on a server may fail before the membership knows that they are gone.
             self._membership.settled.wait(_SETTLING_TIMEOUT)
             failure = self._failure_of(worker, error)
         return failure
@@ -129,11 +129,11 @@ class TensorFlowRuntime:
 def failure_of(error: BaseException, parameter_server: ParameterServerLost | None, is_worker_lost: bool) -> Failure:
     """Classifies an error as one of the kinds of failure that the core knows.
 
-    Evidence comes first. A task that does not answer, or answers as another incarnation than the one we connected to,
-    is lost; the error does not matter. The error's class decides only when all tasks are reachable, and its message
-    only if both the transport and functions raise the class. Calls that this library cancels raise
-    `ClosureCancelledError`; a `CancelledError` of TensorFlow comes from a server. `parameter_server` is the error that
-    names a lost parameter server, if one is lost.
+    The state of the tasks decides first. A task is lost if it does not answer, or answers as another incarnation than
+    the connected one, whichever error TensorFlow has raised. If all tasks are reachable, the class of the error
+    decides. The message decides if both the transport and functions raise the class. Calls that this library cancels
+    raise `ClosureCancelledError`; a `CancelledError` of TensorFlow comes from a server. `parameter_server` is the error
+    that names a lost parameter server, if one is lost.
     """
     if isinstance(error, ClosureCancelledError):
         return Failure(FailureKind.CANCELLED, error)
@@ -144,9 +144,9 @@ def failure_of(error: BaseException, parameter_server: ParameterServerLost | Non
             return Failure(FailureKind.PARAMETER_SERVER_LOST, parameter_server)
         if is_worker_lost:
             return Failure(FailureKind.WORKER_LOST, error)
-        # Every task is alive, and another attempt may succeed. A connection between two tasks was refused, reset or
-        # waited for too long; a server that lost its connection to another one cancelled a call; or a server had
-        # dropped a context that was replaced since. docs/network.md lists the errors of TensorFlow by fault.
+        # Every task is alive, and another attempt may succeed. Either a connection between two tasks was refused, reset
+        # or timed out; or a server cancelled a call because it lost the connection to another server; or a server had
+        # dropped a context, which was replaced since. docs/network.md lists the errors of TensorFlow by fault.
         if isinstance(cause, BROKEN_CONNECTION) or (
             isinstance(cause, _TRANSIENT_IN_TRANSPORT) and _is_of_transport(str(cause.message))
         ):

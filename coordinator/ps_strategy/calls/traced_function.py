@@ -1,16 +1,16 @@
-"""A traced function that can run on any worker, and one call of it.
+"""A traced function that can run on any worker, and one scheduled call of the function.
 
-A worker prepares each function when it first runs, for the present servers, and keeps the prepared instance by the
-function's name. When a parameter server is replaced, TensorFlow makes workers drop all their instances. But preparing
-cannot be cancelled:
+When a worker first runs a function, the worker prepares an instance of it for the present servers, and keeps the
+instance by the function's name. When a parameter server is replaced, TensorFlow makes workers drop all their instances.
+But a preparation cannot be cancelled:
 
     call --> worker prepares the function .............................. keeps the instance --> next calls fail
       |                     |                                |
       |       parameter server lost, call cancelled    instances are dropped
       '--> fails on the client                         (server replaced)
 
-An instance that is kept too late is for the former server, and every call of it fails ("RecvTensor expects a different
-device incarnation"). So a function with a failed call gets a new name after the recovery.
+An instance that was being prepared at the replacement is for the former server, and every call of the instance fails
+("RecvTensor expects a different device incarnation"). So a function with a failed call gets a new name after recovery.
 
 The result of a call may stay on the worker that computed it until it is needed: `schedule(..., fetch=False)`.
 
@@ -18,7 +18,7 @@ The result of a call may stay on the worker that computed it until it is needed:
                         --result(), or taken on another one---> copied to the client, once
                         --lost with the worker----------------> computed again from the arguments of the call
 
-Guarantee: the result is there as long as its function can be run; `future.attempts` says whether it was run again.
+Guarantee: the result is available as long as its function can be run; `future.attempts` counts the attempts.
 
 A fused call, and a copy with packed messages, are built in the background and prepared on each worker before a closure
 needs them there:
@@ -65,11 +65,12 @@ from coordinator.ps_strategy.tensorflow_internals.functions import (
     captured_inputs,
     captures_of,
     flat_inputs,
+    forget_error,
+    own_executor,
     structure_outputs,
     under_another_name,
 )
 from coordinator.ps_strategy.tensorflow_internals.handles import is_on_parameter_server, owner_of_handle, present_handle
-from coordinator.ps_strategy.tensorflow_internals.process import forget_error, own_executor
 from coordinator.runtime import Builds, FiniteInput, FusionKey, Preparation
 from coordinator.workers.scheduler import Scheduler
 
@@ -90,8 +91,8 @@ class PreparedFunction:
     `build` returns an object with the `concrete` function, or None if there is nothing to build.
 
     Attributes:
-      built: the result of `build`; None until then.
-      seconds: the time to build it and to prepare it on a first worker.
+      built: the result of `build`; None before `build` has returned.
+      seconds: the time to build the function and to prepare it on the first worker.
     """
 
     def __init__(self, name: str, build: Callable[[], Any]) -> None:
@@ -99,14 +100,14 @@ class PreparedFunction:
         self.seconds = 0.0
         self._name = name
         self._build = build
-        # A leaf; guards what follows.
+        # Guards the fields below. No other lock is taken while it is held.
         self._lock = threading.Lock()
         # Whether `build` has ended.
         self._is_over = False
         # The workers for which the function is being built or prepared.
         self._wanted: set[int] = set()
-        # By worker: the number of the connection at the preparation, and the captures; a recovery of parameter servers
-        # replaces the captures.
+        # By worker: the number of the connection and the captures at the time of the preparation. A recovery of
+        # parameter servers replaces the captures.
         self._ready: dict[int, tuple[int, Any]] = {}
         self._inputs: dict[int, Sequence[Any]] = {}
 
@@ -115,23 +116,23 @@ class PreparedFunction:
         return known is not None and known[0] == connection and known[1] is captures
 
     def is_wanted_on(self, worker: int) -> bool:
-        """Returns whether it is being built or prepared for a worker, or can never be built."""
+        """Returns whether the function is being built or prepared for a worker, or can never be built."""
         return worker in self._wanted or (self._is_over and self.built is None)
 
     def want(self, worker: int, builds: Builds, inputs: Sequence[Any], prepare: Callable[[WorkerContext], Any]) -> None:
-        """Has it built and prepared on a worker, unless that is under way.
+        """Has the function built and prepared on a worker, unless the build or preparation is in progress.
 
         Args:
-          worker: its index.
-          builds: builds and prepares it.
-          inputs: tensors of the types and on the devices of later calls, without captures; types for client values.
-          prepare: calls `prepare_on` on the worker; it must not keep this object alive.
+          worker: the index of the worker.
+          builds: runs the build and the preparation.
+          inputs: tensors with the types and devices of later calls, without captures; types for client values.
+          prepare: calls `prepare_on` on the worker; must not keep this object alive.
         """
         with self._lock:
             if self.is_wanted_on(worker):
                 return
             self._wanted.add(worker)
-            # Values are not kept. Iterators, each on one worker, are referred to weakly.
+            # The values of client tensors are not kept. Tensors on a worker, such as iterators, are referred to weakly.
             self._inputs[worker] = [*map(_reference, inputs)]
             is_built = self._is_over
         reference = weakref.ref(self)
@@ -143,7 +144,7 @@ class PreparedFunction:
             builds.request(functools.partial(_build, reference, builds, preparation))
 
     def build_now(self) -> bool:
-        """Builds it if `build` was not called yet; returns whether it is built. Called by the builder's thread."""
+        """Calls `build`, on the builder's thread, if it was not called yet; returns whether the function is built."""
         if not self._is_over:
             began = time.monotonic()
             try:
@@ -156,7 +157,7 @@ class PreparedFunction:
         return self.built is not None
 
     def prepare_on(self, context: WorkerContext, captures: Any, passed: Sequence[Any]) -> None:
-        """Prepares it on a worker, where `passed` is passed for the present `captures`. OpError: the worker is lost."""
+        """Prepares the function on a worker; `passed` replaces `captures`. Raises OpError if the worker is lost."""
         began = time.monotonic()
         try:
             inputs = [*map(_present, self._inputs.pop(context.index))]
@@ -167,7 +168,7 @@ class PreparedFunction:
         except BROKEN_CONNECTION:
             raise
         except tf.errors.OpError as error:
-            # The gate was closed. Or an operation without effects has refused the values: it is prepared nevertheless.
+            # The closed gate raised, or an operation without effects refused the values. The function is prepared.
             forget_error()
             _logger.debug("%s is prepared on worker %d.", self._name, context.index, exc_info=error)
             self._ready[context.index] = context.connection_number, captures
@@ -179,7 +180,7 @@ class PreparedFunction:
             self._wanted.discard(worker)
 
 
-# Requests to build or prepare refer weakly to the function.
+# Queued requests to build or prepare refer weakly to the function.
 
 
 def _build(reference: "weakref.ref[PreparedFunction]", builds: Builds, preparation: Preparation) -> None:
@@ -203,37 +204,37 @@ def _reference(tensor: Any) -> Any:
 
 
 def _present(reference: Any) -> Any:
-    """Returns an input of the type, its value does not matter; or the referenced value, None if it is gone."""
+    """Returns zeros for a type; for a weak reference the tensor, or None if the tensor was deleted."""
     if isinstance(reference, tf.TensorSpec):
         with tf.device(None), tf.device("/device:CPU:0"):
             return tf.zeros(reference.shape, reference.dtype)
     return reference()
 
 
-# How long a worker waits for another one to build a fused call that both need, before it builds its own, in seconds.
+# In seconds. A worker that needs a fused call which another worker builds waits this long, then builds its own.
 _BUILD_TIMEOUT = 120.0
-# The number of steps in a fused call, and which of their inputs they share.
+# The number of steps in a fused call, and for each input whether the steps share it.
 _FusedShape = tuple[int, tuple[bool, ...]]
-# In place of such a shape: one step with packed messages.
+# In place of a `_FusedShape`: one step with packed messages.
 _PACKED = None
 
 
 class RenamedFunctions:
-    """The present names of functions: which function to call in place of each."""
+    """The functions that were renamed, and the functions to call in their place."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # The captures with which a call failed; they are other objects after a recovery.
+        # By function: the captures with which a call failed. After a recovery, the captures are another object.
         self._failed: dict[Any, Any] = {}
         self._renamed: dict[Any, concurrent.futures.Future[Any]] = {}
 
     def record_failure(self, concrete: Any, captures: Any) -> None:
-        """Records a failed call: a worker may still be preparing the function. After a recovery, `captures` differs."""
+        """Records a failed call with these `captures`: a worker may still be preparing the function."""
         with self._lock:
             self._failed[concrete] = captures
 
     def present(self, concrete: Any, captures: Any) -> Any:
-        """Returns the function to call: `concrete`, or an equal one under another name, the same for all workers."""
+        """Returns the function to call: `concrete`, or for all workers the same copy of it under another name."""
         with self._lock:
             failed = self._failed.get(concrete)
             must_rename = failed is not None and failed is not captures
@@ -253,7 +254,7 @@ class RenamedFunctions:
 
 
 class Repeats:
-    """The repetition of a call whose result was lost. It does not keep the scheduler alive."""
+    """Repeats a call whose result was lost. Refers weakly to the scheduler."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = weakref.ref(scheduler)
@@ -268,7 +269,7 @@ class Repeats:
             future.attempts += 1
 
     def schedule(self, call: "ScheduledCall") -> Future:
-        """Schedules a call. Raises StrategyClosedError."""
+        """Schedules a call; raises StrategyClosedError if the strategy is closed."""
         scheduler = self._scheduler()
         if scheduler is None:
             raise StrategyClosedError("A result was lost with its worker, and the strategy does not exist any more.")
@@ -281,8 +282,8 @@ class LeftResult(ValueElsewhere):
     def __init__(self, call: "ScheduledCall", repeats: Repeats, context: WorkerContext, outputs: Any) -> None:
         self._call = call
         self._repeats = repeats
-        # The worker and its connection, None for the client; and the values. Replaced as a whole. Threads that need it
-        # at the same time each copy it, or compute it again.
+        # The place (a worker and its connection, or None for the client) and the values; replaced as a whole. If
+        # several threads need the values at the same time, each of them copies the values, or computes them again.
         self._held: tuple[tuple[int, int] | None, Any] = _place(context), outputs
 
     def fetch(self, timeout: float | None = None) -> Any:
@@ -313,7 +314,7 @@ class LeftResult(ValueElsewhere):
 
 
 def on_client(value: Any) -> Any:
-    """Returns NumPy values for a tensor; a composite tensor, such as a ragged one, as itself, on the client."""
+    """Returns the NumPy value of a tensor, or a copy on the client of a composite tensor, such as a ragged one."""
     if isinstance(value, tf.Tensor):
         return value.numpy()
     return tf.nest.map_structure(
@@ -327,29 +328,30 @@ def _place(context: WorkerContext) -> tuple[int, int]:
 
 def copy_to_client(value: Any, timeout: float | None = None) -> Any:
     """Copies tensors of a worker; raises OpError if they are lost."""
-    # A separate executor: the present thread's executor would keep the error.
+    # A thread with its own executor makes the copy, because the executor of this thread would keep an error.
     return on_own_thread("coordinator-fetch", lambda: tf.nest.map_structure(on_client, value)).result(timeout)
 
 
 class TracedFunction:
     """A concrete function that can run on any worker. Captured per-worker resources are bound at each call.
 
-    `token` identifies the function where it must not be kept alive. Raises ValueError for a function that uses a
-    variable of unknown shape, see `refuse_unknown_shapes`.
+    `token` identifies the function without keeping it alive. Raises ValueError for a function that uses a variable of
+    unknown shape, see `refuse_unknown_shapes`.
     """
 
     def __init__(self, concrete: Any, handles: PerWorkerHandles) -> None:
         self.token = object()
         self.concrete = concrete
         self.handles = handles
-        # The captures, another list after a recovery of parameter servers, and what is passed for them.
+        # The captures (another list after a recovery of parameter servers), and the values to pass for them.
         self._bound = self._bind()
-        # Fused calls that are built on demand, for all workers; and fused calls that are built in the background.
+        # Fused calls that are built when a call needs them, one for all workers.
         self._fused: dict[_FusedShape, concurrent.futures.Future[RepeatedFunction]] = {}
+        # Fused calls that are built in the background.
         self._prepared: dict[_FusedShape, PreparedFunction] = {}
         self._renamed = RenamedFunctions()
         self._calls = 0
-        # A table of a SavedModel creates its copies itself, so it must live as long as the function. Its model may not.
+        # A table of a SavedModel creates the workers' copies, so it must outlive its model, as long as the function.
         self._owners = [owner_of_handle(tensor) for tensor in captured_inputs(concrete)]
         refuse_unknown_shapes(self.name, self._owners)
 
@@ -359,7 +361,7 @@ class TracedFunction:
 
     @property
     def result_spec(self) -> Any:
-        """The `tf.TypeSpec`s of the result. Functions that take the result are traced with them."""
+        """The `tf.TypeSpec`s of the result. Functions that take the result are traced with these types."""
 
         def spec(value: Any) -> Any:
             return value if value is None or isinstance(value, tf.TypeSpec) else tf.type_spec_from_value(value)
@@ -368,7 +370,7 @@ class TracedFunction:
 
     @property
     def uses_client_dataset(self) -> bool:
-        """Whether it uses a dataset that was created outside of it, which stays on the client."""
+        """Whether the function uses a dataset that was created outside of the function, on the client."""
         return any(tensor.dtype == tf.variant for tensor in captured_inputs(self.concrete))
 
     def call_on(self, context: WorkerContext, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
@@ -379,7 +381,7 @@ class TracedFunction:
         return self._call_alone(context, self.inputs_on(context, args, kwargs or {}))
 
     def _call_alone(self, context: WorkerContext, inputs: Sequence[Any]) -> Any:
-        """Runs the function, or its copy with packed messages once the worker has prepared that."""
+        """Runs the function's copy with packed messages if it is prepared on the worker, otherwise the function."""
         captures, passed = self._captures_on(context)
         packed = self._packed
         if packed.is_ready_on(context.index, context.connection_number, captures):
@@ -397,15 +399,25 @@ class TracedFunction:
         Raises ClosureInputError if a per-worker resource cannot be created, TypeError for unsuitable arguments.
         """
         args, kwargs = tf.nest.map_structure(lambda leaf: _own_copy(leaf, context), (tuple(args), dict(kwargs)))
+        inputs = flat_inputs(self.concrete, args, kwargs)
+        if not self._takes_handles:
+            return inputs
         resource_for = self.handles.resource_for
         return [
-            tensor if (resource := resource_for(tensor)) is None else resource.value_on(context)
-            for tensor in flat_inputs(self.concrete, args, kwargs)
+            tensor if (resource := resource_for(tensor)) is None else resource.value_on(context) for tensor in inputs
         ]
 
     @functools.cached_property
+    def _takes_handles(self) -> bool:
+        """Whether an argument is the handle of a variable or another resource, of which workers may have copies."""
+        inputs = self.concrete.inputs[: len(self.concrete.inputs) - len(captures_of(self.concrete))]
+        leaves = tf.nest.flatten(self.concrete.structured_input_signature)
+        iterators = sum(isinstance(leaf, tf.data.IteratorSpec) for leaf in leaves)
+        return sum(tensor.dtype == tf.resource for tensor in inputs) != iterators
+
+    @functools.cached_property
     def may_be_fused(self) -> bool:
-        """Whether its graph may be copied, and several calls run as one."""
+        """Whether the function's graph may be copied, so that several calls can run as one."""
         is_transferable = all(tensor.dtype not in (tf.resource, tf.variant) for tensor in self.concrete.outputs)
         return is_transferable and may_be_fused(self.concrete)
 
@@ -423,7 +435,7 @@ class TracedFunction:
         return PreparedFunction(f"the packed messages of {self.name}", functools.partial(_packed, self.concrete))
 
     def ready_sizes(self, worker: int, connection: int) -> dict[int, float]:
-        """Returns the numbers of steps that may be fused on a worker; for each, how many seconds building it took."""
+        """Returns the numbers of steps of the fused calls that are prepared on a worker, with the build times in s."""
         captures = captures_of(self.concrete)
         return {
             count: prepared.seconds
@@ -436,7 +448,7 @@ class TracedFunction:
         return any(known == count and each.is_wanted_on(worker) for (known, _), each in list(self._prepared.items()))
 
     def prepare_fused(self, context: WorkerContext, inputs: StackedInputs) -> None:
-        """Has a call of several steps with such inputs built in the background, and prepared on a worker."""
+        """Has a call of several steps with inputs like these built in the background, and prepared on a worker."""
         shape = inputs.length, inputs.is_shared
         prepared = self._prepared.get(shape)
         if prepared is None:
@@ -472,7 +484,7 @@ class TracedFunction:
         elif (ready := self._ready_for(context, inputs)) is not None:
             repeated, inputs = ready
         else:
-            # The calls so far share other inputs. No function is built while closures wait for it.
+            # The prepared calls share other inputs. The steps run one by one, since closures must not await a build.
             self.prepare_fused(context, inputs)
             return self._call_one_by_one(context, inputs)
         captures, passed = self._captures_on(context)
@@ -499,7 +511,7 @@ class TracedFunction:
         return [*zip(*results, strict=True)]
 
     def _fused_function(self, count: int, is_shared: tuple[bool, ...]) -> RepeatedFunction:
-        """Returns one function for all workers: they need it at about the same time, and building it takes seconds."""
+        """Returns one fused call for all workers, which need it at about the same time. A build takes seconds."""
         shape = count, is_shared
         built = self._fused.get(shape)
         if built is None:
@@ -515,12 +527,12 @@ class TracedFunction:
         try:
             built.set_result(RepeatedFunction(self.concrete, *shape))
         except BaseException as error:  # noqa: BLE001 - raised by all that wait for the result
-            # Later calls try again.
+            # Later calls try to build again.
             del self._fused[shape]
             built.set_exception(error)
 
     def _captures_on(self, context: WorkerContext) -> tuple[list[Any], list[Any]]:
-        """Returns the captures, and what to pass for them: a worker's copies, and present handles of variables."""
+        """Returns the captures, and the values to pass for them: a worker's copies and variables' present handles."""
         captures, passed, has_copies = self._bound
         if captures is not captures_of(self.concrete):
             self._bound = captures, passed, has_copies = self._bind()
@@ -535,14 +547,14 @@ class TracedFunction:
                 return call_concrete(called, inputs, context.cancellation, stands_for=stands_for or concrete)
         except tf.errors.OpError as error:
             self._renamed.record_failure(concrete, captures)
-            # A cancelled call may report any error: TensorFlow often reports the error of a call that it caused.
+            # A cancelled call may raise any error: TensorFlow often reports the error of a nested call.
             if context.cancellation.is_cancelled:
                 raise ClosureCancelledError("The call was cancelled.") from error
             raise
 
     def _bind(self) -> tuple[list[Any], list[Any], bool]:
         captures = captures_of(self.concrete)
-        # If a variable is restored during the trace, its captured handle is outdated.
+        # If a variable was restored during the trace, the captured handle is outdated.
         present = map(present_handle, captured_inputs(self.concrete, self.handles.worker_index))
         passed = [self.handles.resource_for(tensor) or tensor for tensor in present]
         return captures, passed, any(isinstance(value, PerWorkerResource) for value in passed)
@@ -561,8 +573,8 @@ def _packed(concrete: Any) -> Any:
 def refuse_unknown_shapes(name: str, used: Sequence[Any]) -> None:
     """Raises ValueError if one of the variables in `used` is on a parameter server and has unknown dimensions.
 
-    A worker that gets such a variable's handle from another server ends without an error: TensorFlow's code there takes
-    only known shapes. If the rank is unknown, the worker computes as if the variable were a scalar.
+    If a worker gets such a variable's handle from another server, the worker's process ends without an error, because
+    TensorFlow's code takes only known shapes there. If the rank is unknown, the worker computes as with a scalar.
     """
     for variable in used:
         if not isinstance(variable, tf.Variable) or not is_on_parameter_server(variable.device):
@@ -577,14 +589,14 @@ def refuse_unknown_shapes(name: str, used: Sequence[Any]) -> None:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class ScheduledCall:
-    """One scheduled call of a traced function: what the runtime runs for a closure, in a call of its own or fused.
+    """One scheduled call of a traced function. The runtime runs it for a closure, alone or in a fused call.
 
     Attributes:
       iterators: the per-worker iterators among the arguments.
-      fusion_key: calls with equal keys may run in one call; None if this one runs alone.
+      fusion_key: calls with equal keys may run as one call; None if this call must run alone.
       futures: the futures among the arguments; they are done when the call runs.
-      followers: called with the future of this call before it can run: by the ranges of examples among its arguments.
-      repeats: runs the call again if its result, which is left on the worker, is lost. None copies it to the client.
+      followers: callbacks of the ranges of examples among the arguments; get this call's future before it can run.
+      repeats: repeats the call if its result, left on the worker, is lost. None copies the result to the client.
     """
 
     function: TracedFunction
@@ -598,11 +610,11 @@ class ScheduledCall:
 
     @property
     def inputs(self) -> tuple[FiniteInput, ...]:
-        """The data of its iterators, which may end."""
+        """The data of the call's iterators, which may end."""
         return tuple([iterator.input for iterator in self.iterators])
 
     def __call__(self, context: WorkerContext) -> Any:
-        """Runs the call and copies its result to the client: the result outlives the worker."""
+        """Runs the call; copies its result to the client, where it outlives the worker, unless `repeats` is set."""
         if self.repeats is not None:
             return LeftResult(self, self.repeats, context, self.outputs_on(context))
         return self._run(context, functools.partial(tf.nest.map_structure, on_client))
@@ -625,13 +637,13 @@ class ScheduledCall:
         return dataclasses.replace(self, repeats=None)
 
     def leaving(self, scheduler: Scheduler) -> "ScheduledCall":
-        """Returns an equal call whose result stays on the worker. It is not fused; `scheduler` repeats it."""
+        """Returns an equal call that is not fused, whose result stays on the worker; `scheduler` repeats the call."""
         repeats = Repeats(scheduler)
         followers = (*self.followers, repeats.follow)
         return dataclasses.replace(self, repeats=repeats, followers=followers, fusion_key=None)
 
     def _run(self, context: WorkerContext, finish: Callable[[Any], Any]) -> Any:
-        """Returns `finish(outputs)`. An error of the function may be raised only in `finish`."""
+        """Runs the call and returns `finish(outputs)`. An error of the function may first be raised in `finish`."""
         args, kwargs = self.args, self.kwargs
         if self.futures:
             args, kwargs = tf.nest.map_structure(
@@ -647,7 +659,7 @@ class ScheduledCall:
     def prepare(self, like: "ScheduledCall", count: int, context: WorkerContext) -> None:
         """Has a fused call of `count` calls built and prepared on a worker.
 
-        `like`, another call with the same fusion key, shows which inputs the calls share; for many runs it is `self`.
+        `like`, another call with this fusion key, shows which inputs the calls share. For many runs, `like` is `self`.
         """
         bound = self.function.inputs_on(context, self.args, self.kwargs)
         is_shared = (True,) * len(bound) if like is self else self._stacked_inputs([self, like], context).is_shared
@@ -658,9 +670,9 @@ class ScheduledCall:
         self.function.prepare_fused(context, StackedInputs(count, values, is_shared))
 
     def most_fused_on(self, worker: int) -> int:
-        """Returns how many calls with its fusion key may run in one on `worker`; less than 2 if it runs alone.
+        """Returns how many calls with this fusion key may run as one on `worker`; less than 2 if this one runs alone.
 
-        No iterator may end there during the call: its end would be an error of all of them.
+        No iterator may end on the worker during the fused call, because the end would be an error of all its calls.
         """
         most = sys.maxsize
         for iterator in self.iterators:
@@ -669,7 +681,7 @@ class ScheduledCall:
         return most
 
     def run_fused(self, calls: Sequence["ScheduledCall"], context: WorkerContext) -> list[Any]:
-        """Runs calls with its fusion key, itself the first, in order as one call; returns results on the client."""
+        """Runs calls with equal fusion keys, this call first, in order as one; returns their results on the client."""
         inputs = self._stacked_inputs(calls, context)
         with iterators_in_use(self.iterators, context):
             self._count_elements(context, len(calls))
@@ -689,7 +701,7 @@ class ScheduledCall:
         )
 
     def run_steps(self, count: int, context: WorkerContext) -> Any:
-        """Runs it `count` times in one call; returns the results on the client, stacked along a new first axis."""
+        """Runs the call `count` times as one; returns the results on the client, stacked along a new first axis."""
         if count == 1:
             return tf.nest.map_structure(lambda value: value if value is None else stacked([value]), self(context))
         values = self.function.inputs_on(context, self.args, self.kwargs)
@@ -698,7 +710,7 @@ class ScheduledCall:
             return self.function.call_stacked(context, StackedInputs(count, values, (True,) * len(values)))
 
     def _count_elements(self, context: WorkerContext, calls: int) -> None:
-        """Counts the elements that these calls will take. Called before them."""
+        """Counts the elements that `calls` runs will take from the iterators; called before the runs."""
         for iterator in self.iterators:
             iterator.value_on(context)
             if not iterator.positions.is_endless_on(context.index):

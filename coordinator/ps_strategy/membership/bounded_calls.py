@@ -1,7 +1,7 @@
 """Calls into TensorFlow that may never return, on threads that are abandoned in that case.
 
-A call to a server needs threads of this process too, and all of them may be busy: each generator of
-`tf.data.Dataset.from_generator` that waits occupies one.
+A call to a server needs threads of this process too, and all of these threads may be busy: each generator of
+`tf.data.Dataset.from_generator` that waits occupies a thread.
 """
 
 import concurrent.futures
@@ -14,12 +14,12 @@ from typing import TypeVar
 import tensorflow as tf
 
 from coordinator.background_thread import start_once
-from coordinator.ps_strategy.tensorflow_internals.process import own_executor
+from coordinator.ps_strategy.tensorflow_internals.functions import own_executor
 
-# Raised by the client's own calls when a server cannot be reached for the moment, although it may answer again.
+# Raised by the client's own calls while a server cannot be reached. The server may answer again.
 UNREACHED = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError)
 
-# Each server needs a few short calls: many at the same time cost little.
+# Many threads cost little, because each server needs only a few short calls.
 _MOST_THREADS = 16
 
 Argument = TypeVar("Argument")
@@ -29,9 +29,9 @@ Result = TypeVar("Result")
 class CallThread:
     """A daemon thread that makes calls in order, each with an executor that no other thread uses.
 
-    It keeps the allocations of large calls in one place. The C library gives new threads the arenas of its heap in
-    turn, and an arena keeps the memory that it once needed. If each large call had its own thread, each of the first
-    calls would add the memory of a call to the process, up to the number of arenas (8 for each processor).
+    The allocations of large calls stay in one arena of the C library's heap. The C library assigns arenas to new
+    threads round robin, and an arena keeps the memory that it once needed. If each large call had its own thread, each
+    of the first calls would add the memory of a call to the process, up to the number of arenas (8 per processor).
     """
 
     def __init__(self, name: str) -> None:
@@ -41,7 +41,7 @@ class CallThread:
         start_once(name, functools.partial(_make_calls, self._calls))
 
     def begin(self, call: Callable[[], Result]) -> concurrent.futures.Future[Result]:
-        """Has the thread make a call after the calls before it. CancelledError: `end` was called."""
+        """Queues a call for the thread. Raises CancelledError after `end`."""
         future: concurrent.futures.Future[Result] = concurrent.futures.Future()
 
         def run() -> None:
@@ -76,8 +76,7 @@ def _make_calls(calls: "queue.SimpleQueue[Callable[[], None] | None]") -> None:
 def on_own_thread(name: str, call: Callable[[], Result]) -> concurrent.futures.Future[Result]:
     """Calls a function on a new daemon thread with its own executor.
 
-    An error stays with the executor of the thread that saw it, and a call into TensorFlow that never returns blocks
-    only that thread.
+    An error stays in the new thread's executor. A call into TensorFlow that never returns blocks only the new thread.
     """
     thread = CallThread(name)
     future = thread.begin(call)
@@ -86,7 +85,7 @@ def on_own_thread(name: str, call: Callable[[], Result]) -> concurrent.futures.F
 
 
 def call_within(seconds: float, name: str, call: Callable[[], Result]) -> Result:
-    """Calls a function on a new thread for at most `seconds`. TimeoutError: it has not returned, and keeps running."""
+    """Calls a function on a new thread. Raises TimeoutError after `seconds`; the call then continues."""
     called = on_own_thread(name, call)
     if not concurrent.futures.wait([called], seconds).done:
         raise TimeoutError(f"A call into TensorFlow has not returned in {seconds:g} s.")
@@ -96,6 +95,6 @@ def call_within(seconds: float, name: str, call: Callable[[], Result]) -> Result
 def in_parallel(
     name: str, function: Callable[[Argument], Result], arguments: Collection[Argument]
 ) -> dict[Argument, Result]:
-    """Calls a function, which must return in bounded time, with each argument, on several threads; waits for all."""
+    """Calls a function with each argument, on several threads, and waits. Each call must return in bounded time."""
     with concurrent.futures.ThreadPoolExecutor(_MOST_THREADS, name) as threads:
         return dict(zip(arguments, threads.map(function, arguments), strict=True))

@@ -1,15 +1,15 @@
-"""Changes of the set of servers that TensorFlow is connected to: what to change (pure), and doing so in bounded time.
+"""Plans changes of the servers that TensorFlow is connected to (a pure function), and makes them in bounded time.
 
 Updating TensorFlow's server definition (`update_server_def`) closes this client's contexts on the servers that leave.
-Each of them first ends what it runs for the client, which may never end: a dataset of `from_generator` calls back a
-generator in this process, which may wait. So changes are made on a separate thread:
+Each leaving server first ends its calls for this client. A call may never end: a dataset of `from_generator` calls back
+a generator in this process, which may wait. So changes are made on a separate thread:
 
     apply --> thread: update_server_def -----------------------> done
       |          in time? else shut down the connections to the servers that leave, which ends the wait for them
       '--------> still not in time: DeadlineExceededError; the thread is abandoned
 
 Promises: `apply` returns or raises within five times `patience`. No change begins before the previous one has ended,
-even if another strategy of this process made it: there is one cluster for all of TensorFlow.
+even if another strategy made the previous one, because TensorFlow has one cluster per process.
 """
 
 import concurrent.futures
@@ -26,11 +26,12 @@ from coordinator.heartbeat.open_connections import OpenConnections
 from coordinator.heartbeat.probes import TaskProbe
 from coordinator.ps_strategy.membership.bounded_calls import CallThread
 from coordinator.ps_strategy.membership.cluster_definition import Task, server_def
-from coordinator.ps_strategy.tensorflow_internals.process import FunctionRegistration, update_server_def
+from coordinator.ps_strategy.tensorflow_internals.functions import FunctionRegistration
+from coordinator.ps_strategy.tensorflow_internals.process import update_server_def
 
-# The most patience while a strategy is being closed, in seconds; `heartbeat_timeout` may be larger.
+# The most patience while a strategy is being closed, in seconds, even if `heartbeat_timeout` is larger.
 PATIENCE_AT_CLOSE = 4.0
-# How soon a reduced patience is noticed, in seconds.
+# The interval at which a wait checks whether the patience was reduced, in seconds.
 _LONGEST_SLEEP = 0.5
 # How long a server that holds up a change may take to answer a probe, in seconds.
 _PROBE_TIMEOUT = 0.5
@@ -40,10 +41,10 @@ _logger = logging.getLogger("coordinator")
 
 @dataclasses.dataclass(frozen=True)
 class Connection:
-    """A connection to a server. This client's objects on the server are lost with it, and with the server's process.
+    """A connection to a server. If the connection or the server's process ends, this client's objects there are lost.
 
     `incarnation` is the random number that the server drew when it started; `number` is unique in this cluster; `since`
-    is on the `time.monotonic` clock. Functions are called on `calling_device`, relative to the server.
+    is the time of connecting on the `time.monotonic` clock. Functions are called on `calling_device` of the server.
     """
 
     incarnation: int
@@ -63,9 +64,9 @@ def plan_change(
     `connected` has the connections to keep, `adding` further servers; `answering` the incarnations of the servers that
     answer, without parameter servers that have lost their variables.
 
-    Returns the connections that stay, and the incarnations of the servers that get a new connection. None while nothing
-    may change: a connected parameter server does not answer, and TensorFlow would take it for a new one and drop its
-    variables; or only some parameter servers would be connected, and the others might stay unknown to them.
+    Returns the connections that stay, and the incarnations of the servers that get a new connection. Returns None if
+    nothing may change now. Either a connected parameter server does not answer: TensorFlow would treat it as a new one
+    and drop its variables. Or only some parameter servers would be connected: the others might stay unknown to them.
     """
     kept = {task: connection for task, connection in connected.items() if answering.get(task) == connection.incarnation}
     new = {task: answering[task] for task in {*connected, *adding} - set(kept) if task in answering}
@@ -77,11 +78,11 @@ def plan_change(
 
 
 class ClusterChanges:
-    """Updates of TensorFlow's server definition; one thread at a time may use it.
+    """Updates TensorFlow's server definition. One thread at a time may call methods.
 
-    If a server needs longer than `patience`, in seconds, to end what it runs for this client, its connections are shut
-    down. For `client_timeout` see `update_server_def`. `addresses` has the servers in the current server definition;
-    some may be lost.
+    If a server needs longer than `patience`, in seconds, to end its calls for this client, the connections to the
+    server are shut down. For `client_timeout` see `update_server_def`. `addresses` has the servers in the current
+    server definition; some may be lost.
     """
 
     _in_progress: ClassVar[concurrent.futures.Future[None] | None] = None
@@ -92,15 +93,15 @@ class ClusterChanges:
         self._client_timeout = client_timeout
         self._patience = patience
         self._functions = FunctionRegistration(patience)
-        # One thread for all changes: a server that joins is sent all functions, which may be tens of megabytes.
+        # One thread makes all changes, since a server that joins is sent all functions, which may be tens of megabytes.
         self._thread = CallThread("coordinator-cluster-change")
         self.addresses: dict[Task, str] = {}
 
     def apply(self, addresses: Mapping[Task, str]) -> None:
         """Connects to exactly these servers.
 
-        Raises DeadlineExceededError if this change, or the previous one, takes too long: it may still succeed. Raises
-        CancelledError after `close`, and another OpError if a server does not answer.
+        Raises DeadlineExceededError if this or the previous change takes too long; that change may still succeed.
+        Raises CancelledError after `close`, and another OpError if a server does not answer.
         """
         if ClusterChanges._in_progress is not None:
             self._wait(ClusterChanges._in_progress)
@@ -115,12 +116,12 @@ class ClusterChanges:
         leaving = {task: address for task, address in self.addresses.items() if task not in addresses}
         ClusterChanges._in_progress = done = self._thread.begin(change)
         self.addresses = {**self.addresses, **addresses}
-        # Parameter servers last: the variables on them are freed if they still receive the request.
+        # Parameter servers come last, so that they may still receive the request that frees their variables.
         for job in ("worker", "ps"):
             self._wait(done)
             if not done.done():
                 self._shut_down([address for task, address in leaving.items() if task.job == job])
-        # The heartbeat shuts down connections to a server that stays and freezes, which takes about `patience` too.
+        # If a server that stays freezes, the heartbeat shuts down its connections, which takes about `patience` too.
         self._wait(done, times=2)
         if not done.done():
             _logger.warning("TensorFlow has not finished updating its server definition; the next update waits for it.")

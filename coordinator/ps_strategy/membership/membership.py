@@ -1,24 +1,24 @@
-"""Which servers this process is connected to, and how that changes.
+"""The connections of this process to servers, and the changes of these connections.
 
     known --answers--> connected --silent, gone, restarted, or lost by a call--> disconnected --answers--> connected
 
     plan (`plan_change`, pure) --> update TensorFlow's server definition (`ClusterChanges`) --> admit the servers
                                                                           (`Handshake`, `SentinelVariables`)
 
-A connection is to one incarnation of a server. It is lost when the server does not answer a probe, answers as another
-incarnation, has freed what this client created there, or was silent so long that the heartbeat shut down its
+A connection is to one incarnation of a server. The connection is lost when the server does not answer a probe, answers
+as another incarnation, has freed this client's objects, or was silent so long that the heartbeat shut down its
 connections. A worker's connection is also lost when the worker does not reach a parameter server; such a worker is
-connected again only once it reaches all of them.
+connected again only once it reaches all parameter servers.
 
 Each step of a change asks all servers in parallel and ends in bounded time: a probe takes at most
 `Options.probe_timeout`, and a server that the heartbeat has found silent is not asked. Every change keeps these rules:
 
 - Only servers that answer are in the server definition. A server that dies during the update makes the update fail.
-- All parameter servers are in it, or no server: a parameter server that joins later may stay unknown to the others.
-- It is not changed while TensorFlow does not reach a parameter server, which would cost that server's variables. After
-  each update a sentinel shows whether the variables still exist.
-- A lost worker leaves it before it is connected again, even if the same process answers: the worker lacks the functions
-  that were registered in between.
+- The server definition has all parameter servers or no server: a server that joins later may stay unknown to the rest.
+- The server definition is not changed while TensorFlow does not reach a parameter server: the change would destroy that
+  server's variables. After each update a sentinel shows whether the variables still exist.
+- A lost worker leaves the server definition before it is connected again, even if the same process answers: the worker
+  lacks the functions that were registered in between.
 """
 
 import contextlib
@@ -44,7 +44,8 @@ from coordinator.ps_strategy.membership.clients import CHILDREN, Client, ClientL
 from coordinator.ps_strategy.membership.cluster_change import ClusterChanges, Connection, plan_change
 from coordinator.ps_strategy.membership.cluster_definition import MAX_WORKERS, ClusterDefinition, Task, check_address
 from coordinator.ps_strategy.membership.handshake import Handshake, SentinelVariables, calling_device
-from coordinator.ps_strategy.tensorflow_internals.process import PresentContext, context_id
+from coordinator.ps_strategy.tensorflow_internals.functions import PresentContext
+from coordinator.ps_strategy.tensorflow_internals.process import context_id
 
 Value = TypeVar("Value")
 
@@ -52,22 +53,22 @@ _logger = logging.getLogger("coordinator")
 
 _GONE = "does not answer"
 _RESTARTED = "was restarted, or not heard from for long, and lost what this program had there"
-# The longest list of servers in a message.
+# The most names of servers in a message.
 _MOST_NAMES = 4
-# While the first connection is awaited, in seconds.
+# The interval of log messages during the wait for the first connection, in seconds.
 _CONNECT_REPORT_INTERVAL = 5.0
 
 
 class Membership:
     """The connections of this process to the servers of a cluster that may change: `coordinator.runtime.Servers`.
 
-    Any thread may call every method. One change of the connections is made at a time. `_turn` is held during a change,
-    also while servers are asked: their answers decide the change. So `_turn` is never taken while another lock is held,
-    nor by a method that only reads, only asks, or adds a worker. Reading needs no lock: a dictionary is replaced as a
-    whole. `client_address` is `host:port` of this process's own TensorFlow server.
+    Any thread may call every method. One change of the connections is made at a time. The lock `_turn` is held during a
+    change, including requests to servers whose answers decide the change. So no thread takes `_turn` while it holds
+    another lock. Methods that only read, only ask servers, or add a worker do not take `_turn`. Reading needs no lock:
+    a dictionary is replaced as a whole. `client_address` is `host:port` of this process's own TensorFlow server.
 
     Attributes:
-      settled: cleared during an update of the server definition. An update can destroy variables; check after it.
+      settled: cleared during an update of the server definition, which can destroy variables. Check after the update.
     """
 
     def __init__(self, definition: ClusterDefinition, client_address: str, options: Options) -> None:
@@ -86,9 +87,9 @@ class Membership:
         self._is_closing = self._has_recovered = self._has_moved = False
         # The connections, including connections to servers that no longer answer. Changed only with `_turn` held.
         self._present: dict[Task, Connection] = {}
-        # The connection of each worker's last attempt; only the worker's thread uses its entry.
+        # The connection of each worker's last attempt. Only the worker's thread uses the worker's entry.
         self._attempted: dict[int, Connection | None] = {}
-        # Workers that answer but count as lost: the broken link of each.
+        # By worker that answers but counts as lost: a description of the broken link.
         self._unlinked: dict[int, str] = {}
         # Message for users if the last change failed, else "".
         self._last_error = ""
@@ -135,7 +136,7 @@ class Membership:
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
-        """The computing devices of each worker, relative to it, such as `/device:GPU:0`; known once one answered."""
+        """The computing devices of each worker, such as `/device:GPU:0`; known once a worker has answered."""
         assert self._handshake.devices is not None
         return self._handshake.devices.names
 
@@ -144,7 +145,7 @@ class Membership:
         return _worker(worker).device
 
     def begin_attempt(self, worker: int) -> Connection | None:
-        """Returns the connection for the caller's next call to a worker; None if there is none.
+        """Returns the connection for the caller's next call to a worker; None if the worker is not connected.
 
         `is_attempt_lost` and `disconnect` refer to this connection, even after the worker was reconnected. Raises
         StrategyClosedError if the program has reset TensorFlow.
@@ -173,19 +174,19 @@ class Membership:
         return not self._losses([self._parameter_servers[index]])
 
     def seems_reachable(self, worker: int) -> bool:
-        """Returns whether a worker was reachable when the heartbeat last heard from it. Asks nothing."""
+        """Returns whether a worker is reachable according to the heartbeat. Sends no probe."""
         return self._seems_connected(_worker(worker))
 
     def seem_parameter_servers_reachable(self) -> bool:
-        """Returns whether all parameter servers were reachable when the heartbeat last heard from them."""
+        """Returns whether all parameter servers are reachable according to the heartbeat. Sends no probe."""
         return all(map(self._seems_connected, self._parameter_servers))
 
     def lost_parameter_servers(self) -> tuple[str, ...]:
-        """Returns the names of the parameter servers that are gone or were restarted. Asks them."""
+        """Probes the parameter servers; returns the names of the servers that are gone or were restarted."""
         return tuple(map(str, self._losses(self._parameter_servers)))
 
     def lost_parameter_server(self) -> ParameterServerLost | None:
-        """Returns an error that names the first parameter server that is gone or was restarted, if any. Asks them."""
+        """Probes the parameter servers; returns an error that names the first lost server, or None."""
         for task, what in self._losses(self._parameter_servers).items():
             return ParameterServerLost(
                 str(task),
@@ -228,11 +229,11 @@ class Membership:
         return worker in self._unlinked
 
     def connect(self) -> None:
-        """Connects to all parameter servers and to the workers that answer; at least one must.
+        """Connects to all parameter servers and to the workers that answer; at least one worker must answer.
 
         Raises:
-          TimeoutError: they did not answer within `Options.connect_timeout`.
-          VersionMismatchError: one runs another TensorFlow, and `Options.version_mismatch` does not allow it.
+          TimeoutError: the servers did not answer within `Options.connect_timeout`.
+          VersionMismatchError: a server runs another TensorFlow, and `Options.version_mismatch` does not allow it.
           DeviceMismatchError: workers have different numbers of devices.
         """
         limit = self._options.connect_timeout
@@ -253,11 +254,11 @@ class Membership:
             pause.wait(min(self._options.reconnect_interval, max(0.0, deadline - time.monotonic())))
 
     def disconnect(self, worker: int) -> None:
-        """Disconnects from a lost worker, which ends waits for it, unless it was reconnected in between."""
+        """Disconnects from a lost worker, unless it was reconnected in between. This ends waits for the worker."""
         self._disconnect(_worker(worker), self._attempted.get(worker))
 
     def reconnect(self, worker: int) -> bool:
-        """Connects to a lost worker if it answers now. Returns True if it is connected."""
+        """Connects to a lost worker if it answers now. Returns True if the worker is connected."""
         task = _worker(worker)
         if not self._answering([task]) or self.lost_parameter_server() is not None:
             return False
@@ -266,7 +267,7 @@ class Membership:
             return False
         with self._turn:
             is_known = task in self._addresses and not self._is_closing
-            # The return of another worker may have reconnected this one too.
+            # The return of another worker may have reconnected this worker too.
             if is_known and not self.is_reachable(worker):
                 self._replace([task])
         if self._has_recovered:
@@ -286,7 +287,7 @@ class Membership:
             lost = self._losses(self._parameter_servers)
             if lost and not self._is_closing:
                 if self._has_moved:
-                    # From all servers: they keep the former address of a moved one.
+                    # Disconnects from all servers, which otherwise keep the former address of a moved server.
                     self._change(without=self._present)
                     is_changed = self._change(adding=self._addresses)
                     self._has_moved = not is_changed
@@ -296,10 +297,10 @@ class Membership:
         return not self._losses(self._parameter_servers)
 
     def reach_parameter_servers(self, workers: Collection[Task] | None = None) -> None:
-        """Has workers, or all servers if None, reach the parameter servers; disconnects workers that cannot.
+        """Makes workers, or all servers if None, connect to the parameter servers; disconnects workers that fail.
 
-        Call it after a recovery: functions on a server that has not reached a recovered one yet would fail halfway,
-        with part of their effect.
+        Call this after a recovery: functions on a server that has not reached a recovered parameter server yet would
+        fail halfway, with part of their effect.
         """
         present = self._present
         if not present.keys() >= set(self._parameter_servers):
@@ -315,12 +316,12 @@ class Membership:
     def add_worker(self, worker: int, address: str) -> None:
         """Adds a worker; `reconnect` connects to it.
 
-        Raises ValueError for an invalid address or one that a server has, and StrategyClosedError after `close`.
+        Raises ValueError if the address is invalid or another server's, and StrategyClosedError after `close`.
         """
         self._add(_worker(worker), address)
 
     def move_worker(self, worker: int, address: str) -> None:
-        """Changes the address of a worker. Its calls fail, and `reconnect` connects to it at the new address."""
+        """Changes the address of a worker. The worker's calls fail, and `reconnect` connects to the new address."""
         with self._turn:
             task = _worker(worker)
             check_address(task, address, self._addresses)
@@ -328,7 +329,7 @@ class Membership:
             self._add(task, address)
 
     def move_parameter_server(self, index: int, address: str) -> None:
-        """Changes the address of a parameter server, which counts as lost until it is reconnected there."""
+        """Changes the address of a parameter server, which counts as lost until it is connected at the new address."""
         with self._turn:
             task = self._parameter_servers[index]
             with self._lock:
@@ -338,7 +339,7 @@ class Membership:
             self._heartbeat.watch(address)
             probe.close()
             self._has_moved = True
-            # The heartbeat no longer watches the former address: a call that the server does not end would never end.
+            # The heartbeat no longer watches the former address: a call that its server does not end would never end.
             OpenConnections().shut_down(former)
 
     def remove_worker(self, worker: int) -> None:
@@ -351,7 +352,7 @@ class Membership:
         self._goodbye.strategy_closes()
         with self._lock:
             self._is_closing = True
-        # Ends waits for answers.
+        # Ends waits of `broken_links` and `separation` for answers.
         self._links.close()
         if self._turn.acquire(timeout=self._changes.hurry()):
             try:
@@ -404,7 +405,7 @@ class Membership:
                 continue
             if self._heartbeat.state(address).liveness is Liveness.SILENT:
                 continue
-            # The server may be removed or moved at this moment.
+            # ValueError: another thread has removed or moved the server and closed its probe.
             with contextlib.suppress(ValueError):
                 pending[task] = probe.begin_status(self._options.probe_timeout)
         statuses = {task: wait() for task, wait in pending.items()}
@@ -416,7 +417,7 @@ class Membership:
         return {task for task, status in self._probe(tasks).items() if status.incarnation not in refused}
 
     def _losses(self, tasks: Collection[Task], statuses: Mapping[Task, TaskStatus] | None = None) -> dict[Task, str]:
-        """Returns the servers that are not connected now, each with the reason; asks them without `statuses`."""
+        """Returns the servers that are not connected now, with the reasons; probes them if `statuses` is None."""
         present = self._present
         statuses = self._probe(tasks) if statuses is None else statuses
         addresses = self._addresses
@@ -447,9 +448,9 @@ class Membership:
         return state.liveness is Liveness.UNKNOWN
 
     def _broken_links(self, sources: Collection[Task], targets: Collection[Task]) -> list[tuple[Task, str]]:
-        """Asks servers in parallel whether they reach others, except servers that do not answer the client.
+        """Asks `sources` in parallel whether they reach `targets`. Leaves out servers that do not answer the client.
 
-        Returns the source of each broken pair, and words with both addresses.
+        Returns the source of each broken link, and a description with both addresses.
         """
         addresses = self._addresses
         answering = {
@@ -465,7 +466,7 @@ class Membership:
             if source != target
         }
         broken = {pairs[link]: words for link, words in self._links.broken(pairs).items()}
-        # A server that has died in between is lost itself.
+        # A link to or from a server that has died in between is not broken: the server is lost.
         alive = self._probe({task for pair in broken for task in pair})
         return [
             (source, f"{answering[source]} does not reach {target} at {answering[target]}: {words}")
@@ -484,7 +485,7 @@ class Membership:
         return f"{address} {what}"
 
     def _connect_once(self) -> list[Task]:
-        """Connects to the servers that answer. Returns the awaited servers: workers are all awaited, or none is."""
+        """Connects to the servers that answer. Returns the missing servers: workers only while no worker answers."""
         servers = self._addresses
         if missing := self._missing(self._answering(servers)):
             return missing
@@ -515,7 +516,7 @@ class Membership:
             names.append(f"any worker ({shortened(workers)})")
         return ", ".join(names)
 
-    # Changes of the connections. The caller holds `_turn`, except for `_disconnect`, which takes it.
+    # These methods change the connections. `_disconnect` takes `_turn`; callers of the other methods hold `_turn`.
 
     def _disconnect(self, task: Task, lost: Connection | None) -> None:
         with self._turn:
@@ -532,8 +533,8 @@ class Membership:
     def _change(self, without: Collection[Task] = (), adding: Collection[Task] = ()) -> bool:
         """Disconnects from the servers `without`, and connects to the servers `adding` if they answer.
 
-        Returns True if TensorFlow's server definition was updated; otherwise no connection is new, lost ones are
-        dropped.
+        Returns True if TensorFlow's server definition was updated. If not, there is no new connection, but lost
+        connections may be dropped.
         """
         self._present = present = _without(self._present, without)
         statuses = self._probe({*present, *adding})
@@ -561,7 +562,7 @@ class Membership:
         self.settled.clear()
         try:
             is_updated = self._update_server_def(addresses)
-            # Workers too: the copies on a worker, such as datasets, may be gone.
+            # Workers are asked too: the copies on a worker, such as datasets, may be gone.
             gone = self._sentinels.gone([connection.number for connection in kept.values()])
             self._present = kept = {task: kept[task] for task in kept if kept[task].number not in gone}
         finally:
@@ -571,7 +572,7 @@ class Membership:
         return is_updated
 
     def _update_server_def(self, addresses: Mapping[Task, str]) -> bool:
-        """Updates TensorFlow's server definition. Returns False if it failed, and a later attempt may succeed."""
+        """Updates TensorFlow's server definition. Returns False if the update failed; a later one may succeed."""
         try:
             self._changes.apply(addresses)
         except tf.errors.OpError as error:
@@ -583,7 +584,7 @@ class Membership:
             )
             return False
         self._last_error = ""
-        # The heartbeat looks for the new connections immediately.
+        # `watch` has the heartbeat look for the new connections immediately.
         for address in addresses.values():
             self._heartbeat.watch(address)
         return True
@@ -609,7 +610,7 @@ def _without(mapping: Mapping[Task, Value], tasks: Collection[Task]) -> dict[Tas
     return {task: value for task, value in mapping.items() if task not in tasks}
 
 
-# Cached: each call on a worker needs one.
+# Cached, because each call on a worker needs the worker's `Task`.
 @functools.lru_cache(MAX_WORKERS)
 def _worker(index: int) -> Task:
     return Task("worker", index)
@@ -624,5 +625,5 @@ class ParameterServer:
     membership: Membership = dataclasses.field(repr=False)
 
     def healthy(self) -> bool:
-        """Returns whether it answers a probe and still holds our variables."""
+        """Returns whether the server answers a probe and still holds this client's variables."""
         return self.membership.is_parameter_server_reachable(self.index)

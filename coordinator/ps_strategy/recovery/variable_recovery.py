@@ -7,15 +7,15 @@
 Promises:
 - `recover` restores all variables of all parameter servers to the checkpoint, or reports that it must be called again.
   Functions that were traced before stay usable.
-- The newest readable checkpoint in the manager's directory is restored. A damaged one is skipped with a warning, and so
-  is another client's; nothing of a skipped checkpoint stays in the variables.
-- A checkpoint is a snapshot: the manager's `save` is replaced, and saves while no scheduled function runs and no
-  variable is being recovered. A save that fails because a parameter server was lost, or does not reach another one yet,
-  is repeated; its caller does not notice.
-- A failed save leaves the latest checkpoint unchanged: TensorFlow declares a checkpoint the latest one only after all
-  of it is written. Asynchronous saves are refused.
-- The client that began last to use a directory owns it; see `checkpoint_owner`. A former owner neither saves nor
-  recovers.
+- The newest readable checkpoint in the manager's directory is restored. A checkpoint that is damaged, or that another
+  client has written, is skipped with a warning; variables keep no value of a skipped checkpoint.
+- A checkpoint is a snapshot, because the replaced `save` of the manager saves while no scheduled function runs and no
+  variable is being recovered. If a save fails because a parameter server was lost or does not yet reach another server,
+  the save is repeated, and its caller does not notice.
+- A failed save leaves the latest checkpoint unchanged, because TensorFlow declares a checkpoint the latest only after
+  all of it is written. Asynchronous saves are refused.
+- The client that began last to use a directory owns the directory; see `checkpoint_owner`. A former owner neither saves
+  nor recovers.
 """
 
 import abc
@@ -45,11 +45,12 @@ from coordinator.ps_strategy.tensorflow_internals.checkpoint_savers import (
     forget_last_saved_step,
     saves_asynchronously,
 )
-from coordinator.ps_strategy.tensorflow_internals.process import attribute_replaced, own_executor
+from coordinator.ps_strategy.tensorflow_internals.functions import own_executor
+from coordinator.ps_strategy.tensorflow_internals.process import attribute_replaced
 
 _logger = logging.getLogger("coordinator")
 
-# Raised when a server is lost: no sign of a damaged checkpoint.
+# Errors that a lost server causes. They are no sign of a damaged checkpoint.
 _SERVER_LOST = (*UNREACHED, tf.errors.CancelledError)
 
 
@@ -57,13 +58,13 @@ class SaveServices(NamedTuple):
     """The services of a strategy for a `CheckpointSource`.
 
     Attributes:
-      save: takes a function that saves and returns the path, and the directory. Calls the function in `quiet()`, again
-        after a recovery if a parameter server was lost during the call, and returns the path.
+      save: takes a function, which saves a checkpoint and returns its path, and the directory. Calls the function in
+        `quiet()`, and again after a recovery if a parameter server was lost during the call; returns the path.
       steps: returns the number of the training step, or None while a server does not answer.
       begins_at_zero: whether `steps` counts from the beginning of this program.
       memory: `Options.checkpoint_memory`.
       events: records the saved checkpoints.
-      owner: whether the directory still belongs to this client.
+      owner: knows whether the directory still belongs to this client.
     """
 
     save: Callable[[Callable[[], str], str], str | None]
@@ -75,9 +76,9 @@ class SaveServices(NamedTuple):
 
 
 class CheckpointSource(abc.ABC):
-    """A directory of checkpoints that it saves, like a `tf.train.CheckpointManager`. The strategy calls the methods.
+    """An object that saves checkpoints in a directory, like a `tf.train.CheckpointManager`. The strategy calls it.
 
-    An abstract class, since `coordinator.Checkpoints` is in a higher layer than the recovery.
+    The class is abstract, because `coordinator.Checkpoints` is in a higher layer than the recovery.
     """
 
     checkpoint: tf.train.Checkpoint
@@ -93,19 +94,19 @@ class CheckpointSource(abc.ABC):
 
     @abc.abstractmethod
     def to_restore(self) -> list[str]:
-        """Returns the paths of the checkpoints, newest first. A checkpoint that is being saved must not become one."""
+        """Returns the paths of the complete checkpoints, newest first; gives up a checkpoint that is being saved."""
 
     @abc.abstractmethod
     def restored(self, path: str | None) -> None:
-        """Records that this checkpoint was restored, and newer ones could not be; None for the initial values."""
+        """Records that this checkpoint was restored, and newer ones could not be; None if initial values were set."""
 
 
 class CheckpointRestore:
     """The restoring of variables from a checkpoint.
 
     `source` is a `tf.train.CheckpointManager`, a `CheckpointSource`, or a function without arguments that restores a
-    checkpoint and returns its path, or None if there is none; otherwise a TypeError is raised. ValueError: the
-    manager's checkpoint was used asynchronously, or TensorFlow does not find checkpoints in its directory.
+    checkpoint and returns its path (None if there is none). Raises TypeError for any other source, and ValueError if
+    the manager's checkpoint was used asynchronously or TensorFlow does not find checkpoints in its directory.
     """
 
     def __init__(self, source: Any, owner: CheckpointOwner | None = None) -> None:
@@ -139,15 +140,14 @@ class CheckpointRestore:
             return self.manager.to_restore()
         state = tf.train.get_checkpoint_state(self.manager.directory)
         paths = [] if state is None else [*state.all_model_checkpoint_paths, state.model_checkpoint_path]
-        # Each path once, at its last place.
+        # The newest first, each path once.
         return list(dict.fromkeys(path for path in reversed([*self.manager.checkpoints, *paths]) if path))
 
     def restore(self, prepare: Callable[[], None]) -> str | None:
-        """Restores the latest checkpoint. `prepare`, called before each attempt, gives variables new resources.
+        """Restores the latest checkpoint. `prepare` is called before each attempt, to give variables new resources.
 
-        Returns the path of the restored checkpoint, None if there was none; the result of a user's function, if it is a
-        path. Raises OpError if a server was lost, otherwise the error of the newest checkpoint, if none can be read, or
-        of the user's function.
+        Returns the path of the restored checkpoint; None if there was none, or if a user's function returned no path.
+        Raises OpError if a server was lost, the newest checkpoint's error if none can be read, or the function's error.
         """
         if self.manager is None:
             prepare()
@@ -184,9 +184,9 @@ class CheckpointRestore:
             forget_last_saved_step(self.manager)
 
 
-# How many checkpoints are remembered; older ones are restored only if all of these are damaged.
+# The number of checkpoints in `_saved`. Older checkpoints are restored only if all of these are damaged.
 _REMEMBERED = 100
-# How often a save is repeated if a server does not reach another one although none is lost.
+# How often a save is repeated if a server does not reach another server, although no server is lost.
 _UNREACHED_SAVES = 3
 
 Step = Any  # An integer variable, of TensorFlow or Keras, or a function that returns an int.
@@ -198,9 +198,9 @@ class VariableRecovery:
     Args:
       membership: connects to the parameter servers.
       variables: the variables and tables on the parameter servers.
-      finished: returns how many of the user's functions have finished so far, undone ones included.
+      finished: returns how many of the user's functions have finished so far, including undone functions.
       wait_recovered: waits until the parameter servers are recovered, or a recovery cannot be expected; returns whether
-        they are. Called on threads that save a checkpoint.
+        they are recovered. Threads that save a checkpoint call it.
       quiet: returns a scope in which no scheduled function runs.
       memory, events, owner: see `SaveServices`.
     """
@@ -228,17 +228,17 @@ class VariableRecovery:
         self._source: CheckpointRestore | None = None
         self._step: Step | None = None
         self._on_rollback: Callable[[Rollback], object] | None = None
-        # How many finished functions were undone by recoveries: the variables lack their effect.
+        # How many finished functions were undone by recoveries: the variables lack the effect of these functions.
         self._undone = 0
-        # By path, for the latest checkpoints: how many functions had finished when its writing began, without undone
-        # ones, and the states that were saved with it. A missing path is very old, or older than this training. A state
-        # that was added later is reset: the checkpoint lacks the work since then.
+        # By path, for the latest checkpoints: how many functions had finished and were not undone when the save began,
+        # and the states that were saved. A checkpoint that is missing here is very old, or older than this training. A
+        # state that was added after the save is reset, because the checkpoint lacks the work since then.
         self._saved: dict[str, tuple[int, States]] = {}
         self._replaced_of_manager = contextlib.ExitStack()
-        # Held while a checkpoint is saved, and during an attempt to recover. The lock of the membership may be taken
-        # while it is held, never the other way round.
+        # Held while a checkpoint is saved, and during an attempt to recover. A thread that holds this lock may take the
+        # lock of the membership; a thread that holds the lock of the membership must not take this lock.
         self.variables_in_use = Lock()
-        # The servers that were found lost since the last success.
+        # The servers that were found lost since the last successful recovery.
         self._lost: set[str] = set()
         self._began: float | None = None
         self._is_half_restored = False
@@ -246,7 +246,7 @@ class VariableRecovery:
     def restore_from(
         self, source: Any, step: Step | None = None, on_rollback: Callable[[Rollback], object] | None = None
     ) -> None:
-        """Sets what is restored and the callback; see `ParameterServerStrategy.restore_from`."""
+        """Sets the source of checkpoints, the step and the callback; see `ParameterServerStrategy.restore_from`."""
         restore = CheckpointRestore(source, self._owner)
         if not (step is None or callable(step) or (hasattr(step, "numpy") and tf.as_dtype(step.dtype).is_integer)):
             raise TypeError(
@@ -275,7 +275,7 @@ class VariableRecovery:
         self._source, self._step = restore, step
 
     def release_manager(self) -> None:
-        """Restores the checkpoint manager's own `save`, unless other code has replaced it, and undoes the rest."""
+        """Restores the checkpoint manager's own `save`, unless other code has replaced it; undoes the other changes."""
         self._replaced_of_manager.close()
         self._owner.leave()
 
@@ -290,7 +290,7 @@ class VariableRecovery:
         return lost
 
     def try_once(self) -> Rollback | bool:
-        """Calls `recover`, and reports a rollback; returns it, or whether no variable is missing."""
+        """Calls `recover`; reports and returns the rollback, or returns whether no variable is missing."""
         rollback = self.recover()
         if rollback is None and self.missing() is not None:
             return False
@@ -306,10 +306,10 @@ class VariableRecovery:
         return rollback
 
     def recover(self) -> Rollback | None:
-        """Makes one attempt. Call it on a thread without its own executor, while no function runs.
+        """Makes one attempt to recover. Call it on a thread without its own executor, while no function runs.
 
-        Returns the rollback, or None. After None call it again, unless `missing` returns None too: a parameter server
-        does not answer or was lost once more, or a checkpoint is being saved, which will fail soon.
+        Returns the rollback, or None. If it returns None and `missing` returns an error, call it again: a parameter
+        server does not answer or was lost once more, or a checkpoint is being saved, which will fail soon.
 
         Raises:
           RuntimeError: `restore_from` was not called.
@@ -322,7 +322,7 @@ class VariableRecovery:
             return None
         try:
             if self.missing() is None:
-                # A server that did not answer for a while is the same process, with its variables.
+                # The server only did not answer for a while, and is the same process with its variables.
                 self._lost, self._began = set(), None
                 return None
             return self._attempt(self._source)
@@ -357,7 +357,7 @@ class VariableRecovery:
                 return None
             raise
         if self._membership.lost_parameter_server() is not None:
-            # A second loss raises no error if nothing had to be restored on the server.
+            # The loss of another server raises no error if nothing had to be restored on that server.
             return None
         return self._rollback(source, checkpoint, step)
 
@@ -398,19 +398,19 @@ class VariableRecovery:
         )
 
     def _save(self, save: Callable[..., str | None], directory: str, *args: Any, **kwargs: Any) -> str | None:
-        """Calls `save`, the manager's original one, while no function runs and no recovery is attempted.
+        """Calls `save`, the manager's original method, while no function runs and no recovery is attempted.
 
-        Raises ParameterServerLost if a lost parameter server does not return, CheckpointsTakenOver, RuntimeError on a
-        worker's thread, ValueError for an asynchronous save, or another error of the save.
+        Raises ParameterServerLost if a lost parameter server does not return, CheckpointsTakenOver if another client
+        owns the directory, RuntimeError on a worker's thread, ValueError for an asynchronous save, or the save's error.
         """
         arguments = (*args, *kwargs.values())
         if any(isinstance(value, tf.train.CheckpointOptions) and value.enable_async for value in arguments):
-            # Raised before the checkpoint's number is incremented.
+            # This error is raised before the manager increments the number of the checkpoint.
             raise _asynchronous_refused()
         began = time.monotonic()
         bound = inspect.signature(save).bind(*args, **kwargs)
         options = bound.arguments["options"] = copy.copy(bound.arguments.get("options") or tf.train.CheckpointOptions())
-        # A new list: TensorFlow adds a function to the caller's list at each save.
+        # The options get a new list, because TensorFlow would add a function to the caller's list at each save.
         options.experimental_write_callbacks = [self._note_written, *(options.experimental_write_callbacks or ())]
         try:
             path = self._save_quietly(functools.partial(save, *bound.args, **bound.kwargs), directory)
@@ -444,7 +444,7 @@ class VariableRecovery:
                         states = self._variables.copied_states()
                         path = save()
                     except tf.errors.OpError as error:
-                        # Another client with the same directory may have deleted the files.
+                        # The cause may be another client that owns the directory and has deleted the files.
                         self._owner.require()
                         missing = self.missing()
                         if missing is not None:

@@ -1,13 +1,15 @@
-"""Traced functions: how to call, build, change and register them, and the contents of their graphs.
+"""Traced functions: how to call, build, change and register them, and the contents of their graphs; executors.
 
-A `tf.types.experimental.ConcreteFunction` is called `concrete` here, a `NodeDef` `node`, a `FunctionDef` `function`.
+`concrete` is a `tf.types.experimental.ConcreteFunction`, `node` a `NodeDef`, and `function` usually a `FunctionDef`.
 """
 
+import collections
 import contextlib
 import functools
 import hashlib
 import itertools
 import re
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
@@ -17,7 +19,7 @@ import tensorflow as tf
 from tensorflow.core.function.trace_type import default_types
 from tensorflow.python.client import pywrap_tf_session
 from tensorflow.python.distribute.coordinator import coordinator_context
-from tensorflow.python.eager import cancellation, context, execute
+from tensorflow.python.eager import cancellation, context, execute, executor
 from tensorflow.python.eager.polymorphic_function import atomic_function, concrete_function, function_type_utils
 from tensorflow.python.framework import func_graph, op_def_registry, ops
 from tensorflow.python.framework.composite_tensor import CompositeTensor
@@ -25,21 +27,21 @@ from tensorflow.python.saved_model import function_deserialization
 
 from coordinator.ps_strategy.tensorflow_internals.process import attribute_replaced
 
-# Private: no public attribute says that a function must be compiled; the runtime reads this one.
+# Private: no public attribute says that a function must be compiled. TensorFlow's runtime reads this attribute.
 _COMPILED = "_XlaMustCompile"
-# The inputs of an operation that are the last arguments of its function. An operation with several functions has such
-# inputs for each, prefixed with the function's attribute.
+# The inputs that an operation passes to its function as the last arguments. An operation with several functions has
+# such inputs for each function, with the function's attribute as the prefix of their names.
 _CAPTURED = ("other_arguments", "captured_inputs", "captured_tensors")
 # The first input of these operations selects the function, which takes the other inputs.
 _CHOOSING = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
 # The beginning of TensorFlow's names for the gradients of `tf.custom_gradient`.
 _CUSTOM_GRADIENT = "CustomGradient-"
-# The attribute of a graph with the gradient functions of its operations.
+# The attribute in which a graph holds the gradient functions of its operations.
 _GRADIENTS_OF_GRAPH = "_coordinator_custom_gradients"
 
 
 class CancellationManager:
-    """The cancellation of the calls that it was passed to."""
+    """Cancels the calls that the manager was passed to."""
 
     def __init__(self) -> None:
         # Private: the public API cannot cancel an eager call.
@@ -50,18 +52,148 @@ class CancellationManager:
         return bool(self._manager.is_cancelled)
 
     def cancel(self) -> None:
-        """Cancels the calls. May be called again."""
+        """Cancels the calls. The method may be called several times."""
         self._manager.start_cancel()
+
+
+def bind_executor() -> Any:
+    """Gives the calling thread its own executor, which runs each call before it returns.
+
+    The thread has the executor while the caller keeps the returned object, and then falls back to the default executor,
+    which all threads share. There, a failed call also fails other calls in progress, on any worker, and connecting to a
+    worker waits for all calls. `executor_scope` for each call would couple the threads, too: leaving the scope waits
+    for the default executor, which waits for handles to be destroyed on every worker, frozen or not.
+    """
+    # Private: the public API has no executors.
+    bound = executor.new_executor(enable_async=False)
+    context.context().executor = bound
+    return bound
+
+
+@contextlib.contextmanager
+def own_executor() -> Iterator[None]:
+    """A scope that gives a thread without an executor its own, so that an error does not outlive the scope."""
+    # The thread has the executor as long as `bound` exists.
+    bound = bind_executor()
+    try:
+        yield
+    finally:
+        bound.clear_error()
+
+
+def forget_error() -> None:
+    """Clears the error of a call from the calling thread's executor; the next call would raise the error again."""
+    # Private, as in `bind_executor`.
+    context.context().executor.clear_error()
+
+
+class PresentContext:
+    """TensorFlow's context of this process and its servers, at the time when this object is made.
+
+    If a program resets TensorFlow, as test suites do between two tests, a new context without servers replaces this
+    context. TensorFlow ends the process if the new context disconnects, or reads a variable of the former context.
+    """
+
+    def __init__(self) -> None:
+        self._context = weakref.ref(context.context())
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether TensorFlow was reset after this object was made."""
+        # Private: no public function tells one context from another.
+        return context.context() is not self._context()
+
+
+class FunctionRegistration:
+    """Mutual exclusion between the registration of functions in this process and changes of the cluster.
+
+    TensorFlow sends every traced function to all servers in its list. This fails ("Client for target ... not found")
+    while the list and the connections differ, as they do briefly during each change of the cluster. Without this class,
+    the loss of a worker would make concurrent traces fail, and functions deleted then would stay on the servers.
+
+    Registrations and changes wait at most `longest_wait` seconds for each other, even if one hangs. Python's garbage
+    collection requests the removal of a function on any thread. A removal never waits: a change defers the removal.
+    """
+
+    def __init__(self, longest_wait: float) -> None:
+        self._longest_wait = longest_wait
+        self._changed = threading.Condition()
+        self._running = 0
+        self._changing: int | None = None
+        self._deferred: collections.deque[Any] = collections.deque()
+        tensorflow: Any = context.context()
+        self.register, self.remove = tensorflow.add_c_function, tensorflow.remove_function
+        self._patches = contextlib.ExitStack()
+        # Private: every trace calls this method, also traces of users' functions and datasets. There is no public hook.
+        self._patches.enter_context(attribute_replaced(tensorflow, "add_c_function", self._register_in_turn))
+        # Private: TensorFlow calls this method for every deleted function. No caller can catch its errors.
+        self._patches.enter_context(attribute_replaced(tensorflow, "remove_function", self._remove_in_turn))
+
+    @contextlib.contextmanager
+    def held_back(self) -> Iterator[None]:
+        """A scope in which only the calling thread registers functions. One thread at a time may enter the scope."""
+        with self._changed:
+            self._changing = threading.get_ident()
+            self._changed.wait_for(lambda: not self._running, self._longest_wait)
+        try:
+            yield
+        finally:
+            while not self._end_change():
+                self._remove_connected(self._deferred.popleft())
+
+    def close(self) -> None:
+        """Restores TensorFlow's own methods, unless another instance has replaced them."""
+        self._patches.close()
+
+    def _register_in_turn(self, function: Any) -> None:
+        with self._changed:
+            own = (None, threading.get_ident())
+            self._changed.wait_for(lambda: self._changing in own, self._longest_wait)
+            self._running += 1
+        try:
+            self.register(function)
+        finally:
+            self._end_one()
+
+    def _end_change(self) -> bool:
+        """Ends the change, or returns False: functions must be removed first, as new functions may have their names."""
+        with self._changed:
+            if self._deferred:
+                return False
+            self._changing = None
+            self._changed.notify_all()
+            return True
+
+    def _remove_in_turn(self, name: Any) -> None:
+        with self._changed:
+            if self._changing is not None:
+                self._deferred.append(name)
+                return
+            self._running += 1
+        try:
+            self._remove_connected(name)
+        finally:
+            self._end_one()
+
+    def _remove_connected(self, name: Any) -> None:
+        # After a failed change, the connection to a server may be missing. The server forgets the function anyway.
+        with contextlib.suppress(tf.errors.InvalidArgumentError):
+            self.remove(name)
+
+    def _end_one(self) -> None:
+        with self._changed:
+            self._running -= 1
+            self._changed.notify_all()
 
 
 def with_defaults(
     function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Returns the arguments of a call with the omitted ones; TypeError if they do not match the signature.
+    """Returns the arguments of a call, completed by defaults; TypeError if they do not match the signature.
 
-    These are the defaults of a `tf.function`, or the Python values that a concrete function was traced with.
+    Defaults are those of a `tf.function`, or the Python values that a concrete function was traced with.
     """
-    # Private: nothing public returns them, and a concrete function does not know the defaults.
+    # Private: no public attribute has the defaults, and a concrete function does not know its `tf.function`'s defaults.
     signature = function.function_type
     if isinstance(function, tf.types.experimental.ConcreteFunction):
         types = {name: parameter.type_constraint for name, parameter in signature.parameters.items()}
@@ -74,26 +206,27 @@ def with_defaults(
 
 
 def named_arguments(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of a call of a `tf.function` by parameter; TypeError if they do not match."""
-    # Private: the public signature of a method's Python function includes the object.
+    """Returns the arguments of a call of a `tf.function` by parameter name; TypeError if they do not match."""
+    # Private: the public signature of a method's Python function includes `self`.
     return dict(function.function_type.bind_partial(*args, **kwargs).arguments)
 
 
 def flat_inputs(concrete: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """Returns a concrete function's tensors for these arguments, without captures; TypeError if they do not match."""
+    """Returns a concrete function's input tensors for arguments, without captures; TypeError if they do not match."""
     # Private: the public call flattens the arguments and adds the function's own captures in one step.
     bound = function_type_utils.canonicalize_function_inputs(tuple(args), dict(kwargs), concrete.function_type)
     return list(concrete.function_type.unpack_inputs(bound))
 
 
 def call_concrete(concrete: Any, inputs: Sequence[Any], manager: CancellationManager, *, stands_for: Any = None) -> Any:
-    """Runs a concrete function on the current device; returns the outputs in the structure of the (replaced) function.
+    """Runs a concrete function on the current device; returns its structured outputs.
 
     `inputs` are `flat_inputs`, then one tensor for each of `captured_inputs`. `stands_for` is the concrete function
-    that this one replaces; it has the same operation names and flat outputs. An error has the location in its code.
+    that `concrete` replaces, with the same operation names and flat outputs. The outputs have the structure of the
+    replaced function, and an error names the location in the code of the replaced function.
     """
-    # Private: a public call takes neither captures nor a cancellation manager of the caller's. It reads the manager
-    # from a global that the threads of all workers share.
+    # Private: a public call takes neither captures nor a cancellation manager. TensorFlow reads the manager from
+    # a global variable that the threads of all workers share.
     function = concrete.inference_fn
     reported = function if stands_for in (None, concrete) else _ReportedAs(function.name, stands_for.inference_fn)
     ctx = context.context()
@@ -120,23 +253,23 @@ class _ReportedAs:
 
     @property
     def graph_debug_info(self) -> Any:
-        """Where its operations were created; slow to compute."""
+        """The code locations of the function's operations; slow to compute."""
         return self._other.graph_debug_info
 
 
 def structure_outputs(concrete: Any, values: Sequence[Any]) -> Any:
     """Returns NumPy values, one for each of `concrete.outputs`, in the structure that the function returns.
 
-    Composite tensors in the structure are made of the values.
+    Composite tensors in the structure are made from the values.
     """
-    # Private: publicly, only the function's own call does this.
+    # Private: publicly, only a call of the function packs outputs into the structure.
     if any(isinstance(leaf, CompositeTensor) for leaf in tf.nest.flatten(concrete.structured_outputs)):
         values = [tf.constant(value, output.dtype) for value, output in zip(values, concrete.outputs, strict=True)]
     return concrete.function_type.pack_output(values)
 
 
 def captures_of(concrete: Any) -> list[Any]:
-    """Returns the captures of a concrete function: the same list object until they change."""
+    """Returns the captures of a concrete function, in the same list object until the captures change."""
     # Private: `captured_inputs` creates a new list each time, which is too slow for calls of small functions.
     return concrete._captured_inputs
 
@@ -147,7 +280,7 @@ def captured_inputs(concrete: Any, worker_index: Any = 0) -> list[Any]:
     `worker_index`, an int64 tensor or an int, is passed where the function calls
     `tf.distribute.coordinator.experimental_get_current_worker_index()`.
     """
-    # Private: that function captures the index at each call, from a context of TensorFlow's own coordinator.
+    # Private: TensorFlow reads the index at each call, from a context of its own coordinator.
     of_thread = coordinator_context._dispatch_context
     former = coordinator_context.get_current_dispatch_context()
     of_thread.current = coordinator_context.DispatchContext(SimpleNamespace(worker_index=worker_index))
@@ -158,8 +291,8 @@ def captured_inputs(concrete: Any, worker_index: Any = 0) -> list[Any]:
 
 
 def untraced_copy(function: Any) -> Any | None:
-    """Returns a copy of a `tf.function` without its traces; None for a SavedModel's, which cannot be retraced."""
-    # Private: there is no public way to copy a function with its settings, or to see that a SavedModel holds it.
+    """Copies a `tf.function` without its traces; returns None for a SavedModel's function, which cannot be retraced."""
+    # Private: no public way copies a function with its settings, or tells that a function is from a SavedModel.
     return None if isinstance(function, function_deserialization.RestoredFunction) else function._clone(None)
 
 
@@ -168,29 +301,29 @@ def built_function(
 ) -> Any:
     """Builds a concrete function, for `call_concrete`, from a graph that is changed after tracing.
 
-    `body` is traced without AutoGraph; it takes a symbolic tensor for each of `signature`, and returns a list of
-    tensors. `change` is called with the graph, which has all control dependencies.
+    `body` is traced without AutoGraph. It takes a symbolic tensor for each of `signature`, and returns a list of
+    tensors. `change` is called with the traced graph, which already has all control dependencies.
     """
-    # Private: tracing registers a function; publicly, its graph cannot be changed before.
+    # Private: public tracing registers a function before the caller can change its graph.
     graph = func_graph.func_graph_from_py_func(body.__name__, body, tuple(signature), {})
     change(graph)
     kind = function_type_utils.derive_from_graph(graph)
-    # The servers keep the functions that it calls as long as the graph exists.
+    # The servers keep the functions that the graph calls as long as the graph exists.
     library = graph.as_graph_def().library.function
     graph.registered = [kept for function in library for kept in _registered(function, kind)]
     return concrete_function.ConcreteFunction.from_func_graph(graph, kind, {}, shared_func_graph=False)
 
 
 def _registered(function: Any, kind: Any) -> Iterator[Any]:
-    """Registers a `FunctionDef` with all servers; yields objects that keep it there as long as they exist."""
+    """Registers a `FunctionDef` with all servers, which keep it as long as the yielded objects exist."""
     known = context.context()
     name = function.signature.name
     is_counted = (known.function_scope_id, name.encode()) in atomic_function.RUNTIME_FUNCTION_REFS
     if is_counted or not known.has_function(name):
-        # The function is not called itself, so its type does not matter.
+        # The program does not call the function directly, so its type does not matter.
         yield atomic_function.AtomicFunction(name, known, kind)
     if not known.has_function(name):
-        # The call that tracing makes, and that `FunctionRegistration` replaces.
+        # Tracing makes the same call, which `FunctionRegistration` replaces.
         registered = pywrap_tf_session.TF_FunctionImportFunctionDef(function.SerializeToString())
         try:
             known.add_c_function(registered)
@@ -200,7 +333,7 @@ def _registered(function: Any, kind: Any) -> Iterator[Any]:
 
 def under_another_name(concrete: Any) -> Any:
     """Returns a concrete function with the same graph, under a name that the servers do not know yet."""
-    # Private: publicly, only tracing creates a function; it takes long and may not be repeatable.
+    # Private: publicly, only tracing creates a function. Tracing takes long and may not be repeatable.
     return concrete_function.ConcreteFunction.from_func_graph(
         concrete.graph, concrete.function_type, concrete.inference_fn.attributes
     )
@@ -222,10 +355,10 @@ def is_compiled(concrete: Any) -> bool:
 
 
 def compiled_calls(concrete: Any, is_remote: Callable[[Any], bool]) -> Iterator[tuple[str, Any]]:
-    """Finds functions inside a concrete function that XLA compiles and that use remote resources.
+    """Finds functions, called by a concrete function, that XLA compiles and that use remote resources.
 
-    `is_remote` returns True for a captured tensor that is the handle of such a resource. Yields the name of the Python
-    function and the captured tensor; also for nested calls, branches and loop bodies.
+    `is_remote` returns True for a captured tensor that is the handle of a remote resource. Yields the name of each such
+    Python function and the captured tensor, also for functions in nested calls, branches and loop bodies.
     """
     graph = concrete.graph.as_graph_def()
     functions = {function.signature.name: function for function in graph.library.function}
@@ -252,10 +385,10 @@ def _calls(nodes: Sequence[Any], remote: dict[str, Any], functions: dict[str, An
 
 
 def passed_inputs(node: Any, role: str, function: Any) -> list[tuple[str, str]]:
-    """Returns which inputs an operation passes to a function that its attribute `role` names, or lists.
+    """Returns which inputs an operation passes to a function that the operation's attribute `role` names or lists.
 
     Returns pairs of the function's argument and the operation's input, by name. The elements that a dataset operation
-    passes are not inputs. The list is empty for an operation that calls its function in an unknown way.
+    passes are not inputs. The list is empty for an operation that calls the function in an unknown way.
     """
     inputs = [name for name in node.input if not name.startswith("^")]
     arguments = [argument.name for argument in function.signature.input_arg]
@@ -269,7 +402,7 @@ def passed_inputs(node: Any, role: str, function: Any) -> list[tuple[str, str]]:
 
 
 def _input_places(node: Any, count: int) -> dict[str, slice]:
-    """Returns the positions of each input of the operation's definition; empty if they do not match its inputs."""
+    """Returns the positions of each input in an operation's definition; empty if they are not `count` in total."""
     # Private: publicly, only operations of a `tf.Graph` have a definition, not operations in functions.
     definition = op_def_registry.get(node.op)
     if definition is None:
@@ -285,13 +418,13 @@ def _input_places(node: Any, count: int) -> dict[str, slice]:
 
 
 def _must_compile(function: Any) -> bool:
-    # Reading a missing key would add it, without a value, to the function that is sent to the workers. These refuse
-    # every function that calls such a function.
+    # Reading a missing key of the map would add the key without a value. The function is sent to the workers, which
+    # refuse all functions that call a function with such a key.
     return _COMPILED in function.attr and bool(function.attr[_COMPILED].b)
 
 
 def called_functions(node: Any) -> list[tuple[str, str]]:
-    """Returns the attributes of an operation that name functions, with the functions' names."""
+    """Returns a pair for each function that an operation's attributes name: the attribute, and the function's name."""
     return [
         (role, function.name)
         for role, value in node.attr.items()
@@ -301,7 +434,7 @@ def called_functions(node: Any) -> list[tuple[str, str]]:
 
 
 def called_in(node: Any) -> list[Any]:
-    """Returns the messages in an operation that name functions; the names can be changed there."""
+    """Returns the messages in an operation that name functions. The caller may change the names in the messages."""
     values = (value for value in node.attr.values() if value.HasField("func") or value.HasField("list"))
     return [function for value in values for function in ([value.func] if value.HasField("func") else value.list.func)]
 
@@ -313,8 +446,8 @@ def copied(message: Any) -> Any:
 
 
 def renamed_by_content(function: Any) -> str:
-    """Gives a changed function a new name, and returns the name: equal functions have equal names."""
-    # The attribute lists functions with the same arguments that may replace this one.
+    """Gives a changed function a new name, and returns the name. Equal functions get equal names."""
+    # `api_implements` would let TensorFlow replace this function by another function with the same arguments.
     function.attr.pop("api_implements", None)
     content = hashlib.sha256(function.SerializeToString(deterministic=True)).hexdigest()
     function.signature.name = f"{function.signature.name}_{content[:16]}"
@@ -322,7 +455,7 @@ def renamed_by_content(function: Any) -> str:
 
 
 def is_stateful(node: Any) -> bool:
-    """Returns True if an operation has side effects or reads what may change."""
+    """Returns True if an operation has side effects, or reads a state that may change."""
     # Private: see `_input_places`.
     definition = op_def_registry.get(node.op)
     return definition is None or bool(definition.is_stateful)
@@ -334,9 +467,8 @@ def custom_gradients_freed() -> Iterator[None]:
 
     TensorFlow keeps the gradient function of each call of a `tf.custom_gradient` in a registry until the process ends.
     The gradient function refers to the graph of the call, and so to the handles of variables that the graph has
-    captured. Keras has one in each training step (`tf.distribute.ReplicaContext.all_reduce`); `tf.nn.silu` is another.
-    So a trained model would stay on the parameter servers, with its optimizer's slots, after the program has dropped
-    it.
+    captured. Each training step of Keras has one (`tf.distribute.ReplicaContext.all_reduce`), and so has `tf.nn.silu`.
+    So a trained model that the program has dropped would stay on the parameter servers, with its optimizer's slots.
     """
     # Private: the registry keeps everything that is registered, and `tf.custom_gradient` has no hook.
     stock: Any = ops.RegisterGradient

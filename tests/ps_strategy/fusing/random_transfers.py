@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from coordinator.ps_strategy.tensorflow_internals.functions import CancellationManager, call_concrete
-from coordinator.ps_strategy.tensorflow_internals.process import own_executor
+from coordinator.ps_strategy.tensorflow_internals.functions import CancellationManager, call_concrete, own_executor
 
 WORKER = "/job:worker/replica:0/task:0/device:CPU:0"
 SERVERS = [f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in range(2)]

@@ -49,7 +49,7 @@ import threading
 import tensorflow as tf
 
 import coordinator
-from coordinator.ps_strategy.tensorflow_internals.process import own_executor
+from coordinator.ps_strategy.tensorflow_internals.functions import own_executor
 from coordinator.testing import LocalCluster
 from tests.deadline import wait_until
 

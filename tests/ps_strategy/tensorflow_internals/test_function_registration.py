@@ -9,7 +9,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from coordinator.ps_strategy.fusing.graph_copies import packed_function
-from coordinator.ps_strategy.tensorflow_internals.process import FunctionRegistration
+from coordinator.ps_strategy.tensorflow_internals.functions import FunctionRegistration
 from tests.deadline import wait_until
 from tests.ps_strategy.every_worker import unhealthy
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy.tensorflow_internals import functions, handles, process
+from coordinator.ps_strategy.tensorflow_internals import functions, handles
 from coordinator.ps_strategy.tensorflow_internals.functions import CancellationManager, call_concrete
 
 TIMEOUT = 30.0
@@ -32,7 +32,7 @@ def test_an_executor_belongs_to_the_thread_that_binds_it_and_keeps_it():
     is_async = {}
 
     def bind():
-        bound = process.bind_executor()
+        bound = functions.bind_executor()
         is_async["bound"] = context.context().executor.is_async()
         assert (tf.constant(1) + 1).numpy() == 2
         bound.clear_error()
