@@ -1,11 +1,11 @@
-"""The ledger of ranges of examples: which ranges are done, which are out, and which come next.
+"""The ledger of ranges of examples, which records which ranges are done, which are out, and which come next.
 
     next --> out --finish--> done
       ^       |
       '-- give_back          a function failed, was cancelled, or was never scheduled
 
-Ranges have the numbers 0, 1, 2, ... through all epochs. All ranges below a watermark and a few above it are done, so
-only ranges that are out need memory. A plain data structure without a lock: its user holds one.
+Ranges have the numbers 0, 1, 2, ... through all epochs. All ranges below a watermark are done. The ledger stores single
+ranges only above the watermark. The ledger has no lock; the caller must hold one.
 """
 
 import heapq
@@ -14,10 +14,10 @@ from collections.abc import Iterable
 
 from coordinator.errors import ClosureCancelledError, ClosureQuarantined, ParameterServerLost, WorkerLost
 
-# No range this far above the first range that is not done is taken. This bounds what is kept of single ranges, here and
-# on the parameter servers, although one range may take very long.
+# A range is taken only if it is less than `WINDOW` above the first range that is not done. If one range takes long, the
+# window bounds the number of single ranges that the ledger and the parameter servers store.
 WINDOW = 2**16
-# How many ranges without a scheduled function a loop may take.
+# The maximum number of ranges that a loop may take without scheduling functions with them.
 MOST_UNSCHEDULED = 1000
 
 
@@ -25,15 +25,15 @@ class Ledger:
     """The ledger of the `total` ranges of all epochs.
 
     Attributes:
-      limit: ranges from this number on are not taken.
-      below: all ranges with smaller numbers are done.
-      done: further ranges that are done.
+      limit: only ranges with smaller numbers are taken.
+      below: the watermark; all ranges with smaller numbers are done.
+      done: the done ranges above the watermark.
       skipped: the done ranges that were given up.
       given_back: how often a range was given back.
-      rolled_back: how many ranges were done and had to be done again.
-      most_failures: a range is skipped after this number of failures; None keeps the first error.
+      rolled_back: how many done ranges had to be done again because a checkpoint was restored.
+      most_failures: a range is skipped after this number of failures. If None, no range is skipped.
       strategy_raises: whether the strategy raises the errors of functions.
-      error: the error of a function that the strategy does not raise; the loop over the ranges raises it.
+      error: the first error that the loop over the ranges must raise, because the strategy does not raise it.
     """
 
     def __init__(self, total: int) -> None:
@@ -46,15 +46,15 @@ class Ledger:
         self.most_failures: int | None = None
         self.strategy_raises = True
         self.error: BaseException | None = None
-        # All ranges from here on come next, except ranges that are done or out.
+        # Ranges from this number on come next, except ranges that are done or out.
         self._next = 0
-        # Ranges that come before these: a heap.
+        # A heap of ranges that were given back, which come before the ranges from `_next` on.
         self._again: list[int] = []
-        # The number of running functions of each range that is out; 0 if none was scheduled yet.
+        # Maps each range that is out to the number of its running functions, which is 0 before the first one.
         self._out: dict[int, int] = {}
-        # Ranges that are out and one of whose functions has failed.
+        # Ranges with a function that has failed since the range was last taken.
         self._incomplete: set[int] = set()
-        # The number of failures of a range's functions.
+        # Maps a range to the number of failures of its functions.
         self._failures: dict[int, int] = {}
 
     @property
@@ -67,7 +67,7 @@ class Ledger:
 
     @property
     def progress(self) -> tuple[int, int, int]:
-        """A value that changes whenever a range was done, given back or rolled back."""
+        """A value that changes whenever a range is done, given back or rolled back."""
         return self.count_done, self.given_back, self.rolled_back
 
     @property
@@ -76,17 +76,18 @@ class Ledger:
         return self.below >= min(self.limit, self.total)
 
     def has_next(self, most_out: float = math.inf) -> bool:
-        """Returns whether a range can be taken now, with fewer than `most_out` ranges out."""
+        """Returns whether a range can be taken. At most `most_out` ranges may be out."""
         while self._next < self.total and (self.is_done(self._next) or self._next in self._out):
             self._next += 1
         number = self._again[0] if self._again else self._next
         return len(self._out) < most_out and number < min(self.limit, self.total, self.below + WINDOW)
 
     def next(self, most_out: float = math.inf) -> int | None:
-        """Takes the smallest range that was given back, otherwise the next one in order; None without `has_next`."""
+        """Takes the first range that was given back, or else the next range in order. Returns None if there is none."""
         if not self.has_next(most_out):
             return None
         number = heapq.heappop(self._again) if self._again else self._next
+        self._incomplete.discard(number)
         self._out[number] = 0
         return number
 
@@ -98,7 +99,7 @@ class Ledger:
         return self._out.get(number) == 0
 
     def check_scheduled(self, taken: dict[int, None]) -> None:
-        """Removes the ranges with a function from `taken`; RuntimeError if too many are left, or they block a loop."""
+        """Removes ranges with a function from `taken`. Raises RuntimeError if too many are left, or block the loop."""
         if len(taken) < MOST_UNSCHEDULED and self.has_next():
             return
         for number in [number for number in taken if not self.is_unscheduled(number)]:
@@ -111,14 +112,14 @@ class Ledger:
             )
 
     def schedule(self, number: int) -> None:
-        """Records that a function was scheduled with a range, perhaps one of several."""
+        """Records that a function was scheduled with a range, which may have several functions."""
         self._out[number] = self._out.get(number, 0) + 1
         if number in self._again:
             self._again.remove(number)
             heapq.heapify(self._again)
 
     def finish(self, number: int) -> None:
-        """Records that a function with a range has finished; the last one makes it done, unless another has failed."""
+        """Records the end of a function. After its last function, a range is done, or comes again if one has failed."""
         if self._remove_function(number):
             if number in self._incomplete:
                 self._take_again(number)
@@ -128,12 +129,12 @@ class Ledger:
             del self._failures[number]
 
     def fail(self, number: int, error: BaseException | None) -> bool:
-        """Gives a range back, or skips it, after its function's error (None: cancelled); returns True if skipped."""
+        """Gives back or skips a range after an `error` or a cancellation (None). Returns True for a skipped range."""
         if error is not None and not isinstance(error, ClosureCancelledError | ParameterServerLost):
             self._failures[number] = failures = self._failures.get(number, 0) + 1
             if self.most_failures is None:
                 if not self.strategy_raises or isinstance(error, ClosureQuarantined | WorkerLost):
-                    # The strategy does not raise it, or raises it only when nothing is scheduled any longer.
+                    # The strategy does not raise the error, or raises it only when no function is scheduled any longer.
                     self.error = self.error or error
             elif failures >= self.most_failures or isinstance(error, ClosureQuarantined):
                 del self._failures[number]
@@ -143,16 +144,17 @@ class Ledger:
         return False
 
     def give_back(self, number: int) -> None:
-        """Records that a function with a range, perhaps not scheduled yet, will not finish.
+        """Records that a function with a range will not finish, or was never scheduled.
 
-        The range comes next again when no other function with it runs.
+        The range comes next again when no other function with the range runs.
         """
-        self._incomplete.add(number)
+        if not self.is_unscheduled(number):
+            self._incomplete.add(number)
         if self._remove_function(number):
             self._take_again(number)
 
     def skip(self, number: int) -> None:
-        """Gives a range up: it counts as done, and is listed as skipped."""
+        """Gives a range up. The range counts as done, and is in `skipped`."""
         self._remove_function(number)
         self._incomplete.discard(number)
         if not self.is_done(number):
@@ -160,28 +162,27 @@ class Ledger:
             self._add_done(number)
 
     def restore(self, below: int, done: Iterable[int], skipped: Iterable[int] = ()) -> None:
-        """Replaces the record of done ranges. Ranges stay out: their functions run on the restored model."""
+        """Replaces the record of done ranges. Ranges stay out, because their functions run on the restored model."""
         before = self.count_done
         self.below = min(below, self.total)
-        # There may be fewer epochs than before.
+        # The checkpoint may have more epochs.
         self.done = {number for number in done if self.below <= number < self.total}
         self.skipped = {number for number in skipped if number < self.total}
         self._raise_watermark()
-        # A reset may come before the restoring of a checkpoint: both count once.
+        # If a restore follows a reset, a range that both roll back counts once.
         self.rolled_back = max(0, self.rolled_back + before - self.count_done)
         self._again.clear()
         self._next = self.below
 
     def _remove_function(self, number: int) -> bool:
-        """Removes one function of a range; returns True if none is left."""
+        """Removes one function of a range. Returns True if no function is left."""
         remaining = self._out.pop(number, 0) - 1
         if remaining > 0:
             self._out[number] = remaining
         return remaining <= 0
 
     def _take_again(self, number: int) -> None:
-        self._incomplete.discard(number)
-        if not self.is_done(number) and number < self._next and number not in self._again:
+        if not self.is_done(number) and number <= self._next and number not in self._again:
             self.given_back += 1
             heapq.heappush(self._again, number)
 

@@ -94,6 +94,21 @@ def test_a_function_that_is_scheduled_late_takes_its_range_from_those_given_back
     assert not ledger.has_next()
 
 
+def test_a_failure_counts_though_another_function_with_the_range_is_scheduled_after_it() -> None:
+    ledger = Ledger(2)
+    assert ledger.next() == 0
+    ledger.schedule(0)
+    # Before the loop takes the next range.
+    ledger.give_back(0)
+    ledger.schedule(0)
+    ledger.finish(0)
+    assert (ledger.count_done, ledger.given_back) == (0, 2)
+    assert handed_out(ledger, 2) == [0, 1]
+    for number in (0, 1):
+        ledger.finish(number)
+    assert ledger.is_over
+
+
 def test_a_skipped_range_is_done_and_listed() -> None:
     ledger = Ledger(2)
     handed_out(ledger, 2)
