@@ -6,15 +6,15 @@
     quiet(): take a snapshot, on the servers -->      failed   --> log it, delete it, keep all others
 
     ckpt-7.index, ckpt-7.data-*     the checkpoint number 7
-    ckpt-8_temp/                    a checkpoint that is being written, or was when its program ended
+    ckpt-8_temp/                    a checkpoint that is being written, or that a program has left unfinished
     checkpoints.json                the complete checkpoints
-    checkpoint                      their names, for `tf.train.latest_checkpoint`
+    checkpoint                      the names of the complete checkpoints, for `tf.train.latest_checkpoint`
 
 Promises:
-- A checkpoint is listed only when it is completely written, and is of one moment. It is taken off the lists before it
-  is deleted, which happens only after a newer one has been listed. Each list is replaced in one step.
-- A failed write is logged immediately and counted. The next policy that is due tries again.
-- A snapshot of a moment that a recovery has undone is not listed.
+- A listed checkpoint is completely written, and is a consistent snapshot. A checkpoint is deleted after a newer one has
+  been listed and the old one has been removed from the lists. Each list is replaced atomically.
+- A failed write is logged immediately and counted. When a policy is due next, a new checkpoint is saved.
+- If a recovery has undone the step of a snapshot, the snapshot is not listed.
 - Checkpoints of another client that uses the directory are neither overwritten nor deleted.
 - No lock is held while files are written or a policy is asked. Files are changed on one thread.
 - All paths may be URLs that `tf.io.gfile` takes.
@@ -58,17 +58,17 @@ from coordinator.queueing.waits import uninterrupted
 
 _logger = logging.getLogger("coordinator")
 
-# In seconds.
+# The interval between reports of a long wait, in seconds.
 _STALL_REPORT_INTERVAL = 60.0
 
 
 class SerialThread:
-    """Makes calls in the background, in order, for a `purpose`. All methods may be called from any thread."""
+    """A background thread that makes calls in order, for a `purpose`. All methods may be called from any thread."""
 
     def __init__(self, name: str, purpose: str) -> None:
         self._name = name
         self._purpose = purpose
-        # A signal can interrupt the `__enter__` of a condition, which is Python, and leave it locked, but not a lock's.
+        # Enter `_lock`, not `_changed`. A signal in `Condition.__enter__`, which is Python code, could leak the lock.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._calls: collections.deque[Callable[[], object]] = collections.deque()
@@ -76,7 +76,7 @@ class SerialThread:
 
     @uninterrupted
     def submit(self, call: Callable[[], object]) -> None:
-        """Makes a call after the earlier ones; logs its exception."""
+        """Makes a call after the earlier calls. If the call raises an exception, the exception is logged."""
         with self._lock:
             self._calls.append(call)
             if self._is_running:
@@ -85,7 +85,7 @@ class SerialThread:
         on_own_thread(self._name, self._run)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until all calls have returned; returns False after `timeout` seconds. Reports a long wait."""
+        """Waits until all calls have returned. Returns False after `timeout` seconds. Reports a long wait."""
         began = time.monotonic()
         remaining = math.inf if timeout is None else timeout
         while True:
@@ -108,7 +108,7 @@ class SerialThread:
             try:
                 call()
             except BaseException:
-                # `SystemExit` too: a checkpoint policy or a callback of the program may raise it.
+                # A checkpoint policy or a callback of the program may even raise `SystemExit`, which is logged too.
                 _logger.exception("A call on the thread %s raised an exception.", self._name)
 
 
@@ -122,7 +122,7 @@ def path_of(directory: str, number: int) -> str:
 
 
 def load(directory: str) -> list[SavedCheckpoint]:
-    """Returns the complete checkpoints, oldest first; without our list, from TensorFlow's manager's.
+    """Returns the complete checkpoints, oldest first, from `LIST_FILE` or else from the list of TensorFlow's manager.
 
     Raises `ValueError` if the list cannot be parsed.
     """
@@ -147,7 +147,7 @@ def load(directory: str) -> list[SavedCheckpoint]:
 
 
 def numbers(directory: str) -> list[int]:
-    """Returns the numbers of all checkpoints with any file; deletes unfinished ones."""
+    """Returns the numbers of all checkpoints with any file. Deletes unfinished checkpoints."""
     matches = map(_NAME.match, tf.io.gfile.listdir(directory) if tf.io.gfile.isdir(directory) else [])
     known = [(int(match[1]), match[2]) for match in matches if match]
     for number, suffix in known:
@@ -157,11 +157,11 @@ def numbers(directory: str) -> list[int]:
 
 
 def store(directory: str, checkpoints: Sequence[SavedCheckpoint]) -> None:
-    """Replaces the lists; raises `tf.errors.OpError` if they cannot be written."""
+    """Replaces both lists. Raises `tf.errors.OpError` if the lists cannot be written."""
     fields = map(dataclasses.asdict, checkpoints)
     entries = [{"name": os.path.basename(values.pop("path")), **values} for values in fields]
     replace_file(os.path.join(directory, LIST_FILE), json.dumps({"checkpoints": entries}, indent=1) + "\n")
-    # TensorFlow's only function that writes this file is deprecated.
+    # TensorFlow's only function that writes the file `checkpoint` is deprecated.
     lines = [f'model_checkpoint_path: "{entry["name"]}"' for entry in entries[-1:]]
     lines += [f'all_model_checkpoint_paths: "{entry["name"]}"' for entry in entries]
     lines += [f"all_model_checkpoint_timestamps: {entry['time']!r}" for entry in entries]
@@ -169,7 +169,7 @@ def store(directory: str, checkpoints: Sequence[SavedCheckpoint]) -> None:
 
 
 def delete(path: str) -> None:
-    """Deletes a checkpoint, its index first: without it there is none. Raises `tf.errors.OpError` if it cannot."""
+    """Deletes a checkpoint. The index is deleted first, because TensorFlow needs it. Raises `tf.errors.OpError`."""
     for file in files(path):
         tf.io.gfile.remove(file)
 
@@ -180,10 +180,10 @@ def files(path: str) -> list[str]:
 
 
 class History:
-    """The complete checkpoints of a directory, and the one that is being saved.
+    """The complete checkpoints of a directory, and the checkpoint that is being saved.
 
-    `complete` changes files, and is called on one thread; other methods may be called on any thread. If
-    `keep` is None, all checkpoints are kept.
+    `complete` changes files, and must be called on one thread. Other methods may be called on any thread. If `keep` is
+    None, all checkpoints are kept.
     """
 
     def __init__(self, directory: str, keep: Sequence[KeepPolicy] | None) -> None:
@@ -214,19 +214,19 @@ class History:
         ]
 
     def begin(self, saving: SavedCheckpoint | None) -> None:
-        """Records that a checkpoint is being saved, or none."""
+        """Records which checkpoint is being saved, or None."""
         with self._lock:
             self._saving, self._is_undone = saving, False
 
     def complete(self) -> None:
-        """Lists the checkpoint that is being saved, now that it is written, and deletes those that no policy keeps.
+        """Lists the checkpoint that was being saved, after it is written. Deletes checkpoints that no policy keeps.
 
-        Raises RuntimeError if a recovery has undone the step; tf.errors.OpError if the lists cannot be written. The
-        checkpoint is not complete then.
+        Raises RuntimeError if a recovery has undone the checkpoint's step, or tf.errors.OpError if the lists cannot be
+        written. After an error, the checkpoint is not complete.
         """
         with self._lock:
             path = "" if self._saving is None else self._saving.path
-        # Evaluators know a checkpoint by its name and this time.
+        # Evaluators identify a checkpoint by its name and the modification time of this file.
         file = CheckpointFile.of_file(f"{path}.index")
         with self._lock:
             if self._is_undone or self._saving is None:
@@ -251,20 +251,20 @@ class History:
                 _logger.warning("The checkpoint %s, which is not kept, cannot be deleted: %s", dropped_path, error)
 
     def to_restore(self) -> list[str]:
-        """Returns the paths of the complete checkpoints, newest first. Gives up the one that is being saved."""
+        """Returns the paths of the complete checkpoints, newest first. Gives up the checkpoint that is being saved."""
         with self._lock:
             self._is_undone = True
             return [checkpoint.path for checkpoint in reversed(self._complete)]
 
     def restored(self, path: str | None) -> SavedCheckpoint | None:
-        """Forgets the checkpoints after the restored one; returns that one."""
+        """Forgets the checkpoints after the restored checkpoint. Returns the restored checkpoint."""
         with self._lock:
             paths = [checkpoint.path for checkpoint in self._complete]
             self._complete = self._complete[: paths.index(path) + 1] if path in paths else []
             return self._complete[-1] if self._complete else None
 
     def report(self, checkpoint: str | int, metrics: Mapping[str, float]) -> bool:
-        """Adds metrics to the checkpoint with this path or step; returns whether there is one."""
+        """Adds metrics to the checkpoint with this path or step. Returns whether there is such a checkpoint."""
         is_there = False
 
         def measured(known: SavedCheckpoint) -> SavedCheckpoint:
@@ -297,7 +297,7 @@ class History:
         return [checkpoint for checkpoint in complete if checkpoint.path in kept]
 
 
-# Stands for no checkpoint.
+# A placeholder for a missing checkpoint.
 _NONE = SavedCheckpoint("", 0, 0, 0.0)
 # How long `close` waits for a checkpoint that is being written, in seconds.
 _CLOSING_TIMEOUT = 600.0
@@ -309,11 +309,11 @@ class CheckpointsStatistics:
 
     Attributes:
       saved: how many checkpoints this object has completed.
-      failed: how many it could not complete.
-      pause: how long the last save stopped all functions, in seconds, with the wait for running functions.
+      failed: how many checkpoints this object could not complete.
+      pause: how long the last save stopped all functions, in seconds, including the wait for running functions.
       longest_pause: the longest pause of all saves, in seconds.
-      seconds: from the beginning of the last complete save to its end.
-      bytes: the size of its files.
+      seconds: the duration of the last complete save, in seconds.
+      bytes: the size of the files of the last complete save.
       error: the error of the last save, or None.
     """
 
@@ -327,22 +327,23 @@ class CheckpointsStatistics:
 
 
 class Checkpoints(CheckpointSource):
-    """Saves, keeps and finds the checkpoints of a directory. Pass it to `strategy.restore_from` before saving.
+    """Saves, keeps and finds the checkpoints of a directory.
 
-    Before that, restore the checkpoint that training continues from: `checkpoint.restore(checkpoints.latest)`.
+    First restore the checkpoint from which training continues, by `checkpoint.restore(checkpoints.latest)`. Then pass
+    the `Checkpoints` to `strategy.restore_from`. After this, `save()` may be called.
 
     Args:
-      checkpoint: a `tf.train.Checkpoint` of all that is saved: model, optimizer, epochs, update rule.
-      directory: where the checkpoints are; the client and all parameter servers must be able to write there.
-      save: the policies of `save()`, which saves if one of them is due (`EverySteps`, `EveryMinutes`, `EveryHours`).
-      keep: the newest checkpoint is kept, and each that one of these policies keeps (`Latest`, `Best`, `EverySteps`,
-        `EveryMinutes`, `EveryHours`); None to keep all.
+      checkpoint: a `tf.train.Checkpoint` of all objects to save, such as model, optimizer, epochs and update rule.
+      directory: the folder of the checkpoints. The client and all parameter servers must be able to write there.
+      save: the policies for saving (`EverySteps`, `EveryMinutes`, `EveryHours`). `save()` saves if one of them is due.
+      keep: the policies for keeping (`Latest`, `Best`, `EverySteps`, `EveryMinutes`, `EveryHours`). The newest
+        checkpoint is always kept. None keeps all checkpoints.
       background: whether training goes on while a snapshot is written. The parameter servers need memory for the
         variables that change during the write.
 
     Raises:
       TypeError: an argument is of a wrong type.
-      ValueError: the list of checkpoints in the directory is damaged, or its path is a pattern.
+      ValueError: the list of checkpoints in the directory is damaged, or the path of the directory is a pattern.
     """
 
     def __init__(
@@ -368,10 +369,11 @@ class Checkpoints(CheckpointSource):
         self._snapshots: Snapshots | None = None
         self._statistics = CheckpointsStatistics()
         self._events = EventStream()
-        # The checkpoint that training continued from or tried to save last.
+        # The checkpoint from which training continued, or which `save` tried to write last.
         self._last: SavedCheckpoint | None = None
-        # The step before this program's first; the numbers of the last checkpoint, and of the last before this program.
+        # The step before the first step of this program.
         self._offset = 0
+        # The number of the last checkpoint, and of the last checkpoint before this program.
         self._number = self._former_number = 0
 
     @property
@@ -382,7 +384,7 @@ class Checkpoints(CheckpointSource):
 
     @property
     def best(self) -> str | None:
-        """The path of the best checkpoint by the first `Best` among the policies; None if none was measured.
+        """The path of the best checkpoint by the first `Best` policy, or None if no checkpoint was measured.
 
         Raises:
           EvaluationError: the results of an evaluator in the directory are damaged.
@@ -393,7 +395,7 @@ class Checkpoints(CheckpointSource):
 
     @property
     def history(self) -> tuple[SavedCheckpoint, ...]:
-        """The complete checkpoints, oldest first, with their metrics. Raises as `best`."""
+        """The complete checkpoints, oldest first, with their metrics. Raises EvaluationError as `best` does."""
         return tuple(self._history.measured())
 
     def statistics(self) -> CheckpointsStatistics:
@@ -403,19 +405,19 @@ class Checkpoints(CheckpointSource):
     def save(self, now: bool = False) -> str | None:
         """Saves if a policy is due. Call it as often as you like, on the thread that schedules.
 
-        Policies are not asked while a checkpoint is being written, or without a new step since the last one.
+        Policies are not asked while a checkpoint is being written, or if the last checkpoint is of the present step.
 
         Args:
-          now: whether to save in any case, after the checkpoint that is being written.
+          now: whether to save without asking the policies, after the checkpoint that is being written.
 
         Returns:
-          The path of the checkpoint, which is complete once it is in `history`; None if none was begun.
+          The path of the checkpoint, which is complete when it is in `history`, or None if no checkpoint was begun.
 
         Raises:
           RuntimeError: `strategy.restore_from` was not given this object, or the strategy is closed.
           ParameterServerLost: a parameter server is lost and does not return.
           CheckpointsTakenOver: another client uses the directory.
-          tf.errors.OpError: with `now`, it failed before training went on. Otherwise that is logged.
+          tf.errors.OpError: with `now`, the save failed before training went on. Without `now`, the error is logged.
         """
         services = self._services
         if services is None:
@@ -440,30 +442,30 @@ class Checkpoints(CheckpointSource):
         return path
 
     def report(self, checkpoint: str | int, /, **metrics: float) -> bool:
-        """Records what was measured with a checkpoint, for `Best`. Not needed for results of a `SidecarEvaluator`.
+        """Records metrics of a checkpoint for `Best`. Results of a `SidecarEvaluator` need no call of `report`.
 
         Args:
-          checkpoint: its path, as `save` returned it, or its training step.
+          checkpoint: the path that `save` returned, or the training step of the checkpoint.
           **metrics: numbers, by name.
 
         Returns:
-          Whether there is such a checkpoint: it may have been deleted, or could not be written.
+          Whether there is such a checkpoint. The checkpoint may have been deleted, or could not be written.
         """
         is_there = self._history.report(checkpoint, {name: float(value) for name, value in metrics.items()})
         self._thread.submit(self._store)
         return is_there
 
     def wait(self, timeout: float | None = None) -> str | None:
-        """Waits until nothing is being written.
+        """Waits until no checkpoint is being written.
 
         Args:
-          timeout: in seconds; None for no limit.
+          timeout: the time limit in seconds, or None for no limit.
 
         Returns:
           The path of the newest complete checkpoint, or None.
 
         Raises:
-          TimeoutError: a checkpoint is still being written after that time.
+          TimeoutError: a checkpoint is still being written after `timeout`.
           Exception: the error of the last save, if it failed.
         """
         if not self._wait(timeout):
@@ -473,7 +475,7 @@ class Checkpoints(CheckpointSource):
         return self.latest
 
     def begin(self, services: SaveServices) -> None:
-        """Allows saving. `strategy.restore_from` calls it."""
+        """Allows saving. `strategy.restore_from` calls this method."""
         complete = self._history.complete_ones()
         restored = int(self.checkpoint.save_counter.numpy())
         self._last = next((known for known in complete if known.number == restored), None)
@@ -484,7 +486,7 @@ class Checkpoints(CheckpointSource):
         self._services, self._events, self._owner = services, services.events, services.owner
 
     def end(self) -> None:
-        """Waits until nothing is being written. `strategy.close` calls it."""
+        """Waits until no checkpoint is being written. `strategy.close` calls this method."""
         self._services = None
         if not self._wait(_CLOSING_TIMEOUT):
             _logger.warning(
@@ -494,14 +496,14 @@ class Checkpoints(CheckpointSource):
             )
 
     def to_restore(self) -> list[str]:
-        """Returns the paths of the complete checkpoints, newest first. A recovery calls it."""
+        """Returns the paths of the complete checkpoints, newest first. A recovery calls this method."""
         return self._history.to_restore()
 
     def restored(self, path: str | None) -> None:
-        """Records that a recovery has restored a checkpoint; newer ones count as damaged."""
+        """Records that a recovery has restored a checkpoint. Newer checkpoints count as damaged."""
         services, self._last = self._services, self._history.restored(path)
         if services is not None and services.begins_at_zero and (self._last or _NONE).number <= self._former_number:
-            # This program's steps are undone, and its count begins again.
+            # The recovery has undone this program's steps, and the count of these steps begins again.
             self._offset = (self._last or _NONE).step
         self._thread.submit(self._store)
 
@@ -515,11 +517,11 @@ class Checkpoints(CheckpointSource):
         return any(policy.is_due(history, now) for policy in self._save_policies)
 
     def _take(self, services: SaveServices, path: str, *, must_succeed: bool) -> "Callable[[], None] | None":
-        """Takes a snapshot while no function runs, or writes it; returns the remaining work, None if it failed."""
+        """Takes a snapshot or writes a checkpoint while no function runs. Returns the remaining work, or None."""
         assert self._snapshots is not None
         snapshots, snapshot = self._snapshots, None
         with contextlib.suppress(tf.errors.OpError):
-            # A lost server is noticed below.
+            # `services.save` notices a lost server below.
             snapshots.prepare(path)
         began = time.monotonic()
 
@@ -551,14 +553,14 @@ class Checkpoints(CheckpointSource):
         return functools.partial(self._write, path, snapshot, began)
 
     def _write(self, path: str, snapshot: Snapshot | None, began: float) -> None:
-        """Writes a snapshot, unless it is written already, and lists the checkpoint; on the background thread."""
+        """Writes the snapshot, if there is one, and lists the checkpoint. Runs on the background thread."""
         try:
             if snapshot is not None:
                 snapshot.write(self._hurry)
             self._owner.record(path)
             self._owner.require()
             self._history.complete()
-        except Exception as error:  # noqa: BLE001 - it is logged, and `wait` raises it
+        except Exception as error:  # noqa: BLE001 - the error is logged, and `wait` raises it
             self._fail(path, error)
             return
         finally:
@@ -567,12 +569,12 @@ class Checkpoints(CheckpointSource):
         seconds = time.monotonic() - began
         self._events.record("checkpoint_saved", name=path, seconds=seconds)
         size = sum(tf.io.gfile.stat(file).length for file in files(path))
+        _logger.info("The checkpoint %s is complete: %.1f MB in %.1f s.", path, size / 1e6, seconds)
         done = self._statistics
         self._statistics = dataclasses.replace(done, saved=done.saved + 1, seconds=seconds, bytes=size, error=None)
-        _logger.info("The checkpoint %s is complete: %.1f MB in %.1f s.", path, size / 1e6, seconds)
 
     def _store(self) -> None:
-        """Writes the lists, on the background thread."""
+        """Writes the lists. Runs on the background thread."""
         try:
             self._owner.require()
             store(self.directory, self._history.complete_ones())
@@ -584,7 +586,7 @@ class Checkpoints(CheckpointSource):
         try:
             self._owner.require()
         except CheckpointsTakenOver as taken_over:
-            # The other client may be writing a checkpoint of the same name.
+            # Delete nothing, because the other client may be writing a checkpoint of the same name.
             error = taken_over
         except tf.errors.OpError:
             pass
@@ -592,16 +594,16 @@ class Checkpoints(CheckpointSource):
             delete_unfinished(path)
             with contextlib.suppress(OSError, tf.errors.OpError):
                 delete(path)
-        self._statistics = dataclasses.replace(self._statistics, failed=self._statistics.failed + 1, error=error)
         self._events.record("checkpoint_failed", name=path, detail=type(error).__name__)
         _logger.warning(
             "The checkpoint %s could not be saved; older ones are kept, and the next policy that is due saves again. "
             "%s: %s",
             path,
             type(error).__name__,
-            # The other lines say where TensorFlow's call was made.
+            # The other lines of the message say where TensorFlow's call was made.
             str(error).partition("\n")[0],
         )
+        self._statistics = dataclasses.replace(self._statistics, failed=self._statistics.failed + 1, error=error)
 
     def _wait(self, timeout: float | None) -> bool:
         self._hurry.set()

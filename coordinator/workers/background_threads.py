@@ -1,4 +1,4 @@
-"""The threads that watch closures and workers, and the base that they share with the workers' own threads."""
+"""The threads that watch closures and workers, and the base class of these threads and of the workers' threads."""
 
 import logging
 import math
@@ -16,7 +16,7 @@ _logger = logging.getLogger("coordinator")
 
 
 class QueueThread(BackgroundThread):
-    """A background thread of one strategy. An unexpected error is an event `thread_failed` of the queue."""
+    """A background thread of one strategy. The queue records an unexpected error as an event `thread_failed`."""
 
     def __init__(self, name: str, run: Callable[[], object], queue: ClosureQueue) -> None:
         super().__init__(name, run, self._record_failure)
@@ -28,7 +28,7 @@ class QueueThread(BackgroundThread):
 
 
 class IdleWatch(QueueThread):
-    """Wakes idle workers whose servers seem lost, every `interval` seconds. The idle workers need not poll."""
+    """Wakes idle workers whose servers seem lost, every `interval` seconds, so that idle workers need not poll."""
 
     def __init__(self, servers: Servers, queue: ClosureQueue, interval: float) -> None:
         super().__init__("coordinator-idle-workers", self._watch, queue)
@@ -79,7 +79,7 @@ class StragglerWatch(QueueThread):
 
 
 class BuildThread(QueueThread):
-    """Builds what workers have requested, in order."""
+    """Calls the builds that workers have requested, in order."""
 
     def __init__(self, builds: Builds, queue: ClosureQueue) -> None:
         super().__init__("coordinator-build", self._build, queue)
@@ -92,19 +92,19 @@ class BuildThread(QueueThread):
     def _build(self) -> None:
         while (build := self._builds.next()) is not None and not self.stopping.is_set():
             build()
-            # Keeps the build's objects alive no longer than needed.
+            # Frees the build's objects before the wait for the next build.
             del build
 
 
 class LinkWatch(QueueThread):
-    """Checks whether a broken link between two servers is why calls do not end, and ends those calls.
+    """Checks whether calls do not end because a link between two servers is broken, and ends such calls.
 
     A worker that does not reach a parameter server counts as lost. If parameter servers do not reach each other, every
-    worker has the same problem: long calls are cancelled, and nothing runs until the link works, so that checkpoints
-    can be saved.
+    worker has the same problem. Long calls are cancelled, and no closure runs until the link works, so checkpoints can
+    be saved.
 
-    A worker is asked if its call is older than a fifth of `Options.heartbeat_timeout`. It is asked at most once in that
-    timeout, and about the same call at growing intervals.
+    A worker whose call is older than a fifth of `Options.heartbeat_timeout` is asked about its links: at most once per
+    timeout, and at growing intervals while the same call runs.
 
     Attributes:
       separation: which parameter servers do not reach each other, in words; "" if all do, or were not asked.
@@ -114,30 +114,32 @@ class LinkWatch(QueueThread):
         super().__init__("coordinator-links", self._watch, queue)
         self._servers = servers
         self._options = options
-        # `find_broken` is also called on workers' threads.
+        # Guards `_reported`, because workers' threads call `find_broken` too.
         self._lock = threading.Lock()
-        self.separation = ""
+        self.separation = self._reported = ""
 
     def find_broken(self, workers: Collection[int]) -> Mapping[int, str]:
         """Returns the workers that do not reach a parameter server, with a description.
 
-        If that does not explain all their calls, asks the parameter servers too, and sets `separation`.
+        If not all `workers` have a broken link, also asks the parameter servers, and sets `separation`.
         """
         broken = self._servers.broken_links(workers)
         if workers and broken.keys() >= set(workers):
             return broken
         separation = self._servers.separation()
         with self._lock:
-            before, self.separation = self.separation, separation
+            before, self._reported = self._reported, separation
+        # The log line is written before functions run again.
         if separation and not before:
             _logger.warning("%s; functions wait until they reach each other again.", separation)
         elif before and not separation:
             _logger.warning("The parameter servers reach each other again.")
+        self.separation = separation
         return broken
 
     def _watch(self) -> None:
         timeout = self._options.heartbeat_timeout
-        # Worker -> when it was last asked, and when the call that it was asked about had begun.
+        # Worker -> when the worker was last asked, and when the call that the question was about had begun.
         asked: dict[int, tuple[float, float]] = {}
         while not self.stopping.wait(self._options.heartbeat_interval):
             now = time.monotonic()

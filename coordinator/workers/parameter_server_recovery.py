@@ -6,8 +6,8 @@
                   |--> too long --> resume, and the error is raised by `schedule` or `join`
                   \\--> impossible --> the same, but no closure starts: what is scheduled begins another attempt
 
-Guarantees: without a way to recover, a lost parameter server is an error immediately. With one, no closure is lost, and
-the program notices only a delay. No closure uses partly restored variables.
+Guarantees: without a call of `recover_with`, a lost parameter server is an error immediately. With a call, no closure
+is lost, and the program notices only a delay. No closure uses partly restored variables.
 """
 
 import contextlib
@@ -42,14 +42,15 @@ class RecoveryLoop(QueueThread):
         self._failures = 0
         # The loss that began the recovery.
         self._loss: BaseException | None = None
-        # When the loss of each missing parameter server was noticed, by the names of events.
+        # The name of a missing parameter server in events -> when its loss was noticed.
         self._away: dict[str, float] = {}
         self._statistics = {
             task_of_device(device): ParameterServerStatistics(index, device, "live")
             for index, device in enumerate(servers.parameter_server_devices)
         }
         self._begun = threading.Event()
-        # A signal may interrupt a condition's `__enter__`, which is Python code, and leave it locked; not a lock's.
+        # Threads enter this lock: a signal could interrupt the condition's `__enter__`, Python code, and leave it
+        # locked.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
 
@@ -68,12 +69,12 @@ class RecoveryLoop(QueueThread):
         """Sets how lost parameter servers are recovered.
 
         Args:
-          recover: tries once to restore all parameter servers. Returns what was rolled back, True if nothing was, or
-            False if a server does not answer yet. Raises an error that makes recovery impossible. Called on this thread
-            while no closure runs.
-          meanwhile: returns a scope for all attempts of a recovery; a failed attempt may leave half of the state.
-          missing: returns the error that names a parameter server that is lost or whose variables are lost. None looks
-            for lost servers only.
+          recover: a function that tries once to restore all parameter servers. It returns the rollback, True if nothing
+            was rolled back, or False if a server does not answer yet. It raises an error if recovery is impossible.
+            Called on this thread while no closure runs.
+          meanwhile: returns a scope for all attempts of a recovery, because a failed attempt may leave half a state.
+          missing: returns the error that names a lost server or one with lost variables. None looks for lost servers
+            only.
         """
         self._recover, self._meanwhile = recover, meanwhile
         self._missing = missing or self._servers.lost_parameter_server
@@ -93,9 +94,9 @@ class RecoveryLoop(QueueThread):
             self.begin(missing)
 
     def begin(self, error: BaseException) -> bool:
-        """Begins the recovery of the parameter server that the error names. The queue is paused until its end.
+        """Begins the recovery of the parameter server that `error` names. The queue is paused until the recovery ends.
 
-        Returns whether the server will be recovered: if so, what failed because of it is worth another attempt.
+        Returns whether the server will be recovered. If so, closures that failed for this reason may be tried again.
         """
         self._record_loss(error)
         if self._recover is None or self.stopping.is_set():
@@ -153,7 +154,7 @@ class RecoveryLoop(QueueThread):
 
     def _recover_and_resume(self) -> None:
         lost_at, loss = time.monotonic(), self._loss
-        # Only this thread pauses and resumes, so neither can overtake the other.
+        # Only this thread pauses and resumes the queue, so a pause and a resume cannot overtake each other.
         self._queue.pause(str(loss))
         text = "%s was lost; no function runs until it answers again and the variables are restored, at most %g s."
         lost = loss.task if isinstance(loss, ParameterServerLost) else "A parameter server"
@@ -165,9 +166,9 @@ class RecoveryLoop(QueueThread):
             self._failures += 1
             self._queue.fail_all(error, if_idle=True)
         else:
-            self._record_return(rollback)
             _logger.warning("The parameter servers are back after %.1f s.", time.monotonic() - lost_at)
-        # Before `resume`: a loss that is noticed from here on begins another recovery, which pauses the queue again.
+            self._record_return(rollback)
+        # `_begun` is cleared before `resume`: a loss that is noticed from here on begins another recovery.
         self._begun.clear()
         if error is None or self._missing() is None or self._servers.lost_parameter_server() is not None:
             self._queue.resume()
@@ -187,21 +188,21 @@ class RecoveryLoop(QueueThread):
         reported_at = lost_at
         while not self.stopping.is_set():
             try:
-                # Wait first: a cancelled call that has not ended may still write variables.
+                # `wait_idle` comes first, because a cancelled call that has not ended may still write variables.
                 if self._queue.wait_idle(self._options.reconnect_interval) and (done := self._recover()):
                     return None, done if isinstance(done, Rollback) else None
-            except BaseException as error:  # noqa: BLE001 - the same
+            except BaseException as error:  # noqa: BLE001 - the user's thread is to raise it
                 return error, None
             now = time.monotonic()
             lost = self._servers.lost_parameter_server()
             if lost is not None:
                 self._record_loss(lost)
-            if now - lost_at > self._options.parameter_server_timeout:
-                text = "The parameter servers could not be recovered in time."
-                return lost or ParameterServerLost("/job:ps", text), None
             if now - reported_at > self._options.stall_report_interval:
                 reported_at = now
                 _logger.warning("Recovery has waited for %.0f s: %s", now - lost_at, lost or "calls that do not end")
+            if now - lost_at > self._options.parameter_server_timeout:
+                text = "The parameter servers could not be recovered in time."
+                return lost or ParameterServerLost("/job:ps", text), None
             self.stopping.wait(self._options.reconnect_interval)
         return None, None
 

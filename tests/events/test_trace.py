@@ -84,7 +84,9 @@ def test_a_trace_shows_what_was_lost_and_what_was_saved(tmp_path: pathlib.Path) 
     assert (recovery["name"], recovery["args"]["steps lost"], recovery["args"]["checkpoint"]) == ("lost", 9, "ckpt-3")
     (saved,) = viewer.slices("checkpoints")
     assert (saved["name"], saved["dur"]) == ("checkpoint saved", 250_000)
-    assert [each["args"]["outcome"] for each in viewer.slices("worker 1")][-1] == "finished"
+    # The loss of the worker, and a call that is lost with it, may follow.
+    calls = [each for each in viewer.slices("worker 1") if each["name"] == "interrupted"]
+    assert calls[-1]["args"]["outcome"] == "finished"
 
 
 def test_what_still_runs_and_what_is_lost_at_the_end_is_shown(tmp_path: pathlib.Path) -> None:

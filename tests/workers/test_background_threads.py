@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 
+from coordinator.errors import ParameterServerLost
 from coordinator.testing.fake_runtime import FakeRuntime, Gate
 from coordinator.workers.cluster import WorkerState
 from tests.deadline import LIMIT, wait_until
@@ -55,12 +56,15 @@ def test_the_loss_of_an_idle_worker_wakes_that_worker_alone() -> None:
 def test_a_worker_that_is_lost_while_nothing_may_be_run_is_noticed_too() -> None:
     runtime = FakeRuntime(2)
     with running_scheduler(runtime, QUICK) as scheduler:
-        scheduler.queue.pause("a parameter server is lost")
+        is_restored = threading.Event()
+        scheduler.recovery.recover_with(is_restored.is_set)
+        scheduler.recovery.begin(ParameterServerLost("/job:ps/task:0", "a test says so"))
+        wait_until(lambda: scheduler.queue.is_paused)
         waiting = scheduler.schedule(index_of, "step")
         wait_until(lambda: len(scheduler.queue.idle_workers()) == 2)
         runtime.kill(0)
         wait_until(lambda: scheduler.cluster.workers[0].state is WorkerState.LOST)
-        scheduler.queue.resume()
+        is_restored.set()
         assert waiting.result(LIMIT) == 1
 
 

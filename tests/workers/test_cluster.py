@@ -243,6 +243,8 @@ def test_a_stalled_join_logs_what_it_waits_for_and_unavailable_workers(caplog: p
     ):
         scheduler.schedule(gate, "slow_step")
         gate.wait_arrived()
+        # The thread of the other worker may start late.
+        wait_until(lambda: scheduler.cluster.workers[1].away_seconds)
         joining = pool.submit(scheduler.join)
         wait_until(lambda: "join waits for closures" in caplog.text)
         gate.open()
@@ -307,6 +309,8 @@ def test_the_loss_of_a_worker_is_counted_before_its_cause_is_asked_for(
 ) -> None:
     may_answer = threading.Event()
     monkeypatch.setattr(runtime, "describe_loss", lambda worker: f"{may_answer.wait(LIMIT)}")
+    # A worker that is down at the start counts as not connected yet.
+    wait_until(lambda: 0 in scheduler.queue.idle_workers())
     runtime.kill(0)
     wait_until(lambda: scheduler.cluster.workers[0].state.value == "lost")
     assert scheduler.cluster.statistics().workers[0].losses == 1

@@ -116,8 +116,9 @@ def test_the_error_of_another_closure_cancels_a_whole_call() -> None:
         futures = schedule(scheduler, [never] * 4)
         gates[0].open()
         never.wait_arrived()
-        gates[1].open()
+        # First: the free worker would take what waits for all workers.
         scheduler.schedule(fail, "other", worker=1)
+        gates[1].open()
         with pytest.raises(ZeroDivisionError):
             scheduler.join(LIMIT)
         assert all(isinstance(future.exception(LIMIT), ClosureCancelledError) for future in futures)

@@ -47,21 +47,21 @@ def test_a_broken_link_counts_for_no_quarantine() -> None:
     with running(1) as (runtime, scheduler):
         gate = Gate(runtime)
         gate.open()
-        future = scheduler.schedule(gate, "step")
         for times in range(1, 2 + 2 * QUICK.max_attempts):
             runtime.cut(0)
-            again = future if times == 1 else scheduler.schedule(gate, "step")
+            future = scheduler.schedule(gate, "step")
             wait_until(lambda times=times: scheduler.cluster.workers[0].statistics().losses == times)
             runtime.mend(0)
-            assert again.result(LIMIT) == 0
+            assert future.result(LIMIT) == 0
         scheduler.join(LIMIT)
 
 
 def test_a_quiet_period_begins_although_a_worker_hangs_on_a_broken_link() -> None:
     with running(2) as (runtime, scheduler):
+        gate = Gate(runtime)
+        future = scheduler.schedule(gate, "step", worker=0)
+        gate.wait_arrived()
         runtime.cut(0)
-        future = scheduler.schedule(Gate(runtime), "step", worker=0)
-        wait_until(lambda: scheduler.cluster.statistics().running == 1)
         with scheduler.quiet(LIMIT):
             assert not future.done()
         future.cancel()
@@ -73,6 +73,7 @@ def test_a_join_that_waits_names_the_worker_and_its_link(caplog: pytest.LogCaptu
         gate = Gate(runtime)
         gate.open()
         scheduler.schedule(gate, "step")
+        wait_until(lambda: scheduler.cluster.workers[0].loss)
         with pytest.raises(TimeoutError):
             scheduler.join(0.5)
         assert "worker0:2222 does not answer)" in caplog.text

@@ -15,11 +15,12 @@ from coordinator.errors import (
     ClosureQuarantined,
     WorkerLost,
 )
-from coordinator.runtime import Failure, FusionKey, Preparation
+from coordinator.runtime import Failure, Preparation
 from coordinator.testing.fake_runtime import FakeRuntime, Gate, TransientError
 from coordinator.workers.cluster import WorkerState
 from tests.deadline import LIMIT, wait_until
 from tests.fake_cluster import OPTIONS, index_of, running_scheduler, unhealthy
+from tests.workers.fusible_steps import behind_a_gate, schedule
 
 # Which workers die, while one call on each worker waits at a gate.
 
@@ -379,8 +380,10 @@ NEVER_RAISE = ["bind_thread", "reconnect", "disconnect", "describe_loss", "most_
 def test_a_worker_goes_on_after_an_unexpected_error_on_its_thread(method: str, brief_pauses: None) -> None:
     runtime = UnexpectedErrors(method)
     with running_scheduler(runtime) as scheduler:
-        gate = Gate(runtime)
-        futures = [scheduler.schedule(gate, "step", fusion_key=FusionKey("step", ())) for _ in range(2)]
+        # Both wait in the queue when the worker takes the first one, and asks how many it may fuse.
+        held, gate = behind_a_gate(scheduler, runtime), Gate(runtime)
+        futures = schedule(scheduler, [gate] * 2)
+        held.open()
         gate.wait_arrived()
         runtime.kill(0)
         runtime.restart(0)

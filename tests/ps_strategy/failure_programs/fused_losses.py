@@ -94,6 +94,8 @@ def lose_worker(cluster: LocalCluster, training: Training) -> dict[str, Any]:
         cluster.restart("worker", 0)
 
     results = training.run(lose, worker=0)
+    # The loss is counted after the other worker was given the functions.
+    wait_until(lambda: training.strategy.cluster.statistics().workers[0].losses)
     statistics = training.strategy.cluster.statistics()
     return {
         "results": results,
@@ -129,12 +131,16 @@ def lose_parameter_server(cluster: LocalCluster, training: Training, folder: str
 
 
 def freeze_worker(cluster: LocalCluster, training: Training) -> dict[str, Any]:
-    losses = training.strategy.cluster.statistics().workers[1].losses
+    def losses() -> int:
+        return training.strategy.cluster.statistics().workers[1].losses
+
+    before = losses()
     results = training.run(lambda: cluster.freeze("worker", 1), worker=1)
-    after = training.strategy.cluster.statistics().workers[1].losses
+    wait_until(lambda: losses() > before)
+    after = losses()
     cluster.thaw("worker", 1)
     wait_until(lambda: not unhealthy(training.strategy))
-    return {"results": results, "losses": after - losses}
+    return {"results": results, "losses": after - before}
 
 
 def change_workers(cluster: LocalCluster, training: Training) -> dict[str, Any]:
