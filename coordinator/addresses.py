@@ -1,9 +1,9 @@
-"""What users name: addresses of servers, `host:port` (IPv6 in brackets, `[::1]:2222`), and paths.
+"""Parses what users name: server addresses `host:port` (IPv6 in brackets, `[::1]:2222`), and file paths.
 
 Paths are local paths, or URLs such as `gs://bucket/run`, which only TensorFlow reads.
 
-Code without TensorFlow, and files that are changed in place, accept only local paths and refuse a URL with an error.
-Otherwise a URL would become a folder named `gs:` in the working directory.
+Code without TensorFlow, and code that changes a file in place, accept only local paths and raise an error for a URL.
+Without the error, Python would create a folder named `gs:` in the working directory.
 """
 
 import errno
@@ -16,14 +16,14 @@ from coordinator.errors import LaunchError
 
 
 class Address(NamedTuple):
-    """A server's host, as sockets take it (an IPv6 address without its brackets), and its port, from 1 to 65535."""
+    """A server's host, as sockets take it (an IPv6 address without brackets), and the port, from 1 to 65535."""
 
     host: str
     port: int
 
 
 def parse_address(text: object) -> Address:
-    """Splits `host:port`; raises ValueError if the text is not of that form."""
+    """Splits `host:port`; raises ValueError if the text has another form."""
     host, _, port = text.rpartition(":") if isinstance(text, str) else ("", "", "")
     host = host.strip("[]")
     is_text = not any("\ud800" <= character <= "\udfff" for character in host)
@@ -33,14 +33,14 @@ def parse_address(text: object) -> Address:
 
 
 def in_address(host: str) -> str:
-    """Returns a host as it is written before the port: an IPv6 address in brackets."""
+    """Returns a host as an address contains it: an IPv6 address in brackets, any other host unchanged."""
     return f"[{host}]" if ":" in host else host
 
 
 class PageAddress(NamedTuple):
-    """The host and port at which this machine serves a page (port 0: any free one), and the page's secret token.
+    """The host and port at which this machine serves a page (port 0 for any free port), and the page's secret token.
 
-    The token is part of the page's address. If it is empty, the server chooses a random one.
+    The token is part of the page's address. If the token is empty, the server chooses a random token.
     """
 
     host: str
@@ -57,7 +57,7 @@ class PageAddress(NamedTuple):
 
 
 def parse_page_address(text: object, name: str) -> PageAddress:
-    """Splits `host:port` or `host:port/token`; raises ValueError that names the setting for anything else."""
+    """Splits `host:port` or `host:port/token`; raises a ValueError that names the setting if the text is neither."""
     form = r"(\[[^]/]+\]|[^:/\s]+):(\d{1,5})(?:/([\w.~-]+)/?)?"
     match = re.fullmatch(form, text, re.ASCII) if isinstance(text, str) else None
     if match is None or int(match[2]) > 65_535:
@@ -66,10 +66,10 @@ def parse_page_address(text: object, name: str) -> PageAddress:
 
 
 def check_port_is_free(task: str, address: str) -> None:
-    """Raises LaunchError if a server cannot listen on this port; TensorFlow shares it, or fails without naming it."""
+    """Raises LaunchError if a server cannot listen on this port. TensorFlow would share it or fail without its name."""
     port = parse_address(address).port
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
-        # Allows a port whose last owner was killed a moment ago.
+        # SO_REUSEADDR allows a port whose former owner was just killed.
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             trial.bind(("", port))
@@ -92,7 +92,7 @@ def is_url(path: str) -> bool:
 
 
 def path_text(path: str | os.PathLike[str]) -> str:
-    """Returns a path as a str, for `file:///there` the local path. Raises ValueError if `pathlib` has changed a URL."""
+    """Returns a path as a str, `file:///there` as `/there`. Raises ValueError if `pathlib` has changed a URL."""
     text = os.fspath(path)
     if text.startswith("file:///"):
         return text.removeprefix("file://")
@@ -111,7 +111,7 @@ def local_path(path: str | os.PathLike[str], purpose: str) -> str:
 
 
 def checkpoint_path(path: str | os.PathLike[str]) -> str:
-    """Returns a path for TensorFlow's checkpoint files as a str. Raises ValueError if they could not be found again."""
+    """Returns a path of checkpoint files as a str. Raises ValueError if TensorFlow could not find files there."""
     text = path_text(path)
     if set(text) & set("*?[\\"):
         raise ValueError(

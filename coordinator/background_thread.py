@@ -5,14 +5,14 @@
                |  \\-- pause: 1, 2, 4, ... 60 s, which `stop` ends
                \\--raises--> logged and reported, then run again
 
-Guarantees: an unexpected error never ends a thread or its work in silence. The guard logs the error with its traceback,
-tells the thread's owner, and runs the work again after a pause. The guard catches `SystemExit` and `KeyboardInterrupt`
-too, because a thread may call user code that raises them. Work of `start_once` does not run again: its owner is told,
-and stops waiting for it.
+Guarantees: an unexpected error never ends a thread or the thread's work silently. The guard logs the error with its
+traceback, tells the thread's owner, and runs the work again after a pause. The guard catches `SystemExit` and
+`KeyboardInterrupt` too, because a thread may call user code that raises them. Work of `start_once` does not run again:
+`on_failure` tells the owner, which stops waiting for the work.
 
-A process forked from the client has neither its threads nor its connections. A child that ends in order, for example by
-`sys.exit`, leaves its parent's `with` blocks and runs inherited finalizers. `only_here` and `refuse_forked` keep
-the child from touching the strategy, its servers and its markers.
+A process forked from the client has neither the client's threads nor the client's connections. A child that ends
+normally, for example by `sys.exit`, exits the `with` blocks of its parent and runs inherited finalizers. `only_here`
+and `refuse_forked` keep the child from touching the strategy, the servers and the client's markers.
 """
 
 import logging
@@ -25,7 +25,7 @@ _logger = logging.getLogger("coordinator")
 
 
 def only_here(call: Callable[[], object]) -> Callable[[], None]:
-    """Returns a function that makes a call in this process, and does nothing in processes forked from it."""
+    """Returns a function that calls `call` in this process, and does nothing in a process forked from this process."""
     owner = os.getpid()
 
     def guarded() -> None:
@@ -45,17 +45,17 @@ def refuse_forked(owner: int, what: str) -> None:
         )
 
 
-# The pause after the first error, and the longest pause, in seconds. Work that runs longer than the longest pause
-# before it fails starts again with the first pause.
+# Pauses in seconds. `_FIRST_PAUSE` follows the first error, and each further pause is twice as long, up to
+# `_LONGEST_PAUSE`. An error of work that ran longer than `_LONGEST_PAUSE` counts as the first error.
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 
 
 class BackgroundThread:
-    """A daemon thread that does some work until it is stopped, also after unexpected errors.
+    """A daemon thread that runs its work until the work returns, and runs the work again after an unexpected error.
 
     Args:
       name: the thread's name; begins with `coordinator`.
-      run: the work. It checks `stopping`, and returns soon after `stop`. Called again if it raises.
+      run: the work. The function checks `stopping`, and returns soon after `stop`. It is called again if it raises.
       on_failure: called on the thread with each unexpected error, before the pause.
       finish: called on the thread once, when the work has ended.
     """
@@ -84,7 +84,7 @@ class BackgroundThread:
         return self.thread.is_alive()
 
     def wait_stopped(self, timeout: float | None = None) -> bool:
-        """Waits at most `timeout` seconds for the thread to end; returns whether it did."""
+        """Waits at most `timeout` seconds for the thread to end; returns whether the thread has ended."""
         # Joining a thread that was not started would raise.
         if self.is_alive():
             self.thread.join(timeout)
@@ -111,7 +111,7 @@ class BackgroundThread:
 def start_once(
     name: str, work: Callable[[], object], on_failure: Callable[[BaseException], object] | None = None
 ) -> threading.Thread:
-    """Starts a daemon thread that does some work once. Its errors are logged, and passed to `on_failure` on it."""
+    """Starts a daemon thread that does some work once. An error is logged, and passed to `on_failure`."""
 
     def run() -> None:
         try:

@@ -1,4 +1,4 @@
-"""TensorFlow's names for parameter-server training: a program written for them needs two other imports.
+"""TensorFlow's names for parameter-server training: a program written for TensorFlow changes two imports.
 
     from coordinator.compat import ClusterCoordinator, ParameterServerStrategy
 
@@ -10,8 +10,8 @@
     value.fetch()
 
 The arguments, results, types and errors are those that TensorFlow documents: `tf.errors.CancelledError` and
-`tf.errors.UnavailableError` replace this library's own. docs/migrating.md lists the differences. The strategy is a
-`coordinator.ParameterServerStrategy`, whose methods a program may use as well.
+`tf.errors.UnavailableError` replace this library's error classes. docs/migrating.md lists the differences. The strategy
+is a `coordinator.ParameterServerStrategy`, whose methods a program may use as well.
 """
 
 import concurrent.futures
@@ -45,18 +45,18 @@ __all__ = [
 _logger = logging.getLogger("coordinator")
 
 PerWorkerValues = tf.distribute.coordinator.PerWorkerValue
-# Programs also check `isinstance` against TensorFlow's own name.
+# Programs check `isinstance(iterator, tf.distribute.coordinator.PerWorkerValue)`.
 PerWorkerValues.register(PerWorkerIterator)
 
 experimental_get_current_worker_index = get_current_worker_index
 
 
 class ParameterServerStrategy(parameter_server_strategy.ParameterServerStrategy, tf.distribute.ParameterServerStrategy):
-    """A `coordinator.ParameterServerStrategy` that is created and behaves as `tf.distribute.ParameterServerStrategy`.
+    """A `coordinator.ParameterServerStrategy` that is created and used like `tf.distribute.ParameterServerStrategy`.
 
     Differences from the base class:
 
-    * Creating a strategy closes the former one, since programs for TensorFlow do not close theirs.
+    * Creating a strategy closes the former strategy, since programs for TensorFlow do not close strategies.
     * `distribute_datasets_from_function` passes the same `tf.distribute.InputContext` on every worker, with one input
       pipeline. As in TensorFlow, a worker's data does not depend on the number of workers.
     * `tf.distribute.coordinator.ClusterCoordinator(strategy)` returns a `ClusterCoordinator` of this module.
@@ -72,7 +72,7 @@ class ParameterServerStrategy(parameter_server_strategy.ParameterServerStrategy,
     def __init__(
         self, cluster_resolver: Any, variable_partitioner: Any = None, *, options: Options | None = None
     ) -> None:
-        # Collects unreachable strategies, which closes them.
+        # The collection closes unreachable strategies.
         gc.collect()
         former = ParameterServerStrategy._latest()
         if former is not None and former._closing.alive:
@@ -83,13 +83,13 @@ class ParameterServerStrategy(parameter_server_strategy.ParameterServerStrategy,
             former.close()
         super().__init__(cluster_resolver, variable_partitioner, options=options)
         ParameterServerStrategy._latest = weakref.ref(self)
-        # tf_keras reads these before it uses a ClusterCoordinator in `fit`, and for exact evaluation.
+        # tf_keras reads these attributes before it uses a ClusterCoordinator in `fit`, and for exact evaluation.
         self._should_use_with_coordinator = True
         self._num_workers, self._num_ps = len(self.cluster.workers), len(self.parameter_servers)
 
     @property
     def _cluster_coordinator(self) -> "ClusterCoordinator":
-        # TensorFlow's own ClusterCoordinator(strategy) returns this.
+        # TensorFlow's own ClusterCoordinator(strategy) returns this property.
         return ClusterCoordinator(self)
 
     def experimental_distribute_datasets_from_function(
@@ -119,10 +119,10 @@ class RemoteValue(tf.distribute.coordinator.RemoteValue):
         """Waits for the result and returns it in the function's output structure, with NumPy values for tensors.
 
         Raises:
-          tf.errors.CancelledError: the function was cancelled, because another one failed.
+          tf.errors.CancelledError: the function was cancelled, because another function failed.
           tf.errors.UnavailableError: a parameter server was lost.
           ClosureInputError: a dataset or another input of the function could not be created.
-          Exception: what the function raised, as itself.
+          Exception: the function's own exception, unchanged.
         """
         return tf.nest.map_structure(lambda leaf: leaf.numpy() if hasattr(leaf, "numpy") else leaf, self._result())
 
@@ -145,7 +145,7 @@ class RemoteValue(tf.distribute.coordinator.RemoteValue):
 class ClusterCoordinator:
     """Schedules functions on the workers of a strategy, as `tf.distribute.coordinator.ClusterCoordinator` does.
 
-    A strategy has one coordinator: creating it again returns the same object.
+    A strategy has one coordinator: creating a `ClusterCoordinator` again returns the same object.
 
     Args:
       strategy: a `ParameterServerStrategy` of this module or of `coordinator`.
@@ -163,8 +163,7 @@ class ClusterCoordinator:
                 "ClusterCoordinator takes a coordinator.compat.ParameterServerStrategy, got "
                 f"{type(strategy).__module__}.{type(strategy).__name__}. Import both names from coordinator.compat."
             )
-        # A weak reference: the coordinator refers to the strategy, and a cycle would delay closing it until a
-        # collection.
+        # The coordinator refers to the strategy. A reference cycle would delay closing until a garbage collection.
         existing: Any = vars(strategy).get("_compat_coordinator", lambda: None)()
         if existing is None:
             existing = super().__new__(cls)
@@ -174,7 +173,7 @@ class ClusterCoordinator:
 
     @property
     def strategy(self) -> parameter_server_strategy.ParameterServerStrategy:
-        """The strategy that it was created with."""
+        """The strategy that was passed to the constructor."""
         return self._strategy
 
     @property
@@ -182,7 +181,7 @@ class ClusterCoordinator:
         """The workers and their statistics."""
         return self._strategy.cluster
 
-    # TensorFlow has no public name for the cluster, so programs use this one to count the workers.
+    # TensorFlow has no public name for the cluster, so programs use this name to count the workers.
     _cluster = cluster
 
     def schedule(
@@ -198,7 +197,7 @@ class ClusterCoordinator:
         Raises:
           TypeError: `fn` has another type.
           ValueError: a `RemoteValue` is among the arguments.
-          Exception: the error of an earlier scheduled function, once; see `join`.
+          Exception: the error of an earlier scheduled function, raised once; see `join`.
         """
         if not isinstance(fn, tf.types.experimental.PolymorphicFunction | tf.types.experimental.ConcreteFunction):
             raise TypeError(
@@ -217,11 +216,11 @@ class ClusterCoordinator:
     def join(self) -> None:
         """Waits until every scheduled function has finished.
 
-        The first error cancels all other functions. It is raised once, by the next `schedule`, `join` or `done`.
+        The first error cancels all other functions. The next `schedule`, `join` or `done` raises this error once.
 
         Raises:
           tf.errors.UnavailableError: a parameter server was lost.
-          Exception: what a scheduled function raised, as itself.
+          Exception: a scheduled function's own exception, unchanged.
         """
         with _errors_of_tensorflow():
             self._strategy.join()
@@ -232,7 +231,7 @@ class ClusterCoordinator:
             return self._strategy.done()
 
     def create_per_worker_dataset(self, dataset_fn: Any) -> PerWorkerDataset:
-        """Creates a dataset on each worker; `iter` of it returns `PerWorkerValues`, an iterator on each worker.
+        """Creates a dataset on each worker; `iter(dataset)` returns `PerWorkerValues`, an iterator on each worker.
 
         Args:
           dataset_fn: a function without arguments, run on each worker. It returns a dataset, or the result of one of
@@ -264,7 +263,7 @@ class ClusterCoordinator:
 
 
 class _IgnoringContext:
-    """A dataset function that calls another one with `args` instead of the input context. It keeps the other's name."""
+    """A dataset function that calls `function` with `args` instead of the input context, under the same name."""
 
     def __init__(self, function: Callable[..., Any], *args: Any) -> None:
         self.__name__ = getattr(function, "__name__", "dataset function")
@@ -276,13 +275,13 @@ class _IgnoringContext:
 
 
 def _as_tensor(value: Any) -> Any:
-    # All other leaves are None or composite tensors.
+    # A leaf of another type is None or a composite tensor.
     return tf.convert_to_tensor(value) if isinstance(value, np.ndarray | np.generic | bytes) else value
 
 
 @contextlib.contextmanager
 def _errors_of_tensorflow() -> Iterator[None]:
-    """A scope that raises errors of this library as the errors that TensorFlow documents for them."""
+    """A scope that converts errors of this library to the errors that TensorFlow documents."""
     try:
         yield
     except concurrent.futures.CancelledError as error:

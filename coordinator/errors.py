@@ -1,7 +1,6 @@
-"""Every error that the library raises by its own decision.
+"""The exceptions that this library defines.
 
-A user's own exception from a scheduled function is never wrapped: it is raised as itself, with notes that say where it
-happened.
+An exception of a scheduled function is never wrapped: it is raised unchanged, with notes that say where it happened.
 
     CoordinatorError
      x  ClusterSpecError          (ValueError)      the cluster, TF_CONFIG or an address is wrong
@@ -11,12 +10,12 @@ happened.
      |   x  WorkerLost
      |   x  ParameterServerLost
      x  ClosureError                                one closure did not give a result
-     |   x  ClosureInputError                       an input of it could not be created
+     |   x  ClosureInputError                       an input of the closure could not be created
      |   x  ClosureCancelledError (CancelledError)  another closure failed, or the strategy was closed
-     |   x  ClosureQuarantined                 it was lost with its worker too often
+     |   x  ClosureQuarantined                      the closure was lost with its worker too often
      x  CheckpointsTakenOver      (RuntimeError)    another client uses the directory of the checkpoints
      x  StrategyClosedError       (RuntimeError)    the strategy is closed
-     x  InvalidTransitionError    (RuntimeError)    a defect of this library: a state changed in a way not allowed
+     x  InvalidTransitionError    (RuntimeError)    a defect of this library: a state change that is not allowed
      x  LaunchError               (RuntimeError)    a server or a program could not be started
      x  EvaluationError           (RuntimeError)    a checkpoint cannot be evaluated
      x  SettingError              (ValueError)      a setting has a value that is not allowed
@@ -30,13 +29,13 @@ import dataclasses
 class Rollback:
     """A recovery of lost parameter servers, which set all variables back to a checkpoint.
 
-    Steps come from `ParameterServerStrategy.restore_from(step=)`. Without it they count finished functions. They are
-    None if unknown: `restore_from` was given a function that restores.
+    Steps come from `ParameterServerStrategy.restore_from(step=)`. Without `step=`, steps count finished functions.
+    Steps are None if unknown, because `restore_from` was given a function that restores.
 
     Attributes:
       parameter_servers: the names of the lost servers, such as `/job:ps/task:0`.
-      checkpoint: the path of the restored checkpoint. None if there was none: all variables have initial values again.
-      step_before: the step at the loss. An estimate: functions that ran at the loss are not counted.
+      checkpoint: the path of the restored checkpoint; None if variables have initial values, for lack of a checkpoint.
+      step_before: the step at the loss, an estimate that does not count functions that were running at the loss.
       step_after: the step from which training continues.
       seconds: the time from the first recovery attempt until the variables were restored, in seconds.
     """
@@ -69,20 +68,20 @@ class ClusterSpecError(CoordinatorError, ValueError):
 
 
 class VersionMismatchError(CoordinatorError, RuntimeError):
-    """A server runs another TensorFlow than this program; the message says which, and what to do."""
+    """A server runs another TensorFlow version than this program; the message names the server and says what to do."""
 
 
 class DeviceMismatchError(CoordinatorError, RuntimeError):
-    """A worker's devices differ from the other workers' in number or kind; the message says which."""
+    """A worker's devices differ in number or kind from the devices of other workers; the message names the worker."""
 
 
 class TaskLost(CoordinatorError):
     """A server of the cluster went away.
 
     Attributes:
-      task: its name, such as `/job:worker/task:1`.
-      original_exception: the TensorFlow error that revealed the loss, if any. It is logged at level DEBUG. It is not
-        part of the traceback, where pages of gRPC details would hide the cause.
+      task: the server's task name, such as `/job:worker/task:1`.
+      original_exception: the TensorFlow error that revealed the loss, if any. This error is logged at level DEBUG, and
+        is not part of the traceback, where pages of gRPC details would hide the cause.
     """
 
     original_exception: BaseException | None = None
@@ -112,12 +111,12 @@ class ClosureInputError(ClosureError):
 
     @property
     def original_exception(self) -> BaseException | None:
-        """The exception that creating the input raised. Same as `__cause__`; named as in TensorFlow."""
+        """The exception that creating the input raised, which is also `__cause__`. TensorFlow uses this name."""
         return self.__cause__
 
 
 class ClosureCancelledError(ClosureError, concurrent.futures.CancelledError):
-    """The closure was cancelled before it finished. Reschedule it if it is still needed."""
+    """The closure was cancelled before it finished. Reschedule the closure if you still need it."""
 
 
 class ClosureQuarantined(ClosureError):
@@ -131,9 +130,9 @@ class ClosureQuarantined(ClosureError):
 
 
 class CheckpointsTakenOver(CoordinatorError, RuntimeError):
-    """Another client began to use the directory of the checkpoints after this one; the message says which.
+    """Another client began to use the checkpoint directory after this client; the message names the other client.
 
-    directory: the directory of the checkpoints.
+    The attribute `directory` is the checkpoint directory.
     """
 
     def __init__(self, directory: str, message: str):

@@ -1,8 +1,8 @@
 """The future of one scheduled closure.
 
-A million futures may wait in a queue, but few futures are waited on before they are done. The condition and its lock
-are therefore created on first use. A future that is done returns its outcome, and calls its callbacks, without them.
-In all other respects it behaves as `concurrent.futures` expects.
+A million futures may wait in a queue, but few futures are waited on before they are done. A future's condition and lock
+are therefore created on first use. A done future needs no condition to return its outcome and to call its callbacks. In
+all other respects a future behaves as `concurrent.futures` expects.
 """
 
 import abc
@@ -19,7 +19,7 @@ _NO_CALLBACKS: list[Callable[[concurrent.futures.Future[Any]], object]] = []
 
 
 class ValueElsewhere(abc.ABC):
-    """The result of a closure that was not copied to the client."""
+    """The result of a closure that was not copied to the client: a `LeftResult` of `traced_function.py`."""
 
     @abc.abstractmethod
     def fetch(self, timeout: float | None = None) -> Any:
@@ -29,30 +29,30 @@ class ValueElsewhere(abc.ABC):
 class Future(concurrent.futures.Future[Any]):
     """A `concurrent.futures.Future` whose result is NumPy values in the structure that the function returned.
 
-    It works with `concurrent.futures.wait` and `as_completed`. `cancel()` also cancels a running closure: its effects
-    so far stay, but its result is lost. The result is on the client before the future is done, so it outlives the
-    worker that computed it. With `schedule(..., fetch=False)` the result stays on the worker.
+    The future works with `concurrent.futures.wait` and `as_completed`. `cancel()` also cancels a running closure: the
+    closure's effects so far stay, but its result is lost. The result is on the client before the future is done, so the
+    result outlives the worker that computed it. With `schedule(..., fetch=False)` the result stays on the worker.
 
-    `result()` raises the function's own exception as itself, `ClosureCancelledError` for a closure that was cancelled
-    because another one failed, `ClosureInputError`, `ClosureQuarantined` or `ParameterServerLost`.
+    `result()` raises the function's own exception unchanged, `ClosureCancelledError` for a closure that was cancelled
+    because another closure failed, `ClosureInputError`, `ClosureQuarantined` or `ParameterServerLost`.
 
-    Callbacks (`add_done_callback`) run on a worker's thread: keep them short, and never call `join` from one.
+    Callbacks (`add_done_callback`) run on a worker's thread: keep callbacks short, and never call `join` in a callback.
 
     Args:
       name: the function's name.
       number: the closure's place in the order of scheduling.
-      on_cancel: cancels the closure, and returns whether it did. May be set later.
+      on_cancel: a function that cancels the closure and returns whether it was cancelled. May be set later.
       origin: the `TracedFunction` that was scheduled; identifies futures of this strategy and gives the result's specs.
 
     Attributes:
       is_started: whether a worker runs the closure now. Set by the queue.
-      worker: index of the worker that produced the outcome. Until then, of the last worker that started the closure;
-        None if none has. Set by the queue.
+      worker: the index of the worker that produced the outcome. Until there is an outcome, the index of the last worker
+        that started the closure, or None if no worker has started it. Set by the queue.
       attempts: how many attempts have begun. Set by the queue.
     """
 
-    # One lock for all futures, held for a few assignments. An outcome must not appear while another thread reads the
-    # state with the condition held, so creating a condition and setting an outcome exclude each other.
+    # All futures share this lock, which is held for a few assignments only. Creating a condition and setting an outcome
+    # exclude each other, so that no outcome appears while another thread holds the condition and reads the state.
     _conditions_lock: ClassVar = threading.Lock()
 
     __slots__ = (
@@ -72,7 +72,7 @@ class Future(concurrent.futures.Future[Any]):
     )
 
     def __init__(self, name: str, number: int, on_cancel: Callable[[], bool] | None = None, origin: Any = None) -> None:
-        # We do not call super().__init__: it would create the condition.
+        # super().__init__ is not called, because it would create the condition.
         self._state = PENDING
         self._result = None
         self._exception = None
@@ -130,12 +130,12 @@ class Future(concurrent.futures.Future[Any]):
         return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Waits for the closure's error; returns None if it has a result. Arguments and errors as for `result`."""
+        """Waits for the closure's error; returns None if it has a result. For arguments and errors see `result`."""
         return self._exception if self._state is FINISHED else super().exception(timeout)
 
     @property
     def completed(self) -> int:
-        """How many runs have a result: 0 or 1, or more for `schedule(..., steps=)`."""
+        """The number of runs with a result: 0 or 1, or more for `schedule(..., steps=)`."""
         return int(self._state is FINISHED and self._exception is None)
 
     def running(self) -> bool:
@@ -143,7 +143,7 @@ class Future(concurrent.futures.Future[Any]):
         return self.is_started and not self.done()
 
     def cancel(self) -> bool:
-        """Cancels the closure, and its call if a worker runs it.
+        """Cancels the closure, also while a worker runs it.
 
         Returns:
           True if the closure is cancelled, False if it already has another outcome.
@@ -151,10 +151,10 @@ class Future(concurrent.futures.Future[Any]):
         on_cancel = self.on_cancel
         return self.cancelled() if on_cancel is None else on_cancel() or self.cancelled()
 
-    # The following methods are for the queue. To its base class the future stays pending while a worker runs the
-    # closure: it can be cancelled until the queue decides the outcome, under the queue's lock. `on_cancel` refers to
-    # the closure, and the closure to the future. Setting the outcome breaks this cycle, so dropping the future frees
-    # the result without a garbage collection.
+    # The following methods are for the queue. For the base class, the future is still pending while a worker runs the
+    # closure. The future can be cancelled until the queue decides the outcome, under the queue's lock. `on_cancel`
+    # refers to the closure, which refers to the future. Setting the outcome breaks this reference cycle, so dropping
+    # the future frees the result without a garbage collection.
 
     def set_result(self, result: Any) -> None:
         """Sets the closure's result."""
@@ -176,7 +176,7 @@ class Future(concurrent.futures.Future[Any]):
             self.set_running_or_notify_cancel()
 
     def _end_unwatched(self, state: str, result: Any = None, exception: BaseException | None = None) -> bool:
-        """Sets the outcome and calls the callbacks if no condition exists yet; returns whether it did."""
+        """If no condition exists, sets the outcome and calls the callbacks. Returns whether it has set the outcome."""
         with self._conditions_lock:
             is_unwatched = self._made_condition is None and self._state is PENDING
             if is_unwatched:
@@ -188,7 +188,7 @@ class Future(concurrent.futures.Future[Any]):
         return is_unwatched
 
     def result_or_none(self) -> Any:
-        """Waits until the closure has ended; returns its result, None if it failed or was cancelled."""
+        """Waits until the closure has ended. Returns the result, or None if the closure failed or was cancelled."""
         concurrent.futures.wait([self])
         return None if self.cancelled() or self.exception() is not None else self.result()
 

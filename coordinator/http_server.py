@@ -1,16 +1,16 @@
-"""A small HTTP server: for the dashboard in the client, and for the health page of a server of the cluster.
+"""A small HTTP server, for the client's dashboard and for the health page of each server of the cluster.
 
     NAME-accept     accepts connections, and reads the requests of all of them
     NAME-request    one for each complete request: answers it, and ends the connection
 
-Strangers may connect. Guarantees:
+Unknown peers may connect. Guarantees:
 
-- A connection costs a thread only while its request is answered. Without a complete request it ends after 10 seconds.
-- At most 128 connections wait for a request or an answer. A new one then replaces the oldest, which has had at least a
-  tenth of a second. So a peer that sends its request immediately is answered, however many connect and send nothing.
-- A request whose `Host` is not this machine is refused. A page of another site cannot read anything by giving its own
-  name this address (DNS rebinding).
-- Only GET is answered. A peer that takes no data for 10 seconds is disconnected.
+- A connection uses a thread only while its request is answered, and ends after 10 s without a complete request.
+- At most 128 connections wait. A new connection replaces the oldest that has sent no complete request for 0.1 s. So a
+  peer that sends its request immediately is answered, even if many peers send nothing.
+- A request whose `Host` is not this machine is refused. So another site cannot read anything by making its own name
+  resolve to this machine's address (DNS rebinding).
+- Only GET is answered. A peer that accepts no data for 10 seconds is disconnected.
 """
 
 import collections
@@ -36,13 +36,13 @@ _logger = logging.getLogger("coordinator")
 
 # How long a peer may take to send a whole request, or to accept data of an answer, in seconds.
 _PEER_TIMEOUT = 10.0
-# How many connections may be unanswered, and how many seconds each has before a new one may replace it.
+# `_MOST_WAITING` connections may be unanswered. A new connection may replace one that is `_SHORTEST_WAIT` seconds old.
 _MOST_WAITING, _SHORTEST_WAIT = 128, 0.1
-# Further requests wait for their turn; a further stream ends the oldest stream.
+# A request beyond `_MOST_ANSWERS` waits for another answer's end; a stream beyond `_MOST_STREAMS` ends the oldest one.
 _MOST_ANSWERS, _MOST_STREAMS = 32, 32
 _LONGEST_REQUEST = 1 << 16
 _HEAD_END = re.compile(rb"\r?\n\r?\n")
-# The pause after an error, and how long `close` lets answers finish, in seconds.
+# The server pauses `_PAUSE` seconds after an error. `close` gives running answers `_GRACE` seconds to finish.
 _PAUSE, _GRACE = 0.1, 1.0
 
 
@@ -51,12 +51,12 @@ class HttpServer:
 
     Args:
       host: the local name or IP address to listen on; `::` means all addresses, of IPv4 too.
-      port: 0 for any free port. The attribute is the port in use.
-      answer: answers a request, on a separate thread.
+      port: the port, 0 for any free port. The attribute `port` is the port in use.
+      answer: a function that answers a request, called on a separate thread.
       name: the prefix of its threads' names.
-      names: accepted host names of this machine, in addition to `localhost` and its addresses.
+      names: accepted host names of this machine, in addition to `localhost` and the machine's addresses.
 
-    Raises OSError if it cannot listen there, OverflowError for a port out of range.
+    Raises OSError if the server cannot listen there, OverflowError for a port out of range.
     """
 
     def __init__(
@@ -70,11 +70,12 @@ class HttpServer:
         self.is_loopback = ipaddress.ip_address(own).is_loopback
         self._woken, self._waker = socket.socketpair()
         self._waker.setblocking(False)
-        # By descriptor, oldest first. Only the accepting thread uses these three, until it has ended.
+        # Descriptor -> connection, oldest first. Until the accepting thread ends, no other uses the next three
+        # attributes.
         self._waiting: dict[int, _Waiting] = {}
         self._complete: collections.deque[_Waiting] = collections.deque()
         self._threads: list[threading.Thread] = []
-        # Guards the next two.
+        # Guards `_answers` and `_streams`.
         self._lock = threading.Lock()
         self._answers: dict[threading.Thread, _Waiting] = {}
         self._streams: dict[threading.Thread, _Waiting] = {}
@@ -115,12 +116,12 @@ class HttpServer:
         return address.is_loopback or not self.is_loopback
 
     def begin_stream(self) -> None:
-        """Counts this thread's answer as a stream: it then competes with streams, not with answers."""
+        """Counts this thread's answer as a stream, so that the limit of streams applies, not the limit of answers."""
         with self._lock:
             thread = threading.current_thread()
             self._streams[thread] = self._answers.pop(thread)
             if len(self._streams) > _MOST_STREAMS:
-                # By the connection's age: threads that start together begin in any order.
+                # The age of the connection decides, because threads that start together call this in any order.
                 oldest = min(self._streams, key=lambda thread: self._streams[thread].began)
                 _shut(self._streams.pop(oldest).connection)
         self._wake()
@@ -132,7 +133,7 @@ class HttpServer:
                 self._turn()
                 is_failing = False
             except Exception:
-                # For example too many open files or threads.
+                # For example, too many files are open, or there are too many threads.
                 if not is_failing:
                     _logger.exception("%s cannot take connections; it keeps trying.", self._name)
                 is_failing = True
@@ -173,7 +174,7 @@ class HttpServer:
         except (BlockingIOError, ConnectionAbortedError):
             return
         except OSError:
-            # Too many open files: dropping the oldest connection makes room.
+            # Too many files are open. Dropping the oldest connection makes room.
             if not self._waiting:
                 raise
             self._drop_oldest()
@@ -220,13 +221,13 @@ class HttpServer:
                 connection.settimeout(_PEER_TIMEOUT)
                 try:
                     Request(self, connection, bytes(waiting.received))
-                except OSError:  # The peer has gone, or takes nothing.
+                except OSError:  # The peer has gone, or accepts no data.
                     return
                 except Exception:
                     _logger.exception("%s could not answer a request.", self._name)
                 with contextlib.suppress(OSError):
                     connection.shutdown(socket.SHUT_WR)
-                    # If data stays unread, the peer sees a connection reset instead of the answer.
+                    # Unread data would make the peer see a connection reset instead of the answer.
                     connection.setblocking(False)
                     connection.recv(_LONGEST_REQUEST)
         finally:
@@ -251,12 +252,12 @@ class _Waiting:
 
 
 class Request(http.server.BaseHTTPRequestHandler):
-    """A request that was received; the constructor has the server answer it on the connection."""
+    """A received request. The constructor makes the server answer the request on the connection."""
 
     server_version, sys_version = "coordinator", ""
 
     def __init__(self, server: HttpServer, connection: socket.socket, received: bytes) -> None:
-        # We do not call the base's constructor: it would read the request from the connection.
+        # The base class's constructor is not called, because it would read the request from the connection.
         self._server = server
         self.client_address = ("", 0)
         self.rfile = io.BytesIO(received)
@@ -264,7 +265,7 @@ class Request(http.server.BaseHTTPRequestHandler):
         self.handle_one_request()
 
     def do_GET(self) -> None:
-        """Has the server answer, if the request is for this machine."""
+        """Calls the server's `answer` if the request's `Host` is this machine, and refuses the request otherwise."""
         if self._server.is_own_host(self.headers.get("Host")):
             self._server.answer(self)
         else:
@@ -281,7 +282,7 @@ class Request(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def begin_stream(self, content_type: str, headers: Mapping[str, str]) -> None:
-        """Begins an answer whose body is written to `wfile` piece by piece, while the peer takes it."""
+        """Begins an answer whose body the caller then writes to `wfile` in pieces."""
         self._server.begin_stream()
         self._send_head(HTTPStatus.OK, {"Content-Type": content_type, **headers})
 

@@ -1,9 +1,9 @@
-"""Options of a strategy, checked on creation, and the checks, which other settings share.
+"""The options of a strategy, which are checked on creation, and check functions that other settings use too.
 
 An error names the setting, the allowed values and the given value.
 
-`coordinator run` passes settings to the program through environment variables. They apply unless the program's own
-`Options` set the same, so a program can be watched without a change.
+`coordinator run` passes settings to the program through environment variables. A setting of the program's own `Options`
+takes precedence. So a program can be watched without a change of its code.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from coordinator.errors import SettingError
 
 
 class SettingTypeError(SettingError, TypeError):
-    """A setting has the wrong type: a `TypeError` too, as Python programs expect."""
+    """A setting has the wrong type. The error is also a `TypeError`, as Python programs expect."""
 
 
 def is_integer(value: Any, minimum: int | None = None, maximum: int | None = None) -> TypeGuard[int]:
@@ -30,9 +30,9 @@ def is_integer(value: Any, minimum: int | None = None, maximum: int | None = Non
 
 
 def check_integer(name: str, value: Any, minimum: int, maximum: int | None = None, *, note: str = "") -> None:
-    """Raises SettingError unless a setting is an integer within bounds, both included; SettingTypeError if not an int.
+    """Raises SettingTypeError if a setting is not an int, SettingError if the int is outside of the inclusive bounds.
 
-    `note` follows the bounds in the message, such as ", or inf" if the caller allows that too.
+    `note` follows the bounds in the message, such as ", or inf" if the caller also allows inf.
     """
     if not is_integer(value, minimum, maximum):
         bounds = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
@@ -50,10 +50,10 @@ def check_number(
     unit: str = "",
     note: str = "",
 ) -> None:
-    """Raises SettingError unless a setting is a number within bounds; SettingTypeError if not a number. NaN is refused.
+    """Raises SettingTypeError if a setting is not a number, SettingError if the number is NaN or outside of the bounds.
 
-    `minimum` and `maximum` are included, `above` is not. Without `maximum` the number must be finite; a `maximum` of
-    `inf` allows `inf`. For `note` see `check_integer`.
+    `minimum` and `maximum` are allowed values, `above` is not. Without `maximum` the number must be finite; a `maximum`
+    of `inf` allows `inf`. For `note` see `check_integer`.
     """
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if (
@@ -75,11 +75,11 @@ def check_number(
 
 
 def check_transfer_dtype(name: str, value: Any) -> None:
-    """Raises SettingError unless a dtype of messages is `tf.bfloat16`, or `tf.float32` or None, which round nothing.
+    """Raises SettingError for a dtype of messages other than `tf.bfloat16`, `tf.float32` and None.
 
-    A value that is no dtype raises SettingTypeError.
+    `tf.float32` and None round nothing. A value that is no dtype raises SettingTypeError.
     """
-    # Compared by name: this module is imported without TensorFlow.
+    # The dtype's name is compared, because this module does not import TensorFlow.
     dtype = None if value is None or isinstance(value, str) else getattr(value, "name", None)
     if value is None or dtype in ("bfloat16", "float32"):
         return
@@ -93,52 +93,52 @@ class Options:
     """Settings of a `ParameterServerStrategy`. All times are in seconds.
 
     Attributes:
-      max_queued_closures: `schedule` blocks while this many closures wait for a worker. Each costs about 0.5 kB, and
-        time in each garbage collection, during which no worker receives work.
+      max_queued_closures: `schedule` blocks while this many closures wait for a worker. Each waiting closure costs
+        about 0.5 kB, and time in each garbage collection, during which no worker receives work.
       schedule_timeout: how long `schedule` may block on a full queue before it raises `TimeoutError`. None for no
-        limit, with a report in the log every `stall_report_interval`.
+        limit; the log then reports the wait every `stall_report_interval`.
       transient_retries: how often a closure is run again after a transient failure (an RPC was refused although every
         task is alive) before the failure becomes its result. 0 also disables fused calls, since a transient failure of
-        a call counts for every closure in it.
-      max_attempts: a closure whose worker was lost this often while it ran is quarantined: its future and `join` raise
-        `ClosureQuarantined`. If it was lost on one worker only, it is tried on another worker first. 1 also disables
-        fused calls, since the loss of a call counts for every closure in it.
+        a fused call counts for every closure in the call.
+      max_attempts: a closure that was lost with its worker this often is quarantined: the closure's future and `join`
+        raise `ClosureQuarantined`. If the closure was lost on one worker only, another worker tries it first. 1 also
+        disables fused calls, since the loss of a fused call counts for every closure in the call.
       stop_on_error: whether the first error of a scheduled function cancels all other functions and is raised by the
-        next `schedule` or `join`, as in the RFC; otherwise only its own future raises it.
+        next `schedule` or `join`, as in the RFC. If False, only the function's own future raises the error.
       closure_timeout: a closure that runs longer is started on another worker as well, and the first result counts;
         None for never. `schedule(..., timeout=)` overrides it for one closure.
       steps_per_dispatch: the maximum number of waiting closures of one function that a worker runs in one call. Sharing
-        a call saves most of each closure's overhead. None adapts the number to their duration, 1 runs each separately.
-        See docs/dispatch.md.
+        a call saves most of each closure's overhead. None adapts the number to the duration of the closures, 1 runs
+        each closure separately. See docs/dispatch.md.
       affinity_timeout: a closure for one worker (`schedule(..., worker=)`) fails with `WorkerLost` after it has waited
         this long for that worker's return.
       parameter_server_timeout: how long to wait for a lost parameter server before `ParameterServerLost` is raised.
-        Applies if `restore_from` was called.
+        Applies only after a call of `restore_from`.
       connect_timeout: how long the constructor of a strategy may wait for all parameter servers and one worker.
       probe_timeout: a task that does not answer a health probe in this time counts as unreachable.
       heartbeat_interval: the time between two heartbeats of each server.
       heartbeat_timeout: a server that has not answered for this long counts as lost, and every call to it fails. A
-        worker with a long call is asked whether it reaches the parameter servers, and counts as lost if not.
+        worker whose call takes long also counts as lost if it does not reach a parameter server.
       reconnect_interval: the time between two attempts to reach a lost worker, and the pause before a retry after a
         transient failure.
-      stall_report_interval: a wait of this length reports in the log what it waits for, again after each interval.
-      client_timeout: a server frees this client's objects when it has not heard from the client for this long, because
-        the host vanished, the program was stopped or the network is down. The objects of a killed client are freed by
-        the next client.
+      stall_report_interval: a wait that lasts this long logs what it waits for, and again after each further interval.
+      client_timeout: a server that has not heard from this client for this long frees the client's objects. Causes are
+        a vanished host, a stopped program or a broken network. The next client frees a killed client's objects.
       sparse_updates: what a Keras 3 optimizer does with a sparse gradient of a variable on a parameter server. "rows"
-        changes only the gradient's rows, of the variable and of its slots. "dense" does what Keras does: most
-        optimizers compute the update of all rows of the table in each step. See docs/embeddings.md.
-      transfer_dtype: the default of the update rules' argument of that name: with `tf.bfloat16` they round what they
-        pull and push to 16 bits in transit. `ModelAverage` and steps without a rule round nothing, so their results do
-        not depend on it. See docs/updates/README.md.
+        changes only the rows that the gradient has, in the variable and in its optimizer slots. "dense" does what Keras
+        does: most optimizers compute the update of all rows of the table in each step. See docs/embeddings.md.
+      transfer_dtype: the default of the update rules' argument `transfer_dtype`. With `tf.bfloat16`, update rules round
+        the values that they pull and push to 16 bits in transit. `ModelAverage` and steps without a rule round
+        nothing, so their results do not depend on this option. See docs/updates/README.md.
       reshard_inputs: whether workers that join or leave change the shares that dataset functions read from their
-        `tf.distribute.InputContext`. If so, endless data restarts with the new shares, and other data changes with the
-        next `iter()`. If not, a new worker has its own share and the others keep theirs. See docs/elastic.md.
-      checkpoint_memory: how much memory of a parameter server saving or restoring a checkpoint may take in addition to
-        the variables, in bytes. Larger variables are saved and restored in blocks, while updates go on. See
+        `tf.distribute.InputContext`. If True, endless data restarts with the new shares, and other data has new shares
+        from the next `iter()` on. If False, a new worker has a share, and the others keep theirs.
+        See docs/elastic.md.
+      checkpoint_memory: how many bytes of a parameter server's memory a save or restore of a checkpoint may use, in
+        addition to the variables. Larger variables are saved and restored in blocks, while updates go on. See
         docs/guarantees.md.
       version_mismatch: what to do about a server that runs another version of TensorFlow than this program: "error"
-        refuses it, "warn" logs a warning and accepts it.
+        refuses the server, "warn" logs a warning and accepts the server.
       log_format: "text", or "json" for one JSON object per line on standard error. "json" also logs events, except
         the events of each call. See docs/events.md.
       dashboard: the address of a page that shows what happens, `host:port` or `host:port/token`: "127.0.0.1:0" for any
@@ -146,8 +146,8 @@ class Options:
         See docs/dashboard.md.
       trace: the path of a trace file. None for no trace, unless `--trace` of `coordinator run` or `slurm` requests it.
         See docs/trace.md.
-      close_timeout: how long `close` and `cancel_all` wait for running calls before they abandon them with a warning.
-        Disconnecting may take about 40 seconds more if a server does not end what it runs.
+      close_timeout: how long `close` and `cancel_all` wait for running calls before they abandon these calls with a
+        warning. If a server does not end a running call, disconnecting may take about 40 seconds more.
 
     Raises:
       ValueError: a switch is not a bool, a count not a positive integer (`transient_retries` may be 0), or a time not a
@@ -214,7 +214,7 @@ def _check_local_path(name: str, value: Any) -> None:
     local_path(value, name)
 
 
-# Environment variables for the chief only: `host:port/token`, and the path of a file.
+# Environment variables for the chief only: the first has the dashboard's `host:port/token`, the second a file's path.
 DASHBOARD = "COORDINATOR_DASHBOARD"
 TRACE = "COORDINATOR_TRACE"
 # The environment variable that counts how often the program was started again.
@@ -222,7 +222,7 @@ RESTART_COUNT = "COORDINATOR_RESTART_COUNT"
 
 
 def with_program_settings(options: Options | None, environment: Mapping[str, str]) -> Options:
-    """Returns a program's options (None for the defaults), completed by the environment; checks both."""
+    """Returns a program's options (None for the defaults), completed from environment variables. Checks both."""
     options = Options() if options is None else options
     if not isinstance(options, Options):
         raise TypeError(f"options must be a coordinator.Options, got {options!r}.")

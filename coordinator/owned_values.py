@@ -1,8 +1,8 @@
 """A map whose values live as long as their keys, and do not keep the keys alive.
 
-A `weakref.WeakKeyDictionary` holds its values, so a value that refers to its key, even indirectly, is never freed.
-Examples: a traced function refers to captured variables; a variable to the function of its initial value. Here each key
-holds its own value as an attribute, and the garbage collector finds such a cycle.
+A `weakref.WeakKeyDictionary` holds its values, so a value that refers to its key, even indirectly, is never freed. For
+example, a traced function refers to captured variables, and a variable refers to the function that creates its initial
+value. Here each key holds its value as an attribute, so the garbage collector finds such reference cycles.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ _Value = TypeVar("_Value")
 
 
 class _Owned:
-    """An attribute of a key. Copies and pickles of the key have an empty one."""
+    """The attribute of a key that holds the key's value. Deep copies and pickles of the key have an empty `_Owned`."""
 
     __slots__ = ("owner", "value")
 
@@ -38,12 +38,12 @@ class OwnedValues(MutableMapping[Any, _Value], Generic[_Value]):
         self._name = f"_coordinator_value_{id(self)}"
         # Reentrant: the garbage collector may run any code while the lock is held.
         self._lock = threading.RLock()
-        # By identity: keys may compare by value, or be unhashable.
+        # Keys are found by `id(key)`, because keys may compare by value or be unhashable.
         self._keys: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         weakref.finalize(self, _drop_all, self._keys, self._name).atexit = False
 
-    # The methods of `object`: a bound method would return its function's attribute, and Keras and TensorFlow track
-    # assignments.
+    # The map uses `object.__getattribute__` and `object.__setattr__`, because `getattr` of a bound method would return
+    # the attribute of its function, and because Keras and TensorFlow track assignments.
 
     def __getitem__(self, key: Any) -> _Value:
         try:

@@ -1,15 +1,15 @@
-"""What the core needs from outside: a `Runtime` that runs calls, and `Servers` that knows the cluster's tasks.
+"""The interfaces that the core needs: `Runtime`, which runs calls, and `Servers`, which knows the cluster's tasks.
 
 The core (queue, workers, scheduler) knows nothing of TensorFlow: it passes work to a `Runtime` and gets back a result
-or an error, which the runtime classifies. `coordinator.ps_strategy` implements both protocols over TensorFlow servers,
-`coordinator.testing.FakeRuntime` in memory with faults on request.
+or an error, which the runtime classifies. `coordinator.ps_strategy` implements both protocols with TensorFlow servers.
+`coordinator.testing.FakeRuntime` implements them in memory, with faults on request.
 
-Guarantees of an implementation: `run` blocks only its caller, and returns when its server is lost or frozen. No other
-method that a worker calls raises. `reconnect` is safe from several threads. A worker's number is its task index.
+Guarantees of an implementation: `run` blocks only its caller, and ends when the worker is lost or frozen. Only methods
+that run work raise errors in a worker's thread. `reconnect` is thread-safe. A worker's number is its task index.
 
-`Builds` builds functions in the background and prepares them on workers, so no closure waits for either. A call of
-several steps is traced and registered on the client, and prepared on each worker that runs it. That takes tenths of a
-second to many seconds. No worker does it while it holds closures:
+`Builds` builds functions in the background and prepares them on workers, so no closure waits for a build or a
+preparation. A call of several steps is traced and registered on the client, and prepared on each worker that runs it.
+This work takes tenths of a second to many seconds. No worker's thread prepares a call while it holds closures:
 
     a worker's thread      4 steps would pay --request--> builder's thread: traces and registers them, once for all
     the same, without      prepares them on the worker <------------------------'
@@ -19,8 +19,8 @@ second to many seconds. No worker does it while it holds closures:
     worker 1   1 1 1 1 1 1  1  1  1  1 [4 prepared] 4
 
 Guarantees: nothing waits for a build. At most a quarter of the workers, but at least one, prepare something at a time;
-the others continue. A preparation is an internal closure: `join` does not wait for it, and it ends when the worker is
-lost or the strategy is closed.
+the other workers continue to run closures. A preparation is an internal closure: `join` does not wait for it, and the
+preparation ends when the worker is lost or the strategy is closed.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ from coordinator.future import Future
 class Preparation(NamedTuple):
     """Work that prepares something on a worker, with a name for messages.
 
-    `on_end` is called when it is prepared, or never will be because the work failed or the worker is lost.
+    `on_end` is called when the preparation has ended, also if the work failed or the worker was lost.
     """
 
     worker: int
@@ -49,17 +49,17 @@ class Preparation(NamedTuple):
 
 
 class Builds:
-    """Functions that are built and prepared for the workers of one strategy. Any thread may use it.
+    """Functions that are built and prepared for the workers of one strategy. Any thread may use a `Builds`.
 
     The cluster sets `workers`, the number of workers. The scheduler sets `schedule`, which queues a preparation on its
-    worker as an internal closure, and returns None if it can no longer run.
+    worker as an internal closure, and returns None if the preparation can no longer run.
     """
 
     def __init__(self) -> None:
         self.workers = 1
         self.schedule: Callable[[Preparation], Future | None] = lambda _: None
         self._requests: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        # A leaf: no other lock is taken while it is held.
+        # A leaf lock: no other lock is taken while it is held.
         self._lock = threading.Lock()
         self._waiting: deque[Preparation] = deque()
         self._preparing = 0
@@ -69,7 +69,7 @@ class Builds:
         self._requests.put(build)
 
     def next(self) -> Callable[[], object] | None:
-        """Waits for the next request; returns None after `end`. For the builder's thread."""
+        """Waits for the next request; returns None after `end`. Only the builder's thread calls `next`."""
         return self._requests.get()
 
     def end(self) -> None:
@@ -77,7 +77,7 @@ class Builds:
         self._requests.put(None)
 
     def prepare(self, preparation: Preparation) -> None:
-        """Prepares something on a worker when it is that worker's turn."""
+        """Queues a preparation, which begins when few enough workers prepare something."""
         with self._lock:
             self._waiting.append(preparation)
         self._begin()
@@ -106,7 +106,7 @@ class Builds:
 
 
 class FailureKind(enum.Enum):
-    """Why a closure did not finish, which decides what happens next."""
+    """Why a closure did not finish. The kind decides what happens to the closure."""
 
     WORKER_LOST = "worker lost"
     PARAMETER_SERVER_LOST = "parameter server lost"
@@ -119,7 +119,7 @@ class FailureKind(enum.Enum):
 
 
 class FiniteInput:
-    """Data that closures take: an iterator with a copy on each worker, whose part of the data may end.
+    """An input of closures: an iterator with a copy on each worker. A worker's part of the data may end.
 
     A closure runs only on workers where none of its inputs has ended.
 
@@ -127,7 +127,7 @@ class FiniteInput:
       new_error: creates the error to raise when the data has ended on all workers; called without a lock.
 
     Attributes:
-      is_finite: whether a worker's part may end; None until an iterator exists. Set by the runtime.
+      is_finite: whether a worker's part of the data may end; None until an iterator exists. Set by the runtime.
       ended: worker index -> number of reconnections when the worker's part ended. Guarded by the queue's lock.
     """
 
@@ -141,10 +141,10 @@ class FiniteInput:
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """One failed attempt, classified.
+    """A failed attempt and its classification.
 
-    `error` is the exception to raise for it, and may name the cause better than the exception that was caught. `ended`
-    is the input that has ended on the worker, for the kind END_OF_DATA.
+    `error` is the exception to raise, which may name the cause better than the caught exception. For the kind
+    END_OF_DATA, `ended` is the input that has ended on the worker.
     """
 
     kind: FailureKind
@@ -153,10 +153,10 @@ class Failure:
 
 
 class FusionKey(NamedTuple):
-    """Closures with equal keys may run in one call. Keys are compared under the queue's lock: plain values only.
+    """A key of a closure. Closures with equal keys may run in one call.
 
-    `function` identifies what runs: the duration of a call is learned for each function. `arguments` is what the
-    arguments must have in common.
+    Keys hold plain values only, because they are compared under the queue's lock. `function` identifies the function,
+    since the duration of a call is learned for each function. `arguments` is what the arguments must have in common.
     """
 
     function: Hashable
@@ -167,7 +167,7 @@ class Cancellation(Protocol):
     """Cancels every call that was started with it."""
 
     def cancel(self) -> None:
-        """Cancels the calls; each ends soon with an error of kind CANCELLED. Repeating it does nothing."""
+        """Cancels the calls, which soon end with an error of kind CANCELLED. A second call of `cancel` does nothing."""
 
 
 class Runtime(Protocol):
@@ -175,7 +175,7 @@ class Runtime(Protocol):
 
     @property
     def builds(self) -> Builds:
-        """What is built in the background."""
+        """The functions that are built in the background."""
 
     def bind_thread(self, worker: int) -> None:
         """Prepares the calling thread to run work on `worker`; called once when the thread starts."""
@@ -193,19 +193,19 @@ class Runtime(Protocol):
         """
 
     def prepare(self, worker: int, work: Any, like: Any, count: int) -> None:
-        """Builds and prepares a call of `count` works in the background; then `ready` has the number.
+        """Builds and prepares a call of `count` works in the background, after which `ready` contains `count`.
 
-        `work` is the first work; `like` is another one with the same fusion key, or the same work again.
+        `work` is the first work; `like` is another work with the same fusion key, or the same work again.
         """
 
     def run_fused(self, worker: int, works: Sequence[Any], cancellation: Cancellation) -> Sequence[Any]:
-        """Runs works of one fusion key in one call, in order; returns their results. Raises the error of any."""
+        """Runs works of one fusion key in one call, in order; returns the results. Raises the error of any work."""
 
     def run_steps(self, worker: int, work: Any, count: int, cancellation: Cancellation) -> Any:
         """Runs `work` `count` times in one call, in sequence; returns the stacked results."""
 
     def classify(self, worker: int, error: BaseException) -> Failure:
-        """Classifies an error that `run` raised on `worker`, by which tasks answer at that time."""
+        """Classifies an error that `run` raised for `worker`, by which tasks answer now."""
 
     def new_cancellation(self) -> Cancellation:
         """Returns a new, unused cancellation."""
@@ -226,7 +226,7 @@ class Servers(Protocol):
         """Returns the name of a worker, such as `/job:worker/replica:0/task:0`."""
 
     def add_worker(self, worker: int, address: str) -> None:
-        """Adds a worker; `reconnect` connects to it. Raises ValueError."""
+        """Adds a worker, to which `reconnect` connects. Raises ValueError if the address is invalid or in use."""
 
     def move_worker(self, worker: int, address: str) -> None:
         """Changes the address of a worker, which counts as lost until `reconnect`. Raises ValueError."""
@@ -235,13 +235,13 @@ class Servers(Protocol):
         """Changes the address of a parameter server, which counts as lost until it is recovered. Raises ValueError."""
 
     def remove_worker(self, worker: int) -> None:
-        """Removes a worker; nothing is run on it afterwards."""
+        """Removes a worker. Nothing runs on that worker afterwards."""
 
     def is_reachable(self, worker: int) -> bool:
-        """Probes `worker`; returns whether it answers and is still the server that we are connected to."""
+        """Probes `worker`; returns whether it answers and is still the server to which the client is connected."""
 
     def seems_reachable(self, worker: int) -> bool:
-        """Returns the same from its last heartbeat. Never blocks. Safe from any thread; False for a removed worker."""
+        """Returns whether `worker` answered its last heartbeat; False for a removed one. Never blocks; thread-safe."""
 
     def describe_loss(self, worker: int) -> str:
         """Returns the address of a lost worker, with a description of the loss for messages."""
@@ -249,14 +249,15 @@ class Servers(Protocol):
     def broken_links(self, workers: Collection[int]) -> Mapping[int, str]:
         """Asks all workers that answer, in parallel, whether they reach the parameter servers that answer.
 
-        Returns workers that do not, with a description. Takes at most a few times `Options.heartbeat_timeout`.
+        Returns each worker with a broken link, with a description. Takes at most a few times
+        `Options.heartbeat_timeout`.
         """
 
     def separation(self) -> str:
-        """Asks the parameter servers whether they reach each other; returns a description if not, or ""."""
+        """Asks the parameter servers whether they reach each other; returns a description of a broken link, or ""."""
 
     def give_up(self, worker: int, why: str) -> None:
-        """Counts a worker with a broken link as lost, until `reconnect`: its calls fail with kind LINK_LOST."""
+        """Counts a worker with a broken link as lost until `reconnect`. The worker's calls fail with kind LINK_LOST."""
 
     def disconnect(self, worker: int) -> None:
         """Disconnects from a lost worker, so no call waits for it before it is reconnected."""

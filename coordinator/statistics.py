@@ -14,18 +14,18 @@ class WorkerCounts:
 
 @dataclasses.dataclass(frozen=True)
 class WorkerStatistics:
-    """What one worker has done.
+    """The counts of one worker.
 
     Attributes:
-      index: its task index.
-      device: its name.
+      index: the worker's task index.
+      device: the worker's name.
       state: `live`, `lost` or `stopped`.
-      finished: closures with a result from this worker. Each run of `steps=` counts as one, also in the next two.
+      finished: closures with a result. Each run of `steps=` counts as one closure, also in `failed` and `retried`.
       failed: closures with an error from this worker.
       retried: attempts on this worker after which the closure was requeued.
       losses: how often the worker was lost.
-      reconnections: how often it was reconnected.
-      reconnecting_seconds: the time that the attempts that reconnected it took, in seconds.
+      reconnections: how often the worker was reconnected.
+      reconnecting_seconds: the total duration of the attempts that reconnected the worker, in seconds.
     """
 
     index: int
@@ -41,14 +41,14 @@ class WorkerStatistics:
 
 @dataclasses.dataclass(frozen=True)
 class ParameterServerStatistics:
-    """What has happened to one parameter server.
+    """The counts of one parameter server.
 
     Attributes:
-      index: its task index.
-      device: its name.
+      index: the server's task index.
+      device: the server's name.
       state: `live` or `lost`, as last noticed by the library.
-      losses: how often it was lost.
-      recoveries: how often it came back.
+      losses: how often the server was lost.
+      recoveries: how often the server was recovered.
       away_seconds: the total time from losses to recoveries, in seconds.
     """
 
@@ -62,7 +62,7 @@ class ParameterServerStatistics:
 
 @dataclasses.dataclass(frozen=True)
 class ClusterStatistics:
-    """What all workers have done, what is queued, and which servers are lost. Each run of `steps=` counts as one.
+    """The counts of a cluster. Each run of `schedule(..., steps=)` counts as one closure.
 
     Attributes:
       waiting: closures that no worker runs, including requeued ones.

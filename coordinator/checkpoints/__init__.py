@@ -1,11 +1,11 @@
-"""Checkpoints that are snapshots, written while training goes on, with policies for saving and keeping them.
+"""Checkpoints that are written in the background while training goes on, with policies for saving and keeping them.
 
     checkpoints = coordinator.Checkpoints(checkpoint, directory, save=[EverySteps(1000)], keep=[Latest(3)])
     strategy.restore_from(checkpoints)
     ...
-    checkpoints.save()      # as often as you like; it saves if one of the policies says so
+    checkpoints.save()      # call it as often as you like; it saves if a policy is due
 
-docs/checkpoints.md has the guarantees. Names are imported when they are first used.
+docs/checkpoints.md has the guarantees. The names of this package are imported on first use.
 """
 
 import lazy_loader

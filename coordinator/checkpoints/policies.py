@@ -1,7 +1,7 @@
-"""When to save a checkpoint, and which ones to keep: pure functions of the history and of the present moment.
+"""Policies for saving and keeping checkpoints, which are pure functions of the history, the step and the time.
 
-A policy for saving has `is_due(history, now)`, one for keeping `kept(history, now)`; users may write their own. A
-checkpoint is saved if one of several policies is due, and kept if one of them keeps it.
+A policy for saving has the method `is_due(history, now)`, a policy for keeping has `kept(history, now)`. Users may
+write other policies. With several policies, a checkpoint is saved if one is due, and kept if one keeps the checkpoint.
 
 Source: the save decision and preservation policies of Orbax, `tf.train.CheckpointManager`.
 """
@@ -17,11 +17,11 @@ from coordinator.options import check_integer, check_number
 
 @dataclasses.dataclass(frozen=True)
 class Moment:
-    """The present moment.
+    """The step and the time at which a policy is asked.
 
     Attributes:
       step: the number of the training step.
-      time: in Unix seconds.
+      time: the time in Unix seconds.
     """
 
     step: int
@@ -33,12 +33,12 @@ class SavedCheckpoint:
     """A complete checkpoint.
 
     Attributes:
-      path: as TensorFlow takes it, without `.index`.
-      number: increases with each checkpoint of a directory.
-      step: the training step at its snapshot; 0 if that is unknown.
-      time: of the snapshot, in Unix seconds.
-      metrics: what was measured with it, by name.
-      written_ns: when its files were written, in Unix nanoseconds of their file system; 0 if that is unknown.
+      path: the path as TensorFlow takes it, without `.index`.
+      number: the number of the checkpoint, which increases with each checkpoint of a directory.
+      step: the training step of the snapshot, or 0 if the step is unknown.
+      time: the time of the snapshot, in Unix seconds.
+      metrics: the metrics that were measured with the checkpoint, by name.
+      written_ns: when the files were written, in Unix nanoseconds of their file system, or 0 if the time is unknown.
     """
 
     path: str
@@ -50,22 +50,22 @@ class SavedCheckpoint:
 
 
 class SavePolicy(Protocol):
-    """When to save."""
+    """A policy for saving."""
 
     def is_due(self, history: Sequence[SavedCheckpoint], now: Moment) -> bool:
         """Returns whether to save now.
 
         Args:
-          history: oldest first. The last one is what training continued from or tried to save last.
-          now: the present moment, of another step than the last checkpoint.
+          history: the checkpoints, oldest first. The last one was restored, or is the latest that was to be saved.
+          now: the present step and time. The step differs from the step of the last checkpoint.
         """
 
 
 class KeepPolicy(Protocol):
-    """Which checkpoints to keep."""
+    """A policy for keeping."""
 
     def kept(self, history: Sequence[SavedCheckpoint], now: Moment) -> Sequence[SavedCheckpoint]:
-        """Returns the kept checkpoints of the history, which has complete ones, oldest first."""
+        """Returns the checkpoints to keep. `history` has the complete checkpoints, oldest first."""
 
 
 class _Every(abc.ABC):
@@ -91,13 +91,13 @@ class _Every(abc.ABC):
 
     @abc.abstractmethod
     def _has_passed(self, before: SavedCheckpoint | None, after: Moment | SavedCheckpoint) -> bool:
-        """Returns whether an interval lies between two moments; `before` is None at the beginning."""
+        """Returns whether an interval has passed from `before` to `after`. At the beginning, `before` is None."""
 
 
 class EverySteps(_Every):
-    """Saves when a multiple of `steps` has been reached; keeps the first checkpoint from each multiple on.
+    """Saves when a multiple of `steps` has been reached. Keeps the first checkpoint at or after each multiple.
 
-    It keeps only the newest `latest` of these, if given: `[EverySteps(1000, 1), EverySteps(100, 1), Latest(2)]`.
+    `latest` limits the kept checkpoints to the newest: `[EverySteps(1000, 1), EverySteps(100, 1), Latest(2)]`.
     """
 
     def __init__(self, steps: int, latest: int | None = None) -> None:
@@ -112,9 +112,9 @@ class EverySteps(_Every):
 
 
 class EveryMinutes(_Every):
-    """Saves `minutes` after the last checkpoint, the first one immediately; keeps checkpoints at least as far apart.
+    """Saves immediately, then `minutes` after the last checkpoint. Keeps checkpoints that are at least as far apart.
 
-    It keeps the oldest checkpoint and following ones; only the newest `latest` of these, if given.
+    The policy keeps the oldest checkpoint and following ones. `latest` limits the kept checkpoints to the newest.
     """
 
     def __init__(self, minutes: float, latest: int | None = None) -> None:
@@ -123,12 +123,12 @@ class EveryMinutes(_Every):
         self.seconds = 60.0 * minutes
 
     def _has_passed(self, before: SavedCheckpoint | None, after: Moment | SavedCheckpoint) -> bool:
-        # The clock may have been set back.
+        # The difference is negative if the clock has been set back.
         return before is None or not 0 <= after.time - before.time < self.seconds
 
 
 class EveryHours(EveryMinutes):
-    """As `EveryMinutes`, in hours."""
+    """Like `EveryMinutes`, with an interval in hours."""
 
     def __init__(self, hours: float, latest: int | None = None) -> None:
         check_number("hours", hours, above=0, unit="hours")
@@ -149,14 +149,14 @@ class Latest:
 
 
 class Best:
-    """Keeps the best `count` checkpoints by a metric, the newer of equal ones.
+    """Keeps the `count` best checkpoints by a metric. Of two equal checkpoints, the newer one is better.
 
-    It does not keep a checkpoint whose metric is not known yet: `Latest` must keep it until then.
+    The policy does not keep a checkpoint before its metric is known. Until then, `Latest` must keep the checkpoint.
 
     Args:
-      metric: its name.
-      count: how many.
-      mode: "min" if lower is better, "max" if higher is.
+      metric: the name of the metric.
+      count: the number of checkpoints to keep.
+      mode: "min" if lower is better, "max" if higher is better.
     """
 
     def __init__(self, metric: str, count: int = 1, mode: Literal["min", "max"] = "min") -> None:
@@ -176,7 +176,7 @@ class Best:
 
 
 def check_policies(name: str, policies: Sequence[Any], method: str) -> None:
-    """Raises `TypeError` if `policies` is not a sequence of objects with a method."""
+    """Raises `TypeError` if `policies` is not a sequence of objects with the method `method`."""
     if not isinstance(policies, Sequence) or isinstance(policies, str):
         raise TypeError(f"{name} must be a list of policies, such as [coordinator.checkpoints.{_EXAMPLES[method]}].")
     for policy in policies:

@@ -9,7 +9,7 @@ from types import FrameType
 
 from coordinator.background_thread import start_once
 
-# In seconds.
+# The delay of `_interrupt_in_a_moment`, in seconds.
 _MOMENT = 0.01
 
 
@@ -17,21 +17,21 @@ _MOMENT = 0.01
 def save_at_signals(
     save: Callable[[], object], signals: Collection[signal.Signals] = (signal.SIGTERM, signal.SIGUSR1)
 ) -> Iterator[None]:
-    """Opens a scope in which a signal ends the program, after it has saved.
+    """Opens a scope in which a signal ends the program, after the program has saved a checkpoint.
 
         with strategy, coordinator.checkpoints.save_at_signals(lambda: checkpoints.save(now=True)):
             train()
 
-    The signal interrupts the main thread wherever it waits, as Ctrl-C does, but by `SystemExit`; `save` is called on
-    the way out. The exit code is 128 + the number of the signal, as for a program that the signal has killed. All
-    further signals are ignored until the end of the process: what runs on the way out, such as `finally` and the
-    `close` of a strategy, runs to its end. Ctrl-C still interrupts it, unless SIGINT is one of `signals`, and SIGKILL
-    ends the process. The main thread must enter the scope.
+    The signal interrupts the main thread wherever the thread waits, as Ctrl-C does, but raises `SystemExit`. `save` is
+    called when the scope is left. The exit code is 128 + the number of the signal, as for a program that the signal has
+    killed. Further signals are ignored until the process ends, so that `finally` blocks and the `close` of a strategy
+    run to their end. Ctrl-C can still interrupt this code if SIGINT is not in `signals`. SIGKILL ends the process. The
+    main thread must enter the scope.
 
     Args:
-      save: saves a checkpoint. A background save is complete when the strategy is closed.
-      signals: Slurm and Kubernetes end a program with SIGTERM; `sbatch --signal=USR1@60` sends SIGUSR1 60 s before the
-        time limit.
+      save: a function that saves a checkpoint. A save in the background is complete when the strategy is closed.
+      signals: the signals that end the program. Slurm and Kubernetes send SIGTERM. `sbatch --signal=USR1@60` sends
+        SIGUSR1 60 s before the time limit.
 
     Raises:
       SystemExit: a signal arrived.
@@ -44,19 +44,19 @@ def save_at_signals(
         if scope.received is not None:
             save()
     if scope.received is not None:
-        # The program has caught the exception.
+        # The code in the scope has caught `SystemExit`.
         raise scope.exit()
 
 
 class _InterruptingSignals:
-    """A scope in which a signal raises SystemExit in the main thread. Further ones are then ignored.
+    """A scope in which a signal raises SystemExit in the main thread. Further signals are then ignored.
 
     `received` is the number of the first signal, or None.
     """
 
     def __init__(self, signals: Collection[signal.Signals]) -> None:
         self.received: int | None = None
-        # Whether to raise the exception at the next opportunity.
+        # Whether the next SIGINT must raise SystemExit.
         self._is_due = False
         self._signals = signals
 
@@ -84,7 +84,7 @@ class _InterruptingSignals:
         if number == signal.SIGINT:
             raise self.exit()
         self._is_due = True
-        # The queue postpones SIGINT until a change is complete.
+        # The exception is raised by SIGINT, which the closure queue postpones until a change of the queue is complete.
         signal.raise_signal(signal.SIGINT)
 
     def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
@@ -98,7 +98,7 @@ class _InterruptingSignals:
         if not (self.received is not None and isinstance(unraisable.exc_value, SystemExit)):
             self._hook(unraisable)
             return
-        # Python ignores exceptions of finalizers. Try again in a moment, when the main thread is elsewhere.
+        # Python ignores exceptions of finalizers. SIGINT is sent again later, when the main thread is elsewhere.
         self._is_due = True
         start_once("coordinator-signal", _interrupt_in_a_moment)
 

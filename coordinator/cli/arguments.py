@@ -19,7 +19,7 @@ _LONGEST = 4096
 
 
 def local_file(text: str) -> pathlib.Path:
-    """Returns an argument as a path; refuses a URL such as `gs://bucket/logs`, which `pathlib` would make a folder."""
+    """Returns an argument as a path; refuses a URL such as `gs://bucket/logs`, which `pathlib` accepts."""
     try:
         return pathlib.Path(local_path(text, "it"))
     except ValueError as error:
@@ -38,7 +38,7 @@ def add_token_file(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen_token(path: pathlib.Path | None, environment: Mapping[str, str]) -> str:
-    """Returns the token of the file, or of the environment, or "". Raises LaunchError for an unsafe or invalid file."""
+    """Returns the token of `path`, or of `environment`, or "". Raises LaunchError for an unsafe file or a bad token."""
     if path is None:
         token, where = environment.get(VARIABLE, "").strip(), VARIABLE
         if not token:
@@ -58,5 +58,5 @@ def chosen_token(path: pathlib.Path | None, environment: Mapping[str, str]) -> s
 
 
 def without_token(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns an environment for other processes, without the token: clients can read a TensorFlow server's."""
+    """Returns an environment without the token for other processes, because clients can read a server's environment."""
     return {name: value for name, value in environment.items() if name != VARIABLE}

@@ -1,7 +1,7 @@
 """The command `coordinator`: parses the arguments, runs one command, and returns its exit code.
 
-Exit code 2 means that the arguments cannot work: nothing was started, and one line says why. Neither wrong arguments
-nor a closed or full output lead to a traceback.
+Exit code 2 means that the arguments cannot work, so that nothing was started, and one line says why. Wrong arguments, a
+closed output and a full output never lead to a traceback.
 """
 
 import argparse
@@ -25,9 +25,9 @@ from coordinator.errors import ClusterSpecError, LaunchError, SettingError
 from coordinator.version import __version__
 
 _FAILED, _UNUSABLE = 1, 2
-# Errors of an output to a disk that is full or broken.
+# Errors of writing to a disk that is full or broken.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-# Command -> what adds it to the parser, and what runs it.
+# Command -> the function that adds it to the parser, and the function that runs it.
 _COMMANDS = {
     "run": (add_run, run),
     "serve": (add_serve, serve),
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ClusterSpecError, LaunchError) as error:
         reason = str(error)
     except KeyboardInterrupt:
-        # The command does not handle Ctrl-C (yet).
+        # The command does not handle Ctrl-C, or does not handle it yet.
         return 128 + signal.SIGINT
     except BrokenPipeError:
         # The reader of the output has ended, as in `coordinator doctor | head -1`.
@@ -78,12 +78,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _drop_output() -> None:
-    """Drops text that was printed and not written yet; Python would write it at its end."""
+    """Drops text that was printed but not yet written, because Python would write that text when it exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _say(text: str) -> None:
-    # There may be no room for this text either.
+    # Standard error may be a file on a full disk, as the output may be.
     with contextlib.suppress(OSError):
         print(text, file=sys.stderr, flush=True)
 
@@ -92,7 +92,7 @@ def _open_standard_streams() -> None:
     """Opens streams that were closed before this process began (`>&-`); makes all streams accept any text."""
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
-            # Otherwise the next opened file would get this descriptor, and everything that is printed.
+            # Otherwise the next opened file would get this descriptor, and printed text would go to that file.
             opened = os.open(os.devnull, os.O_RDWR)
             if opened != descriptor:
                 os.dup2(opened, descriptor)

@@ -3,8 +3,8 @@
     doctor     examines this installation, this machine, and whether each task of the cluster answers
     profile    collects TensorFlow's profiles of all servers while they train
 
-Guarantees of `doctor`: it changes nothing, loads no TensorFlow, and waits for a task no longer than its timeout, plus a
-few seconds to find out why the task does not answer.
+Guarantees of `doctor`: it changes nothing, and does not load TensorFlow. It waits for a task at most for the timeout,
+plus a few seconds to find out why the task does not answer.
 """
 
 import argparse
@@ -37,13 +37,13 @@ _ROUND_TRIPS = 9
 _MOST_AT_ONCE = 32
 # How long a server may take to answer before it is profiled, in seconds.
 _PROBE_TIMEOUT = 5.0
-# Longer profiles take gigabytes.
+# The longest profile, in seconds. Longer profiles take gigabytes.
 _MOST_SECONDS = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """The result of examining a subject. A problem must be corrected."""
+    """The result of examining a subject, and whether it is a problem that must be corrected."""
 
     subject: str
     text: str
@@ -116,7 +116,7 @@ def _ports(config: TaskConfig) -> Iterator[Finding]:
             yield Finding("this task", str(error), is_problem=True)
     else:
         yield Finding("this task", own)
-    # A client that retries a dead server on its own machine may connect to itself there, and keep the server out.
+    # On these ports, a client that retries a dead server of its own machine may connect to itself, and block the port.
     try:
         first, last = map(int, _EPHEMERAL_PORTS.read_text().split())
     except (OSError, ValueError):
@@ -223,7 +223,7 @@ def _variable_of(pid: int, name: str) -> str:
 
 
 def _silent(addresses: Sequence[str]) -> dict[str, str]:
-    """Probes all servers at the same time; returns, by address, why some do not answer."""
+    """Probes all servers at the same time; returns the addresses that do not answer, each with the reason."""
     with contextlib.ExitStack() as opened:
         probes = {address: opened.enter_context(TaskProbe(address)) for address in addresses}
         results = {address: probe.begin_status(_PROBE_TIMEOUT) for address, probe in probes.items()}
@@ -233,7 +233,7 @@ def _silent(addresses: Sequence[str]) -> dict[str, str]:
 
 def _collect(addresses: Sequence[str], logdir: str, seconds: float) -> list[str]:
     """Profiles the servers at the same time; returns the files, one for each server that answered."""
-    # The outcome is reported below; TensorFlow would log each call.
+    # TensorFlow would log each call, and this function reports the outcome.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import tensorflow as tf
 

@@ -8,8 +8,8 @@ from typing import Any
 from coordinator.errors import LaunchError
 from coordinator.launch.kubernetes_manifests import KubernetesJob, Object
 
-# Text that needs no quotes in any version of YAML, unless it is a word for true, false or nothing. Kubernetes also
-# reads text as a number that PyYAML writes without quotes, such as 1e3 and 0o7.
+# Text that needs no quotes in any version of YAML, except words for true, false or nothing, which PyYAML quotes. All
+# other text gets quotes, because Kubernetes reads some text as numbers that PyYAML does not quote, such as 1e3 and 0o7.
 _PLAIN = re.compile(r"(?![yn]$)[a-z/].*", re.IGNORECASE | re.DOTALL)
 
 
@@ -58,7 +58,7 @@ def manifest(options: argparse.Namespace) -> int:
 
 def yaml_of(objects: Iterable[Object]) -> str:
     """Returns objects as documents in YAML, in the form that all versions of YAML read in the same way."""
-    # No other command needs it.
+    # No other command needs PyYAML.
     import yaml
 
     class Dumper(yaml.SafeDumper):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""`coordinator run`: a local cluster, and a program in each of its roles, until the program has ended."""
+"""`coordinator run`: runs a cluster, and a program in each of its roles, until the program has ended."""
 
 import argparse
 import itertools
@@ -17,7 +17,7 @@ from coordinator.launch.program_process import Console, create_log_folder
 from coordinator.launch.run_request import RunRequest, parse_hosts, read_hostfile, slots_of
 
 _ANY_PORT = "127.0.0.1:0"
-# A character that no argument of a command contains.
+# Stands for the default address of the dashboard: a character that no command-line argument can contain.
 _DEFAULT = "\0"
 
 
@@ -92,7 +92,7 @@ def add_program(parser: argparse.ArgumentParser) -> None:
 
 
 def with_dashboard_address(arguments: Sequence[str]) -> list[str]:
-    """Gives `--dashboard` a value if it has no address: `argparse` would take the program as its value."""
+    """Gives `--dashboard` a value if no address follows, because `argparse` would take the program as the value."""
     pairs = itertools.zip_longest(arguments, arguments[1:], fillvalue="")
     return [
         f"--dashboard={_DEFAULT}" if argument == "--dashboard" and not _is_address(following) else argument
@@ -144,8 +144,8 @@ def run(options: argparse.Namespace) -> int:
 def run_request(request: RunRequest, environment: Mapping[str, str]) -> int:
     """Runs a program on its own cluster; all processes inherit `environment`. Raises LaunchError.
 
-    Returns the exit code of the chief's last start, or of the evaluator if that is 0. It is 128 + n if signal n ended
-    the chief or this command, and 1 if a server did not start.
+    Returns the exit code of the chief's last start, or the evaluator's exit code if the chief's is 0. The code is 128 +
+    n if signal n ended the chief or this command, and 1 if a server did not start.
     """
     console = Console(sys.stdout, sys.stderr)
     if request.dry_run:

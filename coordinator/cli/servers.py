@@ -64,12 +64,12 @@ def slurm(options: argparse.Namespace) -> int:
     try:
         path = settings.pop("token_file", None)
         if step.rank == 0:
-            # Other nodes need not have the file.
+            # Other nodes need not have the file of the token.
             settings["dashboard"] = with_token(settings.get("dashboard"), path, os.environ)
         request = RunRequest(**settings)
         workers = step.workers(request.ps, evaluator=request.evaluator)
     except (ClusterSpecError, LaunchError, SettingError):
-        # All tasks find the same error; only the first reports it.
+        # All tasks find the same error, but only the first task reports it.
         if step.rank == 0:
             raise
         return _UNUSABLE

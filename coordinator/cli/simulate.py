@@ -30,7 +30,7 @@ def add_simulate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def with_negative_values(arguments: Sequence[str]) -> list[str]:
-    """Joins a negative value with the option before it; argparse would take `-5ms` for an option."""
+    """Joins a negative value with the option before it, because argparse would take `-5ms` for an option."""
     joined: list[str] = []
     for argument in arguments:
         if _NEGATIVE.match(argument) and joined and joined[-1].startswith("--") and "=" not in joined[-1]:
@@ -93,7 +93,7 @@ def _add_run(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--json", type=local_file, metavar="FILE", help="write the figures as JSON")
 
 
-# The results of each rule, one for each value of the sweep.
+# The name of each rule, with a result for each value of the sweep.
 Series = list[tuple[str, list["Result"]]]
 
 
@@ -126,7 +126,7 @@ def _series(request: "Request") -> Series:
     from coordinator.simulation.simulated_cluster import simulate as run
 
     values = request.sweep.values if request.sweep else (None,)
-    # All are checked before the first is run.
+    # All settings are checked before the first simulation runs.
     settings = [(rule, [request.setting(rule, value) for value in values]) for rule in request.rules]
     return [(rule, [run(setting) for setting in of_rule]) for rule, of_rule in settings]
 

@@ -87,7 +87,7 @@ def _confirm_losses(options: argparse.Namespace) -> None:
             raise SettingError(name, "is not for --simulated --confirm, which takes --batches and --repeats.")
     experiment = Experiment.of(vars(options))
     data = load(experiment)
-    # It checks the folder, and that pictures can be drawn.
+    # The constructor checks the folder, and that pictures can be drawn.
     Report(experiment, options.output)
     comparisons = compare(experiment, data)
     names = draw(comparisons, options.output)

@@ -26,16 +26,16 @@ from coordinator.version import __version__
 _COLORS = {"live": "green", "lost": "bold red", "stopped": "dim", "good": "green", "error": "red", "warning": "yellow"}
 _BARS = " ▁▂▃▄▅▆▇█"
 _MOST_EVENTS = 6
-# The lines of everything but the rows of workers and servers.
+# The number of lines on the screen, without the rows of workers and servers.
 _OTHER_LINES = 22
-# Narrower terminals have no room for all columns.
+# The least width of a terminal with room for all columns.
 _WIDE = 100
 
 State = Mapping[str, Any]
 
 
 def screen_of(state: State, width: int, height: int | None = None, missed: int = 0) -> RenderableType:
-    """Draws the answer of `/api/state` in a size in characters; `missed` counts failed attempts to renew it."""
+    """Draws an answer of `/api/state` in characters; `missed` counts the failed requests for a newer answer."""
     most_workers = None if height is None else max(3, height - _OTHER_LINES - len(state["servers"]))
     parts = [_headline(state, missed), _workers(state, most_workers, is_narrow=width < _WIDE)]
     if state["advice"]:
@@ -63,7 +63,7 @@ def _headline(state: State, missed: int) -> RenderableType:
     ]
     texts = [Text.assemble((f"{name} ", "dim"), (text, style)) for name, text, style in figures]
     rates = state["history"]["rates"][-60:]
-    # All are 0 before the first step.
+    # All rates are 0 before the first step.
     highest = max(rates, default=0.0) or 1.0
     bars = "".join(_BARS[round(8 * rate / highest)] for rate in rates)
     body = Group(Columns(texts, padding=(0, 3)), Text(bars, style="cyan", no_wrap=True))
@@ -79,7 +79,7 @@ def _workers(state: State, most: int | None, *, is_narrow: bool) -> RenderableTy
         table.add_column(name, no_wrap=True, ratio=1 if name == "runs" else None)
     for name in ("for", "steps/s", "idle", "failed", "losses", *(() if is_narrow else ("retried", "of fastest"))):
         table.add_column(name, justify="right", no_wrap=True)
-    # If there is no room for all workers, those that do not work come first.
+    # If the number of rows is limited, workers that are not live come first.
     workers = sorted(state["workers"], key=lambda row: row["state"] == "live") if most else state["workers"]
     for row in workers[:most]:
         calls = f" x {row['calls']}" if row["calls"] > 1 else ""
@@ -138,13 +138,13 @@ def _duration(seconds: float) -> str:
 
 
 _INTERVAL, _TIMEOUT = 1.0, 5.0
-# Allows the program to be started again at the same address.
+# The command ends after this many failed requests, because the program may be restarted at the same address.
 _MOST_MISSED = 15
-# Not a URL, no answer, or not a dashboard.
+# Errors if the address is not a URL, does not answer, or is not a dashboard.
 _ERRORS = (OSError, ValueError, RecursionError, http.client.HTTPException)
-# Another version or service has other values than numbers, text and lists.
+# Errors in drawing an answer of another version or service, which may not have the expected numbers, text and lists.
 _STRANGE = (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError)
-# The page is on this machine or at the end of a tunnel, never behind a proxy.
+# The dashboard is on this machine or at the end of a tunnel, never behind a proxy.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -179,7 +179,7 @@ def top(options: argparse.Namespace) -> int:
 
 
 def _show(console: Any, url: str, state: Any) -> None:
-    """Shows one state after another on the whole terminal, until there are no more."""
+    """Shows each new state on the whole terminal, until the dashboard has not answered several requests in a row."""
     from rich.live import Live
 
     missed, pause = 0, threading.Event()
@@ -220,7 +220,7 @@ def _read(url: str) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    """Returns why the address cannot be read, in the words of its server or of the system."""
+    """Returns why the address cannot be read, in the words of the server or of the operating system."""
     if isinstance(error, urllib.error.HTTPError):
         return error.read().decode(errors="replace").strip().rstrip(".") or str(error)
     reason = getattr(error, "reason", error)

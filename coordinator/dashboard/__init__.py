@@ -1,1 +1,1 @@
-"""A page that shows what a strategy does, the same as numbers for Prometheus, and the server of both; no TensorFlow."""
+"""A page that shows what a strategy does, the same figures for Prometheus, and a server for both; no TensorFlow."""

@@ -4,7 +4,8 @@
     events ---------+--> Aggregator --> Snapshot --> page, /api/state, /metrics, coordinator top
     server usage --/
 
-Guarantees: it reads no clock and starts nothing; all times come from the events and the caller. Its memory is bounded.
+Guarantees: the aggregator reads no clock and starts no thread. All times come from the events and the caller. The
+aggregator's memory is bounded.
 """
 
 import dataclasses
@@ -30,7 +31,7 @@ from coordinator.dashboard.snapshot import (
 from coordinator.events.event_stream import Event
 from coordinator.statistics import ClusterStatistics, WorkerStatistics
 
-# The number of periods of a history, which is even, and the first length of a period, in seconds.
+# The maximum number of periods in a history, an even number. The length of each period at first, in seconds.
 _MOST_PERIODS, _FIRST_PERIOD = 600, 1.0
 # The maximum number of reported names in a history; further names are left out.
 _MOST_NAMES = 8
@@ -39,8 +40,8 @@ _MOST_NAMES = 8
 class HistoryRecorder:
     """Collects the finished closures and the reported values of each period of the training.
 
-    Periods have equal lengths. When there are too many, pairs are merged: a run of a minute shows its seconds, a run of
-    a week its whole course.
+    Periods have equal lengths. When there are too many periods, pairs of periods are merged. A history shows every
+    second of a run of a minute, and the whole course of a run of a week.
     """
 
     def __init__(self, started: float) -> None:
@@ -54,7 +55,7 @@ class HistoryRecorder:
         self.latest: dict[str, float] = {}
 
     def report(self, name: str, value: float) -> None:
-        """Adds a value to the present period. Infinity and NaN are left out: they cannot be drawn."""
+        """Adds a value to the present period. Infinity and NaN are left out, because they cannot be drawn."""
         if not math.isfinite(value) or (name not in self.latest and len(self.latest) >= _MOST_NAMES):
             return
         self.latest[name] = value
@@ -96,8 +97,8 @@ def _halved(column: list[float | None]) -> list[float | None]:
 
 # The length of the task stream, in seconds.
 STREAM_LENGTH = 60.0
-# The shortest break that is shown, in seconds: a tenth of a percent of the width; longer with many workers, whose rows
-# are a few pixels high.
+# The shortest break that is shown, in seconds: a tenth of a percent of the width. For many workers, whose rows are a
+# few pixels high, the shortest break is longer.
 _BREAK, _BREAK_OF_MANY = 0.06, 0.5
 _MANY = 64
 
@@ -158,22 +159,20 @@ class TaskStream:
     def _continues(self, last: Segment, ended: Segment) -> bool:
         shortest = _BREAK if len(self._workers) <= _MANY else _BREAK_OF_MANY
         is_same = (last.function, last.outcome) == (ended.function, ended.outcome)
-        # Segments are shorter than the stream, so old ones can be dropped.
+        # Segments are shorter than the stream, so that old segments can be dropped.
         return is_same and ended.start - last.end < shortest and ended.end - last.start < STREAM_LENGTH / 10
 
 
 _MOST_ENTRIES = 200
 # The maximum length of an error's message, in characters.
 _LONGEST_DETAIL = 300
-
-
-# The kinds of events in the timeline -> level and text.
+# Kind of an event in the timeline -> level and text.
 _WORDS = {
     "worker_lost": ("error", "{event.task} was lost{detail}"),
     "worker_returned": ("good", "{event.task} is connected{after}"),
     "worker_joined": ("good", "{event.task} joined{detail}"),
     "worker_left": ("info", "{event.task} left{detail}"),
-    # The detail is the whole message of an error.
+    # The entry omits the detail of this event, which is the whole message of an error.
     "parameter_server_lost": ("error", "{event.task} was lost"),
     "parameter_server_recovered": ("good", "The parameter servers are back{after}{source}, {event.count:,} steps lost"),
     "checkpoint_saved": ("info", "Checkpoint {file} saved in {event.seconds:.1f} s"),
@@ -186,7 +185,7 @@ _WORDS = {
 
 
 class Timeline:
-    """The latest events other than running closures."""
+    """The latest events, without the events of running closures."""
 
     def __init__(self) -> None:
         # Oldest first.
@@ -209,14 +208,14 @@ class Timeline:
         self._append(event.time, event.kind, level, event.task, text)
 
     def add_gap(self, time: float, dropped: int) -> None:
-        """Adds that events were dropped because they came faster than the dashboard read them."""
+        """Adds an entry about events that were dropped because they came faster than the dashboard read them."""
         self._append(time, "events_dropped", "info", "", f"{dropped:,} events were not read in time")
 
     def _append(self, time: float, kind: str, level: str, task: str, text: str) -> None:
         last = self.entries[-1] if self.entries else None
         self._number += 1
         if last is not None and (last.kind, last.text) == (kind, text):
-            # Repeated failures of one function would displace all other entries.
+            # Equal entries are merged, because repeated failures of one function would displace all other entries.
             self.entries[-1] = dataclasses.replace(last, time=time)
         else:
             self.entries.append(TimelineEntry(self._number, time, kind, level, task, text))
@@ -232,15 +231,13 @@ _OUTCOMES = {
     "closures_retried": "retried",
     "worker_lost": "lost",
 }
-
-
-# The attributes of a row that are copied from its worker's statistics.
+# The attributes of a `WorkerRow` that are copied from the worker's statistics.
 _WORKER_COUNTS = ("finished", "failed", "retried", "losses", "reconnections", "reconnecting_seconds")
 
 
 @dataclasses.dataclass(frozen=True)
 class _Sample:
-    """Counts at one moment: all finished closures; finished closures and busy seconds by worker."""
+    """Counts at a `time`: finished closures in `total`, and by worker; `busy` has the busy seconds by worker."""
 
     time: float
     total: int
@@ -249,7 +246,7 @@ class _Sample:
 
 
 class Aggregator:
-    """Collects the events and counts of a strategy, which `program` created at `started`, and makes snapshots."""
+    """Makes snapshots from the events and counts of a strategy, which `program` created at the time `started`."""
 
     def __init__(self, started: float, program: str) -> None:
         self._started = started
@@ -289,7 +286,7 @@ class Aggregator:
         self._has_new_usage = self._usage.add(usage) or self._has_new_usage
 
     def snapshot(self, now: float, statistics: ClusterStatistics, rules: Sequence[RuleRow] = ()) -> Snapshot:
-        """Adds the counts at `now`, and returns all that is shown."""
+        """Adds the counts at `now`; returns a snapshot of all that the dashboard shows."""
         self._history.advance(now, statistics.finished)
         self._add_sample(now, statistics)
         path, saved_at = self._checkpoint
@@ -322,11 +319,11 @@ class Aggregator:
             return
         begin, end = self._usage.period()
         if end <= begin:
-            # The latest task's usages cannot be compared: it was restarted, or has lost a network interface.
+            # Usages before and after the restart of a task, or the loss of a network interface, cannot be compared.
             return
         # The rate in the period in which the usage was measured.
         rate = (self._finished_at(end) - self._finished_at(begin)) / (end - begin)
-        if rate > 0:  # The advice takes milliseconds for hundreds of workers.
+        if rate > 0:  # `scale_advice` takes milliseconds for hundreds of workers, so it needs new usage.
             self._advice = scale_advice(Load(len(idle), rate, resources, sum(idle) / len(idle), waiting))
             self._has_new_usage = False
 

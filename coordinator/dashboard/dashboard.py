@@ -1,7 +1,7 @@
 """The dashboard of a strategy: a page that shows what happens while training runs.
 
     coordinator-dashboard            twice a second: counts and events -> `Aggregator` -> snapshot -> `Publisher`
-    coordinator-dashboard-servers    while it is watched: asks the parameter servers and the update rules
+    coordinator-dashboard-servers    while there are readers: asks the parameter servers and the update rules
     coordinator-dashboard-accept     takes connections (`PageServer`)
     coordinator-dashboard-request    one for each request that is answered
 
@@ -12,11 +12,11 @@
     /TOKEN/metrics      for Prometheus
 
 Guarantees:
-- Training does not wait for the dashboard. `close` ends its threads, and waits at most 5 s for a server.
-- Only GET is answered, and no answer changes anything.
-- No request is answered without the token, or from a page of another site, with any host name.
-- Connections end after `close`, or when the peer sends no request, or takes nothing, for some seconds. Peers without
-  the token, however many, exclude nobody (`http_server.py`). The oldest of 33 streams ends.
+- Training does not wait for the dashboard. `close` ends the dashboard's threads, and waits at most 5 s for a server.
+- Only GET is answered, and no request changes anything.
+- A request is refused if it lacks the token, or names another host than this machine, as from another site's page.
+- A connection ends after `close`, or when its peer has sent no request, or read no data, for some seconds. Any number
+  of peers without the token cannot exclude a reader (`http_server.py`). A 33rd stream ends the oldest stream.
 """
 
 import contextlib
@@ -44,14 +44,15 @@ from coordinator.statistics import ClusterStatistics
 
 _logger = logging.getLogger("coordinator")
 
-# In seconds. A reader that asked within this time counts: Prometheus asks every 15 s or every minute.
+# How long a reader counts as present after a request, in seconds. Prometheus asks every 15 s or every minute.
 _WATCH_TIME = 75.0
-# The time between two snapshots, and between two polls of the servers.
+# The time between two snapshots, in seconds, with and without a reader.
 _INTERVAL, _INTERVAL_UNWATCHED = 0.5, 1.0
+# The time between two polls of the servers, in seconds.
 _POLL_INTERVAL = 2.0
-# How often a stream without a new snapshot says that it is alive.
+# After how many seconds without a new snapshot a stream sends an empty message.
 _ALIVE_INTERVAL = 5.0
-# How long `close` waits for a connection or a server that does not answer.
+# How long `close` waits for a connection or a server that does not answer, in seconds.
 _CLOSE_TIMEOUT = 5.0
 
 _HEADERS = {
@@ -71,13 +72,13 @@ _JSON, _TEXT = "application/json", "text/plain; charset=utf-8"
 
 
 class Publisher:
-    """Holds the latest snapshot, at the beginning `first`."""
+    """Holds the latest snapshot, which is `first` at the beginning."""
 
     def __init__(self, first: Snapshot) -> None:
         self._changed = threading.Condition()
         self._snapshot = first
         self._number = 0
-        # The latest snapshot without the segments of the one before.
+        # The message with the latest snapshot, without the segments that had ended before the previous snapshot.
         self._increment = ""
         self._streams = 0
         self._asked_at = -_WATCH_TIME
@@ -100,9 +101,9 @@ class Publisher:
         return self._snapshot
 
     def messages(self, interval: float) -> Iterator[str]:
-        """Yields server-sent events until `close`: the whole latest snapshot, then the news of each further one.
+        """Yields server-sent events until `close`: the whole latest snapshot, then the news of each further snapshot.
 
-        After `interval` seconds without a snapshot it yields an empty message.
+        After `interval` seconds without a new snapshot, `messages` yields an empty message.
         """
         with self._changed:
             self._streams += 1
@@ -133,7 +134,7 @@ class Publisher:
 
 
 def state_of(snapshot: Snapshot, since: float = 0.0) -> str:
-    """Returns a snapshot as JSON, with the names of its attributes; the advice as its sentence.
+    """Returns a snapshot as JSON, with the names of its attributes. The advice is written as one sentence.
 
     A segment of the stream is a list of its values. Segments that ended before `since` are left out.
     """
@@ -153,10 +154,10 @@ def _message(state: str) -> str:
 
 
 class PageServer:
-    """Serves the page from its creation until it is closed. Raises LaunchError if it cannot listen.
+    """Serves the page from the server's creation until `close`. Raises LaunchError if it cannot listen.
 
-    Port 0 of `address` means any free port; without a token, a random one is chosen. `url` is the page's address, with
-    the token; `is_loopback` says that only this machine can reach it.
+    Port 0 of `address` means any free port; without a token, a random token is chosen. `url` is the page's address,
+    with the token. `is_loopback` is True if only this machine can reach the page.
     """
 
     def __init__(self, address: PageAddress, publisher: Publisher) -> None:
@@ -213,8 +214,8 @@ class PageServer:
 class Dashboard:
     """Serves a page about a strategy until it is closed. Raises LaunchError if it cannot listen.
 
-    No argument may keep the strategy alive. `statistics` must not wait; `usage`, which asks the parameter servers, and
-    `rules`, which asks for the counters of the update rules, may take seconds.
+    No argument may keep the strategy alive. `statistics` must return immediately. `usage`, which asks the parameter
+    servers, and `rules`, which reads the counters of the update rules, may take seconds.
     """
 
     def __init__(
@@ -251,7 +252,6 @@ class Dashboard:
         self._polling.stop()
         self._publishing.wait_stopped()
         try:
-            # Shows the last events.
             self._publish_once()
         finally:
             self._publisher.close()
@@ -282,7 +282,7 @@ class Dashboard:
 
 
 class _ErrorLog:
-    """Logs errors of repeated work with a message; an error that repeats only once."""
+    """Logs errors of repeated work with a message; logs an error that repeats only once."""
 
     def __init__(self, message: str) -> None:
         self._message = message
@@ -290,7 +290,7 @@ class _ErrorLog:
 
     @contextlib.contextmanager
     def logged(self) -> Iterator[None]:
-        """A scope that logs an error and suppresses it."""
+        """Makes a scope that logs and suppresses an error."""
         try:
             yield
             self._latest = ""

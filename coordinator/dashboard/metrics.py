@@ -1,4 +1,4 @@
-"""Writes what the dashboard shows in the text format of Prometheus (version 0.0.4).
+"""Writes the figures of the dashboard in the text format of Prometheus (version 0.0.4).
 
 There are few labels: a worker's index, a parameter server's task, the name of a reported value, the kind of an event,
 and the name and number of an update rule.
@@ -18,7 +18,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _Sample = tuple[str, Mapping[str, Any], float]
 # Name, type, help and samples.
 _Metric = tuple[str, str, str, Sequence[_Sample]]
-# A rule's counts outside its histogram -> the suffix and the help of their metrics.
+# Attribute of a `RuleRow` that is a count -> the end of the metric's name, and the metric's help.
 _RULE_COUNTS = {
     "updates": ("updates_total", "Updates of the model."),
     "pushes": ("pushes_total", "Pushed gradients, rejected ones included."),
@@ -31,14 +31,14 @@ _RULE_COUNTS = {
 class Metrics:
     """Writes the metrics of the latest snapshot. No count falls from one call to the next.
 
-    Prometheus takes a fall for a restart of the program, and counts the whole new value again. A rule's counts fall
-    when a checkpoint is restored, a host's bytes when a network interface disappears. Such a count stays, and then
-    grows as before.
+    Prometheus takes a falling count for a restart of the program, and adds the whole new value. A rule's counts fall
+    when a checkpoint is restored, and a host's bytes when a network interface disappears. The written count then stays
+    the same, and later grows with its source again.
     """
 
     def __init__(self, latest: Callable[[], Snapshot]) -> None:
         self._latest = latest
-        # By rule and by parameter server: the counts that were read last, and the counts that were written.
+        # Rule or parameter server -> the counts that were read last, and the counts that were written last.
         self._written: dict[Any, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         self._lock = threading.Lock()
 
@@ -60,7 +60,7 @@ class Metrics:
         return dataclasses.replace(row, usage=dataclasses.replace(row.usage, received=received, sent=sent))
 
     def _grown(self, key: Any, counts: tuple[int, ...]) -> tuple[int, ...]:
-        """Returns the counts that were written before, each increased by the growth of its source."""
+        """Returns the counts that were written last, each increased by the growth of its source since then."""
         before, written = self._written.get(key, ((), ()))
         rows = itertools.zip_longest(counts, before, written, fillvalue=0)
         written = tuple(total + max(0, count - earlier) for count, earlier, total in rows)
@@ -69,7 +69,7 @@ class Metrics:
 
 
 def metrics_of(snapshot: Snapshot) -> str:
-    """Returns the metrics of a snapshot as text, without metrics that have no samples."""
+    """Returns the metrics of a snapshot as text, leaving out metrics without samples."""
     parts = (_of_cluster, _of_workers, _of_servers, _of_rules)
     return "".join(_text(*metric) for part in parts for metric in part(snapshot))
 
@@ -86,7 +86,7 @@ def _labels(labels: Mapping[str, Any]) -> str:
 
 
 def _number(value: float) -> str:
-    # The shortest exact form; integers without ".0".
+    # The shortest exact form of a number; integers are written without ".0".
     return str(int(value)) if float(value).is_integer() else repr(float(value))
 
 

@@ -1,13 +1,13 @@
 """Predicts how fast training would be with other numbers of workers, from measurements with the present number.
 
-The cluster is a closed queueing network: a worker that has finished a step begins the next one. All workers share some
-resources: the processes of the parameter servers and of the client, and their hosts' processors. A step uses some time
-of each resource, and waits there for other workers' steps; for the rest of its time it needs only its worker. Mean
-value analysis computes the rate of such a network for any number of workers.
+The cluster is modelled as a closed queueing network, because a worker that has finished a step begins the next one. All
+workers share some resources: the processes of the parameter servers and of the client, and their hosts' processors. A
+step uses each resource for some time, and waits while steps of other workers use the resource. For the rest of its
+time, the step needs only its worker. Mean value analysis computes the rate of such a network for any number of workers.
 
 No resource can be busy for more than 100 % of the time. If a step needs 40 ms of processor time on a host with two
-processors, the rate is at most 50 steps per second with any number of workers. The network would exceed this limit:
-its steps use one resource after another, while real steps use a process and a processor at the same time.
+processors, the rate is at most 50 steps per second with any number of workers. The network alone would exceed this
+limit, because its steps use one resource at a time, while real steps use a process and a processor together.
 
 Sources: Reiser, Lavenberg, "Mean-Value Analysis of Closed Multichain Queuing Networks" (1980); Lazowska et al.,
 "Quantitative System Performance" (1984), chapter 5 about bounds and chapter 6 about mean value analysis.
@@ -20,13 +20,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 # A further worker is useful if it adds this share of a single worker's rate.
 _WORTH = 0.5
-# Rates are computed up to this multiple of the present number of workers; measurements say nothing about more.
+# Rates are computed up to this multiple of the present number of workers. Measurements say nothing beyond that.
 _FURTHEST = 4
-# Workers that are idle for more than this share, while nothing waits, receive too little work from the program.
+# If workers are idle for more than this share while no function waits, the program schedules too little work.
 _IDLE = 0.25
 # A resource limits the rate if it is busy for this share of the time.
 _BUSY = 0.8
-# A resource that is busy for this share may be as busy with fewer workers; no measurement says how many.
+# A resource that is busy for this share may be as busy with fewer workers, but no measurement says with how many.
 _FULL = 0.95
 
 
@@ -34,7 +34,7 @@ _FULL = 0.95
 class Resource:
     """Something that the steps of all workers share, such as `parameter server 1`, or `the processors of host a`.
 
-    `share` says how busy it is, from 0 to 1, of all its processors.
+    `share` is the busy share of its time, from 0 to 1, over all its processors.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Load:
     """The measurements with the present number of workers, at least 1.
 
     `rate`, above 0, is in steps per second of all workers together. `idle` is the share of the workers' time in which
-    they had nothing to run, `waiting` how many scheduled functions wait for a worker.
+    they had nothing to run. `waiting` is the number of scheduled functions that wait for a worker.
     """
 
     workers: int
@@ -69,7 +69,7 @@ class ScaleAdvice:
       target: the greatest number with which each worker adds at least half of a single worker's rate.
       rate: steps per second of all workers together.
       expected: number of workers -> rate, up to four times the present number.
-      bottleneck: what first limits the rate when workers are added.
+      bottleneck: the resource that first limits the rate when workers are added.
       busy: how busy the bottleneck is, from 0 to 1.
     """
 
@@ -104,17 +104,17 @@ def expected_rates(load: Load, most: int) -> list[float]:
     """Returns the rate in steps per second with 1, 2, ..., `most` workers."""
     demands = [resource.share / load.rate for resource in load.resources]
     rates = list(_rates(own_seconds(load), demands, max(most, load.workers)))
-    # The measured load may be higher than the network's with any own time of the workers.
+    # The measured rate may be above the network's rate, even with no own time of a step.
     factor = load.rate / rates[load.workers - 1]
     limit = load.rate / load.busiest.share if load.busiest.share else math.inf
     return [min(factor * rate, limit) for rate in rates[:most]]
 
 
 def own_seconds(load: Load) -> float:
-    """Returns how long a step needs only its worker, in seconds, such that the computed rate is the measured one."""
+    """Returns the seconds in which a step needs only its worker, so that the computed rate is the measured rate."""
     demands = [resource.share / load.rate for resource in load.resources]
     low, high = 0.0, load.workers / load.rate
-    # Precise to a millionth of the time between two steps of a worker.
+    # 20 halvings give a precision of a millionth of the time between two steps of a worker.
     for _ in range(20):
         middle = (low + high) / 2
         *_, rate = _rates(middle, demands, load.workers)

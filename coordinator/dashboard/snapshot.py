@@ -1,7 +1,7 @@
-"""What the dashboard shows at one moment: values that become JSON with the names of their attributes.
+"""The data that the dashboard shows, as values that become JSON objects with the names of the attributes.
 
-The page, `/api/state`, `/metrics` and `coordinator top` show it. Times are in seconds since the epoch, durations in
-seconds.
+The page, `/api/state`, `/metrics` and `coordinator top` show a `Snapshot`. Times are in seconds since the epoch,
+durations in seconds.
 """
 
 import dataclasses
@@ -10,45 +10,45 @@ from collections.abc import Iterable, Sequence
 
 from coordinator.dashboard.scale_advice import Resource, ScaleAdvice
 
-# A task that uses this share of its host's processor time keeps the host busy.
+# A task that uses this share of the busy processor time of its host is one resource with the host.
 _MOST = 0.75
 
 
 @dataclasses.dataclass(frozen=True)
 class ServerUsage:
-    """What a process has used since its start, and its machine since the machine's start, as the kernel counts.
+    """The kernel's counts of what a process has used since its start, and its machine since the machine's start.
 
     `received` and `sent` are bytes of the host, over all its network interfaces; processor times are in seconds.
     """
 
     # Job and index, such as `ps 0`, or `client`.
     task: str
-    # When it was read; 0 if it has not been read.
+    # When the usage was read; 0 if it has not been read.
     time: float = 0.0
     is_reachable: bool = True
-    # Resident, in bytes.
+    # Resident memory, in bytes.
     memory: int = 0
     cpu: float = 0.0
     received: int = 0
     sent: int = 0
-    # The number of processors that it may use at the same time.
+    # The number of processors that the process may use at the same time.
     processors: float = 1.0
     machine: str = ""
-    # The machine's name, total processor time, and number of processors.
+    # The machine's name; then its processor time in all, and its number of processors.
     host: str = ""
     machine_cpu: float = 0.0
     machine_processors: int = 1
 
 
 class UsageRecord:
-    """Each task's usages in the last `window` seconds, and always its latest two."""
+    """Keeps the usages of each task in the last `window` seconds, and always the latest two usages."""
 
     def __init__(self, window: float = 0.0) -> None:
         self._window = window
         self._kept: dict[str, deque[ServerUsage]] = {}
 
     def add(self, usage: Iterable[ServerUsage]) -> bool:
-        """Adds the present usage of tasks; returns whether any is new."""
+        """Adds the present usage of tasks; returns whether at least one usage is new."""
         is_new = False
         for latest in usage:
             kept = self._kept.setdefault(latest.task, deque([latest]))
@@ -65,7 +65,7 @@ class UsageRecord:
         return is_new
 
     def pairs(self) -> Sequence[tuple[ServerUsage, ServerUsage]]:
-        """Returns each task's latest usage and the one before."""
+        """Returns each task's latest usage and the usage before it; a task's only usage is returned twice."""
         return [(kept[-1], kept[-2] if len(kept) > 1 else kept[-1]) for kept in self._kept.values()]
 
     def period(self) -> tuple[float, float]:
@@ -74,10 +74,10 @@ class UsageRecord:
         return kept[0].time, kept[-1].time
 
     def resources(self) -> tuple[Resource, ...]:
-        """Returns how busy each task and host was between its first and last kept usage, if it has two.
+        """Returns how busy tasks and hosts were between a task's first and last kept usage.
 
-        The client is a Python program, which uses one processor at a time. A task that uses most of its host's
-        processor time, and the host, are one resource with the task's name.
+        Tasks with one kept usage are left out. The client is a Python program, which uses one processor at a time. If a
+        task uses most of the busy processor time of its host, task and host are one resource with the task's name.
         """
         shares: dict[str, float] = {}
         hosts: dict[str, tuple[str, float]] = {}
@@ -98,28 +98,28 @@ class UsageRecord:
 
 
 def is_comparable(latest: ServerUsage, before: ServerUsage) -> bool:
-    """Returns whether the differences are the usage in between: a restarted process counts from 0 again."""
+    """Returns whether the counts grew by what was used in between. A restarted process counts from 0 again."""
     is_later = latest.time > before.time > 0
     return is_later and latest.cpu >= before.cpu and latest.received >= before.received
 
 
 @dataclasses.dataclass(frozen=True)
 class WorkerRow:
-    """A worker. The last counts come from `coordinator.WorkerStatistics`."""
+    """A worker. The fields from `finished` on come from `coordinator.WorkerStatistics`."""
 
     index: int
     # `live`, `lost` or `stopped`.
     state: str
-    # The running function, or ""; the number of closures in its call; when the call began, or 0.
+    # The running function, or ""; then the number of closures in its call, and the time when the call began, or 0.
     function: str
     calls: int
     running_since: float
-    # Finished closures per second, in the last 10 s, and that as a share of the fastest worker's.
+    # Finished closures per second in the last 10 s; then this rate as a share of the fastest worker's rate.
     rate: float
     share: float
     # The share of the last minute without a running call.
     idle: float
-    # The share of all its time in which it waited in the update rules; None without a rule.
+    # The largest share of its time in which the worker waited for one update rule; None without a rule.
     waited: float | None
     finished: int
     failed: int
@@ -134,7 +134,7 @@ class ServerRow:
     """A parameter server: its usage so far, and its rates between the latest two readings."""
 
     usage: ServerUsage
-    # The number of processors that it keeps busy.
+    # The number of processors that the parameter server keeps busy.
     cores: float
     # Bytes per second of its host.
     receiving: float
@@ -163,7 +163,7 @@ class RuleRow:
 
 @dataclasses.dataclass(frozen=True)
 class TimelineEntry:
-    """An event other than running closures."""
+    """An event that is shown in the timeline."""
 
     number: int
     time: float
@@ -177,14 +177,14 @@ class TimelineEntry:
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """A time in which a worker ran calls of one function with only short breaks."""
+    """A period in which a worker ran calls of one function with only short breaks."""
 
     worker: int
-    # The start of the first call and the end of the last one, or the time of the snapshot if it runs.
+    # The start of the first call; then the end of the last call, or the time of the snapshot while that call runs.
     start: float
     end: float
     function: str
-    # `finished`, `failed`, `cancelled`, `retried`, `lost` or, while it runs, `running`.
+    # `finished`, `failed`, `cancelled`, `retried`, `lost`, or `running` while the last call runs.
     outcome: str
     closures: int
 
@@ -193,7 +193,7 @@ class Segment:
 class RateHistory:
     """The rate and the reported values over time, as columns of equal length."""
 
-    # The ends of equal periods, and the closures finished per second in each.
+    # The end of each of the equal periods; then the closures finished per second in each period.
     times: tuple[float, ...] = ()
     rates: tuple[float, ...] = ()
     # Reported name -> its mean in each period; None where it was not reported.
@@ -202,7 +202,7 @@ class RateHistory:
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """All that is shown. `coordinator.ClusterStatistics` has the same counts of closures."""
+    """All data that the dashboard shows. `coordinator.ClusterStatistics` has the same counts of closures."""
 
     time: float
     started: float
@@ -215,7 +215,7 @@ class Snapshot:
     failed: int = 0
     cancelled: int = 0
     retried: int = 0
-    # When the latest checkpoint was complete, or 0, and its path.
+    # When the latest checkpoint was complete, or 0; then its path.
     checkpoint_time: float = 0.0
     checkpoint: str = ""
     # The latest value of each reported name, such as the loss.
@@ -226,11 +226,11 @@ class Snapshot:
     workers: tuple[WorkerRow, ...] = ()
     servers: tuple[ServerRow, ...] = ()
     rules: tuple[RuleRow, ...] = ()
-    # Since the strategy was created.
+    # The history since the strategy was created.
     history: RateHistory = RateHistory()
-    # Oldest first.
+    # The oldest entry is first.
     timeline: tuple[TimelineEntry, ...] = ()
-    # The last minute.
+    # The segments of the last minute.
     stream: tuple[Segment, ...] = ()
-    # None before enough was measured.
+    # The recommended number of workers; None before enough was measured.
     advice: ScaleAdvice | None = None

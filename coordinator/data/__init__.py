@@ -4,12 +4,12 @@
     epochs = coordinator.data.Epochs(source, batch_size=256, epochs=3, shuffle=17)
 
     for positions in epochs.on(strategy):
-        strategy.schedule(step, args=(positions,))     # reads its batch: x, y = source.read(positions)
+        strategy.schedule(step, args=(positions,))     # step reads the batch: x, y = source.read(positions)
 
-The client gives each function a range of examples. A range counts when its function has finished. The ledger of ranges
-is saved with the model, and both go back together: docs/data.md has the guarantees.
+The client gives each function a range of examples. A range counts as done when its function has finished. The ledger of
+ranges is saved and restored together with the model. docs/data.md has the guarantees.
 
-Names are imported when they are first used.
+The names of this package are imported on first use.
 """
 
 import lazy_loader

@@ -1,4 +1,4 @@
-"""Parquet and CSV files as TFRecord files, which standard servers can read."""
+"""Conversion of Parquet and CSV files to TFRecord files, which standard TensorFlow servers can read."""
 
 import contextlib
 import importlib
@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from coordinator.errors import LaunchError
 
-# Rows of a Parquet file that are converted at a time.
+# The number of rows of a Parquet file that are converted at a time.
 _ROWS = 1024
 _CONVERTED = bool | int | float | str | bytes
 
@@ -19,22 +19,22 @@ _CONVERTED = bool | int | float | str | bytes
 def convert(paths: Sequence[str], folder: str) -> str:
     """Writes a TFRecord file of examples for each Parquet or CSV file.
 
-    A column becomes a feature: integers and booleans int64, other numbers float32, str and bytes values string. Lists
-    of such values become features of several values.
+    Each column becomes a feature. Integers and booleans are stored as int64, other numbers as float32, str and bytes
+    values as strings. A list of such values becomes a feature with several values.
 
     Args:
-      paths: of local files that end in `.parquet` or `.csv`; the first line of a CSV file names its columns.
-      folder: where the files are written; it is created.
+      paths: the paths of local `.parquet` or `.csv` files. The first line of a CSV file must name the columns.
+      folder: the folder for the TFRecord files, which is created if it does not exist.
 
     Returns:
-      The call of `coordinator.data.records` that reads them.
+      The source code of the call of `coordinator.data.records` that reads the TFRecord files.
 
     Raises:
-      LaunchError: pyarrow is not installed, or a file cannot be converted; the message says why.
+      LaunchError: pyarrow is not installed, or a file cannot be converted. The message says why.
     """
     outputs = [os.path.join(folder, os.path.splitext(os.path.basename(path))[0] + ".tfrecord") for path in paths]
     columns = _Columns()
-    # Files have these names until all are converted: a killed program leaves only drafts behind.
+    # The files are renamed after all files are converted, so that a killed program leaves only drafts behind.
     drafts = [f"{output}.{secrets.token_hex(8)}.tmp" for output in outputs]
     written: list[str] = []
     try:
@@ -71,7 +71,7 @@ def _check(path: str, output: str, outputs: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def _errors_told(path: str, done: str = "converted") -> Iterator[None]:
-    """Raises LaunchError, with one sentence, for errors of a file, the system or pyarrow."""
+    """Replaces an error of a file, the system or pyarrow by a LaunchError with a message of one sentence."""
     try:
         yield
     except LaunchError:
@@ -87,13 +87,13 @@ def _remove(path: str) -> None:
 
 
 class _Columns:
-    """`known` has the type of each column of all files, and the numbers of values in its rows, by name."""
+    """The columns of all files. `known` maps a column's name to its type and to the numbers of values in its rows."""
 
     def __init__(self) -> None:
         self.known: dict[str, tuple[str, set[int | None]]] = {}
 
     def feature(self, name: str, value: Any) -> tf.train.Feature:
-        """Returns a value as a feature; LaunchError if it is missing, or of another type than the column's others."""
+        """Returns a value as a feature. Raises LaunchError for a missing value, or one of another type than before."""
         is_list = isinstance(value, list | tuple)
         values = list(value) if is_list else [value]
         kinds = {
@@ -123,7 +123,7 @@ class _Columns:
         return tf.train.Feature(float_list=tf.train.FloatList(value=values))
 
     def check(self, names: Iterable[str], path: str) -> None:
-        """Raises LaunchError if a file has other columns than those before."""
+        """Raises LaunchError if the columns of a file differ from the columns of the files before it."""
         if self.known and set(names) != set(self.known):
             differing = ", ".join(sorted(set(names) ^ set(self.known)))
             raise LaunchError(f"{path!r} has other columns than the files before it; these differ: {differing}.")
@@ -143,9 +143,9 @@ class _Columns:
 def write(
     tables: Iterator[Mapping[str, Sequence[Any]]], output: str, columns: _Columns | None = None, source: str = ""
 ) -> _Columns:
-    """Writes a TFRecord file of the rows of tables: columns of Python values, by name, some rows at a time.
+    """Writes a TFRecord file of the rows of `tables`. Each table maps column names to the values of some rows.
 
-    `columns` are known from other files; messages call the tables `source`. LaunchError leaves no file.
+    `columns` has the columns of other files. Error messages call the tables `source`. An error removes the file.
     """
     columns = _Columns() if columns is None else columns
     try:
@@ -163,7 +163,7 @@ def write(
 
 
 def _tables(path: str) -> Iterator[dict[str, list[Any]]]:
-    # Imported by name: only users who convert files have it installed.
+    # pyarrow is imported by name, because only users who convert files have it installed.
     try:
         if path.endswith(".parquet"):
             file = importlib.import_module("pyarrow.parquet").ParquetFile(path)

@@ -1,15 +1,15 @@
-"""Passes over the data of a source, as ranges that a loop takes, that are followed, and that are saved with the model.
+"""Passes over the data of a source. A loop takes ranges of examples, and the done ranges are saved with the model.
 
     on(strategy) --> a range --> strategy.schedule(step, args=(positions,)) --> its future --> Ledger
         ^                                                                                        |
         '------------- again, if its function failed, was cancelled or was rolled back ----------'
 
 Guarantees:
-- The loop over `on` ends when every range is done. A range is done when all functions that were scheduled with it have
-  finished; if one fails or is cancelled, the loop gets the range again.
-- A checkpoint contains the state of the epochs. When a parameter server was lost, the state goes back with the
-  variables: to the checkpoint, or to the beginning if there is none.
-- No lock is held while a range's function is scheduled, or while TensorFlow runs.
+- The loop over `on` ends when every range is done. A range is done when all functions that were scheduled with the
+  range have finished. If one of these functions fails or is cancelled, the loop gets the range again.
+- A checkpoint contains the state of the epochs. If a parameter server was lost, the strategy restores the state and the
+  variables from the same checkpoint. If there is no checkpoint, both begin again.
+- No lock is held while a loop schedules a range's function, or while TensorFlow runs.
 """
 
 import contextlib
@@ -35,15 +35,16 @@ from coordinator.queueing.waits import uninterrupted
 
 _logger = logging.getLogger("coordinator")
 
-# How often a progress bar is updated, in seconds.
+# The interval between updates of a progress bar, in seconds.
 _INTERVAL = 0.2
-# Places of an epoch's order that are computed at a time, in less than a millisecond.
+# The number of places of an epoch's permutation that are computed at a time, in less than a millisecond.
 _CHUNK = 1024
-# The format of the state in a checkpoint.
 _VERSION = 1
-# The most ranges in flight; more for many workers, so that each can take calls of 64 functions.
+# The maximum number of ranges in flight, for a cluster of few workers.
 _AHEAD = 1024
+# With many workers, the maximum number of ranges in flight for each worker, enough for calls of 64 functions.
 _AHEAD_PER_WORKER = 128
+# Large examples of the client lower the maximum, but not below this number for each worker.
 _LEAST_AHEAD_PER_WORKER = 4
 
 
@@ -53,10 +54,10 @@ class EpochsStatistics:
 
     Attributes:
       ranges: the number of ranges of all epochs.
-      done: the number of ranges in the model, including skipped ones.
-      out: the number of ranges in flight: given to a loop and not done.
-      skipped: the ranges that were given up, each as epoch, position of its first example in the epoch, and number of
-        examples.
+      done: the number of done ranges, including skipped ranges.
+      out: the number of ranges in flight, which a loop has taken and which are not done.
+      skipped: the ranges that were given up. Each is a tuple of the epoch, the position of the first example in the
+        epoch, and the number of examples.
       given_back: how often a range was given to a loop again because its function failed or was cancelled.
       rolled_back: how many done ranges had to be done again because a checkpoint was restored.
     """
@@ -73,7 +74,7 @@ class EpochsStatistics:
 class EpochsSettings:
     """The data and the settings that decide which examples a range has; see `Epochs`.
 
-    `permutation` has some values of the seed's permutation, which another release of TensorFlow might change.
+    `permutation` has some values of the seed's permutation, because another release of TensorFlow might change them.
     """
 
     size: int
@@ -88,28 +89,28 @@ class EpochsSettings:
 class Epochs(tf.train.experimental.PythonState):
     """Gives every example of a source to a loop once in each epoch.
 
-    Put it into the model's `tf.train.Checkpoint`. It may be restored with other numbers of workers, parameter servers
-    and epochs.
+    Put the `Epochs` into the model's `tf.train.Checkpoint`. The numbers of workers, parameter servers and epochs may be
+    different when the checkpoint is restored.
 
     Args:
       source: the data; see `coordinator.data`.
       batch_size: the number of examples in a batch.
       epochs: the number of passes.
-      shuffle: the seed of the order of the examples, which differs from epoch to epoch; None keeps their order.
+      shuffle: the seed of the random order, which differs from epoch to epoch. None keeps the order of the source.
         docs/data.md says for each source what is shuffled.
-      batches_per_range: the number of batches in a range, which one function is given.
+      batches_per_range: the number of batches in a range. Each function gets one range.
       drop_remainder: whether to leave out the last range of an epoch if it has fewer examples than the others.
-      prefetch: how many ranges each worker reads ahead of its functions, in the background; see docs/data.md. A
-        function gets its range when a worker takes it: the loop yields objects, to be passed on unchanged.
+      prefetch: how many ranges each worker reads ahead in the background; see docs/data.md. The loop then yields
+        objects, which must be passed to the function unchanged. A function gets its range when a worker takes it.
 
     Attributes:
-      source: as given.
-      settings: the other arguments, without the number of epochs.
+      source: the argument `source`.
+      settings: the size and digest of the data, and the arguments that decide which examples a range has.
       restorations: how often a checkpoint with these epochs was restored.
 
     Raises:
-      TypeError: `source` is no source.
-      ValueError: a number is not positive, or no range is left.
+      TypeError: `source` is not a `Source`.
+      ValueError: a number is too small, `source` does not support `shuffle` or `prefetch`, or no range is left.
     """
 
     def __init__(
@@ -136,17 +137,17 @@ class Epochs(tf.train.experimental.PythonState):
             )
         self._seed = IN_ORDER if shuffle is None else shuffle
         self._shuffles_ranges = shuffle is not None and not source.mixes_all
-        # Several: ranges that were given back may be of the epoch before.
+        # The cache has several entries, because a range that was given back may be of the epoch before.
         self._shuffled_chunk = functools.lru_cache(4)(functools.partial(_shuffled_chunk, self._seed, self._per_epoch))
         permutation = () if shuffle is None else tuple(shuffled_here(np.arange(8), shuffle, 0, 1000).tolist())
         self.settings = EpochsSettings(
             source.size, source.digest, batch_size, shuffle, batches_per_range, drop_remainder, permutation
         )
-        self._lock = threading.RLock()  # a signal in `Condition.__enter__`, which is Python, would leave it locked
+        # Enter `_lock`, not `_changed`. A signal in `Condition.__enter__`, which is Python code, could leak the lock.
+        self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._ledger = Ledger(self._per_epoch * epochs)
         self._is_reset = self._is_held = False
-        # Records of update rules, see `add_record`.
         self._records: weakref.WeakSet[Any] = weakref.WeakSet()
         self.restorations = 0
         self._out: dict[Future, PositionRange | LateRange] = {}
@@ -156,27 +157,27 @@ class Epochs(tf.train.experimental.PythonState):
     def on(
         self, strategy: Any, on_bad_range: Literal["raise", "skip"] = "raise", until: int | None = None
     ) -> Iterator[Any]:
-        """Yields the ranges that are left, until all are done: in order, ranges that were given back first.
+        """Yields the ranges that are left, in order, until all are done. Ranges that were given back come first.
 
-        Schedule a function with each. A range is yielded again if its function failed for good or was cancelled, and
-        if an earlier checkpoint was restored.
+        Schedule a function with each range. A range is yielded again if its function failed for good or was cancelled,
+        or if a checkpoint is restored in which the range is not done.
 
         Args:
           strategy: the `ParameterServerStrategy` that the functions are scheduled on.
-          on_bad_range: what to do when a function has failed for good: "raise" its error, here or as the strategy does;
-            or "skip" the range after `Options.max_attempts` such failures, with a warning; `statistics` lists it.
-          until: the number of the epoch to end before, for example to evaluate; None for the end of all.
+          on_bad_range: what to do when a function has failed for good. With "raise", `on` or the strategy raises the
+            error. "skip" gives the range up after `Options.max_attempts` failures, with a warning; see `statistics`.
+          until: the loop ends before this epoch, for example to evaluate. If None, the loop ends after the last epoch.
 
         Yields:
-          An int64 vector for `Source.read`: the epoch, the position of the first example in it, the number of examples,
-          the number of the range in all epochs, and the seed. With data of the client, a tuple of the vector and the
-          examples. With `prefetch`, an object that becomes this tuple in the function.
+          An int64 vector for `Source.read` with five numbers: the epoch, the position of the range's first example in
+          the epoch, the number of examples, the number of the range in all epochs, and the seed. If the client reads
+          the data, each item is a tuple of the vector and the examples. With `prefetch`, each item is an object that
+          becomes such a tuple in the function.
 
         Raises:
-          ValueError: `on_bad_range` is another word; or it is "skip", and the first error of a function stops all
-            others (`Options.stop_on_error`).
-          RuntimeError: no function was scheduled with many ranges.
-          Exception: a function's error. The next call of `on` continues.
+          ValueError: `on_bad_range` is neither "raise" nor "skip", or is "skip" with `Options(stop_on_error=True)`.
+          RuntimeError: the loop took many ranges, and no function was scheduled with them.
+          Exception: the error of a function. The next call of `on` continues with the ranges that are left.
         """
         options = strategy.extended.services.options
         if on_bad_range not in ("raise", "skip"):
@@ -211,7 +212,7 @@ class Epochs(tf.train.experimental.PythonState):
 
     @property
     def epoch(self) -> int:
-        """The first epoch with ranges that are not done; the number of epochs if there is none."""
+        """The first epoch with ranges that are not done, or the number of epochs if all ranges are done."""
         with self._lock:
             return self._ledger.below // self._per_epoch
 
@@ -226,7 +227,7 @@ class Epochs(tf.train.experimental.PythonState):
 
     @contextlib.contextmanager
     def progress(self, **settings: Any) -> Iterator[Any]:
-        """Returns a context in which a thread keeps a bar of `tqdm` at the number of done ranges; `with` gives it.
+        """Returns a context manager that yields a `tqdm` bar. A thread keeps the bar at the number of done ranges.
 
         Args:
           **settings: keyword arguments of `tqdm.tqdm`, such as `desc` or `file`.
@@ -260,14 +261,14 @@ class Epochs(tf.train.experimental.PythonState):
             bar.close()
 
     def begin_at(self, epoch: int) -> None:
-        """Continues with an epoch as if those before it were done; without effect if they are done."""
+        """Continues with an epoch as if all epochs before it were done. If they are done, nothing changes."""
         with self._lock:
             ledger, number = self._ledger, epoch * self._per_epoch
             if number > ledger.below:
                 ledger.restore(number, ledger.done, ledger.skipped)
 
     def serialize(self) -> str:
-        """Returns the state for a checkpoint: the done ranges, except ranges whose gradients wait for an update."""
+        """Returns the state for a checkpoint: the done ranges, without ranges whose gradients wait for an update."""
         waiting = {number for record in list(self._records) for number in record.waiting()}
         ledger, settings = self._ledger, dataclasses.asdict(self.settings)
         with self._lock:
@@ -277,10 +278,10 @@ class Epochs(tf.train.experimental.PythonState):
         return json.dumps({"version": _VERSION, **settings, "below": below, "done": done, "skipped": skipped})
 
     def deserialize(self, text: Any) -> None:
-        """Continues from a state of `serialize`; TensorFlow calls it to restore a checkpoint.
+        """Continues from a state that `serialize` has returned. TensorFlow calls this method to restore a checkpoint.
 
         Raises:
-          ValueError: it is of other data, or of other settings; the message names what differs.
+          ValueError: the state belongs to other data or settings. The message names the differences.
         """
         saved = json.loads(text if isinstance(text, str) else bytes(text))
         self._check_saved(saved)
@@ -294,17 +295,17 @@ class Epochs(tf.train.experimental.PythonState):
         """Adds an update rule's record of committed ranges, as a weak reference.
 
         Args:
-          record: `waiting()` returns the ranges whose gradients wait for an update, and are in no checkpoint.
-            `recover()` forgets all ranges, unless they were restored with the epochs, or neither was; it is called
-            while no function runs.
+          record: an object with two methods. `waiting()` returns the ranges whose gradients wait for an update.
+            Checkpoints do not contain them. `recover()` forgets all ranges if only the record or only the epochs were
+            restored. `on` calls `recover()` while no function runs.
         """
         self._records.add(record)
 
     def reset(self) -> None:
         """Begins again with the first example.
 
-        The strategy calls it when it initializes all variables after the loss of a parameter server. It restores a
-        checkpoint afterwards.
+        After the loss of a parameter server, the strategy initializes all variables and calls `reset`. Afterwards, the
+        strategy restores a checkpoint.
         """
         with self._lock:
             self._is_reset = self._ledger.count_done > 0
@@ -312,14 +313,14 @@ class Epochs(tf.train.experimental.PythonState):
             self._changed.notify_all()
 
     def hold(self) -> None:
-        """Gives no range to a loop until `resume`. The strategy calls it before it restores a checkpoint."""
+        """Gives no range to a loop until `resume`. The strategy calls `hold` before it restores a checkpoint."""
         with self._lock:
             self._is_held = True
 
     def resume(self) -> None:
-        """Undoes `hold`."""
+        """Lets loops take ranges again after `hold`."""
         with self._lock:
-            # Functions from before the restored checkpoint may be too far ahead now.
+            # The restored checkpoint may be so old that ranges in flight are beyond the window: cancel their functions.
             beyond = [future for future, taken in self._out.items() if taken.number >= self._ledger.below + WINDOW]
         for future in beyond:
             future.cancel()
@@ -361,14 +362,14 @@ class Epochs(tf.train.experimental.PythonState):
         if self._prefetch and late is None:
             reader = strategy.extended.read_ahead(self.source.read_range, self._prefetch)
             late = self._late[strategy] = LateRanges(self._prefetch, self._positions, reader)
-        # At the moment there may be none.
+        # At present, the cluster may have no workers.
         workers = max(1, len(strategy.cluster.workers))
         ahead = max(_AHEAD, _AHEAD_PER_WORKER * workers)
         if self.source.most_out is not None:
             ahead = min(ahead, max(_LEAST_AHEAD_PER_WORKER * workers, self.source.most_out // self._width))
-        # Wake a waiting loop for several ranges; but ranges without a function must not keep it waiting.
+        # A waiting loop is woken when it can take several ranges. Ranges without a function must not keep it waiting.
         self._refill = max(ahead // 2, MOST_UNSCHEDULED)
-        # The ranges that this loop has taken, some with functions by now: asking for each range would take longer.
+        # The ranges that this loop has taken. `check_scheduled` removes ranges with a function, many at a time.
         taken: dict[int, None] = {}
         try:
             while True:
@@ -390,7 +391,7 @@ class Epochs(tf.train.experimental.PythonState):
 
     @uninterrupted
     def _take(self, ahead: int, taken: dict[int, None]) -> int | None:
-        """Returns the number of the next range; None if there is something to wait for, or to report."""
+        """Returns the number of the next range, or None if the loop must wait or report something first."""
         with self._lock:
             is_due = self._is_held or self._is_reset or self._ledger.error is not None
             if is_due or len(taken) >= MOST_UNSCHEDULED:
@@ -401,7 +402,7 @@ class Epochs(tf.train.experimental.PythonState):
             return number
 
     def _wait_next(self, strategy: Any, ahead: int, taken: dict[int, None]) -> bool:
-        """Waits until a range may be taken; returns False if all are done."""
+        """Waits until a range may be taken. Returns False if all ranges are done."""
         ledger, interval = self._ledger, strategy.extended.services.options.stall_report_interval
         with self._lock:
             while True:
@@ -457,7 +458,6 @@ class Epochs(tf.train.experimental.PythonState):
                 is_skipped = ledger.fail(number, error)
             else:
                 ledger.finish(number)
-            # Wake a loop only if it can continue.
             if has_failed or ledger.is_over or (ledger.count_out <= self._refill and ledger.has_next()):
                 self._changed.notify_all()
         if is_skipped:
@@ -482,7 +482,7 @@ def _check_settings(source: Any, sizes: Mapping[str, Any], shuffle: Any, prefetc
 
 
 def _shuffled_chunk(seed: int, per_epoch: int, epoch: int, chunk: int) -> list[int]:
-    """Returns a chunk of an epoch's permutation of its ranges."""
+    """Returns a chunk of the permutation of an epoch's ranges."""
     begin = chunk * _CHUNK
     places: list[int] = shuffled_here(np.arange(begin, min(begin + _CHUNK, per_epoch)), seed, epoch, per_epoch).tolist()
     return places

@@ -1,10 +1,10 @@
-"""Files whose examples are found by byte positions, and the reading of parts of them on the workers.
+"""Sources of examples in files. The workers find examples by byte positions, and read parts of the files.
 
-Workers are standard servers: they read by operations of TensorFlow, which know all its file systems (`tf.io.gfile`). A
-range has consecutive examples, so it is one part of a file, or of few files.
+Workers are standard TensorFlow servers, which read by TensorFlow operations. The operations support all file systems of
+`tf.io.gfile`. A range has consecutive examples, so a worker reads one part of a file, or of a few files.
 
-Files of the worker's own file system are mapped into its memory: a part is copied without a system call, at a tenth of
-the cost of opening the file again. Files of others (`gs://...`) are opened for each part.
+Files in the worker's local file system are mapped into memory. A part is then copied without a system call, at a tenth
+of the cost of opening the file again. Files in other file systems (`gs://...`) are opened for each part.
 """
 
 import contextlib
@@ -27,17 +27,18 @@ from coordinator.data.source import IN_ORDER, ArraysSource, Source, arrays, dige
 
 _logger = logging.getLogger("coordinator")
 
-# In bytes: what a worker reads at a time, what the client reads at a time, and how much of a file the digest covers.
+# The size of a worker's read buffer, of a block that the client reads, and of a file's part in the digest, in bytes.
 _BUFFER, _BLOCK, _SAMPLE = 2**18, 2**24, 2**12
-# The most bytes that one operation copies: TensorFlow ends the process if it is asked for a string of 2 GiB.
+# The maximum number of bytes that one operation copies. TensorFlow ends the process for a string of 2 GiB.
 _MOST_COPIED = 2**31 - 2**12
-# An index next to a file, complete or being written, of all kinds of files that have one.
+# The path of an index file next to a data file, or of a draft of an index file.
 _INDEX = re.compile(r"(.+)\.(records|lines(-\d+)?)-index\.npy(\.\w+\.tmp)?")
 _CHECKSUM_BYTES = 16
-# A record: its length in 8 bytes, a checksum in 4, the data, a checksum in 4.
+# A record has a header (8 bytes of length, 4 bytes of checksum), the data, and another checksum of 4 bytes.
 _HEADER, _FRAME = 12, 16
-# The shape of a vector of any length, as operations on lists take it; and the types of datasets.
+# The shape of a vector of any length, for operations on tensor lists.
 _VECTOR = [-1]
+# The element types of datasets of strings and of string vectors.
 _STRINGS = {"output_types": [tf.string], "output_shapes": [[]]}
 _STRING_VECTOR = {"output_types": [tf.string], "output_shapes": [[None]]}
 
@@ -45,13 +46,14 @@ _STRING_VECTOR = {"output_types": [tf.string], "output_shapes": [[None]]}
 def lines(paths: Any, parse: Callable[[Any], Any] | None = None, skip: int = 0) -> Source:
     """Returns a source of the lines of text files, which the workers read.
 
-    For CSV: `lines(paths, lambda lines: tf.io.decode_csv(lines, defaults), skip=1)`. An index of each file is written
-    next to it, if possible, and read the next time.
+    For CSV, use `lines(paths, lambda lines: tf.io.decode_csv(lines, defaults), skip=1)`. If possible, an index of each
+    file is written next to the file, and read the next time.
 
     Args:
-      paths: of the files, which are not compressed. All workers must be able to read them.
-      parse: takes a vector of lines, without their ends, and returns a structure of tensors. None returns the vector.
-      skip: the number of lines at the beginning of each file to skip, such as headers.
+      paths: the paths of uncompressed files, which all workers must be able to read.
+      parse: a function that takes a vector of lines without their line ends, and returns a structure of tensors. If
+        None, `read` returns the vector.
+      skip: the number of lines, such as headers, that are skipped at the beginning of each file.
 
     Raises:
       TypeError: `paths` is neither a path nor a sequence of paths.
@@ -64,17 +66,17 @@ def lines(paths: Any, parse: Callable[[Any], Any] | None = None, skip: int = 0) 
 def records(paths: Any, features: Mapping[str, Any] | Callable[[Any], Any] | None = None) -> Source:
     """Returns a source of the records of TFRecord files, which the workers read.
 
-    An index of each file is written next to it, if possible, and read the next time. The checksums of the records are
-    not compared.
+    If possible, an index of each file is written next to the file, and read the next time. The checksums of the records
+    are not verified.
 
     Args:
-      paths: of the files, which are not compressed. All workers must be able to read them.
-      features: for `tf.io.parse_example`; or a function that takes a vector of serialized records and returns a
-        structure of tensors. None returns the vector.
+      paths: the paths of uncompressed files, which all workers must be able to read.
+      features: the `features` of `tf.io.parse_example`, or a function that takes a vector of serialized records and
+        returns a structure of tensors. If None, `read` returns the vector.
 
     Raises:
       TypeError: `paths` is neither a path nor a sequence of paths.
-      ValueError: a file is no TFRecord file, or is compressed.
+      ValueError: a file is not a TFRecord file, or is compressed.
       FileNotFoundError: a file does not exist.
     """
     if features is None or callable(features):
@@ -86,24 +88,24 @@ def rows(paths: Any, dtype: Any = None, shape: Sequence[int] | None = None) -> S
     """Returns a source of the rows of files, which the workers read.
 
     Args:
-      paths: of `.npy` files, as `np.save` writes them; or of files that contain only rows, of `dtype` and `shape`. All
-        workers must be able to read them. A NumPy array is passed to `arrays`.
-      dtype: of the numbers, little-endian; not for `.npy` files, which contain it.
-      shape: of a row; not for `.npy` files.
+      paths: the paths of `.npy` files, or of files that contain only rows of `dtype` and `shape`. All workers must be
+        able to read the files. A NumPy array is passed to `arrays`.
+      dtype: the dtype of the little-endian numbers. For `.npy` files, which contain their dtype, leave `dtype` out.
+      shape: the shape of a row. For `.npy` files, leave `shape` out.
 
     Raises:
-      TypeError, ValueError: the files are of another kind, or differ in the kind of their rows.
+      TypeError, ValueError: a file is of another kind, or the rows of the files differ in dtype or shape.
       FileNotFoundError: a file does not exist.
     """
     return arrays(paths) if isinstance(paths, np.ndarray) else _Rows(_checked_paths(paths, "rows"), dtype, shape)
 
 
 def written_ns(path: str) -> int:
-    """Returns when a file was written, in Unix nanoseconds of its file system; 0 if unknown.
+    """Returns the modification time of a file in Unix nanoseconds, by the clock of the file system, or 0 if unknown.
 
     Raises FileNotFoundError or tf.errors.NotFoundError if there is no such file.
     """
-    # TensorFlow gives whole seconds for local files.
+    # For local files, TensorFlow gives only whole seconds.
     return int(tf.io.gfile.stat(path).mtime_nsec) if is_url(path) else os.stat(path).st_mtime_ns
 
 
@@ -112,9 +114,9 @@ def _file_size(path: str) -> int:
 
 
 def _checked_paths(paths: Any, name: str) -> list[str]:
-    """Returns the paths of files without the indexes next to them: a pattern may match both.
+    """Returns the paths of data files without index files, because a pattern may match both.
 
-    Raises what the function `name` raises for paths, and ValueError for a URL that `pathlib` has changed.
+    Raises the errors of the function `name` for paths, and ValueError for a URL that `pathlib` has changed.
     """
     if isinstance(paths, str | os.PathLike):
         paths = [paths]
@@ -131,10 +133,10 @@ def _checked_paths(paths: Any, name: str) -> list[str]:
 
 
 class _Files(ArraysSource):
-    """A source of consecutive examples in files; `name` is its function, for messages.
+    """A source of consecutive examples in files. `name` is the function that creates the source, for messages.
 
     Each worker keeps the arrays `index` in its memory to find the examples. `parse` takes a tensor of examples and
-    returns a structure of tensors; None returns the tensor.
+    returns a structure of tensors. If `parse` is None, `read` returns the tensor.
     """
 
     mixes_all = False
@@ -153,12 +155,12 @@ class _Files(ArraysSource):
         self.digest = _digest_of_files(paths, counts)
         self._name = name
         self._parse = parse
-        # Without empty files: no bytes can be read of them.
+        # Empty files are left out, because no bytes can be read from them.
         self._paths = [path for path, count in zip(paths, counts, strict=True) if count]
         self._sizes = [_file_size(path) for path in self._paths]
-        # The number of the first example of each file, and of all examples.
+        # The number of the first example of each file, and then the number of all examples.
         self._firsts = [0, *itertools.accumulate(count for count in counts if count)]
-        # Other file systems would read the whole file instead.
+        # TensorFlow would read whole files of other file systems instead of mapping them.
         self._are_mapped = not any(is_url(path) for path in self._paths)
         # A worker maps the files when it first reads.
         super().__init__([*index, self._maps] if self._are_mapped else index)
@@ -169,7 +171,7 @@ class _Files(ArraysSource):
 
     def _shuffled_examples(self, positions: Any, *on_worker: Any) -> Any:
         _, start, count, number, seed = tf.unstack(positions, num=5)
-        # Before they are parsed: a string is moved without a copy.
+        # Examples are shuffled before they are parsed, because a string is moved without a copy.
         examples = self._examples(start, count, *on_worker)
         # For few examples, a permutation by `tf.random.experimental.index_shuffle` takes hundreds of times as long.
         noise = tf.random.stateless_uniform([count], tf.stack([seed, number]), None, None, tf.int32, alg="philox")
@@ -178,21 +180,21 @@ class _Files(ArraysSource):
 
     @abstractmethod
     def _examples(self, start: Any, count: Any, *on_worker: Any) -> Any:
-        """Reads `count` examples from number `start`, int64 scalars; `on_worker` are the index and mapped files."""
+        """Reads `count` examples from number `start`, int64 scalars. `on_worker` has the index and the mapped files."""
 
     def _files_of(self, numbers: Any) -> Any:
-        """Returns the file index of each example, for int64 vectors of numbers of examples."""
+        """Returns the index of each example's file. `numbers` is an int64 vector of example numbers."""
         if len(self._paths) == 1:
             return tf.zeros_like(numbers)
         indices = tf.raw_ops.UpperBound(sorted_inputs=[self._firsts[1:]], values=[numbers], out_type=tf.int64)
         return tf.squeeze(indices, 0)
 
     def _bytes(self, maps: Sequence[Any], start: Any, count: Any, positions_of: Callable[[Any, Any], Any]) -> Any:
-        """Reads the bytes of `count` examples from number `start`, int64 scalars, across files, as a string scalar.
+        """Returns the bytes of `count` examples from number `start` (int64 scalars), across files, as a string scalar.
 
-        `maps` is the result of `_maps` on this worker; empty if the files are not mapped. `positions_of` takes the
-        index of a file, and numbers of examples in all files, up to the file's last + 1; it returns where they begin in
-        the file, in bytes.
+        `maps` has the result of `_maps` on this worker, or is empty if the files are not mapped. `positions_of` takes
+        the index of a file and example numbers, counted over all files, up to the file's last + 1. `positions_of`
+        returns the byte positions in the file at which these examples begin.
         """
 
         def read_part(file: Any, begin: Any, end: Any) -> Any:
@@ -219,7 +221,7 @@ class _Files(ArraysSource):
         return tf.cond(first == last, lambda: read_part(first, start, end), lambda: as_one_operation(read_parts))
 
     def _maps(self) -> Any:
-        """Returns the content of all files as a list of vectors of bytes; maps them without reading."""
+        """Returns a tensor list with the content of each file as a vector of bytes. Files are mapped, not read."""
         maps = tf.raw_ops.EmptyTensorList(element_shape=_VECTOR, max_num_elements=-1, element_dtype=tf.uint8)
         for path, size in zip(self._paths, self._sizes, strict=True):
             try:
@@ -237,7 +239,7 @@ class _Files(ArraysSource):
 
 
 def _digest_of_files(paths: Sequence[str], counts: Sequence[int]) -> str:
-    """Returns a digest of the names, sizes and numbers of examples of all files, and of the content of three."""
+    """Returns a digest of the name, size and number of examples of each file, and of the beginnings of three files."""
     named = zip(paths, counts, strict=True)
     parts = [f"{os.path.basename(path)} {_file_size(path)} {count}".encode() for path, count in named]
     for path in dict.fromkeys((paths[0], paths[len(paths) // 2], paths[-1])):
@@ -249,9 +251,9 @@ def _digest_of_files(paths: Sequence[str], counts: Sequence[int]) -> str:
 def as_one_operation(function: Callable[..., Any], *args: Any) -> Any:
     """Calls a function that only reads, as one operation of the graph that is being traced.
 
-    A graph of many steps then stays small, and is that much faster to build. The call takes some microseconds. Such
-    operations run concurrently; operations that open files would otherwise wait for each other, as stateful ones do.
-    The function takes tensors, captures no resource, and returns a tensor; `args` may be variables to read.
+    A graph of many steps then stays small, and is built faster. The call takes some microseconds. Such operations run
+    concurrently. Otherwise, operations that open files would wait for each other, because they are stateful. The
+    function takes tensors, captures no resource, and returns a tensor. If `args` has variables, their values are read.
     """
     if tf.executing_eagerly():
         return function(*args)
@@ -272,7 +274,7 @@ def _copied_bytes(maps: Any, file: Any, begin: Any, end: Any) -> Any:
     message = f"A range has more than {_MOST_COPIED} bytes. Use a smaller batch_size, or fewer batches_per_range."
     with tf.control_dependencies([tf.raw_ops.Assert(condition=end - begin <= _MOST_COPIED, data=[message])]):
         end = tf.identity(end)
-    # The only operation that makes a string of bytes; it puts them at the end.
+    # Only `serialize_tensor` converts a vector of bytes to a string. The bytes are at the end of the string.
     serialized = tf.io.serialize_tensor(content[begin:end])
     count = tf.cast(end - begin, tf.int32)
     return tf.strings.substr(serialized, tf.strings.length(serialized) - count, count)
@@ -291,44 +293,44 @@ def _read_bytes(path: Any, begin: Any, end: Any, size: Any) -> Any:
 
 
 class _FramedFiles(_Files):
-    """A source of examples of different sizes. `name` names its index too: "records", "lines" or "lines-N".
+    """A source of examples of different sizes. `name` is also in the index's name: "records", "lines" or "lines-N".
 
-    The index, 8 bytes for each example, is kept in a file next to each file, and in the memory of each worker. It is a
-    cache: it is made again unless it is whole and of the present file.
+    The index has 8 bytes for each example. The index is kept in an index file next to each data file, and in the memory
+    of each worker. If an index file is damaged or the data file has changed, the index is made again.
     """
 
-    # Set once an index could not be written: it is tried and logged once.
+    # Set after an index file could not be written, so that the write is not tried and logged for each data file.
     _is_index_unkept = False
 
     def __init__(self, paths: Any, name: str, parse: Callable[[Any], Any] | None) -> None:
         checked = _checked_paths(paths, name)
-        # The start of each example of a file, and the end of the last one.
+        # For each file, the start of each example and the end of the last example.
         starts = [self._index(path, name) for path in checked]
         whole = np.concatenate([each for each in starts if len(each) > 1] or starts)
         super().__init__(name, checked, [len(each) - 1 for each in starts], [whole], parse)
 
     @abstractmethod
     def _starts(self, path: str) -> np.ndarray[Any, Any]:
-        """Returns the start of each example of a file, and the end of the last one, in bytes."""
+        """Returns the start of each example of a file and the end of the last example, in bytes."""
 
     @abstractmethod
     def _unframed(self, data: Any, begins: Any, sizes: Any) -> Any:
-        """Returns a string vector of the examples in some bytes; `begins` and `sizes` are int64 vectors."""
+        """Returns a string vector of the examples in `data`. `begins` and `sizes` are int64 vectors."""
 
     def _examples(self, start: Any, count: Any, *on_worker: Any) -> Any:
         starts, *maps = on_worker
         numbers = start + tf.range(count)
-        # Each file has one start more than examples.
+        # Each file has one more start than it has examples.
         places = numbers + self._files_of(numbers)
         sizes = tf.gather(starts, places + 1) - tf.gather(starts, places)
         data = self._bytes(maps, start, count, lambda file, numbers: tf.gather(starts, numbers + file))
         return self._unframed(data, tf.cumsum(sizes, exclusive=True), sizes)
 
     def _index(self, path: str, name: str) -> np.ndarray[Any, Any]:
-        """Returns the starts from the index next to a file, or finds and keeps them."""
+        """Returns the starts from the index file of a data file, or finds the starts and writes an index file."""
         written = written_ns(path)
         state = f"{name} {_file_size(path)} {written}"
-        # Without a time of the last change, a change to the same size would not be noticed.
+        # An index file needs the modification time, without which a change that keeps the size would not be noticed.
         beside = f"{path}.{name}-index.npy" if written else None
         starts = None if beside is None else _kept_index(beside, state)
         if starts is None:
@@ -339,7 +341,7 @@ class _FramedFiles(_Files):
 
 
 def _kept_index(beside: str, state: str) -> np.ndarray[Any, Any] | None:
-    """Returns the starts in an index; None if it is damaged, or of another state of the data file."""
+    """Returns the starts in an index file, or None if it is damaged or belongs to another state of the data file."""
     try:
         with tf.io.gfile.GFile(beside, "rb") as file:
             kept = np.load(file, allow_pickle=False)
@@ -352,8 +354,8 @@ def _kept_index(beside: str, state: str) -> np.ndarray[Any, Any] | None:
 
 
 def _keep_index(beside: str, state: str, starts: np.ndarray[Any, Any]) -> bool:
-    """Writes an index in one step; returns whether that succeeded, and logs it otherwise."""
-    # A process id would not be unique: it is 1 in every container.
+    """Writes an index file atomically. Returns whether this succeeded, and logs a failure."""
+    # A process id would not be a unique name, because it is 1 in every container.
     draft = f"{beside}.{uuid.uuid4().hex}.tmp"
     try:
         with tf.io.gfile.GFile(draft, "wb") as file:
@@ -368,7 +370,7 @@ def _keep_index(beside: str, state: str, starts: np.ndarray[Any, Any]) -> bool:
 
 
 def _with_checksum(state: str, starts: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Returns the content of an index: a checksum of the data file's state and the starts, then the starts."""
+    """Returns the content of an index file: a checksum of the data file's state and the starts, then the starts."""
     checksum = hashlib.blake2b(state.encode() + starts.tobytes(), digest_size=_CHECKSUM_BYTES).digest()
     return np.concatenate([np.frombuffer(checksum, np.int64), starts])
 
@@ -425,17 +427,16 @@ class _Records(_FramedFiles):
         # Without an offset, TensorFlow would read the file from its beginning.
         ends = tf.stack([start, start + count - 1])
         first, last = tf.unstack(self._files_of(ends))
-        # Each file has one start more than records.
         begin = tf.gather(starts, start + first)
         end = tf.gather(starts, start + count + last)
         dataset = tf.raw_ops.TFRecordDatasetV2(
             filenames=tf.constant(self._paths)[first : last + 1],
             compression_type="",
-            # No more than needed, if that is known.
+            # If the range is in one file, the buffer is not larger than the range.
             buffer_size=tf.where(first == last, tf.clip_by_value(end - begin, 1, _BUFFER), _BUFFER),
             byte_offsets=tf.concat([[begin], tf.zeros([last - first], tf.int64)], 0),
         )
-        # As one element, which TensorFlow does not optimize: optimizing fails for a dataset with offsets.
+        # The dataset is read as one element. TensorFlow would optimize an iterated dataset, which fails with offsets.
         dataset = tf.raw_ops.TakeDataset(input_dataset=dataset, count=count, **_STRINGS)
         dataset = tf.raw_ops.BatchDatasetV2(
             input_dataset=dataset, batch_size=count, drop_remainder=True, **_STRING_VECTOR
@@ -443,7 +444,7 @@ class _Records(_FramedFiles):
         return tf.raw_ops.DatasetToSingleElement(dataset=dataset, **_STRING_VECTOR)[0]
 
 
-# A file's header: its size in bytes, the dtype of its rows, and the shape of a row.
+# The size of a file's header in bytes, the dtype of the rows, and the shape of a row.
 _Header = tuple[int, np.dtype[Any], tuple[int, ...]]
 
 

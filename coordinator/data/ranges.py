@@ -1,15 +1,14 @@
 """Ranges of examples as arguments of functions: vectors, and ranges that are chosen when a worker takes the function.
 
-A `PositionRange` names its examples from the beginning. A `LateRange` may be exchanged for one that its worker has read
-ahead:
+A `PositionRange` never changes. A `LateRange` may be exchanged for a range that the function's worker has read ahead:
 
     scheduled     f1 f2 f3 f4 f5 ...          each has its own range at first: 1 2 3 4 5 ...
     worker 0      takes f1 with range 1, begins to read 2 and 3
     worker 1      takes f2 with range 4 (f4 has range 2 now), begins to read 5 and 6
     worker 0      takes f3 with range 2, begins to read 7
 
-Each waiting function has one of the waiting ranges; to take another one exchanges the two. So a range has one function
-at any time. If a worker dies, others read the ranges that it has read ahead.
+Each waiting function has one of the waiting ranges. A function gets another range by an exchange with another function,
+so that a range always has one function. If a worker dies, other workers read the ranges that the worker had read ahead.
 """
 
 import functools
@@ -23,32 +22,32 @@ import tensorflow as tf
 
 from coordinator.future import Future
 
-# How many numbers describe a range.
+# The number of values in the vector of a range.
 POSITIONS = 5
 
 
 class PositionRange(np.ndarray[Any, np.dtype[np.int64]]):
     """An int64 vector that names a range of examples.
 
-    It is an argument like any other array: it travels in one message, and functions that take one are fused. Arrays
-    made from it, such as slices, are not followed.
+    The client treats the vector as any other array: one message carries it, and functions that take it can be fused.
+    Arrays that are made from the vector, such as slices, are not followed.
 
     Attributes:
-      number: of the range in all epochs.
-      follower: called with it and the future of each function that is scheduled with it, before the function can run.
+      number: the number of the range in all epochs.
+      follower: called with the range and the future of each function that gets the range, before the function can run.
     """
 
     number: int
     follower: Callable[["PositionRange", Future], None] | None = None
 
     def follow(self, future: Future) -> None:
-        """Records that a function is scheduled with it."""
+        """Records that a function is scheduled with the range."""
         if self.follower is not None:
             self.follower(self, future)
 
 
 class LateRange:
-    """A range that is chosen, from `ranges`, when a worker takes its function. `number` changes in an exchange."""
+    """A range that `ranges` chooses when a worker takes its function. An exchange changes `number`."""
 
     __slots__ = ("_follower", "is_scheduled", "number", "ranges")
 
@@ -59,7 +58,7 @@ class LateRange:
         self._follower = follower
 
     def follow(self, future: Future) -> None:
-        """Records that a function is scheduled with it; ValueError if another one was."""
+        """Records that a function is scheduled with the range. Raises ValueError for a second function."""
         if self.is_scheduled:
             raise ValueError(
                 "Two functions were scheduled with one range of Epochs(prefetch=...), which gives each function the "
@@ -70,7 +69,7 @@ class LateRange:
         self.ranges.add(self)
 
     def value_on(self, context: Any) -> Any:
-        """Returns the range and its examples: tensors on the worker of `context`."""
+        """Returns the range and its examples, as tensors on the worker of `context`."""
         return self.ranges.value_on(self, context)
 
     def __repr__(self) -> str:
@@ -93,10 +92,10 @@ def position_ranges(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Posi
 
 
 class Choice(NamedTuple):
-    """What a worker does for a function that it has taken, with the range `positions`.
+    """The range `positions` of a function that a worker has taken, and the changes of the worker's slots.
 
-    The worker has read the range ahead in `slot`, or not at all (None). Each dropped slot has a range that is no longer
-    wanted; each begun slot has the range to read there next.
+    `slot` is the slot in which the worker has read the range ahead, or None. `dropped` are slots with ranges that are
+    no longer wanted. `begun` are slots with the ranges that the worker reads ahead next.
     """
 
     positions: Any
@@ -106,10 +105,10 @@ class Choice(NamedTuple):
 
 
 class LateRanges:
-    """The ranges of functions that wait for a worker. Nothing else is called while its lock is held.
+    """The ranges of functions that wait for a worker. `positions_of` and `reader` are called without the lock.
 
-    Each worker reads `slots` ranges ahead with a `ReadAhead`. `positions_of` returns the positions of a range, by its
-    number. `spec` are the `tf.TypeSpec`s of a range and its examples, with which functions are traced.
+    Each worker reads `slots` ranges ahead with `reader`, a `ReadAhead`. `positions_of` maps the number of a range to
+    its positions. `spec` has the `tf.TypeSpec`s of a range and its examples. Functions are traced with `spec`.
     """
 
     def __init__(self, slots: int, positions_of: Callable[[int], Any], reader: Any) -> None:
@@ -118,13 +117,13 @@ class LateRanges:
         self._positions_of = positions_of
         self._reader = reader
         self._lock = threading.RLock()
-        # By range number.
+        # Maps range numbers to waiting ranges.
         self._waiting: dict[int, LateRange] = {}
-        # A heap of waiting ranges that no worker reads; some may no longer wait.
+        # A heap of the numbers of ranges that no worker reads. Some of these ranges may no longer wait.
         self._unread: list[int] = []
-        # Worker index -> slots that are read ahead, with their range numbers, in order.
+        # Maps a worker's index to pairs of slot and range number, in the order in which the worker reads them.
         self._reading: dict[int, list[tuple[int, int]]] = {}
-        # Worker index -> the number of the connection on which it reads.
+        # Maps a worker's index to the number of the connection on which the worker reads.
         self._connections: dict[int, int] = {}
 
     def add(self, late: LateRange) -> None:
@@ -133,7 +132,7 @@ class LateRanges:
             heapq.heappush(self._unread, late.number)
 
     def remove(self, late: LateRange) -> None:
-        """Removes the range of a function that has ended, perhaps before a worker took it. It keeps its number."""
+        """Removes the range of a function that has ended, with or without a worker. The range keeps its number."""
         with self._lock:
             if self._waiting.get(late.number) is late:
                 del self._waiting[late.number]
@@ -164,10 +163,10 @@ class LateRanges:
                     heapq.heappush(self._unread, number)
 
     def _exchange(self, late: LateRange, slots: list[tuple[int, int]]) -> tuple[int | None, list[tuple[int, int]]]:
-        """Gives the best range to a function that no worker has taken before; returns its slot, and unwanted slots."""
+        """Gives the best range to a function that no worker has taken before. Returns its slot, and unwanted slots."""
         dropped: list[tuple[int, int]] = []
         if self._waiting.get(late.number) is not late:
-            # It was taken before, so its range may have been trained in part.
+            # A worker has taken the function before, so the model may contain some batches of the range.
             return None, dropped
         slot = None
         while slots:

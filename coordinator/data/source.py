@@ -1,7 +1,7 @@
-"""Sources of data: a number of examples, which any worker can read by their positions.
+"""Sources of data. A source has a number of examples, which are read by their positions.
 
-Some are arrays in the memory of the client, copied to each worker. Others are data that the client reads and sends with
-the functions: Parquet, databases, generators, sequences.
+Some sources are arrays in the client's memory, which are copied to each worker. Other sources are data that the client
+reads and sends with the functions, such as Parquet files, databases, generators and sequences.
 """
 
 import contextlib
@@ -19,16 +19,17 @@ import tensorflow as tf
 
 _logger = logging.getLogger("coordinator")
 
-# The largest array in bytes: it travels to a worker in one message.
+# The maximum size of an array, in bytes. An array is sent to a worker in one message.
 _LARGEST = 2**30
 # The digest covers this many examples of each array.
 _SAMPLE = 64
-# How often the counting of examples is reported, in seconds.
+# The interval between reports in the log while examples are counted, in seconds.
 _REPORT_INTERVAL = 30.0
-# The digest of data of the client covers this many examples, and this many values of each array of them.
+# The digest of data that the client reads covers this many examples.
 _CLIENT_SAMPLE = 16
+# The digest covers this many values of each array in such an example.
 _VALUES = 1024
-# At most this many bytes are in flight.
+# The maximum size of the client's examples in flight, in bytes.
 _MOST_BYTES = 2**28
 # The seed of a range whose examples are in order.
 IN_ORDER = -1
@@ -39,12 +40,12 @@ class Source(ABC):
 
     Attributes:
       size: the number of examples.
-      digest: identifies the data: a checkpoint is not resumed with other data.
-      mixes_all: whether a shuffled range has examples from anywhere in the data. Otherwise single examples take too
-        long to read: a range has consecutive ones, and the ranges come in random order.
+      digest: identifies the data, so that a checkpoint is not resumed with other data.
+      mixes_all: whether a shuffled range has examples from anywhere in the data. If false, a range has consecutive
+        examples, because single examples take too long to read, and the ranges come in random order.
       is_sequential: whether the data is read in order, and cannot be shuffled.
-      is_on_client: whether the client reads the data, so that `reader` adds its examples to each range.
-      most_out: the largest number of examples in flight, which the client keeps in memory; None for any number.
+      is_on_client: whether the client reads the data. `reader` then adds the examples to each range.
+      most_out: the maximum number of examples in flight, which the client keeps in memory. None means no limit.
     """
 
     size: int
@@ -54,25 +55,25 @@ class Source(ABC):
     is_on_client: bool = False
     most_out: int | None = None
 
-    def prepare(self, strategy: Any) -> None:  # noqa: B027 - most need nothing
-        """Creates what `read` needs on the workers of a strategy. `Epochs.on` calls it."""
+    def prepare(self, strategy: Any) -> None:  # noqa: B027 - most sources create nothing
+        """Creates the resources that `read` needs on the workers of a strategy. `Epochs.on` calls `prepare`."""
 
     def reader(self) -> Callable[[Any], Any]:
-        """Returns a function that turns each range of one loop into what this loop yields."""
+        """Returns a function that maps each range of a loop to the value that the loop yields."""
         return lambda positions: positions
 
     def element_spec(self) -> Any:
-        """Returns the type of the result of `read`, nested `tf.TypeSpec`s. Called in the strategy's scope."""
+        """Returns nested `tf.TypeSpec`s of the result of `read`. Must be called in the strategy's scope."""
         read = tf.function(self.read_range, autograph=False)
         outputs = read.get_concrete_function(tf.TensorSpec([5], tf.int64)).structured_outputs
         return tf.nest.map_structure(tf.type_spec_from_value, outputs)
 
     def read(self, positions: Any) -> Any:
-        """Reads the examples of a range; used in the function that was scheduled with it.
+        """Reads the examples of a range. Call `read` in the function that was scheduled with the range.
 
         Args:
-          positions: what `Epochs.on` gave: an int64 vector of epoch, start, count, number and seed, or a tuple of it
-            and the examples.
+          positions: the item that `Epochs.on` yielded: an int64 vector of epoch, start, count, number and seed, or a
+            tuple of such a vector and the examples.
 
         Returns:
           The examples, stacked along a new first axis.
@@ -81,7 +82,7 @@ class Source(ABC):
 
     @abstractmethod
     def read_range(self, positions: Any) -> Any:
-        """Reads the examples of a range, a vector."""
+        """Reads the examples of a range, which is given as a vector."""
 
 
 def range_vector(
@@ -92,10 +93,10 @@ def range_vector(
 
 
 def example_indices(positions: Any, size: int) -> Any:
-    """Returns the indices, an int64 vector, of a range's examples in data that is shuffled as a whole."""
+    """Returns the indices of a range's examples in data that is shuffled as a whole, as an int64 vector."""
     epoch, start, count, _, seed = tf.unstack(tf.cast(positions, tf.int64), num=5)
     ordered = start + tf.range(count)
-    # Both are computed: 60 ns per example cost less than a branch, which separates the operations around it.
+    # Both orders are computed. This costs 60 ns per example, less than a branch between the operations of the graph.
     return tf.where(seed == IN_ORDER, ordered, _shuffled(ordered, tf.stack([seed, epoch]), size))
 
 
@@ -110,7 +111,7 @@ def shuffled_here(
 
 
 def _shuffled(indices: Any, seed: Any, size: Any) -> Any:
-    """Returns the places of int64 indices in the permutation of `range(size)` of a seed, int64 [2], as Grain does."""
+    """Returns the places of int64 `indices` in the permutation of `range(size)` for `seed`, int64 [2], as in Grain."""
     return tf.random.experimental.index_shuffle(indices, seed, tf.cast(size, tf.int64) - 1)
 
 
@@ -124,19 +125,20 @@ def digest_of(parts: Iterable[bytes]) -> str:
 
 
 def without_autotuning(dataset: tf.data.Dataset, options: tf.data.Options | None = None) -> tf.data.Dataset:
-    """Returns a dataset whose iterators are deleted without delay, unless its options ask for autotuning.
+    """Returns a dataset without autotuning, so that its iterators are deleted without delay.
 
-    TensorFlow tunes a dataset's parallelism on a thread of each iterator. It sleeps for 10 ms after the first attempt,
-    and twice as long after each further one, up to a minute. To delete the iterator TensorFlow wakes the thread (by a
-    callback of `CancellationManager::StartCancel`), and only then notes that it must end. A thread that runs in between
-    sleeps again, and the deletion waits: until the iterator is about twice as old, for up to a minute. With
-    TensorFlow 2.21 this happened to 5 of 50 iterators on two cores, and to nearly all on one. On a worker the deletion
-    holds a lock that each other call of the client needs, and one of the threads that answer probes, so the worker
-    seems to be frozen. On the client it holds Python's lock.
+    Each iterator has a thread that tunes the dataset's parallelism. The thread sleeps for 10 ms after the first
+    attempt, and twice as long after each further attempt, up to a minute. To delete the iterator, TensorFlow wakes the
+    thread (by a callback of `CancellationManager::StartCancel`), and only then sets the flag that ends the thread. If
+    the thread checks the flag before TensorFlow sets it, the thread sleeps again. The deletion then waits until the
+    iterator is about twice as old, for up to a minute. With TensorFlow 2.21 this happened to 5 of 50 iterators on two
+    cores, and to nearly all iterators on one core. On a worker, the deletion holds a lock that each other call of the
+    client needs, and occupies a thread that answers probes, so the worker seems to be frozen. On the client, the
+    deletion holds the GIL. Without autotuning, `num_parallel_calls=tf.data.AUTOTUNE` means the number of threads, 16 at
+    most, and a buffer of the size `tf.data.AUTOTUNE` still grows by itself.
 
-    A number of parallel calls of `tf.data.AUTOTUNE` is then the number of threads, 16 at most; a buffer of that size
-    grows by itself as before. `options` are the dataset's; None reads them, which TensorFlow can do only outside of
-    functions.
+    `options` are the options of the dataset. If None, they are read from the dataset, which TensorFlow can do only
+    outside of functions. If `autotune.enabled` is already set, the dataset is returned unchanged.
     """
     known = dataset.options() if options is None else options
     if known.autotune.enabled is not None:
@@ -147,19 +149,19 @@ def without_autotuning(dataset: tf.data.Dataset, options: tf.data.Options | None
 
 
 class ArraysSource(Source):
-    """A source with arrays for scheduled functions, which read their worker's copy; elsewhere the client's own.
+    """A source with arrays. Scheduled functions read the copy of their worker, other code reads the client's copy.
 
-    `values` are the arrays, which must not change afterwards, or functions that return them on each worker.
+    `values` are arrays, which must not change afterwards, or functions that return an array on each worker.
     """
 
     def __init__(self, values: Sequence[np.ndarray[Any, Any] | Callable[[], Any]]) -> None:
         self._values = values
         self._local: list[tf.Tensor] | None = None
-        # By strategy: for each array, a variable with a copy on each worker.
+        # Maps a strategy to variables. Each array has one variable, which has a copy on each worker.
         self._copies: weakref.WeakKeyDictionary[Any, list[tf.Variable]] = weakref.WeakKeyDictionary()
 
     def prepare(self, strategy: Any) -> None:
-        """Gives each worker of a strategy its copies when it first reads them. A second call has no effect."""
+        """Creates variables whose copies each worker gets at its first read. A second call has no effect."""
         if strategy not in self._copies and _has_workers(strategy):
             with strategy.scope():
                 self._copies[strategy] = [
@@ -167,7 +169,7 @@ class ArraysSource(Source):
                 ]
 
     def _arrays(self) -> Sequence[Any]:
-        """Returns the arrays, as tensors or variables, for the function that is being traced, after `prepare`."""
+        """Returns the arrays for the function that is being traced, as tensors or variables. Call `prepare` before."""
         strategy = tf.distribute.get_strategy()
         if tf.executing_eagerly() or not _has_workers(strategy):
             if self._local is None:
@@ -183,23 +185,23 @@ class ArraysSource(Source):
 
 
 def _has_workers(strategy: Any) -> bool:
-    # The class of the strategy is in a layer above.
+    # The class of the strategy is in a layer above, which this module must not import.
     return hasattr(strategy, "parameter_servers")
 
 
 def arrays(*structure: Any) -> Source:
     """Returns a source of the rows of arrays, which every worker keeps in its memory.
 
-    `x, y = source.read(positions)` for `arrays(x, y)`; for one argument, which may be a dict or another structure of
-    arrays, `read` returns that structure.
+    With `arrays(x, y)`, read the data by `x, y = source.read(positions)`. A single argument may be a dict or another
+    structure of arrays. `read` then returns the same structure.
 
     Args:
-      *structure: NumPy arrays, or what can be converted to them, with the same first dimension. They must not change
-        afterwards.
+      *structure: NumPy arrays, or values that can be converted to arrays, with the same first dimension. The arrays
+        must not change afterwards.
 
     Raises:
-      ValueError: there is no array, the numbers of rows differ or are 0, or an array has more than 1 GiB: write it to a
-        file, and use `coordinator.data.rows`.
+      ValueError: there is no array, the numbers of rows differ or are 0, or an array has more than 1 GiB. Write such an
+        array to a file, and use `coordinator.data.rows`.
     """
     return _Arrays(structure if len(structure) > 1 else structure[0] if structure else ())
 
@@ -242,23 +244,23 @@ class _Arrays(ArraysSource):
 
 
 def client(data: Any, size: int | None = None) -> Source:
-    """Returns a source of data that the client reads in Python because servers cannot.
+    """Returns a source of data that the client reads in Python, because the workers cannot read it.
 
-    `epochs.on` gives a tuple of the range and its examples; pass it to the function unchanged. There,
+    `epochs.on` yields tuples of a range and its examples. Pass the tuple to the function unchanged. In the function,
     `x, y = source.read(positions)` returns the examples, and `positions[0]` is the range.
 
     Args:
-      data: a sequence, with `__len__` and `__getitem__` (and perhaps `__getitems__`, which takes a list of indices, as
-        PyTorch's datasets have), or an iterable that gives the same examples in the same order each time: an object
-        such as a `tf.data.Dataset`, or a function that returns an iterator, such as a generator function. An iterable
-        is read in order: it cannot be shuffled, and it is iterated from the beginning when an earlier example is needed
-        again. An example is an array, or a tuple, list or dict of arrays.
-      size: the number of examples in an epoch of an iterable; None counts them, by `len` or in a first pass. The log
-        reports the count every 30 s, since data may have no end.
+      data: a sequence or an iterable. A sequence has `__len__` and `__getitem__`, and may have `__getitems__`, which
+        takes a list of indices, as PyTorch's datasets do. An iterable is an object such as a `tf.data.Dataset`, or a
+        function that returns an iterator, such as a generator function. An iterable must give the same examples in the
+        same order each time, and cannot be shuffled. If an earlier example is needed again, the iterable is iterated
+        from the beginning. An example is an array, or a tuple, list or dict of arrays.
+      size: the number of examples in an epoch of an iterable. If None, they are counted by `len` or in a first pass.
+        The log reports the count every 30 s, because the iterable may have no end.
 
     Raises:
       TypeError: `data` can be iterated only once, or not at all.
-      ValueError: there are no examples, or infinitely many; or `size` was given for a sequence.
+      ValueError: there are no examples or infinitely many, or `size` was given for a sequence.
     """
     if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
         if size is not None:
@@ -299,7 +301,7 @@ class _ClientSource(Source):
         return self._spec
 
     def read_range(self, positions: Any) -> NoReturn:
-        """Raises TypeError: the examples come with the range."""
+        """Raises TypeError, because the examples come with the range."""
         raise TypeError(
             "The data of this source comes with the ranges of epochs.on(strategy): pass source.read what the loop "
             f"gave, a tuple of a range and its examples, got {positions!r}."
@@ -342,7 +344,7 @@ class _Iterable(_ClientSource):
         self._iterate: Callable[[], Any] = repeated if callable(repeated) else repeated.__iter__
         self._name = getattr(data, "__name__", type(data).__name__)
         if size is None:
-            # It may have no length, or one that TensorFlow does not know.
+            # `data` may have no length, or a length that TensorFlow does not know.
             with contextlib.suppress(TypeError):
                 size = len(data)
         examples = iter(self._iterate())
@@ -351,7 +353,7 @@ class _Iterable(_ClientSource):
 
     def reader(self) -> Callable[[Any], Any]:
         examples: Iterator[Any] = iter(())
-        # The epoch and the number of the next example. Epoch -1, so that the first range begins one.
+        # The epoch and the number of the next example. The epoch -1 makes the first range begin an iteration.
         at_epoch, at = -1, 0
 
         def read() -> Any:
@@ -378,7 +380,7 @@ class _Iterable(_ClientSource):
         return with_examples
 
     def _begun(self) -> Iterator[Any]:
-        """Begins again; raises ValueError if the first examples differ from the first time."""
+        """Iterates the data again. Raises ValueError if the first examples differ from the first iteration."""
         examples = iter(self._iterate())
         sample = list(itertools.islice(examples, _CLIENT_SAMPLE))
         if not sample or _digest(sample) != self.digest:
@@ -394,7 +396,7 @@ class _Iterable(_ClientSource):
 
 
 def _count(examples: Iterator[Any], name: str) -> int:
-    """Counts the remaining examples, with reports in the log, since they may have no end."""
+    """Counts the remaining examples. The log reports the count, because the examples may have no end."""
     count, began, reports = 0, time.monotonic(), 1
     for count, _ in enumerate(examples, 1):
         if time.monotonic() - began >= reports * _REPORT_INTERVAL:
@@ -419,11 +421,11 @@ def _stacked(examples: list[Any]) -> Any:
 
 
 def _array(parts: Any) -> Any:
-    # NumPy's own type of strings drops NULs at the end.
+    # NumPy's own string type drops NULs at the end of a string, so strings are stacked as objects.
     array = np.stack([np.asarray(part, object if isinstance(part, bytes | str) else None) for part in parts])
     if array.dtype.kind in "USO":
         return tf.constant(array)
     if isinstance(parts[0], float):
-        # TensorFlow's dtype for a Python number.
+        # TensorFlow converts a Python float to float32.
         return array.astype(np.float32)
     return array

@@ -1,4 +1,4 @@
-"""Embeddings: large tables on the parameter servers. A step reads and changes few of their rows."""
+"""Large embedding tables on the parameter servers. A step reads and changes only a few rows of a table."""
 
 import lazy_loader
 

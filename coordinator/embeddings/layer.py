@@ -19,14 +19,14 @@ def _flat_keys(keys: Any) -> Any:
 
 
 def _combined(rows: Any, keys: Any, weights: Any, is_used: Any, combiner: str) -> Any:
-    """Combines the rows of `_flat_keys(keys)` along the last dimension of the keys; zeros without keys.
+    """Combines the rows of `_flat_keys(keys)` along the last dimension of the keys. A group without keys gives zeros.
 
-    The result is ragged if another dimension of the keys is. `weights` are in the form of the keys; None for 1 each.
-    `is_used` says whether each of `_flat_keys(keys)` counts; None if all do. "mean" divides by the sum of the weights,
-    "sqrtn" by the root of the sum of their squares.
+    The result is ragged if another dimension of the keys is ragged. `weights` have the form of the keys; None gives
+    each key the weight 1. `is_used` says which of `_flat_keys(keys)` count; None counts all keys. "mean" divides by the
+    sum of the weights, "sqrtn" by the root of the sum of the squared weights.
     """
     flat = _flat_keys(keys)
-    # `reshape` fails if there are not as many weights as keys.
+    # `reshape` fails if the numbers of weights and keys differ.
     weights = tf.ones_like(flat, rows.dtype) if weights is None else tf.reshape(_flat_keys(weights), tf.shape(flat))
     weights = tf.cast(weights, rows.dtype)
     if is_used is not None:
@@ -40,7 +40,7 @@ def _combined(rows: Any, keys: Any, weights: Any, is_used: Any, combiner: str) -
 
 
 def _sums(keys: Any) -> tuple[Any, Any]:
-    """Returns a function that sums along the last dimension of the keys, and one that gives sums the keys' shape."""
+    """Returns two functions. The first sums along the keys' last dimension, the second gives sums the keys' form."""
     if isinstance(keys, tf.RaggedTensor) and keys.flat_values.shape.rank == 1:
         inner = keys
         while isinstance(inner.values, tf.RaggedTensor):
@@ -72,33 +72,33 @@ def _sums(keys: Any) -> tuple[Any, Any]:
 class Embedding(keras.layers.Layer):
     """Replaces keys by their rows in a table, as `keras.layers.Embedding` replaces small integers by rows of a matrix.
 
-    Look-ups with `training=True`, as in `fit`, create rows and count keys for admission. Without `training`, so do
-    look-ups that a `tf.GradientTape` records. In `predict`, `evaluate`, validation, and if `trainable` is False, keys
-    without a row get the table's default, and the table does not change.
+    Look-ups with `training=True`, as in `fit`, create rows and count keys for admission. If `training` is None,
+    look-ups that a `tf.GradientTape` records do so too. In `predict`, `evaluate` and validation, and if `trainable` is
+    False, a key without a row gets the table's default, and the table does not change.
 
-    Gradients go to the table's own optimizer, after the model's optimizer has clipped them along with the others
-    (`clipnorm`, `clipvalue`, `global_clipnorm`, `LossScaleOptimizer`). The model's optimizer has no slots for the
-    table; its learning rate and weight decay do not apply.
+    The model's optimizer clips the gradients of the table together with all others (`clipnorm`, `clipvalue`,
+    `global_clipnorm`, `LossScaleOptimizer`). The table's own optimizer then applies them. The model's optimizer has no
+    slots for the table, and its learning rate and weight decay do not affect the table.
 
-    The layer has a trainable variable, `table.variable`, of shape (capacity, dim), for which gradients are taken. Its
-    values are on the parameter servers; `model.save` and `save_weights` leave them out. To load such a model, name the
-    table: `keras.models.load_model(path, custom_objects={table.name: table})`.
+    The layer has a trainable variable, `table.variable`, of shape (capacity, dim), for which gradients are computed.
+    The values of the variable are on the parameter servers, and `model.save` and `save_weights` do not save them. To
+    load such a model, name the table: `keras.models.load_model(path, custom_objects={table.name: table})`.
 
     Args:
       table: a `coordinator.embeddings.Table`; several layers may share it.
-      combiner: "sum", "mean" or "sqrtn" combines the rows of the last dimension of the keys to one, as
-        `tf.nn.embedding_lookup_sparse` does; None gives each key its row. Sparse keys need one.
-      mask_zero: whether the key 0 (of strings: "") is padding: the layer has a mask, and a combiner leaves it out.
+      combiner: "sum", "mean" or "sqrtn" combines the rows along the last dimension of the keys to one row, as
+        `tf.nn.embedding_lookup_sparse` does. None returns a row for each key. Sparse keys need a combiner.
+      mask_zero: whether the key 0, or "" for strings, is padding. A mask or the combiner then leaves the padding out.
       name, dtype, trainable: see `keras.layers.Layer`.
 
     Raises:
-      ValueError: the combiner is none of these.
+      ValueError: `combiner` has another value.
 
     Call arguments:
       keys: integers or strings of any shape: a tensor, a `tf.RaggedTensor`, or with a combiner a `tf.SparseTensor` of
         at least two dimensions.
-      weights: a number for each key, by which a combiner multiplies its row; of the same kind and shape as the keys.
-      training: whether keys may get rows, see above.
+      weights: a number for each key, by which a combiner multiplies the key's row, in the kind and shape of the keys.
+      training: whether new keys may get rows; see above.
     """
 
     def __init__(self, table: "Table", combiner: str | None = None, mask_zero: bool = False, **options: Any) -> None:
@@ -110,36 +110,36 @@ class Embedding(keras.layers.Layer):
         self.mask_zero = mask_zero
         self.supports_masking = mask_zero
         self.autocast = False
-        # The rows are on CPUs: a function that XLA compiles for a GPU cannot reach them.
+        # The rows are on CPUs, which a function that XLA compiles for a GPU cannot reach.
         self.supports_jit = False
-        # Now: if the first call were traced, the model would create a variable with values.
+        # The layer is built here. If a traced first call built it, the model would create a variable with values.
         self.build()
 
     def build(self, input_shape: Any = None) -> None:  # noqa: ARG002  # Keras'
         """Adds the table's variable to the layer."""
         table = self.table
         variable: Any = table.variable
-        # The same for all layers: a model has it once.
+        # All layers of a table share one Keras variable, so that a model has the variable once.
         if not hasattr(variable, "keras_variable"):
-            # Keras can use an existing variable only by creating it. Not called while traced.
+            # Keras takes an existing variable only from a variable creator. This code never runs while tracing.
             with tf.variable_creator_scope(lambda *_, **__: variable):
                 shape, name = (table.capacity, table.dim), table.name.replace("/", "_")
                 variable.keras_variable = keras.Variable("zeros", shape, variable.dtype.name, name=name)
-            # For `export`.
+            # `export` finds the table by this attribute.
             variable.keras_variable.table = table
         self.rows = variable.keras_variable
         self.built = True
 
     def call(self, keys: Any, weights: Any = None, training: bool | None = None) -> Any:
-        """Returns the rows of the keys, or of each group of keys; in the layer's compute dtype.
+        """Returns a row for each key, or with a combiner for each group of keys, in the layer's compute dtype.
 
         Returns:
-          Without a combiner, a tensor of the shape of the keys with a further dimension, or a `tf.RaggedTensor` of the
-          same row lengths. With one, the last dimension of the keys is replaced.
+          Without a combiner, a tensor of the shape of the keys and one more dimension, or a `tf.RaggedTensor` with the
+          row lengths of the keys. With a combiner, the last dimension of the keys is replaced.
 
         Raises:
           TypeError: the keys are neither integers nor strings.
-          ValueError: sparse keys without a combiner, or weights without one.
+          ValueError: the layer has no combiner, and the keys are sparse or have weights.
         """
         if not isinstance(keys, (tf.RaggedTensor, tf.SparseTensor)):
             keys = tf.convert_to_tensor(keys)
@@ -156,13 +156,13 @@ class Embedding(keras.layers.Layer):
         return tf.cast(rows, self.compute_dtype)
 
     def compute_mask(self, keys: Any, previous_mask: Any = None) -> Any:  # noqa: ARG002  # Keras'
-        """Returns which keys are not padding; None if there is no padding, or a combiner leaves it out."""
+        """Returns which keys are not padding, or None if there is no padding or a combiner leaves the padding out."""
         if not self.mask_zero or self.combiner is not None or isinstance(keys, (tf.RaggedTensor, tf.SparseTensor)):
             return None
         return self._is_key(keys) if tf.is_tensor(keys) else keras.ops.not_equal(keys, 0)
 
     def compute_output_shape(self, keys_shape: Any) -> tuple[int | None, ...]:
-        """Returns the shape of the rows for keys of a shape."""
+        """Returns the shape of the result for keys of the shape `keys_shape`."""
         return (*(keys_shape if self.combiner is None else keys_shape[:-1]), self.table.dim)
 
     def compute_output_spec(self, keys: Any, weights: Any = None, training: Any = None) -> Any:  # noqa: ARG002  # Keras'
@@ -172,13 +172,13 @@ class Embedding(keras.layers.Layer):
         return keras.KerasTensor(self.compute_output_shape(keys.shape), self.compute_dtype, ragged=ragged)
 
     def save_own_variables(self, store: Any) -> None:
-        """Saves nothing: the rows are in checkpoints."""
+        """Saves nothing, because checkpoints contain the rows."""
 
     def load_own_variables(self, store: Any) -> None:
         """Loads nothing."""
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments that create an equal layer, with the table's name."""
+        """Returns the arguments that create an equal layer, with the table's name in place of the table."""
         own = {"table": self.table.name, "combiner": self.combiner, "mask_zero": self.mask_zero}
         return {**super().get_config(), **own}
 
@@ -187,7 +187,7 @@ class Embedding(keras.layers.Layer):
         """Creates a layer for the table that `custom_objects` has under the name in the config.
 
         Raises:
-          ValueError: there is none.
+          ValueError: `custom_objects` has no table of this name.
         """
         name = config["table"]
         table = keras.saving.get_registered_object(name) if isinstance(name, str) else name

@@ -12,31 +12,31 @@ from coordinator.ps_strategy.keras.internals.optimizers import variable_of
 
 @keras.saving.register_keras_serializable("coordinator")
 class RowwiseAdagrad(keras.optimizers.Optimizer):
-    """Divides the gradient of each row by the root of the sum of the mean squares of this row's gradients.
+    """An Adagrad optimizer whose accumulator of a row is the sum of the mean squares of the row's gradients.
 
         accumulator[i] += mean(gradient[i] ** 2)
         variable[i]    -= learning_rate * gradient[i] / (sqrt(accumulator[i]) + epsilon)
 
-    Its state is one number for each row, where Adagrad's is as large as the table and Adam's is twice that. All but the
-    first dimension belong to the row; an element of a vector is a row, and so is a scalar. (Naumov et al., "Deep
-    Learning Recommendation Model", arXiv 1906.00091; defaults as in TorchRec's `RowWiseAdagrad`.)
+    The state is one number for each row. Adagrad's state is as large as the table, and Adam's is twice as large. The
+    first dimension of a variable numbers the rows. In a vector, each element is a row. A scalar is one row. (Naumov et
+    al., "Deep Learning Recommendation Model", arXiv 1906.00091; defaults as in TorchRec's `RowWiseAdagrad`.)
 
-    A sparse gradient (`tf.IndexedSlices`) of a variable on a parameter server changes only its rows; rows of the same
-    index are summed first. A dense gradient changes all rows by the same formula.
+    A sparse gradient (`tf.IndexedSlices`) of a variable on a parameter server changes only the rows in the gradient.
+    Gradient rows of the same index are summed first. A dense gradient changes all rows by the same formula.
 
     Args:
       learning_rate: a float, a `keras.optimizers.schedules.LearningRateSchedule`, or a function without arguments.
       initial_accumulator_value: the first value of accumulators, at least 0.
-      epsilon: added to the root; positive.
+      epsilon: a positive number that is added to the root.
       name: the name of the optimizer.
       options: `weight_decay`, `clipnorm`, `clipvalue`, `global_clipnorm`, `use_ema`, `ema_momentum`,
         `ema_overwrite_frequency`, `loss_scale_factor`, `gradient_accumulation_steps`: see `keras.optimizers.Optimizer`.
 
     Raises:
-      ValueError: `initial_accumulator_value` is negative, or `epsilon` not positive.
+      ValueError: `initial_accumulator_value` is negative, or `epsilon` is not positive.
     """
 
-    # For the strategy: the optimizer's effect on a row depends only on this row.
+    # Tells the strategy that the optimizer's effect on a row depends only on this row.
     updates_rows = True
 
     def __init__(
@@ -56,7 +56,7 @@ class RowwiseAdagrad(keras.optimizers.Optimizer):
         self.epsilon = epsilon
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Creates an accumulator for each variable, on its server: a vector with one number per row."""
+        """Creates an accumulator for each variable, on the variable's server: a vector with one number per row."""
         if self.built:
             return
         super().build(variables)
@@ -70,7 +70,7 @@ class RowwiseAdagrad(keras.optimizers.Optimizer):
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Updates a variable, or rows of it, with a dense gradient."""
         rate = ops.cast(learning_rate, variable.dtype)
-        # With `Options(sparse_updates="dense")`, or without a strategy, it may be `tf.IndexedSlices`.
+        # With `Options(sparse_updates="dense")`, or without a strategy, `gradient` may be `tf.IndexedSlices`.
         gradient = tf.convert_to_tensor(ops.cast(gradient, variable.dtype))
         accumulator = self._accumulators[self._get_variable_index(variable)]
         in_a_row = tuple(range(1, len(gradient.shape)))

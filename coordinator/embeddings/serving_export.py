@@ -1,9 +1,9 @@
-"""SavedModels of models with tables, for TensorFlow Serving, and small ones with only the changes since.
+"""Exports models with tables as SavedModels for TensorFlow Serving, and as deltas with only the changes.
 
-saved_model.pb, variables/               the model; what is small goes through the client
+saved_model.pb, variables/               the model; its small variables go through the client
 assets/table_0.index, .data-...          keys and rows of a table
-assets/table_0_changes.index, .data-...  in a delta: the changes since; looked at first
-assets.extra/coordinator.json            what `export_delta` needs to know of them
+assets/table_0_changes.index, .data-...  in a delta: the changes since the former export, which are looked up first
+assets.extra/coordinator.json            the record of the files that `export_delta` needs
 
 Each parameter server writes its keys and rows of a table, in blocks:
 
@@ -11,11 +11,11 @@ Each parameter server writes its keys and rows of a table, in blocks:
                 blocks of at most 16 MB: keys, rows                 |--> one checkpoint: `keys` [n], `rows` [n + 1, dim]
     server 1: the following part                                  --+      sorted, since servers have ranges of hashes
 
-The last row is the default, without a key. No row passes the client, and no row number leaves a server: a block's rows
-are looked up when it is written. Training may go on. Each row is of one moment, blocks are of different ones, and a key
-that was evicted after its block was chosen is written with the default.
+The last row is the default and has no key. Rows do not pass through the client. Row numbers do not leave a server,
+because the server looks up the rows of a block when it writes the block. If training goes on, each row is consistent,
+but blocks are of different times. If a key is evicted after its block was chosen, it is written with the default.
 
-Rows of float16 are stored as int16: TensorFlow cannot read float16 in pieces.
+Rows of float16 are stored as int16, because TensorFlow cannot read slices of float16 tensors.
 """
 
 import contextlib
@@ -55,23 +55,23 @@ _KEYS = tf.TensorSpec([None], tf.int64)
 def export(model: keras.Model, path: str | os.PathLike[str], dtype: Any = None, *, serve: Any = None) -> None:
     """Writes a SavedModel of a model with its tables, with the signature `serving_default`.
 
-    It has plain operations only: TensorFlow Serving and `tf.saved_model.load` take it without this library. Keys
-    without a row get the table's default. Each parameter server writes its rows in blocks; they do not pass the client.
-    If training goes on, rows are of different moments.
+    The SavedModel has only operations of TensorFlow, so that TensorFlow Serving and `tf.saved_model.load` load it
+    without this library. Keys without a row get the table's default. Each parameter server writes its rows in blocks,
+    which do not pass through the client. If training goes on, blocks have rows of different times.
 
     Args:
       model: a model with `Embedding` layers, in the form for prediction.
-      path: a folder that does not exist; it appears when all is written. Until then, all is in a folder next to it with
-        a new name that ends in `.part`. The client and all parameter servers must be able to write there. For
-        TensorFlow Serving, its name must be a number, the version.
-      dtype: of the rows in the files and in the server's memory: float32, or float16 for half the size. Look-ups return
-        float32 either way.
-      serve: a `tf.function` with an input signature to export instead of the model's call; for models that are neither
-        functional nor `Sequential`, or have ragged or sparse inputs. It takes tensors, calls the model and returns
-        tensors.
+      path: a folder that does not exist. The files are written to a new folder next to `path`, whose name ends in
+        `.part` and which is renamed at the end. The client and all parameter servers must be able to write there. For
+        TensorFlow Serving, the name of the folder must be the version number.
+      dtype: the dtype of the rows in the files and in the serving memory: float32, or float16 for half the size.
+        Look-ups always return float32.
+      serve: a `tf.function` with an input signature, which takes tensors, calls the model and returns tensors. `serve`
+        is exported instead of the model's call. Models that are neither functional nor `Sequential`, or have ragged or
+        sparse inputs, need this argument.
 
     Raises:
-      RuntimeError: it is called inside a strategy's scope.
+      RuntimeError: `export` is called inside a strategy's scope.
       ValueError: an argument is wrong, or the model has no table.
       FileExistsError: `path` exists.
     """
@@ -84,31 +84,31 @@ def export(model: keras.Model, path: str | os.PathLike[str], dtype: Any = None, 
 def export_delta(
     model: keras.Model, path: str | os.PathLike[str], base: str | os.PathLike[str], *, serve: Any = None
 ) -> None:
-    """Writes a SavedModel with the files of a former export, and new files only for the changes since.
+    """Writes a SavedModel with the files of a former export, and new files only for the changes since that export.
 
-    It is a whole model: load it as any other. New in it are the keys that have got a row or a gradient since, the keys
-    that lost their row, which get the default, and all other variables. The files of the former export are hard links,
-    or copies on file systems without them. To send it to a server that has the former export, send only the new files:
-    `rsync --archive --link-dest=../1 2/ server:/models/ads/2/`.
+    The SavedModel is complete, and is loaded as any other. The new files have the keys that have got a row or a
+    gradient, the keys that have lost their row, which get the default, and all other variables. The files of the former
+    export are hard links, or copies on file systems without hard links. To update a server that has the former export,
+    send only the new files: `rsync --archive --link-dest=../1 2/ server:/models/ads/2/`.
 
     Args:
-      model: as for `export`.
-      path: as for `export`.
-      base: the path of an `export` of the same tables, written since they were last created or restored.
-      serve: as for `export`.
+      model: see `export`.
+      path: see `export`.
+      base: the path of an `export` of the same tables, written after the tables were last created or restored.
+      serve: see `export`.
 
     Raises:
-      RuntimeError, FileExistsError: as `export`.
-      ValueError: an argument is wrong, or `base` is no such export.
+      RuntimeError, FileExistsError: see `export`.
+      ValueError: an argument is wrong, or `base` is not such an export.
     """
     _export(model, path, None, serve, checkpoint_path(base))
 
 
 @dataclasses.dataclass(frozen=True)
 class Written:
-    """The content of a table's files: the number of keys, and the `CLOCK` before they were read, of each server.
+    """The content of a table's files: for each server, the number of keys, and the `CLOCK` before they were read.
 
-    `history` is of the table, see `Table`; empty in files of a version without it.
+    `history` is `Table.history`, or empty in files of a release without histories.
     """
 
     sizes: list[int]
@@ -117,11 +117,11 @@ class Written:
 
 
 def write_rows(table: Table, prefix: str, dtype: tf.DType, base: tuple[str, Written] | None = None) -> Written:
-    """Writes the keys of a table that have rows, and these rows, as a dtype of `_DTYPES`; called on the client.
+    """Writes all keys and rows of a table, with a dtype of `_DTYPES`. Called on the client.
 
-    All parameter servers must be able to write in the folder of the files' `prefix`, which exists. `base` is the prefix
-    of former files, and their content. The new files then have only keys with a row or gradient since, and with the
-    default the keys of the former files that have lost their row.
+    The folder of the files' `prefix` must exist, and all parameter servers must be able to write there. `base` is the
+    prefix of former files, and their content. The new files then have only the keys that have got a row or gradient
+    after the former files, and keys of the former files that have lost their row, with the default.
     """
     history = table.history
     shards = [_ShardRows(shard, dtype) for shard in table.shards]
@@ -153,7 +153,7 @@ def write_rows(table: Table, prefix: str, dtype: tf.DType, base: tuple[str, Writ
 
 
 class _ShardRows:
-    """Writes the rows of one server. Keys stay there, sorted by hash, each once; methods also return their number."""
+    """Writes the rows of one server. Methods return unique keys on the server, sorted by hash, and their number."""
 
     def __init__(self, shard: TableShard, dtype: tf.DType) -> None:
         self._shard = shard
@@ -176,7 +176,7 @@ class _ShardRows:
         shard = self._shard
 
         def read(first: Any) -> Any:
-            # Under the mutex: keys and stamps are of the same rows.
+            # The mutex makes keys and stamps belong to the same rows.
             with shard.mutex.hold([first]):
                 numbers = tf.range(first, tf.minimum(first + SLICE, shard.counts.sparse_read(Count.USED)))
                 is_changed = shard.stamp.sparse_read(numbers) >= since
@@ -185,7 +185,7 @@ class _ShardRows:
         return _sorted(_collected(read, shard.counts.sparse_read(Count.USED)))
 
     def _with_removed(self, keys: Any, prefix: Any, start: Any, size: Any, total: Any) -> tuple[Any, Any]:
-        """Adds keys of former files that have lost their row. The server has `size` of `total`, from `start`."""
+        """Adds keys of former files that have lost their row. The server has `size` of `total` keys, from `start`."""
         shard = self._shard
 
         def read(first: Any) -> Any:
@@ -200,7 +200,7 @@ class _ShardRows:
         return _sorted(tf.concat([keys, _collected(read, size)], 0))
 
     def write(self, keys: Any, size: int, first: int, total: int, prefix: str) -> list[str]:
-        """Writes `size` keys of `total` and their rows in blocks, from the position `first`; returns file prefixes."""
+        """Writes `size` of `total` keys and their rows in blocks, from position `first`. Returns the file prefixes."""
         dim = self._shard.dim
         block = max(1, _BLOCK_BYTES // (dim * 4 + 8))
         prefixes: list[str] = []
@@ -210,7 +210,7 @@ class _ShardRows:
             keys_slice = f"{total} {first + begin},{length}"
             rows_slice = f"{total + 1} {dim} {first + begin},{length}:-"
             written = self._write_block(keys, begin, length, prefixes[-1], keys_slice, rows_slice)
-            # The call may return before it has finished.
+            # The call may return before the server has written the block.
             written.numpy()
         return prefixes
 
@@ -283,12 +283,12 @@ class _Rows(tf.Module):
         super().__init__("rows")
         self._positions = tf.Variable(tf.zeros([0], tf.int64), shape=[None], trainable=False)
         self._rows = tf.Variable(tf.zeros([0, dim], dtype), shape=[None, dim], trainable=False)
-        # Attributes of a module: TensorFlow copies the file, and finds it where the SavedModel is loaded.
+        # The asset is an attribute of a module, so that TensorFlow copies the file, and finds the copy after loading.
         self._index = tf.saved_model.Asset(index)
         self._loader = _Loader(self._index, self._positions, self._rows)
 
     def find(self, positions: Any) -> tuple[Any, Any]:
-        """Returns which keys are there, by `hash_position`, and their rows or the default."""
+        """Returns which keys, given by `hash_position`, are in this part, and the rows of the keys or the default."""
         known = self._positions.read_value()
         # The last position has no key.
         end = tf.size(known, tf.int64) - 1
@@ -305,7 +305,7 @@ class _Loader(tf.saved_model.experimental.TrackableResource):
         self._index, self._positions, self._rows = index, positions, rows
 
     def _create_resource(self) -> Any:
-        # Required, but not used.
+        # TensorFlow requires a resource, which is not used.
         return tf.raw_ops.MutableHashTableV2(key_dtype=tf.int64, value_dtype=tf.int64)
 
     def _initialize(self) -> None:
@@ -317,7 +317,7 @@ class _Loader(tf.saved_model.experimental.TrackableResource):
             shape_and_slices=["", ""],
             dtypes=[tf.int64, _stored_dtype(dtype)],
         )
-        # The last position is not less than any other: every look-up finds one.
+        # The last position is the largest, so that every look-up finds a position.
         positions = tf.concat([hash_position(tf.ensure_shape(keys, [None])), [tf.int64.max]], 0)
         self._positions.assign(positions, read_value=False)
         self._rows.assign(tf.ensure_shape(tf.bitcast(rows, dtype), self._rows.shape), read_value=False)
@@ -336,7 +336,7 @@ def _export(model: keras.Model, path: str | os.PathLike[str], dtype: Any, serve:
     former: Mapping[str, Written] | None = None
     if base is not None:
         dtype, former = _read_record(base, tables)
-    # A new name: an existing folder may belong to another program.
+    # The folder has a new name, because an existing folder may belong to another program.
     folder = f"{path}.{secrets.token_hex(8)}.part"
     tf.io.gfile.makedirs(folder)
     try:
@@ -356,7 +356,7 @@ def _export(model: keras.Model, path: str | os.PathLike[str], dtype: Any, serve:
 
 
 def _read_record(path: str, tables: Sequence[Table]) -> tuple[tf.DType, dict[str, Written]]:
-    """Returns the dtype and the tables' files, by name, of a former export; ValueError if it is no base for a delta."""
+    """Returns the dtype and each table's `Written` of a former export. Raises ValueError if it cannot be a base."""
     try:
         with tf.io.gfile.GFile(os.path.join(path, _RECORD)) as file:
             content = json.load(file)
@@ -381,7 +381,7 @@ def _read_record(path: str, tables: Sequence[Table]) -> tuple[tf.DType, dict[str
 def _write_tables(
     tables: Sequence[Table], dtype: Any, folder: str, former: Mapping[str, Written] | None, base: str | None
 ) -> tuple[dict[Table, "ServedTable"], dict[str, Any]]:
-    """Writes keys and rows; returns each table's `ServedTable`, and what a whole export has written."""
+    """Writes keys and rows. Returns the `ServedTable` of each table, and for a whole export each table's `Written`."""
     files = os.path.join(folder, _FILES)
     tf.io.gfile.makedirs(files)
     served, written = {}, {}
@@ -429,7 +429,7 @@ def _serving_function(model: keras.Model, serve: Any) -> Any:
 
 
 def _lookup_in(thread: int, served: ServedTable, lookup: Callable[..., Any], keys: Any, training: bool = False) -> Any:
-    """Looks up keys in the exported table on one thread; steps that other threads trace use the table itself."""
+    """Looks up keys in the exported table on one thread. Steps that other threads trace use the table itself."""
     return served.lookup(keys) if threading.get_ident() == thread else lookup(keys, training)
 
 
@@ -442,7 +442,7 @@ def _save_model(model: keras.Model, function: Any, served: dict[Table, ServedTab
         for table, exported in served.items():
             lookup = functools.partial(_lookup_in, threading.get_ident(), exported, table.lookup)
             stack.enter_context(attribute_replaced(table, "lookup", lookup))
-        # TensorFlow traces functions again while it saves.
+        # `tf.saved_model.save` traces functions again, so the look-ups stay replaced.
         tf.saved_model.save(module, folder, signatures=function.get_concrete_function())
 
 

@@ -1,4 +1,4 @@
-"""A table whose rows appear as keys are first trained on, spread over all parameter servers.
+"""A growing table, sharded over the parameter servers: `table_shard.py` has the rows, one for each key trained on.
 
 worker                                   each parameter server
 table.lookup(keys)     -->  its keys     finds their rows, and creates rows for new keys     TableShard
@@ -52,12 +52,12 @@ from coordinator.ps_strategy.tensorflow_internals.replicas import alone
 from coordinator.ps_strategy.tensorflow_internals.unstored_variable import TableVariable
 
 _NUMBERS = itertools.count()
-# For tables without a strategy: the replacements that a strategy makes while it is open. Until the process ends.
+# The replacements that a strategy makes while it is open. Tables without a strategy keep them until the process ends.
 _REPLACED = contextlib.ExitStack()
 # The name of a delta's tensors.
 _DELTA = "delta"
 _GIGABYTE = 1e9
-# The counters of all servers whose sum `TableStatistics` has.
+# The counters whose sums over all servers are in `TableStatistics`.
 _SUMMED = ("waiting", "admitted", "evicted", "refused", "dropped")
 
 
@@ -66,13 +66,13 @@ class TableStatistics:
     """Counters of a table since it was created.
 
     Attributes:
-      capacity: the greatest number of rows.
+      capacity: the maximum number of rows.
       size: the number of keys that have a row: `admitted - evicted`.
       waiting: the number of keys that wait to be admitted.
       admitted: how many rows were given to keys; a key that returns after its eviction counts again.
       evicted: how many rows were removed, or left out of a restored checkpoint because there was no room.
-      refused: how many keys got no row because the table was full; a key counts each time.
-      dropped: how many rows of gradients had a key without a row, and changed nothing.
+      refused: how many keys got no row because the table was full; a key counts at each look-up.
+      dropped: how many rows of gradients were dropped because their key had no row.
       steps: the number of calls of `apply_gradients`.
       bytes: the memory of the rows in use on the servers, with keys and slots, without the index.
     """
@@ -91,40 +91,40 @@ class TableStatistics:
 class Table(SelfSaving):
     """An embedding table with a row for each key that was trained on.
 
-    Created in `strategy.scope()`, it is on the parameter servers. In a process without a strategy it is in that
-    process, and reads and writes the same checkpoints: for prediction, sidecar evaluation, notebooks and tests.
+    A table that is created in `strategy.scope()` is on the parameter servers. In a process without a strategy, a table
+    is local, for prediction, sidecar evaluation, notebooks and tests. All tables read and write the same checkpoints.
 
     Args:
-      name: for messages and variables.
+      name: the name of the table in messages, and of its variables.
       dim: the length of a row.
-      capacity: the greatest number of rows. Each parameter server has the keys of an equal part of all hash values, and
-        its share of the rows. Rows take memory when they are first used. The index takes it from the beginning: about
-        42 bytes for each row of the capacity (twice as much with `MinCount(2)` or more).
-      optimizer: changes the rows that a gradient has: an elementwise optimizer of Keras 3, `RowwiseAdagrad`, or a
-        function `(rows, gradient)` that calls `rows.assign_sub`, `assign_add` or `assign`, such as
+      capacity: the maximum number of rows. Each parameter server has an equal share of the hash values of keys, and of
+        the rows. A row takes memory when it is first used. The index takes memory from the beginning, about 42 bytes
+        for each row of the capacity (twice as much with `MinCount(2)` or more).
+      optimizer: an elementwise optimizer of Keras 3, `RowwiseAdagrad`, or a function `(rows, gradient)` that changes
+        the rows in a gradient by `rows.assign_sub`, `assign_add` or `assign`, such as
         `lambda rows, gradient: rows.assign_sub(0.1 * gradient)`. An optimizer is copied.
       initializer: a function `(keys, dim)` that returns the first rows of keys, float32 [n, dim], as `Uniform`,
         `Normal` and `Constant` do.
       admission: `MinCount` or `Probability`; None gives a row to each key when it is first looked up in training.
-      eviction: `OlderThan` or `SmallerThan`, or several: which rows `evict()` removes.
-      when_full: what new keys get when there is no room. "error" raises `tf.errors.InvalidArgumentError` in the step;
-        "default_row" gives them the default, and no row; "evict_oldest" removes, of the next 2,000 rows or more (not of
-        all), the rows that have had no gradient for longest. If a restored checkpoint has too many rows, "error"
-        raises; otherwise the rows with the oldest gradients are left out, with a warning.
-      default: each number of the row that keys without a row get.
+      eviction: `OlderThan` or `SmallerThan`, or several of them, which select the rows that `evict()` removes.
+      when_full: what happens if there is no room for a new key. "error" raises `tf.errors.InvalidArgumentError` in the
+        step. "default_row" gives the key the default, and no row. "evict_oldest" searches the next 2,000 rows or more,
+        not all rows, and removes the rows that have had no gradient for longest. If a restored checkpoint has too many
+        rows, "error" raises. Otherwise, the rows with the oldest gradients are left out, with a warning.
+      default: the value of each number in the row that a key without a row gets.
 
     Raises:
-      RuntimeError: a strategy is open, and it is not created in its scope.
+      RuntimeError: a strategy is open, and the table is not created in the strategy's scope.
       TypeError, ValueError: an argument is wrong, or the table does not fit the memory of a server.
 
     Attributes:
-      name, dim, capacity, default: as given.
-      variable: stands for all rows in `tape.gradient`: a `tf.Variable` of shape [capacity, dim] without a value. Its
-        gradients are `tf.IndexedSlices` with keys as indices.
-      shards: the parts of the table, by parameter server.
+      name, dim, capacity, default: the arguments of these names.
+      variable: a `tf.Variable` of shape [capacity, dim] without a value, which represents all rows in `tape.gradient`.
+        The gradients of the variable are `tf.IndexedSlices` with keys as indices.
+      shards: the shards of the table, one for each parameter server.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 - each is one decision of the user's
+    def __init__(  # noqa: PLR0913, PLR0917 - each argument is one decision of the user
         self,
         name: str,
         dim: int,
@@ -159,7 +159,7 @@ class Table(SelfSaving):
         self.shards = tuple(
             TableShard(self._settings, device, part, number) for device, part in zip(devices, parts, strict=True)
         )
-        # Optimizers that use them keep them alive.
+        # The optimizers that use accumulated gradients keep them alive.
         self._accumulating: weakref.WeakSet[AccumulatedGradient] = weakref.WeakSet()
         self._checkpoint = TableCheckpoint(name, self.shards, self._discard_accumulated)
         if self._services is not None:
@@ -168,12 +168,12 @@ class Table(SelfSaving):
 
     @property
     def history(self) -> str:
-        """Identifies the origin of the content: another text after each restore and recovery."""
+        """A text that identifies the origin of the content, and changes with each restore and recovery."""
         return self._checkpoint.history
 
     @property
     def learning_rate(self) -> float | None:
-        """The optimizer's learning rate, which can be set; None if a schedule or function gives it."""
+        """The optimizer's learning rate, which can be set, or None if a schedule or function gives the rate."""
         rate = self.shards[0].rate
         return None if rate is None else float(rate.numpy())
 
@@ -190,20 +190,20 @@ class Table(SelfSaving):
 
         Args:
           keys: integers or strings of any shape.
-          training: True gives rows to new keys, or counts them, as `admission` says. Otherwise nothing changes, and
-            keys without a row get the default.
+          training: if True, new keys get rows or are counted, as `admission` says. If False, the table does not change,
+            and keys without a row get the default.
 
         Returns:
-          float32, of the shape of `keys` and one more dimension.
+          A float32 tensor of the shape of `keys` and one more dimension.
 
         Raises:
-          TypeError: the keys are of another type.
+          TypeError: the keys are neither integers nor strings.
         """
         keys = as_integers(keys)
         flat = tf.reshape(keys, [-1])
         unique, positions = tf.unique(flat)
         parts, places = divided = self._divided(unique)
-        # For `apply_gradients`: the keys of the gradient are this tensor.
+        # `apply_gradients` reads this attribute, because the keys of the gradient are the tensor `unique`.
         unique.divided = divided
         with alone():
             of_parts = [shard.lookup(part, training=training) for shard, part in zip(self.shards, parts, strict=True)]
@@ -218,16 +218,16 @@ class Table(SelfSaving):
 
     @tf.autograph.experimental.do_not_convert
     def apply_gradients(self, gradient: tf.IndexedSlices) -> None:
-        """Updates the rows of a gradient, where they are, with the table's optimizer.
+        """Updates the rows in a gradient on their servers, with the table's optimizer.
 
-        Rows of the same key are summed first. Gradients of keys without a row are dropped. Additions of concurrent
-        steps are not lost; each update of a server's rows is whole before the next one.
+        Gradient rows of the same key are summed first. Gradients of keys without a row are dropped. Additions of
+        concurrent steps are not lost, because a server completes each update of its rows before the next update.
 
         Args:
-          gradient: what `tape.gradient` returns for `variable`: `tf.IndexedSlices` with keys as indices.
+          gradient: the `tf.IndexedSlices` that `tape.gradient` returns for `variable`, with keys as indices.
 
         Raises:
-          TypeError: it is something else.
+          TypeError: `gradient` is something else.
         """
         if not isinstance(gradient, tf.IndexedSlices):
             raise TypeError(
@@ -257,10 +257,10 @@ class Table(SelfSaving):
         return self.statistics().size
 
     def evict(self) -> int:
-        """Removes the rows that `eviction` names, and returns how many; called on the client.
+        """Removes the rows that `eviction` selects, and returns their number. Must be called on the client.
 
-        Training goes on: rows are removed in small portions. A removed key gets its initial row when it is admitted
-        again.
+        Rows are removed in small portions, so that training goes on. When a removed key is admitted again, the key gets
+        its initial row.
 
         Raises:
           ValueError: the table was created without `eviction`.
@@ -299,17 +299,17 @@ class Table(SelfSaving):
         )
 
     def save_delta(self, path: str) -> None:
-        """Writes the changes since the table was last saved or restored, or since its last delta; called on the client.
+        """Writes the changes since the table's last save, restore or delta. Must be called on the client.
 
-        A delta has the rows that had a gradient or were given to a key since, and the keys that were evicted since.
-        A `tf.train.Checkpoint` saves the whole table.
+        A delta has the rows that have had a gradient or were given to a key since then, and the keys that were evicted
+        since then. A `tf.train.Checkpoint` saves the whole table.
 
         Args:
-          path: the prefix of the files, as of `tf.train.Checkpoint.write`.
+          path: the prefix of the files, as in `tf.train.Checkpoint.write`.
 
         Raises:
-          ValueError: it was not saved or restored before, or not since a recovery has emptied it; it had no room for
-            some restored rows; or more keys than it has rows were evicted since.
+          ValueError: the table was not saved or restored before, or not since a recovery has emptied it; the table had
+            no room for some restored rows; or more keys were evicted since then than the table has rows.
           StrategyClosedError: the strategy is closed.
           tf.errors.OpError: a server does not answer, or the files cannot be written.
         """
@@ -320,17 +320,17 @@ class Table(SelfSaving):
         saved.finish()
 
     def restore_delta(self, path: str) -> None:
-        """Changes the table by a delta, which must be the next one after what was restored last.
+        """Applies a delta, which must be the next delta after the checkpoint or delta that was restored last.
 
-        Restore the checkpoint first, then its deltas in order. The table is then as at the last delta.
+        Restore the checkpoint first, then its deltas in order. The table then has its state at the last delta.
 
         Args:
           path: the path that `save_delta` was given.
 
         Raises:
-          ValueError: it is not the next delta, or of a table with other rows or slots.
+          ValueError: the delta is not the next one, or is of a table with other rows or slots.
           StrategyClosedError: the strategy is closed.
-          tf.errors.OpError: it cannot be read, or a server does not answer.
+          tf.errors.OpError: the delta cannot be read, or a server does not answer.
         """
         self._refuse_closed("restore_delta")
         self._checkpoint.read(_DELTA, checkpoint_path(path), delta=True)
@@ -340,11 +340,11 @@ class Table(SelfSaving):
         return self._checkpoint.write(name, prefix)
 
     def read_from_checkpoint(self, name: str, path: str) -> None:
-        """Restores the table from a checkpoint, of any number of servers; see `SelfSaving`."""
+        """Restores the table from a checkpoint of any number of servers; see `SelfSaving`."""
         self._checkpoint.read(name, path)
 
     def _divided(self, keys: Any) -> tuple[Sequence[Any], Sequence[Any]]:
-        """Returns the keys of each server, and their places among all."""
+        """Returns the keys of each server, and the places of these keys in `keys`."""
         servers = len(self.shards)
         if servers == 1:
             return [keys], [tf.range(tf.size(keys))]
@@ -364,22 +364,22 @@ class Table(SelfSaving):
 
 
 class AccumulatedGradient:
-    """Gradients of a table that an optimizer accumulates over steps. They are in no checkpoint.
+    """Gradients of a table that an optimizer accumulates over steps. Checkpoints do not contain them.
 
-    Each server keeps keys and rows, one gradient after the other, under the mutex of its shard. Like the mutex, the
-    resources are looked up by name at each use, so they exist, empty, on a restarted server too. A
-    `tf.Variable` must have a known shape: a worker that is given a handle of another one dies (`Check failed` in
+    Each server appends the keys and rows of gradients under the mutex of its shard. Like the mutex, the resources are
+    looked up by name at each use, so that a restarted server has empty resources. A `tf.Variable` is not used, because
+    its shape must be known: a worker that gets a handle of a variable of unknown shape dies (`Check failed` in
     `RemoteMgr::DeserializeRemoteTensorHandle`, TensorFlow 2.21).
     """
 
     def __init__(self, shards: Sequence[TableShard], divided: Callable[[Any], Any], shape: Sequence[int]) -> None:
         self._divided = divided
         self._shape = list(shape)
-        # No other client of the servers has this name.
+        # The name is unique among all clients of the servers.
         self._name = f"coordinator/embeddings/{uuid.uuid4().hex}"
         self._specs = {"keys": tf.TensorSpec([None], tf.int64), "rows": tf.TensorSpec([None, shape[1]], tf.float32)}
         added = [*self._specs.values()]
-        # Each server's device, a function that adds keys and rows, and one that takes all.
+        # For each server: the device, a function that adds keys and rows, and a function that takes all of them.
         self._parts = [
             (
                 shard.device,
@@ -390,7 +390,7 @@ class AccumulatedGradient:
         ]
 
     def add(self, gradient: tf.IndexedSlices) -> None:
-        """Keeps a gradient, whose indices are keys."""
+        """Adds a gradient whose indices are keys."""
         keys, places = self._divided(gradient.indices)
         for (device, append, _), mine, place in zip(self._parts, keys, places, strict=True):
             rows = tf.gather(gradient.values, place)
@@ -398,12 +398,12 @@ class AccumulatedGradient:
                 append(mine, rows)
 
     def take(self) -> tf.IndexedSlices:
-        """Returns the sum of all gradients since the last call; keys may occur several times."""
+        """Returns the sum of all gradients since the last call. Keys may occur several times."""
         keys, rows = zip(*self._take_all(), strict=True)
         return tf.IndexedSlices(tf.concat(rows, 0), tf.concat(keys, 0), tf.constant(self._shape, tf.int64))
 
     def discard(self) -> None:
-        """Drops all gradients since the last `take`; called on the client."""
+        """Drops all gradients since the last `take`. Called on the client."""
         self._take_all()
 
     def _take_all(self) -> list[tuple[Any, Any]]:
@@ -443,10 +443,10 @@ class AccumulatedGradient:
 
 
 def _place_of_scope() -> tuple[Sequence[str], int, Any]:
-    """Returns CPUs for the parts of a new table, a number that no other table there has, and the strategy's services.
+    """Returns the CPU devices for the shards of a new table, a unique table number, and the strategy's services.
 
-    Services are None in a process without a strategy. RuntimeError in the scope of another strategy, or outside of the
-    scope while a strategy is open.
+    The services are None in a process without a strategy. Raises RuntimeError in the scope of another strategy, or
+    outside of the scope of an open strategy.
     """
     strategy: Any = tf.distribute.get_strategy()
     if isinstance(strategy, ParameterServerStrategy):
@@ -460,7 +460,7 @@ def _place_of_scope() -> tuple[Sequence[str], int, Any]:
         )
     number = next(_NUMBERS)
     if number == 0:
-        # It leaves all variables to TensorFlow.
+        # This saver leaves all variables to TensorFlow.
         none: Any = types.SimpleNamespace(
             to_write=lambda *_: (), to_read=lambda *_: (), write=lambda *_: (), read=lambda *_: None
         )
@@ -471,11 +471,11 @@ def _place_of_scope() -> tuple[Sequence[str], int, Any]:
 
 
 def check_fits(table: str, needed: Sequence[int], devices: Sequence[str]) -> None:
-    """Raises ValueError if a table with this many bytes on each server does not fit, before it fills them.
+    """Raises ValueError if a table that needs this many bytes on each server does not fit the servers' memory.
 
-    Linux promises more memory than there is, and kills a process that uses it.
+    Without this check, Linux would let a server allocate more memory than there is, and later kill the server.
     """
-    # Several servers may be on one machine.
+    # Several servers may share the memory of one machine.
     machines: collections.Counter[bytes] = collections.Counter()
     for size, device in zip(needed, devices, strict=True):
         machine = _first_line(device, "/proc/sys/kernel/random/boot_id") or device.encode()
@@ -493,19 +493,19 @@ def check_fits(table: str, needed: Sequence[int], devices: Sequence[str]) -> Non
 
 
 def _number(line: bytes | None, factor: int = 1) -> int | None:
-    """Returns the first number in a line, such as 24 in "MemTotal: 24 kB"; None if there is none, as in "max"."""
+    """Returns the first number in a line, such as 24 in "MemTotal: 24 kB", or None without a number, as in "max"."""
     numbers = [word for word in (line or b"").split() if word.isdigit()]
     return int(numbers[0]) * factor if numbers else None
 
 
 def _first_line(device: str, path: str) -> bytes | None:
-    """Returns the first line of a file on a server's machine, or on this one; None if there is no such file."""
+    """Returns the first line of a file on a server's machine or on this machine, or None if there is no such file."""
     try:
         if not is_on_parameter_server(device):
             with open(path, "rb") as file:
                 return file.readline()
         with tf.device(device):
-            # For a missing file, TensorFlow would log an error that looks like one of the training.
+            # For a missing file, TensorFlow would log an error that looks like an error of the training.
             if not tf.io.matching_files(path).shape[0]:
                 return None
             line: bytes = _read(tf.constant(path)).numpy()
@@ -516,7 +516,7 @@ def _first_line(device: str, path: str) -> bytes | None:
 
 @tf.function(autograph=False, input_signature=[tf.TensorSpec([], tf.string)])
 def _read(path: Any) -> Any:
-    # `tf.io.read_file` would find files of the kernel empty: they have no size.
+    # `tf.io.read_file` would return nothing, because files of the kernel have the size 0.
     types = {"output_types": [tf.string], "output_shapes": [[]]}
     none, one = tf.constant(""), tf.constant(1, tf.int64)
     lines = tf.raw_ops.TextLineDataset(filenames=path, compression_type=none, buffer_size=tf.constant(4096, tf.int64))

@@ -1,14 +1,14 @@
-"""The content of a table in checkpoints, on any number of parameter servers, and in deltas.
+"""The content of a table in checkpoints and deltas, for any number of parameter servers.
 
-    CONTENT                              what there is, as JSON: written and read by the client
+    CONTENT                              a list of the content, as JSON: written and read by the client
     CONTENT/<server>/rows<slice>/<group>/keys, rows, stamps, slots ...     written by the server, slice after slice
     CONTENT/<server>/waiting<slice>/<group>/keys, times                    keys that wait to be admitted
-    CONTENT/<server>/evicted<slice>/<group>/keys                           in a delta: keys evicted since
+    CONTENT/<server>/evicted<slice>/<group>/keys                           in a delta: keys that were evicted
 
-A slice is some rows of a server, of one moment; a group has the keys of 32 buckets. A reading server takes the groups
-of its buckets from their former servers, and keeps its own keys: it reads only its part. Neither the index nor a number
-of a row is in the checkpoint. A delta has the rows with a gradient or a new key since the checkpoint or delta before
-it, and the keys evicted since.
+A slice has rows of one server, which are read at the same time. A group has the keys of 32 buckets. To restore its
+keys, a server reads only the groups of its buckets, from the slices of the servers that had these buckets. Neither the
+index nor row numbers are in the checkpoint. A delta has the rows that got a gradient or a new key since the previous
+checkpoint or delta, and the keys that were evicted since then.
 """
 
 import functools
@@ -32,19 +32,19 @@ _logger = logging.getLogger("coordinator")
 
 _KEYS_IN_SLICE = 2**17
 _GROUPS = 32
-# A server needs a few times this memory for a slice, and steps wait while it copies and writes it.
+# A server needs a few times this memory for a slice. Steps wait while the server copies and writes the slice.
 _SLICE_BYTES = 2**20
 
-# In the order of reading.
+# The kinds of slices, in the order of reading.
 _KINDS = ("evicted", "rows", "waiting")
 
 _NUMBER, _TEXT = tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.string)
 
 
 class _Moment(NamedTuple):
-    """The moment of a checkpoint or delta, with the counts of each server; see `TableCheckpoint` for `history`.
+    """The state of a table at a checkpoint or delta, with the counts of each server; see `TableCheckpoint.history`.
 
-    `is_whole` is False if the table was restored without some of the rows, for lack of room.
+    `is_whole` is False if the table had no room for some of the restored rows.
     """
 
     name: str
@@ -54,11 +54,11 @@ class _Moment(NamedTuple):
 
 
 class TableCheckpoint:
-    """Writes and reads the content of a table; called on the client.
+    """Writes and reads the content of a table. Called on the client.
 
-    `discard_accumulated` forgets gradients that wait for an update, when their rows are replaced. `history` identifies
-    the origin of the content: a new text whenever a restore or a recovery replaces it. Files from before are no base
-    for a delta written after.
+    `discard_accumulated` drops gradients that wait for an update, and is called when the rows are replaced. `history`
+    is a text that identifies the origin of the content, and changes whenever a restore or a recovery replaces the
+    content. Files with another history are not a base for a delta.
     """
 
     def __init__(self, table: str, shards: Sequence[TableShard], discard_accumulated: Callable[[], None]) -> None:
@@ -67,7 +67,7 @@ class TableCheckpoint:
         self._devices = [shard.device for shard in shards]
         self._discard_accumulated = discard_accumulated
         slots = {f"slot {name}": slot.shape.as_list()[1:] for name, slot in shards[0].slots.items()}
-        # For each kind of slice, the shapes of a row's or key's columns, by name.
+        # For each kind of slice, maps the names of its columns to the shape of a row's or key's value.
         self._columns: dict[str, dict[str, list[int]]] = {
             "rows": {"keys": [], "rows": [shards[0].dim], **slots, "stamps": []},
             "waiting": {"keys": [], "times": []},
@@ -75,25 +75,25 @@ class TableCheckpoint:
         }
         numbers_in_row = sum(math.prod(shape) for shape in self._columns["rows"].values())
         self._rows_in_slice = max(1, _SLICE_BYTES // (4 * numbers_in_row))
-        # Traced once each.
+        # Each function is traced once.
         self._save = functools.cache(self._new_save)
         self._load = functools.cache(self._new_load)
-        # The last complete one: its files were merged, or it was read to the end.
+        # The last complete checkpoint or delta, whose files were merged, or which was read to the end.
         self._last: _Moment | None = None
         self.history = uuid.uuid4().hex
 
     def recover(self) -> None:
-        """Forgets gradients, and the last checkpoint unless the recovery has restored it; see `Recovered`."""
+        """Drops accumulated gradients, and changes `history` if the recovery restored nothing; see `Recovered`."""
         self._discard_accumulated()
         if not self._counts()[:, Count.RESTORED].all():
             self.history = uuid.uuid4().hex
 
     def write(self, name: str, prefix: str, *, delta: bool = False) -> SelfSaved:
-        """Writes all, or as a delta the changes since the last checkpoint or delta.
+        """Writes the content, or with `delta` the changes since the last checkpoint or delta.
 
-        The names of tensors begin with `name`, and of files with `prefix`. Raises ValueError if nothing was saved
-        before a delta, or more keys were evicted since than are known; tf.errors.OpError if a server does not answer,
-        or the files cannot be written.
+        The names of tensors begin with `name`, the names of files with `prefix`. Raises ValueError if a delta has no
+        base, or if more keys were evicted since the base than are known. Raises tf.errors.OpError if a server does not
+        answer, or the files cannot be written.
         """
         since = self._valid_last() if delta else None
         if delta and (since is None or not since.is_whole):
@@ -134,10 +134,10 @@ class TableCheckpoint:
         return SelfSaved([*written, f"{prefix}-content"], functools.partial(self._finish, now))
 
     def read(self, name: str, path: str, *, delta: bool = False) -> None:
-        """Replaces the content by the tensors with a name in a checkpoint, or changes it by a delta.
+        """Replaces the content by the tensors in a checkpoint whose names begin with `name`, or applies a delta.
 
-        Raises ValueError if it is of a table with other rows or slots, or no delta to what was restored before;
-        tf.errors.OpError if it cannot be read, a server does not answer, or has no room and may leave no rows out.
+        Raises ValueError if the file is of a table with other rows or slots, or is not the next delta. Raises
+        tf.errors.OpError if the file cannot be read, or a server does not answer or has no room for rows it must keep.
         """
         content, last = self._content(name, path), self._valid_last()
         if delta and content["since"] != (last and last.name):
@@ -155,7 +155,7 @@ class TableCheckpoint:
         self.history = uuid.uuid4().hex
         self._discard_accumulated()
         on_each_server(self._devices, "restore", read_on)
-        # Once more, for writes that have begun in between.
+        # The history changes once more, so that files whose write began in between are not a base for a delta.
         self.history = uuid.uuid4().hex
         missing = sum(left_out)
         is_whole = not missing and (not delta or last is None or last.is_whole)
@@ -170,12 +170,12 @@ class TableCheckpoint:
     def _read_shard(
         self, number: int, name: str, path: str, content: Mapping[str, Any], stopped: threading.Event, *, delta: bool
     ) -> int:
-        """Reads the part of one server; returns how many rows were left out for lack of room."""
+        """Reads the content of one server. Returns how many rows were left out for lack of room."""
         shard, slices = self._shards[number], content["slices"]
-        # Checkpoints without this dtype are older than int64 stamps.
+        # Checkpoints that do not name the dtype of stamps are older than int64 stamps.
         stamps, evicted = tf.as_dtype(content.get("stamps", "int32")), 0
         buckets = np.arange(BUCKETS)
-        # The former servers of this server's buckets.
+        # The servers that had this server's buckets when the checkpoint was written.
         former = np.unique(server_of(buckets[server_of(buckets, len(self._shards)) == number], len(slices))).tolist()
         if not delta:
             shard.reserve()
@@ -183,7 +183,7 @@ class TableCheckpoint:
             if kind == "rows":
                 evicted = int(shard.read_counts()[Count.EVICTED])
             if kind == "waiting" and delta and shard.waiting is not None:
-                # The delta has all waiting keys.
+                # A delta has all waiting keys, so the present waiting keys are forgotten.
                 shard.rebuild()
             for server in former:
                 for index in range(slices[server].get(kind, 0)):
@@ -192,7 +192,7 @@ class TableCheckpoint:
                     self._load(number, kind, stamps)(path, f"{name}/{server}/{kind}{index}")
         saved, present, is_first = np.array(content["counts"]), shard.read_counts().numpy(), number == 0
         left_out = int(present[Count.EVICTED]) - evicted
-        # The first server gets the counts of all that cannot be divided.
+        # The first server gets the sums of counts that cannot be divided among the servers.
         evicted = int(saved[:, Count.EVICTED].sum() * is_first) + left_out
         values = {
             Count.CLOCK: saved[:, Count.CLOCK].max(),
@@ -208,7 +208,7 @@ class TableCheckpoint:
         return left_out
 
     def _new_save(self, number: int, kind: str) -> Any:
-        """Returns a function that writes a slice, with only the rows that have changed since a clock."""
+        """Returns a function that writes a slice with the rows that have changed since a value of `CLOCK`."""
         shard = self._shards[number]
 
         @tf.function(autograph=False, input_signature=[_NUMBER, _NUMBER, _TEXT, _TEXT])
@@ -306,7 +306,7 @@ class TableCheckpoint:
 
 
 def _names(name: Any, groups: Any, columns: Mapping[str, Any]) -> Any:
-    # One operation: a table's first save, and steps with it, wait until its function has been sent to the server.
+    # One operation makes all names: a small function is sent sooner, and the first save and running steps wait for it.
     return tf.strings.join([name, tf.constant([f"/{group}/{column}" for group in groups for column in columns])])
 
 

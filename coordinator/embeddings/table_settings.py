@@ -1,8 +1,8 @@
-"""What a table is created with: its keys, initial rows, admission, eviction and optimizer.
+"""The settings of a table: keys, initial rows, admission, eviction and optimizer.
 
-Initial rows are pure functions of the key. So a key gets the same row in any order of the keys, on any number of
-servers, and again after an eviction. An initializer is a function `(keys, dim)` of TensorFlow operations: it takes
-int64 keys [n] and returns float32 rows [n, dim].
+An initial row is a pure function of its key. A key therefore gets the same row in any order of the keys, on any number
+of servers, and again after an eviction. An initializer is a function `(keys, dim)` of TensorFlow operations, which
+takes int64 keys [n] and returns float32 rows [n, dim].
 """
 
 import dataclasses
@@ -19,21 +19,21 @@ from coordinator.options import check_integer, check_number
 from coordinator.ps_strategy.keras.internals.optimizers import is_optimizer
 from coordinator.ps_strategy.keras.internals.row_updates import RowOptimizer
 
-# Each key belongs to one bucket, for any number of servers. A server has a range of buckets.
+# Each key belongs to one bucket, which does not depend on the number of servers. Each server has a range of buckets.
 BUCKETS = 1024
 _BUCKET_BITS = 10
 
 # The constants of splitmix64 (Steele, Lea, Flood 2014), as signed numbers.
 _MULTIPLIERS = np.int64(-4658895280553007687), np.int64(-7723592293110705685)
 _INCREMENT = np.int64(-7046029254386353131)
-# Arbitrary: other programs hash strings with other keys.
+# An arbitrary key of SipHash. Other programs have other keys.
 _STRING_HASH_KEY = [0x636F6F7264696E61, 0x746F722F6B657973]
 
 
 def as_integers(keys: Any) -> Any:
-    """Returns keys as int64, of the same shape; TypeError if they are neither integers nor strings.
+    """Returns keys as int64, in the same shape. Raises TypeError if the keys are neither integers nor strings.
 
-    Strings are hashed to 63 bits, by SipHash: of n strings, about n * n / 2**64 pairs collide.
+    Strings are hashed to 63 bits by SipHash. Of n strings, about n * n / 2**64 pairs collide.
     """
     keys = tf.convert_to_tensor(keys)
     if keys.dtype == tf.string:
@@ -44,21 +44,21 @@ def as_integers(keys: Any) -> Any:
 
 
 def _mixed(keys: Any) -> Any:
-    """Mixes all bits of each key into the returned number, by splitmix64; int64, of the same shape."""
+    """Returns each key with its bits mixed by splitmix64, as int64 of the same shape."""
     keys = _xor_shift(keys + _INCREMENT, 30) * _MULTIPLIERS[0]
     keys = _xor_shift(keys, 27) * _MULTIPLIERS[1]
     return _xor_shift(keys, 31)
 
 
 def _uniform(keys: Any, columns: int, seed: int) -> Any:
-    """Returns random numbers, float32 [n, columns], that depend only on key, column and seed; above 0 and below 1."""
-    # As splitmix64 draws from the state that a key sets: each number mixes the state after one more increment.
+    """Returns random numbers above 0 and below 1, float32 [n, columns], that depend only on key, column and seed."""
+    # The key sets the state of splitmix64. Each number mixes the state after one more increment.
     start = _mixed(keys + np.int64(seed))
     steps = np.arange(columns, dtype=np.int64)
     with np.errstate(over="ignore"):
         steps = steps * _INCREMENT
     bits = tf.bitcast(_mixed(start[:, tf.newaxis] + steps), tf.uint64)
-    # The 23 highest: with 24, the sum would be rounded.
+    # Only the 23 highest bits are used. With 24 bits, the sum below would be rounded.
     highest = tf.bitwise.right_shift(bits, tf.constant(41, tf.uint64))
     return (tf.cast(tf.bitcast(highest, tf.int64), tf.float32) + 0.5) * 2.0**-23
 
@@ -69,24 +69,24 @@ def bucket_of(keys: Any) -> Any:
 
 
 def hash_position(keys: Any) -> Any:
-    """Returns a different int64 number for each key, in the order of the buckets, and so of the servers."""
+    """Returns a unique int64 number for each key. The numbers are in the order of the keys' buckets and servers."""
     return tf.bitwise.bitwise_xor(_mixed(keys), tf.int64.min)
 
 
 def in_hash_order(keys: Any) -> Any:
-    """Returns the keys [n] sorted by `hash_position`, each once."""
+    """Returns the keys [n] sorted by `hash_position`, without duplicates."""
     keys = tf.gather(keys, tf.argsort(hash_position(keys)))
     is_first = tf.concat([tf.ones([tf.minimum(tf.size(keys), 1)], tf.bool), keys[1:] != keys[:-1]], 0)
     return tf.boolean_mask(keys, is_first)
 
 
 def server_of(buckets: Any, servers: int) -> Any:
-    """Returns the index of the server of each bucket: the first range of buckets is the first server's."""
+    """Returns the server index of each bucket. Each server has a range of buckets, in order."""
     return buckets * servers // BUCKETS
 
 
 def capacities(capacity: int, servers: int) -> list[int]:
-    """Divides a number of rows in proportion to the buckets of each server, rounded up."""
+    """Returns the number of rows of each server, in proportion to the server's buckets and rounded up."""
     owned = np.bincount(np.arange(BUCKETS) * servers // BUCKETS, minlength=servers)
     return [int(-(-capacity * int(buckets) // BUCKETS)) for buckets in owned]
 
@@ -102,13 +102,13 @@ def _xor_shift(numbers: Any, bits: int) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class MinCount:
-    """Admits a key when it is looked up in training for the n-th time.
+    """Admits a key at its n-th look-up in training.
 
-    A look-up counts each of its keys once. The servers keep counts for as many pending keys as the table may have rows,
-    and drop the oldest beyond that.
+    A look-up counts each of its keys once. The servers count at most as many pending keys as the table may have rows,
+    and drop the oldest pending keys beyond this number.
 
     Args:
-      n: at least 1.
+      n: the number of look-ups, at least 1.
     """
 
     n: int
@@ -128,12 +128,12 @@ class MinCount:
 
 @dataclasses.dataclass(frozen=True)
 class Probability:
-    """Admits a key with a probability each time that it is looked up in training.
+    """Admits a key with the probability `p` at each look-up in training.
 
-    Nothing is stored for keys that are not admitted. On average, a key is admitted at the 1/p-th time.
+    Nothing is stored for keys that are not admitted. On average, a key is admitted at its 1/p-th look-up.
 
     Args:
-      p: more than 0, at most 1.
+      p: the probability, above 0 and at most 1.
     """
 
     p: float
@@ -145,7 +145,7 @@ class Probability:
 
     def admits(self, times: Any) -> Any:
         """Returns which keys are admitted; see `MinCount.admits`."""
-        # Without seeds: the steps of a fused call draw different numbers.
+        # The operation has no seed, so that the steps of a fused call draw different numbers.
         return tf.raw_ops.RandomUniform(shape=tf.shape(times), dtype=tf.float32, seed=0, seed2=0) < self.p
 
 
@@ -157,7 +157,7 @@ class OlderThan:
     """Evicts rows that have had no gradient in the last `steps` steps of the table.
 
     Args:
-      steps: calls of `apply_gradients`, of all workers together; at least 1.
+      steps: the number of calls of `apply_gradients` by all workers together, at least 1.
     """
 
     steps: int
@@ -171,7 +171,7 @@ class SmallerThan:
     """Evicts rows whose Euclidean norm is below `norm`.
 
     Args:
-      norm: positive. New rows have the norm that the initializer gives them.
+      norm: the smallest norm that is kept, positive. New rows have the norm that the initializer gives them.
     """
 
     norm: float
@@ -188,8 +188,8 @@ class Uniform:
     """Rows of numbers that are uniformly distributed between -`scale` and `scale`.
 
     Args:
-      scale: positive.
-      seed: another seed gives other rows; an integer of 64 bits.
+      scale: the bound of the numbers, positive.
+      seed: a 64-bit integer. Other seeds give other rows.
     """
 
     scale: float = 0.05
@@ -209,8 +209,8 @@ class Normal:
     """Rows of numbers that are normally distributed around zero.
 
     Args:
-      stddev: the standard deviation; positive.
-      seed: another seed gives other rows; an integer of 64 bits.
+      stddev: the standard deviation, positive.
+      seed: a 64-bit integer. Other seeds give other rows.
     """
 
     stddev: float = 0.05
@@ -223,7 +223,7 @@ class Normal:
     def __call__(self, keys: Any, dim: int) -> Any:
         """Returns the initial rows of keys, float32 [n, dim]."""
         numbers = _uniform(keys, 2 * dim, self.seed)
-        # Box and Muller (1958). No number is 0, so the logarithm is finite.
+        # The transform of Box and Muller (1958). No number is 0, so the logarithm is finite.
         radius = tf.sqrt(-2.0 * tf.math.log(numbers[:, :dim]))
         return radius * tf.cos(2.0 * math.pi * numbers[:, dim:]) * self.stddev
 
@@ -276,7 +276,7 @@ class TableSettings:
 
     @functools.cached_property
     def update(self) -> Any:
-        """A `RowOptimizer`, or an object with its members for a user's function; TypeError or ValueError if neither."""
+        """A `RowOptimizer`, or an object with the same members for a function. Raises TypeError or ValueError."""
         optimizer = self.optimizer
         if is_optimizer(optimizer):
             return RowOptimizer(optimizer, self.dim)

@@ -1,4 +1,4 @@
-"""One parameter server's part of a table: its rows, their keys and slots, and the index that finds the row of a key.
+"""The shard of a table on one parameter server: rows, their keys and slots, and the index that finds the row of a key.
 
     index     key -> number of the row, or -1 - times while the key waits to be admitted; -1 for any other key
     rows      [capacity, dim]      slots  [capacity, ...], one for each of the optimizer's
@@ -7,8 +7,8 @@
     waiting   [capacity], keys that wait to be admitted, as a ring
     evicted   [capacity], the keys that were evicted last, as a ring
 
-The variables are created for the full capacity; memory is used as rows are written, and nothing beyond `used` is read.
-The index is created with all of its buckets: adding some would stop all look-ups for seconds.
+The variables are created for the full capacity. Memory is used as rows are written, and rows beyond `used` are never
+read. The index is created with all of its buckets, because adding buckets later would stop all look-ups for seconds.
 
     look-up     find all keys in the index, gather their rows                       no mutex
                   if some are new, or rows were changed during that: again          under the mutex
@@ -17,17 +17,17 @@ The index is created with all of its buckets: adding some would stop all look-up
     eviction    look for rows in a slice                                            no mutex
                   look again at some of them, remove them from the index, free them under the mutex
 
-No number of a row leaves the server. If a row is evicted, or given to another key, after a worker looked its key up,
-the gradient goes to the key's present row, or is dropped if there is none.
+Row numbers never leave the server. If a row is evicted or given to another key after a worker has looked up the first
+key, the gradient goes to the present row of the first key. If this key has no row, the gradient is dropped.
 
-A row that is looked up without the mutex is whole, and of its key. Rows are written, or freed for another key, only
-while `CHANGES` is odd; it grows each time. A look-up that finds it odd, or grown, is repeated under the mutex. It is
-odd only during the writing, a small part of the time of an update.
+A look-up without the mutex returns complete rows of the right keys. Rows are written, or freed for other keys, only
+while the counter `CHANGES` is odd. A look-up that finds an odd or increased counter is repeated under the mutex. The
+counter is odd only while rows are written, which is a small part of an update.
 
-Checkpoints and deltas read and write the content in slices, under the mutex: each key, row, slot and stamp of a slice
-is of one moment. Slices are of different moments if training goes on. The client gets only what it reads. Index, free
-rows and counts of waiting keys are no variables of a checkpoint; `rebuild` derives the first two from `key_of` and
-`stamp`.
+Checkpoints and deltas read and write slices of the content under the mutex, so that the keys, rows, slots and stamps of
+a slice are consistent. If training goes on, slices are read at different times. The slices stay on the server; the
+client gets only values that it reads. The index, the free rows and the counts of waiting keys are not variables of a
+checkpoint. `rebuild` derives the index and the free rows from `key_of` and `stamp`.
 """
 
 import enum
@@ -44,9 +44,9 @@ from coordinator.ps_strategy.keras.internals.optimizers import UnsharedRows
 from coordinator.ps_strategy.tensorflow_internals.handles import create_mutable_table
 from coordinator.ps_strategy.tensorflow_internals.shared_variable import ServerMutex, client_may_call, operations_added
 
-# The positions of `counts`. Rows below `USED` are in use or free; `CLOCK` counts pushes; `CHANGES` grows when rows of
-# the index are changed or freed, and is odd until they are written; `NEXT_WAITING` is the number of keys that have ever
-# waited; the search for the oldest rows continues at `HAND`; `RESTORED` is 1 after a checkpoint was restored.
+# The positions of the counters in `counts`. Rows below `USED` are in use or free. `CLOCK` counts pushes. `CHANGES` is
+# incremented before and after rows of the index are changed or freed. `NEXT_WAITING` counts keys that have ever waited.
+# The search for the oldest rows continues at `HAND`. `RESTORED` is 1 after a checkpoint was restored.
 Count = enum.IntEnum(
     "Count",
     "USED FREE CLOCK ADMITTED EVICTED REFUSED DROPPED WAITING CHANGES NEXT_WAITING HAND RESTORED",
@@ -54,23 +54,23 @@ Count = enum.IntEnum(
 )
 
 FREE_STAMP = -1
-# As `counts`: a stamp is compared with `CLOCK`, which grows with each push of all training.
+# Stamps have the dtype of `counts`, because a stamp is compared with `CLOCK`, which grows with each push.
 STAMPS = tf.int64
-# Measured: the bytes of an entry of the index, with its part of the buckets.
+# The measured size of an index entry with its share of the buckets, in bytes.
 _INDEX_BYTES = 42
 # The index's value for unknown keys.
 UNKNOWN = -1
-# Rows or keys that one step handles when all are handled: others wait some milliseconds at most.
+# The number of rows or keys that a loop over all of them handles per step. Other calls wait a few milliseconds at most.
 SLICE = 2**16
-# Rows whose oldest are found at a time: their stamps and numbers take 16 bytes each.
+# The number of rows that a search for the oldest rows reads per step. A row's stamp and number take 16 bytes.
 _STAMPS_AT_ONCE = 2**20
-# The most rows that are evicted while others wait for the mutex, and that are searched for them.
+# A call of `_evict` searches `_SEARCHED_AT_ONCE` rows, and evicts at most `_EVICTED_AT_ONCE` of them under the mutex.
 _EVICTED_AT_ONCE, _SEARCHED_AT_ONCE = 1000, 2**14
-# A full table evicts the oldest of this many rows for each that is needed, and at least of the second number.
+# A full table searches `_CANDIDATES` rows per needed row, but at least `_LEAST_CANDIDATES`, and evicts the oldest.
 _CANDIDATES, _LEAST_CANDIDATES = 4, 2000
 
-# The server prepares such a function once for all steps of a call, and a function in a branch only if the branch is
-# taken. Otherwise the worker would prepare it for each step, which is most of the time to build a call of many steps.
+# The server prepares a function with this attribute once for all steps of a call, and in a branch only if the branch is
+# taken. Otherwise, the worker would prepare the function for each step, which is most of the time to build a long call.
 _NOT_INLINED = {"_noinline": True}
 
 _KEYS = tf.TensorSpec([None], tf.int64)
@@ -78,16 +78,16 @@ _NUMBER = tf.TensorSpec([], tf.int64)
 
 
 class Index(tf.lookup.experimental.MutableHashTable):
-    """A mutable table on the server of its rows; the strategy's scope does not place it."""
+    """A mutable hash table on the server of the rows. The strategy's scope does not place the hash table."""
 
 
 class TableShard:
-    """The part of a table on one parameter server, or in this process. Created in the strategy's scope.
+    """The shard of a table on one parameter server, or in this process. Created in the strategy's scope.
 
-    Public methods take `mutex` for their changes. Private methods that change something need it, except `_create`,
-    `_push` and `_evict`, which take it. `capacity` is the greatest number of rows here; `number` is unique among the
-    tables of the strategy. `rate` is the learning rate, a variable; None if the optimizer computes it. See the module
-    for other attributes.
+    Public methods acquire `mutex` for their changes. Private methods that change the shard must run under `mutex`,
+    except `_create`, `_push` and `_evict`, which acquire `mutex`. `capacity` is the maximum number of rows in the
+    shard. `number` is unique among the tables of the strategy. `rate` is a variable with the learning rate, or None if
+    the optimizer computes the rate. The module's docstring describes the other attributes.
     """
 
     def __init__(self, settings: TableSettings, device: str, capacity: int, number: int) -> None:
@@ -122,10 +122,10 @@ class TableShard:
         if services is not None:
             services.variables.add_table(self.index, resource, recovered_by=self)
         self.reserve()
-        # Traced once each, for all functions that use them.
+        # Each function is traced once, for all functions that call it.
         new_function = functools.partial(tf.function, autograph=False, experimental_attributes=_NOT_INLINED)
         self._functions = {
-            # Partial functions: TensorFlow would count the tracings of all tables together, and warn.
+            # Without `partial`, TensorFlow would count the tracings of all tables together, and warn.
             method: new_function(functools.partial(method), input_signature=signature)
             for method, signature in (
                 (self._lookup, [_KEYS]),
@@ -154,10 +154,10 @@ class TableShard:
 
     @client_may_call()
     def reserve(self) -> None:
-        """Empties the table, and allocates its variables and the buckets of its index again.
+        """Empties the shard, and allocates its variables and the buckets of its index again.
 
-        The values are assigned in a function. While a value that the client assigned is still referred to, the first
-        change of a row would copy it, with the memory of all rows.
+        The values are assigned in a function. If the client assigned a value and still had a reference to it, the first
+        change of a row would copy the value, with the memory of all rows.
         """
         with self.mutex.hold():
             for variable in self._large:
@@ -167,7 +167,7 @@ class TableShard:
             self._create_buckets()
 
     def _create_buckets(self) -> None:
-        """Empties the index, fills it and empties it again: it keeps buckets for all rows."""
+        """Fills the index and then empties it. The empty index keeps the buckets for all rows."""
         entries = tf.constant(self.capacity * (1 if self.waiting is None else 2), tf.int64)
 
         def fill(first: Any) -> Any:
@@ -185,7 +185,7 @@ class TableShard:
     def find(self, keys: Any) -> Any:
         """Returns the index's values for keys, int64 [n]."""
         found = self.index.lookup(keys)
-        # Unknown to TensorFlow: the table is on another server.
+        # TensorFlow does not know the shape, because the index is on another server.
         found.set_shape(keys.shape)
         return found
 
@@ -194,7 +194,7 @@ class TableShard:
         return self.capacity - counts[Count.USED] + counts[Count.FREE]
 
     def _allocate(self, keys: Any, steps: Any) -> Any:
-        """Gives rows, stamped with `steps`, to keys (int64 [n]) that have none; there must be room for all.
+        """Gives rows, stamped with `steps`, to keys (int64 [n]) without rows. There must be room for all keys.
 
         Returns the numbers of the rows, int64 [n], which are not in the index yet.
         """
@@ -222,12 +222,12 @@ class TableShard:
         self._change_rows([keys, first, before], lambda: self.index.remove(keys), free)
 
     def _change_rows(self, after: Sequence[Any], *actions: Callable[[], object]) -> None:
-        """Changes or frees rows of the index by actions, which run in order.
+        """Runs actions, in order, that change or free rows of the index.
 
-        `CHANGES` tells look-ups without the mutex that rows have been changed since they began.
+        `CHANGES` tells a look-up without the mutex that rows have been changed since the look-up began.
         """
         changes = self.counts.sparse_read([Count.CHANGES])
-        # It is odd before if a call was cancelled halfway.
+        # `CHANGES` is odd already if a call was cancelled halfway.
         odd = changes + 1 + changes % 2
         in_order(
             [*after, odd],
@@ -241,15 +241,15 @@ class TableShard:
         self.counts.scatter_nd_add([[position] for position in added], amounts)
 
     def _wait(self, keys: Any, times: Any, is_new: Any) -> None:
-        """Records how often keys without rows were seen, and which are new; forgets the oldest if there is no room."""
+        """Records how often keys without rows were seen, and which are new. Forgets the oldest keys of a full ring."""
         assert self.waiting is not None
-        # More would not fit the ring. Each place is written once here.
+        # More than `capacity` keys would not fit the ring. Each place of the ring is written at most once here.
         keys, times, is_new = (each[: self.capacity] for each in (keys, times, is_new))
         first = self.counts.sparse_read(Count.NEXT_WAITING)
         new = tf.boolean_mask(keys, is_new)
         number = tf.size(new, tf.int64)
         places = tf.range(first, first + number)
-        # Places that have been used before: later ones have no value yet.
+        # The places that have been used before. Other places have no value yet.
         again = tf.boolean_mask(places, places >= self.capacity) % self.capacity
         oldest = self.waiting.sparse_read(again)
         forgotten = tf.unique(tf.boolean_mask(oldest, self.find(oldest) < UNKNOWN))[0]
@@ -257,29 +257,29 @@ class TableShard:
         in_order(
             [forgotten],
             lambda: self.index.insert(keys, -1 - times),
-            # They may be among the keys.
+            # The forgotten keys may be among `keys`.
             lambda: self.index.remove(forgotten),
             lambda: write(waiting, places % self.capacity, new),
             lambda: self._add_counts({Count.NEXT_WAITING: number, Count.WAITING: added}),
         )
 
-    # What workers call.
+    # Methods that workers call.
 
     def lookup(self, keys: Any, *, training: bool) -> Any:
-        """Returns the rows of keys (int64 [n], each once), float32 [n, dim], on the server; the default without a row.
+        """Returns the rows of unique keys, int64 [n], or the default for other keys, as float32 [n, dim] on the server.
 
-        With `training` the keys are counted and admitted.
+        With `training`, keys without a row are counted and admitted first.
         """
         return self._call(self._lookup_or_create if training else self._lookup, keys)
 
     def push(self, keys: Any, gradient: Any) -> None:
-        """Updates the rows of keys (int64 [n], each once) with a gradient, float32 [n, dim]; drops it without a row."""
+        """Updates the rows of unique keys, int64 [n], by a gradient, float32 [n, dim]. Ignores keys without a row."""
         self._call(self._push, keys, gradient)
 
     def evict(self, first: Any) -> Any:
-        """Evicts some of the rows that the policies evict, from number `first`, an int64 scalar.
+        """Evicts some of the rows that the policies select, from number `first`, an int64 scalar.
 
-        Returns their number, and the row to continue with, or -1 after the last.
+        Returns the number of evicted rows, and the number of the row to continue with, or -1 after the last row.
         """
         return self._call(self._evict, first)
 
@@ -296,7 +296,7 @@ class TableShard:
             return tf.cond(tf.reduce_all(found >= 0), lambda: rows, lambda: self._call(self._create, keys))
 
     def _rows_of(self, keys: Any) -> tuple[Any, Any]:
-        """Returns the rows of keys, and the index's values: numbers of rows, or negative numbers."""
+        """Returns the rows of keys, and the index's values for the keys: row numbers, or negative numbers."""
         counts = self.counts
         with tf.device(self.device):
             before = counts.sparse_read(Count.CHANGES)
@@ -325,7 +325,7 @@ class TableShard:
         return tf.cond(tf.reduce_all(is_there), lambda: self.rows.sparse_read(found), with_default)
 
     def _create(self, keys: Any) -> Any:
-        """Counts and admits keys; returns their rows."""
+        """Counts and admits keys. Returns the rows of the keys."""
         settings = self._settings
         with self.mutex.hold([keys]):
             found = self.find(keys)
@@ -342,13 +342,13 @@ class TableShard:
                     self._wait(waiting, before + 1, before == 0)
                 admitted += counted
             with tf.control_dependencies(admitted):
-                # Again: rows of a full table may have been evicted.
+                # The keys are looked up again, because some of them may have got rows.
                 return self._gather(self.find(keys))
 
     def _admit(self, keys: Any, entries: Any, found: Any) -> None:
-        """Gives new rows to keys that have none, while there is room.
+        """Gives rows to keys that have no rows, while there is room.
 
-        The index has `entries` for these keys, and `found` for all keys of this look-up, whose rows are not evicted.
+        The index has the values `entries` for `keys`, and `found` for all keys of this look-up, whose rows are kept.
         """
         wanted = tf.size(keys, tf.int64)
         settings = self._settings
@@ -374,7 +374,7 @@ class TableShard:
                 write(self.slots[name], numbers, tf.broadcast_to(value, tf.concat([tf.shape(numbers), value.shape], 0)))
             self._add_counts({Count.WAITING: -waited, Count.REFUSED: wanted - granted})
         with tf.control_dependencies(written):
-            # A look-up without the mutex finds a key only when its row is complete.
+            # The keys are inserted last, so that a look-up without the mutex finds only complete rows.
             self.index.insert(keys, numbers)
 
     def _push(self, keys: Any, gradient: Any) -> Any:
@@ -421,7 +421,7 @@ class TableShard:
             return number, tf.where(following < used, following, tf.constant(-1, tf.int64))
 
     def _to_evict(self, numbers: Any) -> Any:
-        """Returns the used rows among these that a policy evicts."""
+        """Returns which of the row numbers are in use and selected by an eviction policy."""
         stamps = self.stamp.sparse_read(numbers)
         ages = self.counts.sparse_read(Count.CLOCK) - stamps
         is_evicted = tf.zeros(tf.shape(ages), tf.bool)
@@ -433,7 +433,7 @@ class TableShard:
         return tf.boolean_mask(numbers, tf.logical_and(stamps > FREE_STAMP, is_evicted))
 
     def _evict_oldest(self, missing: Any, found: Any) -> Any:
-        """Evicts the oldest of the next rows of a full table (not of all, since others wait), except this look-up's."""
+        """Evicts the oldest of the next rows, but no rows of this look-up. A search of all rows would block others."""
         counts = self.counts.read_value()
         used = counts[Count.USED]
         rows = tf.maximum(used, tf.constant(1, tf.int64))
@@ -453,24 +453,24 @@ class TableShard:
         )
         return tf.constant(0)
 
-    # The whole.
+    # Methods for the whole shard.
 
     @client_may_call()
     def read_counts(self) -> Any:
-        """Returns `counts` of one moment."""
+        """Returns a consistent copy of `counts`."""
         with self.mutex.hold():
             return self.counts.read_value()
 
     def recover(self) -> None:
-        """Empties a table that no checkpoint has restored. Called on the client after the variables were recovered."""
+        """Empties the shard if no checkpoint has restored it. Called on the client after variables were recovered."""
         if not self.read_counts()[Count.RESTORED]:
             self.reserve()
 
     @client_may_call()
     def rebuild(self) -> None:
-        """Derives the index and the free rows from `key_of` and `stamp`, below `USED`; forgets waiting keys.
+        """Derives the index and the free rows from `key_of` and `stamp` below `USED`. Forgets waiting keys.
 
-        Called after the variables were restored. Then the counts of the checkpoint hold, too.
+        Called after the variables were restored, when `counts` has the values of the checkpoint.
         """
         with self.mutex.hold():
             with operations_added() as emptied:
@@ -492,17 +492,16 @@ class TableShard:
             positions = [[Count.FREE], [Count.WAITING], [Count.NEXT_WAITING], [Count.CHANGES]]
             self.counts.scatter_nd_update(positions, tf.stack([freed, *[tf.zeros_like(freed)] * 3]))
 
-    # The content, in slices.
+    # Methods for slices of the content.
 
     @client_may_call(_NUMBER, _NUMBER, _NUMBER)
     def read_rows(self, first: Any, count: Any, since: Any = 0) -> tuple[Any, Any, list[Any], Any]:
-        """Reads `count` rows from number `first`, of one moment, with stamps from `since` on.
+        """Reads a consistent slice of `count` rows from number `first`. Returns the rows with stamps from `since` on.
 
-        Slices begin below `USED`. Updates wait until a slice is read, so it should have about 65,536 rows. While
-        training goes on, a key may be evicted and get a row in another slice.
+        `first` must be below `USED`. Updates wait while a slice is read, so a slice should have about 65,536 rows.
+        While training goes on, a key may be evicted and get a row in another slice.
 
-        Returns keys, int64 [n]; rows, float32 [n, dim]; slots, in the order of `slots`; stamps, int64 [n]: on the
-        server.
+        Returns tensors on the server: keys, int64 [n]; rows, float32 [n, dim]; slots, as in `slots`; stamps, int64 [n].
         """
         with self.mutex.hold([first, count]):
             numbers = _slice(first, count, self.counts.sparse_read(Count.USED))
@@ -513,10 +512,10 @@ class TableShard:
             return keys, rows, slots, self.stamp.sparse_read(numbers)
 
     def write_rows(self, keys: Any, rows: Any, slots: Sequence[Any], stamps: Any) -> None:
-        """Writes rows of keys with or without a row; arguments are as `read_rows` returns them. Holds `mutex`.
+        """Writes rows for keys with or without a row, under `mutex`. The arguments are as `read_rows` returns them.
 
-        If there is no room for all, the oldest of the new and present rows are left out, and count as evicted. If none
-        may be left out, it raises tf.errors.InvalidArgumentError.
+        If there is no room for all rows, the oldest of the new and present rows are left out, and count as evicted. If
+        no row may be left out, the method raises tf.errors.InvalidArgumentError.
         """
         with self.mutex.hold([keys, rows, *slots, stamps]):
             with operations_added() as made:
@@ -538,7 +537,7 @@ class TableShard:
                 self.index.insert(keys, numbers)
 
     def _make_room_for_saved(self, keys: Any, stamps: Any) -> Any:
-        """Makes room for a checkpoint's rows; returns for which of them there is room, bool [n]."""
+        """Makes room for the rows of a checkpoint. Returns for which rows there is room, bool [n]."""
         missing = tf.math.count_nonzero(self.find(keys) < 0) - self._room()
         every = tf.ones(tf.shape(keys), tf.bool)
         if self._settings.when_full != "error":
@@ -552,14 +551,14 @@ class TableShard:
         return every
 
     def _leave_out_oldest(self, keys: Any, stamps: Any, missing: Any) -> Any:
-        """Makes room for `missing` rows, at least 1: of all rows, evicts the oldest of the table, leaves out others."""
+        """Evicts or leaves out the `missing` oldest of present and new rows, at least 1. Returns which keys to keep."""
         found = self.find(keys)
         is_new = found < 0
         is_there = tf.logical_not(is_new)
-        # Present rows get their new stamps first: they must not count as older than they will be.
+        # Present rows get their new stamps first, so that their old stamps do not make them the oldest.
         with operations_added() as stamped:
             write(self.stamp, tf.boolean_mask(found, is_there), tf.boolean_mask(stamps, is_there))
-        # New rows have negative numbers here.
+        # In this search, new rows have negative numbers.
         places = -1 - tf.range(tf.size(keys, tf.int64))
         new = tf.boolean_mask(stamps, is_new), tf.boolean_mask(places, is_new)
         with tf.control_dependencies(stamped):
@@ -591,20 +590,20 @@ class TableShard:
         return tf.logical_or(is_kept, is_there)
 
     def read_evicted(self, first: Any, count: Any) -> Any:
-        """Returns `count` keys that were evicted after `first` others, int64 [n]; the last `capacity` are known."""
+        """Returns `count` keys, int64 [n], from the evicted key number `first`. The last `capacity` keys are known."""
         with self.mutex.hold([first, count]):
             last = tf.minimum(first + count, self.counts.sparse_read(Count.EVICTED))
             return self.evicted.sparse_read(tf.range(first, last) % self.capacity)
 
     def remove(self, keys: Any) -> None:
-        """Evicts the keys that have rows; each may occur several times."""
+        """Evicts the keys that have rows. Keys may occur several times."""
         with self.mutex.hold([keys]):
             found = tf.unique(self.find(keys))[0]
             self._release(tf.boolean_mask(found, found >= 0))
 
     @client_may_call(_NUMBER, _NUMBER)
     def read_waiting(self, first: Any, count: Any) -> tuple[Any, Any]:
-        """Returns waiting keys in at most `capacity` places, and how often each was seen: int64 [n], on the server."""
+        """Returns the waiting keys in a slice of the ring and how often each was seen, as int64 [n] on the server."""
         if self.waiting is None:
             return tf.zeros([0], tf.int64), tf.zeros([0], tf.int64)
         with self.mutex.hold([first, count]):
@@ -617,7 +616,7 @@ class TableShard:
 
     @client_may_call(_KEYS, _KEYS)
     def write_waiting(self, keys: Any, times: Any) -> None:
-        """Sets how often keys without a row were seen; arguments are as `read_waiting` returns them."""
+        """Sets how often keys without a row were seen. The arguments are as `read_waiting` returns them."""
         if self.waiting is None:
             return
         with self.mutex.hold([keys, times]):
@@ -631,13 +630,13 @@ def _slice(first: Any, count: Any, end: Any) -> Any:
 
 
 def _oldest(stamps: Any, numbers: Any, count: Any) -> tuple[Any, Any]:
-    """Returns the least `count` stamps, or all, with their numbers."""
+    """Returns the `count` smallest stamps, or all stamps if there are fewer, with their row numbers."""
     negative, at = tf.math.top_k(-stamps, tf.minimum(tf.cast(count, tf.int32), tf.size(stamps)), sorted=False)
     return -negative, tf.gather(numbers, at)
 
 
 def write(variable: tf.Variable, numbers: Any, values: Any) -> None:
-    """Assigns to rows of a variable, each number once.
+    """Assigns values to rows of a variable. The row numbers must be unique.
 
     This kernel is ten times as fast as the kernel of `tf.Variable.scatter_update`, which locks out readers. A reader
     without the mutex may see half of a row.
@@ -646,7 +645,7 @@ def write(variable: tf.Variable, numbers: Any, values: Any) -> None:
 
 
 def in_order(after: Sequence[Any], *actions: Callable[[], object]) -> None:
-    """Adds the operations of each action to the graph, to run after the operations of the action before."""
+    """Adds the operations of each action to the graph, to run after the operations of the previous action."""
     done: Sequence[Any] = after
     for action in actions:
         with tf.control_dependencies(list(done)), operations_added() as added:

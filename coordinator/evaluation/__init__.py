@@ -1,7 +1,6 @@
 """Sidecar evaluation: a separate process evaluates the checkpoints that training writes.
 
-Each name is imported when it is first used. Only `SidecarEvaluator`, `SidecarMetrics` and directories that are URLs
-need TensorFlow.
+A name is imported at its first use. Only `SidecarEvaluator`, `SidecarMetrics` and URLs of directories need TensorFlow.
 """
 
 import lazy_loader

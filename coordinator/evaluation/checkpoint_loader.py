@@ -1,9 +1,9 @@
 """Loads checkpoints into the object that is evaluated, and finds their training step.
 
 TensorFlow checkpoints with objects, as `tf.train.Checkpoint` and `tf.train.CheckpointManager` write them, are loaded
-into any trackable object; `.weights.h5` files into a Keras model.
+into any trackable object. `.weights.h5` files are loaded into a Keras model.
 
-Promise: after `load`, every variable holds the value from the checkpoint. If one does not fit, `load` raises.
+Promise: after `load`, every variable holds the value from the checkpoint. If a value does not fit, `load` raises.
 """
 
 import os
@@ -31,12 +31,12 @@ _WEIGHTS_FILE_COUNTERS = ("optimizer/inner_optimizer/vars/0", "optimizer/vars/0"
 
 
 class TensorFlowCheckpoint:
-    """An open checkpoint. Messages call it `label`, or by its path, which is without `.index`.
+    """An open checkpoint at a path without `.index`. Messages name the checkpoint by `label`, if given, or by its path.
 
-    `reader` returns its values; shards are concatenated.
+    `reader` returns the checkpoint's values, in which shards are concatenated.
 
     Raises:
-      tf.errors.OpError, OSError, IndexError: the files cannot be read: they are incomplete, or were deleted.
+      tf.errors.OpError, OSError, IndexError: the files cannot be read, because they are incomplete or were deleted.
       EvaluationError: the checkpoint is not object-based.
     """
 
@@ -59,9 +59,9 @@ class TensorFlowCheckpoint:
         return sorted(self._children(0))
 
     def find(self, root: Any, variables: Iterable[tuple[str, Any]]) -> list[str]:
-        """Returns the keys of variables, given as (name, variable), below `root`, an object with the saved structure.
+        """Returns the keys of variables below `root`, an object with the saved structure.
 
-        Raises EvaluationError if a variable is missing or has another shape.
+        `variables` has pairs (name, variable). Raises EvaluationError if one is missing or has another shape.
         """
         saved = self._saved(root, _VARIABLE)
         keys = []
@@ -83,7 +83,7 @@ class TensorFlowCheckpoint:
         return keys
 
     def find_tables(self, root: Any, tables: Collection[SelfSaving]) -> list[tuple[SelfSaving, str]]:
-        """Returns each table with the name of its content, for `read_from_checkpoint`; raises as `find`."""
+        """Returns each table with the key of its saved content. Raises EvaluationError if a table was not saved."""
         saved = self._saved(root, SelfSaving.ATTRIBUTE)
         for table in tables:
             if id(table) not in saved:
@@ -94,11 +94,11 @@ class TensorFlowCheckpoint:
         return [(table, saved[id(table)]) for table in tables]
 
     def trained_step(self) -> int | None:
-        """Returns the number of training steps before the checkpoint; None if it holds no counter.
+        """Returns the number of training steps before the checkpoint; None if the checkpoint holds no counter.
 
         A counter saved by the user (`tf.train.Checkpoint(step=..., ...)`, or `global_step`) takes precedence, because
-        another strategy's Keras optimizer may lose counts when workers race. Otherwise this is the `iterations` of the
-        optimizer nearest to the root; the largest if several are at the same depth.
+        another strategy's Keras optimizer may lose counts when workers race. Without such a counter, the result is the
+        `iterations` of the optimizer nearest to the root, or the largest `iterations` of optimizers at the same depth.
         """
         if (step := self._first_count(0, _USER_COUNTERS)) is not None:
             return step
@@ -113,7 +113,7 @@ class TensorFlowCheckpoint:
 
     def _iterations(self, optimizer: int) -> int | None:
         inner = self._children(optimizer).get("inner_optimizer")
-        # A loss-scaling optimizer also has a counter, but only the inner optimizer's is right.
+        # A loss-scaling optimizer also has a counter, but only the counter of the inner optimizer is right.
         return self._first_count(optimizer, _OPTIMIZER_COUNTERS) if inner is None else self._iterations(inner)
 
     def _first_count(self, node: int, names: Iterable[str]) -> int | None:
@@ -146,12 +146,12 @@ class TensorFlowCheckpoint:
 class CheckpointLoader:
     """Loads checkpoints into one object.
 
-    Of a Keras model, only the weights are loaded: evaluation does not need the optimizer's slots. The optimizer's
-    `iterations` are set to the training step, for callbacks that read them.
+    Only the weights of a Keras model are loaded, because evaluation does not need the optimizer's slots. The
+    optimizer's `iterations` are set to the training step, for callbacks that read them.
 
-    `target` is a Keras model or another trackable object, which training saves under the name `model` or as the root;
-    or a `tf.train.Checkpoint` with the names that training uses (objects that only training needs may be left out). A
-    Keras model that is compiled but not built is built with the first batch of `data`.
+    `target` is a Keras model or another trackable object, which training saves under the name `model` or as the root.
+    It may also be a `tf.train.Checkpoint` with the names that training uses, without objects that only training needs.
+    A Keras model that is compiled but not built is built with the first batch of `data`.
     """
 
     def __init__(self, target: Any, data: Any = None):
@@ -192,15 +192,15 @@ class CheckpointLoader:
 
     def _load_tensorflow(self, checkpoint: CheckpointFile, path: str) -> int:
         opened = TensorFlowCheckpoint(path, label=checkpoint.path)
-        # A new root for each checkpoint: a root keeps every value for which it has no object.
+        # Each checkpoint gets a new root, because a root keeps every value for which it has no object.
         root = tf.train.Checkpoint(**self._objects(is_named="model" in opened.names()))
         step = _require_step(opened.trained_step(), checkpoint.path)
         variables = self._variables(root)
         found = [item for item in tf.train.TrackableView(root).descendants() if isinstance(item, SelfSaving)]
         keys, tables = opened.find(root, variables), opened.find_tables(root, found)
         if self._is_model:
-            # `root.read` would keep the values for which the evaluator's optimizer has no variables, once more with
-            # each further checkpoint.
+            # `root.read` would keep the values for which the evaluator's optimizer has no variables, and keep further
+            # values with each checkpoint.
             for (_, weight), key in zip(variables, keys, strict=True):
                 weight.assign(opened.reader.get_tensor(key))
             try:
@@ -223,7 +223,7 @@ class CheckpointLoader:
                 f"{checkpoint.path!r} is a Keras weights file and can be loaded into a Keras model only, not into a "
                 f"{type(self._target).__name__}."
             )
-        # From a copy: a reader locks an HDF5 file, and training fails if it rewrites the file then.
+        # Reads a copy, because a reader locks an HDF5 file, and training fails if it rewrites a locked file.
         with tempfile.TemporaryDirectory(prefix="evaluated-") as directory:
             source = CheckpointFile.of_file(path)
             if source is None:
@@ -255,7 +255,7 @@ class CheckpointLoader:
         return _named_objects(self._target)
 
     def _variables(self, root: tf.train.Checkpoint) -> list[tuple[str, Any]]:
-        """Returns (name, variable) for every variable to load below `root`; tables have none."""
+        """Returns (name, variable) for every variable to load below `root`, without the variables of tables."""
         if self._is_model:
             return [(weight.path, weight) for weight in self._target.weights if not is_table(weight)]
         items = [item for item in tf.train.TrackableView(root).descendants() if not is_table(item)]
@@ -264,7 +264,7 @@ class CheckpointLoader:
 
 
 def _named_objects(trackable: Any) -> dict[str, Any]:
-    """Returns the objects that `trackable` saves, by name; for a checkpoint with a root, the root's and its own."""
+    """Returns the objects that `trackable` saves, by name; for a checkpoint with a root, also the root's objects."""
     objects = dict(tf.train.TrackableView(trackable).children(trackable))
     if isinstance(trackable, tf.train.Checkpoint):
         objects = {name: item for name, item in objects.items() if name not in ("_root", "save_counter")}

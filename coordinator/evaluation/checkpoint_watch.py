@@ -9,8 +9,8 @@
     it has one, and training finished or `max_evaluations` ----> END, or WAIT during the grace period after the start
     otherwise -------------------------------------------------> WAIT
 
-`next_move` is a pure function of the situation: it uses no clock, file or thread. Checkpoints are files that are found
-and copied while training may replace them. Paths may be URLs that `tf.io.gfile` takes, such as `gs://bucket/run`.
+`next_move` is a pure function of the situation: it uses no clock, file or thread. Training may replace checkpoints
+while they are found and copied. Paths may be URLs that `tf.io.gfile` takes, such as `gs://bucket/run`.
 """
 
 import contextlib
@@ -33,8 +33,8 @@ WEIGHTS_SUFFIX = ".weights.h5"
 # `ckpt-12`, `epoch_3` and `weights.03` end in a number; the digits of `loss-0.25` belong to a decimal.
 _NUMBER = re.compile(r"(?:^|[-_]|[^\d.]\.)(\d+)$")
 
-# A weights file is read once it has not changed for this long, in seconds. To test for training's lock would not do:
-# the test takes the lock, and training fails if it starts to write then.
+# A weights file is read when it has not changed for so many seconds. The evaluator does not test whether training has
+# locked the file: the test takes the lock, and training fails if it starts to write during the test.
 SETTLING_TIME = 0.2
 
 _logger = logging.getLogger("coordinator")
@@ -42,9 +42,9 @@ _logger = logging.getLogger("coordinator")
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointFile:
-    """A checkpoint on disk, by its path: without `.index`, or of a Keras weights file.
+    """A checkpoint on disk. `path` is the path without `.index`, or the path of a Keras weights file.
 
-    `written_ns` is when its index or weights file was last written, in Unix nanoseconds of its file system.
+    `written_ns` is when the index or weights file was last written, in Unix nanoseconds of the file system.
     """
 
     path: str
@@ -52,10 +52,10 @@ class CheckpointFile:
 
     @classmethod
     def of_file(cls, path: str) -> "CheckpointFile | None":
-        """Returns the checkpoint with its index or weights file at `path`; None if it is another file, or missing.
+        """Returns the checkpoint whose index or weights file is `path`; None if this is another file, or is missing.
 
         TensorFlow writes the index last. If the file is still being written, loading fails, or `require_unchanged`
-        does afterwards.
+        raises an error afterwards.
         """
         if not path.endswith((INDEX_SUFFIX, WEIGHTS_SUFFIX)):
             return None
@@ -70,7 +70,7 @@ class CheckpointFile:
 
     @property
     def is_keras_weights(self) -> bool:
-        """Whether it is a Keras `.weights.h5` file, not a TensorFlow checkpoint."""
+        """Whether the checkpoint is a Keras `.weights.h5` file, not a TensorFlow checkpoint."""
         return self.path.endswith(WEIGHTS_SUFFIX)
 
     @property
@@ -81,11 +81,11 @@ class CheckpointFile:
 
     @property
     def identity(self) -> tuple[str, int]:
-        """A key that is unique in its directory, even if a checkpoint replaces one of the same name."""
+        """A key that is unique in the directory, even if a checkpoint replaces another of the same name."""
         return self.name, self.written_ns
 
     def files(self) -> list[str]:
-        """Returns the paths of its files, first the index or weights file."""
+        """Returns the paths of the checkpoint's files, first the index or weights file."""
         if self.is_keras_weights:
             return [self.path]
         directory, name = os.path.split(self.path)
@@ -101,9 +101,9 @@ class CheckpointFile:
     def copy_to(self, prefix: str) -> str:
         """Copies the checkpoint to a path without `.weights.h5`, replacing existing files; returns the copy's path.
 
-        TensorFlow never rewrites the files of a complete checkpoint: they are hard-linked if the file system allows
+        TensorFlow never rewrites the files of a complete checkpoint, so they are hard-linked if the file system allows
         it. A weights file may be rewritten in place, so its content is copied. Raises OSError or tf.errors.OpError if a
-        file cannot be read or written, or the checkpoint was replaced in between.
+        file cannot be read or written, or if the checkpoint was replaced during the copy.
         """
         stem = self.path.removesuffix(WEIGHTS_SUFFIX)
         for file in self.files():
@@ -118,7 +118,7 @@ class CheckpointFile:
 def _link(source: str, target: str) -> bool:
     try:
         os.link(source, target)
-    except OSError:  # Another file system, or one without links. Copying raises if something else is wrong.
+    except OSError:  # The file system is another one, or has no links. For other causes, copying raises an error.
         return False
     return True
 
@@ -151,9 +151,9 @@ def find_newest(directory: str) -> CheckpointFile | None:
 def newest_checkpoint(
     found: Collection[CheckpointFile], latest: str | None, listed: Collection[str]
 ) -> CheckpointFile | None:
-    """Chooses the newest of the checkpoints found; a state file names the latest and all others by name.
+    """Chooses the newest of the checkpoints found. TensorFlow's state file names the `latest` and all `listed` ones.
 
-    TensorFlow's state file takes precedence over file times: copying a directory changes those.
+    The state file takes precedence over file times, because copying a directory changes file times.
     """
     superseded = set(listed) - {latest}
     candidates = [checkpoint for checkpoint in found if checkpoint.name not in superseded] or found
@@ -173,18 +173,20 @@ class Move(enum.Enum):
 class Situation:
     """What an evaluator sees in the directory."""
 
-    # The newest checkpoint, and its result; None if there is none yet.
+    # The newest checkpoint; None if there is none yet.
     newest: CheckpointFile | None = None
+    # The result of `newest`; None if it was not evaluated.
     result: EvaluationResult | None = None
-    # What training reported last. Read before the search for `newest`: if training had finished by then, `newest` is
-    # its last checkpoint.
+    # The latest report of training, which is read before the search for `newest`: if training had finished by then,
+    # `newest` is its last checkpoint.
     marker: TrainingMarker | None = None
     # Whether the evaluator was asked to stop.
     is_stopped: bool = False
-    # End after a checkpoint with this number or a higher one.
+    # The evaluator ends after a checkpoint with this number or a higher number.
     max_evaluations: int | None = None
-    # At the evaluator's start: what training had reported, and the newest checkpoint if it had a result by then.
+    # The latest report of training at the start of the evaluator.
     marker_at_start: TrainingMarker | None = None
+    # The newest checkpoint at the start of the evaluator, if it had a result by then.
     evaluated_at_start: CheckpointFile | None = None
     # Whether `newest` is a weights file that changed so recently that training may still be writing it.
     is_settling: bool = False
@@ -218,7 +220,7 @@ def _is_training_finished(situation: Situation) -> bool:
 
 
 def _has_evaluated_enough(situation: Situation) -> bool:
-    """Returns whether the newest checkpoint is evaluated, and its number at least `max_evaluations`."""
+    """Returns whether the newest checkpoint is evaluated, and its number is at least `max_evaluations`."""
     result, most = situation.result, situation.max_evaluations
     if result is None or most is None or result.number < most:
         return False
@@ -228,9 +230,9 @@ def _has_evaluated_enough(situation: Situation) -> bool:
 class CheckpointWatch:
     """Observes a checkpoint directory, which need not exist yet, and logs what an evaluator waits for there.
 
-    Training and evaluator share its file system. The grace period begins with construction. `advice_after` is the time
-    between advice messages without a new evaluated checkpoint; also how long a checkpoint may be unreadable until it is
-    not expected to become readable. Both are in seconds.
+    Training and the evaluator share the file system of the directory. The grace period begins with construction, and
+    takes `new_training_grace` seconds. If no new checkpoint is evaluated, advice is logged every `advice_after`
+    seconds. A checkpoint that has been unreadable for `advice_after` seconds is expected to stay unreadable.
     """
 
     def __init__(self, directory: str, *, max_evaluations: int | None, new_training_grace: float, advice_after: float):
@@ -252,12 +254,12 @@ class CheckpointWatch:
 
     @property
     def evaluations(self) -> int:
-        """The number of results of the directory."""
+        """The number of results in the directory."""
         return len(self._results)
 
     def look(self, is_stopped: bool = False) -> Situation:
         now = time.monotonic()
-        marker = read_marker(self._directory)  # Before the checkpoints: see `Situation.marker`.
+        marker = read_marker(self._directory)  # Read before the checkpoints; see `Situation.marker`.
         newest = find_newest(self._directory)
         if newest != self._newest:
             self._newest, self._newest_since = newest, now

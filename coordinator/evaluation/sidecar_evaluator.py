@@ -7,23 +7,23 @@
     best_dir/best.json                                              its result, for `best_result`
     best_dir/checkpoint                                             its name, for tf.train.latest_checkpoint
 
-After the section on evaluation in the TensorFlow RFC "Single-client Parameter Server Training" (2020): evaluation does
-not delay training, and always takes the newest checkpoint.
+The design follows the section on evaluation in the TensorFlow RFC "Single-client Parameter Server Training" (2020):
+evaluation does not delay training, and always takes the newest checkpoint.
 
 Promises:
-  * No checkpoint is evaluated twice, not even by a restarted evaluator: `evaluations.jsonl` lists the evaluated ones.
-    Its line is written last: after a kill between an evaluation and its line, the checkpoint is evaluated again.
-    Checkpoints may be skipped.
-  * Every evaluated variable was loaded from the checkpoint. A variable that does not fit is an error; it never keeps
-    its random initial value.
-  * It ends by itself: when training has finished (`mark_training_finished`) and the last checkpoint is evaluated, at
-    `max_evaluations`, when `stop` is set, or with an error. `status_files` describes the effect of a marker that an
-    earlier training left.
-  * It prints nothing; the log `coordinator` says what it waits for.
-  * A model that was created in the scope of a `ParameterServerStrategy` is evaluated on its workers, each example once
-    even if some die. A parameter server that is lost and returns gets the values of the same checkpoint again.
-  * The copy that `best.json` names always exists and is complete. A new copy gets a new name; then `best.json` is
-    replaced in one step; only then the old copy is deleted. A restarted evaluator continues from `best.json`.
+  * No checkpoint is evaluated twice, not even by a restarted evaluator, because `evaluations.jsonl` lists the evaluated
+    checkpoints. A line is written after its evaluation. If the evaluator is killed before it has written the line, the
+    checkpoint is evaluated again. Checkpoints may be skipped.
+  * Every evaluated variable was loaded from the checkpoint. A variable that does not fit raises an error, and is never
+    evaluated with its random initial value.
+  * The evaluator ends by itself: when training has finished (`mark_training_finished`) and the last checkpoint is
+    evaluated, at `max_evaluations`, when `stop` is set, or with an error. `status_files` describes the effect of a
+    marker that an earlier training left.
+  * The evaluator prints nothing; the log `coordinator` says what the evaluator waits for.
+  * A model that was created in the scope of a `ParameterServerStrategy` is evaluated on the strategy's workers. Each
+    example counts once, even if workers die. A lost parameter server that returns gets the same checkpoint's values.
+  * The copy that `best.json` names always exists and is complete. A new copy gets a new name, then `best.json` is
+    replaced in one step, and only then the old copy is deleted. A restarted evaluator continues from `best.json`.
   * With `best_dir`, the checkpoint is copied before its evaluation, so training may delete it during the evaluation.
 """
 
@@ -60,15 +60,15 @@ from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStr
 
 _logger = logging.getLogger("coordinator")
 
-# Errors of reading a checkpoint that is incomplete or was deleted (IndexError: TensorFlow, KeyError: HDF5).
+# Errors when an incomplete or deleted checkpoint is read. TensorFlow may raise IndexError, and h5py KeyError.
 _UNREADABLE = (tf.errors.OpError, OSError, IndexError, KeyError)
 
 
 class BestCheckpoint:
     """The best checkpoint by one metric. Only one evaluator at a time may use its directory.
 
-    ValueError if the mode is not "min" or "max", or TensorFlow does not find checkpoints in such a directory.
-    EvaluationError if `best.json` in the directory is not an evaluation result.
+    Raises ValueError if the mode is not "min" or "max", or if TensorFlow does not find checkpoints in such a directory.
+    Raises EvaluationError if `best.json` in the directory is not an evaluation result.
     """
 
     def __init__(self, directory: str | os.PathLike[str], metric: str, mode: str):
@@ -82,7 +82,7 @@ class BestCheckpoint:
 
     @contextlib.contextmanager
     def copied(self, checkpoint: CheckpointFile) -> Iterator[str]:
-        """Opens a scope with a copy of the checkpoint, yields its path, and deletes it unless `offer` accepted it.
+        """Yields the path of a copy of the checkpoint; deletes the copy at the end unless `offer` has accepted it.
 
         Raises `OSError` or `tf.errors.OpError` if the checkpoint cannot be copied, or was replaced during the copy.
         """
@@ -97,7 +97,7 @@ class BestCheckpoint:
                     remove(os.path.join(self._directory, name))
 
     def offer(self, copy: str, result: EvaluationResult) -> bool:
-        """Makes a copy the best if its result is better than the best so far; returns whether it is.
+        """Makes a copy the best if its result is better than the best so far; returns whether the result is better.
 
         Raises EvaluationError if the result lacks the metric.
         """
@@ -129,7 +129,7 @@ class BestCheckpoint:
 class SidecarEvaluator:
     """Evaluates the checkpoints in a directory as training writes them.
 
-    It evaluates either a compiled Keras model with its data:
+    An evaluator evaluates either a compiled Keras model with its data:
 
         SidecarEvaluator(model, data=dataset, checkpoint_dir=directory).start()
 
@@ -137,8 +137,8 @@ class SidecarEvaluator:
 
         SidecarEvaluator(module, None, directory, evaluate=lambda step: {"loss": ...}).start()
 
-    With a separate cluster (`coordinator run --evaluator-workers`), create the model in the scope of a strategy on it.
-    It is evaluated on its workers:
+    If the evaluator has a separate cluster (`coordinator run --evaluator-workers`), create the model in the scope of a
+    strategy of this cluster, whose workers then evaluate the model:
 
         with coordinator.ParameterServerStrategy(resolver) as strategy:
             with strategy.scope():
@@ -152,22 +152,22 @@ class SidecarEvaluator:
       data: the evaluation data of a Keras model: a `tf.data.Dataset`, or anything that `keras.Model.evaluate` takes.
         For a model of a strategy also a source of `coordinator.data` or a dataset function, which the workers read.
       checkpoint_dir: the checkpoint directory, on a file system that both processes share; all directories may be URLs
-        that TensorFlow reads, such as `gs://bucket/run`. It need not exist yet.
-      batch_size: of arrays and sources; None for 32.
+        that TensorFlow reads, such as `gs://bucket/run`. The checkpoint directory need not exist yet.
+      batch_size: the batch size for arrays and sources; None for 32.
       steps: number of batches in one evaluation; None for a full pass over `data`.
       max_evaluations: end after a checkpoint with this number or a higher one (`ckpt-12` has number 12; checkpoints
         whose names end in no number are counted); None for no limit.
       callbacks: Keras callbacks for `model.evaluate`. They find the training step in `model.optimizer.iterations`.
       evaluate: called with the training step instead of `model.evaluate`; returns metric names and numbers.
       on_evaluation: called with each `EvaluationResult` after it is in the results file.
-      log_dir: directory for TensorBoard summaries of the metrics; None for no summaries. Next to the summaries of
-        training, TensorBoard draws both in one chart.
+      log_dir: directory for TensorBoard summaries of the metrics; None for no summaries. If the directory is next to
+        the summaries of training, TensorBoard draws both in one chart.
       best_dir: directory for a copy of the best checkpoint; None for no copy.
       best_metric: name of the metric that decides which checkpoint is best.
       best_mode: "min" if a lower value is better, "max" if a higher one is.
       poll_interval: seconds between two checks of the directory.
-      advice_after: seconds without a new checkpoint until the log gives advice; also how long the last checkpoint of a
-        finished training may stay unreadable before that is an error.
+      advice_after: seconds without a new checkpoint until advice is logged. If the last checkpoint of a finished
+        training is unreadable for longer, an error is raised.
       new_training_grace: seconds after the start during which the evaluator does not end because of a marker or
         checkpoints that it found at the start: a new training may be about to replace them.
       stop: an event that ends the evaluator after the current evaluation; any thread may set it. See also `stop()`.
@@ -218,8 +218,9 @@ class SidecarEvaluator:
         self._batch_size, self._evaluate = batch_size, evaluate
         strategy = getattr(model, "distribute_strategy", None)
         self._strategy = strategy if isinstance(strategy, ParameterServerStrategy) else None
-        # The checkpoint that is being evaluated, with the path where it is read; whether its values are lost for good.
+        # The checkpoint that is being evaluated, and the path where it is read.
         self._current: tuple[CheckpointFile, str] | None = None
+        # Whether a parameter server has lost the values of this checkpoint, and they cannot be loaded again.
         self._are_values_lost = False
         self._loader = CheckpointLoader(model, data)
         self._best = None if best_dir is None else BestCheckpoint(best_dir, best_metric, best_mode)
@@ -239,7 +240,7 @@ class SidecarEvaluator:
             limit.
 
         Returns:
-          The results of this call, oldest first. `coordinator.evaluation.results` returns all of the directory.
+          The results of this call, oldest first. `coordinator.evaluation.results` returns all results in the directory.
 
         Raises:
           EvaluationError: the model has no variables to load, or is not compiled; a checkpoint does not fit it, or
@@ -300,16 +301,16 @@ class SidecarEvaluator:
         """Evaluates a checkpoint; returns None if it is unreadable."""
         with contextlib.ExitStack() as stack:
             try:
-                # From a copy if it may become the best.
+                # Reads a copy if the checkpoint may become the best.
                 path = checkpoint.path if self._best is None else stack.enter_context(self._best.copied(checkpoint))
                 self._current, self._are_values_lost = (checkpoint, path), False
                 step = self._loader.load(checkpoint, path)
                 if path == checkpoint.path and not checkpoint.is_keras_weights:
-                    checkpoint.require_unchanged()  # Otherwise the loaded values are newer than this checkpoint.
+                    checkpoint.require_unchanged()  # If it was replaced, the loaded values may be newer.
             except tf.errors.UnavailableError:
                 if self._strategy is None:
                     raise
-                # Wait for the parameter server; `join` raises an error if it does not return.
+                # Waits for the parameter server; `join` raises an error if the server does not return.
                 self._strategy.join()
                 return None
             except _UNREADABLE as error:
@@ -352,7 +353,7 @@ class SidecarEvaluator:
     def _write(self, result: EvaluationResult, path: str) -> None:
         """Writes a result; its checkpoint was read at `path`."""
         if self._log_dir is not None:
-            # With the first result: an evaluator without one leaves no file.
+            # Created with the first result, so that an evaluator without results leaves no file.
             self._summaries = self._summaries or tf.summary.create_file_writer(self._log_dir)
             with self._summaries.as_default(step=result.step):
                 for name, value in result.metrics.items():
@@ -377,7 +378,7 @@ def _checked(dataset: tf.data.Dataset, steps: int | None) -> tf.data.Dataset:
 def flat_metrics(metrics: Any) -> dict[str, float]:
     """Flattens metrics to names and numbers.
 
-    `metrics` maps names to numbers, scalar tensors or arrays, or to such mappings, whose metrics are named
+    `metrics` maps names to numbers, to scalar tensors or arrays, or to mappings of such metrics, which are then named
     `outer/inner`. Raises EvaluationError for anything else.
     """
     if not isinstance(metrics, Mapping):

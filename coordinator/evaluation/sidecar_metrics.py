@@ -4,7 +4,7 @@ r"""A Keras callback by which training acts on the results of a sidecar evaluato
                                                                                    \--> logs of the epoch, history
 
 Promises:
-  * Each result is acted on once, in order, whenever it arrives: an epoch may have several or none.
+  * The callbacks get each result once, in order, when it arrives: an epoch may have several results or none.
   * Results from before `fit` began belong to an earlier training, and are left out.
 """
 
@@ -26,21 +26,21 @@ class SidecarMetrics(keras.callbacks.Callback):
         stop = keras.callbacks.EarlyStopping("loss", patience=5)
         model.fit(source, epochs=100, callbacks=[SidecarMetrics(directory, [stop])])
 
-    Its callbacks take an evaluation for an epoch: `patience` counts evaluations, and `monitor` names a metric of the
-    evaluator. The logs of `fit`'s epochs have the newest result as `sidecar_loss` and so on, and `sidecar_step`, the
-    training step of its checkpoint.
+    The callbacks see each evaluation as an epoch: `patience` counts evaluations, and `monitor` names a metric of the
+    evaluator. The logs of `fit`'s epochs have the metrics of the newest result as `sidecar_loss` and so on, and the
+    training step of the evaluated checkpoint as `sidecar_step`.
 
     Args:
-      directory: the checkpoint directory, as the evaluator has it.
+      directory: the checkpoint directory that was given to the evaluator.
       callbacks: called with each result as if it were an epoch (`on_epoch_end`), and when training begins and ends.
-      prefix: of the names in the logs.
-      poll_interval: looks for results at the end of each epoch, and of a batch after this many seconds.
+      prefix: the beginning of the names in the logs.
+      poll_interval: seconds between checks for results at the end of a batch. Each end of an epoch checks, too.
 
     Attributes:
-      results: the results of this `fit` that it has acted on, oldest first.
+      results: the results of this `fit` that the callbacks have got, oldest first.
 
     Raises:
-      ValueError: a callback keeps the present weights, which are not the evaluated ones.
+      ValueError: a callback keeps the present weights, which are not the evaluated weights.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class SidecarMetrics(keras.callbacks.Callback):
             callback.set_model(model)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Passes the call on, and counts the results of earlier trainings."""
+        """Passes the call on to the callbacks, and counts the results of earlier trainings."""
         self.results = []
         self._earlier = len(results(self._directory))
         self._polled_at = time.monotonic()
@@ -90,12 +90,12 @@ class SidecarMetrics(keras.callbacks.Callback):
             callback.on_train_begin(logs)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:  # noqa: ARG002 - Keras' names
-        """Acts on new results, if the poll interval has passed."""
+        """Passes new results to the callbacks, if the poll interval has passed."""
         if time.monotonic() - self._polled_at >= self._poll_interval:
             self._act()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:  # noqa: ARG002 - Keras' names
-        """Acts on new results, and adds the newest one to the logs."""
+        """Passes new results to the callbacks, and adds the newest result to the logs."""
         self._act()
         if self.results and logs is not None:
             newest = self.results[-1]
@@ -103,7 +103,7 @@ class SidecarMetrics(keras.callbacks.Callback):
             logs.update({f"{self._prefix}{name}": value for name, value in newest.metrics.items()})
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Acts on new results, and passes the call on."""
+        """Passes new results, and then the call, on to the callbacks."""
         self._act()
         for callback in self._callbacks:
             callback.on_train_end(logs)

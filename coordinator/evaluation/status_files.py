@@ -4,16 +4,16 @@
     training.json       in the checkpoint directory: whether training has started or finished
     best.json           in the evaluator's `best_dir`: the result of the best checkpoint
 
-On a local file system they need no TensorFlow import: a training client, a dashboard or a script can read and write
-them cheaply. Files of a directory that is a URL, such as `gs://bucket/run`, go through `tf.io.gfile`.
+On a local file system, a training client, a dashboard or a script can read and write these files without importing
+TensorFlow. If the directory is a URL, such as `gs://bucket/run`, its files are read and written with `tf.io.gfile`.
 
 Promises:
-  * A reader never sees part of a result: a line counts once its line end is written; the other files are replaced in
-    one step. The next writer removes a line that a killed writer left unfinished.
-  * The marker of an earlier training in the directory does not end the evaluation of a later one. Either process may
-    start first. If the client does, `mark_training_started` replaces the old marker; without that call every
-    checkpoint written after the marker invalidates it. If the evaluator does, it does not act on a marker found at its
-    start until `new_training_grace` has passed. A marker that appears later counts immediately.
+  * A reader never sees part of a result, because a line counts only if its line end is written, and the other files are
+    replaced in one step. The next writer removes a line that a killed writer left unfinished.
+  * The marker of an earlier training in the directory does not end the evaluation of a later training. The client or
+    the evaluator may start first. If the client starts first, `mark_training_started` replaces the old marker; without
+    that call, any checkpoint that is written after the marker invalidates the marker. If the evaluator starts first, it
+    ignores a marker found at its start until `new_training_grace` has passed. A later marker counts immediately.
 
 File times are compared only with times of the same file system, never with the clock of another machine.
 """
@@ -46,8 +46,8 @@ class EvaluationResult:
       step: number of training steps before the checkpoint was written.
       metrics: metric names and values; dict-valued metrics are flattened to `outer/inner`.
       time: when the evaluation ended, in Unix seconds.
-      written_ns: when the checkpoint was written, in Unix nanoseconds of its file system. Distinguishes a checkpoint
-        from an earlier one of the same name.
+      written_ns: when the checkpoint was written, in Unix nanoseconds of its file system. This time distinguishes a
+        checkpoint from an earlier checkpoint of the same name.
     """
 
     checkpoint: str
@@ -63,7 +63,7 @@ class EvaluationResult:
 
     @classmethod
     def from_json(cls, line: str | bytes) -> "EvaluationResult":
-        """Parses what `to_json` wrote; ignores fields that a later version may add.
+        """Parses a line that `to_json` wrote; ignores fields that a later version may add.
 
         Raises:
           ValueError: the line is not such JSON.
@@ -136,7 +136,7 @@ def best_result(directory: str | os.PathLike[str]) -> EvaluationResult | None:
       directory: the evaluator's `best_dir`.
 
     Raises:
-      EvaluationError: `best.json` in it is not an evaluation result.
+      EvaluationError: `best.json` in the directory is not an evaluation result.
     """
     path = _file_in(directory, BEST_FILE)
     if (found := _read(path)) is None:
@@ -153,7 +153,7 @@ class TrainingMarker:
 
     Attributes:
       is_finished: True after `mark_training_finished`, False after `mark_training_started`.
-      time: of the report, in Unix seconds of the reporting machine.
+      time: when training reported the state, in Unix seconds of the reporting machine.
       written_ns: when the file was written, in Unix nanoseconds of the file system.
     """
 
@@ -172,12 +172,12 @@ def mark_training_started(directory: str | os.PathLike[str]) -> None:
 
 
 def mark_training_finished(directory: str | os.PathLike[str]) -> None:
-    """Records that no more checkpoints will be written to `directory`. Call it after the last one was written."""
+    """Records that no more checkpoints will be written to `directory`. Call it after the last checkpoint."""
     _write_marker(directory, "finished")
 
 
 def read_marker(directory: str | os.PathLike[str]) -> TrainingMarker | None:
-    """Returns the state that training reported last in `directory`, or None if it reported none.
+    """Returns the state that training reported last in `directory`, or None if training has reported no state.
 
     Raises `EvaluationError` if the marker file cannot be parsed.
     """

@@ -1,1 +1,1 @@
-"""What happens while a strategy runs, as one stream of events, and those that read it; no TensorFlow."""
+"""The stream of events of a strategy, and the readers of this stream; no TensorFlow."""

@@ -3,9 +3,9 @@
     worker threads, recovery, checkpoints --record--> [ the latest events ] --since--> callbacks, log, trace, dashboard
 
 Guarantees:
-- `record` neither blocks nor calls other code. Closures of one call are one event with their `count`.
-- The counts of the events of a kind add up to the same count in `strategy.cluster.statistics()`.
-- A slow reader misses events, is told how many, and delays nothing.
+- `record` neither blocks nor calls other code. The closures of one call are one event with `count` closures.
+- The counts of all events of a kind add up to the corresponding count in `strategy.cluster.statistics()`.
+- A slow reader misses events, learns how many, and delays no other thread.
 """
 
 import contextlib
@@ -57,8 +57,8 @@ class Event:
       kind: what happened, such as `closures_finished` or `worker_lost`.
       task: where: `worker 0`, `ps 1`, or "" for the client.
       name: the function, the path of the checkpoint, or the update rule.
-      count: how many closures, or how many steps were lost.
-      seconds: the duration of what ended, in seconds.
+      count: the number of closures, or of lost steps.
+      seconds: the duration of the call, wait or other work that has ended, in seconds.
       detail: the reason, or other facts.
     """
 
@@ -75,7 +75,7 @@ class EventStream:
     """A ring of the latest events, numbered from 0. Any thread may call all methods."""
 
     def __init__(self, capacity: int = 65_536) -> None:
-        # Tuples: a tuple costs a fifth of an `Event`, and most are never read.
+        # Holds tuples, because a tuple costs a fifth of an `Event`, and most events are never read.
         self._ring: deque[tuple[float, Kind, str, str, int, float, str]] = deque(maxlen=capacity)
         self._recorded = 0
         # A leaf lock: nothing is called while it is held.
@@ -94,7 +94,7 @@ class EventStream:
             self._recorded += 1
 
     def since(self, number: int) -> tuple[list[Event], int, int]:
-        """Returns the events from a number on, the number to continue with, and how many were dropped before them.
+        """Returns the events from a number on, the number to continue with, and the count of events dropped before.
 
         The number comes from an earlier call, or is 0 for all kept events, or `recorded` for future events only.
         """
@@ -106,9 +106,9 @@ class EventStream:
 
 
 class Listener:
-    """A thread that calls `callback` with new events, in order, until it is closed; then it calls `finish`.
+    """A thread that calls `callback` with new events, in order, until `close`, and then calls `finish`.
 
-    Each call gets at least one event, and the number of events that were dropped before.
+    Each call gets at least one event, and the number of events that were dropped since the last call.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Listener:
         self._thread.start()
 
     def close(self, timeout: float | None = None) -> None:
-        """Delivers all recorded events and ends the thread. May be called again."""
+        """Delivers all recorded events and ends the thread. A second call does nothing."""
         self._thread.stop()
         if self._thread.thread is threading.current_thread():
             return
@@ -152,7 +152,7 @@ def task_of_device(device: str) -> str:
 
 _events_logger = logging.getLogger("coordinator.events")
 
-# Every call has these, so they are not logged.
+# Every call has events of these kinds, which are therefore not logged.
 _FREQUENT = ("closures_started", "closures_finished")
 
 
@@ -193,7 +193,7 @@ def log_written_as(log_format: Literal["text", "json"]) -> Iterator[None]:
 
 
 def log_event(event: Event) -> None:
-    """Logs an event at the level INFO, unless every call has one of its kind."""
+    """Logs an event at the level INFO, except the kinds of events that every call has."""
     if event.kind not in _FREQUENT:
         words = (event.kind, event.task, event.name, event.detail)
         _events_logger.info("%s", " ".join(filter(None, words)), extra={"event": event})

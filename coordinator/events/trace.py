@@ -4,7 +4,7 @@
                           ^                                       |
     client      schedule -'                                       '-> finished
 
-Files have Chrome's trace format, which the Perfetto UI shows: a JSON object with one event per line, times in
+Trace files have Chrome's trace format, which the Perfetto UI shows: a JSON object with one event per line. Times are in
 microseconds since the beginning of the trace.
 
 Guarantees: a separate thread writes the trace while training runs. After each `flush` the file is complete, so viewers
@@ -35,17 +35,17 @@ _END = b"\n]}\n"
 
 
 class TraceFile:
-    """An open trace file: tracks with slices, instants, flows and counters. Times are in seconds since its beginning.
+    """An open trace file: tracks with slices, instants, flows and counters. Times are in seconds since the beginning.
 
-    Its tracks appear under the name `process`. Traces with different `number`s can be joined. Raises OSError if it
-    cannot be written, ValueError if `path` is a URL: the end of the file is changed in place.
+    Viewers show the tracks under the name `process`. Traces with different `number`s can be joined. Raises OSError if
+    the file cannot be written, and ValueError if `path` is a URL, because the end of the file is changed in place.
     """
 
     def __init__(self, path: str | os.PathLike[str], process: str, number: int) -> None:
         self._file = open(local_path(path, "A trace"), "wb")  # noqa: SIM115 - closed by `close`
         self._number = number
         self._tracks: dict[str, int] = {}
-        # Not in the file yet. All lines but the first begin with a comma.
+        # Lines that are not in the file yet. All lines but the first begin with a comma.
         self._lines = ['{"traceEvents": [\n', json.dumps(self._metadata("process_name", {"name": process}))]
 
     def track(self, name: str) -> int:
@@ -68,7 +68,7 @@ class TraceFile:
         details: Mapping[str, Any] = MappingProxyType({}),
         flow: tuple[int, str] | None = None,
     ) -> None:
-        """Writes an interval on a track; viewers show the details when it is selected.
+        """Writes an interval on a track; viewers show the details when the interval is selected.
 
         `flow` is the number of an arrow that begins here ("out"), ends here ("in") or passes through ("in out").
         """
@@ -83,7 +83,7 @@ class TraceFile:
         self._write(self._event("i", name, at, self.track(track)) | {"s": "t", "args": {**details}})
 
     def counter(self, name: str, at: float, values: Mapping[str, float]) -> None:
-        """Writes values from a time on, each as a line in the track of this name; JSON has only finite values."""
+        """Writes values from a time on, each as a line in the track of this name. Omits values that are not finite."""
         finite = {line: value for line, value in values.items() if math.isfinite(value)}
         self._write(self._event("C", name, at, 0) | {"args": finite})
 
@@ -117,19 +117,19 @@ _ENDS = {
 }
 _AWAY = {"worker_lost": "worker_returned", "parameter_server_lost": "parameter_server_recovered"}
 _CLIENT = "client"
-# The track with the load of what all workers share: the servers, the client, and their hosts.
+# The track with the load of shared resources: the servers, the client, and their hosts.
 BUSY = "busy"
 
 
 class Trace:
-    """An open trace, until `close` or the end of its block.
+    """A trace that is written until `close` or the end of its `with` block.
 
     Args:
       events: the stream of the strategy.
       path: the file's path; an existing file is overwritten.
       tasks: the tasks that have a track from the beginning.
-      sample: returns how many closures wait, and how many run.
-      busy: returns the load of what all workers share, from 0 to 1, by name; empty for none. May take seconds.
+      sample: returns how many closures wait, and how many closures run.
+      busy: returns the load of shared resources, from 0 to 1, by name; empty for none. A call may take seconds.
       close_timeout: how long `close` waits for the file, in seconds.
 
     Raises:
@@ -156,14 +156,14 @@ class Trace:
         self._close_timeout = close_timeout
         self._began = self._sampled_at = time.time()
         self._calls = 0
-        # Task -> the event that began, and the arrow number of its call.
+        # Task -> the event of its running call's start, and the number of the call's arrow.
         self._open: dict[str, tuple[Event, int]] = {}
         self._away: dict[str, Event] = {}
         self._error: OSError | None = None
         self._listener = Listener(events, self._write_all, "coordinator-trace", self._end)
 
     def close(self) -> None:
-        """Completes the file. May be called again."""
+        """Completes the file. A second call does nothing."""
         self._listener.close(self._close_timeout)
 
     def __enter__(self) -> "Trace":
@@ -279,7 +279,7 @@ class Listeners:
                 try:
                     callback(event)
                 except BaseException:
-                    # Also `SystemExit`: it would end the thread.
+                    # `SystemExit` is caught too, because it would end the thread.
                     _logger.exception("The callback %r for events raised an error; training continues.", callback)
 
         self._refuse_closed("on_event")

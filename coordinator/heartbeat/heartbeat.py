@@ -1,7 +1,7 @@
 """Watches the servers, and ends calls to servers that fall silent.
 
-A call to a frozen server, or to a host that is gone, would never return: its connection looks alive. The heartbeat
-shuts the connection down, and the call fails as if the server had been killed.
+A call to a frozen server, or to a host that is gone, would never return, because the connection looks alive. The
+heartbeat shuts the connection down, so the call fails as if the server had been killed.
 
     client                                                 heartbeat process
     user's and workers' threads -- state
@@ -11,11 +11,11 @@ shuts the connection down, and the call fails as if the server had been killed.
 The client's thread finds connections and passes duplicates of them to the process. The process acts without the client,
 because the call that must be ended may block all threads of the client.
 
-Only calls of this process are ended. A worker's call to a frozen parameter server lasts, and so does the client's call
-to that worker, until the connection to the worker is shut down too (`OpenConnections.shut_down`).
+The heartbeat ends only calls of this process. A worker's call to a frozen parameter server does not end. The client's
+call to that worker ends when the connection to the worker is shut down too (`OpenConnections.shut_down`).
 
-Guarantees: no method waits for a server, or for a thread that does. A process that dies is restarted. `close` leaves
-neither thread nor process.
+Guarantees: no method waits for a server, or for a thread that waits for a server. A heartbeat process that dies is
+restarted. `close` ends the thread and the process.
 """
 
 import contextlib
@@ -55,8 +55,8 @@ Duplicate = Callable[[int], socket.socket | None]
 class HeartbeatClient:
     """One run of `coordinator.heartbeat.heartbeat_process`. Only one thread at a time may use it.
 
-    The process ends when this one does. Its own session protects it from a terminal's Ctrl-C. It has the module search
-    path of this process. Arguments are as for `Heartbeat`. Raises OSError if the process cannot be started.
+    The heartbeat process ends when this process ends. Its own session protects it from a terminal's Ctrl-C. Both
+    processes have the same module search path. For arguments see `Heartbeat`. Raises OSError if the start fails.
     """
 
     def __init__(self, interval: float, timeout: float) -> None:
@@ -64,7 +64,7 @@ class HeartbeatClient:
         self._link.setblocking(False)
         self._watched: dict[str, int] = {}
         self.passed: dict[int, int] = {}
-        # -P: this package's folder has modules with names of Python's own, which must not take precedence.
+        # With -P, modules in this package's folder do not take precedence over Python's modules of the same name.
         command = [sys.executable, "-P", "-m", "coordinator.heartbeat.heartbeat_process", "--client", str(os.getpid())]
         command += ["--link", str(its_end.fileno()), "--interval", str(interval), "--timeout", str(timeout)]
         try:
@@ -91,11 +91,11 @@ class HeartbeatClient:
         return self._link.fileno()
 
     def update(self, watched: Mapping[str, int], connections: Mapping[int, int], duplicate: Duplicate) -> bool:
-        """Sends the changes since the last call, without waiting; returns whether all was sent.
+        """Sends the changes since the last call, without waiting; returns whether all changes were sent.
 
-        If not, the process has not read earlier messages yet, or has ended: call it again. `watched` maps addresses to
-        numbers that no other address ever has, `connections` the identity of each connection to its address's number.
-        `duplicate` returns a duplicate of a connection, None if it was closed.
+        If False, the process has not read earlier messages yet, or has ended; call `update` again. `watched` maps
+        addresses to numbers that no other address ever has, `connections` maps each connection's identity to its
+        address's number. `duplicate` returns a duplicate of a connection, or None if the connection was closed.
         """
         forgotten = {address: number for address, number in self._watched.items() if watched.get(address) != number}
         closed = {
@@ -106,7 +106,7 @@ class HeartbeatClient:
         try:
             for address in self._send_batches("forget", forgotten):
                 del self._watched[address]
-            # Also an address that was watched with another number.
+            # An address that was watched with another number is new, too.
             new = {address: (number, address) for address, number in watched.items() if address not in self._watched}
             for address in self._send_batches("watch", new):
                 self._watched[address] = watched[address]
@@ -166,15 +166,15 @@ def _batches(items: Sequence[Any], size: int) -> list[Sequence[Any]]:
 
 
 def _allow_tracing(process: int) -> None:
-    """Lets a child duplicate this process's descriptors where Linux allows that only to ancestors."""
+    """Lets a child process duplicate this process's descriptors if Linux allows this only to ancestors."""
     with contextlib.suppress(OSError):
         if _TRACE_SCOPE.read_text().strip() == "1":
             ctypes.CDLL(None).prctl(_PR_SET_PTRACER, process, 0, 0, 0)
 
 
-# A new connection of gRPC to a silent server blocks calls until it is passed on: the client looks more often.
+# The client searches more often while a server is silent: gRPC's new connections block calls until they are passed on.
 _SILENT_INTERVAL = 0.1
-# A process that fails is restarted after increasing pauses, in seconds.
+# A failed process is restarted after a pause in seconds, which doubles from `_FIRST_PAUSE` to `_LONGEST_PAUSE`.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 60.0
 _END_TIMEOUT = 5.0
 _UNKNOWN = ServerState(Liveness.UNKNOWN)
@@ -190,8 +190,8 @@ class Heartbeat:
     def __init__(self, interval: float = 1.0, timeout: float = 5.0) -> None:
         self._interval = interval
         self._timeout = timeout
-        # Guards the next attributes, which are read without it. A number is never used again: a late message about a
-        # forgotten address cannot be mistaken for one about the same address, watched again.
+        # Guards changes of the next three attributes, which are read without the lock. No number is used twice, so a
+        # late message about a forgotten address is not mistaken for a message about the same address, watched again.
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         self._watched: dict[str, int] = {}
@@ -199,7 +199,7 @@ class Heartbeat:
         self._wakeup, self._wakeup_end = socket.socketpair()
         self._wakeup.setblocking(False)
         self._wakeup_end.setblocking(False)
-        # The following attributes are used only by the thread.
+        # Only the heartbeat's thread uses the following attributes.
         self.process: HeartbeatClient | None = None
         self._connections = OpenConnections()
         self._lookup = EndpointLookup()
@@ -217,7 +217,7 @@ class Heartbeat:
         self._wake()
 
     def forget(self, address: str) -> None:
-        """Stops watching a server, if it is watched; connections to it stay."""
+        """Stops watching a server, if it is watched. Connections to the server stay open."""
         with self._lock:
             self._watched.pop(address, None)
             self._states.pop(address, None)
@@ -228,7 +228,7 @@ class Heartbeat:
         return self._states.get(address, _UNKNOWN)
 
     def close(self) -> None:
-        """Ends the thread and the process. May be called again."""
+        """Ends the thread and the process. A second call does nothing."""
         self._thread.stop()
         self._wake()
         if not self._thread.wait_stopped(2 * _END_TIMEOUT):
@@ -255,7 +255,7 @@ class Heartbeat:
         self._wakeup_end.close()
 
     def _wake(self) -> None:
-        """Wakes the thread. With a full buffer it wakes anyway; with a closed socket it has ended."""
+        """Wakes the thread. A full buffer wakes the thread anyway. A closed socket means that the thread has ended."""
         with contextlib.suppress(OSError):
             self._wakeup.send(b"\0")
 

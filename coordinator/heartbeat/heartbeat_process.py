@@ -1,9 +1,9 @@
-"""The process of a client that probes its servers, and shuts down its connections to servers that fall silent.
+"""A process that probes a client's servers, and shuts down the client's connections to servers that fall silent.
 
     python -m coordinator.heartbeat.heartbeat_process --client ID --link DESCRIPTOR --interval SECONDS --timeout SECONDS
 
-It is a separate process because the call that must be ended may block all threads of the client, with Python's global
-lock held. The link is a socket that preserves message boundaries. The client sends any of
+A separate process is needed because the call that must be ended may block all threads of the client, with Python's
+global lock held. The link is a socket that preserves message boundaries. The client sends any of
 
     {"forget": [number, ...]}
     {"watch": [[number, address], ...]}
@@ -12,16 +12,16 @@ lock held. The link is a socket that preserves message boundaries. The client se
 
 and receives `{"number": ..., "liveness": ..., "incarnation": ..., "since": ..., "obstacle": ...}` for every change.
 
-While a server is silent, the client opens new connections to it, and may block before it has passed them on. If the
-system lets one process duplicate another's descriptors (`OpenConnections`), this process fetches them. If not, such a
-call lasts until gRPC gives up connecting, after 20 seconds.
+While a server is silent, the client may open new connections to the server, and may block before it has passed them on.
+If the system lets a process duplicate another process's descriptors (`OpenConnections`), this process fetches these
+connections. If not, the blocked call lasts until gRPC gives up connecting, after 20 seconds.
 
 Guarantees:
 
-- It ends when the client's end of the link is closed or the client is gone. It ignores signals that a terminal or a
-  service manager sends to all processes of a job.
-- A probe of one server never waits for another server's. An unexpected error ends no other server's probes.
-- The connections to a server are shut down when it falls silent, and new ones while it stays silent.
+- The process ends when the client's end of the link is closed or the client is gone. It ignores signals that a terminal
+  or a service manager sends to all processes of a job.
+- A probe of one server never waits for a probe of another server. An unexpected error ends no other server's probes.
+- A server's connections are shut down when the server falls silent, and new connections while it stays silent.
 - A pause of this process, which makes probes late, does not count as a server's silence.
 """
 
@@ -60,13 +60,13 @@ class ServerState:
     """The state of one server.
 
     Attributes:
-      liveness: ANSWERING; GONE if connections to it are refused or something else answers; SILENT if it neither answers
-        nor refuses, because it is frozen or its host is gone; UNKNOWN until the first probe has ended.
-      incarnation: the number that the server drew at its start; None unless it is ANSWERING.
+      liveness: ANSWERING; GONE if connections are refused or another program answers; SILENT if the server neither
+        answers nor refuses, because it is frozen or its host is gone; UNKNOWN until the first probe has ended.
+      incarnation: the number that the server drew at its start if it is ANSWERING, otherwise None.
       since: when the state began, in seconds on the clock of `time.monotonic`.
-      obstacle: why it does not answer, if it is GONE or SILENT.
-      last_silence: when it was last SILENT, on the same clock; older connections to it were shut down. Infinity while
-        it is SILENT; minus infinity if it never was. Only the client's `Heartbeat` sets it.
+      obstacle: why the server does not answer, if it is GONE or SILENT.
+      last_silence: when the server was last SILENT, on the same clock; older connections were shut down. Infinity while
+        the server is SILENT; minus infinity if it was never SILENT. Only the client's `Heartbeat` sets it.
     """
 
     liveness: Liveness
@@ -83,10 +83,10 @@ _LONGEST_DELAY = 1.0
 
 
 class WatchedServer:
-    """Probes a server on an asyncio loop, and holds duplicates of the client's connections to it.
+    """Probes a server on an asyncio loop, and holds duplicates of the client's connections to the server.
 
     `interval` is the time between the starts of two probes; the server is silent when a probe has been unanswered for
-    `timeout`. Both are in seconds. `report` is called with each change, before connections are shut down for it.
+    `timeout`. Both are in seconds. `report` is called with each new state, before connections are shut down.
     """
 
     def __init__(self, address: str, interval: float, timeout: float, report: Callable[[ServerState], None]) -> None:
@@ -100,11 +100,11 @@ class WatchedServer:
 
     @property
     def is_silent(self) -> bool:
-        """Whether connections to it are being shut down."""
+        """Whether connections to the server are being shut down."""
         return self._state.liveness is Liveness.SILENT
 
     async def run(self) -> None:
-        """Probes the server until it is cancelled, also after unexpected errors, which are printed."""
+        """Probes the server until the coroutine is cancelled. Prints unexpected errors, and then continues."""
         while True:
             try:
                 await self._probe_again_and_again()
@@ -136,7 +136,7 @@ class WatchedServer:
             shut_down(connection)
 
     def release(self, identity: int) -> None:
-        """Closes a duplicate after the client has closed its connection, which ends when all duplicates are closed."""
+        """Closes a duplicate of a connection that the client has closed; a connection ends with its last duplicate."""
         if (connection := self._connections.pop(identity, None)) is not None:
             connection.close()
 
@@ -188,7 +188,7 @@ class HeartbeatProcess:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._unsent: collections.deque[bytes] = collections.deque()
         self._watches: asyncio.TaskGroup
-        # Set when a message has arrived, or a server has changed.
+        # Set when a message has arrived, or the state of a server has changed.
         self._wakeup = asyncio.Event()
 
     async def run(self) -> None:
@@ -198,7 +198,7 @@ class HeartbeatProcess:
             while os.getppid() == self._client:
                 silent_peers = {peer for server in self._servers.values() if server.is_silent for peer in server.peers}
                 if silent_peers:
-                    # Also connections that the client could not pass on.
+                    # The call includes connections that the client could not pass on.
                     self._client_connections.shut_down_to(silent_peers)
                 try:
                     await asyncio.wait_for(self._wakeup.wait(), _SILENT_INTERVAL if silent_peers else self._interval)
@@ -263,7 +263,7 @@ class HeartbeatProcess:
         self._send()
 
     def _send(self) -> None:
-        """Sends what the link accepts. A blocked client reads the rest later, and must not block this process."""
+        """Sends what the link accepts. A blocked client reads the rest later, and does not block this process."""
         loop = asyncio.get_running_loop()
         loop.remove_writer(self._link)
         while self._unsent:
@@ -273,7 +273,7 @@ class HeartbeatProcess:
                 loop.add_writer(self._link, self._send)
                 return
             except ConnectionError:
-                # The client has left; the next `_read` finds that out.
+                # The client has left, which the next `_read` notices.
                 self._unsent.clear()
                 return
             self._unsent.popleft()
@@ -286,11 +286,10 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--interval", type=float, required=True)
     parser.add_argument("--timeout", type=float, required=True)
     options = parser.parse_args(arguments)
-    # Ctrl-C, a closed terminal, and the end of a service or Slurm job reach the client too, which may still need this
-    # process.
+    # Ctrl-C, a closed terminal, and the end of a service or job reach the client too, which may need this process.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
-    # Room for a connection to every server, and duplicates of all connections of the client.
+    # The process needs a connection to every server, and duplicates of all connections of the client.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     link = socket.socket(fileno=options.link)

@@ -1,20 +1,21 @@
-"""Makes a TensorFlow server of this process listen at one address of the machine instead of all.
+"""Makes a TensorFlow server of this process listen at one address of the machine instead of all addresses.
 
-TensorFlow listens at every address of the machine, even if its own address names one host, and has no authentication:
-each client that reaches it can run functions in its process, and read and write its files. The address is an argument
-of `bind` deep inside TensorFlow. We therefore replace its listening socket after the start by a socket bound to one
-address, with the same file descriptor, by which TensorFlow knows it, and the same entries in epoll instances:
+TensorFlow listens at every address of the machine, even if the server's own address names one host, and has no
+authentication. So each client that reaches the server can run functions in its process, and read and write its files.
+The address is an argument of `bind` deep inside TensorFlow. This module therefore replaces the listening socket after
+the start by a socket that is bound to one address. The new socket has the same file descriptor, by which TensorFlow
+knows the socket, and the same entries in epoll instances:
 
     descriptor 7    [::]:2222  --->  a socket without a network  --->  127.0.0.1:2222
     epoll           7, its data      nothing                           7, its data
 
-The socket in between frees the port to be bound again, while threads of TensorFlow may use the descriptor at any time:
-it has nothing to accept. Connections that TensorFlow has accepted from elsewhere before are shut down.
+The socket in between frees the port for the next `bind`. Threads of TensorFlow may use the descriptor at any time, and
+find nothing to accept. Connections that TensorFlow has accepted at other addresses before are shut down.
 
 From before TensorFlow listens until the replacement, a socket at each other address of the machine takes the
-connections there, since the kernel prefers it to one for all addresses. Nothing accepts them.
+connections to that address, since the kernel prefers it to a socket for all addresses. Nothing accepts them.
 
-Needs no privileges. (A socket filter, SO_ATTACH_FILTER, needs them on some kernels, e.g. Linux 6.18.)
+The replacement needs no privileges. (A socket filter, SO_ATTACH_FILTER, needs privileges on Linux 6.18, for example.)
 """
 
 import contextlib
@@ -36,7 +37,7 @@ import psutil
 from coordinator.errors import LaunchError
 from coordinator.heartbeat.open_connections import Endpoint, OpenConnections, shut_down
 
-# Read by TensorFlow when it starts a server.
+# TensorFlow reads this environment variable when it starts a server.
 _REUSE_PORT = "TF_GRPC_REUSE_PORT"
 _EPOLL = "anon_inode:[eventpoll]"
 # The format of epoll entries in /proc; all numbers but the first are hexadecimal.
@@ -48,7 +49,7 @@ _INHERITED = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE),
 )
 _EPOLL_ADD, _EPOLL_DELETE = 1, 2
-# How long a port that was given up may stay in use, and how often it is tried, in seconds.
+# A freed port may stay in use for `_BIND_TIMEOUT` seconds, and is tried every `_BIND_INTERVAL` seconds.
 _BIND_TIMEOUT, _BIND_INTERVAL = 5.0, 0.005
 
 
@@ -77,7 +78,7 @@ class _Watch(NamedTuple):
 def loopback_of(host: str) -> str | None:
     """Returns the IP address to listen at for the host `localhost` or a loopback address; None for other hosts.
 
-    Another name may mean the loopback interface on this machine and another interface elsewhere.
+    Another host name may mean the loopback interface on this machine and another interface elsewhere.
     """
     if host == "localhost":
         return "127.0.0.1"
@@ -87,7 +88,7 @@ def loopback_of(host: str) -> str | None:
 
 
 def own_address(address: str) -> str:
-    """Returns an IP address if this machine has it; raises LaunchError if not."""
+    """Returns `address` if it is an IP address of this machine; raises LaunchError if not."""
     try:
         with socket.socket(_family(address)) as trial:
             trial.bind((address, 0))
@@ -99,11 +100,11 @@ def own_address(address: str) -> str:
 
 
 def listen_only_at(address: str, port: int, besides: Collection[int] = ()) -> None:
-    """Makes this process, which listens on a port, listen there at one IP address of the machine only.
+    """Makes this process, which listens on a port, listen on that port at one IP address of the machine only.
 
     Sockets with descriptors in `besides` stay. Raises OSError, and changes nothing, if the kernel is not Linux or hides
-    epoll entries, or nothing listens there. Raises LaunchError if another process took the port during the change: this
-    process then no longer listens there.
+    epoll entries, or no socket listens on the port. Raises LaunchError if another process took the port during the
+    change; this process then no longer listens.
     """
     if sys.platform != "linux":
         raise OSError(f"it is not known how to replace a listening socket on {sys.platform}")
@@ -139,15 +140,15 @@ def listen_only_at(address: str, port: int, besides: Collection[int] = ()) -> No
 
 @contextlib.contextmanager
 def reached_only_at(address: str, port: int) -> Iterator[None]:
-    """A scope to start a TensorFlow server that is never reached at other addresses; then it listens at one only.
+    """A scope to start a TensorFlow server that cannot be reached at addresses other than `address`.
 
-    Leaving it raises the errors of `listen_only_at`.
+    Leaving the scope calls `listen_only_at`, which may raise errors.
     """
     with contextlib.ExitStack() as opened:
         decoys = []
         if sys.platform == "linux":
             for other in _other_addresses(address):
-                # The address is gone, or another program listens there.
+                # An error means that the address is gone, or that another program listens there.
                 with contextlib.suppress(OSError):
                     decoys.append(opened.enter_context(_decoy(other, port)).fileno())
         if decoys and _can_share(port):
@@ -160,12 +161,12 @@ def reached_only_at(address: str, port: int) -> Iterator[None]:
 
 
 def _other_addresses(address: str) -> list[str]:
-    """Returns this machine's other addresses; for a loopback address, those at which other machines reach it."""
+    """Returns this machine's other addresses; for a loopback address, those that other machines can reach."""
     own = ipaddress.ip_address(address)
     try:
         addresses = [entry.address for entries in psutil.net_if_addrs().values() for entry in entries]
     except OSError:
-        # Some sandboxes refuse.
+        # Some sandboxes refuse the query.
         return []
     others = []
     for text in addresses:
@@ -194,7 +195,7 @@ def _decoy(address: str, port: int) -> socket.socket:
 
 
 def _can_share(port: int) -> bool:
-    """Returns True if another socket of this user can listen at all addresses; some sandboxes refuse it."""
+    """Returns True if another socket of this user can listen at all addresses, which some sandboxes refuse."""
     with socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET) as trial:
         try:
             if trial.family == socket.AF_INET6:
@@ -244,7 +245,7 @@ def _watches(descriptor: int) -> list[_Watch]:
     with select.epoll() as trial:
         trial.register(descriptor, 0)
         watches = list(described_watches(descriptor))
-        # Some sandboxes hide such entries: then nothing would ever wait for a replaced socket.
+        # Some sandboxes hide such entries. Nothing would then ever wait for a replaced socket.
         if not any(watch.epoll == trial.fileno() for watch in watches):
             raise OSError("/proc/self/fdinfo does not say what is waited for")
         return [watch for watch in watches if watch.epoll != trial.fileno()]
@@ -264,7 +265,7 @@ def described_watches(descriptor: int) -> Iterator[_Watch]:
 
 
 def _delete(descriptor: int, watch: _Watch) -> bool:
-    """Deletes an entry; returns False if it is gone, for example because the epoll instance has two descriptors."""
+    """Deletes an entry; returns False if the entry is gone, for example because the instance has two descriptors."""
     try:
         watch.change(_EPOLL_DELETE, descriptor)
     except OSError as error:
@@ -289,7 +290,7 @@ def _bound(address: str, port: int) -> socket.socket:
         try:
             return socket.create_server((address, port), family=_family(address), backlog=socket.SOMAXCONN)
         except OSError as error:
-            # Another thread, or a process that it started, may hold a duplicate of the former socket for a moment.
+            # Another thread, or a process that the thread started, may hold a duplicate of the former socket briefly.
             if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
                 raise LaunchError(
                     f"Nothing listens on port {port} any more, since it cannot be bound to {address}: {error.strerror}."

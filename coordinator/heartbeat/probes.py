@@ -1,36 +1,36 @@
-"""Asks servers for their status, why they do not answer, and whether they reach each other; without TensorFlow.
+"""Finds out whether servers answer, why they do not answer, and whether they reach each other; without TensorFlow.
 
 A probe (`TaskProbe`, or `AsyncTaskProbe` on an asyncio loop) is one empty `GetStatus` request over its own gRPC
-channel. Guarantees: it
+channel. Guarantees: a probe
 
 - returns within its deadline, even if the server is frozen or its host is gone;
 - holds no Python lock while it waits, so it never blocks another thread;
 - notices a server that was restarted on the same port, within about a second, by its new incarnation.
 
-`find_obstacles` makes a plain connection to a server that does not answer. It waits for a limited time, but lets the
-resolution of host names end.
+`find_obstacles` makes a plain connection to a server that does not answer. It limits the time for connections, but
+waits until the resolution of host names has ended.
 
 `ServerLinks` finds network faults that no client sees:
 
     client --"do you reach B?"--> server A --status--> server B
            <------- yes ---------          <---------
 
-If packets between them are dropped, a worker's call to a parameter server lasts until the kernel gives up the
-connection: some 950 s. Neither the client nor its heartbeat notices, because both servers answer the client.
+If packets between A and B are dropped, a call of A to B lasts until the kernel gives up the connection, after some 950
+seconds. Neither the client nor its heartbeat notices the fault, because both servers answer the client.
 
-The question is TensorFlow's `CreateSession` for a cluster of A and B: to answer it, A asks B for its devices. A uses
-other threads than those that run functions. So the question neither waits for a running function, nor takes the thread
-that this function needs: with two processors, a second function on A would take the last one. It costs about 8 ms of
-both servers together.
+The question is TensorFlow's `CreateSession` for a cluster of A and B: to answer, A asks B for B's devices. A answers on
+threads that run no functions. So the question neither waits for a running function, nor takes a thread that this
+function needs: with two processors, a second function on A would take the last thread. A question costs both servers
+together about 8 ms.
 
-Guarantees of `ServerLinks`: an unanswered question is not asked again, since it occupies a thread of A; what A has made
-for an answer is freed; no method waits longer than `timeout`; an answer stays valid for a moment, so many threads may
-ask.
+Guarantees of `ServerLinks`: an unanswered question is not asked again, since it occupies a thread of A; the session
+that A has made for an answer is freed; no method waits longer than `timeout`; an answer stays valid for `_FRESH`
+seconds, so many threads may ask.
 
-The messages have only the fields that are used. They are part of TensorFlow's wire format (`worker.proto`,
-`device_attributes.proto`, `eager_service.proto`, `master.proto`, `config.proto`, `cluster.proto`), which does not
-change between releases; TensorFlow has no Python classes for some of them. A separate pool holds them, because
-TensorFlow registers messages of the same names in the default pool.
+The message classes have only the fields that are used. The messages are part of TensorFlow's wire format
+(`worker.proto`, `device_attributes.proto`, `eager_service.proto`, `master.proto`, `config.proto`, `cluster.proto`),
+which does not change between releases; TensorFlow has no Python classes for some messages. A separate pool holds the
+classes, because TensorFlow registers messages of the same names in the default pool.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ from google.protobuf.message import DecodeError
 
 from coordinator.addresses import parse_address
 
-# In seconds. A host that is up accepts or refuses a connection in a fraction of this.
+# In seconds. A host that is up accepts or refuses a connection in a fraction of `_CONNECT_TIMEOUT`.
 _RESOLVE_TIMEOUT = 2.0
 _CONNECT_TIMEOUT = 1.0
 
@@ -71,7 +71,7 @@ def find_obstacles(addresses: Collection[str]) -> dict[str, Obstacle]:
     async def find_all() -> list[Obstacle]:
         return await asyncio.gather(*map(find_obstacle, addresses))
 
-    # On another thread, since the caller's may already run an event loop, as in a notebook.
+    # The event loop needs another thread, since the caller's thread may already run one, as in a notebook.
     with concurrent.futures.ThreadPoolExecutor(1, "coordinator-obstacles") as thread:
         return dict(zip(addresses, thread.submit(asyncio.run, find_all()).result(), strict=True))
 
@@ -81,18 +81,18 @@ async def find_obstacle(address: str) -> Obstacle:
     loop = asyncio.get_running_loop()
     try:
         endpoints = await _endpoints(*parse_address(address))
-    except (OSError, ValueError):  # a time-out, and a name with an empty label, too
+    except (OSError, ValueError):  # includes timeouts, and names with an empty label
         return Obstacle.UNRESOLVED
     obstacle = Obstacle.UNREACHED
     for family, kind, protocol, _, endpoint in endpoints:
         try:
-            # Fails for an IPv6 address where the kernel has no IPv6.
+            # `socket` fails for an IPv6 address if the kernel has no IPv6.
             with socket.socket(family, kind, protocol) as connection:
                 connection.setblocking(False)
                 await asyncio.wait_for(loop.sock_connect(connection, endpoint), _CONNECT_TIMEOUT)
         except ConnectionRefusedError:
             obstacle = Obstacle.REFUSED
-        except OSError:  # a time-out too
+        except OSError:  # includes timeouts
             continue
         else:
             return Obstacle.SILENT
@@ -102,7 +102,7 @@ async def find_obstacle(address: str) -> Obstacle:
 async def _endpoints(host: str, port: int) -> Sequence[Any]:
     """Returns the result of `socket.getaddrinfo`; raises OSError after a timeout, ValueError for an invalid name."""
     try:
-        # An IP address needs no thread. The event loop has few resolver threads; hanging names can block them all.
+        # An IP address needs no thread. The event loop has few resolver threads; slow names can block all of them.
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     except OSError:
         resolution = asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -129,22 +129,22 @@ def channel_options(longest_backoff: int, *, detect_dead_host: bool) -> ChannelO
     options: ChannelOptions = (
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", longest_backoff),
-        # Bounds a single attempt to connect, so it must leave room for a slow network.
+        # This value bounds a single attempt to connect, so the value must leave room for a slow network.
         ("grpc.min_reconnect_backoff_ms", 5_000),
-        # Shares neither connection nor back-off with another channel to the same address.
+        # The channel shares neither connection nor back-off with another channel to the same address.
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_http_proxy", 0),
     )
     if not detect_dead_host:
         return options
-    # With any keep-alive gRPC ends a connection whose packets are not acknowledged after the second value. The first
-    # value prevents pings, which servers answer with a disconnect.
+    # With any keep-alive option, gRPC ends a connection whose packets stay unacknowledged for the time of the second
+    # option. The long time of the first option prevents pings, which servers answer with a disconnect.
     return (*options, ("grpc.keepalive_time_ms", 3_600_000), ("grpc.keepalive_timeout_ms", 5_000))
 
 
 _Field = descriptor_pb2.FieldDescriptorProto
 _STRING, _INT32, _FIXED64 = _Field.TYPE_STRING, _Field.TYPE_INT32, _Field.TYPE_FIXED64
-# Field: its number, its type or the name of a message, and whether it is repeated.
+# Message -> field -> its number, its type or the name of its message, and whether the field is repeated.
 _MESSAGES: dict[str, dict[str, tuple[int, int | str, bool]]] = {
     "DeviceAttributes": {"name": (1, _STRING, False), "incarnation": (6, _FIXED64, False)},
     "GetStatusResponse": {"device_attributes": (1, "DeviceAttributes", True)},
@@ -152,7 +152,7 @@ _MESSAGES: dict[str, dict[str, tuple[int, int | str, bool]]] = {
     "ContextRequest": {"context_id": (1, _FIXED64, False), "context_view_id": (2, _FIXED64, False)},
     # The request of CleanupAll.
     "ContainersRequest": {"container": (1, _STRING, True)},
-    # How a map is encoded.
+    # An entry of the map `JobDef.tasks`.
     "TaskDef": {"key": (1, _INT32, False), "value": (2, _STRING, False)},
     "JobDef": {"name": (1, _STRING, False), "tasks": (2, "TaskDef", True)},
     "ClusterDef": {"job": (1, "JobDef", True)},
@@ -194,7 +194,7 @@ _CHANNEL_OPTIONS = channel_options(500, detect_dead_host=True)
 class TaskStatus:
     """The status of a server: the names of its devices, such as `/job:worker/replica:0/task:0/device:CPU:0`.
 
-    `incarnation` is a random number that it drew at its start; a different one means that it was restarted.
+    `incarnation` is a random number that the server drew at its start; another number means that it was restarted.
     """
 
     incarnation: int
@@ -211,12 +211,12 @@ class TaskProbe:
     def status(self, timeout: float) -> TaskStatus | None:
         """Returns the server's status within `timeout` seconds. Raises ValueError if the probe is closed.
 
-        None means that it is refused, gone, frozen, or not a TensorFlow server.
+        None means that the server refuses connections, is gone or frozen, or is not a TensorFlow server.
         """
         return self.begin_status(timeout)()
 
     def begin_status(self, timeout: float) -> Callable[[], TaskStatus | None]:
-        """Begins a probe without waiting; returns a function that waits for its result, as `status` returns it."""
+        """Begins a probe without waiting; returns a function that waits for the result of `status`."""
         call = self._get_status.future(b"", timeout=timeout)
         return lambda: _decode(call.result()) if call.code() is grpc.StatusCode.OK else None
 
@@ -232,9 +232,9 @@ class TaskProbe:
 
 
 class AsyncTaskProbe:
-    """Asks the server at one `host:port` on an asyncio loop, and tells silence from a refusal.
+    """Asks the server at one `host:port` on an asyncio loop, and distinguishes silence from a refusal.
 
-    An asynchronous context manager: create, use and leave it on the loop.
+    The probe is an asynchronous context manager, and must be created, used and left on the loop.
     """
 
     def __init__(self, address: str):
@@ -245,13 +245,13 @@ class AsyncTaskProbe:
     async def status(self, timeout: float) -> TaskStatus | None:
         """Returns the server's status, or None if no TensorFlow server runs there.
 
-        Raises TimeoutError after `timeout` seconds in silence: the server is frozen, or its host is gone.
+        Raises TimeoutError after `timeout` seconds of silence, because the server is frozen or its host is gone.
         """
         try:
             async with asyncio.timeout(timeout):
                 status = await self._ask(timeout)
-                # gRPC also reports a failure for a frozen server, whose kernel accepts connections, and for a host that
-                # is gone, as unreachable or not at all. Only a refused connection shows that there is no process.
+                # A failure of gRPC may also mean a frozen server, whose kernel accepts connections, or a host that is
+                # gone. Only a refused connection shows that there is no process.
                 if status is None and await find_obstacle(self._address) is not Obstacle.REFUSED:
                     status = await self._ask(timeout, wait_for_ready=True)
                 return status
@@ -275,7 +275,7 @@ class AsyncTaskProbe:
 
 
 def _decode(reply: bytes) -> TaskStatus | None:
-    """Decodes a reply; returns None if it has no devices, and so is not from a TensorFlow server."""
+    """Decodes a reply; returns None if the reply has no devices, and so is not from a TensorFlow server."""
     try:
         devices = GetStatusResponse.FromString(reply).device_attributes
     except DecodeError:
@@ -285,9 +285,9 @@ def _decode(reply: bytes) -> TaskStatus | None:
     return TaskStatus(incarnation=devices[0].incarnation, devices=tuple(device.name for device in devices))
 
 
-# Differ from the servers' own job names, which TensorFlow refuses here.
+# These names differ from the servers' own job names, which TensorFlow refuses in a `CreateSession`.
 _HERE, _THERE = "coordinator_here", "coordinator_there"
-# The answers of a server that does not reach another one. After another error, it does not answer such questions.
+# The errors of a server that does not reach another one. A server with another error does not answer such questions.
 _UNREACHED = frozenset(
     {
         grpc.StatusCode.UNAVAILABLE,
@@ -310,29 +310,29 @@ class Link(NamedTuple):
 
 
 class ServerLinks:
-    """Asks servers whether they reach others. Every method may be called from any thread.
+    """Asks servers whether they reach other servers. Every method may be called from any thread.
 
-    `timeout` is in seconds: a server that has not answered for this long does not reach the other one.
+    A server that has not answered for `timeout` seconds does not reach the other server.
     """
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
-        # Guards the next attributes; nothing waits while it is held.
+        # Guards the next attributes. No thread waits while it holds this lock.
         self._lock = threading.Lock()
         self._channels: dict[str, grpc.Channel] = {}
         self._asked: dict[Link, tuple[Any, float]] = {}
-        # When links were last found to work.
+        # Link -> when the link was last found to work.
         self._whole: dict[Link, float] = {}
         self._is_closed = False
         self._freeing: set[Any] = set()
 
     def broken(self, links: Collection[Link]) -> dict[Link, str]:
-        """Asks, in parallel, about links whose sources answer the client; returns the broken ones with descriptions.
+        """Asks, in parallel, about links whose sources answer the client; returns broken links with descriptions.
 
-        A link whose source does not answer such questions is not among them.
+        A link whose source does not answer such questions is not returned.
         """
         questions = {link: question for link in links if (question := self._ask(link)) is not None}
-        # Only the rest of a question's timeout is waited for: an earlier call may have waited already.
+        # The wait takes only the rest of a question's timeout, because an earlier call may have waited already.
         deadline = max((asked_at + self._timeout for _, asked_at in questions.values()), default=0.0)
         concurrent.futures.wait([_done(call) for call, _ in questions.values()], max(0.0, deadline - time.monotonic()))
         described = {link: self._words(link, *question) for link, question in questions.items()}
@@ -348,7 +348,7 @@ class ServerLinks:
             channel.close()
 
     def _ask(self, link: Link) -> tuple[Any, float] | None:
-        """Returns a question's call, and when it was asked; None after `close`, or if the answer is known."""
+        """Returns a question's call, and when the question was asked; None after `close`, or if the answer is known."""
         with self._lock:
             if self._is_closed or time.monotonic() - self._whole.get(link, -_FRESH) < _FRESH:
                 return None
@@ -367,7 +367,7 @@ class ServerLinks:
         return asked
 
     def _free(self, channel: grpc.Channel, call: Any) -> None:
-        """Frees what a server has made for its answer; called on a thread of gRPC."""
+        """Frees the session that a server has made for its answer; called on a thread of gRPC."""
         # The channel may have been closed.
         with contextlib.suppress(ValueError):
             if call.code() is grpc.StatusCode.OK:

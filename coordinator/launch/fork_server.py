@@ -1,21 +1,23 @@
-"""The process that local servers are forked from. It has loaded TensorFlow, but not used it.
+"""Forks local servers from this process, which has loaded TensorFlow but never used it.
 
     python -m coordinator.launch.fork_server    its standard input is a socket; `server_starter.py` has the other end
 
 Loading TensorFlow takes nearly all the start time of a server. A forked server starts in a fraction of a second, and
-shares the memory that holds TensorFlow. Guarantees of the fork server:
+shares the memory of TensorFlow with the fork server. Guarantees of the fork server:
 
 - A forked server runs the same code as `coordinator serve`.
-- It never forks with several threads, which a fork would stop in the middle of their work, or for another environment
-  than the one in which TensorFlow was loaded: such a server becomes a fresh process.
-- It reports how each server ended, and forks none whose report was shut down, because nobody wants that server.
-- When the other end of the socket is closed, it ends immediately with all its servers, frozen ones included.
+- If the fork server has several threads, or a server needs another environment than the one in which TensorFlow was
+  loaded, the forked process starts a new interpreter. A fork would stop the other threads in the middle of their work.
+- It reports how each server ended. A requester that no longer wants a server shuts down the report of the server, which
+  is then not forked.
+- When the other end of its standard input is closed, the fork server kills all its servers, even frozen ones, and ends
+  immediately.
 
-The fork server of `multiprocessing` with `set_forkserver_preload` was tried, and cannot replace it. Each child imports
-the `__main__` of the requesting process: a program without `if __name__ == "__main__"` fails ("An attempt has been made
-to start a new process before the current process has finished its bootstrapping phase"), and any other runs its top
-level in every server. It is one per process, with one environment, shared with the user's own `multiprocessing`. Its
-resource tracker stays when the servers are closed.
+The fork server of `multiprocessing` with `set_forkserver_preload` was tried, and cannot replace this fork server. Each
+of its children imports the `__main__` of the requesting process. So a program without `if __name__ == "__main__"` fails
+("An attempt has been made to start a new process before the current process has finished its bootstrapping phase"), and
+any other program runs its top level in every server. A process has only one such fork server, with one environment, and
+the user's own `multiprocessing` uses the same one. Its resource tracker keeps running when the servers are closed.
 """
 
 import contextlib
@@ -37,24 +39,24 @@ from coordinator.background_thread import start_once
 from coordinator.errors import ClusterSpecError, LaunchError
 from coordinator.launch.serve import SERVE_COMMAND, UNUSABLE, load_tensorflow, serve, set_process_title
 
-# `asyncio` returns the same for a child whose exit code is unknown.
+# The exit code that stands for an unknown exit code, as in `asyncio`.
 UNKNOWN_EXIT_CODE = 255
 
-# Not read when TensorFlow is loaded, but by a server at its start, by CUDA and TensorFlow when they look for GPUs, by
-# gRPC with each connection, and by NumPy's linear algebra, which no server uses.
+# Variables that are not needed while TensorFlow is loaded. A server reads them at its start, CUDA and TensorFlow when
+# they look for GPUs, gRPC with each connection, and NumPy's linear algebra, which no server uses.
 _READ_LATE = frozenset(
     {"TF_CONFIG", "CUDA_VISIBLE_DEVICES", "TF_FORCE_GPU_ALLOW_GROWTH", "grpc_proxy", "OPENBLAS_NUM_THREADS"}
 )
 
-# The descriptors of a request: environment, folder, log and report.
+# The number of descriptors of a request: environment, folder, log and report.
 _DESCRIPTORS = 4
-# How long a joined thread may remain listed, in seconds.
+# How long the kernel may still list a thread that has been joined, in seconds.
 _THREAD_END_TIMEOUT = 1.0
 _POLL_INTERVAL = 0.001
 
 
 class _Child(NamedTuple):
-    """A forked server: its id, a pipe that it holds open, and its standard input, the socket for its report."""
+    """A forked server: its id, the read end of a pipe that the server holds open, and the socket for its report."""
 
     pid: int
     end: int
@@ -64,8 +66,8 @@ class _Child(NamedTuple):
 class ForkServer:
     """Forks servers until `control` is closed.
 
-    Each message on `control` requests one server, by descriptors: the environment (a file, in JSON), the folder to run
-    in, the log, and the socket for reports about it.
+    Each message on `control` requests one server. The message carries descriptors: a file with the environment in JSON,
+    the folder to run in, the log, and the socket for reports about the server.
     """
 
     def __init__(self, control: socket.socket):
@@ -79,7 +81,7 @@ class ForkServer:
     def run(self) -> NoReturn:
         """Loads TensorFlow and forks servers on request; then ends the process."""
         self._may_serve = load_for_forking(self._control)
-        # Before, SIGTERM ended this process; now the ends of servers must be reported.
+        # SIGTERM could end this process until now. From now on this process must report the ends of its servers.
         self._found_handler = signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self._poll.register(self._control, select.POLLIN)
         while True:
@@ -94,7 +96,7 @@ class ForkServer:
         if not message:
             self._end()
         if len(descriptors) < _DESCRIPTORS:
-            # The kernel drops descriptors for which there is no room. This server gets no report.
+            # The kernel drops descriptors if this process has too many open files. The requester gets no report then.
             for descriptor in descriptors:
                 os.close(descriptor)
             print("coordinator: a request for a server was dropped: too many open files.", flush=True)
@@ -107,10 +109,11 @@ class ForkServer:
         os.close(log)
 
     def fork(self, environment: Mapping[str, str], folder: int, log: int, report: socket.socket) -> None:
-        """Forks a server, unless its report was shut down at its other end, or no process can be forked.
+        """Forks a server, unless the requester has shut down its report, or no process can be forked.
 
-        `folder` and `log` are descriptors. `report` receives the message that the server begins, and its exit code, and
-        is then closed. The server reads it, and ends when its other end is closed.
+        `folder` and `log` are descriptors. `report` gets the message that the server begins, and later the server's
+        exit code, and is then closed. `report` is also the server's standard input, so that closing the other end ends
+        the server.
         """
         shutdown_poll = select.poll()
         shutdown_poll.register(report, select.POLLIN)
@@ -124,7 +127,7 @@ class ForkServer:
         except OSError as error:
             for descriptor in pipe:
                 os.close(descriptor)
-            # The disk may be full.
+            # The write fails if the disk is full.
             with contextlib.suppress(OSError):
                 os.write(log, f"coordinator: no process could be forked for this server: {error}.\n".encode())
             _report_end(report, UNKNOWN_EXIT_CODE)
@@ -148,7 +151,7 @@ class ForkServer:
             os.kill(child.pid, signal.SIGKILL)
         for child in tuple(self._children):
             self._reap(child)
-        # Python's own exit would first destroy everything that was loaded.
+        # Python's own exit would first destroy all loaded modules.
         os._exit(0)
 
     def _become_server(
@@ -169,7 +172,8 @@ class ForkServer:
                 child.report.close()
             changed = {name for name, _ in environment.items() ^ self._environment.items()}
             if not self._may_serve or changed - _READ_LATE:
-                # Inherited only from here: processes that a forked server starts may outlive it.
+                # Only the new interpreter inherits `held`, because processes that a forked server starts may outlive
+                # the server.
                 os.set_inheritable(held, True)
                 os.execve(sys.executable, SERVE_COMMAND, environment)  # noqa: S606 - no shell is wanted
             for name in _READ_LATE:
@@ -188,7 +192,7 @@ class ForkServer:
 
 
 def _report_end(report: socket.socket, code: int) -> None:
-    # The process that reads it may be gone.
+    # The process that reads the report may be gone.
     with report, contextlib.suppress(OSError):
         report.send(f"ended {code}".encode())
 
@@ -196,21 +200,21 @@ def _report_end(report: socket.socket, code: int) -> None:
 def load_for_forking(control: socket.socket) -> bool:
     """Loads TensorFlow, and nothing that would make a fork of this process unsafe or large.
 
-    This process ends if the other end of `control` is closed during the loading. Returns True if the process may be
-    forked to become a server: TensorFlow is loaded, and has started no thread.
+    This process ends if the other end of `control` is closed during the loading. Returns True if a fork of this process
+    can serve, because TensorFlow is loaded and has started no thread.
     """
-    # NumPy's linear algebra would start threads when it is loaded.
+    # With any other number, NumPy's linear algebra would start threads when it is loaded.
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     with _ended_with(control):
         try:
             load_tensorflow(os.environ)
         except Exception:  # noqa: BLE001 - an installation may be broken in any way
-            # Every server then tries for itself, and has the error in its own log.
+            # Every server then loads TensorFlow itself, and has the error in its own log.
             traceback.print_exc()
             return False
-    # Otherwise each server would print the buffered text again.
+    # If text stayed in the buffer, each forked server would print that text again.
     sys.stdout.flush()
-    # The collector does not write to frozen objects, so all servers share one copy.
+    # The garbage collector does not write to frozen objects, so all servers share one copy of their memory.
     gc.collect()
     gc.freeze()
     return _is_single_threaded()
@@ -223,7 +227,7 @@ def _ended_with(control: socket.socket) -> Iterator[None]:
 
     def watch() -> None:
         poll = select.poll()
-        # Only the socket's end, because requests wait in it.
+        # With an event mask of 0, `poll` reports only the end of the socket, and no requests that wait there.
         poll.register(control, 0)
         poll.register(done, select.POLLIN)
         if any(descriptor != done for descriptor, _ in poll.poll()):
@@ -250,7 +254,7 @@ def _is_single_threaded() -> bool:
 
 
 if __name__ == "__main__":
-    # Before the title is set, which adds a variable to the environment.
+    # The fork server copies the environment here, before `set_process_title` adds a variable.
     fork_server = ForkServer(socket.socket(fileno=0))
     set_process_title("coordinator fork server", "fork-server")
     fork_server.run()

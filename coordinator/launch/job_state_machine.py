@@ -1,4 +1,4 @@
-"""Decides what `coordinator run` and `coordinator slurm` do next: each event is a call, and causes calls of a `Job`.
+"""Decides what a launcher starts, restarts and ends: each event is a call that causes calls of a `Job`.
 
     STARTING --servers ready--> RUNNING --chief ends with 0--> AWAITING_EVALUATOR
         |                        ^ |                                 |
@@ -10,15 +10,15 @@
         |                                          |
         +--signal, or a server fails--> ENDED <--no program is left--+
 
-On Slurm each task has its own state machine, and a task without the chief is told of the chief's end.
+On Slurm each task has its own state machine, which is told of the chief's end even in a task without the chief.
 
-The machine never waits, so a test gives any run as a sequence of calls. Guarantee: it ends.
+The state machine never waits, so a test can describe any run as a sequence of calls. Guarantee: each run ends.
 
 - Each state that waits for a program's end has a deadline, after which the program is killed.
-- A chief that fails, or a server that ends, is started again a limited number of times, never after an interruption.
-- A server that has served is started again even while others still start.
-- A server that ends soon after its start is started again with a growing delay.
-- Failed starts on an unreachable host do not count for some minutes.
+- A failed chief and a server that ends are restarted a few times, never after an interruption; an evaluator never is.
+- A server that has served is restarted even while other servers still start.
+- A server that ends soon after a restart is restarted with a growing delay.
+- In the first minutes after the loss of a server, failed restarts on its unreachable host do not count.
 """
 
 import collections
@@ -31,17 +31,18 @@ from collections.abc import Callable, Collection
 from typing import Protocol
 
 _INTERRUPTED = 128 + signal.SIGINT
-# Typed again in a terminal, these kill the program. Other signals may be repeated by a scheduler, and do not.
+# If one of these signals is typed again in a terminal, it kills the program. Other signals do not kill the program when
+# they are repeated, because a scheduler may repeat them.
 _IMPATIENT = (signal.SIGINT, signal.SIGQUIT)
 _NOTICE_AFTER = 10.0
 _SIGNAL_GRACE = 15.0
 _TERMINATE_GRACE = 5.0
-# A server that has run this long after its last restart, in seconds, is started again without a delay.
+# A server that has run for this many seconds after its last restart is restarted without a delay.
 _STABLE_AFTER = 60.0
-# Other delays are 1, 2, 4, ... seconds, at most a minute.
+# Other restarts are delayed by 1, 2, 4, ... seconds, at most a minute.
 _SHORTEST_DELAY, _LONGEST_DELAY = 1.0, 60.0
-# How long after a server's loss its failed starts do not count, in seconds. Its host may be booting; a server that only
-# lost its connection holds the port for five minutes.
+# For how many seconds after the loss of a server its failed restarts do not count. The server's host may be booting, or
+# the server has only lost its connection and still holds the port, which it does for five minutes.
 _HOST_TIMEOUT = 600.0
 
 
@@ -59,16 +60,16 @@ class Job(Protocol):
         """Reports to the user."""
 
     def start(self, role: Role) -> None:
-        """Starts the program in a role, again if it has ended."""
+        """Starts the program in a role; restarts a program that has ended."""
 
     def start_server(self, name: str) -> None:
-        """Starts a server again, which has ended, on its port."""
+        """Restarts a server that has ended, on the same port."""
 
     def send(self, number: signal.Signals) -> None:
         """Sends a signal to every running program."""
 
     def suspend(self) -> None:
-        """Stops the programs and the command itself until the terminal continues it."""
+        """Stops the programs and the command itself until the terminal continues the command."""
 
 
 class State(enum.Enum):
@@ -88,12 +89,12 @@ class JobStateMachine:
       job: carries out the decisions.
       roles: the roles of the program.
       evaluator_timeout: how long the evaluator may run after the chief has ended with code 0.
-      restarts: how often a failed chief is started again, while the evaluator continues.
-      server_restarts: how often each server is started again.
+      restarts: how often a failed chief is restarted, while the evaluator continues.
+      server_restarts: how often each server is restarted.
       clock: returns the time.
 
-    `exit_code` is final in the state `ENDED`. `given_up` has the names of servers that have ended and are not started
-    again; other threads may read it.
+    `exit_code` is final in the state `ENDED`. `given_up` has the names of servers that have ended and are not
+    restarted; other threads may read `given_up`.
     """
 
     def __init__(
@@ -116,11 +117,11 @@ class JobStateMachine:
         self._restarted = 0
         self._server_restarts = server_restarts
         self._servers_restarted: collections.Counter[str] = collections.Counter()
-        # Server that has served -> when it was lost.
+        # Name of a server that has served -> the time at which the server was lost.
         self._lost: dict[str, float] = {}
-        # Server -> the time and the delay of its last restart.
+        # Name of a server -> the time and the delay of its last restart.
         self._last_restart: dict[str, tuple[float, float]] = {}
-        # Server -> when its next start is due.
+        # Name of a server -> the time at which its next restart is due.
         self._due: dict[str, float] = {}
         self._evaluator_timeout = evaluator_timeout
         self._evaluator_code = 0
@@ -133,7 +134,7 @@ class JobStateMachine:
         return min(self._deadline, *self._due.values(), math.inf)
 
     def servers_ready(self) -> None:
-        """Starts the programs: every server answers, except servers that were given up."""
+        """Starts the programs, because every server answers except servers that were given up."""
         if self.state is State.STARTING:
             self.state = State.RUNNING
             self._running = set(self._roles)
@@ -147,10 +148,10 @@ class JobStateMachine:
             self._job.report(reason)
 
     def server_ended(self, name: str, ending: str, consequence: str, log: str = "", *, has_served: bool = True) -> None:
-        """Starts a server again that ended unexpectedly, or reports the `consequence`.
+        """Restarts a server that ended unexpectedly, or reports the `consequence`.
 
-        `ending` is such as `by SIGKILL`; `log` is a path or "". `has_served` is False if the last start failed, perhaps
-        because the host cannot be reached.
+        `ending` says how the server ended, such as `by SIGKILL`; `log` is a path or "". `has_served` is False if the
+        last start failed, perhaps because the host cannot be reached.
         """
         now = self._clock()
         if has_served:
@@ -190,7 +191,7 @@ class JobStateMachine:
             self._job.send(signal.SIGKILL)
 
     def program_ended(self, role: Role, code: int) -> None:
-        """Decides what follows a program's end; a negative code is minus the signal that ended it."""
+        """Decides what follows a program's end; a negative code is minus the signal that ended the program."""
         # A shell reports the signal n as 128 + n.
         code = 128 - code if code < 0 else code
         self._running.discard(role)
@@ -258,7 +259,7 @@ class JobStateMachine:
 
 
 def run_to_end(machine: JobStateMachine, events: "queue.SimpleQueue[Callable[[], None]]") -> None:
-    """Makes the queued calls, and `time_passed` when it is due, until the run has ended."""
+    """Makes the queued calls, and calls `time_passed` at each deadline, until the run has ended."""
     while machine.state is not State.ENDED:
         seconds = max(0.0, machine.deadline - time.monotonic())
         try:
@@ -269,7 +270,7 @@ def run_to_end(machine: JobStateMachine, events: "queue.SimpleQueue[Callable[[],
 
 
 def _ending(code: int) -> str:
-    """Describes the end of a program, by the exit code that a shell reports."""
+    """Describes how a program ended, from the exit code that a shell reports."""
     try:
         return f"was ended by {signal.Signals(code - 128).name}"
     except ValueError:

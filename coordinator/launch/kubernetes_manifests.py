@@ -23,17 +23,18 @@ Object = dict[str, Any]
 _PORT = 2222
 _HEALTH_PORT = 8080
 _CHECKPOINTS = "/checkpoints"
-# The group that may write to the claim, with any user of the image; the default is the Dockerfile's group.
+# The group that may write to the claim, so that any user of the image can. The Dockerfile's user has the same group.
 _GROUP = 1000
-# Names of pods have up to 23 characters more, and at most 63.
+# The name of a pod has up to 23 characters more than the job's name, and at most 63.
 _LONGEST_NAME = 40
-# Of each kind; more than a Kubernetes cluster can have.
+# The maximum number of servers of each kind, which is more than a Kubernetes cluster can have.
 _MOST_SERVERS = 100_000
-# How often the program is started again: Kubernetes' default.
+# How often the program is restarted: Kubernetes' default.
 _PROGRAM_RESTARTS = 6
-# The same for servers of a JobSet: the whole set fails with the first server that is not started again.
+# How often servers of a JobSet are restarted: the whole set would fail with the first server that is not restarted.
 _SERVER_RESTARTS = 1_000_000
-# The time between a worker's deletion and its end signal, in seconds: it finishes a step and leaves the cluster.
+# The seconds between a worker's deletion and its end signal, so that the worker can finish a step and leave the
+# cluster.
 _DRAINING_SECONDS = 10
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
@@ -43,15 +44,15 @@ _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?([numkMGTPE]|[KMGTPE]i)?")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KubernetesJob:
-    """A training on Kubernetes, as the command line gives it. Raises SettingError for a value that is not valid.
+    """A training on Kubernetes, as the command line gives it. Raises SettingError for an invalid value.
 
     Attributes:
       name: the name of the job, with which all objects' names begin.
       image: the container image, which contains this library.
       command: the command of the program's container; empty for the image's own command.
       jobset: use a JobSet, which ends the servers with the program, instead of StatefulSets, which can be scaled.
-      cpu: each pod's request, such as "2" or "500m"; empty for none.
-      memory: each pod's request and limit, such as "8Gi"; empty for none.
+      cpu: the CPU that each pod requests, such as "2" or "500m"; empty for no request.
+      memory: the memory that each pod requests and may use, such as "8Gi"; empty for no request and no limit.
       gpu: the number of GPUs (`nvidia.com/gpu`) of each worker.
       checkpoints: the PersistentVolumeClaim that the program and the parameter servers find at `/checkpoints`, or "".
     """
@@ -111,7 +112,7 @@ class KubernetesJob:
         return {**labels, "app.kubernetes.io/component": component} if component else labels
 
     def _rights(self) -> list[Object]:
-        """The program may follow the pods; the servers need no rights."""
+        """Returns the objects by which the program may watch the pods. The servers need no rights."""
         group, name = "rbac.authorization.k8s.io", f"{self.name}-chief"
         rule = {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}
         role = {"apiGroup": group, "kind": "Role", "name": name}
@@ -123,11 +124,11 @@ class KubernetesJob:
         ]
 
     def _protection(self) -> list[Object]:
-        # Only pods of the job reach each other: TensorFlow's servers have no authentication.
+        # Only pods of the job reach the job's pods, because TensorFlow's servers have no authentication.
         pods = {"matchLabels": self._labels()}
         access = {"podSelector": pods, "policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": pods}]}]}
-        # Drained nodes take one parameter server at a time, and the next one only when it is back. Kubernetes cannot
-        # apply maxUnavailable to the pods of Jobs.
+        # When nodes are drained, Kubernetes evicts one parameter server at a time, and the next only when the previous
+        # one is back. Kubernetes cannot apply `maxUnavailable` to the pods of Jobs.
         draining = {"minAvailable": self.ps - 1, "selector": {"matchLabels": self._labels("ps")}}
         return [
             self._object("networking.k8s.io/v1", "NetworkPolicy", spec=access),
@@ -150,7 +151,7 @@ class KubernetesJob:
         return {"completionMode": "Indexed", **numbers, "template": template}
 
     def _program_job(self) -> Object:
-        """A new pod is created only when the old one is gone: two clients would share the servers."""
+        """Returns the program's Job, which replaces a pod only when it is gone, because two clients would interfere."""
         counts = {"chief": 1, **self._servers()}
         cluster = {job: [f"{self._host(job, i)}:{_PORT}" for i in range(n)] for job, n in counts.items()}
         config = json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}})
@@ -185,7 +186,7 @@ class KubernetesJob:
             "ports": [_container_port("tensorflow", _PORT), _container_port("health", _HEALTH_PORT)],
             "startupProbe": {**health, "periodSeconds": 2, "failureThreshold": 150},
             "readinessProbe": {**health, "periodSeconds": 10},
-            # A restarted server loses its variables, so only one that has hung for minutes is restarted.
+            # A restarted server loses its variables, so only a server that has hung for minutes is restarted.
             "livenessProbe": {**health, "periodSeconds": 30, "timeoutSeconds": 10, "failureThreshold": 6},
         }
         if job == "worker":

@@ -1,6 +1,6 @@
 """Runs a cluster, here or on other machines, and the user's program in each of its roles, for `coordinator run`.
 
-    main thread     calls `JobStateMachine` for each event in turn, which calls the job to carry out what follows
+    main thread     calls `JobStateMachine` for each event in turn; the state machine calls `LocalJob`
     signals         reports signals
     server-output   reads the servers' logs
     servers-ready   waits until every server answers, also a restarted one
@@ -45,11 +45,11 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal
 
 
 class LocalJob:
-    """One run. The main thread must create it and run it: Python handles signals only there.
+    """One run. Only the main thread may create and run it, because Python handles signals in the main thread.
 
-    `log_folder` must exist; all processes inherit `environment`. `is_log_needed` says that a server failed, and its log
-    should be kept; `dashboard` is the same address for all starts of the program. Raises LaunchError if there are too
-    few GPUs or ports, or a host cannot be used.
+    `log_folder` must exist; all processes inherit `environment`. `is_log_needed` is True if a server failed, whose log
+    should be kept. `dashboard` is the dashboard's address, the same for all starts of the program. Raises LaunchError
+    if there are too few GPUs or ports, or a host cannot be used.
     """
 
     def __init__(self, request: RunRequest, log_folder: pathlib.Path, environment: Mapping[str, str], console: Console):
@@ -103,7 +103,7 @@ class LocalJob:
             with SignalReader(_SIGNALS, lambda number: self._events.put(partial(machine.signal_received, number))):
                 self._run_to_end()
         except LaunchError:
-            # An earlier signal may be the cause: Ctrl-C also ends a process that has no session yet.
+            # An earlier signal may have caused the error, because Ctrl-C also ends a process that has no session yet.
             while machine.state is State.STARTING and not self._events.empty():
                 self._events.get()()
             if machine.state is not State.ENDED:
@@ -127,18 +127,18 @@ class LocalJob:
         self._console.say(text)
 
     def start(self, role: Role) -> None:
-        """Starts the program in a role, again if it has ended."""
+        """Starts the program in a role; restarts a program that has ended."""
         if role in self._programs:
             self._programs[role].close()
         environment = self._program_environment(role)
         log_path = log_file(self._log_folder, f"{role.value}-0", self._starts[role])
         self._starts[role] += 1
         if self._request.log_dir is None:
-            # The terminal does not show TensorFlow's error logs either. The strategy reports the important ones, and
-            # only the first line of such a message can be told from the program's output.
+            # The terminal does not show TensorFlow's error logs either. The strategy reports the important errors, and
+            # only the first line of an error log can be told from the program's output.
             environment[_LOG_LEVEL] = self._environment.get(_LOG_LEVEL, "3")
         if role is Role.EVALUATOR:
-            # Its output is a pipe, for which Python would buffer blocks.
+            # The evaluator writes to a pipe, for which Python would buffer blocks.
             environment["PYTHONUNBUFFERED"] = "1"
         self._programs[role] = ProgramProcess(
             self._request.command,
@@ -152,14 +152,14 @@ class LocalJob:
         )
 
     def start_server(self, name: str) -> None:
-        """Starts a server again, which has ended, on its port."""
+        """Restarts a server that has ended, on the same port."""
         [server] = [server for server in self._servers if server.name == name]
         try:
             server.start()
         except LaunchError as error:
             self._console.say(str(error))
         self._follow_log(server)
-        # A server that could not be started counts as one that ended immediately.
+        # A server that could not be started counts as a server that ended immediately.
         self._watch_server(server)
 
     def send(self, number: signal.Signals) -> None:
@@ -167,13 +167,13 @@ class LocalJob:
             program.send(number)
 
     def suspend(self) -> None:
-        """Stops the programs and this process until the terminal continues it."""
+        """Stops the programs and this process until the terminal continues this process."""
         self.send(signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGSTOP)
         self.send(signal.SIGCONT)
 
     def commands(self) -> list[str]:
-        """Returns the shell command of each process, with its additions to the environment."""
+        """Returns the shell command of each process, with the variables that are added to its environment."""
         program = [sys.executable, *self._request.command]
         commands = []
         for server in self._servers:
@@ -216,7 +216,7 @@ class LocalJob:
             self._events.put(self._state_machine.servers_ready)
 
     def _servers_failed(self, reason: str) -> None:
-        # Servers that are being closed do not answer either.
+        # Servers that this job is closing do not answer either, and their logs are not needed.
         self.is_log_needed = not self._is_closing.is_set()
         self._events.put(partial(self._state_machine.servers_failed, reason))
 
@@ -236,7 +236,7 @@ class LocalJob:
             self._servers_failed(server.failure())
         else:
             self.is_log_needed = True
-            # On this machine, a failed start would fail again.
+            # On this machine a failed start counts towards the limit of restarts, because it would fail again.
             has_served = has_served or not self._hosts
             self._events.put(partial(self._on_server_ended, server, server.ending, has_served=has_served))
 
@@ -287,7 +287,7 @@ def _clusters(request: RunRequest, roles: Collection[Role]) -> dict[Role, dict[s
 
 
 def dashboard_address(text: str, taken: Collection[str]) -> PageAddress:
-    """Returns an address with port and token that are the same for all starts; port 0 takes one not in `taken`."""
+    """Returns a dashboard's address for all starts of a program, with a token, and with a port not in `taken` for 0."""
     address = parse_page_address(text, "--dashboard")
     if not address.port:
         [free] = free_addresses(1, besides=taken)

@@ -1,18 +1,18 @@
 """Runs the user's program in one role, as a child process, and writes the output of `coordinator run`.
 
     coordinator-program-output  reads what the evaluator prints
-    coordinator-program-errors  reads file descriptor 2 of the program, and shows what is not a log of TensorFlow
+    coordinator-program-errors  reads file descriptor 2 of the program, and shows all but TensorFlow's logs
     coordinator-program-copy    with `is_copied`: reads what the program prints, and writes it to the terminal and to
                                 its log
     coordinator-program-end     waits for the end of the program
 
-The program has its own session, so it gets a signal once, from the command, and not also from the terminal's Ctrl-C. It
-still reads and writes the terminal. Guarantees:
+The program has its own session. So the terminal does not send Ctrl-C to the program, which gets each signal only once,
+from the command. The program still reads and writes the terminal. Guarantees:
 
-- The program ends when this process does (`startup/sitecustomize.py`).
-- Its child processes end with it, however it ends, except those with their own session or process group.
-- A line of the command is whole and begins at the left edge, even if the program draws a progress bar on the same
-  terminal. The terminal is restored.
+- The program ends when this process ends (`startup/sitecustomize.py`).
+- However the program ends, its child processes end too, except child processes with their own session or process group.
+- The command writes each of its lines whole and from the left edge, even if the program draws a progress bar on the
+  same terminal. At its end the command restores the terminal.
 """
 
 import codecs
@@ -43,44 +43,43 @@ from coordinator.errors import LaunchError
 
 _CLEAR_LINE = "\r\x1b[K"
 _SHOW_CURSOR = "\x1b[?25h"
-# How long a program's child processes may take to end after it, in seconds. Python's `resource_tracker` then removes
-# shared memory that the program has left.
+# How long a program's child processes may take to end after the program, in seconds. In this time Python's
+# `resource_tracker` removes shared memory that the program has left.
 _CHILDREN_END_TIMEOUT = 1.0
 _POLL_INTERVAL = 0.02
-# How long a program's last output may take to arrive after its end, in seconds: another process may hold it open.
+# How long to wait for a program's last output after its end, in seconds. Another process may hold the output open.
 _LAST_OUTPUT_TIMEOUT = 2.0
 _STARTUP = str(pathlib.Path(__file__).with_name("startup"))
 
-# The format of absl, `I0000 00:00:1795426568.932662   27184 port.cc:153] ...`, and TensorFlow's older one, a date and a
-# letter. Messages of level F are kept: the process ends after them.
+# The format of absl, `I0000 00:00:1795426568.932662   27184 port.cc:153] ...`, and TensorFlow's older format with a
+# date and a letter. Messages of level F are shown, because the process ends after them.
 _LOG_LINE = re.compile(rb"[IWE]\d{4} \d\d:\d\d:\d+\.\d+ +\d+ |\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: [IWE] ")
-# The beginning of a possible log line. Other text is shown immediately: it may be a prompt.
+# The beginning of a possible log line. Other text may be a prompt, and is shown immediately.
 _MAYBE_LOG_LINE = re.compile(rb"[IWE](\d{0,4}|\d{4} [\d:. ]*)|\d{1,4}|\d{4}-[\d:. -]*[IWE]?")
 _WARNING = b"WARNING: All log messages before absl::InitializeLog"
 _LONGEST_START = 64
-
 _READ_INTERVAL = 0.1
 # The beginning of lines that servers of this library print themselves.
 _OWN_LINE = b"coordinator: "
 
 
 class Console:
-    """The output of the command. Lines of the evaluator go to `output`, all others to `errors`."""
+    """The output of the command. Lines of the evaluator go to `output`, all other lines to `errors`."""
 
     def __init__(self, output: TextIO, errors: TextIO):
         self._output = output
         self._errors = errors
 
     def say(self, text: str) -> None:
-        """Writes a line of the command, after the local time."""
+        """Writes a line of the command, with the local time before it."""
         _write_line(self._errors, f"{time.strftime('%Y-%m-%d %H:%M:%S')} coordinator: {text}")
 
     def forward(self, source: str, line: str) -> None:
-        """Writes a line of a program, after its source in brackets."""
+        """Writes a line of a program, with its source in brackets before it."""
         _write_line(self._output, f"[{source}] {line}")
 
     def forward_error(self, source: str, line: str) -> None:
-        """Writes a line of a server's standard error, after its source in brackets."""
+        """Writes a line of a server's standard error, with its source in brackets before it."""
         _write_line(self._errors, f"[{source}] {line}")
 
     def show(self, text: str) -> None:
@@ -89,7 +88,7 @@ class Console:
 
     @contextlib.contextmanager
     def restored(self, keyboard: int) -> Iterator[None]:
-        """Restores the terminal at the descriptor `keyboard` on leaving, and shows its cursor."""
+        """Restores the terminal at the descriptor `keyboard` at the end of the scope, and shows the cursor."""
         settings = termios.tcgetattr(keyboard) if os.isatty(keyboard) else None
         try:
             yield
@@ -101,11 +100,11 @@ class Console:
 
 
 def _is_in_foreground(keyboard: int) -> bool:
-    """Returns True if this process may change the terminal: the kernel stops a background process that tries."""
+    """Returns True if this process may change the terminal. The kernel stops a background process that tries."""
     try:
         return os.tcgetpgrp(keyboard) == os.getpgrp()
     except OSError:
-        # The terminal controls another session.
+        # The terminal belongs to another session.
         return False
 
 
@@ -114,27 +113,28 @@ def _write_line(stream: TextIO, line: str) -> None:
 
 
 def _write(stream: TextIO, text: str) -> None:
-    # The reader has ended (`coordinator run ... | head`), the terminal is gone, or the disk is full. The run must still
-    # pass on signals and end in order.
+    # The write fails if the reader has ended (`coordinator run ... | head`), the terminal is gone, or the disk is full.
+    # The run must still pass on signals and end in order.
     with contextlib.suppress(OSError):
         stream.write(text)
         stream.flush()
 
 
 class ProgramProcess:
-    """A running program. The main thread must create it: the program ends when the thread that started it does.
+    """A running program. Only the main thread may create it, because the program ends with the thread that started it.
 
     Args:
       command: the arguments of the interpreter.
-      environment: its environment.
-      on_line: gets each line that it prints, also to standard error. None gives it this process's input and output.
-      on_error_text: without `on_line`, gets what code other than Python writes to standard error, if it is filtered.
-      is_filtered: leave out what TensorFlow's C++ code logs. With `log_path` it is always left out.
-      log_path: a new file for what code other than Python writes to standard error.
-      is_copied: the file also gets all that the program prints.
-      on_end: gets its exit code, minus the signal that killed it, after its last line.
+      environment: the program's environment.
+      on_line: gets each line that the program prints, also to standard error. With None the program uses this process's
+        standard input and output.
+      on_error_text: without `on_line`, gets the filtered text that code other than Python writes to standard error.
+      is_filtered: whether to leave out the logs of TensorFlow's C++ code. With `log_path` they are always left out.
+      log_path: a new file for the text that code other than Python writes to standard error.
+      is_copied: whether the file also gets all text that the program prints.
+      on_end: gets the program's exit code, or minus the signal that killed the program, after its last line.
 
-    Raises LaunchError if it could not be started.
+    Raises LaunchError if the program could not be started.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class ProgramProcess:
         with contextlib.ExitStack() as opened:
             copy_path = log_path if is_copied else None
             output = errors = None
-            # The destination of Python's own standard error.
+            # The descriptor to which the program's `sys.stderr` writes.
             python_errors = 2
             if on_line is not None:
                 read = partial(_read_lines, on_line, is_filtered and log_path is None, copy_path)
@@ -182,15 +182,15 @@ class ProgramProcess:
                 )
             except OSError as error:
                 raise LaunchError(f"{shlex.join(command)} could not be started: {error}.") from error
-        # Held to reap the program: until then no other process group has its number.
+        # Held to signal or to reap the program, because another process group may get the number of a reaped program.
         self._lock = threading.Lock()
-        # If the thread fails, the program's end is unknown, and `on_end` ends the wait for it.
+        # If the thread fails, the program's end is unknown, and `on_end` reports code 1, so that nobody waits forever.
         self._watcher = start_once("coordinator-program-end", partial(self._watch, on_end), lambda _: on_end(1))
 
     def send(self, number: signal.Signals) -> None:
-        """Sends a signal to the program and its child processes, as a terminal does, unless they have ended."""
+        """Sends a signal to the program and its child processes, as a terminal does, unless the program was reaped."""
         with self._lock:
-            # `poll` would reap it.
+            # `poll` would reap the program.
             if self._process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self._process.pid, number)
@@ -201,7 +201,7 @@ class ProgramProcess:
         self._watcher.join()
 
     def _pipe(self, opened: contextlib.ExitStack, name: str, read: Callable[[int], None], like: int = -1) -> int:
-        """Returns the end to write to, a terminal if the descriptor `like` is one."""
+        """Starts a reader; returns the descriptor to write to, a terminal if the descriptor `like` is a terminal."""
         # The program may draw a progress bar only on a terminal.
         reading, writing = _open_terminal(like) if os.isatty(like) else os.pipe()
         opened.callback(os.close, writing)
@@ -218,7 +218,7 @@ class ProgramProcess:
         return output, output if os.isatty(1) and os.isatty(2) else copy(2)
 
     def _watch(self, on_end: Callable[[int], None]) -> None:
-        # Does not reap the program. There is nothing to reap if this process was started with SIGCHLD ignored.
+        # `WNOWAIT` does not reap the program. `waitid` fails if this process was started with SIGCHLD ignored.
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
             _wait_ended_without_leader(self._process.pid, _CHILDREN_END_TIMEOUT)
@@ -232,7 +232,7 @@ class ProgramProcess:
 
 
 def _wait_ended_without_leader(group: int, timeout: float) -> None:
-    """Waits at most `timeout` seconds until no process of a group runs except its leader, whose id is the group's."""
+    """Waits at most `timeout` seconds until no process of a group runs, except the leader, whose id is `group`."""
     deadline = time.monotonic() + timeout
     pause = threading.Event()
     while any(_is_in_group(pid, group) for pid in psutil.pids() if pid != group) and time.monotonic() < deadline:
@@ -240,7 +240,7 @@ def _wait_ended_without_leader(group: int, timeout: float) -> None:
 
 
 def _is_in_group(pid: int, group: int) -> bool:
-    """Returns True for a running process of the group; an ended one may never be reaped."""
+    """Returns True for a running process of the group. A zombie does not count, because it may never be reaped."""
     try:
         return os.getpgid(pid) == group and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except (OSError, psutil.Error):
@@ -257,12 +257,12 @@ def _open_terminal(like: int) -> tuple[int, int]:
 
 
 def _log(path: pathlib.Path | None) -> RawIOBase:
-    # Other threads append to the file.
+    # The file is opened for appending, because other threads append to it, too.
     return open(path or os.devnull, "ab", buffering=0)
 
 
 def _write_log(log: RawIOBase, data: bytes) -> None:
-    # The disk may be full. The pipe is still read: a program ends when it writes to a pipe without a reader.
+    # If the disk is full, the pipe is still read, because a program ends when it writes to a pipe without a reader.
     with contextlib.suppress(OSError):
         log.write(data)
 
@@ -272,7 +272,7 @@ def _copy(descriptor: int, log_path: pathlib.Path, pipe: int) -> None:
         stream = opened.enter_context(open(pipe, "rb", buffering=0))
         log = opened.enter_context(_log(log_path))
         output = opened.enter_context(open(descriptor, "wb", closefd=False))
-        # At the program's end a terminal reports an error. The command's reader may have ended.
+        # Reading from a terminal fails when the program has ended. Writing fails if the command's own reader has ended.
         with contextlib.suppress(OSError):
             while data := stream.read(65_536):
                 _write_log(log, data)
@@ -310,8 +310,8 @@ def _read_errors(on_text: Callable[[str], None], log_path: pathlib.Path | None, 
 class LogFilter:
     """Removes log lines of TensorFlow from a stream of bytes in pieces of any size.
 
-    The beginning of a line is withheld only while it may be a log line. A prompt or a progress bar of a child process
-    is therefore shown immediately.
+    The beginning of a line is withheld only while the line may be a log line. A prompt or a progress bar of a child
+    process is therefore shown immediately.
     """
 
     def __init__(self) -> None:
@@ -319,7 +319,7 @@ class LogFilter:
         self._is_log: bool | None = None
 
     def feed(self, data: bytes) -> bytes:
-        """Takes the next piece; returns the text to show, from this piece and what was withheld before."""
+        """Takes the next piece; returns the text to show, which includes text that was withheld before."""
         shown = b""
         for piece in data.splitlines(keepends=True):
             is_whole = piece.endswith((b"\n", b"\r"))
@@ -347,7 +347,7 @@ def _is_log(start: bytes, *, is_whole: bool) -> bool | None:
 
 
 def create_log_folder(parent: pathlib.Path | None) -> pathlib.Path:
-    """Creates a run's log folder, named by local time, in `parent` (None: temporary), and a link `latest` to it."""
+    """Creates a log folder in `parent`, named by local time, and a link `latest`; for None, a temporary folder."""
     try:
         if parent is None:
             return pathlib.Path(tempfile.mkdtemp(prefix="coordinator-logs-"))
@@ -358,7 +358,7 @@ def create_log_folder(parent: pathlib.Path | None) -> pathlib.Path:
             with contextlib.suppress(FileExistsError):
                 folder.mkdir()
                 break
-        # Fails on a file system without links, or with another run at the same time.
+        # The link cannot be made on a file system without links, or if another run makes it at the same time.
         with contextlib.suppress(OSError):
             (parent / "latest").unlink(missing_ok=True)
             (parent / "latest").symlink_to(folder.name)
@@ -375,8 +375,8 @@ def log_file(folder: pathlib.Path, process: str, restarts: int) -> pathlib.Path:
 class LogFollower:
     """Reads logs of servers while they grow, on a thread.
 
-    `on_line` gets a server's name and a line that functions printed there, such as by `tf.print`. With `is_complete`
-    it also gets lines of TensorFlow and of the server itself.
+    `on_line` gets a server's name, and each line that functions printed on that server, for example by `tf.print`. With
+    `is_complete`, `on_line` also gets the lines of TensorFlow and of the server itself.
     """
 
     def __init__(self, on_line: Callable[[str, str], None], *, is_complete: bool):
@@ -389,7 +389,7 @@ class LogFollower:
         self._thread.start()
 
     def follow(self, source: str, path: pathlib.Path) -> None:
-        """Reads the log of a server from its beginning, unless it is followed already."""
+        """Reads the log of a server from its beginning, unless the log is followed already."""
         if path not in self._logs:
             self._logs[path] = source, self._opened.enter_context(path.open("rb"))
 
@@ -405,7 +405,7 @@ class LogFollower:
             for source, log in tuple(self._logs.values()):
                 while line := log.readline():
                     if not (is_last or line.endswith(b"\n")):
-                        # Its end is not written yet.
+                        # The end of the line is not written yet.
                         log.seek(-len(line), os.SEEK_CUR)
                         break
                     line = line.removesuffix(b"\n")

@@ -1,6 +1,6 @@
 """Describes what `coordinator run` or `coordinator slurm` runs, as a value.
 
-A `RunRequest` can be carried out, in every respect that can be checked before anything starts.
+The constructor of a `RunRequest` checks everything that can be checked before a process is started.
 """
 
 import dataclasses
@@ -24,8 +24,8 @@ _HOSTFILE_LINE = re.compile(r"(\S+)\s+slots\s*=\s*(\d+)")
 class Host(NamedTuple):
     """A host for servers.
 
-    `name` is as `ssh` takes it, such as `node1` or `user@node1`, and an IPv6 address without brackets. `slots` is the
-    number of servers of a kind.
+    `name` is written as for `ssh`, such as `node1` or `user@node1`, and has no brackets if it is an IPv6 address.
+    `slots` is the maximum number of servers of one kind, workers or parameter servers.
     """
 
     name: str
@@ -63,17 +63,17 @@ def _checked(option: str, parts: Sequence[str]) -> tuple[Host, ...]:
 
 
 def slots_of(hosts: Iterable[Host]) -> int:
-    """Returns how many servers of a kind the hosts have together."""
+    """Returns the number of slots of all hosts together."""
     return sum(host.slots for host in hosts)
 
 
 def fill(hosts: Sequence[Host], count: int) -> list[str]:
-    """Returns the host of each server: the first host is filled first."""
+    """Returns the host of each server; the first host is filled first."""
     return [host.name for host in hosts for _ in range(host.slots)][:count]
 
 
 def spread(hosts: Sequence[Host], count: int) -> list[str]:
-    """Returns the host of each server: one on each host in turn."""
+    """Returns the host of each server; the hosts get one server each in turn."""
     return [hosts[index % len(hosts)].name for index in range(count)]
 
 
@@ -83,24 +83,23 @@ class RunRequest:
 
     Attributes:
       program: the path of a Python program, or the name of a module.
-      hosts: the hosts of the servers, by ssh; none for this machine. Parameter servers are spread over them in turn.
+      hosts: the hosts of the servers, reached by ssh; empty for this machine. They get the parameter servers in turn.
       ps_hosts: separate hosts for the parameter servers.
       gpus_per_worker: how many GPUs each worker has for itself; with None every worker sees all GPUs.
-      restarts: how often a failed program is started again, on the same servers.
-      server_restarts: how often each server that ends is started again, on its port.
+      restarts: how often a failed program is restarted, on the same servers.
+      server_restarts: how often each server that ends is restarted, on its port.
       evaluator: whether the program also runs once as evaluator.
       evaluator_workers: the number of workers in the evaluator's own cluster, which also has a parameter server; 0 for
-        no such cluster. With a cluster there is always an evaluator.
+        no such cluster. With such a cluster the program always runs as evaluator, too.
       evaluator_timeout: how long the evaluator may run after the chief has ended with code 0.
       start_timeout: how long all servers together may take until they answer.
       env: variables that are added to the environment of all processes.
-      log_dir: where a folder is created for the logs of servers, and of TensorFlow's C++ code in the program. With None
-        the servers' logs are kept only if one explains a failure.
-      tee: whether the logs also have what the program prints, and the command also shows the servers' logs.
-      verbose: whether to show what TensorFlow's C++ code logs.
+      log_dir: the folder in which each run creates a folder, for the logs of servers and of TensorFlow's C++ code in
+        the program. With None the servers' logs are kept only if a log explains a failure.
+      tee: whether the program's output is also written to logs, and the command also shows the servers' logs.
+      verbose: whether to show the logs of TensorFlow's C++ code.
       dashboard: the address of the program's dashboard, `host:port` or `host:port/token`; None for no dashboard.
-      looks_for_files: check for the program and the folder of the trace now. Otherwise the host that needs them calls
-        `check_files`.
+      looks_for_files: whether the constructor calls `check_files`. Otherwise the host that needs the files calls it.
 
     Raises:
       ClusterSpecError: there is no worker, or no parameter server.
@@ -179,7 +178,7 @@ class RunRequest:
             raise LaunchError("--evaluator-workers cannot be used with --hosts: its servers would be on this machine.")
 
     def check_files(self) -> None:
-        """Raises LaunchError unless this machine has the program, and a folder for the trace."""
+        """Raises LaunchError if this machine lacks the program or the folder for the trace."""
         if self.trace is not None and (self.trace.is_dir() or not self.trace.parent.is_dir()):
             raise LaunchError(f"--trace must be a file in a folder that exists, got {self.trace}.")
         if self.module:
@@ -205,7 +204,7 @@ def _has_module(name: str, folders: Sequence[str]) -> bool:
     for part in [*name.split("."), "__main__"]:
         full_name = f"{full_name}.{part}" if full_name else part
         if path is None:
-            # The module is not a package: it is run itself if it was the last part.
+            # The module before `part` is not a package, and can be run only if it is the whole `name`.
             return part == "__main__" and full_name == f"{name}.__main__"
         spec = importlib.machinery.PathFinder.find_spec(full_name, path)
         if spec is None:

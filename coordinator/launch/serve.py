@@ -1,9 +1,9 @@
 """`coordinator serve`: one standard TensorFlow server, in this process, until a signal ends it.
 
-Guarantees: it refuses wrong settings before TensorFlow is loaded, and prints one line when it serves. It ends
-immediately, with code 0, on SIGTERM, on SIGINT and, with `exit_with_parent`, when its standard input is closed. With
-`until_client_ends` it ends with code 0 within some seconds of its client. Lists of processes show `coordinator worker
-0` instead of the command line that all servers share.
+Guarantees: the server refuses wrong settings before TensorFlow is loaded, and prints one line when it serves. On
+SIGTERM and SIGINT the server ends immediately, with code 0. With `exit_with_parent`, closing its standard input has the
+same effect. With `until_client_ends` the server ends with code 0, within some seconds after its client. Lists of
+processes show `coordinator worker 0` instead of the command line that all servers share.
 """
 
 import contextlib
@@ -34,7 +34,6 @@ from coordinator.launch.task_config import TaskConfig
 if TYPE_CHECKING:
     import tensorflow as tf
 
-
 # How long the server may take to answer, in seconds. Kubernetes' probes wait for one second.
 _ANSWER_TIMEOUT = 0.5
 # How long `close` waits for an answer, in seconds.
@@ -47,14 +46,14 @@ class Health:
         GET /healthz    200 if the server answers requests, 503 if not; a JSON object
         GET /metrics    the same and what the process uses, in Prometheus' text format
 
-    It listens immediately, on separate threads. No request changes anything. While the server starts, it is reported as
-    not serving. Connections without a request, however many, exclude no probe (`http_server.py`). A request must name
-    this machine by an address, by `localhost`, or by the host of the server's own address.
+    `Health` listens immediately, on separate threads. No request changes anything. A server that is still starting is
+    reported as not serving. Any number of connections without a request cannot exclude a probe (`http_server.py`). A
+    request must name this machine by an address, by `localhost`, or by the host of the server's own address.
 
     Args:
       config: the server's task.
       port: the port to listen on; 0 for any free port. The attribute is the port in use.
-      address: the only IP address to listen at, which is the server's own; None for all.
+      address: the only IP address to listen at, which is the server's own address; None for all addresses.
 
     Attributes:
       count_clients: returns how many clients are connected to the server; None until it serves.
@@ -67,12 +66,12 @@ class Health:
         self.count_clients: Callable[[], int] | None = None
         self._config = config
         host = address or ""
-        # Imported here: the fork server imports this module, and a process that forks should not load gRPC.
+        # The import is here because the fork server imports this module, and a process that forks should not load gRPC.
         from coordinator.heartbeat.probes import TaskProbe
 
         self._probe = TaskProbe(f"{in_address(host) or '127.0.0.1'}:{config.port}")
         if not host and socket.has_dualstack_ipv6():
-            # Both IPv6 and IPv4, as TensorFlow does.
+            # `::` means both IPv6 and IPv4, as for TensorFlow.
             host = "::"
         self._process = psutil.Process()
         own_name = parse_address(config.address).host
@@ -121,7 +120,7 @@ class Health:
 
 def set_process_title(title: str, name: str) -> None:
     """Sets the process's command line, and its name of at most 15 bytes, as `ps` and `top` show them."""
-    # With it `setproctitle` cuts a long title, and does not overwrite the environment in `/proc/PID/environ`.
+    # With this variable `setproctitle` cuts a long title instead of overwriting the environment in `/proc/PID/environ`.
     os.environ["SPT_NOENV"] = "1"
     setproctitle.setproctitle(title)
     setproctitle.setthreadtitle(name)
@@ -130,13 +129,13 @@ def set_process_title(title: str, name: str) -> None:
 class SignalReader:
     """Handles signals on a separate thread, immediately, even while the main thread runs TensorFlow.
 
-    Python runs its own handlers in the main thread, between two steps of Python code. A signal that arrives just before
-    this thread begins to wait is therefore not handled until the wait ends.
+    Python runs its own handlers in the main thread, between two instructions of Python code. If a signal arrives just
+    before the main thread begins to wait, Python therefore handles the signal only after the wait.
 
-    A context manager for the main thread; leaving it restores the handlers.
+    A `SignalReader` is a context manager for the main thread. Leaving the context restores the former handlers.
 
     Args:
-      numbers: the signals. An ignored one stays ignored: `nohup`, and shells for background jobs, set that.
+      numbers: the signals. An ignored signal stays ignored: `nohup`, or a shell for a background job, has set that.
       on_signal: gets each signal that arrives, in the reader's thread.
     """
 
@@ -172,13 +171,14 @@ class SignalReader:
 
 SERVE_COMMAND = (sys.executable, "-m", "coordinator", "serve", "--exit-with-parent")
 SERVED_JOBS = ("worker", "ps")
-# The pause between two checks of the client, and how long a client may take to answer, in seconds.
+# The pause between two checks of the client, in seconds.
 _CLIENT_INTERVAL = 1.0
+# How long a client may take to answer, in seconds.
 _CLIENT_TIMEOUT = 0.25
-# The exit code of a server that cannot serve: its task is unknown or its port is taken.
+# The exit code of a server that cannot serve, because its task is unknown or its port is taken.
 UNUSABLE = 2
-# Parameters of mallopt (malloc.h) that keep up to 512 MB of freed memory at the end of each heap. Blocks of up to
-# 32 MB, the maximum in heaps, get no separate mapping.
+# Parameters of mallopt (malloc.h). The first one keeps up to 512 MB of freed memory at the end of each heap. With the
+# second one, blocks of up to 32 MB, the maximum, are allocated in heaps instead of separate mappings.
 _KEPT_MEMORY = {-1: 512 << 20, -3: 32 << 20}  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
 
 
@@ -198,14 +198,14 @@ def serve(
       interface: the IP address of this machine at which the server can be reached. The default is the loopback
         interface if the host of its own address is `localhost` or a loopback address, and every interface otherwise.
       health_port: the port for `Health`.
-      until_client_ends: end, with code 0, when a connected client has ended its program in order.
-      exit_with_parent: end when standard input is closed, or nothing has arrived there for this time in seconds, which
-        may be `math.inf`. By default it is not read.
+      until_client_ends: whether to end, with code 0, when a connected client has ended without an error.
+      exit_with_parent: end when standard input is closed, or when nothing has arrived there for this many seconds,
+        which may be `math.inf`. With None, standard input is not read.
       **task: `job`, `index`, `address` and `devices`, as in `TaskConfig.of_server`.
 
     Raises:
-      ClusterSpecError: the task is unknown or no server's.
-      LaunchError: it cannot serve, for example because its port is taken.
+      ClusterSpecError: the task is unknown, or is not a server's task.
+      LaunchError: the server cannot serve, for example because its port is taken.
     """
     if exit_with_parent is not None and not exit_with_parent > 0:
         raise LaunchError(f"--exit-with-parent must be a number of seconds above 0, got {exit_with_parent:g}.")
@@ -218,7 +218,7 @@ def serve(
     with SignalReader((signal.SIGTERM, signal.SIGINT), lambda _: _end()):
         if exit_with_parent is not None:
             watch = functools.partial(_end_with_standard_input, exit_with_parent)
-            # If the watch fails, the server ends too: it would outlive the parent.
+            # If the watch fails, the server ends too, because it might outlive its parent.
             start_once("coordinator-parent", watch, lambda _: _end())
         load_tensorflow(environment)
         server, reach = _start_reachable(own, config)
@@ -233,7 +233,7 @@ def serving_line(config: TaskConfig) -> str:
 
 
 def _served_task(environment: Mapping[str, str], **task: Any) -> TaskConfig:
-    """Returns the task to serve, as the only one of its cluster, from `TF_CONFIG` and arguments of `of_server`."""
+    """Returns the task to serve, as the only task of its cluster, from `TF_CONFIG` and arguments of `of_server`."""
     text = environment.get("TF_CONFIG", "")
     if not text.strip() and None in (task.get("job"), task.get("index"), task.get("address")):
         raise ClusterSpecError(
@@ -256,7 +256,7 @@ def _keep_freed_memory(environment: Mapping[str, str]) -> None:
     page again, and steps of a dense model of 33 MB take a third more processor time.
     """
     if not any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in environment):
-        # Another C library may not have it.
+        # Another C library may not have `mallopt`.
         with contextlib.suppress(OSError, AttributeError):
             mallopt = ctypes.CDLL(None).mallopt
             for parameter, value in _KEPT_MEMORY.items():
@@ -279,9 +279,9 @@ def _start_server(config: TaskConfig) -> "tf.distribute.Server":
 
 
 def _start_reachable(own: str | None, config: TaskConfig) -> "tuple[tf.distribute.Server, str]":
-    """Starts a server that can be reached at one address of the machine only; None for all.
+    """Starts a server that can be reached only at the address `own` of this machine, or with None at all addresses.
 
-    Returns the server, and the end of its line in the log, which says if every machine can reach it.
+    Returns the server, and the end of the server's line in the log, which says if every machine can reach the server.
     """
     reason = ""
     if own is None:
@@ -316,15 +316,15 @@ def _serve(
 
 
 def load_tensorflow(environment: MutableMapping[str, str]) -> None:
-    """Loads TensorFlow in this process, unless it is loaded, with the environment that a server needs.
+    """Loads TensorFlow in this process, unless it is already loaded, with the environment that a server needs.
 
-    Keras is left out: TensorFlow loads it last, and it loads scikit-learn and Matplotlib. That is half of the loading
-    time, for nothing that a server uses.
+    Keras is left out, because no server uses it. TensorFlow loads Keras last, and Keras loads scikit-learn and
+    Matplotlib. Together they take half of the loading time.
     """
-    # Read when TensorFlow is loaded: otherwise calls to a dead server wait for it instead of failing. The client that
-    # started this process may have set another value for itself.
+    # TensorFlow reads this variable for each call. The process that started this one may have set another value. With
+    # "false", a call to a dead server would wait for the server instead of failing.
     environment["GRPC_FAIL_FAST"] = "use_caller"
-    # Read with each connection: otherwise servers connect to each other through `http_proxy`, or fail to.
+    # gRPC reads this variable with each connection. Otherwise servers would use `http_proxy` for each other, or fail.
     environment.setdefault("grpc_proxy", "")
     left_out = [package for package in ("keras", "tf_keras") if package not in sys.modules]
     # `import` treats None as a package that is not installed.
@@ -337,7 +337,7 @@ def load_tensorflow(environment: MutableMapping[str, str]) -> None:
 
 
 def _end_with_standard_input(timeout: float) -> NoReturn:
-    # It is a socket if a fork server started this process, and may be reset instead of closed.
+    # If a fork server started this process, standard input is a socket, which may be reset instead of closed.
     with contextlib.suppress(ConnectionResetError):
         limit = None if timeout == math.inf else timeout
         while select.select([0], [], [], limit)[0] and os.read(0, 4096):
@@ -346,7 +346,7 @@ def _end_with_standard_input(timeout: float) -> NoReturn:
 
 
 def _end() -> NoReturn:
-    # TensorFlow has no orderly end for a server with clients; nothing here needs one.
+    # TensorFlow has no orderly end for a server with clients, and nothing in this process needs an orderly end.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

@@ -1,14 +1,14 @@
 """The servers of a cluster: processes that are started, watched, killed, and started again at their addresses.
 
-Each server has one process and one log. Its starter decides how and where the process starts: forked from a fork server
-on this machine, or on another host. Each process has its own session, so a terminal's Ctrl-C does not reach it.
+Each server has one process and one log. The server's starter decides how and where the process starts: on this machine,
+forked from a fork server, or on another host. Each process has its own session, so Ctrl-C does not reach it.
 Guarantees:
 
-- All servers start at the same time. A server is ready only when it answers as itself.
+- All servers start at the same time. A server is ready only when it answers as its own task.
 - A failure is reported with the end of the server's log.
 - `close` leaves no process behind, frozen ones included.
-- No server outlives this process, even if this process is killed: each reads a socket whose other end only this process
-  holds open.
+- No server outlives this process, even if this process is killed. Each server reads a socket, and ends when the other
+  end, which only this process holds open, is closed.
 """
 
 import os
@@ -33,8 +33,8 @@ from coordinator.launch.server_starter import ForkServerProcess, ending_of
 from coordinator.launch.task_config import VISIBLE, TaskConfig
 from coordinator.options import DASHBOARD
 
-# Below the ports that the kernel gives to outgoing connections. A client that retries a dead server on such a port is
-# eventually given that very port, connects to itself, and keeps the server out.
+# Servers listen below the ports that the kernel gives to outgoing connections. A client that retries a dead server on
+# one of the kernel's ports is eventually given that very port, connects to itself, and keeps the server out.
 PORTS = range(10_000, 32_768)
 _MOST_ATTEMPTS = 10_000
 _PROBE_TIMEOUT = 1.0
@@ -45,16 +45,16 @@ _TAIL_LINES = 12
 
 
 class StartedProcess(Protocol):
-    """A process of a server. It is lost if it has ended with an unknown exit code."""
+    """A process of a server. `is_lost` is True if the process has ended with an unknown exit code."""
 
     is_lost: bool
 
     @property
     def pid(self) -> int | None:
-        """Its id on this machine."""
+        """The process id on this machine."""
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """Returns the exit code, minus the signal that killed it; None if it did not end in time."""
+        """Returns the exit code, or minus the signal that killed the process, or None if it did not end in time."""
 
     def kill(self) -> None:
         """Ends the process; returns when it is gone."""
@@ -64,27 +64,27 @@ class StartedProcess(Protocol):
 
 
 class ServerStarter(Protocol):
-    """Starts processes of servers in some place."""
+    """Starts processes of servers, on this machine or on another host."""
 
     def start_server(self, environment: Mapping[str, str], log: int) -> StartedProcess:
         """Starts a server that prints to the descriptor `log`. Raises OSError."""
 
     def close(self) -> None:
-        """Ends all processes, or makes them begin to end."""
+        """Ends all processes, or tells them to end."""
 
 
 def wait_answer(config: TaskConfig, deadline: float, wait_ended: Callable[[float], bool]) -> bool:
     """Waits until a server answers as its own task; returns False if its process has ended.
 
-    `deadline` is on the clock of `time.monotonic`. `wait_ended` waits at most some seconds, and returns True if the
-    process has ended. Raises TimeoutError.
+    `deadline` is on the clock of `time.monotonic`. `wait_ended` waits at most the given seconds, and returns True if
+    the process has ended. Raises TimeoutError.
     """
     device_prefix = f"/job:{config.job}/replica:0/task:{config.index}/"
     with TaskProbe(config.address) as probe:
         while True:
             status = probe.status(min(_PROBE_TIMEOUT, max(0.0, deadline - time.monotonic())))
             is_ready = status is not None and any(name.startswith(device_prefix) for name in status.devices)
-            # In this order: another process may have taken the port of an ended process, and answer too.
+            # The end is checked after the answer, because another process may answer on the port of an ended server.
             if wait_ended(0.0 if is_ready else _POLL_INTERVAL):
                 return False
             if is_ready:
@@ -98,10 +98,10 @@ class ServerProcess:
 
     Args:
       config: the server's task and its cluster.
-      log_folder: an existing folder; each start of the process has a file there with what it prints.
-      environment: the environment that the process inherits. The attribute is the process's own.
+      log_folder: an existing folder; the output of each start of the process is written to a new file there.
+      environment: the environment that the process inherits. The attribute is the process's own environment.
       starter: starts the process.
-      owner: the owner of its cluster, if there are several clusters.
+      owner: the owner of the server's cluster, if there are several clusters.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class ServerProcess:
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Starts the process, without waiting for its answer. Raises LaunchError if it runs or cannot be started."""
+        """Starts the process, without waiting for its answer. Raises LaunchError if it runs already or cannot start."""
         with self._lock:
             if self.is_alive():
                 raise LaunchError(f"{self.name} already runs, as process {self.pid}.")
@@ -173,7 +173,7 @@ class ServerProcess:
 
     @property
     def pid(self) -> int | None:
-        """The process id of the last start, or None. Waits until a fork server is ready to fork."""
+        """The process id of the last start, or None. Reading it waits until a fork server has forked the process."""
         return None if self._process is None else self._process.pid
 
     def has_served(self) -> bool:
@@ -186,7 +186,7 @@ class ServerProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code of the last start (minus the signal that killed it), or None."""
+        """The exit code of the last start, or minus the signal that killed the process, or None."""
         return None if self._process is None else self._process.wait(0)
 
     @property
@@ -200,7 +200,7 @@ class ServerProcess:
 
     @property
     def name(self) -> str:
-        """The name of the task, after the name of its owner."""
+        """The name of the task, with the name of its owner before it."""
         return f"the {self.owner}'s {self.config.name}" if self.owner else self.config.name
 
     @property
@@ -225,11 +225,11 @@ class ServerProcess:
 def server_environment(inherited: Mapping[str, str], config: TaskConfig) -> dict[str, str]:
     """Returns the environment of a server process that inherits this process's environment."""
     environment = program_environment(inherited, config)
-    # Every client of a server can read its environment, and this variable contains a token.
+    # Every client of a server can read the server's environment, and this variable contains a token.
     environment.pop(DASHBOARD, None)
     root = str(pathlib.Path(__file__).resolve().parents[2])
-    # The server must find this package. An installed package needs nothing; its site-packages folder on PYTHONPATH
-    # would precede the standard library.
+    # The server must find this package. An installed package is found anyway, and its site-packages folder on
+    # PYTHONPATH would precede the standard library.
     if root not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, inherited.get("PYTHONPATH")]))
     if config.job == "ps":
@@ -243,7 +243,8 @@ def program_environment(inherited: Mapping[str, str], config: TaskConfig) -> dic
     environment = dict(inherited)
     environment["TF_CONFIG"] = config.to_json()
     environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    # Processes may share a GPU. Otherwise the first would take all its memory, and functions of the others would fail.
+    # Without this variable, the first process on a shared GPU would take all memory, and functions of others would
+    # fail.
     environment.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     return environment
 
@@ -251,13 +252,13 @@ def program_environment(inherited: Mapping[str, str], config: TaskConfig) -> dic
 def free_addresses(count: int, *, besides: Collection[str] = ()) -> list[str]:
     """Returns `count` different `127.0.0.1:port` addresses, not among `besides`, where nothing listens.
 
-    `besides` may contain the address of a server that is down at present. Raises LaunchError if there are fewer.
+    `besides` may contain the address of a server that is down at present. Raises LaunchError if too few ports are free.
     """
     addresses: list[str] = []
     for _ in range(_MOST_ATTEMPTS):
         if len(addresses) == count:
             return addresses
-        # Not `random`: two programs with the same seed would draw the same ports.
+        # `secrets` has no seed. With `random`, two programs with the same seed would draw the same ports.
         port = secrets.choice(PORTS)
         address = f"127.0.0.1:{port}"
         if address not in addresses and address not in besides and portpicker.is_port_free(port):
@@ -278,7 +279,7 @@ class LocalServers:
       cluster: the addresses of each job.
       log_folder: an existing folder, for logs such as `ps-0.log` of `/job:ps/task:0`, and `fork-server.log`.
       environment: the environment that the processes inherit; later changes have no effect.
-      worker_gpus: `CUDA_VISIBLE_DEVICES` of each worker; by default they inherit it.
+      worker_gpus: `CUDA_VISIBLE_DEVICES` of each worker; by default the workers inherit the variable.
       starters: the hosts of servers on other machines, by job and index.
       worker_devices: the number of logical CPU devices of each worker.
     """
@@ -307,7 +308,7 @@ class LocalServers:
         worker_gpus: Sequence[str] = (),
         worker_devices: int = 1,
     ) -> None:
-        """Adds the servers of a cluster, not started; `owner` becomes part of their names and their logs' names."""
+        """Adds the servers of a cluster, not started; `owner` becomes part of the names of servers and logs."""
         for job in SERVED_JOBS:
             for index in range(len(cluster.get(job, ()))):
                 gpus = worker_gpus[index] if job == "worker" and worker_gpus else None
@@ -327,10 +328,10 @@ class LocalServers:
             server.start()
 
     def wait_ready(self, timeout: float, is_given_up: Callable[[ServerProcess], bool] | None = None) -> None:
-        """Waits until every server answers, at most `timeout` seconds for all. Raises LaunchError with a log's end.
+        """Waits at most `timeout` seconds until all servers answer. Raises LaunchError with the end of a log.
 
-        `is_given_up` returns True for a server that need not answer. If it is given, another thread restarts servers
-        that have ended, and their restart is waited for. Without it, a server that has ended is an error.
+        `is_given_up` returns True for a server that need not answer. If `is_given_up` is given, another thread restarts
+        ended servers, and this method waits for them. Otherwise an ended server is an error.
         """
         deadline = time.monotonic() + timeout
         pause = threading.Event()

@@ -1,15 +1,15 @@
 """Starts server processes by forking them from a fork server (`fork_server.py`).
 
-A forked server's parent is the fork server, so this process cannot wait for it as for a child. A thread for each server
-reads the reports about it.
+A forked server's parent is the fork server, so this process cannot wait for the forked server as for a child. For each
+server, a thread reads the reports about the server.
 
     requested  ->  begun: it reports its id  ->  ended: the fork server reports its exit code
 
 Guarantees:
 
-- The fork server starts with the first server, and ends with this process or when it is closed. If it is killed, it is
-  started again, and servers that had not begun are requested again.
-- The log of a server says why its exit code is unknown.
+- The fork server starts with the first server, and ends when this process ends or closes it. If the fork server is
+  killed, it is restarted, and servers that had not begun are requested again.
+- If the exit code of a server is unknown, the server's log says why.
 - Every method may be called from several threads.
 """
 
@@ -53,11 +53,12 @@ def ending_of(code: int) -> str:
 class ForkedProcess:
     """A process that a fork server forks, in its own session.
 
-    It is requested again if its fork server ends before it has begun. If this process ends first, the server finds its
-    report closed and ends too.
+    If the fork server ends before the forked process has begun, the forked process is requested again. If this process
+    ends first, the server finds its report closed and ends too.
 
-    `log` is the descriptor that it prints to; a duplicate is kept. `is_lost` says that the process has ended with an
-    unknown exit code; its log says why. Raises LaunchError if the fork server is closed, OSError if it cannot start.
+    `log` is the descriptor that the forked process prints to; a duplicate is kept. `is_lost` is True if the forked
+    process has ended with an unknown exit code; the log then says why. Raises LaunchError if the fork server is closed,
+    OSError if the fork server cannot start.
     """
 
     def __init__(self, fork_server: "ForkServerProcess", environment: Mapping[str, str], log: int):
@@ -65,17 +66,17 @@ class ForkedProcess:
         self._fork_server = fork_server
         self._environment = environment
         self._is_killed = False
-        # Guards the report, which is replaced with the fork server, and closed at the end of the process.
+        # Guards `_report`, which is replaced with the fork server, and closed at the end of the forked process.
         self._lock = threading.Lock()
         self._has_begun = threading.Event()
         self._pid: int | None = None
-        # Unlike an id, which may be used again, it never means another process.
+        # Unlike a process id, which the kernel may use again, this object never stands for another process.
         self._process: psutil.Process | None = None
         self._exit_code: int | None = None
         with contextlib.ExitStack() as opened:
             self._log = os.dup(log)
             opened.callback(os.close, self._log)
-            # A child process would begin in this process's present folder.
+            # The forked process must begin in this process's present folder, as a child process would.
             self._folder = os.open(".", os.O_PATH)
             opened.callback(os.close, self._folder)
             self._report, self._parent = self._requested()
@@ -84,12 +85,12 @@ class ForkedProcess:
 
     @property
     def pid(self) -> int | None:
-        """The id of the process, when it has begun; None if the fork server ended before that."""
+        """The id of the process. Reading it waits until the process has begun; None if the fork server ended before."""
         self._has_begun.wait()
         return self._pid
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """Returns the exit code, None after `timeout` seconds, `UNKNOWN_EXIT_CODE` if the fork server ended first."""
+        """Returns the exit code, or None after `timeout` seconds, or `UNKNOWN_EXIT_CODE` if the fork server ended."""
         self._thread.join(timeout)
         return self._exit_code
 
@@ -110,7 +111,7 @@ class ForkedProcess:
             with contextlib.suppress(psutil.NoSuchProcess):
                 self._process.send_signal(number)
         if number is signal.SIGSTOP:
-            # The kernel stops the threads one by one: until all have stopped, one may still answer.
+            # The kernel stops the threads one by one, and a thread that has not stopped yet may still answer.
             while not self._is_stopped() and self.wait(_STOP_INTERVAL) is None:
                 continue
 
@@ -128,7 +129,7 @@ class ForkedProcess:
         report, fork_server_report = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with fork_server_report, contextlib.ExitStack() as opened:
-                # A file, because an environment may be longer than a message.
+                # The environment is sent as a file, because an environment may be longer than a message.
                 content = os.memfd_create("environment")
                 opened.callback(os.close, content)
                 os.pwrite(content, json.dumps(dict(self._environment)).encode(), 0)
@@ -154,7 +155,7 @@ class ForkedProcess:
             self._opened.close()
 
     def _reported(self) -> int | None:
-        """Reads the report to its end; returns the exit code, or None if there is none."""
+        """Reads the report to its end; returns the exit code, or None if the report has no exit code."""
         with contextlib.suppress(ConnectionResetError):
             while message := self._report.recv(_LONGEST_MESSAGE):
                 event, number = message.split()
@@ -184,9 +185,9 @@ class ForkedProcess:
         return False
 
     def _write_log(self, text: str) -> None:
-        """Adds a line to the server's log, unless the fork server is closed, which ends all servers."""
+        """Adds a line to the server's log, unless the fork server was closed, which ends all servers."""
         if not self._fork_server.is_closed:
-            # The disk may be full.
+            # The write fails if the disk is full.
             with contextlib.suppress(OSError):
                 os.write(self._log, f"coordinator: {text}\n".encode())
 
@@ -194,7 +195,7 @@ class ForkedProcess:
 class ForkServerProcess:
     """The fork server of this process's local servers; it starts with the first server.
 
-    `log_path` is the file for the fork server's own output. `is_closed` says that no further server is started.
+    `log_path` is the file for the fork server's own output. `is_closed` is True when no further server can be started.
     """
 
     def __init__(self, log_path: pathlib.Path):
@@ -207,13 +208,14 @@ class ForkServerProcess:
     def start_server(self, environment: Mapping[str, str], log: int) -> ForkedProcess:
         """Requests a server that prints to the descriptor `log`, without waiting for it.
 
-        The first environment is also the fork server's. A server whose environment differs, except in what describes
-        its task, becomes a fresh process. Raises LaunchError if closed, OSError if the fork server cannot start.
+        The first server's environment is also the fork server's. A server becomes a fresh process if its environment
+        differs in other variables than `_READ_LATE` (`fork_server.py`). Raises LaunchError if closed, OSError if the
+        fork server cannot start.
         """
         return ForkedProcess(self, environment, log)
 
     def take(self, environment: Mapping[str, str], descriptors: list[int]) -> "subprocess.Popen[bytes]":
-        """Sends a request's descriptors to the fork server, started if it does not run; returns its process."""
+        """Starts the fork server if necessary, and sends a request's descriptors to it; returns its process."""
         with self._lock:
             for requests_left in reversed(range(_MOST_REQUESTS)):
                 control, process = self._running(environment)
@@ -240,7 +242,7 @@ class ForkServerProcess:
         with self._lock:
             self.is_closed = True
             if self._started is not None:
-                # Ends it immediately while it loads TensorFlow; servers that wait for it never begin.
+                # SIGTERM ends a fork server that is loading TensorFlow. Servers that wait for it never begin.
                 self._started[1].send_signal(signal.SIGTERM)
             self._end()
 

@@ -1,12 +1,13 @@
-"""Runs one task of `srun coordinator slurm`. Its role follows from its number in the step of the Slurm job.
+"""Runs one task of `srun coordinator slurm`. The role of a task follows from its number in the step of the Slurm job.
 
-    task 0                  chief: waits until each server answers, runs the program, tells all others how that ended
+    task 0                  chief: waits until each server answers, runs the program, tells the others its exit code
     1 .. ps, the rest       parameter servers and workers: run `coordinator serve`, and start it again when it ends
     the last, if wanted     evaluator: runs the program as evaluator, which may continue for a while after the chief
 
-`JobStateMachine` decides in each task. Each task has a link to the chief's task, whose end also ends it. Slurm sends a
-signal to all processes of a step. The program receives it directly; tasks and servers ignore it, so the program can
-still save a checkpoint. The chief's task ends with the program's code, a server's with 0 once training has begun.
+Each task has its own `JobStateMachine`, and a link to the chief's task. When the chief's task ends, all other tasks
+end, the evaluator after a while. Slurm sends a signal to all processes of a step. The program receives the signal
+directly. Tasks and servers ignore the signal, so that the program can still save a checkpoint. The chief's task exits
+with the program's code, and a server's task with 0 once training has begun.
 
 The tasks find each other without a fixed port and without a shared folder:
 
@@ -18,13 +19,13 @@ The tasks find each other without a fixed port and without a shared folder:
     other -> first   {"proof"}
     first -> other   {"accepted": true}
 
-The connections stay open, and carry JSON objects, each with an HMAC by a key that follows from the group's key and both
-nonces. A connection ends with the process at its other end, however that ended. Guarantees:
+The connections stay open, and carry JSON objects. Each object has an HMAC by a key that follows from the group's key
+and both nonces. However a process ends, its connections end too. Guarantees:
 
-- No process without the group's key is accepted. Everybody knows an empty key.
-- Other programs that use one of the ports are not disturbed, and delay nobody: all connections are made and answered at
-  the same time, and the oldest of too many unanswered ones ends.
-- Every wait has one deadline as a whole. The port is closed when all have connected.
+- No process without the group's key is accepted. An empty key gives no protection.
+- Other programs that use one of the ports are not disturbed, and delay no task. All connections are made and answered
+  at the same time. If too many connections are unanswered, the oldest one is closed.
+- Every wait has one deadline in all. The first task closes the port when all tasks have connected.
 """
 
 import asyncio
@@ -67,29 +68,27 @@ from coordinator.launch.server_starter import ending_of
 from coordinator.launch.task_config import TaskConfig
 from coordinator.options import DASHBOARD, RESTART_COUNT, TRACE
 
-# The environment variable with a secret, the same for all tasks, that only the user's own processes can read.
+# The environment variable with the group's key, a secret that only the user's own processes can read.
 KEY = "COORDINATOR_SLURM_KEY"
-# The maximum number of ports on which a server is started, if a port is taken just before it listens.
+# The maximum number of ports on which a server is started. Another program may take a port before the server listens.
 _MOST_PORTS = 5
-
 _TRIED_PORTS = 32
-# How long each end of a new connection waits for the other's greeting, in seconds. The first process gives up earlier,
-# so no other process gives up a connection that the first has accepted.
+# How long the first process, and another process, wait for a greeting on a new connection, in seconds. The first
+# process gives up earlier, so that no other process gives up a connection that the first process has accepted.
 _GREETING_TIMEOUT, _ANSWER_TIMEOUT = 10.0, 20.0
-# The maximum number of unfinished greetings, and how long each has before another may replace it, in seconds.
+# The maximum number of unfinished greetings, and after how many seconds a new greeting may replace an unfinished one.
 _MOST_GREETINGS, _SHORTEST_GREETING = 256, 0.1
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0
 _LONGEST_GREETING = 4096
 _LONGEST_MESSAGE = 1_000_000
-# Errors caused by greetings of other programs or protocols.
+# Errors that greetings of other programs or protocols cause.
 _STRANGE = (OSError, ValueError, LookupError, TypeError, RecursionError)
 
 
 class TaskLink:
-    """A connection to another process of the group. One thread may send, and one may receive.
+    """A connection to another process of the group. One thread may send, and one thread may receive.
 
-    `key` is this connection's own. `is_first` says that this is the first process's end. `received` are bytes that were
-    read from the connection before.
+    `key` is for this connection only. `is_first` is True in the first process. `received` has bytes already read.
     """
 
     def __init__(self, connection: socket.socket, key: bytes, *, is_first: bool, received: bytes = b"") -> None:
@@ -101,7 +100,7 @@ class TaskLink:
 
     @property
     def host(self) -> str:
-        """The IP address of this machine at which the other end reaches it."""
+        """The IP address at which the other process reaches this machine."""
         address = ipaddress.ip_address(self._connection.getsockname()[0])
         return str(getattr(address, "ipv4_mapped", None) or address)
 
@@ -150,8 +149,8 @@ def accept(
 ) -> dict[int, TaskLink]:
     """Waits, as the first process of a group, for the other processes `ranks`; returns the link to each.
 
-    `is_local` says that all run on this machine. `timeout` is in seconds. No process outside the group knows the `key`.
-    Raises LaunchError, which names the processes that did not connect.
+    `is_local` is True if all processes run on this machine. `timeout` is in seconds. No process outside the group knows
+    the `key`. Raises a LaunchError that names the processes that did not connect.
     """
     with _listening(group, "127.0.0.1" if is_local else "") as listener:
         greetings = _Greetings(group, ranks, key)
@@ -165,16 +164,16 @@ def accept(
 
 
 class _Greetings:
-    """Answers the processes that connect to the first one.
+    """Answers the processes that connect to the first process.
 
-    `links` are the links to connected processes, by number; `missing` are the numbers of the others.
+    `links` has the link to each connected process, by its number. `missing` has the numbers of the other processes.
     """
 
     def __init__(self, group: str, ranks: Collection[int], key: bytes) -> None:
         self.links: dict[int, TaskLink] = {}
         self.missing = set(ranks)
         self._group, self._key = group, key
-        # Unfinished greetings, oldest first, and when each began.
+        # Unfinished greeting -> the time at which it began, oldest first.
         self._tasks: dict[asyncio.Task[None], float] = {}
         self._complete = asyncio.Event()
 
@@ -196,7 +195,7 @@ class _Greetings:
             try:
                 connection, _ = await asyncio.get_running_loop().sock_accept(listener)
             except OSError:
-                # The peer is gone, or there are too many open files.
+                # The peer is gone, or this process has too many open files.
                 await asyncio.sleep(_SHORTEST_PAUSE)
                 continue
             task = asyncio.create_task(self._greet(connection))
@@ -261,7 +260,7 @@ async def _connect(addresses: Collection[str], group: str, rank: int, key: bytes
 async def _introduced(address: str, port: int, group: str, rank: int, key: bytes) -> TaskLink:
     """Connects to a port as a process of the group.
 
-    Raises an error of `_STRANGE` if the first process does not listen there, or does not expect this one.
+    Raises an error of `_STRANGE` if the first process does not listen there, or does not expect this process.
     """
     with contextlib.ExitStack() as opened:
         connection = opened.enter_context(socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET))
@@ -315,7 +314,7 @@ async def _ended(tasks: Collection["asyncio.Task[Any]"]) -> None:
 
 
 def _addresses(host: str, deadline: float) -> list[str]:
-    """Returns the addresses of a host; none if its name is not resolved by the deadline."""
+    """Returns the addresses of a host, or an empty list if the host's name is not resolved by the deadline."""
     found: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
     is_over = threading.Event()
 
@@ -326,7 +325,7 @@ def _addresses(host: str, deadline: float) -> list[str]:
                 return
             is_over.wait(_LONGEST_PAUSE)
 
-    # On a thread, because a resolution cannot be given up.
+    # The name is resolved on a thread, because `getaddrinfo` cannot be interrupted.
     start_once("coordinator-resolver", resolve, lambda _: found.put([]))
     try:
         return found.get(timeout=max(0.0, deadline - time.monotonic()))
@@ -349,10 +348,10 @@ def _listening(group: str, host: str) -> socket.socket:
 
 @dataclasses.dataclass(frozen=True)
 class SlurmStep:
-    """A task of a step, as Slurm's environment describes it.
+    """A task of a Slurm step, as Slurm's environment variables describe it.
 
-    `name` is unique in the cluster; `rank` is the number of this task; `tasks` and `nodes` are counts, `node_list` is
-    in Slurm's abbreviation. By `key` the tasks recognize each other; it is empty if the user has set none.
+    `name` is unique in the cluster; `rank` is the number of this task; `tasks` and `nodes` are counts, `node_list` has
+    the nodes' names in Slurm's abbreviation. The tasks recognize each other by `key`, which may be empty.
     """
 
     name: str
@@ -364,7 +363,7 @@ class SlurmStep:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "SlurmStep":
-        """Reads what `srun` sets, and the key; raises LaunchError if this process is not a task of a step."""
+        """Reads the variables of `srun`, and the key; raises LaunchError if this process is not a task of a step."""
         try:
             names = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
             return cls(
@@ -424,33 +423,30 @@ def _scontrol(*what: str) -> str:
 
 
 class SlurmTask(Job):
-    """One task of the step. The main thread must create it and run it. Its request has the workers of the step."""
+    """One task of the step. Only the main thread may create and run it. `request` has the step's number of workers."""
 
     def __init__(self, step: SlurmStep, request: RunRequest, environment: Mapping[str, str], console: Console):
         self._step = step
         self._request = request
         self._environment = {
             **{name: value for name, value in environment.items() if name != KEY},
-            # The chief's and the evaluator's output is a pipe, for which Python would buffer blocks.
+            # The chief and the evaluator may write to a pipe, for which Python would use block buffering.
             "PYTHONUNBUFFERED": "1",
             "TF_CPP_MIN_LOG_LEVEL": environment.get("TF_CPP_MIN_LOG_LEVEL", "3"),
             RESTART_COUNT: environment.get("SLURM_RESTART_COUNT", "0"),
         }
         self._console = console
         self._job, self._index = role_of(step.rank, request.workers, request.ps)
-        # On one node all tasks run on this machine.
         self._is_local = step.nodes == 1
         roles = [Role.CHIEF, Role.EVALUATOR] if self._job == "evaluator" else [Role.CHIEF]
         self._machine = JobStateMachine(self, roles, request.evaluator_timeout, 0, request.server_restarts)
-        # Each event is a call of the state machine.
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        # The server or the program of this task.
         self._process: ProgramProcess | None = None
         self._address = ""
         self._has_served = False
         self._server_code: int | None = None
         self._chief_code: int | None = None
-        # Set with each of the two codes.
+        # Set when `_server_code` or `_chief_code` is set.
         self._has_ended = threading.Event()
         self._cluster: Mapping[str, list[str]] = {}
         # Signals that the chief's task received.
@@ -466,7 +462,7 @@ class SlurmTask(Job):
         deadline = time.monotonic() + timeout
         with contextlib.closing(connect(step.name, step.rank, host, timeout, key=step.key)) as link:
             try:
-                # The chief's task sends it when it has a connection to each task.
+                # The chief's task sends this message when it has a connection to each task.
                 message = link.receive(max(0.01, deadline - time.monotonic()))
             except TimeoutError:
                 message = None
@@ -493,7 +489,7 @@ class SlurmTask(Job):
             try:
                 self._request.check_files()
             except LaunchError as error:
-                # All others wait for this task.
+                # The other tasks wait for a message of this task, and end with the code in it.
                 self._console.say(str(error))
                 _send_all(links, ended=UNUSABLE)
                 return UNUSABLE
@@ -501,7 +497,7 @@ class SlurmTask(Job):
             _send_all(links, is_local=self._is_local)
             self._cluster = self._gathered(links, deadline)
             _send_all(links, cluster=self._cluster)
-            # Not ignored, because the program would inherit that.
+            # The signals get handlers, because the program would inherit ignored signals.
             _handle_signals(lambda number, _: self._received.append(number))
             self._run_to_end()
             _send_all(links, ended=self._machine.exit_code)
@@ -532,15 +528,15 @@ class SlurmTask(Job):
         if message is None:
             return 0
         self._cluster = message["cluster"]
-        # Not ignored, because the program would inherit that.
+        # The signals get handlers, because the program would inherit ignored signals.
         _handle_signals(lambda *_: None)
         self._follow_chief(link)
         self._run_to_end()
-        # A step does not fail because its evaluator was ended here.
+        # With code 0, a step does not fail when this task has ended the evaluator.
         return 0 if self._chief_code or self._is_terminated else self._machine.exit_code
 
     def _run_server(self, link: TaskLink) -> int:
-        # The server inherits this.
+        # The server inherits the ignored signals.
         _handle_signals(signal.SIG_IGN)
         self._follow_chief(link)
         self._start_answering(link)
@@ -561,7 +557,7 @@ class SlurmTask(Job):
             code = None
             while code is None and (message := link.receive()) is not None:
                 code = message.get("ended")
-            # Without a message, the chief's task was killed.
+            # If the link has ended without a code, the chief's task was killed.
             end(1 if code is None else code)
 
         def end(code: int) -> None:
@@ -574,7 +570,7 @@ class SlurmTask(Job):
     def _start_answering(self, link: TaskLink) -> None:
         """Starts the server on a free port, and waits until it answers; raises LaunchError if it does not.
 
-        A server that has served and has ended counts as started: its end is the next event.
+        A server that has served and then ended counts as started, because its end is the next event.
         """
         deadline = time.monotonic() + self._request.start_timeout
         for _ in range(_MOST_PORTS):
@@ -589,7 +585,7 @@ class SlurmTask(Job):
                 if self._has_served:
                     return
                 reason = f"ended with code {self._server_code} before it served"
-                # Drops the event: the server has not served.
+                # Drops the event of the server's end, because the server has not served.
                 self._events.get()
             except TimeoutError:
                 reason = f"does not answer {self._request.start_timeout:g} s after its start"
@@ -676,7 +672,7 @@ class SlurmTask(Job):
         """Does nothing: no terminal suspends a step."""
 
     def _host(self, *links: TaskLink) -> str:
-        """Returns the host at which others reach this one: the address of its links, unless that is loopback."""
+        """Returns the host at which others reach this one: a link's address if it is not loopback, or its name."""
         if self._is_local:
             return "127.0.0.1"
         return next((link.host for link in links if not _is_loopback(link.host)), socket.gethostname())
@@ -692,7 +688,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _handle_signals(handler: Any) -> None:
-    """Handles the signals that Slurm sends to a step: by `scancel`, at its time limit, by `--signal`."""
+    """Sets the handler of the signals that Slurm sends to a step for `scancel`, `--signal` and the time limit."""
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):
         signal.signal(number, handler)
 

@@ -1,4 +1,4 @@
-"""Starts the servers of a cluster on other hosts, each in the session of a separate `ssh`; programs run here.
+"""Starts the servers of a cluster on other hosts, each by a separate `ssh` process; programs run on this machine.
 
     this machine                             the host
     ssh  <-- standard input, a pipe here -->  sshd -- coordinator serve --exit-with-parent
@@ -7,11 +7,12 @@
 
     python -m coordinator.launch.ssh COUNT    runs on a host first, and prints its report for COUNT servers
 
-A server ends when its standard input is closed: with its connection, its `ssh` or this process, in any way. If the host
-does not notice the end, since no packet arrives, the server ends five minutes after the last byte. Guarantees:
+A server ends when its standard input is closed, which happens when its connection, its `ssh` or this process ends in
+any way. If packets no longer arrive, the host does not notice that end, and the server ends five minutes after the last
+byte that it received. Guarantees:
 
 - Every host is reached before anything is started; an error says which host cannot be used, and why.
-- No password is asked for. A connection without an answer for half a minute is lost.
+- `ssh` asks for no password. A connection is lost if its host has not answered for half a minute.
 """
 
 import concurrent.futures
@@ -51,12 +52,12 @@ _REPORT_TIMEOUT = 90.0
 _MOST_AT_ONCE = 16
 # How long a server may take to end after its standard input is closed, in seconds.
 _END_TIMEOUT = 5.0
-# `ssh` returns it when the connection failed or was lost, or a signal ended the remote shell.
+# The exit code of `ssh` if the connection failed or was lost, or a signal ended the remote shell.
 _SSH_FAILED = 255
-# Long enough for a terminal that suspends this process for some minutes.
+# The seconds without a byte after which a server ends. A terminal may suspend this process for some minutes.
 _PARENT_TIMEOUT = 300.0
 _ALIVE_INTERVAL = 20.0
-# Adds the timeout to `--exit-with-parent`, the last argument.
+# `SERVE_COMMAND` ends with `--exit-with-parent`, whose value is the timeout.
 _SERVE = (*SERVE_COMMAND, f"{_PARENT_TIMEOUT:g}")
 _SENT = ("TF_CONFIG", "TF_CPP_MIN_LOG_LEVEL", "PYTHONPATH")
 
@@ -80,7 +81,7 @@ def _installed_versions() -> str:
 class SshProcess:
     """A server on another host; `process` is its `ssh`, with a pipe for standard input."""
 
-    # `ssh` writes to the server's log why the server's end is unknown.
+    # If the exit code is unknown, `ssh` itself has written the reason to the server's log.
     is_lost = False
 
     def __init__(self, process: "subprocess.Popen[bytes]"):
@@ -91,13 +92,13 @@ class SshProcess:
 
     @property
     def pid(self) -> int:
-        """The id of its `ssh` on this machine."""
+        """The process id of the server's `ssh` on this machine."""
         return self._process.pid
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """Returns the server's exit code, minus the signal that killed it, or 255 if the connection was lost.
+        """Returns the server's exit code, or minus the signal that killed it, or 255 if the connection was lost.
 
-        None if it did not end in time.
+        Returns None if the server did not end in time.
         """
         try:
             code = self._process.wait(timeout)
@@ -108,7 +109,7 @@ class SshProcess:
 
     def keep_alive(self) -> None:
         """Tells the server that this process is alive."""
-        # The server has ended, or was closed.
+        # The write fails if the server has ended or was closed.
         with contextlib.suppress(OSError, ValueError):
             self._input.write(b"\n")
 
@@ -126,15 +127,15 @@ class SshProcess:
             self._process.wait()
 
     def send(self, number: signal.Signals) -> None:
-        """Raises LaunchError: a server on another host cannot get signals."""
+        """Raises LaunchError, because a server on another host cannot get signals."""
         raise LaunchError(f"A server on another host cannot get {number.name}.")
 
 
 class SshHost:
-    """Starts servers on a host, whose `name` is as `ssh` takes it; `ssh` is the command with its options.
+    """Starts servers on the host `name`, written as for `ssh`; the argument `ssh` is the command with its options.
 
-    `found` is the environment of this process. A server gets only variables that differ from it, and those in `chosen`;
-    the host has the others.
+    `found` is the environment of this process. A server gets the variables that differ from `found`, and the variables
+    named in `_SENT` and `chosen`. The server has all other variables from its host.
     """
 
     def __init__(self, name: str, ssh: Sequence[str], found: Mapping[str, str], chosen: Collection[str] = ()):
@@ -142,24 +143,24 @@ class SshHost:
         self._ssh = ssh
         self._found = found
         self._sent = {*_SENT, *chosen}
-        # Guards the next two.
+        # Guards `_processes` and `_is_closed`.
         self._lock = threading.Lock()
         self._processes: list[SshProcess] = []
         self._is_closed = False
         self._alive = BackgroundThread("coordinator-ssh-alive", self._keep_alive)
 
     def resolved_name(self) -> str:
-        """Returns the name or address that `ssh` connects to; its configuration may change it."""
+        """Returns the name or address that `ssh` connects to, which the configuration of `ssh` may change."""
         settings = self._run([*self._ssh, "-G", self.name])
         names = [line.split()[1] for line in settings.splitlines() if line.startswith("hostname ")]
         return names[0] if names else self.name.rpartition("@")[2]
 
     def report(self, servers: int, environment: Mapping[str, str]) -> HostReport:
-        """Asks the host for its report. Raises LaunchError if it cannot be reached or has other versions."""
+        """Asks the host for its report. Raises LaunchError if the host cannot be reached or has other versions."""
         command = [sys.executable, "-m", "coordinator.launch.ssh", str(servers)]
         printed = self._run(self.command(environment, command))
         try:
-            # The shell may have printed other lines before.
+            # The shell may have printed other lines before the report.
             report = HostReport(**json.loads(printed.splitlines()[-1]))
         except (ValueError, IndexError, TypeError):
             raise LaunchError(f"{self.name} answers {printed!r} by ssh, which is no report of the library.") from None
@@ -169,15 +170,15 @@ class SshHost:
         return report
 
     def command(self, environment: Mapping[str, str], command: Sequence[str] = _SERVE) -> list[str]:
-        """Returns the command line that runs a command on the host, in the folder of the same path if it exists."""
+        """Returns the command line that runs a command on the host, in the same folder as here if the host has it."""
         assignments = [
             f"{name}={value}"
             for name, value in environment.items()
-            # A parameter server gets no GPU, even if the host has some.
+            # An empty value is sent to a parameter server, so that it gets no GPU even if the host has some.
             if name in self._sent or self._found.get(name) != value or (name == VISIBLE and not value)
         ]
         folder = shlex.quote(os.getcwd())
-        # Without `exec` the shell stays, and reports a signal that ends the command.
+        # The shell does not `exec` the command, so that the shell can report a signal that ends the command.
         script = f"cd {folder} 2>/dev/null; {shlex.join(['env', *assignments, *command])}; exit $?"
         return [*self._ssh, *_OPTIONS, self.name, f"exec sh -c {shlex.quote(script)}"]
 
@@ -230,8 +231,8 @@ def connect(
 ) -> tuple[dict[str, list[str]], dict[tuple[str, int], SshHost], list[str]]:
     """Reaches all hosts, and assigns the servers to them. Raises LaunchError if a host cannot be reached or used.
 
-    Returns the addresses of each job, each server's host by job and index, and `CUDA_VISIBLE_DEVICES` of each worker,
-    or nothing if each worker sees all GPUs of its host.
+    Returns the addresses of each job, each server's host by job and index, and `CUDA_VISIBLE_DEVICES` of each worker.
+    The last list is empty if each worker sees all GPUs of its host.
 
     `roles` are the jobs of the programs on this machine. All processes inherit `environment`; `found` is the
     environment of this process.
@@ -245,7 +246,7 @@ def connect(
     sample = server_environment(environment, TaskConfig({"worker": ["localhost:1"]}, "worker", 0))
     if request.gpus_per_worker is not None:
         if VISIBLE not in chosen:
-            # Divides the GPUs of the hosts, not of this machine.
+            # The GPUs of the hosts are divided, not the GPUs of this machine.
             sample.pop(VISIBLE, None)
         chosen.add(VISIBLE)
     hosts = {name: SshHost(name, shlex.split(request.ssh), found, chosen) for name in counts}
@@ -271,7 +272,7 @@ def connect(
 
 
 def _own_host(names: Iterable[str]) -> str:
-    """Returns the address of this machine for the servers; raises LaunchError if it is loopback for only some."""
+    """Returns this machine's address for the servers; raises LaunchError if only some of them would use loopback."""
     own = {name: _source_address(name) for name in names}
     is_loopback = {name: ipaddress.ip_address(address).is_loopback for name, address in own.items()}
     if len(set(is_loopback.values())) > 1:
@@ -284,7 +285,7 @@ def _source_address(name: str) -> str:
     try:
         family, kind, protocol, _, endpoint = socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as trial:
-            # Sends nothing, but chooses the interface.
+            # `connect` sends nothing, because this is a datagram socket, but makes the kernel choose the interface.
             trial.connect(endpoint)
             return str(trial.getsockname()[0])
     except OSError as error:

@@ -1,7 +1,7 @@
 """`TF_CONFIG` as a value: the cluster, and the task of this process.
 
-Guarantee: a `TaskConfig` is valid. Every address has a host and a port, and the task is in the cluster. The constructor
-refuses anything else in one sentence that names the entry to change.
+Guarantee: a `TaskConfig` is valid. Every address has a host and a port, and the task is in the cluster. For anything
+else the constructor raises an error of one sentence that names the entry to change.
 """
 
 import dataclasses
@@ -28,8 +28,8 @@ _MOST_DIGITS = 10
 def divide_gpus(gpus: Sequence[str], workers: int, gpus_per_worker: int, where: str) -> tuple[list[str], str]:
     """Gives each worker its own GPUs of a machine, named as in `CUDA_VISIBLE_DEVICES`.
 
-    Returns `CUDA_VISIBLE_DEVICES` of each worker, and one for the remaining GPUs. Raises LaunchError if there are too
-    few; `where` begins its words about the machine, such as `this machine has`.
+    Returns a `CUDA_VISIBLE_DEVICES` for each worker, and another for the remaining GPUs. Raises LaunchError if there
+    are too few GPUs; `where` names the machine in the error, such as `this machine has`.
     """
     needed = workers * gpus_per_worker
     if needed > len(gpus):
@@ -48,7 +48,7 @@ def visible_gpus(environment: Mapping[str, str]) -> list[str]:
         files = [path.name for path in _DEVICES.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
         return [str(index) for index in range(len(files))]
     gpus = [gpu.strip() for gpu in visible.split(",")]
-    # CUDA ignores everything from the first invalid one on, such as -1.
+    # CUDA ignores the first invalid GPU, such as -1, and all GPUs after it.
     valid = next((index for index, gpu in enumerate(gpus) if not gpu or gpu.startswith("-")), len(gpus))
     return gpus[:valid]
 
@@ -59,9 +59,9 @@ class TaskConfig:
 
     Args:
       cluster: each job's addresses (`host:port`), as a list, or as a mapping from index to address if indices are
-        missing. The attribute is the mapping.
+        missing. The attribute is always a mapping.
       job: the job of this task, such as `worker`.
-      index: its index in the job.
+      index: the index of this task in the job.
       devices: how many logical CPU devices a server has; `devices` of the task in `TF_CONFIG`.
 
     Raises:
@@ -101,18 +101,17 @@ class TaskConfig:
         address: str | None = None,
         devices: int | None = None,
     ) -> "TaskConfig":
-        """Returns the task of a server as the only one of its cluster: its client tells it about the other tasks.
+        """Returns a server's task, as the only task of its cluster: a server learns the other tasks from its client.
 
-        Accepts what schedulers write: jobs without a task, jobs of any other name, numbers as text, and an index beyond
-        the addresses, as after a job was enlarged. Such a task serves on the common port of its job.
+        Accepts a `TF_CONFIG` as schedulers write it: jobs without a task, jobs of any other name, and numbers as text.
+        In an enlarged job, the index may be beyond the addresses. Such a task serves on its job's common port.
 
         Args:
           text: the text of `TF_CONFIG`; may be empty if the next three arguments are given.
           job: the job, `worker` or `ps`, instead of the task's `type`.
           index: the index in the job, instead of the task's `index`.
-          address: `host:port` at which its client reaches it, instead of the entry in `cluster`.
-          devices: the number of logical CPU devices, instead of the task's `devices`; a worker with several devices is
-            as many replicas.
+          address: `host:port` at which the client reaches the server, instead of the entry in `cluster`.
+          devices: the number of logical CPU devices, instead of the task's `devices`; each of a worker's is a replica.
 
         Raises:
           ClusterSpecError: the text is not JSON, has another form, or lacks a needed value.
@@ -139,7 +138,7 @@ class TaskConfig:
         task, cluster = config.get("task"), config.get("cluster")
         if not isinstance(task, dict) or not {"type", "index"} <= task.keys():
             raise ClusterSpecError(f"TF_CONFIG's 'task' must be an object with 'type' and 'index', got {task!r}.")
-        # The constructor refuses anything but an object.
+        # If `cluster` is not an object, the constructor refuses it.
         jobs: Any = {job: tasks for job, tasks in cluster.items() if tasks} if isinstance(cluster, dict) else cluster
         try:
             return cls(jobs, task["type"], task["index"])
@@ -215,7 +214,7 @@ def _addresses(job: object, tasks: object) -> Mapping[int, str]:
 
 def _index(job: str, key: object) -> int:
     number = key
-    # JSON keys are text; an index is text only there.
+    # An index may be text, because the keys of a JSON object are text.
     if isinstance(key, str) and key.isdecimal() and len(key) <= _MOST_DIGITS:
         number = int(key)
     if is_integer(number, 0, _LARGEST_INDEX):

@@ -1,11 +1,11 @@
 """The hooks that TensorFlow calls on a strategy: where variables are placed, how functions run in a replica.
 
-Each computing device of a worker is a replica, and workers do not wait for each other: `num_replicas_in_sync` is the
-number of devices of one worker, and reductions are over these devices. With one device, a scheduled function is in its
-replica context. With several, it is in the cross-replica context, and `run` calls a function on each.
+Each computing device of a worker is a replica. Workers do not wait for each other, so `num_replicas_in_sync` is the
+number of devices of one worker, and reductions combine the values of these devices. On one device, a scheduled function
+runs in the replica context; on several, in the cross-replica context, where `run` calls a function on each device.
 
-Variables are on the CPUs of the parameter servers, and an optimizer's updates run there. Gradients are sent to the
-variable and its slots, which are not moved.
+Variables are on the CPUs of the parameter servers. An optimizer updates a variable and its slots on their server: the
+worker sends the gradient to the server.
 """
 
 import contextlib
@@ -64,8 +64,8 @@ _logger = logging.getLogger("coordinator")
 class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
     """The hooks of `tf.distribute.StrategyExtended` for `ParameterServerStrategy`.
 
-    The base is the version 1 class because only it has `call_for_each_replica`, which `Strategy.run` calls. Variables
-    and tables that are created in the scope are registered in `parts`, which `services` gives to other folders.
+    The base class is from `tf.compat.v1`: only this version has `call_for_each_replica`, which `Strategy.run` calls.
+    Variables and tables that are created in the scope are registered in `parts`, which other folders use as `services`.
     """
 
     client_functions: ClientFunctions
@@ -90,10 +90,10 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
 
     @contextlib.contextmanager
     def scheduled_tracing(self) -> Iterator[None]:
-        """The scope in which scheduled functions are traced; in it `run` and `reduce` do not warn."""
+        """Enters the scope in which scheduled functions are traced. In this scope, `run` and `reduce` do not warn."""
         strategy = self._container_strategy()
         self._scheduling.depth = getattr(self._scheduling, "depth", 0) + 1
-        # With several devices it is the worker's context, in which `run` is called.
+        # If workers have several devices, the function is traced in the cross-replica context, and may call `run`.
         replica = tf.distribute.ReplicaContext(strategy, replica_id_in_sync_group=0)
         try:
             with strategy.scope(), contextlib.nullcontext() if self._has_several_replicas else replica:
@@ -109,7 +109,7 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
                 "scheduled and awaited on the client: in the program, or in a tf.function that the program calls."
             )
         functions = self.client_functions
-        # AutoGraph would convert the code of this library, too.
+        # `do_not_convert`, because AutoGraph would convert the code of this library too.
         with tf.device(None), tf.device(functions.device):
             return tf.autograph.experimental.do_not_convert(getattr(functions, verb))(*args, **kwargs)
 
@@ -134,7 +134,7 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
             )
 
     def across_replicas(self, method: Callable[..., Any], *args: Any) -> Any:
-        """Calls a method of `tf.distribute.Strategy` that may not be called in a replica context, even in one."""
+        """Calls a cross-replica method of `tf.distribute.Strategy`, also if the caller is in a replica context."""
         replica = self.replica_context()
         if replica is None or self._has_several_replicas:
             return method(self._container_strategy(), *args)
@@ -155,7 +155,7 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
 
     @contextlib.contextmanager
     def _losses_named(self) -> Iterator[None]:
-        """A scope in which an error that a lost parameter server causes names the server."""
+        """Raises an error that names the lost parameter server in place of TensorFlow's error, if one is lost."""
         try:
             yield
         except tf.errors.OpError as error:
@@ -174,7 +174,7 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
         beside = kwargs.get("colocate_with")
         create = functools.partial(self._create_on, next_creator)
         may_be_divided = self._partitioner is not None if beside is None else isinstance(beside, ShardedVariable)
-        # A SavedModel creates its variables without initial values; its functions take each as one variable.
+        # A SavedModel creates variables without initial values. The functions of a SavedModel need whole variables.
         if may_be_divided and kwargs.get("initial_value") is not None:
             return self._create_partitioned(create, beside, kwargs)
         device = self._placement.next_devices([self._known_size(kwargs)])[0] if beside is None else str(beside.device)
@@ -189,7 +189,7 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
             )
 
     def _known_size(self, kwargs: dict[str, Any]) -> int:
-        """Returns the bytes of a variable with these arguments; 0 if unknown."""
+        """Returns the size in bytes of a variable with these arguments; 0 if the size is unknown."""
         value = kwargs.get("initial_value")
         shape, dtype = kwargs.get("shape"), kwargs.get("dtype")
         if shape is None or dtype is None:
@@ -200,7 +200,7 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
         return (tf.TensorShape(shape).num_elements() or 0) * tf.as_dtype(dtype).size
 
     def _create_partitioned(self, create: Callable[..., Any], beside: Any, kwargs: dict[str, Any]) -> Any:
-        """Creates a variable in parts: divided like the variable it is colocated with, or by the partitioner."""
+        """Creates a variable that is divided like the variable `beside`, or by the partitioner if `beside` is None."""
         value, *rest = (kwargs.get(argument) for argument in ("initial_value", "shape", "dtype", "name"))
         with tf.device(None), tf.device(self._parameter_server_devices[0]):
             initial = initial_value_of_keras(value) or initial_value_of(value, *rest)
@@ -215,12 +215,12 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
         if partition is None:
             return create(devices[0], again=value, **{**kwargs, "initial_value": initial.whole})
         variable = create_sharded(create, partition, initial, devices, kwargs)
-        # The parts have their initial values. The sharded variable's own handle is lost with its server.
+        # The parts have their own initial values. The sharded variable's handle, without a value, may be lost too.
         self._variables.add(variable, None)
         return variable
 
     def _create_on(self, next_creator: Callable[..., Any], device: str, again: Any = None, **kwargs: Any) -> Any:
-        """Creates a variable on a server's device. If it is lost, it gets the value `again`; None: `initial_value`."""
+        """Creates a variable on `device`. A recovery assigns `again` to it, or `initial_value` if `again` is None."""
         with tf.device(None), tf.device(device):
             variable = next_creator(**kwargs)
             if isinstance(value := kwargs.get("initial_value"), RowsInBlocks):
@@ -301,7 +301,7 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
         return replica_id
 
     def _use_merge_call(self) -> bool:
-        # In the cross-replica context an optimizer applies gradients unchanged: the caller has reduced them.
+        # In the cross-replica context the caller has reduced the gradients: an optimizer applies them unchanged.
         return is_one_of_several()
 
     @property
@@ -314,7 +314,7 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
-        """The devices that the replicas of a worker compute on, relative to it."""
+        """The devices of a worker's replicas, with names relative to the worker."""
         return self._worker_devices
 
     @property

@@ -41,18 +41,19 @@ _logger = logging.getLogger("coordinator")
 class BriefCollections:
     """Base class that keeps the pauses of Python's garbage collection short.
 
-    A full collection holds the interpreter's lock: during it, no thread can give its worker anything. It searches all
-    objects; TensorFlow and Keras have 400,000, which takes 0.2 s. Python starts one when the number of objects has
-    grown by a quarter, as it does while functions are traced. But what modules hold is never garbage. So objects that
-    are older than an instance of this class are not searched until it ends. Unreachable ones are still freed, unless
-    they are part of a cycle; a cycle waits. A program that has called `gc.freeze` itself is not changed.
+    A full collection holds the interpreter's lock, so that no thread can send work to its worker. The collection
+    searches all objects: TensorFlow and Keras have 400,000, which takes 0.2 s. Python starts a full collection when the
+    number of objects has grown by a quarter, as it does during traces. But objects of modules are never garbage. So
+    this class freezes all objects that are older than its instance: Python does not search them until the instance
+    ends. A frozen object is still freed with its last reference; only a frozen reference cycle is freed later. If the
+    program has called `gc.freeze` itself, this class freezes nothing.
 
     Attributes:
-      end_brief_collections: has all objects searched again; called when the instance is forgotten, if not before.
+      end_brief_collections: unfreezes all objects; called at the latest when the instance is garbage-collected.
     """
 
     def __new__(cls, *_: Any, **__: Any) -> Any:
-        """Creates the object after the freeze: a cycle that contains it must be found."""
+        """Creates the object after the freeze, so that a reference cycle with the object is found."""
         is_own = gc.get_freeze_count() == 0
         if is_own:
             gc.freeze()
@@ -64,22 +65,22 @@ class BriefCollections:
 class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
     """Training on workers with variables on parameter servers, driven by this one program.
 
-    Create it before any variable, dataset, layer or table: when a process connects to a cluster, existing ones become
-    unusable. A process has one strategy at a time. As a context manager, it joins and closes at the end, and only
-    closes after an error.
+    Create the strategy before any variable, dataset, layer or table: objects that exist when a process connects to a
+    cluster become unusable. A process has one strategy at a time. At the end of a `with` block, the strategy joins and
+    closes; after an error, it only closes.
 
     Args:
       cluster_resolver: a `tf.distribute.cluster_resolver.ClusterResolver` that names the `worker` and `ps` addresses.
-        With a `PolledClusterResolver` (or a function or `pathlib.Path` for one) or a `KubernetesClusterResolver`,
-        workers may come and go during training.
-      variable_partitioner: divides large variables into parts, see docs/embeddings.md; None for none.
+        With a `PolledClusterResolver` (or a function or `pathlib.Path` to make one of) or a
+        `KubernetesClusterResolver`, workers may join and leave during training.
+      variable_partitioner: divides large variables into parts, see docs/embeddings.md; None leaves them whole.
       options: limits and times, see `Options`.
 
     Attributes:
-      cluster: the workers, their statistics, and how to add, move and remove them.
+      cluster: the workers and their statistics, with methods to add, move and remove workers.
       parameter_servers: the parameter servers, by index.
-      events: what happens, as a stream, which `on_event` passes on.
-      dashboard_url: the address of the dashboard, with its token; None without one. See docs/dashboard.md.
+      events: the stream of events that `on_event` passes to callbacks.
+      dashboard_url: the address of the dashboard, with its token; None if there is no dashboard. See docs/dashboard.md.
 
     Raises:
       ClusterSpecError: the description of the cluster is wrong.
@@ -115,14 +116,14 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
                 self.trace(options.trace)
             self.dashboard_url = None
             if options.dashboard is not None:
-                # Imported when it is used, as few programs need it.
+                # The dashboard is imported here, because few programs need it.
                 from coordinator.ps_strategy.dashboard_sources import dashboard_of
 
                 dashboard = dashboard_of(options.dashboard, parts.scheduler, parts.parameter_servers, parts.rules)
                 self.dashboard_url = exit_stack.enter_context(dashboard)
             close = functools.partial(_close_before_reset, weakref.ref(self))
             exit_stack.enter_context(reset_watched(close, parts.variables.forget))
-            # Closes when the strategy is forgotten, and at the end of the program.
+            # Closes the strategy when the program no longer refers to it, and at the end of the program.
             self._closing = weakref.finalize(self, only_here(exit_stack.pop_all().close))
 
     @property
@@ -143,36 +144,37 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
     ) -> Future:
         """Queues one call of `fn` for the next free worker; returns without waiting unless the queue is full.
 
-        The function is traced here, once for each kind of arguments, in a replica context. It runs at least once, and
-        may run again, in part or as a whole: see docs/guarantees.md, "What may run twice".
+        `schedule` traces the function once for each kind of arguments, in a replica context if workers have one device.
+        The function runs at least once, and may run again, in part or whole: docs/guarantees.md, "What may run twice".
 
         Args:
           fn: a `tf.function` or concrete function.
-          args: its positional arguments: tensors, NumPy arrays, Python values, per-worker iterators and datasets, and
-            futures of this strategy. The function gets the results of the futures; if one fails, the function fails.
-            Arrays, lists and dicts are copied here: the program may change them afterwards.
-          kwargs: its keyword arguments.
-          steps: run it this many times in total, spread over the workers, with one `RunsFuture`: see docs/dispatch.md,
-            "Many runs".
-          worker: the index of the only worker that may run it. A lost one is waited for (`Options.affinity_timeout`).
-          timeout: in seconds; if a worker takes longer, another one runs it as well, and the first result counts.
-            None for `Options.closure_timeout`.
-          fetch: False leaves the result on the worker until `result()`, or until a function takes the future there. A
-            result that is lost with its worker is computed again when it is needed.
+          args: the positional arguments: tensors, NumPy arrays, Python values, per-worker iterators and datasets, and
+            futures of this strategy. The function gets the results of the futures; if a future fails, so does the call.
+            `schedule` copies arrays, lists and dicts, so that the program may change them afterwards.
+          kwargs: the keyword arguments.
+          steps: the number of runs in total, spread over the workers, with one `RunsFuture` for all: see
+            docs/dispatch.md, "Many runs". None for one run.
+          worker: the index of the only worker that may run the function. If this worker is lost, the function waits
+            for its return (`Options.affinity_timeout`).
+          timeout: in seconds. If a worker takes longer, another worker runs the function as well, and the first result
+            counts. None for `Options.closure_timeout`.
+          fetch: False leaves the result on the worker until `result()` is called, or a function on another worker takes
+            the future. If the result is lost with its worker, it is computed again when it is needed.
 
         Returns:
-          A `Future` of what the function returns, in its structure, as NumPy values; stacked with `steps`.
+          A `Future` of the function's result, with NumPy values for tensors. With `steps`, the values are stacked.
 
         Raises:
-          TypeError: `fn` is not a `tf.function` or concrete function; or it returns what exists only on its worker,
-            such as an iterator or the handle of a variable.
-          ValueError: a future of another source is among the arguments, there is no such worker, `timeout` is not
-            positive, the function has `jit_compile=True`, or calls one that has and uses a remote variable, or a
-            variable has unknown dimensions.
+          TypeError: `fn` is not a `tf.function` or concrete function; or it returns a value that cannot leave its
+            worker, such as an iterator or the handle of a variable.
+          ValueError: an argument is a future of another source; there is no worker with the index `worker`; `timeout`
+            is not positive; the function has `jit_compile=True`, or calls a function with `jit_compile=True` that uses
+            a remote variable; or a variable has unknown dimensions.
           TimeoutError: the queue stayed full for `Options.schedule_timeout`.
           tf.errors.OutOfRangeError: an iterator among the arguments has ended on all workers, or on `worker`.
           StrategyClosedError: the strategy is closed.
-          Exception: the error of an earlier scheduled function, once; see `join`.
+          Exception: the first error of the functions that were scheduled earlier, raised once; see `join`.
         """
         if not tf.executing_eagerly():
             settings = {"steps": steps, "worker": worker, "timeout": timeout, "fetch": fetch}
@@ -201,16 +203,16 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
     def join(self, timeout: float | None = None) -> None:
         """Waits until every scheduled function has finished.
 
-        The first error of a scheduled function cancels all others, whose futures raise `ClosureCancelledError`. The
-        next `schedule`, `join` or `done` raises that error, once; afterwards the strategy is usable again.
+        The first error of a function cancels all other functions, whose futures raise `ClosureCancelledError`. The next
+        `schedule`, `join` or `done` raises the first error, once; afterwards the strategy is usable again.
 
         Args:
-          timeout: in seconds; None for none. A wait without progress is reported in the log.
+          timeout: in seconds; None for no limit. A wait without progress is reported in the log.
 
         Raises:
-          TimeoutError: not in time; the message names what still runs.
+          TimeoutError: functions still run after `timeout`; the message names them.
           ParameterServerLost: a parameter server was lost.
-          Exception: a scheduled function's error, as itself, with notes; or `OutOfRangeError` if its data has ended.
+          Exception: the error of a scheduled function, with notes; `OutOfRangeError` if the function's data has ended.
         """
         if tf.executing_eagerly():
             self._scheduler.join(timeout)
@@ -222,29 +224,29 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
         return self._scheduler.done() if tf.executing_eagerly() else self.extended.on_client("done")
 
     def cancel_all(self) -> None:
-        """Cancels every scheduled function; afterwards none runs, and the strategy is ready for more.
+        """Cancels all scheduled functions. Afterwards no function runs, and new functions can be scheduled.
 
-        What a function has changed stays changed, iterators continue where they are, and errors not yet raised are
-        forgotten. If a call does not end within `Options.close_timeout`, the log says so, and its worker stays busy.
+        Changes that a function has made remain, iterators keep their positions, and errors that were not raised yet are
+        dropped. If a call does not end within `Options.close_timeout`, the log says so, and its worker stays busy.
 
         Raises:
-          RuntimeError: in a callback of a future that a worker's thread runs.
+          RuntimeError: the caller is a callback of a future, on a worker's thread.
           StrategyClosedError: the strategy is closed.
         """
         self._scheduler.cancel_all()
 
     def quiet(self, timeout: float | None = None) -> contextlib.AbstractContextManager[None]:
-        """Returns a context in which no scheduled function runs: what is read and saved in it is of one moment.
+        """Returns a context manager. In its block no scheduled function runs, so that reads and saves are consistent.
 
-        Entering it waits for running functions, except for calls that `cancel_all` has given up; the log names these.
-        Queued functions, and functions that are scheduled in the block, run after it.
+        Entering the block waits for running functions, except for calls that `cancel_all` has given up; the log names
+        these calls. Queued functions, and functions that are scheduled in the block, run after the block.
 
         Args:
           timeout: how long to wait for running functions, in seconds; None for no limit.
 
         Raises:
           TimeoutError: functions still run; the message names them.
-          RuntimeError: in a callback of a future that a worker's thread runs.
+          RuntimeError: the caller is a callback of a future, on a worker's thread.
           StrategyClosedError: the strategy is closed.
         """
         return self._scheduler.quiet(timeout)
@@ -254,19 +256,19 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
     ) -> None:
         """Sets how variables are restored when a parameter server is lost; call it once the variables exist.
 
-        When a server answers again, all variables and mutable tables of all parameter servers are restored from the
-        latest checkpoint, in the same Python objects. Variables that are not in it get their initial values, tables
-        their content at the first call. The directory of the checkpoints belongs to this client from now on; a former
-        client can no longer save there.
+        When the lost server answers again, all variables and mutable tables of all parameter servers are restored from
+        the latest checkpoint, in the same Python objects. A variable that is not in the checkpoint gets its initial
+        value. A table that is not in the checkpoint gets the content that it had at the first `restore_from`. From now
+        on the directory of the checkpoints belongs to this client; a former client can no longer save there.
 
         Args:
-          source: `coordinator.Checkpoints` or a `tf.train.CheckpointManager`: its newest readable checkpoint is
-            restored, or the initial values if there is none. Or a function that restores a checkpoint and returns its
+          source: `coordinator.Checkpoints` or a `tf.train.CheckpointManager`, whose newest readable checkpoint is
+            restored; without a checkpoint, the initial values. Or a function that restores a checkpoint and returns its
             path. Until `restore_from` is called again, the manager saves in `quiet()` and waits for lost servers.
-          step: counts steps in reports of recoveries: an integer variable that is in the checkpoint, such as
+          step: the step in reports of recoveries: an integer variable that is in the checkpoint, such as
             `optimizer.iterations`, or a function that returns an int. None counts the functions that have finished.
           on_rollback: called with a `Rollback`, on a thread of the library, after each recovery that restored a
-            checkpoint; it must not wait for functions, which run again once it has returned. A warning is logged, too.
+            checkpoint. It must not wait for functions, which run again only once it has returned. A warning is logged.
 
         Raises:
           TypeError: `source`, `step` or `on_rollback` is something else.
@@ -287,17 +289,17 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
     ) -> dict[str, Any]:
         """Evaluates a model on the workers; returns the results of its metrics by name. See docs/evaluation.md.
 
-        Each example counts once, even if servers die: the client adds up what the shards of the data return. No
-        variable changes.
+        Workers evaluate shards of the data, and the client adds up the results of the shards. So each example counts
+        once, even if servers die. No variable changes.
 
         Args:
           model: a Keras model of this strategy; or, with `metrics`, any callable.
           data: a source of `coordinator.data`; arrays `x`, `(x, y)` or `(x, y, sample_weight)`; a finite
             `tf.data.Dataset` of such batches, which the client reads; a dataset function or a per-worker dataset.
-          metrics: instead of the metrics that the model was compiled with.
-          batch_size: of arrays and sources; None for 32.
+          metrics: used in place of the metrics that the model was compiled with.
+          batch_size: the batch size for arrays and sources; None for 32.
           shards: the number of parts to divide the data into; None for 4 for each worker.
-          model_state: "now" reads the weights as they are when a shard begins, "snapshot" copies of one moment.
+          model_state: "now" reads the weights when a shard begins; "snapshot" copies them once, before all shards.
 
         Raises:
           ValueError: the data, a metric or the model cannot be evaluated in shards; the message says why.
@@ -305,7 +307,7 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
         return self._parts.evaluation.evaluate(self, model, data, metrics, batch_size, shards, model_state)
 
     def on_event(self, callback: Callable[[Event], object]) -> Callable[[], None]:
-        """Calls `callback` with each `Event` on a library thread; returns a function that ends this: docs/events.md."""
+        """Calls `callback` with each `Event` on a library thread; returns a function that ends it: docs/events.md."""
         return self._scheduler.listeners.on_event(callback)
 
     def report(self, **values: Any) -> None:
@@ -314,13 +316,13 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
             self.events.record("value_reported", name=name, detail=str(float(value)))
 
     def trace(self, path: str | os.PathLike[str]) -> Trace:
-        """Writes what happens to a file for the Perfetto UI, until `close` or the end of a block; see docs/trace.md."""
+        """Writes events to a file for the Perfetto UI, until `Trace.close` or the end of a block: docs/trace.md."""
         from coordinator.ps_strategy.dashboard_sources import ServerPolling
 
         return self._scheduler.trace(path, ServerPolling(self.parameter_servers).counters)
 
     def local_results(self, structure: Any) -> Any:
-        """Waits for the futures in a structure, and returns it with their results; None where they failed."""
+        """Waits for the futures in a structure; returns the structure with their results, None for failed futures."""
         if not tf.executing_eagerly():
             return self.extended.on_client("local_results", structure)
         return tf.nest.map_structure(self.extended.client_functions.result_or_none, structure)
@@ -330,10 +332,10 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
 
         Args:
           dataset_fn: takes a `tf.distribute.InputContext`, returns a `tf.data.Dataset`. Traced here, run on workers.
-          options: a `tf.distribute.InputOptions`: its `experimental_per_replica_buffer_size` elements are prefetched.
+          options: a `tf.distribute.InputOptions`; `experimental_per_replica_buffer_size` elements are prefetched.
 
         Raises:
-          TypeError, ValueError: `dataset_fn` is not callable, returns something else, or creates a variable.
+          TypeError, ValueError: `dataset_fn` is not callable, returns no dataset, or creates a variable.
         """
         return self._datasets.from_function(dataset_fn, options)
 
@@ -347,10 +349,10 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
         """Creates a resource on each worker by `fn()`: a queue, a table that changes, a variable, a random generator.
 
         Returns the client's copy. Inside a scheduled function the same Python object stands for the worker's copy. A
-        worker creates its copy when it first needs it, and again after a restart.
+        worker creates its copy when a function first needs the copy, and again after a restart.
 
         Args:
-          fn: returns the resource, or a list, tuple, dict or `tf.Module` of resources, the same number at each call.
+          fn: returns the resource, or a list, tuple, dict or `tf.Module` with the same number of resources each time.
 
         Raises:
           TypeError: `fn` is not callable, or returns no resource.
@@ -358,7 +360,7 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
         return create_per_worker_resource(fn, self._handles)
 
     def scope(self) -> Any:
-        """Returns a scope for variables and mutable tables on parameter servers, and other tables on every worker."""
+        """Returns a scope that puts variables and mutable tables on parameter servers, other tables on every worker."""
         return contextlib.nullcontext(self) if self.extended.replica_context() else tf.distribute.Strategy.scope(self)
 
     def run(self, fn: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None, options: Any = None) -> Any:
@@ -366,20 +368,20 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
         return self.extended.across_replicas(tf.distribute.Strategy.run, fn, args, kwargs, options)
 
     def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
-        """Combines what `run` returned for the devices of the worker, on it; along `axis` too if one is given."""
+        """Combines, on the worker, what `run` returned for the worker's devices; also along `axis` if not None."""
         self.extended.warn_unless_scheduled("reduce")
         return self.extended.across_replicas(tf.distribute.Strategy.reduce, reduce_op, value, axis)
 
     def gather(self, value: Any, axis: int) -> Any:
-        """Concatenates what `run` returned for the devices of the worker along `axis`."""
+        """Concatenates along `axis` what `run` returned for the devices of the worker."""
         self.extended.warn_unless_scheduled("gather")
         return self.extended.across_replicas(tf.distribute.Strategy.gather, value, axis)
 
     def close(self) -> None:
         """Cancels all functions, ends the threads and disconnects from the servers. May be called again.
 
-        Variables on the parameter servers are deleted. One port stays open until the process ends. Does nothing in a
-        process that was forked from the process that made the strategy.
+        Variables on the parameter servers are deleted. One port stays open until the process ends. In a process that
+        was forked from the strategy's process, `close` does nothing.
         """
         self._closing()
 

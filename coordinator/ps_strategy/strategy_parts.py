@@ -1,7 +1,7 @@
-"""What a strategy is made of: the connections, the threads and the bookkeeping behind its methods.
+"""The components of a strategy: the connections, the threads and the bookkeeping behind its methods.
 
-No part may keep the strategy alive: threads refer to the parts, and a strategy that its program forgets is closed.
-Evaluation is imported when it is used: importing it would take a tenth of the time until a strategy can be used.
+No component may keep the strategy alive: threads refer to components, and a strategy without references is closed.
+Evaluation is imported when it is first used, since its import would make the start of a strategy a tenth longer.
 """
 
 import contextlib
@@ -46,19 +46,19 @@ _logger = logging.getLogger("coordinator")
 
 @dataclasses.dataclass(frozen=True)
 class StrategyParts:
-    """The parts of one strategy. `strategy.extended.services` gives them to other folders, and not to users.
+    """The components of one strategy, for other folders (as `strategy.extended.services`) and not for users.
 
     Attributes:
-      copies: has the workers create and read their copies.
+      copies: has the workers create and read their copies of per-worker resources.
       input_shares: which share of the data each worker reads.
       variables: the variables and tables on the parameter servers.
       parameter_servers: by index.
-      worker_devices: the computing devices of each worker, relative to it: a replica for each.
+      worker_devices: the names of each worker's computing devices, relative to the worker; each device is a replica.
       rules: the update rules that still exist, for the dashboard.
-      unique_numbers: for names on the servers that no other object of this strategy has.
+      unique_numbers: numbers for names on the servers, so that no two objects of this strategy share a name.
       worker_index: called inside a scheduled function, returns the index of the worker that runs it.
       connection_number: called inside a scheduled function, returns a number that grows with each connection of the
-        worker that runs it. It tells abandoned calls from present ones.
+        worker that runs it. Update rules tell abandoned calls from present ones by this number.
       retrace: has each `tf.function` traced again when it is scheduled next.
       add_idle_callback: see `Cluster.add_idle_callback`.
       refuse_closed: see `ClosureQueue.refuse_stopped`.
@@ -103,7 +103,7 @@ class StrategyParts:
         membership = Membership.connected(ClusterDefinition.from_resolver(cluster_resolver), options)
         unscheduled = exit_stack.enter_context(contextlib.ExitStack())
         unscheduled.callback(membership.close)
-        # Left after the cluster is closed, which ends the calls of a `fit` that still runs.
+        # `fit` may still run. Closing the cluster ends its calls, so this context is left after the cluster is closed.
         exit_stack.enter_context(keras_extended(strategy_class, options))
         owner = CheckpointOwner()
         exit_stack.enter_context(saved_in_blocks(options.checkpoint_memory, owner.record_any))

@@ -1,1 +1,1 @@
-"""Where a closure waits: the queue of closures, its state, and the workers that wait for one. No TensorFlow."""
+"""The queue in which closures wait, the queue's state, and the workers that wait for closures. No TensorFlow."""

@@ -8,17 +8,17 @@ r"""One scheduled function call: its states, its attempts, and the future that r
        \----------------\------> CANCELLED, FAILED <-/
 
 A blocked closure waits for other closures' results that are its arguments. A running closure has one live attempt, or
-several if it exceeded its timeout and was started on another worker too. The first attempt that ends with an outcome
-decides it. When the last live attempt ends without an outcome, the closure is requeued.
+several if the closure exceeded its timeout and was started on another worker too. The first attempt with an outcome
+decides the closure. When the last live attempt ends without an outcome, the closure is requeued.
 
 Guarantee: the state changes only along these arrows; any other change raises `InvalidTransitionError` with the history.
 
-A function that runs many times has one `RunsFuture` and several closures, its parts, of consecutive runs. Runs are
-divided while they run: all workers end at about the same time, and only the runs of a failed call are repeated:
+A function that runs many times has one `RunsFuture` and several closures, called parts, of consecutive runs. Runs are
+divided when workers take them, so all workers end almost together, and only a failed call's runs are repeated:
 
     waiting            8 runs
-    a worker starts    4 runs | 4 runs             it keeps its share
-    its call begins    0 1 | 6 runs                the runs of one call; they now have numbers
+    a worker starts    4 runs | 4 runs             the closure keeps the worker's share
+    its call begins    0 1 | 6 runs                the call's runs now have numbers
     the call is lost   0 1 | 2 3 | 4 runs          0 1 wait again, to run one by one; 2 3 run elsewhere
 """
 
@@ -59,7 +59,7 @@ class ClosureState(enum.Enum):
     __hash__ = object.__hash__
 
 
-# For speed: reading a member from its class takes ten times as long.
+# These names are for speed: reading a member from its class takes ten times as long.
 BLOCKED, WAITING, RUNNING = ClosureState.BLOCKED, ClosureState.WAITING, ClosureState.RUNNING
 DONE, FAILED, CANCELLED = ClosureState.DONE, ClosureState.FAILED, ClosureState.CANCELLED
 
@@ -71,7 +71,7 @@ _TRANSITIONS: dict[tuple[ClosureState, str | ClosureState], ClosureState] = {
     (WAITING, "start"): RUNNING,
     (WAITING, FAILED): FAILED,
     (WAITING, CANCELLED): CANCELLED,
-    # One more attempt, on another worker, at a closure that exceeded its timeout.
+    # A closure that exceeded its timeout starts one more attempt on another worker.
     (RUNNING, "start"): RUNNING,
     (RUNNING, "requeue"): WAITING,
     (RUNNING, DONE): DONE,
@@ -85,23 +85,22 @@ ENDS = frozenset({DONE, FAILED, CANCELLED})
 class RunsFuture(Future):
     """A `Future` of many runs of one function with the same arguments.
 
-    `result()` has each output of all runs, stacked along a new first axis in the order of the runs. It raises the
-    error of the first run that fails, which cancels the others. `cancel()` cancels all runs that have not ended.
+    `result()` has each output of all runs, stacked along a new first axis in the order of the runs. `result()` raises
+    the first error of a run, which cancels the other runs. `cancel()` cancels all runs that have not ended.
 
     Args:
       name: the function's name.
       number: the place in the order of scheduling.
       steps: the number of runs.
-      concatenated: joins stacked results of consecutive runs.
+      concatenated: a function that joins the stacked results of consecutive runs.
       origin: the `TracedFunction` that was scheduled; identifies futures of this strategy and gives the result's specs.
 
     Attributes:
       steps: the number of runs.
-      fusion_key: the key of runs that were not tried before; None if each is a separate call. Set by the queue.
-      parts: the closures whose runs have not ended, oldest first. Guarded, with `rest` and `begun`, by the queue's
-        lock.
+      fusion_key: the key of runs that were not tried before; None if each run is a separate call. Set by the queue.
+      parts: the closures whose runs have not ended, oldest first. The queue's lock guards `parts`, `rest` and `begun`.
       rest: the part whose runs no worker has taken; None if there is none.
-      begun: how many runs have begun, repeated runs counted once.
+      begun: how many runs have begun; a repeated run counts once.
     """
 
     __slots__ = (
@@ -124,7 +123,7 @@ class RunsFuture(Future):
         self.rest: RunsClosure | None = None
         self.begun = 0
         self._concatenated = concatenated
-        # A leaf lock; guards the following attributes.
+        # A leaf lock, which guards the following attributes.
         self._lock = threading.Lock()
         self._results: list[tuple[int, Any]] = []
         self._completed = 0
@@ -136,7 +135,7 @@ class RunsFuture(Future):
         return self._completed
 
     def discard(self) -> None:
-        """Drops the results, now and later, because nothing will use them: `result()` returns None."""
+        """Drops present and later results, because nothing will use them. `result()` then returns None."""
         with self._lock:
             self._is_discarded = True
             self._results.clear()
@@ -167,7 +166,7 @@ class RunsFuture(Future):
         self._results.clear()
 
     def end(self, error: BaseException | None) -> None:
-        """Ends the future with an error, or as cancelled by the user for None, unless it has ended."""
+        """If the future has not ended, ends it with `error`, or as cancelled by the user if `error` is None."""
         with self._lock:
             if self._is_over:
                 return
@@ -180,7 +179,7 @@ class RunsFuture(Future):
 
 
 def shared_cancellations(call: Cancellation, count: int) -> Sequence[Cancellation]:
-    """Returns `count` cancellations, one for each attempt in a call. The call is cancelled when all of them are."""
+    """Returns `count` cancellations, one for each attempt in a call. Cancelling all of them cancels the call."""
     # A leaf lock: nothing is called while it is held.
     lock = threading.Lock()
     active: set[_CallMember] = set()
@@ -190,7 +189,7 @@ def shared_cancellations(call: Cancellation, count: int) -> Sequence[Cancellatio
 
 
 class _CallMember:
-    """The cancellation of one attempt of a fused call. The lock guards `active`, the members not yet cancelled."""
+    """The cancellation of one attempt of a fused call. The lock guards `active`, the members that are not cancelled."""
 
     def __init__(self, call: Cancellation, lock: threading.Lock, active: set["_CallMember"]) -> None:
         self._call = call
@@ -198,7 +197,7 @@ class _CallMember:
         self._active = active
 
     def cancel(self) -> None:
-        """Cancels this attempt, and the call with the last attempt. Repeating it does nothing."""
+        """Cancels this attempt; the last attempt cancels the call. A second `cancel` of an attempt does nothing."""
         with self._lock:
             was_last = self._active == {self}
             self._active.discard(self)
@@ -210,11 +209,11 @@ class Attempt:
     """One run of a closure on a worker.
 
     Attributes:
-      work: the closure's work. The closure drops its own reference when it has an outcome.
+      work: the closure's work. The closure itself drops the work when it has an outcome.
       number: 1 for the closure's first attempt.
       cancellation: cancels only this attempt.
       call_cancellation: cancels the attempt's call, with all other attempts in it.
-      started: when it started, in seconds of the `time.monotonic` clock.
+      started: when the attempt started, in seconds of the `time.monotonic` clock.
     """
 
     __slots__ = ("call_cancellation", "cancellation", "closure", "number", "started", "work", "worker")
@@ -232,33 +231,34 @@ class Attempt:
 
 
 class Closure:
-    """A function call for a worker, and its future. Millions may wait: each slot costs 8 bytes.
+    """A function call for a worker, and its future. Millions of closures may wait, and each slot costs 8 bytes.
 
     Args:
       work: what the runtime runs; opaque to the core.
       name: the function's name, for messages.
       number: the place in the order of scheduling.
-      future: reports the outcome.
-      target: the index of the only worker that may run it, or None for any.
+      future: the future that reports the outcome.
+      target: the index of the only worker that may run the closure, or None for any worker.
       timeout: an attempt that takes longer, in seconds, is started on another worker too; None for no limit.
-      is_internal: whether the library scheduled it for itself: neither `join` nor another closure's error affects it.
-      blockers: how many results it waits for before it may run.
+      is_internal: whether the library scheduled the closure for its own use. `join` does not wait for an internal
+        closure, and the error of another closure does not cancel it.
+      blockers: how many results of other closures must exist before this closure may run.
 
     Attributes:
-      runs: how many runs it makes. Guarded by the queue's lock.
-      whole: the future of many runs to which it belongs; None if it makes one run.
-      is_reported: whether its future was set.
-      fusion_key: closures with equal keys may run in one call; None if it runs alone. Set before it is queued. Dropped
-        when it is requeued, so a closure that was tried before runs alone.
-      inputs: its inputs that may end. Set before it is queued.
+      runs: how many runs the closure makes. Guarded by the queue's lock.
+      whole: the `RunsFuture` to which the closure belongs; None if the closure makes one run.
+      is_reported: whether the closure's future was set.
+      fusion_key: closures with equal keys may run in one call; None for a closure that runs alone. Set before the
+        closure is queued. Requeueing drops the key, so a closure that was tried before runs alone.
+      inputs: the closure's inputs that may end. Set before the closure is queued.
       attempts: how many attempts were started.
       failures: the worker and kind of each failed attempt.
-      needs_another: whether it waits even for a worker that is away now, instead of running on one of `lost_on`.
+      needs_another: whether the closure waits for a worker outside `lost_on`, even if all such workers are away now.
       live: the attempts that run now.
-      waiting_since: when it last began to wait for a worker, in seconds of the `time.monotonic` clock.
-      is_queued: whether it is blocked or in one of the queue's deques. Set by the queue's state, as the next two.
-      counted: how many of its runs are counted as waiting.
-      counts: whether `join` still has to wait for it.
+      waiting_since: when the closure last began to wait for a worker, in seconds of the `time.monotonic` clock.
+      is_queued: whether the closure is blocked or in one of the queue's deques. Set by the queue's state.
+      counted: how many of the closure's runs are counted as waiting. Set by the queue's state.
+      counts: whether `join` still has to wait for the closure. Set by the queue's state.
     """
 
     __slots__ = (
@@ -301,35 +301,35 @@ class Closure:
 
     @property
     def has_ended(self) -> bool:
-        """Whether its outcome is decided."""
+        """Whether the closure's outcome is decided."""
         return self.state in ENDS
 
     @property
     def lost_on(self) -> frozenset[int]:
-        """The workers that were lost while they ran it. It returns to one only if no other worker can run it."""
+        """The workers that were lost while they ran the closure. They run it again only if no other worker can."""
         return frozenset(worker for worker, kind in self.failures if kind is FailureKind.WORKER_LOST)
 
     def unblock(self) -> None:
-        """Records that one of the results it waits for exists; after the last result it may run."""
+        """Records that one of the awaited results exists. After the last result the closure may run."""
         if self.blockers <= 1:
             self.state = _TRANSITIONS.get((self.state, "unblock")) or self._refuse("unblock")
             self.waiting_since = time.monotonic()
         self.blockers -= 1
 
     def start(self, worker: int, cancellation: Cancellation) -> Attempt:
-        """Starts the first attempt, or a further one on another worker."""
+        """Starts the first attempt, or a further attempt on another worker."""
         self.state = _TRANSITIONS.get((self.state, "start")) or self._refuse("start")
         self.attempts += 1
         attempt = Attempt(self, worker, cancellation)
         self.live += (attempt,)
         future = self.future
         future.is_started, future.worker = True, worker
-        # Another part of the same runs may have had more attempts.
+        # Another part of the same `RunsFuture` may have had more attempts.
         future.attempts = max(future.attempts, self.attempts)
         return attempt
 
     def end_attempt(self, attempt: Attempt) -> None:
-        """Removes an attempt that ended, with or without an outcome, from the live ones."""
+        """Removes an attempt that ended, with or without an outcome, from the live attempts."""
         self.live = () if self.live == (attempt,) else tuple(other for other in self.live if other is not attempt)
 
     def requeue(self) -> None:
@@ -342,13 +342,13 @@ class Closure:
             self.future.is_started = False
 
     def end(self, outcome: ClosureState) -> None:
-        """Decides the outcome: DONE, FAILED or CANCELLED. `report` must follow; then the work is dropped."""
+        """Decides the outcome: DONE, FAILED or CANCELLED. The caller must then call `report` and drop the work."""
         self.state = _TRANSITIONS.get((self.state, outcome)) or self._refuse(outcome.value)
 
     def report(self, value: Any) -> None:
-        """Sets the future, by the state, to a result or an error. An error of None means that the user cancelled it.
+        """Sets the future to its result if DONE, else to an error. An error of None means that the user cancelled.
 
-        Must be called without a lock: futures have callbacks.
+        Must be called without a lock, because futures have callbacks.
         """
         try:
             if self.state is DONE:
@@ -358,7 +358,7 @@ class Closure:
             else:
                 self.future.set_exception(value)
         finally:
-            # Even if a callback raised: the future is set.
+            # The future is set even if a callback raised.
             self.is_reported = True
 
     def record_failure(self, worker: int, kind: FailureKind) -> int:
@@ -386,7 +386,7 @@ class Closure:
 
 
 class UncountedClosure(Closure):
-    """A closure that is in no count: optional work of the library."""
+    """A closure for optional work of the library, which no count includes."""
 
     __slots__ = ()
 
@@ -394,7 +394,7 @@ class UncountedClosure(Closure):
 
 
 class RunsClosure(Closure):
-    """Consecutive runs of a `RunsFuture` for one worker. Methods are called with the queue's lock held.
+    """Consecutive runs of a `RunsFuture` for one worker. Calls hold the queue's lock, except `report` and `prepare`.
 
     Attributes:
       first: the number of the first run, from 0; -1 until the runs begin.
@@ -415,11 +415,11 @@ class RunsClosure(Closure):
         self.whole.parts[self] = None
         self.whole.rest = self
         if fusion_key is not None and self.timeout is None:
-            # Unique, because single runs are not gathered with these.
+            # `object()` makes the key unique, because other closures cannot join a call of these runs.
             self.fusion_key = self.whole.fusion_key = FusionKey(fusion_key.function, object())
 
     def report(self, value: Any) -> None:
-        """Sets the future once all runs have ended, or one without a result. See `Closure.report`."""
+        """Sets the future when all runs have a result, or when a run has none. See `Closure.report`."""
         try:
             if self.state is DONE:
                 self.whole.add(self.first, self.runs, value)
@@ -429,7 +429,7 @@ class RunsClosure(Closure):
             self.is_reported = True
 
     def leave_share(self, workers: int) -> "RunsClosure | None":
-        """Keeps one worker's share of the runs that no worker has taken; returns a closure of the others, if any.
+        """Keeps one worker's share of the runs that no worker has taken; returns a closure of the other runs, if any.
 
         Called just before the closure starts.
         """
@@ -441,21 +441,21 @@ class RunsClosure(Closure):
         return self._split(1 if self.timeout is not None else -(-self.runs // max(workers, 1)))
 
     def available(self) -> int:
-        """Returns how many runs it may make when it has started: its own, and those that no worker has taken."""
+        """Returns how many runs the started closure may make: its own runs, and the runs that no worker has taken."""
         rest = self.whole.rest
         return self.runs if rest is None or self.first >= 0 or self.timeout is not None else self.runs + rest.runs
 
     def begin(self, attempt: Attempt, count: int) -> "RunsClosure | None":
         """Keeps and numbers the first `count` runs, at most `available()`, because an attempt begins them.
 
-        Returns the closure of the other runs, if any: a new one, or the existing `rest` with another number of runs.
+        Returns the closure of the other runs, if any: a new closure, or the existing `rest` with other runs.
         """
         whole = self.whole
         if self.first >= 0:
             # An earlier attempt has numbered the runs.
             others = self._split(count)
             if others is not None:
-                # The other runs were in all attempts before this one.
+                # All attempts before this one included the other runs.
                 others.attempts, others.failures = attempt.number - 1, self.failures
                 others.needs_another = self.needs_another
             return others
@@ -472,7 +472,7 @@ class RunsClosure(Closure):
         return rest
 
     def take_siblings(self) -> Sequence["RunsClosure"]:
-        """Removes this part, which has ended; returns the other parts, which end too unless this one is done."""
+        """Removes this ended part. Returns the other parts if this part has no result, because they then end too."""
         parts = self.whole.parts
         parts.pop(self, None)
         if self.state is DONE:
@@ -482,7 +482,7 @@ class RunsClosure(Closure):
         return siblings
 
     def _split(self, at: int) -> "RunsClosure | None":
-        """Keeps the first `at` runs; returns a new closure of the others, if there are any."""
+        """Keeps the first `at` runs; returns a new closure of the other runs, if any."""
         if at >= self.runs:
             return None
         whole = self.whole
@@ -506,14 +506,14 @@ _KINDS: dict[ClosureState, Kind] = {
 
 @dataclasses.dataclass(slots=True)
 class Effects:
-    """What follows from a change of the queue's state; carried out without the queue's lock.
+    """The effects of a change of the queue's state, which the queue carries out without its lock.
 
     Attributes:
-      outcomes: the decided closures in the order in which their futures are set, each with its result or error, or None
-        if its user cancelled it.
+      outcomes: the decided closures in the order in which their futures are set, each with its result, its error, or
+        None if the user cancelled.
       cancelled: the attempts to cancel.
-      ended: the attempt that ended without a result, if any; `is_requeued` says that its closure waits again.
-      reason: why it was requeued, or the type of its error.
+      ended: the attempt that ended without a result, if any. If `is_requeued`, the attempt's closure waits again.
+      reason: why that closure was requeued, or the type of its error.
     """
 
     outcomes: list[tuple[Closure, Any]] = dataclasses.field(default_factory=list)
@@ -523,7 +523,7 @@ class Effects:
     reason: str = ""
 
     def record(self, events: EventStream, call: Sequence[Attempt]) -> None:
-        """Records the decisions, and the end of the call of these attempts, if one ended."""
+        """Records the decided closures and, if a call ended, its end; `call` has the attempts of the ended call."""
         attempt, others = call[0] if call else self.ended, self.outcomes
         if attempt is not None:
             closure = attempt.closure
@@ -540,7 +540,7 @@ class Effects:
                 kind, self.reason = _KINDS[closure.state], type(others[0][1]).__name__
                 others = others[1:]
             else:
-                # Its closure was decided before.
+                # The attempt's closure was decided before.
                 kind, count = "closures_cancelled", 0
             seconds = time.monotonic() - attempt.started
             events.record(kind, f"worker {attempt.worker}", closure.name, count, seconds, self.reason)

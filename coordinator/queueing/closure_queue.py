@@ -4,30 +4,30 @@ r"""The queue where a closure waits until a worker may run it, and where its out
                            ^                            |
                            \---------- requeue ---------/
 
-Any worker takes a closure without a target. A closure with a target is taken by that worker only, before the others.
+Any worker takes a closure without a target. Only the target takes a closure with a target, before other closures.
 `wait_settled` and the pending error ignore internal closures, which the library schedules for itself.
 
 Guarantees:
-- First in, first out; a requeued closure goes to the front, and never waits for room.
+- Closures start first in, first out. A requeued closure goes to the front, and never waits for room.
 - An outcome is decided once, and `wait_settled` returns only after all futures are set.
 - The pending error is raised once, by the first waiting call, after everything has settled.
 - A closure whose input has ended on a worker runs on another worker, and fails if the input has ended on all.
-- A worker that finds no closure sleeps until there is one that it may run; a closure wakes one worker.
-- Each wait has a deadline or is reported in the log when nothing progresses, and ends when the queue is stopped.
-- One lock. While it is held, only code of the core and of the standard library runs: no TensorFlow, no runtime, no user
-  code (futures' callbacks, destructors of arguments).
+- A worker that finds no closure sleeps until there is a closure that it may run. A closure wakes one worker.
+- Each wait has a deadline, or the log reports it when nothing progresses. Each wait ends when the queue is stopped.
+- There is one lock. While the lock is held, only code of the core and of the standard library runs: no TensorFlow, no
+  runtime, no user code (futures' callbacks, destructors of arguments).
 
-In a quiet period no scheduled closure runs, so all that the client reads and saves is of one moment.
+In a quiet period no scheduled closure runs, so all that the client reads and saves is of the same point in time.
 
     begin: no scheduled closure starts --> each worker ends what it runs, and reports that it is idle --> the block
     end:   closures start again, unless another period goes on
 
 Guarantees:
-- Inside the block no scheduled closure runs, and no worker reports that it is idle. Internal closures may run, and
-  cancelled calls that did not end: the log names them.
-- Workers report that they are idle when they have ended what they run. A closure that waits for other workers, at the
-  gate of an update rule, therefore continues before the end of the period.
-- However the wait or the block ends, closures start again.
+- Inside the block no scheduled closure runs, and no worker reports that it is idle. Internal closures may run.
+  Cancelled calls that did not end may run too, and the log names these calls.
+- A worker reports that it is idle when its running call has ended. So a closure that waits for other workers at the
+  gate of an update rule continues before the end of the period.
+- Closures start again after the block, also after an error in the block or in the wait before the block.
 """
 
 import contextlib
@@ -58,20 +58,20 @@ from coordinator.statistics import ClusterStatistics, WorkerCounts
 
 _logger = logging.getLogger("coordinator")
 
-# A loop over finite data schedules at full speed until this many closures wait per worker: two fused calls.
+# A loop over finite data schedules at full speed until this many closures per worker wait, enough for two fused calls.
 _AHEAD_PER_WORKER = 128
-# How long such a loop then waits, in seconds.
+# How long a loop over finite data then waits, in seconds.
 _MOMENT = 0.01
-# Differs from every number of reconnections.
+# This value differs from every number of reconnections.
 _NEVER = -1
 
 
 class ClosureQueue:
     """A queue of closures with back-pressure, retries, one pending error, cancellation and quiet periods.
 
-    Any thread may call any method, except that only one thread may call `take` for a worker. `put` blocks while
-    `capacity` closures wait. `new_cancellation`, and `report_stall`, which receives a report when a waiting thread sees
-    no progress for `stall_interval` seconds, are called without the lock. `events` records what happens to closures.
+    Any thread may call any method, but only one thread may call `take` for a worker. `put` blocks while `capacity`
+    closures wait. `report_stall` gets a report when a waiting thread sees no progress for `stall_interval` seconds. The
+    queue calls `report_stall` and `new_cancellation` without the lock. `events` records what happens to closures.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class ClosureQueue:
         self.capacity = capacity
         self.events = EventStream()
         self._new_cancellation = new_cancellation
-        # Kept from workers whose last `take` returned None: creating one may be expensive for the runtime.
+        # A worker whose last `take` returned None reuses its cancellation: the runtime may need long to create another.
         self._unused_cancellations: dict[int, Cancellation] = {}
         self._report_stall = report_stall
         self._stall_interval = stall_interval
@@ -97,7 +97,7 @@ class ClosureQueue:
     # For the user's threads and the scheduler.
 
     def put(self, closure: Closure, timeout: float | None = None) -> None:
-        """Adds a closure; waits for room, at most `timeout` seconds, if the queue is full and it is not internal.
+        """Adds a closure. If the queue is full and the closure not internal, waits at most `timeout` seconds for room.
 
         If `put` raises, the closure's future is cancelled.
 
@@ -124,13 +124,13 @@ class ClosureQueue:
             if starved is not None:
                 raise starved.new_error()
         except BaseException:
-            # Also after Ctrl-C, which may have come before a worker was woken for the closure.
+            # The closure is cancelled after Ctrl-C too, which may have come before a worker was woken for the closure.
             self.cancel(closure, closure.cancelled_error("it could not be scheduled: see what schedule raised"))
             raise
 
     @uninterrupted
     def unblock(self, closure: Closure) -> None:
-        """Records that one of the results a closure waits for exists."""
+        """Records that one of the results exists for which a closure waits."""
         with self._lock:
             if not closure.has_ended:
                 self._state.unblock(closure)
@@ -141,7 +141,7 @@ class ClosureQueue:
 
     @uninterrupted
     def cancel(self, closure: Closure, error: BaseException | None = None) -> bool:
-        """Cancels a closure: its future raises `error`, or is cancelled. Returns False if it was decided before."""
+        """Cancels a closure: its future raises `error`, or is cancelled. Returns False if the closure has ended."""
         with self._lock:
             if closure.has_ended:
                 return False
@@ -150,7 +150,7 @@ class ClosureQueue:
         return True
 
     def cancel_runs(self, whole: RunsFuture) -> bool:
-        """Cancels all runs that have not ended; returns False if there are none."""
+        """Cancels all runs that have not ended; returns False if all runs have ended."""
         while True:
             with self._lock:
                 part = next(iter(whole.parts), None)
@@ -162,11 +162,11 @@ class ClosureQueue:
     def cancel_all(self, timeout: float) -> list[Attempt]:
         """Cancels all scheduled closures and pending errors; waits at most `timeout` seconds.
 
-        Returns the attempts that still run. Nothing waits for them from now on.
+        Returns the attempts that still run. Nothing waits for these attempts from now on.
         """
         cancelled = self._cancel_scheduled()
         with self._lock:
-            # A schedule call that waits to raise an error has none to raise now.
+            # A `schedule` call that waits to raise an error must see that the error is dropped.
             self._notify_all()
             self._attempt_ended.wait_for(lambda: self._state.running.keys().isdisjoint(cancelled), timeout)
             abandoned = self._state.abandon(cancelled)
@@ -176,13 +176,13 @@ class ClosureQueue:
     def wait_settled(self, timeout: float | None = None, unless: Callable[[], bool] = lambda: False) -> None:
         """Waits at most `timeout` seconds until no closure waits or runs.
 
-        `unless` ends the wait when it returns True after `wake_waits`. It lets a thread of the library wait in place of
-        the user's thread, which runs a function of TensorFlow.
+        The wait also ends if `unless()` returns True after a call of `wake_waits`. So a thread of the library can wait
+        in place of the user's thread, which runs a function of TensorFlow.
 
         Raises:
-          TimeoutError: not in time; the message names what still runs.
+          TimeoutError: the wait timed out; the message names what still runs.
           RuntimeError: this thread has begun a quiet period.
-          BaseException: the pending error, once; not if `unless()` is true.
+          BaseException: the pending error, which is raised once, and not if `unless()` is true.
         """
         with self._lock:
             self._refuse_in_quiet("join was called")
@@ -196,12 +196,12 @@ class ClosureQueue:
                 self._raise_pending_error()
 
     def wait_for_room(self, timeout: float | None, unless: Callable[[], bool]) -> None:
-        """Waits until `put` would not wait; raises TimeoutError. For `unless` see `wait_settled`."""
+        """Waits until `put` would not wait. Raises TimeoutError after `timeout`. For `unless` see `wait_settled`."""
         deadline = deadline_after(timeout)
         with self._lock:
             self._until_room(unless, "", deadline)
             self._until_error_settled("schedule waits to raise an earlier error", deadline, unless)
-            # If this wait was given up, another thread may use the room.
+            # If `unless()` ended this wait, another thread may use the room.
             self._has_room.notify()
 
     @property
@@ -214,16 +214,16 @@ class ClosureQueue:
             self._notify_all()
 
     def is_settled(self) -> bool:
-        """Returns whether no closure waits or runs. Raises the pending error, once, after what ran has ended."""
+        """Returns whether no closure waits or runs. Raises the pending error, once, after all attempts have ended."""
         with self._lock:
             self._raise_when_settled("done waits to raise an error", None)
             return self._state.unsettled == 0
 
     @contextlib.contextmanager
     def quiet(self, timeout: float | None) -> Iterator[None]:
-        """A scope in which no scheduled closure runs; waits at most `timeout` seconds for what runs at its beginning.
+        """A scope in which no scheduled closure runs. Waits at most `timeout` seconds for closures that run before.
 
-        Raises TimeoutError, which says what still runs; StrategyClosedError if the queue was stopped.
+        Raises TimeoutError, which says what still runs, or StrategyClosedError if the queue was stopped.
         """
         deadline = deadline_after(timeout)
         state, period = self._state, object()
@@ -247,7 +247,7 @@ class ClosureQueue:
 
     @uninterrupted
     def fail_waiting(self, closure: Closure, error: BaseException, scope: ErrorScope) -> None:
-        """Ends a closure that can never run; does nothing unless it waits."""
+        """Ends a waiting closure that can never run. Does nothing to a closure that runs or has ended."""
         with self._lock:
             if closure.has_ended or closure.live:
                 return
@@ -255,7 +255,7 @@ class ClosureQueue:
         self._carry_out(effects)
 
     def fail_orphaned(self, worker: int) -> None:
-        """Fails the closures that only this worker may run, if it was dismissed, perhaps while they were queued."""
+        """If this worker was dismissed, perhaps during a `put`, fails the closures that only this worker may run."""
         if worker not in self._state.dismissed:
             return
         for closure in self.waiting_for(worker):
@@ -269,7 +269,7 @@ class ClosureQueue:
         self._carry_out(effects)
 
     def pause(self, reason: str) -> None:
-        """Starts no closure until `resume`; cancels and requeues what runs."""
+        """Starts no closure until `resume`. Cancels running attempts, after which their closures are requeued."""
         with self._lock:
             self._state.paused = reason
             effects = Effects(cancelled=list(self._state.running))
@@ -280,7 +280,7 @@ class ClosureQueue:
         return bool(self._state.paused)
 
     def wait_idle(self, timeout: float) -> bool:
-        """Waits at most `timeout` seconds until no attempt runs; returns whether none does."""
+        """Waits at most `timeout` seconds until no attempt runs; returns whether no attempt runs."""
         with self._lock:
             return self._attempt_ended.wait_for(lambda: not self._state.running, timeout)
 
@@ -291,7 +291,7 @@ class ClosureQueue:
 
     @uninterrupted
     def stop(self) -> None:
-        """Cancels everything, and makes every `take` return. May be called again."""
+        """Cancels all closures, and makes every `take` return. A second call of `stop` does nothing more."""
         with self._lock:
             effects = self._state.stop()
             for worker in list(self._state.idle):
@@ -300,7 +300,7 @@ class ClosureQueue:
         self._carry_out(effects)
 
     def refuse_stopped(self, what: str) -> None:
-        """Raises StrategyClosedError, which says what is refused, if the queue was stopped."""
+        """If the queue was stopped, raises StrategyClosedError, whose message begins with `what`."""
         if self._state.stopped:
             raise StrategyClosedError(f"{what}: the strategy is closed.")
 
@@ -309,12 +309,12 @@ class ClosureQueue:
         return self._state.stopped
 
     def statistics(self) -> ClusterStatistics:
-        """Returns the counts of all closures, without the workers'."""
+        """Returns the counts of all closures, without counts of workers."""
         with self._lock:
             return self._state.statistics()
 
     def steps(self) -> int:
-        """Returns how many runs of scheduled closures have finished, without the library's own."""
+        """Returns how many runs of scheduled closures have finished, without internal closures."""
         return self._state.steps
 
     # For a worker's thread.
@@ -345,7 +345,7 @@ class ClosureQueue:
                 is_over = is_late or is_interrupted or (state.quiet and worker in state.active)
                 if attempt is not None or is_over or state.stopped or worker in state.dismissed:
                     break
-                # Also if another worker has taken the closure for which this one woke.
+                # The worker waits again if another worker has taken the closure for which this worker woke.
                 idle = state.wait(worker)
             is_late = not idle.wait(None if deadline is None else deadline - time.monotonic())
         if attempt is None:
@@ -353,9 +353,9 @@ class ClosureQueue:
         return attempt
 
     def share_with(self, closure: Closure) -> int:
-        """Returns one worker's fair share of a running closure, for all workers, and of closures in its former deque.
+        """Returns one worker's fair share of the deque from which `closure`, which is for all workers, was taken.
 
-        Some of them may have been cancelled.
+        The share includes `closure`. Some closures in the deque may have been cancelled.
         """
         waiting = self._state.waiting
         if not (waiting.for_all or waiting.apart):
@@ -363,16 +363,16 @@ class ClosureQueue:
         return self.share(1 + len(waiting.queue_with(closure)))
 
     def share(self, waiting: int) -> int:
-        """Returns how many of the waiting closures, or runs, one worker may take."""
+        """Returns how many of `waiting` closures or runs one worker may take."""
         return -(-waiting // max(self.live_workers, 1))
 
     @property
     def live_workers(self) -> int:
-        """How many workers share what waits."""
+        """The number of workers that share the waiting closures: all workers that are not away."""
         return len(self._state.waiting.workers) - len(self._state.waiting.away)
 
     def work_like(self, closure: Closure) -> Any:
-        """Returns the work of the next closure if it has the fusion key of a running one that is for all workers."""
+        """Returns the next closure's work if that closure has the fusion key of `closure`, which is for all workers."""
         with self._lock:
             for other in self._state.waiting.queue_with(closure):
                 if other.is_queued:
@@ -380,10 +380,10 @@ class ClosureQueue:
         return None
 
     def take_batch(self, attempt: Attempt, limit: int, choose: Callable[[int], int]) -> list[Attempt]:
-        """Takes closures from the front that may run in one call with a just started attempt, without waiting.
+        """Takes, without waiting, closures from the front that may run in one call with a just started attempt.
 
         `choose` maps the possible number of attempts, at most `limit`, to the number to take, with the lock held.
-        Returns the attempts, `attempt` first. Each can be cancelled; the call is cancelled with the last one.
+        Returns the attempts, `attempt` first. Each attempt can be cancelled; cancelling all cancels the call.
         """
         state, closure = self._state, attempt.closure
         with self._lock:
@@ -410,9 +410,9 @@ class ClosureQueue:
             return attempt.closure.available()
 
     def begin_runs(self, attempt: Attempt, choose: Callable[[int], int]) -> int:
-        """Begins the call of a just started attempt; returns how many runs it makes. Other runs of its share wait.
+        """Begins the call of a just started attempt; returns the call's number of runs. The closure's other runs wait.
 
-        `choose` maps the possible number of runs to the number to make. It is called with the lock held.
+        `choose` maps the possible number of runs to the number to make. `choose` is called with the lock held.
         """
         closure, state = attempt.closure, self._state
         assert isinstance(closure, RunsClosure)
@@ -422,7 +422,7 @@ class ClosureQueue:
                 count = 1 if is_alone else choose(closure.available())
                 self._leave_others(closure, attempt, count)
                 return count
-        # Its cancellation may not have reached it yet.
+        # The closure has ended, or it is unwanted and may not be cancelled yet.
         self.cancel(closure, state.unwanted_error(closure))
         return 1
 
@@ -438,21 +438,21 @@ class ClosureQueue:
             self._fail_starved(attempt.worker)
 
     def finish(self, attempts: Sequence[Attempt], results: Sequence[object]) -> None:
-        """Records the results of a call; each decides its closure unless another attempt was earlier."""
+        """Records the results of a call. Each result decides its closure if no other attempt has decided it."""
         with self._lock:
             effects = self._state.finish(attempts, results)
         self._carry_out(effects, attempts)
 
     def fail(self, attempt: Attempt, error: BaseException, scope: ErrorScope) -> None:
-        """Records an attempt's error, which is not retried; it decides the closure as a result does."""
+        """Records the error of an attempt that is not retried. The error decides the closure as a result does."""
         with self._lock:
             effects = self._state.decide(attempt, FAILED, error, scope)
         self._carry_out(effects, [attempt])
 
     def end_input(self, attempt: Attempt, failure: Failure, scope: ErrorScope) -> None:
-        """Records that an input has ended on an attempt's worker; its closure waits for a worker with data left.
+        """Records that an input has ended on an attempt's worker; the closure waits for a worker with data left.
 
-        `failure` has the input, and the error, of this scope, of closures when the input has ended on all workers.
+        `failure` has the input, and the error, with this scope, for closures if the input has ended on all workers.
         """
         state, ended = self._state, failure.ended
         assert ended is not None
@@ -497,13 +497,13 @@ class ClosureQueue:
             self._state.waiting.workers.discard(worker)
             self._state.waiting.away.discard(worker)
             self._state.interrupt(worker)
-            # Closures that were lost on all other workers may have waited for this one.
+            # Closures that were lost on all other workers may have waited for this worker.
             self._state.wake()
         self._unused_cancellations.pop(worker, None)
         self._fail_starved(worker)
 
     def set_away(self, worker: int, *, is_away: bool) -> None:
-        """Records that a worker was lost or has returned. Closures that avoid other workers may then run elsewhere."""
+        """Records that a worker was lost or has returned, which may change where closures that were lost may run."""
         waiting = self._state.waiting
         with self._lock:
             if not is_away:
@@ -513,7 +513,7 @@ class ClosureQueue:
             self._state.wake()
 
     def await_another(self, closure: Closure) -> bool:
-        """Makes a closure that was lost on one worker wait for another one; returns False if there is no other."""
+        """Makes a closure that was lost on one worker wait for another worker; returns False if there is none."""
         waiting = self._state.waiting
         with self._lock:
             apart = Apart(closure.inputs, closure.lost_on, needs_another=True)
@@ -522,7 +522,7 @@ class ClosureQueue:
             return closure.needs_another
 
     def renew_inputs(self, worker: int) -> None:
-        """Records that a worker was reconnected: its parts of all inputs begin again."""
+        """Records that a worker was reconnected: the worker's parts of all inputs begin again."""
         with self._lock:
             # Closures would wait without end for a removed worker that has data left.
             if worker not in self._state.dismissed:
@@ -531,7 +531,7 @@ class ClosureQueue:
     def renew_input(self, renewed: FiniteInput) -> None:
         """Records that the parts of an input have data again, because their positions were set back."""
         with self._lock:
-            # Not emptied: closures that wait for the input stay in their deque.
+            # `ended` is not emptied, so that closures that wait for the input stay in their deque.
             renewed.ended = dict.fromkeys(renewed.ended, _NEVER)
             for inputs in [inputs for inputs in self._state.ends if renewed in inputs]:
                 del self._state.ends[inputs]
@@ -561,17 +561,17 @@ class ClosureQueue:
         return min(deadlines, default=None)
 
     def interrupt(self, worker: int) -> None:
-        """Makes `take` return None if a worker waits in it."""
+        """If the worker waits in `take`, makes `take` return None."""
         with self._lock:
             self._state.interrupt(worker)
 
     def attempts(self, worker: int | None = None) -> list[Attempt]:
-        """Returns the live attempts on one worker, or for None on all."""
+        """Returns the live attempts on one worker, or on all workers for None."""
         with self._lock:
             return [attempt for attempt in self._state.running if worker is None or attempt.worker == worker]
 
     def cancel_attempts(self, worker: int) -> None:
-        """Cancels what a worker runs; it is then requeued."""
+        """Cancels a worker's attempts, after which their closures are requeued."""
         self._carry_out(Effects(cancelled=self.attempts(worker)))
 
     def waiting_for(self, worker: int) -> list[Closure]:
@@ -613,7 +613,7 @@ class ClosureQueue:
 
     @uninterrupted
     def _fail_starved(self, worker: int | None) -> None:
-        """Fails the closures that no worker can run. Closures for one worker fail only if it is `worker`."""
+        """Fails the closures that no worker can run. Closures with a target fail only if `worker` is the target."""
         while True:
             with self._lock:
                 starved = self._state.waiting.starved(worker)
@@ -626,14 +626,14 @@ class ClosureQueue:
             self._carry_out(effects)
 
     def _carry_out(self, effects: Effects, ended: Sequence[Attempt] = ()) -> None:
-        """Sets futures and cancels attempts. Only then do closures count as settled, and the attempts `ended` end."""
+        """Sets futures and cancels attempts. Then counts the closures as settled and ends the attempts `ended`."""
         state, outcomes = self._state, effects.outcomes
         effects.record(self.events, ended)
         raised = None
         for closure, value in outcomes:
             try:
                 closure.report(value)
-            except BaseException as error:  # noqa: BLE001 - of a callback; the other futures are set all the same
+            except BaseException as error:  # noqa: BLE001 - raised by a callback; the other futures must be set
                 raised = raised or error
         for attempt in effects.cancelled:
             if attempt not in ended:
@@ -646,19 +646,19 @@ class ClosureQueue:
                     state.uncount(closure)
             self._notify_settled(has_room=len(outcomes) > len(ended))
         for closure, _ in outcomes:
-            # Without the lock: arguments may have destructors written by users.
+            # The work is dropped without the lock, because arguments may have destructors written by users.
             closure.work = None
         if raised is not None:
             raise raised
 
-    # Called with the lock held, which they release to wait.
+    # The following methods are called with the lock held, and release it to wait.
 
     def _leave_others(self, closure: RunsClosure, attempt: Attempt, count: int) -> None:
-        """Begins `count` runs of an attempt; the others wait. They are fewer than before if it exceeds its share."""
+        """Begins `count` runs of an attempt; the other runs wait. A `count` above the share takes waiting runs."""
         state = self._state
         more = count - closure.runs
         rest = closure.begin(attempt, count)
-        # An overdue closure waits again.
+        # An overdue closure is queued although it runs.
         state.waiting.recount(closure)
         if rest is not None and rest.counts:
             state.waiting.recount(rest)
@@ -672,9 +672,9 @@ class ClosureQueue:
         state.wake(closure.target)
 
     def _yield_to_workers(self, closure: Closure) -> None:
-        """Waits a moment, or until a worker takes closures, if the closure's data may be finite and many closures wait.
+        """If many closures wait and the closure's data may be finite, waits at most `_MOMENT` for workers to take some.
 
-        A loop that schedules until the data ends would otherwise hold the interpreter's lock, which the workers'
+        Otherwise a loop that schedules until the data ends would hold the interpreter's lock, which the workers'
         threads need, and schedule many closures in vain.
         """
         waiting = self._state.waiting
@@ -685,7 +685,7 @@ class ClosureQueue:
             self._has_room.notify()
 
     def _wait_to_put(self, closure: Closure, deadline: float | None) -> Starved | None:
-        """Waits for room, unless the closure is internal; returns why no worker can run it. Raises as `put`."""
+        """Waits for room if the closure is not internal; returns why no worker can run it, or None. Raises as `put`."""
         state = self._state
         if closure.is_internal and not state.stopped:
             return None
@@ -703,7 +703,7 @@ class ClosureQueue:
             self._raise_when_settled("schedule waits to raise an earlier error", deadline)
 
     def _may_put(self) -> bool:
-        """Returns whether `schedule` need not wait for room: there is room, or it would raise an error."""
+        """Returns whether there is room, or `schedule` would raise an error instead of waiting for room."""
         state = self._state
         return state.stopped or state.error is not None or state.waiting.count < self.capacity
 
@@ -712,7 +712,7 @@ class ClosureQueue:
         self._until(self._has_room, lambda: self._may_put() or unless(), awaited, deadline)
 
     def _raise_when_settled(self, awaited: str, deadline: float | None) -> None:
-        """If an error is pending, waits until what ran has ended, and raises the error unless another thread did."""
+        """If an error is pending, waits until all attempts have ended, and raises the error if no other thread did."""
         self._until_error_settled(awaited, deadline)
         if self._state.unsettled == 0:
             self._raise_pending_error()
@@ -720,7 +720,7 @@ class ClosureQueue:
     def _until_error_settled(
         self, awaited: str, deadline: float | None, unless: Callable[[], bool] = lambda: False
     ) -> None:
-        """If an error is pending, waits until what ran has ended; gives up if `unless()`."""
+        """If an error is pending, waits until all attempts have ended or `unless()` is true."""
         state = self._state
         self._until(self._settled, lambda: state.error is None or state.unsettled == 0 or unless(), awaited, deadline)
 

@@ -1,8 +1,8 @@
-"""The state of a closure queue: which closures wait, what runs, what was decided, and which error will be raised.
+"""The state of a closure queue: which closures wait, run or have ended, and which error will be raised.
 
-Plain data structures without a thread or a call to other code: events are method calls; what follows from them is
-returned as attempts to run, workers to wake, and `Effects`. `ClosureQueue` guards the state with its lock and carries
-out the effects.
+The state consists of plain data structures, which start no thread and call no other code. Each event is a method call.
+The method wakes workers, and returns an attempt to run or the `Effects` of the event. `ClosureQueue` guards the state
+with its lock and carries out the effects.
 
 The waiting closures are in deques: one for all workers, one for each worker, and one for each set of workers that may
 run a closure if not every worker may:
@@ -18,8 +18,8 @@ An idle worker sleeps until there is a closure that it may run:
     take ---> idle ---wake, interrupt---> waking ---> takes a closure, or none
                 \\----------- timed out ----------------/
 
-Guarantees: a closure wakes one worker, however many are idle. For closures that any worker may run, only a few workers
-wake at a time; when they are awake, they wake the others.
+Guarantees: a closure wakes one worker, even if many are idle. For closures that any worker may run, only a few workers
+are woken at a time; a worker that has woken wakes further workers.
 """
 
 import itertools
@@ -46,16 +46,16 @@ from coordinator.statistics import ClusterStatistics, WorkerCounts
 
 
 class Starved(NamedTuple):
-    """Why no worker can run a closure: a function that creates its error, and what this error affects."""
+    """Why no worker can run a closure: a function that creates the closure's error, and what this error affects."""
 
     new_error: Callable[[], BaseException]
     scope: ErrorScope
 
 
 class Apart(NamedTuple):
-    """The attributes of a closure that decide which workers may run it, if not every worker may.
+    """The attributes of a closure that not every worker may run, which decide which workers may run it.
 
-    A worker where one of the inputs has ended may not run it.
+    A worker where one of the inputs has ended may not run the closure.
     """
 
     inputs: tuple[FiniteInput, ...]
@@ -63,26 +63,26 @@ class Apart(NamedTuple):
     needs_another: bool
 
 
-# Deques are rebuilt when they may hold more stale entries than this and than waiting closures.
+# The deques are rebuilt when they may hold more stale entries than this number, and more than waiting closures.
 _MIN_STALE = 1000
 
 
 class WaitingClosures:
     """The closures that wait for a worker or for arguments.
 
-    A closure that stops waiting in the middle of a deque stays there with `is_queued` cleared, and is skipped later. A
-    waiting closure therefore costs 8 bytes here, and cancelling costs the same anywhere in a deque. Invariant: the
-    first closure of a deque is queued, so a deque is empty if and only if nothing in it waits.
+    A closure that stops waiting in the middle of a deque stays in the deque with `is_queued` cleared, and is skipped
+    later. So a waiting closure costs 8 bytes here, and the cost of cancelling does not depend on the place in the
+    deque. Invariant: the first closure of a deque is queued, so a deque is empty if and only if no closure in it waits.
 
-    When a worker is reconnected, its parts of all inputs begin again. A closure therefore waits for a lost worker
-    whose part of its input has not ended, but not for one whose part has ended.
+    When a worker is reconnected, the worker's parts of all inputs begin again. A closure waits for a lost worker only
+    if none of the closure's inputs has ended on that worker.
 
     Attributes:
       count: how many runs of scheduled closures wait, without internal closures.
       for_all: the closures that any worker may run, and stale entries.
       away: the present workers that are lost now.
-      given_up: the lost workers that no closure waits for -> what creates the error that says so.
-      apart: closures that not every worker may run, by what decides which workers may; none of these deques is empty.
+      given_up: a lost worker that no closure waits for -> the function that creates the error for such closures.
+      apart: the attributes of closures that not every worker may run -> their deque, which is never empty.
     """
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class WaitingClosures:
         self._reconnections: Counter[int] = Counter()
         # The scope of the error of closures that no worker can run.
         self._scope = ErrorScope.END_OF_DATA
-        # By the index of the only worker that may run them; None for all workers.
+        # The key is the index of the only worker that may run the closures, or None for all workers.
         self._queues: defaultdict[int | None, deque[Closure]] = defaultdict(deque)
         self.for_all = self._queues[None]
         self._internal: defaultdict[int, deque[Closure]] = defaultdict(deque)
@@ -105,7 +105,7 @@ class WaitingClosures:
         return (closure for closure in itertools.chain(*self._all_queues(), self._blocked) if closure.is_queued)
 
     def has_next(self, worker: int, *, is_quiet: bool = False) -> bool:
-        """Returns whether a worker may run one of the closures; with `is_quiet` only internal ones count."""
+        """Returns whether a worker may run one of the closures; with `is_quiet` only internal closures count."""
         if self._internal.get(worker):
             return True
         if is_quiet:
@@ -115,9 +115,9 @@ class WaitingClosures:
         return any(self._may_run(apart, worker) for apart in self.apart)
 
     def pop_next(self, worker: int, beside: Closure | None = None, *, is_quiet: bool = False) -> Closure | None:
-        """Removes and returns a worker's next closure: internal ones, then its own, then those for all workers.
+        """Removes and returns a worker's next closure: internal closures first, then its own, then others.
 
-        `beside` limits this to the deque in which that closure, for all workers, was; `is_quiet` to internal closures.
+        With `beside`, a closure for all workers, only its former deque counts; with `is_quiet` only internal closures.
         """
         if beside is not None:
             queue = self.queue_with(beside)
@@ -138,14 +138,14 @@ class WaitingClosures:
         return closure
 
     def waiting_for(self, worker: int) -> list[Closure]:
-        """Returns the closures that only this worker may run, internal ones included."""
+        """Returns the closures that only this worker may run, including internal closures."""
         queues = self._internal.get(worker, ()), self._queues.get(worker, ())
         return [closure for closure in itertools.chain(*queues) if closure.is_queued]
 
     def matching_ahead(self, closure: Closure, worker: int, limit: int) -> int:
-        """Returns how many of a worker's next closures, at most `limit`, can join the call of one that it runs.
+        """Returns how many of a worker's next closures, at most `limit`, can join the call of `closure`, which it runs.
 
-        They have the fusion key of the running closure, which is for all workers.
+        These closures have the fusion key of `closure`, which is for all workers.
         """
         queue, key = self.queue_with(closure), closure.fusion_key
         others = [shared[0].number for shared in self._queues_for_all(worker) if shared is not queue]
@@ -160,7 +160,7 @@ class WaitingClosures:
         return count
 
     def queue_with(self, closure: Closure) -> deque[Closure]:
-        """Returns the deque where a closure for all workers waits, or would wait. Only this class changes it."""
+        """Returns the deque where a closure for all workers waits, or would wait. Only this class changes the deque."""
         apart = _apart(closure)
         return self.for_all if apart is None else self.apart.get(apart) or deque()
 
@@ -200,18 +200,18 @@ class WaitingClosures:
     def recount(self, closure: Closure) -> None:
         """Updates the count of waiting runs after a closure's number of runs has changed."""
         if closure.is_queued:
-            # Subtracts what was counted: the closure may have another number of runs by now.
+            # `counted` is subtracted, because the closure may have another number of runs by now.
             self.count += closure.runs - closure.counted
             closure.counted = closure.runs
 
     def renew(self, worker: int) -> None:
-        """Records that a worker is new or reconnected: its parts of all inputs begin again."""
+        """Records that a worker is new or reconnected: the worker's parts of all inputs begin again."""
         self.workers.add(worker)
         self.given_up.pop(worker, None)
         self._reconnections[worker] += 1
 
     def end_input(self, ended: FiniteInput, worker: int, scope: ErrorScope) -> None:
-        """Records that a worker's part of an input has ended. `scope` is for closures that no worker can run then."""
+        """Records that a worker's part of an input has ended. `scope` is for closures that no worker can run."""
         is_first = not ended.ended
         ended.ended[worker] = self._reconnections[worker]
         self._scope = scope
@@ -226,7 +226,7 @@ class WaitingClosures:
         return all(needed.ended.get(worker) != reconnections for needed in inputs)
 
     def why_starved(self, closure: Closure) -> Starved | None:
-        """Returns why no worker can run a closure; None if one can, or may when it returns."""
+        """Returns why no worker can run a closure; None if a worker can, or may do so after its return."""
         for ended in closure.inputs:
             if ended.ended:
                 break
@@ -239,7 +239,7 @@ class WaitingClosures:
         return Starved(self.given_up[awaited[0]] if awaited else ended.new_error, self._scope)
 
     def starved(self, worker: int | None) -> list[tuple[Closure, Starved]]:
-        """Returns the closures that no worker can run. Closures for one worker only if it is `worker`."""
+        """Returns the closures that no worker can run; closures with a target only if `worker` is the target."""
         for_worker = () if worker is None else self._queues.get(worker, ())
         starved = [(closure, self.why_starved(closure)) for closure in for_worker]
         for queue in self.apart.values():
@@ -248,7 +248,7 @@ class WaitingClosures:
         return [(closure, reason) for closure, reason in starved if reason is not None and closure.is_queued]
 
     def has_other(self, apart: Apart, *, is_present: bool) -> bool:
-        """Returns whether a worker outside `lost_on` can run closures now; without `is_present`, perhaps later."""
+        """Returns whether a worker outside `lost_on` can run closures now or, without `is_present`, after a return."""
         others = self.workers - apart.lost_on
         if is_present:
             others -= self.away
@@ -296,7 +296,7 @@ def _apart(closure: Closure) -> Apart | None:
 class IdleWorker:
     """One wait of one worker for a closure. The lock `wakeup` is released to wake the worker.
 
-    `is_interrupted` says that the worker then takes no closure.
+    If `is_interrupted`, the woken worker takes no closure.
     """
 
     __slots__ = ("index", "is_interrupted", "wakeup")
@@ -322,15 +322,15 @@ class QueueState:
 
     Attributes:
       idle: the workers that wait for a closure, longest first.
-      waking: the workers that were woken and have not taken the queue's lock yet -> whether they were woken for a
-        closure before a quiet period. Such a closure counts as started, and runs before the period begins.
+      waking: a worker that was woken and has not taken the queue's lock yet -> whether it was woken for a closure
+        before a quiet period. Such a closure counts as started, and runs before the period begins.
       abandoned: the live attempts that were cancelled and did not end in time.
       unsettled: how many scheduled closures have no outcome, or were cancelled and still run.
       error: the pending error, which cancelled all other closures.
       late_error: an error that is raised when everything is settled.
-      ends: inputs -> the error that their data has ended. Raised like `late_error` if there is no other error.
+      ends: inputs -> the error that says that their data has ended, raised if there is no other error.
       paused: why no closure may start; "" if closures may.
-      quiet: the periods in which no scheduled closure may start -> the thread that began each.
+      quiet: a period in which no scheduled closure may start -> the thread that began the period.
       active: the workers that have had a scheduled closure since they last reported that they are idle.
       dismissed: the workers that may start no closure.
       steps: how many runs of scheduled closures have finished.
@@ -370,7 +370,7 @@ class QueueState:
     def is_quiet(self) -> bool:
         """Whether no scheduled closure runs or has woken a worker, and all workers have reported that they are idle.
 
-        Ignores abandoned attempts, which may never end, and their workers, which can start nothing.
+        Abandoned attempts, which may never end, and their workers, which can start nothing, do not count.
         """
         return not (self.active - {attempt.worker for attempt in self.abandoned} or any(self.waking.values())) and all(
             attempt.closure.is_internal or attempt in self.abandoned for attempt in self.running
@@ -389,14 +389,14 @@ class QueueState:
         return closure.cancelled_error(why)
 
     def add(self, closure: Closure) -> None:
-        # In this order: if Ctrl-C comes between them, nothing waits for the closure, which is cancelled.
+        # The order matters: if Ctrl-C comes in between, `put` cancels the closure, and no `join` waits for it.
         self.waiting.add(closure)
         if not closure.is_internal:
             closure.counts = True
             self.unsettled += 1
 
     def add_rest(self, rest: Closure) -> None:
-        """Adds the closure of the remaining runs after a worker has taken its part."""
+        """Adds the closure of the remaining runs after a worker has taken its share."""
         rest.counts = True
         self.unsettled += 1
         self.waiting.add(rest, at_front=True)
@@ -410,13 +410,13 @@ class QueueState:
             self.waiting.add(closure)
 
     def wait(self, worker: int) -> IdleWorker:
-        """Adds a worker to the idle ones."""
+        """Adds a worker to the idle workers."""
         assert worker not in self.idle, f"two threads take for worker {worker}"
         self.idle[worker] = idle = IdleWorker(worker)
         return idle
 
     def interrupt(self, worker: int) -> None:
-        """Wakes a worker without a closure, if it is idle."""
+        """If a worker is idle, wakes the worker, which then takes no closure."""
         idle = self.idle.pop(worker, None)
         if idle is not None:
             self.waking[worker] = False
@@ -424,7 +424,7 @@ class QueueState:
             idle.wakeup.release()
 
     def wake(self, worker: int | None = None) -> None:
-        """Wakes idle workers that may start a closure: this worker, or for None the longest idle, a few at a time."""
+        """Wakes idle workers that may start a closure: `worker`, or for None a few workers, the longest idle first."""
         waiting = self.waiting
         woken: Sequence[int] = ()
         if self.paused or not self.idle:
@@ -447,14 +447,14 @@ class QueueState:
             idle.wakeup.release()
 
     def wake_all(self) -> None:
-        """Wakes the idle workers that may start a closure, after a time when none could."""
+        """Wakes the idle workers that may start a closure, after a pause or quiet period."""
         for worker in list(self.idle):
             if self.waiting.waiting_for(worker):
                 self.wake(worker)
         self.wake()
 
     def start_next(self, worker: int, cancellation: Cancellation, beside: Closure | None = None) -> Attempt | None:
-        """Starts the next closure that a worker may start (`beside`: see `pop_next`); None if there is none."""
+        """Starts a worker's next closure; returns None if there is none. For `beside` see `pop_next`."""
         if self.paused or self.stopped or worker in self.dismissed:
             return None
         is_quiet = bool(self.quiet) and not self.waking.get(worker)
@@ -495,7 +495,7 @@ class QueueState:
         return Effects(ended=attempt, is_requeued=True, reason=reason)
 
     def finish(self, attempts: Sequence[Attempt], results: Sequence[Any]) -> Effects:
-        """Decides the closures of a call by their results, unless they were decided before."""
+        """Decides the closures of a call by their results. Closures that have an outcome stay as they are."""
         effects = Effects()
         cancelled: list[Attempt] = []
         for attempt, result in zip(attempts, results, strict=True):
@@ -512,7 +512,7 @@ class QueueState:
     def decide(
         self, attempt: Attempt, outcome: ClosureState, value: Any, scope: ErrorScope = ErrorScope.FUTURE
     ) -> Effects:
-        """Decides a closure by an attempt's result or error, as `end` does, unless it was decided before."""
+        """Decides the attempt's closure by a result or error, as `end` does, if the closure has no outcome."""
         closure = attempt.closure
         if closure.has_ended:
             return Effects()
@@ -547,16 +547,16 @@ class QueueState:
         return effects
 
     def fail_all(self, error: BaseException) -> Effects:
-        """Makes an error pending, which cancels all scheduled closures, unless one is pending."""
+        """If no error is pending, makes `error` pending and cancels all scheduled closures."""
         if self.error is not None or self.stopped:
             return Effects()
         self.error = error
         return self._cancel_all(f"another closure failed ({type(error).__name__})", internal=False)
 
     def fail_starved(self, worker: int | None, new_error: Callable[[], BaseException], error: BaseException) -> Effects:
-        """Fails the closures that no worker can run and whose error `new_error` creates, with `error`, made by it.
+        """Fails, with `error`, the closures that no worker can run and whose error `new_error` creates.
 
-        Closures for one worker fail only if it is `worker`.
+        `error` is a result of `new_error`. Closures with a target fail only if `worker` is the target.
         """
         effects = Effects()
         for closure, starved in self.waiting.starved(worker):
@@ -569,7 +569,7 @@ class QueueState:
         return effects
 
     def stop(self) -> Effects:
-        """Cancels everything; nothing starts afterwards."""
+        """Cancels all closures; no closure starts afterwards."""
         self.stopped = True
         return self._cancel_all("the strategy was closed", internal=True)
 
@@ -593,7 +593,7 @@ class QueueState:
         return running
 
     def uncount(self, closure: Closure) -> None:
-        """Counts a closure as settled once its future is set, and, if it was cancelled, it no longer runs."""
+        """Counts a closure as settled if its future is set and, for a cancelled closure, no attempt of it runs."""
         if closure.counts and closure.is_reported and not (closure.state is CANCELLED and closure.live):
             closure.counts = False
             self.unsettled -= 1
@@ -606,7 +606,7 @@ class QueueState:
         return error
 
     def statistics(self) -> ClusterStatistics:
-        """Returns the counts, without the workers'."""
+        """Returns the counts of all closures, without counts of workers."""
         running = {attempt.closure for attempt in self.running}
         return ClusterStatistics(
             waiting=self.waiting.count,
@@ -618,7 +618,7 @@ class QueueState:
         )
 
     def _decide(self, closure: Closure, outcome: ClosureState, value: Any, effects: Effects) -> None:
-        """Ends a closure and adds it to the effects; unless it is done, also the other parts of the same runs."""
+        """Ends a closure and adds it to the effects. If it has no result, its `RunsFuture`'s other parts end too."""
         if closure.is_queued:
             self.waiting.remove(closure)
         closure.end(outcome)
@@ -632,7 +632,7 @@ class QueueState:
                 self._decide(other, CANCELLED, value, effects)
 
     def _cancel_all(self, reason: str | None, *, internal: bool) -> Effects:
-        """Cancels what waits and what runs. `reason` is for the futures' errors; None if the user cancelled."""
+        """Cancels waiting and running closures. `reason` is for the futures' errors; None if the user cancelled."""
         effects = Effects(cancelled=[run for run in self.running if internal or not run.closure.is_internal])
         for closure in list(self.waiting):
             if (closure.is_internal and not internal) or closure.has_ended:

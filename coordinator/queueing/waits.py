@@ -1,7 +1,7 @@
-"""Makes changes of the queue atomic for Ctrl-C; and conditions, deadlines and descriptions for its waits.
+"""Helpers of the queue: changes that Ctrl-C does not interrupt, counted conditions, deadlines and descriptions.
 
-Python raises `KeyboardInterrupt` between any two operations of the main thread. Half a change would remain: a closure
-that is counted and never runs, a worker that is never woken. The workers' threads are not interrupted.
+Python raises `KeyboardInterrupt` between any two operations of the main thread. An interrupted change could leave a
+closure that is counted and never runs, or a worker that is never woken. Ctrl-C does not interrupt the workers' threads.
 """
 
 import _signal  # type: ignore[import-not-found]
@@ -19,7 +19,7 @@ _Result = TypeVar("_Result")
 
 
 def uninterrupted(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
-    """Decorates a function that must not wait: in the main thread, a first Ctrl-C takes effect after it has returned.
+    """Decorates a function that must not wait. In the main thread, a first Ctrl-C takes effect when it returns.
 
     A second Ctrl-C takes effect immediately, in case a user's callback does not return.
     """
@@ -28,7 +28,7 @@ def uninterrupted(function: Callable[_Parameters, _Result]) -> Callable[_Paramet
     def call(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
         if threading.get_ident() != threading.main_thread().ident:
             return function(*args, **kwargs)
-        # The module `signal` converts handlers to enumerations, which takes ten times as long as the rest.
+        # `signal` converts handlers to enumerations, which takes ten times as long as the rest of this function.
         handler = _signal.getsignal(_signal.SIGINT)
         if not callable(handler):
             # Ctrl-C is ignored, or ends the process.
@@ -68,7 +68,7 @@ class CountedCondition(threading.Condition):
 
 
 def deadline_after(timeout: float | None) -> float | None:
-    """Returns the end of a timeout in seconds on the `time.monotonic` clock; None for no end."""
+    """Returns the end of a timeout in seconds on the `time.monotonic` clock; None for no timeout."""
     return None if timeout is None else time.monotonic() + timeout
 
 

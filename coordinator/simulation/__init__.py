@@ -1,4 +1,4 @@
-"""A cluster in virtual time: workers, network, parameter servers and update rules as discrete events, no TensorFlow.
+"""A simulated cluster: workers, network, parameter servers and update rules as discrete events, without TensorFlow.
 
     from coordinator import simulation
 
@@ -6,8 +6,8 @@
         workers=200, ps=20, rule=simulation.BoundedDelay(8, grads_to_wait=200), compute="lognormal(50ms,0.4)"))
     print(result)
 
-It predicts the speed of a cluster, the staleness of gradients, and the idle time of workers. Each name is imported when
-it is first used; none loads TensorFlow.
+The simulation predicts the speed of a cluster, the staleness of gradients, and the idle time of workers. The names of
+this package are imported on first use, and do not import TensorFlow.
 """
 
 import lazy_loader

@@ -1,15 +1,15 @@
-"""Distributions of times, in seconds, never negative, and their form as text, such as "lognormal(50ms,0.4)".
+"""Distributions of times in seconds, which are never negative, and their text form, such as "lognormal(50ms,0.4)".
 
-NumPy's generator draws the times in blocks: a single draw would cost more than its event. `scipy.stats` would only
-replace four formulas for means, and takes 0.5 s to import; a whole `coordinator simulate` takes 0.2 s. For the same
-seed it draws other times, and the figures in docs/simulation.md depend on the times.
+NumPy's generator draws the times in blocks, because a single draw would cost more than an event. `scipy.stats` would
+replace only four formulas for means, and takes 0.5 s to import, while a `coordinator simulate` takes 0.2 s. For the
+same seed, `scipy.stats` draws other times, and the figures in docs/simulation.md depend on the times.
 
-Quantities are written as people write them: "50ms", "100MB", "10Gbit", "5%". A delay is written as
+Quantities are texts with a unit, such as "50ms", "100MB", "10Gbit" or "5%". A delay is written as
 
     "lognormal(0.1s,1.0)"         a delay for each push
-    "0s/lognormal(0.1s,1.0)"      worker 0 has no delay, all others have the second
+    "0s/lognormal(0.1s,1.0)"      worker 0 has no delay, all other workers have the second delay
 
-A text of another form raises a `SettingError` that names the option and what is allowed.
+A text of another form raises a `SettingError` that names the option and the allowed forms.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ def parse_seconds(option: str, text: str) -> float:
 
 
 def parse_plain_seconds(option: str, text: str) -> float:
-    """Returns a time in seconds; the unit s may be left out: "0.1" is "0.1s" and "100ms"."""
+    """Returns a time in seconds. The unit s may be left out, so that "0.1" is the same as "0.1s" and "100ms"."""
     return _parse_quantity(
         option, text, {**_SECONDS, "": 1.0}, "a time of at least 0, in seconds or with its unit: 0.5 or 500ms"
     )
@@ -48,7 +48,7 @@ def parse_bytes(option: str, text: str) -> float:
 
 
 def parse_rate(option: str, text: str) -> float:
-    """Returns a rate per second such as "10Gbit" or "100MB" in bytes per second; "inf" is no limit."""
+    """Returns a rate per second such as "10Gbit" or "100MB" in bytes per second. "inf" means no limit."""
     if text.strip() == "inf":
         return float("inf")
     return _parse_quantity(
@@ -65,7 +65,7 @@ def parse_share(option: str, text: str) -> float:
 
 
 def parse_number(kind: Callable[[Any], float], expected: str, option: str, text: Any) -> Any:
-    """Returns a number of a kind, `int` or `float`; errors describe it as `expected`."""
+    """Returns a number of the type `kind`, `int` or `float`. Errors describe the number as `expected`."""
     try:
         return kind(text)
     except ValueError:
@@ -82,20 +82,18 @@ def format_seconds(seconds: float) -> str:
 
 def _parse_quantity(option: str, text: str, units: dict[str, float], expected: str) -> float:
     match = _NUMBER.fullmatch(text)
-    # Zero needs no unit.
     if match and (match[2] in units or (not match[2] and float(match[1]) == 0)):
         return float(match[1]) * units.get(match[2], 1.0)
     raise SettingError(option, f"must be {expected}, got {text!r}.")
 
 
 _BLOCK = 4096
-# float64 [count].
 Samples = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Distribution:
-    """A distribution of times, in seconds. Subclasses define `mean` and `sample`; their numbers must be at least 0."""
+    """A distribution of times in seconds. Subclasses define `mean` and `sample`. Float fields must be at least 0."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -105,11 +103,11 @@ class Distribution:
 
     @property
     def mean(self) -> float:
-        """The expected value, in seconds; `inf` if there is none."""
+        """The expected value in seconds, or `inf` if there is none."""
         raise NotImplementedError
 
     def sample(self, generator: np.random.Generator, count: int) -> Samples:
-        """Draws times; float64 [count], in seconds."""
+        """Returns drawn times in seconds, float64 [count]."""
         raise NotImplementedError
 
     def sampler(self, generator: np.random.Generator) -> Callable[[], float]:
@@ -124,10 +122,10 @@ class Distribution:
 
 @dataclasses.dataclass(frozen=True)
 class Constant(Distribution):
-    """Always the same time.
+    """A distribution that always gives the same time.
 
     Attributes:
-      seconds: at least 0.
+      seconds: the time in seconds, at least 0.
     """
 
     seconds: float
@@ -141,14 +139,14 @@ class Constant(Distribution):
         return np.full(count, float(self.seconds))
 
     def sampler(self, generator: np.random.Generator) -> Callable[[], float]:
-        # Without blocks this takes a third of the time.
+        # A constant time needs no blocks, which would take three times as long.
         del generator
         return itertools.repeat(float(self.seconds)).__next__
 
 
 @dataclasses.dataclass(frozen=True)
 class Normal(Distribution):
-    """The normal distribution, truncated at 0: negative times are drawn again.
+    """The normal distribution, truncated at 0. Negative times are drawn again.
 
     Attributes:
       centre: the mean before truncation, in seconds, at least 0.
@@ -160,7 +158,7 @@ class Normal(Distribution):
 
     @property
     def mean(self) -> float:
-        """The mean of the truncated distribution: at least `centre`."""
+        """The mean of the truncated distribution, which is at least `centre`."""
         if not self.deviation:
             return self.centre
         below, unit = -self.centre / self.deviation, statistics.NormalDist()
@@ -178,7 +176,7 @@ class Exponential(Distribution):
     """The exponential distribution.
 
     Attributes:
-      average: its mean, in seconds, at least 0.
+      average: the mean, in seconds, at least 0.
     """
 
     average: float
@@ -193,10 +191,10 @@ class Exponential(Distribution):
 
 @dataclasses.dataclass(frozen=True)
 class LogNormal(Distribution):
-    """The lognormal distribution: its logarithm is normal.
+    """The lognormal distribution. The logarithm of the time has a normal distribution.
 
     Attributes:
-      median: in seconds, at least 0. (The mean is median * exp(sigma^2 / 2).)
+      median: the median in seconds, at least 0. (The mean is median * exp(sigma^2 / 2).)
       sigma: the standard deviation of the logarithm, without a unit, at least 0.
     """
 
@@ -217,7 +215,7 @@ class Pareto(Distribution):
 
     Attributes:
       least: the shortest time, in seconds, at least 0.
-      shape: above 0; the smaller, the heavier the tail. With 1 or less there is no mean, with 2 or less no variance.
+      shape: above 0. A smaller shape has a heavier tail. There is no mean with 1 or less, no variance with 2 or less.
     """
 
     least: float
@@ -237,10 +235,10 @@ class Pareto(Distribution):
 
 @dataclasses.dataclass(frozen=True)
 class Empirical(Distribution):
-    """Measured times, each as likely as any other.
+    """Measured times, which are equally likely.
 
     Attributes:
-      times: in seconds, at least one, none negative.
+      times: one or more times in seconds, each at least 0.
     """
 
     times: tuple[float, ...]
@@ -261,7 +259,7 @@ class Empirical(Distribution):
 
 @dataclasses.dataclass(frozen=True)
 class Slowed(Distribution):
-    """Another distribution with a random `share` of its times multiplied by a factor: random slow steps."""
+    """Random slow steps: the distribution `usual`, with a random `share` of the times multiplied by `factor`."""
 
     usual: Distribution
     share: float
@@ -286,13 +284,13 @@ def distribution_of(
 
     Args:
       option: the setting's name, for error messages.
-      given: a distribution; a number of seconds; or a text: a time such as "20ms", which is constant, or one of
+      given: a distribution, a number of seconds, or a text. A text is a constant time such as "20ms", or one of
         constant(time), normal(mean,deviation), exponential(mean), lognormal(median,sigma), pareto(least,shape),
-        empirical(time,time,...). Times have a unit: us, ms or s.
+        empirical(time,time,...). Times have the unit us, ms or s.
       parse_time: parses the times in a text.
 
     Raises:
-      SettingError: it is none of these.
+      SettingError: `given` is none of these.
     """
     if isinstance(given, Distribution):
         return given
@@ -317,7 +315,7 @@ def distribution_of(
     try:
         return kind(*values)
     except SettingError as error:
-        # Users know the option, not the distribution's fields.
+        # The message names the option, because users do not know the distribution's fields.
         raise SettingError(option, f"{given!r}: {error}") from None
 
 
@@ -328,7 +326,7 @@ def _number(option: str, text: str) -> float:
         raise SettingError(option, f"has {text!r} where a number without a unit is expected.") from None
 
 
-# By name: the class, the parsers of its arguments, and an example.
+# Maps a name to the class, the parsers of the class's arguments, and an example.
 _KINDS: dict[str, tuple[Callable[..., Distribution], tuple[Callable[[str, str], float], ...], str]] = {
     "constant": (Constant, (parse_seconds,), "constant(20ms)"),
     "normal": (Normal, (parse_seconds, parse_seconds), "normal(50ms,5ms)"),
@@ -339,18 +337,18 @@ _KINDS: dict[str, tuple[Callable[..., Distribution], tuple[Callable[[str, str], 
 FORMS = (*(form for _, _, form in _KINDS.values()), "empirical(20ms,25ms,90ms)")
 
 
-# Draws for the computation of quantiles.
+# The number of draws from which quantiles are computed.
 _DRAWS = 100_000
 
 
 @dataclasses.dataclass(frozen=True)
 class RandomDelay:
-    """The delay of a push: a function of its worker, its time, and a seed.
+    """The random delay of a push, which is a function of the worker, the time of the push, and a seed.
 
     Attributes:
-      each: the distributions of the first workers' delays; all further workers have the last one.
-      text: its form as text.
-      seed: of the random numbers.
+      each: the distributions of the first workers' delays. All further workers have the last distribution.
+      text: the text form of the delay.
+      seed: the seed of the random numbers.
     """
 
     each: tuple[Distribution, ...]
@@ -358,7 +356,7 @@ class RandomDelay:
     seed: int = 0
 
     def __call__(self, worker: int, now: float) -> float:
-        """Returns the delay of a worker's push at a time, both in seconds; the same push has the same delay."""
+        """Returns the delay of a worker's push at the time `now`, in seconds. The same push has the same delay."""
         generator = np.random.default_rng([self.seed, worker, int(np.float64(now).view(np.uint64))])
         return float(self.of_worker(worker).sample(generator, 1)[0])
 
@@ -372,7 +370,7 @@ class RandomDelay:
         return math.fsum(each.mean for each in self.each) / len(self.each)
 
     def table(self, worker: int, size: int) -> Any:
-        """Returns the quantiles of a worker's delays, in seconds: equally likely and rising; float64 [size]."""
+        """Returns equally likely, rising quantiles of a worker's delays in seconds, float64 [size]."""
         drawn = self.of_worker(worker).sample(np.random.default_rng(0), _DRAWS)
         return np.quantile(drawn, (np.arange(size) + 0.5) / size)
 
@@ -381,16 +379,16 @@ class RandomDelay:
 
 
 def parse_delay(option: str, text: str, parse_time: Callable[[str, str], float] = parse_seconds) -> float | RandomDelay:
-    """Parses a delay: seconds if it is always the same, otherwise a `RandomDelay`.
+    """Parses a delay. Returns seconds if the delay is constant, otherwise a `RandomDelay`.
 
     Args:
-      option: its name, for error messages.
-      text: a time, a distribution (see `distribution_of`), "inf", or several of these with slashes between them, for
-        worker 0, worker 1, and so on; further workers have the last one.
-      parse_time: parses the times in it.
+      option: the option's name, for error messages.
+      text: "inf", a time, a distribution (see `distribution_of`), or several times and distributions with slashes
+        between them, for worker 0, worker 1, and so on. Further workers have the last one.
+      parse_time: parses the times in `text`.
 
     Raises:
-      SettingError: it has another form.
+      SettingError: `text` has another form.
     """
     if text.strip() == "inf":
         return math.inf

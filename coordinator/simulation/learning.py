@@ -1,4 +1,4 @@
-"""What is trained in virtual time: nothing, if only time is of interest, or a small model with real gradients.
+"""The model that a simulation trains: none, if only time is of interest, or a small model with real gradients.
 
 Gradients are applied at the time and in the order of the simulated cluster.
 """
@@ -13,12 +13,11 @@ from coordinator.errors import SettingError
 from coordinator.options import check_integer, check_number
 from coordinator.simulation.simulated_tasks import SimulatedWorker
 
-# A vector of float64.
 Vector = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class Problem(Protocol):
-    """What a problem must have, also a user's own."""
+    """The interface of a problem. Users may write their own problems."""
 
     @property
     def initial(self) -> Vector:
@@ -35,9 +34,9 @@ class LogisticRegression:
     """Logistic regression on synthetic data whose features differ much in scale, so that a large rate overshoots.
 
     Args:
-      examples, features: the size of the data, each at least 1.
-      batch: examples in a minibatch, at least 1.
-      seed: of the data.
+      examples, features: the numbers of examples and of features, each at least 1.
+      batch: the number of examples in a minibatch, at least 1.
+      seed: the seed of the data.
     """
 
     def __init__(self, examples: int = 512, features: int = 20, batch: int = 16, seed: int = 0) -> None:
@@ -68,9 +67,9 @@ class SmallNetwork:
     """A network with one hidden layer of tanh that classifies points of two half moons.
 
     Args:
-      hidden: units of the hidden layer, at least 1.
-      batch: examples in a minibatch, at least 1.
-      seed: of the data and of the initial parameters.
+      hidden: the number of units of the hidden layer, at least 1.
+      batch: the number of examples in a minibatch, at least 1.
+      seed: the seed of the data and of the initial parameters.
     """
 
     _EXAMPLES = 400
@@ -114,15 +113,15 @@ class SmallNetwork:
 
 @dataclasses.dataclass(frozen=True)
 class Learning:
-    """What is learned, by plain gradient descent.
+    """A problem that is learned by plain gradient descent.
 
     Attributes:
       problem: an object with `initial`, `gradient` and `loss`; see `Problem`.
-      learning_rate: above 0.
+      learning_rate: the learning rate, above 0.
       evaluate_every: the number of pushes between two computations of the loss, at least 1.
 
     Raises:
-      SettingError: one of them is not allowed.
+      SettingError: an attribute has a value that is not allowed.
     """
 
     problem: Problem
@@ -153,20 +152,20 @@ class SimulatedModel:
         """Applies the mean of gradients to the shared model."""
 
     def apply_to_own(self, worker: SimulatedWorker) -> None:
-        """Applies the worker's gradient to its copy, after moving it to the mean of its last averaging, if any."""
+        """Applies the worker's gradient to its copy. After an averaging, the copy is first set to the average."""
 
     def average(self, worker: SimulatedWorker) -> None:
-        """Adds the worker's change, divided by the number of workers, to the shared model; its copy will move there."""
+        """Adds a worker's change, divided by the number of workers, to the shared model, which its copy gets later."""
 
     def leave_out(self, worker: SimulatedWorker) -> None:
         """Records that the worker has no copy now."""
 
     def count_push(self, now: float) -> None:
-        """Counts a push at a time in seconds; evaluates the loss if it is due."""
+        """Counts a push at a time in seconds. Evaluates the loss if an evaluation is due."""
 
 
 class LearningModel(SimulatedModel):
-    """A model that learns. `curve` has rows of time in seconds, pushes so far, loss."""
+    """A model that learns. `curve` has rows of the time in seconds, the number of pushes, and the loss."""
 
     def __init__(self, learning: Learning, generator: np.random.Generator) -> None:
         self.parameters: Vector = np.array(learning.problem.initial, dtype=float)
@@ -175,17 +174,17 @@ class LearningModel(SimulatedModel):
         self._rate = learning.learning_rate
         self._evaluate_every = learning.evaluate_every
         self._generator = generator
-        # Worker index -> the value since which its copy has changed.
+        # Maps a worker's index to the parameters from which the worker's copy has changed since the last averaging.
         self._bases: dict[int, Vector] = {}
         self._pushes = 0
         self._evaluate(0.0)
 
     def pull(self, worker: SimulatedWorker) -> None:
-        # Never changed in place, so no copy is needed.
+        # `parameters` is never changed in place, so that no copy is needed.
         worker.parameters = self.parameters
 
     def gradient(self, worker: SimulatedWorker) -> Vector:
-        # A diverging model overflows; its loss shows that.
+        # A diverging model overflows, which its loss shows.
         with np.errstate(over="ignore", invalid="ignore"):
             return self._problem.gradient(worker.parameters, self._generator)
 
@@ -201,7 +200,7 @@ class LearningModel(SimulatedModel):
         worker.parameters = worker.parameters - self._rate * worker.gradient
 
     def average(self, worker: SimulatedWorker) -> None:
-        # A worker that has just pulled has changed nothing.
+        # A worker that has just pulled has no base yet, and has changed nothing.
         change = worker.parameters - self._bases.setdefault(worker.index, worker.parameters)
         self.parameters = self.parameters + change / len(self._bases)
         self._bases[worker.index] = worker.average = self.parameters

@@ -1,4 +1,4 @@
-"""Pictures of results: of one cluster, of several side by side, of a sweep. They need matplotlib."""
+"""Pictures of one cluster, of several clusters side by side, and of a sweep. The pictures need matplotlib."""
 
 import math
 import pathlib
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 BLUE, RED, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
-# The order of lines; each also has its own marker.
+# The colors of the lines, in order. Each line also has its own marker.
 SERIES = (BLUE, RED, GREEN, PURPLE, ORANGE, SKY, BLACK)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 COMPUTE, COMMUNICATE, WAIT = BLUE, SKY, ORANGE
 _ACTIVITY_COLORS = {Activity.COMPUTE: COMPUTE, Activity.WAIT: WAIT, Activity.DEAD: BLACK}
-# The label in legends, the color, and the name of the share in a result.
+# For each use of a worker's time: the label in legends, the color, and the attribute of `Result` with the share.
 _USES = (
     ("compute", COMPUTE, "compute_share"),
     ("communicate", COMMUNICATE, "communicate_share"),
@@ -33,7 +33,7 @@ _STEPS_SHOWN = 12
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """Returns an empty figure; sizes in inches. SettingError if matplotlib is not installed."""
+    """Returns an empty figure of a size in inches. Raises SettingError if matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -42,7 +42,7 @@ def new_figure(width: float, height: float) -> "Figure":
 
 
 def save(figure: "Figure", path: pathlib.Path) -> None:
-    """Writes a figure, in the format of the path's suffix. SettingError if it cannot be written."""
+    """Writes a figure in the format of the path's suffix. Raises SettingError if the figure cannot be written."""
     try:
         figure.savefig(path, dpi=110)
     except (OSError, ValueError) as error:
@@ -110,9 +110,9 @@ def comparison(results: Sequence[tuple[str, Result]]) -> "Figure":
 
 
 def scaling(name: str, values: Sequence[int], series: Sequence[tuple[str, Sequence[Result]]]) -> "Figure":
-    """Draws a sweep: speed, staleness and the workers' time against the setting `name`, a line for each rule.
+    """Draws a sweep: speed, staleness and the workers' time against the setting `name`, with a line for each rule.
 
-    `series` has the name of each rule, and its result at each value.
+    `series` has the name of each rule, and the rule's result at each value.
     """
     figure = new_figure(13, 4.6)
     speed, staleness, shares = figure.subplots(1, 3)
@@ -146,7 +146,7 @@ def scaling(name: str, values: Sequence[int], series: Sequence[tuple[str, Sequen
 
 def draw_timelines(axes: Any, result: Result) -> None:
     """Draws the timelines of some workers, one per row."""
-    # Some steps, and deaths if there are any.
+    # The timelines show some steps, and all deaths.
     deaths = [span.end for timeline in result.timelines for span in timeline.spans if span.activity is Activity.DEAD]
     until = max(_STEPS_SHOWN * result.seconds / max(float(result.clocks.mean()), 1.0), 1.1 * max(deaths, default=0.0))
     until = min(result.seconds, until, *(timeline.known_until for timeline in result.timelines))
@@ -157,7 +157,7 @@ def draw_timelines(axes: Any, result: Result) -> None:
             [(span.start, span.end - span.start) for span in spans],
             (row - 0.4, 0.8),
             facecolors=[_ACTIVITY_COLORS[span.activity] for span in spans],
-            # Separates steps without a pause in between.
+            # White edges separate steps that follow each other without a gap.
             edgecolors="white",
             linewidths=0.4,
         )
@@ -192,7 +192,7 @@ def draw_staleness(axes: Any, result: Result) -> None:
     axes.legend()
     per = "" if width == 1 else f" (bars of {width})"
     axes.set(title="Staleness", xlabel=f"updates between pull and push{per}", ylabel="share of pushes [%]")
-    # Room for the legend.
+    # Leave room for the legend.
     axes.set_ylim(0, 1.35 * (max(binned) or 1.0))
 
 
@@ -207,7 +207,7 @@ def draw_losses(axes: Any, results: Sequence[tuple[str, Result]]) -> None:
 
 
 def _style(number: int) -> dict[str, Any]:
-    """Returns the style of a line; later lines have smaller markers, and earlier ones stay visible."""
+    """Returns the style of a line. Later lines have smaller markers, so that earlier lines stay visible."""
     return {
         "color": SERIES[number % len(SERIES)],
         "marker": MARKERS[number % len(MARKERS)],

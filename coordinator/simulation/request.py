@@ -1,9 +1,9 @@
-"""The options of `coordinator simulate`, as settings: from texts, and from the trace of a real training.
+"""Converts options of `coordinator simulate` to settings, and calibrates settings by the trace of a real training.
 
-Each call in a trace says how long its steps took. The counters say how busy the hosts and processes were that all
-workers share. The busiest of them is simulated as the only parameter server: with more workers, steps wait for it, and
-the rate is at most what it can serve. Its times are exponential, as in the network by which `scale_advice` tells
-waiting from work. The rest of a step is computation of its worker.
+Each call in a trace has the duration of its steps. The counters have the load of the hosts and processes that all
+workers share. The busiest of these resources is simulated as the only parameter server. With more workers, steps wait
+for this server, and its capacity limits the rate. The service times are exponential, as in the queueing network by
+which `scale_advice` separates waiting from work. The rest of a step is computation of the worker.
 """
 
 import dataclasses
@@ -40,15 +40,15 @@ from coordinator.simulation.setting import Setting
 from coordinator.simulation.simulated_tasks import Death, Pause
 
 _WORKER = re.compile(r"worker (\d+)")
-# Errors of reading a file with other names, types or numbers than a trace.
+# Errors that a file with other names, types or numbers than a trace may raise.
 _STRANGE = (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
-# A pull and a push.
+# The number of messages of a step: a pull and a push.
 _MESSAGES = 2
 
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-    """The load in a training's trace, and settings for its simulation by names of `Setting`."""
+    """The load in the trace of a training, and attributes of the `Setting` that simulates the training, by name."""
 
     load: Load
     settings: dict[str, Any]
@@ -57,8 +57,8 @@ class Calibration:
 def calibration(path: str | os.PathLike[str]) -> Calibration:
     """Reads the trace of a training; see `strategy.trace`.
 
-    Failed and lost steps do not count, nor does the time before the first call. SettingError if the file cannot be
-    read, is no trace, or has no finished call.
+    Failed and lost steps and the time before the first call do not count. Raises SettingError if the file cannot be
+    read, is not a trace, or has no finished call.
     """
     try:
         with open(local_path(path, "It"), encoding="utf-8") as file:
@@ -68,7 +68,7 @@ def calibration(path: str | os.PathLike[str]) -> Calibration:
     except OSError as error:
         raise SettingError("from_trace", f"cannot read the trace {path}: {error}") from error
     except _STRANGE as error:
-        # The trace of another program, or a changed one.
+        # The file may be the trace of another program, or a changed trace.
         text = f"cannot read the trace {path}: {type(error).__name__}: {error}. Is it the trace of a training?"
         raise SettingError("from_trace", text) from error
 
@@ -87,7 +87,7 @@ def _calibration(path: str | os.PathLike[str], events: Sequence[Mapping[str, Any
     begin, end = min(call["ts"] for call in every), max(_end(call) for call in every)
     rate = 1e6 * steps / (end - begin)
     idle = 1.0 - sum(call["dur"] for call in every) / (len(calls) * (end - begin))
-    # One per step: a call of many steps has their mean.
+    # One time per step. The steps of a call get the mean time of these steps.
     times = np.repeat([call["dur"] / 1e6 / _steps(call) for call in every], [_steps(call) for call in every])
     gaps = [gap for of_worker in calls.values() for gap in _gaps(of_worker)]
     shares = defaultdict(list)
@@ -118,7 +118,7 @@ def _end(call: Mapping[str, Any]) -> float:
 
 
 def _gaps(calls: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Returns, for each step, the time in seconds before it in which its worker ran nothing."""
+    """Returns the time in seconds before each step in which the worker ran nothing."""
     calls = sorted(calls, key=lambda call: float(call["ts"]))
     gaps = [0.0]
     for before, call in itertools.pairwise(calls):
@@ -141,7 +141,7 @@ class Sweep:
 
 
 def parse_sweep(text: str) -> Sweep:
-    """Parses a sweep such as "workers=1..512" or "ps=1,2,4"; SettingError for another form."""
+    """Parses a sweep such as "workers=1..512" or "ps=1,2,4". Raises SettingError for another form."""
     name, _, rest = text.partition("=")
     name = name.strip().replace("-", "_")
     if name not in SWEPT_SETTINGS:
@@ -168,9 +168,9 @@ _ABSENCE = re.compile(r"(\d+)@([^+]+)(?:\+(.+))?", re.ASCII)
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What to simulate: one rule or several, with the values of options, by name with underscores.
+    """A request to simulate one rule or several. `options` maps names with underscores to values.
 
-    One setting may take the several values of a sweep. Settings without an option come from the calibration, if any.
+    One setting may take the values of a sweep. If there is a calibration, it gives the settings that have no option.
     """
 
     sweep: Sweep | None
@@ -180,7 +180,7 @@ class Request:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "Request":
-        """Parses options: texts, integers, or None for options that were not given; SettingError if one is wrong."""
+        """Parses options: texts, integers, or None if not given. Raises SettingError if an option is wrong."""
         given = {name: value for name, value in options.items() if value is not None}
         sweep = parse_sweep(given["sweep"]) if "sweep" in given else None
         if "rule" in given and "compare" in given:
@@ -197,7 +197,7 @@ class Request:
         return cls(sweep, rules, given, calibration(given["from_trace"]))
 
     def setting(self, rule: str, value: int | None = None) -> Setting:
-        """Returns the setting with one of the rules and a value of the sweep; SettingError if an option is wrong."""
+        """Returns the setting for a rule and a value of the sweep. Raises SettingError if an option is wrong."""
         given = dict(self.options)
         if self.sweep is not None and value is not None:
             given[self.sweep.name] = value
@@ -217,9 +217,9 @@ class Request:
 
 
 def rule_of(name: str, options: Mapping[str, Any]) -> Rule:
-    """Creates a rule, one of `RULES`, from settings of any rules, ignoring those it does not have.
+    """Creates a rule of `RULES` from the settings of any rules. Ignores settings that the rule does not have.
 
-    SettingError if a setting that the rule needs is missing, or one is wrong.
+    Raises SettingError if a setting that the rule needs is missing, or a setting is wrong.
     """
     fields = dataclasses.fields(RULES[name])
     for field in fields:
@@ -249,7 +249,7 @@ def _parse_slow_down(option: str, text: str) -> dict[int, float]:
 
 
 def _parse_absences(kind: Callable[..., Pause | Death], expected: str, option: str, text: str) -> list[Pause | Death]:
-    """Returns pauses or deaths; a death without a length is permanent."""
+    """Returns pauses or deaths. A death without a length is permanent."""
     found = []
     for part in text.split(","):
         match = _ABSENCE.fullmatch(part.strip())
@@ -261,7 +261,7 @@ def _parse_absences(kind: Callable[..., Pause | Death], expected: str, option: s
     return found
 
 
-# For options that are texts; others are values already.
+# The parsers of options that are texts. Other options are values already.
 _PARSERS: dict[str, Callable[[str, Any], Any]] = {
     "grads_to_wait": functools.partial(parse_number, int, f"an integer or {_WORKERS}"),
     "max_delay": lambda option, given: (

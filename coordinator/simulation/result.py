@@ -1,4 +1,4 @@
-"""The result of a simulation: arrays, figures, texts and a trace of them."""
+"""The result of a simulation as arrays, figures, texts and a trace."""
 
 import dataclasses
 import itertools
@@ -26,18 +26,18 @@ class Result:
       setting: the simulated setting.
       seconds: the simulated time.
       gradients: the number of gradients that all workers computed.
-      updates: the number of updates of the model: its version.
+      updates: the number of updates of the model, which is the model's version.
       rejected: the number of gradients that the rule rejected.
       push_times, push_workers, staleness: the time (float64), the worker (int64) and the staleness (int64) of every
-        push, in the order of arrival; [pushes]. Rejected gradients are included. Under model averaging these are the
-        averagings; delayed gradients are included when they are applied.
+        push, in the order of arrival; [pushes]. Rejected gradients are included. Under model averaging, the averagings
+        count as pushes. Delayed gradients are included when they are applied.
       clocks: the steps that each worker has finished; int64 [workers].
       computed, waited, absent: the time that each worker spent computing, waiting because of the rule, and dead;
         float64 [workers]. The rest is communication and dispatch.
       queue: how messages waited at the servers.
       timelines: the activities of some workers.
-      loss_times, loss_pushes, losses: the loss curve: times (float64), pushes until then (int64), and losses (float64);
-        empty if nothing is learned.
+      loss_times, loss_pushes, losses: the loss curve: times (float64), numbers of pushes until then (int64), and losses
+        (float64). The arrays are empty if nothing is learned.
       events, processor_seconds: the number of events of the simulation, and the processor time that they took.
     """
 
@@ -87,7 +87,7 @@ class Result:
         return self.staleness_percentile(99)
 
     def staleness_percentile(self, percent: float) -> int:
-        """Returns a percentile of the staleness: a value that occurred; 0 without pushes."""
+        """Returns a percentile of the staleness, which is a value that occurred, or 0 without pushes."""
         if not self.staleness.size:
             return 0
         return int(np.percentile(self.staleness, percent, method="inverted_cdf"))
@@ -138,7 +138,7 @@ class Result:
           bins: the number of intervals of the time, at least 1.
 
         Returns:
-          The middle of each interval, in seconds, and the rate in it; both float64 [bins].
+          The middle of each interval in seconds, and the rate in the interval; both float64 [bins].
         """
         counts, edges = np.histogram(self.push_times, bins=bins, range=(0.0, self.seconds or 1.0))
         return (edges[:-1] + edges[1:]) / 2, counts / np.diff(edges)
@@ -181,9 +181,9 @@ class Result:
 
 
 def aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Aligns a table: the first column to the left, all others to the right, with a line below the head.
+    """Aligns the first column of a table to the left and all other columns to the right, with a line below the head.
 
-    Returns lines without an end of line after the last. ValueError if a row has another number of cells than the head.
+    Returns a text without a line end after the last line. Raises ValueError if a row and the head differ in length.
     """
     for row in rows:
         if len(row) != len(head):
@@ -196,7 +196,7 @@ def aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def summary(result: Result) -> str:
-    """Returns the figures of one cluster, one per line, without an end of line after the last."""
+    """Returns the figures of one cluster, one per line, without a line end after the last line."""
     setting, queue = result.setting, result.queue
     lines = [
         ("cluster", f"{setting.workers} workers, {setting.ps} ps, {setting.rule}"),
@@ -234,7 +234,7 @@ _NEARLY_ALL = 0.9
 
 
 def advice(result: Result) -> Iterator[str]:
-    """Yields sentences of advice about one result, if something stands out."""
+    """Yields sentences of advice about one result. Yields nothing if nothing stands out."""
     rule, workers = result.setting.rule, result.setting.workers
     if isinstance(rule, BoundedDelay) and result.idle_share > _MUCH and rule.largest_delay < UNBOUNDED:
         most = (rule.largest_delay + 1) * rule.grads_to_wait
@@ -263,9 +263,9 @@ def advice(result: Result) -> Iterator[str]:
 
 
 def table(head: str, results: Sequence[tuple[str, Result]]) -> str:
-    """Returns a table of the figures of several clusters, without an end of line after the last.
+    """Returns a table of the figures of several clusters, without a line end after the last line.
 
-    `head` is the title of the first column; `results` has each cluster's label there, and its result.
+    `head` is the title of the first column. `results` has the label of each cluster in this column, and its result.
     """
     columns = dict(_COLUMNS)
     if any(result.losses.size for _, result in results):
@@ -274,7 +274,7 @@ def table(head: str, results: Sequence[tuple[str, Result]]) -> str:
     return aligned([head, *columns], rows)
 
 
-# By the titles of the columns.
+# Maps the title of a column to a function that returns the text of a cell.
 _COLUMNS: dict[str, Callable[[Result], str]] = {
     "updates/s": lambda result: f"{result.updates_per_second:.4g}",
     "gradients/s": lambda result: f"{result.gradients_per_second:.4g}",
@@ -292,9 +292,9 @@ _NAMES = {Activity.COMPUTE: "compute", Activity.WAIT: "wait for the rule", Activ
 
 
 def write_trace(result: Result, path: str | os.PathLike[str]) -> None:
-    """Writes recorded timelines and pushes to a trace file, which is overwritten, while all timelines are complete.
+    """Writes timelines and pushes to a trace file, up to the time until which all timelines are complete.
 
-    OSError if the file cannot be written.
+    An existing file is overwritten. Raises OSError if the file cannot be written.
     """
     end = min([result.seconds, *(timeline.known_until for timeline in result.timelines)])
     file = TraceFile(path, f"simulation, {result.setting.rule}", 2)

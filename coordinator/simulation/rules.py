@@ -1,14 +1,14 @@
-"""The update rules in virtual time: the settings that users choose, and a run of each rule, which decides.
+"""The simulated update rules. Each rule has a class for its settings, and a class for a run, which makes decisions.
 
-Each class has the name, the settings and the checks of a rule of `coordinator.updates`.
+Each settings class has the name, the settings and the checks of a rule of `coordinator.updates`.
 
     ask    may_begin? -- no --> add_waiting ... next_ready
               | yes
-    pull   begin          what the worker computes on, and what is sent to it
-    push   push           what the gradient does to the model, and what is sent with it
+    pull   begin          the model on which the worker computes, and the data that is sent to the worker
+    push   push           the effect of the gradient on the model, and the data that was sent with the gradient
 
-The engine asks; each rule overrides the answers in which it differs, with the functions of
-`coordinator.updates.decisions`, which the graphs of a cluster run, too.
+The engine calls these methods. Each rule overrides the methods in which it differs from the base class. The methods
+decide by the functions of `coordinator.updates.decisions`, which the graphs of a real cluster call too.
 """
 
 import bisect
@@ -35,9 +35,9 @@ from coordinator.updates.settings import (
 
 
 class IntegerMultiset:
-    """Integers with their minimum, at a cost that does not depend on their number.
+    """Integers with a minimum, at a cost that does not depend on the number of integers.
 
-    The integers grow, as clocks and versions do: a new one is at most a little below the minimum.
+    The integers grow, as clocks and versions do, so that a new integer is at most a little below the minimum.
     """
 
     def __init__(self) -> None:
@@ -74,30 +74,30 @@ class IntegerMultiset:
 
 
 class Transfer(enum.Enum):
-    """What a worker and the servers send each other when a step begins or ends."""
+    """The data that a worker and the servers send each other when a step begins or ends."""
 
     NOTHING = enum.auto()
     MODEL = enum.auto()
-    # In both directions, during the computation.
+    # The model is sent in both directions during the computation.
     MODEL_BOTH_WAYS = enum.auto()
     GRADIENT = enum.auto()
 
 
-# Module attributes: the look-up of an enumeration's member costs as much as a decision.
+# The members are module attributes, because the look-up of a member in the enumeration costs as much as a decision.
 NOTHING, MODEL, MODEL_BOTH_WAYS, GRADIENT = Transfer
 
 
 class RuleRun:
-    """One training under a rule: its state and its decisions.
+    """The state and the decisions of a rule in one training.
 
-    In this base class no worker waits, and each gradient is applied as it arrives. A subclass that makes workers wait
-    overrides `may_begin`. `scale` returns the factor of a gradient's learning rate for its staleness and version.
-    `grads_to_wait` is for subclasses whose updates are means of several gradients.
+    In this base class, no worker waits, and each gradient is applied when it arrives. A subclass that makes workers
+    wait overrides `may_begin`. `scale` maps the staleness of a gradient and the version of the model to a factor of the
+    learning rate. `grads_to_wait` is for subclasses whose updates are means of several gradients.
 
     Attributes:
       version: the number of updates so far.
       rejected: the number of gradients that were rejected.
-      waiting: the workers that wait to begin, in the order in which they will.
+      waiting: the workers that wait to begin, in the order in which they will begin.
       push_times, push_workers, staleness: the time in seconds, the worker's index and the staleness in updates of every
         push, in the order of arrival at the parameter servers.
     """
@@ -108,7 +108,7 @@ class RuleRun:
         self.version = 0
         self.rejected = 0
         self.waiting: deque[SimulatedWorker] = deque()
-        # Arrays take eight bytes for each of millions of pushes.
+        # Arrays, not lists: there may be millions of pushes, and an array takes eight bytes for each push.
         self.push_times = array("d")
         self.push_workers = array("l")
         self.staleness = array("q")
@@ -122,11 +122,11 @@ class RuleRun:
         return True
 
     def add_waiting(self, worker: SimulatedWorker) -> None:
-        """Adds a worker that may not begin yet; by default, as the last one."""
+        """Adds a worker that may not begin yet. By default, the worker is the last to begin."""
         self.waiting.append(worker)
 
     def next_ready(self) -> SimulatedWorker | None:
-        """Removes and returns the next waiting worker if it may begin; None if it may not, or there is none."""
+        """Removes and returns the next waiting worker if it may begin. Returns None if no waiting worker may begin."""
         return self.waiting.popleft() if self.waiting and self.may_begin(self.waiting[0]) else None
 
     def remove_waiting(self, worker: SimulatedWorker) -> None:
@@ -134,14 +134,14 @@ class RuleRun:
             self.waiting.remove(worker)
 
     def begin(self, worker: SimulatedWorker, now: float) -> Transfer:
-        """Begins a worker's step at a time in seconds; returns what is sent to the worker."""
+        """Begins a worker's step at a time in seconds. Returns the data that the servers send to the worker."""
         del now
         worker.pulled_version = self.version
         self._model.pull(worker)
         return MODEL
 
     def push(self, worker: SimulatedWorker, now: float) -> Transfer:
-        """Takes the gradient that arrives from a worker at a time in seconds; returns what was sent with it."""
+        """Handles a worker's gradient that arrives at a time in seconds. Returns the data that the worker sent."""
         staleness = self._record_push(now, worker.index, worker.pulled_version)
         worker.gradient = self._model.gradient(worker)
         self._model.apply(worker.gradient, self._scale(staleness, self.version) if self._scale else 1.0)
@@ -150,10 +150,10 @@ class RuleRun:
         return GRADIENT
 
     def forget(self, worker: SimulatedWorker) -> None:
-        """Drops a worker's step in flight: the servers have learned that it died."""
+        """Drops a worker's step in flight, after the servers have learned that the worker died."""
 
     def _record_push(self, now: float, worker: int, pulled_version: int) -> int:
-        """Records a push of a gradient that was computed on a version; returns its staleness in updates."""
+        """Records a push of a gradient that was computed on a version. Returns the staleness in updates."""
         staleness: int = decisions.staleness(self.version, pulled_version)
         self.push_times.append(now)
         self.push_workers.append(worker)
@@ -161,7 +161,7 @@ class RuleRun:
         return staleness
 
     def _accept(self, worker: SimulatedWorker) -> Any:
-        """Takes a worker's gradient, which may complete an update of several; returns it."""
+        """Computes, collects and returns a worker's gradient, which may complete an update of several gradients."""
         gradient = self._model.gradient(worker)
         self._gradients.append(gradient)
         worker.clock += 1
@@ -174,7 +174,7 @@ class RuleRun:
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """A rule with the settings of `coordinator.updates`. `name` is its name on the command line."""
+    """A rule with the settings of `coordinator.updates`. `name` is the rule's name on the command line."""
 
     name: ClassVar[str]
 
@@ -203,7 +203,7 @@ class Asynchronous(AsynchronousSettings, Rule):
 
 @dataclasses.dataclass(frozen=True)
 class StaleSynchronous(StaleSynchronousSettings, Rule):
-    """Pulls every few steps; in between, a worker also applies its gradients to its own copy."""
+    """Lets workers pull every few steps. In between, a worker also applies its gradients to its own copy."""
 
     name: ClassVar[str] = "stale_synchronous"
 
@@ -212,13 +212,13 @@ class StaleSynchronous(StaleSynchronousSettings, Rule):
 
 
 class _StaleSynchronousRun(RuleRun):
-    """Among waiting workers, the one with the lowest clock begins first."""
+    """A run of `StaleSynchronous`. Of the waiting workers, the worker with the lowest clock begins first."""
 
     def __init__(self, model: SimulatedModel, rule: StaleSynchronous) -> None:
         super().__init__(model, rule.learning_rate_scale, rule.grads_to_wait)
         self._frequency = rule.get_model_frequency
         self._max_lead = rule.max_lead
-        # The clocks of the active workers, and the greatest of all workers.
+        # The clocks of the active workers, and the greatest clock of all workers.
         self._clocks = IntegerMultiset()
         self._fastest_clock = 0
 
@@ -229,7 +229,7 @@ class _StaleSynchronousRun(RuleRun):
             worker.clock = decisions.rejoined_clock(worker.clock, self._clocks.minimum(self._fastest_clock))
             self._clocks.add(worker.clock)
             worker.is_active = True
-        # The clocks include the worker's own, which changes no answer: the slowest may always begin.
+        # The clocks include the worker's own clock, which changes no answer: the slowest worker may always begin.
         may: bool = decisions.may_lead(worker.clock, self._clocks.minimum(worker.clock), self._max_lead)
         return may
 
@@ -296,7 +296,7 @@ class BoundedDelay(BoundedDelaySettings, Rule):
 
 
 class _BoundedDelayRun(RuleRun):
-    """Either all workers may begin or none, so they begin in the order in which they asked."""
+    """A run of `BoundedDelay`. Either all workers may begin or none, so they begin in the order of their requests."""
 
     def __init__(self, model: SimulatedModel, rule: BoundedDelay) -> None:
         super().__init__(model, grads_to_wait=rule.grads_to_wait)
@@ -329,9 +329,9 @@ class _BoundedDelayRun(RuleRun):
 
 @dataclasses.dataclass(frozen=True)
 class Delayed(DelayedSettings, Rule):
-    """Queues gradients; the first pull after a gradient's delay applies it, as one update.
+    """Queues gradients. The first pull after a gradient's delay applies the gradient as one update.
 
-    Gradients that are queued at the end are in no update. A push is recorded, with its staleness, when it is applied.
+    Gradients that are queued at the end are never applied. A push is recorded when its gradient is applied.
     """
 
     name: ClassVar[str] = "delayed"
@@ -341,9 +341,9 @@ class Delayed(DelayedSettings, Rule):
 
 
 class _QueuedGradient(NamedTuple):
-    """A pushed gradient that is not applied yet; times in seconds. In a heap, the first one is due first.
+    """A pushed gradient that is not applied yet. Times are in seconds. In a heap, the first gradient is due first.
 
-    `number` is its position among all pushes; `gradient` is what the model returned.
+    `number` is the position of the push among all pushes. `gradient` is the value that the model returned.
     """
 
     due_at: float
@@ -360,7 +360,7 @@ class _DelayedRun(RuleRun):
         super().__init__(model)
         self._delay = delay
         self._pushes = 0
-        # A heap: a pull looks at one gradient more than it applies.
+        # A heap, so that a pull looks at only one gradient more than it applies.
         self._queue: list[_QueuedGradient] = []
 
     def begin(self, worker: SimulatedWorker, now: float) -> Transfer:
@@ -417,7 +417,7 @@ class _ModelAverageRun(RuleRun):
             worker.pulled_version = self.version
             worker.averaged_at = now
             self._model.average(worker)
-            # A worker that takes the shared model in this step takes it with the average: once in its life.
+            # A worker that also pulls in this step, once in its life, gets the shared model with the average.
             return MODEL_BOTH_WAYS
         return transfer
 

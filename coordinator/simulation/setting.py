@@ -1,4 +1,4 @@
-"""The setting of a simulation, checked when it is created."""
+"""The setting of a simulation, which is checked when it is created."""
 
 import dataclasses
 import math
@@ -11,11 +11,11 @@ from coordinator.simulation.learning import Learning
 from coordinator.simulation.rules import Asynchronous, Rule
 from coordinator.simulation.simulated_tasks import Death, Pause
 
-# A distribution, or an argument of `distribution_of`.
+# A distribution, or a text or number that `distribution_of` takes.
 Times = Distribution | str | float
 
-# Enough for a p99, in well under a second.
 _MOST_SERVERS = 1_000_000
+# Enough pushes for a 99th percentile, in well under a second.
 _DEFAULT_PUSHES = 20_000
 _DEFAULT_STEPS_PER_WORKER = 100
 
@@ -24,37 +24,37 @@ _DEFAULT_STEPS_PER_WORKER = 100
 class Setting:
     """A cluster, its rule, and how long it is simulated. Times are in seconds, or texts with a unit such as "50ms".
 
-    A step is: dispatch it, ask the rule, pull the model, compute, push the gradient. Each message goes to all parameter
-    servers, a part to each; it takes one latency, and is served after the messages that arrived before.
+    A step consists of dispatch, request to the rule, pull of the model, computation, and push of the gradient. Each
+    message has a part for each parameter server. Messages take one latency, and are served in the order of arrival.
 
     Attributes:
       workers, ps: the number of workers and of parameter servers, from 1 to a million.
       rule: the update rule, such as `simulation.BoundedDelay(8)`.
-      compute: the computation of a step; a distribution, or one for each worker. See `distribution_of`.
-      slow_down: factors of the computation by worker index, above 0.
-      stragglers: the share of workers, the last ones, whose computation takes `straggler_factor` times as long; from 0
-        to 1.
-      straggler_factor: above 0.
-      slow_steps: the share of steps, at random, whose computation takes `slow_step_factor` times as long; from 0 to 1.
-      slow_step_factor: above 0.
-      pauses, deaths: when workers stop or die.
-      detection: how long after a death the servers learn of it, and no longer wait for the worker.
+      compute: the time of a step's computation: a distribution, or one for each worker. See `distribution_of`.
+      slow_down: maps worker indices to factors of the computation time, above 0.
+      stragglers: the share of workers whose computation takes `straggler_factor` times as long, from 0 to 1. The last
+        workers are the stragglers.
+      straggler_factor: the factor for stragglers, above 0.
+      slow_steps: the share of random steps whose computation takes `slow_step_factor` times as long, from 0 to 1.
+      slow_step_factor: the factor for slow steps, above 0.
+      pauses, deaths: the pauses and deaths of workers.
+      detection: the time after a death at which the servers learn of it, and stop waiting for the worker.
       dispatch: the time of the client and the input pipeline between a worker's step and its request for the next one;
         a distribution.
-      latency: of a message, one way; a distribution.
-      bandwidth: of each server's and each worker's link, in bytes per second; `inf` is no limit.
-      model_bytes, gradient_bytes: the size of a pull and of a push, in bytes, for all servers together; by default a
+      latency: the one-way latency of a message; a distribution.
+      bandwidth: the bandwidth of each server's and each worker's link, in bytes per second. `inf` means no limit.
+      model_bytes, gradient_bytes: the size of a pull and of a push, in bytes, for all servers together. By default, a
         gradient is as large as the model.
-      service: the time of a message on a server, without its bytes; a distribution.
+      service: the time that a message takes on a server, without the time for its bytes; a distribution.
       update: the additional time of an update on each server, for its part of the model, in seconds.
       pushes: the simulation ends when all workers together have computed this many gradients, at least 1.
-      seconds: the simulation ends at this time, above 0. If both are given, the first one ends it; if neither, 20,000
-        pushes do, or 100 per worker if that is more.
-      learning: what is learned; None if only time is of interest.
-      seed: of all random numbers; the same seed gives the same result.
+      seconds: the simulation ends at this time, above 0. If `pushes` is given too, the first limit ends the simulation.
+        If both are None, `pushes` is 20,000, or 100 per worker if this is more.
+      learning: the problem that is learned, or None if only time is of interest.
+      seed: the seed of all random numbers. The same seed gives the same result.
 
     Raises:
-      SettingError: a setting is wrong. It is a ValueError.
+      SettingError: a setting is wrong. A SettingError is a ValueError.
     """
 
     workers: int = 4
@@ -110,7 +110,7 @@ class Setting:
 
     @property
     def compute_of_each(self) -> tuple[Distribution, ...]:
-        """The computation of each worker, with random slow steps, without the factor of the worker."""
+        """The computation time of each worker, with random slow steps, without the factor of the worker."""
         compute = self.compute
         each_given = (compute,) * self.workers if isinstance(compute, Distribution | str | float) else compute
         given = tuple(distribution_of("compute", each) for each in each_given)

@@ -1,14 +1,14 @@
-"""The engine: workers and parameter servers as discrete events in virtual time.
+"""The simulation engine: workers and parameter servers as discrete events in virtual time.
 
 worker       asks ----.                     .--> computes --.                 .--> dispatch, asks
                        latency     latency /                 latency         / latency
 servers                 `-> rule: begin? -> pull                `-> rule: push
 
-A step is two events: its request to begin arrives at the servers, and its gradient arrives. All between them is
-arithmetic. A third event follows if the worker has to wait: it begins after a push that lets it begin was served.
+A step has two events: the worker's request to begin arrives at the servers, and its gradient arrives. Times in between
+are computed. If a worker must wait, its begin is a third event, after the servers have served a push that allows this.
 
-Promises: the servers see messages in the order of arrival; rules decide by the functions that the cluster's graphs run;
-and a seed gives the same events every time.
+Guarantees: the servers see messages in the order of arrival. Rules decide by the functions that the graphs of a real
+cluster call. The same seed always gives the same events.
 """
 
 import functools
@@ -25,7 +25,7 @@ from coordinator.simulation.rules import GRADIENT, MODEL, MODEL_BOTH_WAYS
 from coordinator.simulation.setting import Setting
 from coordinator.simulation.simulated_tasks import Death, ReusableEvent, ServerQueues, SimulatedWorker, Timeline
 
-# As many as fit a picture.
+# The maximum number of timelines that fit a picture.
 _MOST_TIMELINES = 10
 
 
@@ -34,16 +34,16 @@ def simulate(setting: Setting, model: SimulatedModel | None = None) -> Result:
 
     Args:
       setting: the cluster.
-      model: what is trained instead of `setting.learning`: an object that computes gradients of any kind.
+      model: an object that computes gradients of any kind, which is trained instead of `setting.learning`.
     """
     return SimulatedCluster(setting, model).run()
 
 
 class SimulatedCluster:
-    """A cluster in virtual time; it runs once."""
+    """A cluster in virtual time. `run` may be called once."""
 
     def __init__(self, setting: Setting, model: SimulatedModel | None = None) -> None:
-        # One stream of random numbers for each purpose: a change of one setting does not change the numbers of others.
+        # Each purpose has its own random stream, so that a change of one setting does not change the other numbers.
         streams = [np.random.default_rng(seed) for seed in np.random.SeedSequence(setting.seed).spawn(5)]
         self._setting = setting
         self._environment = simpy.Environment()
@@ -55,7 +55,7 @@ class SimulatedCluster:
         self._servers = ServerQueues(setting.ps, setting.distribution("service"), streams[0])
         self._dispatch = setting.distribution("dispatch").sampler(streams[4])
         self._latency = setting.distribution("latency").sampler(streams[1])
-        # How long the bytes of a message keep a worker's link busy, and a server's.
+        # The seconds that a message's bytes take on a worker's link. `_served_...` are the seconds on a server's link.
         self._pull_seconds = setting.model_bytes / setting.bandwidth
         self._push_seconds = setting.pushed_bytes / setting.bandwidth
         self._served_pull_seconds = self._pull_seconds / setting.ps
@@ -120,18 +120,18 @@ class SimulatedCluster:
         self._events += 1
         worker, now = event.worker, self._environment.now
         worker.end_wait(now)
-        # Under rules that make workers wait, no worker makes an update by beginning.
+        # Under rules that make workers wait, the begin of a step never updates the model.
         self._compute(worker, now, 0)
 
     def _compute(self, worker: SimulatedWorker, now: float, updates: int) -> None:
-        """Sends a worker its model, after some updates, and schedules the arrival of its gradient."""
+        """Sends a worker the model, after some updates, and schedules the arrival of the worker's gradient."""
         transfer, latency = worker.transfer, self._latency()
         start, updating = now, updates * self._setting.update
         if transfer is MODEL:
             start = self._servers.serve(now, self._served_pull_seconds + updating, now + self._pull_seconds)
         end = worker.compute(start + latency)
         if transfer is MODEL_BOTH_WAYS:
-            # Both ways; and an averaging updates the model.
+            # The model is sent both ways, and an averaging updates the model.
             busy = 2 * self._served_pull_seconds + updating
             end = max(end, self._servers.serve(now, busy, now + 2 * self._pull_seconds) + latency)
         worker.pushing.schedule_in(end - now + self._latency())
@@ -181,7 +181,7 @@ class SimulatedCluster:
             self._end()
 
     def _detect_death(self, worker: SimulatedWorker) -> None:
-        """Tells the servers that a worker died: they no longer wait for it."""
+        """Tells the servers that a worker died, so that they no longer wait for the worker."""
         self._rule_run.forget(worker)
         self._begin_waiting(self._environment.now)
 
@@ -204,7 +204,7 @@ class SimulatedCluster:
         setting, compute = self._setting, self._setting.compute_of_each
         draw = {each: each.sampler(generator) for each in dict.fromkeys(compute)}
         count = setting.workers
-        # Spread over all workers, including the last, which are the stragglers.
+        # The recorded workers are spread over all, and include the last worker, which is a straggler if any worker is.
         recorded = set(np.linspace(0, count - 1, min(count, _MOST_TIMELINES)).round().astype(int).tolist())
         workers = []
         for index, factor in enumerate(setting.factors):

@@ -1,4 +1,4 @@
-"""The tasks in virtual time: workers with their absences and timelines, and the queues of the parameter servers."""
+"""The simulated tasks: workers with their absences and timelines, and the queues of the parameter servers."""
 
 import dataclasses
 import enum
@@ -16,12 +16,12 @@ from coordinator.simulation.distribution import Constant, Distribution
 
 @dataclasses.dataclass(frozen=True)
 class QueueStatistics:
-    """How messages waited at the rule's home server.
+    """How messages waited at the home server of the rule.
 
     Attributes:
-      utilization: the share of the time that it was busy, from 0 to 1.
+      utilization: the share of the time in which the server was busy, from 0 to 1.
       mean_length: the mean number of messages in the queue when one more arrived.
-      longest: the largest such number.
+      longest: the largest number of messages in the queue when one more arrived.
       mean_wait: the mean time that a message waited before it was served, in seconds.
     """
 
@@ -32,11 +32,11 @@ class QueueStatistics:
 
 
 class ServerQueues:
-    """Serves messages that go to all servers, each with a part of the model. The first is the rule's home.
+    """Serves messages that go to all servers, which have parts of the model. The first server is the rule's home.
 
-    If the servers always take the same time for a message, they stay in step, and one is simulated for all. `service`
-    is the time of a message on a server, in seconds, without the part that depends on its size. The home server will
-    have served all messages at `home_free_at`, in seconds.
+    If the servers always take the same time for a message, they stay in step, and one server is simulated for all.
+    `service` is the time in seconds that a message takes on a server, without the time for the message's bytes. At
+    `home_free_at`, in seconds, the home server will have served all messages.
     """
 
     def __init__(self, count: int, service: Distribution, generator: np.random.Generator) -> None:
@@ -49,12 +49,12 @@ class ServerQueues:
         self._longest = self._found = 0
 
     def serve(self, now: float, extra: float, least: float) -> float:
-        """Serves a message that arrives now, on every server; returns when the last one has served it, in seconds.
+        """Serves a message on every server. Returns the time in seconds when the last server has served the message.
 
         Args:
-          now: the time, in seconds; at least the time of the call before.
+          now: the time of arrival in seconds, at least the time of the previous call.
           extra: the additional time on each server, in seconds.
-          least: the earliest end, in seconds: the worker's own link is busy until then.
+          least: the earliest end in seconds, because the worker's own link is busy until then.
         """
         free_at, seconds = self.home_free_at, extra + self._draw()
         self._messages += 1
@@ -91,20 +91,20 @@ class ServerQueues:
         )
 
 
-# More than fit a picture.
+# The maximum number of spans in a timeline, which are more than fit a picture.
 _MOST_SPANS = 1000
 
 
 @dataclasses.dataclass(frozen=True)
 class Pause:
-    """A worker stops for a while, as a stopped process does, and then continues.
+    """A pause of a worker, which stops for a while, as a stopped process does, and then continues.
 
-    Its computation takes longer by that time; messages that it has sent are not affected.
+    The worker's computation takes longer by the pause. Messages that the worker has sent are not affected.
 
     Attributes:
-      worker: its index.
-      at: when, in seconds from the beginning.
-      seconds: for how long.
+      worker: the index of the worker.
+      at: the beginning of the pause, in seconds from the beginning of the simulation.
+      seconds: the length of the pause.
     """
 
     worker: int
@@ -118,12 +118,12 @@ class Pause:
 
 @dataclasses.dataclass(frozen=True)
 class Death:
-    """A worker dies and loses what it had in flight; if it returns, it starts as a new worker.
+    """The death of a worker, which loses its step in flight. If the worker returns, it starts as a new worker.
 
     Attributes:
-      worker: its index.
-      at: when, in seconds from the beginning.
-      back_after: seconds until it returns; `inf` if it never does.
+      worker: the index of the worker.
+      at: the time of the death, in seconds from the beginning of the simulation.
+      back_after: the seconds until the worker returns, or `inf` if the worker never returns.
     """
 
     worker: int
@@ -136,7 +136,7 @@ class Death:
 
 
 class Activity(enum.Enum):
-    """What a worker does with its time. Between these it communicates."""
+    """An activity of a worker. Between two activities, the worker communicates."""
 
     COMPUTE = "compute"
     WAIT = "wait"
@@ -145,7 +145,7 @@ class Activity(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Span:
-    """One activity of one worker; times in seconds."""
+    """One activity of one worker. Times are in seconds."""
 
     activity: Activity
     start: float
@@ -161,7 +161,7 @@ class Timeline:
 
     @property
     def known_until(self) -> float:
-        """The time in seconds until which the timeline is complete; `inf` if it is complete."""
+        """The time in seconds until which the timeline has all activities, or `inf` for a complete timeline."""
         return self.spans[-1].end if len(self.spans) == _MOST_SPANS else math.inf
 
     def add(self, activity: Activity, start: float, end: float) -> None:
@@ -169,7 +169,7 @@ class Timeline:
             self.spans.append(Span(activity, start, end))
 
     def truncate(self, at: float) -> None:
-        """Removes what was planned after a time, in seconds, because the worker died."""
+        """Removes the activities after a time in seconds, which were planned before the worker died."""
         self.spans = [
             span if span.end <= at else dataclasses.replace(span, end=at) for span in self.spans if span.start < at
         ]
@@ -178,20 +178,20 @@ class Timeline:
 class ReusableEvent(simpy.Event):
     """An event of simpy that can be scheduled again after it has happened.
 
-    To create an event for each message would cost as much as the rest of the message. `callback` is called with this
-    event whenever it happens; `worker` is the worker whose message it is.
+    Creating an event for each message would cost as much as the rest of the message. `callback` is called with the
+    event whenever the event happens. `worker` is the worker to which the message belongs.
     """
 
     def __init__(self, environment: simpy.Environment, callback: Callable[[Any], Any], worker: Any) -> None:
         super().__init__(environment)
         self.worker = worker
-        # `succeed` would set these, but it schedules the event, too.
+        # `succeed` would set these attributes, but would also schedule the event.
         self._ok = True
         self._value = None
         self._own_callbacks = [callback]
 
     def schedule_in(self, seconds: float) -> None:
-        """Schedules the event after a delay in seconds of virtual time; it must not be scheduled already."""
+        """Schedules the event after a delay in seconds of virtual time. The event must not be scheduled already."""
         self.callbacks = self._own_callbacks
         self.env.schedule(self, delay=seconds)
 
@@ -200,27 +200,27 @@ class ReusableEvent(simpy.Event):
         self._own_callbacks = []
 
 
-# With slots: there are thousands of workers, and every event uses their attributes.
+# The class has slots, because there are thousands of workers, and every event uses their attributes.
 @dataclasses.dataclass(slots=True, eq=False, repr=False)
 class SimulatedWorker:
     """The state of one worker. Times are in seconds.
 
     Attributes:
-      draw: returns the time of its next computation, before the factor.
-      factor: multiplies the time of its computations.
-      pauses: when it stops, in order.
-      timeline: records its activities; None if they are not recorded.
-      asking, beginning, pushing: its events: its request to begin arrives; it begins after a wait; its gradient
-        arrives.
-      clock: the number of steps that it has finished.
-      pulled_version: the model version that it computes on.
+      draw: a function that returns the time of the next computation, before `factor` is applied.
+      factor: the factor of the time of the worker's computations.
+      pauses: the pauses of the worker, in order.
+      timeline: records the activities of the worker, or is None.
+      asking, beginning, pushing: the events of the worker: its request to begin arrives, its step begins after a wait,
+        and its gradient arrives.
+      clock: the number of steps that the worker has finished.
+      pulled_version: the version of the model on which the worker computes.
       steps_since_pull, is_active, is_under_way, is_warming_up, has_own_model, averaged_at: state of the rules.
       parameters, gradient, average: state of the model.
-      transfer: what is sent to it for the step that it begins.
-      is_waiting, asked_at: whether its rule makes it wait; when it last asked to begin.
-      compute_from, compute_to: begin and end of its current computation; equal if there is none.
-      computed, waited, absent: the time it has spent computing, waiting for its rule, and dead.
-      died_at: when it died; None while it lives.
+      transfer: the data that the servers send to the worker for the step.
+      is_waiting, asked_at: whether the rule makes the worker wait, and when the last wait began.
+      compute_from, compute_to: the begin and end of the current computation, which are equal if there is none.
+      computed, waited, absent: the time that the worker has spent computing, waiting for the rule, and dead.
+      died_at: when the worker died, or None while the worker lives.
     """
 
     index: int
@@ -256,7 +256,7 @@ class SimulatedWorker:
         self.pauses = sorted(self.pauses, key=lambda pause: pause.at)
 
     def compute(self, start: float) -> float:
-        """Starts a computation; returns its end, pauses included. Both times in seconds."""
+        """Starts a computation at `start`. Returns the end, including pauses. Both times are in seconds."""
         end = start + self.draw() * self.factor
         for pause in self.pauses:
             over = pause.at + pause.seconds
@@ -275,7 +275,7 @@ class SimulatedWorker:
             self.timeline.add(Activity.WAIT, self.asked_at, now)
 
     def settle(self, now: float) -> None:
-        """Counts the parts of unfinished activities until now, in seconds."""
+        """Adds the elapsed times of unfinished activities. `now` is in seconds."""
         self.computed += max(0.0, min(self.compute_to, now) - self.compute_from)
         self.compute_to = self.compute_from
         if self.is_waiting:

@@ -1,12 +1,11 @@
-"""The simulator compared with real servers, with the same rules and the same times.
+"""Compares the simulator with real servers that run the same rules with the same times.
 
     sleeps --> real steps --+--> what the rule counted --> real figures -----------.
                             |                                                      +--> a table, and reasons
                             '--> what each part took ----> simulated figures ------'
 
-The simulator is given the measured times of the parts of real steps. It has to predict what follows: how long workers
-wait, how stale gradients are, and how many are accepted. A second comparison does so for the loss curves of real
-trainings.
+The simulator is given the measured times of the parts of real steps. The simulator has to predict how long workers
+wait, how stale gradients are, and how many are accepted. A second comparison is of real and simulated loss curves.
 """
 
 import dataclasses
@@ -35,7 +34,7 @@ from coordinator.testbed.step_times import Run, Sleeps, StepTimes
 
 @dataclasses.dataclass(frozen=True)
 class Figures:
-    """The figures of real runs, by the names and in the units of a simulation's `Result`."""
+    """The figures of real runs, with the names and units of a simulation's `Result`."""
 
     mean_staleness: float
     p99_staleness: int
@@ -56,11 +55,11 @@ class Figures:
         )
 
 
-# The figures in which a simulation must agree, in words.
+# Figures in which a simulation must agree with real runs -> their names in texts.
 _JUDGED = {"mean_staleness": "mean staleness", "updates_per_second": "updates/s"}
 # The largest relative difference of figures that agree.
 TOLERANCE = 0.1
-# From this share on, waiting counts as a reason.
+# If real workers wait for more than this share of the time, their waiting is given as a reason for a difference.
 _MUCH_IDLE = 0.02
 
 
@@ -68,8 +67,7 @@ _MUCH_IDLE = 0.02
 class Comparison:
     """One setting, real and simulated. `name` is the rule and the number of workers; the last worker is slow.
 
-    `real` has the figures of all real runs together, `repeated` the figures of each. The simulator was given the
-    `times` of the real steps.
+    `real` has the figures over all real runs, `repeated` has the figures of each run. The simulator got the `times`.
     """
 
     name: str
@@ -90,7 +88,7 @@ class Comparison:
         return all(abs(self.off_by(figure)) <= TOLERANCE for figure in _JUDGED)
 
 
-# The titles of figures, their names, and their formats.
+# The columns of the table: title, name of the figure, and format.
 _COLUMNS = (
     ("staleness", "mean_staleness", ".2f"),
     ("p99", "p99_staleness", "g"),
@@ -162,12 +160,12 @@ _SLEEPS = Sleeps()
 
 
 def confirm(given: Mapping[str, Any]) -> None:
-    """Runs the command with its options by name; None for options that were not given.
+    """Runs the command. `given` has the options by name, with None for options that were not given.
 
     Raises:
       SettingError: an option is wrong.
       LaunchError: tqdm is not installed, or a server did not start.
-      Exception: what `ParameterServerStrategy.join` raises.
+      Exception: an error of `ParameterServerStrategy.join`.
     """
     confirmation = Confirmation.of(given)
     print(confirmation, flush=True)
@@ -182,10 +180,9 @@ def confirm(given: Mapping[str, Any]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Confirmation:
-    """The settings to compare; SettingError if one is not allowed.
+    """The settings to compare. Raises SettingError if a setting is not allowed.
 
-    Each real run takes some `seconds`; `repeats` real runs of each setting are compared together. There are at least
-    two `workers` each time.
+    A real run takes `seconds`. A setting's `repeats` runs are added up for the comparison. `workers` are at least 2.
     """
 
     workers: Sequence[int] = (2, 3, 4)
@@ -206,7 +203,7 @@ class Confirmation:
     def of(given: Mapping[str, Any]) -> "Confirmation":
         """Parses the options: `workers` as text, `confirm_seconds`, `confirm_repeats`; None if not given.
 
-        SettingError if an option is wrong, or is for experiments only.
+        Raises SettingError if an option is wrong, or is for experiments only.
         """
         for field in dataclasses.fields(Experiment):
             if field.name != "workers" and given.get(field.name) is not None:
@@ -223,16 +220,16 @@ class Confirmation:
     def compare(self, on_run: Callable[[], object]) -> list["Comparison"]:
         """Makes all real runs and simulations; returns their comparisons. Calls `on_run` after each real run.
 
-        Raises LaunchError if a server did not start, and what `ParameterServerStrategy.join` raises.
+        Raises LaunchError if a server did not start, and the errors of `ParameterServerStrategy.join`.
         """
         settings = [(name, rule(workers), workers) for name, rule in RULES.items() for workers in self.workers]
         runs: list[list[Run]] = [[] for _ in settings]
-        # One step per call: of several, only the first would be dispatched.
+        # Each call has one step. If a call had several steps, only the first one would be dispatched.
         with new_strategy(max(self.workers), Options(steps_per_dispatch=1)) as strategy:
             from coordinator.testbed.real_steps import RealSteps
 
             steps = [RealSteps(strategy, rule, workers, _SLEEPS) for _, rule, workers in settings]
-            # In turn: other load of the machine affects all settings.
+            # The settings run in turn, so that other load of the machine affects all settings.
             for _ in range(self.repeats):
                 for each, of_each in zip(steps, runs, strict=True):
                     of_each.append(each.run(self.seconds))
@@ -262,7 +259,7 @@ class LossComparison(NamedTuple):
 def compare(experiment: Experiment, data: ImageData) -> list[LossComparison]:
     """Runs all trials on real servers, then again in virtual time with the times of the real steps.
 
-    Raises LaunchError if a server did not start, and what `ParameterServerStrategy.join` raises.
+    Raises LaunchError if a server did not start, and the errors of `ParameterServerStrategy.join`.
     """
     real: list[LossCurve] = []
     simulated: list[LossCurve] = []
@@ -279,7 +276,7 @@ def compare(experiment: Experiment, data: ImageData) -> list[LossComparison]:
 
 
 def difference(comparisons: Sequence[LossComparison]) -> float:
-    """Returns the mean absolute difference over all minibatches of trials, as a share of their mean real loss."""
+    """Returns the mean absolute difference between real and simulated losses, as a share of the mean real loss."""
     real = np.concatenate([each.real.smoothed for each in comparisons])
     simulated = np.concatenate([each.simulated.smoothed for each in comparisons])
     return float(np.sum(np.abs(real - simulated)) / np.sum(real))
@@ -313,7 +310,7 @@ def text(experiment: Experiment, comparisons: Sequence[LossComparison]) -> str:
 def draw(comparisons: Sequence[LossComparison], folder: pathlib.Path) -> list[str]:
     """Draws a picture for each number of workers into a folder; returns their names.
 
-    SettingError if matplotlib is not installed, or a picture cannot be written.
+    Raises SettingError if matplotlib is not installed, or a picture cannot be written.
     """
     names = []
     of_workers = sorted(comparisons, key=lambda each: each.real.trial.workers)

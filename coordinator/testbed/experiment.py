@@ -1,4 +1,4 @@
-"""The settings of an experiment, checked when it is created: each error names the option and what is allowed."""
+"""The settings of an experiment. The constructor checks them; each error names the option and what is allowed."""
 
 import dataclasses
 import functools
@@ -14,22 +14,22 @@ from coordinator.options import check_integer, check_number
 from coordinator.simulation.distribution import RandomDelay, parse_delay, parse_number, parse_plain_seconds
 
 OPTIMIZERS = ("sgd", "momentum", "adam")
-# The axes: attributes of `Descent`, named as options, and their names in texts.
+# The axes of a grid: attribute of `Descent`, which is also the name of the option -> name in texts.
 AXES = {"optimizer": "optimizer", "learning_rate": "rate", "weight_decay": "decay", "batch_size": "batch"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Descent:
-    """One point of the axes. `text` is its difference to others of the same grid, such as "adam, rate 0.001", or empty.
+    """One point of the axes. `text` tells it from others of the same grid, such as "adam, rate 0.001", or is empty.
 
     Attributes:
       optimizer: one of `OPTIMIZERS`; momentum is SGD with a momentum of 0.9.
-      learning_rate: for the gradient of one minibatch.
+      learning_rate: the learning rate for the gradient of one minibatch.
       weight_decay: the share of each weight, times the learning rate, that an update subtracts.
       batch_size: images in a minibatch.
 
     Raises:
-      SettingError: one of them is not allowed.
+      SettingError: a value is not allowed.
     """
 
     optimizer: str = "sgd"
@@ -48,8 +48,8 @@ class Descent:
     def new_optimizer(self, workers: int = 1) -> Any:
         """Returns the Keras optimizer, for updates that are means of the gradients of several workers.
 
-        The mean of n gradients at n times the rate is their sum at the rate: each minibatch changes the model as if it
-        were applied by itself.
+        The mean of n gradients at n times the rate equals their sum at the rate, as if each minibatch were applied
+        alone.
         """
         import keras
 
@@ -66,7 +66,7 @@ def missing(package: str) -> LaunchError:
     return LaunchError(f"The test-bed needs {package}: pip install 'coordinator-tf[testbed]'.")
 
 
-# Seconds, or a distribution.
+# A delay in seconds, or the distribution of delays.
 Delay = float | RandomDelay
 
 
@@ -74,7 +74,7 @@ Delay = float | RandomDelay
 class Trial:
     """One training of an experiment, in one of the `MODES`.
 
-    The delay of gradients is in seconds or drawn from distributions; 0 unless the mode is asynchronous.
+    The delay of gradients is in seconds, or drawn from distributions. Only the asynchronous mode has a delay.
     """
 
     mode: str
@@ -108,7 +108,7 @@ def worker_count(workers: int) -> str:
 
 DATA = ("digits", "cifar10")
 MOST_WORKERS = 16
-# An hour: longer delays or steps are more likely mistakes.
+# The longest delay or step, in seconds. A delay or step of more than an hour is more likely a mistake.
 LONGEST = 3600.0
 
 # The defaults with `--quick`.
@@ -126,22 +126,22 @@ class Experiment:
     """A grid of trials, and what they have in common.
 
     Attributes:
-      modes: of `MODES`.
-      workers: the numbers of workers, rising.
-      delays: of gradients in the asynchronous mode, in seconds or drawn from distributions, their means rising.
-      optimizer, learning_rate, weight_decay, batch_size: of each training; one value or several. See `Descent`.
+      modes: some of `MODES`.
+      workers: the numbers of workers, in ascending order.
+      delays: the delays of gradients in the asynchronous mode, in seconds or as distributions, with ascending means.
+      optimizer, learning_rate, weight_decay, batch_size: the values of each axis, one or several; see `Descent`.
       batches: minibatches that all workers together process in each trial.
       step_time: the shortest time of a worker's step between its pull and its push, in seconds. The worker pauses for
-        the rest of it.
+        the rest of this time.
       target_loss: the loss that counts as learned.
-      seed: of the initial weights and the order of the images.
+      seed: determines the initial weights and the order of the images.
       repeats: how often each trial is run, each time with the next seed.
       data: one of `DATA`.
       folder: where CIFAR-10 is.
       simulated: whether the trials run in virtual time, without servers.
 
     Raises:
-      SettingError: one of them is not allowed.
+      SettingError: a value is not allowed.
     """
 
     modes: Sequence[str] = MODES
@@ -188,7 +188,7 @@ class Experiment:
     def of(given: Mapping[str, Any]) -> "Experiment":
         """Parses the options of the command: texts by attribute name, None if not given.
 
-        `quick` selects other defaults. SettingError if an option is wrong.
+        `quick` selects other defaults. Raises SettingError if an option is wrong.
         """
         chosen: dict[str, Any] = dict(QUICK) if given.get("quick") else {}
         for name, parse in _PARSERS.items():
@@ -200,7 +200,8 @@ class Experiment:
         """Returns the trials, in their order: one for each combination.
 
         The sequential mode has one trial: one worker, no delay. The synchronous mode has no delays, because workers
-        wait for each other's gradients and none is ever stale. With one worker it is the sequential mode, and left out.
+        wait for each other's gradients, so that no gradient is stale. With one worker, the synchronous mode would be
+        the sequential mode, and is left out.
         """
         found = []
         for descent in self.descents:

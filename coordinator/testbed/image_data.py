@@ -2,8 +2,8 @@
 
 CIFAR-10 is read in its published formats (https://www.cs.toronto.edu/~kriz/cifar.html). Binary files,
 `data_batch_1.bin` to `data_batch_5.bin`, are records of a label and 3072 pixels, one byte each. Files of the python
-format, `data_batch_1` to `data_batch_5`, are pickles. Loading a pickle can call any function. Here it may call only
-the functions that create NumPy arrays, which these files need; a file that asks for another function is refused.
+format, `data_batch_1` to `data_batch_5`, are pickles. Loading a pickle can call any function. This module allows only
+the functions that create NumPy arrays, which these files need, and refuses a file that asks for another function.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ _VALUES = CHANNELS * SIDE * SIDE
 # The folders in the published archives, and the ends of the files' names in them.
 _FORMATS = (("cifar-10-batches-bin", ".bin"), ("cifar-10-batches-py", ""))
 
-# The names of NumPy 2 and of earlier releases: there are files of both.
+# The functions by their names in NumPy 2 and in earlier releases, because there are files of both.
 _ALLOWED_FUNCTIONS = {
     ("numpy", "ndarray"),
     ("numpy", "dtype"),
@@ -33,12 +33,12 @@ _ALLOWED_FUNCTIONS = {
 def load_cifar10(folder: pathlib.Path, kind: str = "data_batch_*") -> tuple[Any, Any]:
     """Loads images of CIFAR-10: uint8 [N, 32, 32, 3], and labels, uint8 [N].
 
-    `folder` contains the files, or the folder of an archive with them; the binary format is preferred. `kind` is
-    "data_batch_*" for training, "test_batch" for the test. SettingError if the files are missing or of another format.
+    `folder` contains the files, or the folder of an archive with the files; the binary format is preferred. `kind` is
+    "data_batch_*" for training, "test_batch" for the test. Raises SettingError for missing or wrong files.
     """
     for inside, end in _FORMATS:
         for place in (folder, folder / inside):
-            # Not other files of these names, such as archives of them.
+            # Leaves out other files whose names begin in this way, such as archives.
             if paths := sorted(path for path in place.glob(kind + end) if path.suffix == end):
                 parts = [_load_binary(path) if end else _load_pickle(path) for path in paths]
                 images, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
@@ -91,7 +91,7 @@ def _checked(path: pathlib.Path, data: Any, labels: Any) -> tuple[Any, Any]:
         _refuse(path, f"has data of {data.dtype} {list(data.shape)}, not uint8 [N, {_VALUES}]")
     if labels.shape != (len(data),) or not np.isin(labels, range(CLASSES)).all():
         _refuse(path, f"has no label from 0 to {CLASSES - 1} for each of its {len(data)} images")
-    # A row has all of red, then green, then blue.
+    # A row has all values of red, then of green, then of blue.
     return data.reshape(-1, CHANNELS, SIDE, SIDE).transpose(0, 2, 3, 1), labels.astype(np.uint8)
 
 
@@ -99,9 +99,9 @@ def _refuse(path: pathlib.Path, reason: str, cause: Exception | None = None) -> 
     raise SettingError("folder", f"has a file {path.name} that {reason}.") from cause
 
 
-# The brightest pixel of the digits.
+# The value of the brightest pixel of the digits.
 GREY_LEVELS = 16
-# The number of digits that are held out. A minibatch of 100 is left for each of 16 workers.
+# The number of digits that are held out. The remaining digits are a minibatch of 100 for each of 16 workers.
 _HELD_OUT_DIGITS = 197
 # The share of CIFAR-10's images for training that is held out if there are no images for the test.
 _HELD_OUT_SHARE = 0.1
@@ -115,7 +115,7 @@ class ImageData:
       images: uint8 [N, height, width, channels], from 0 to `highest`.
       labels: uint8 [N], from 0 to 9.
       highest: the value of the brightest possible pixel.
-      held_out_images, held_out_labels: not trained on; they tell how well a network predicts.
+      held_out_images, held_out_labels: not used for training, but to measure how well a network predicts.
     """
 
     images: Any
@@ -136,9 +136,9 @@ class ImageData:
 
 
 def load(experiment: Experiment) -> ImageData:
-    """Loads the images of an experiment; LaunchError if scikit-learn is not installed.
+    """Loads the images of an experiment. Raises LaunchError if scikit-learn is not installed.
 
-    SettingError if they cannot be loaded, or are too few for one minibatch per worker.
+    Raises SettingError if the images cannot be loaded, or are too few for one minibatch per worker.
     """
     if experiment.folder is not None and experiment.data == "cifar10":
         images, labels = load_cifar10(experiment.folder)
@@ -157,7 +157,7 @@ def load(experiment: Experiment) -> ImageData:
 def digits() -> tuple[Any, Any]:
     """Loads scikit-learn's handwritten digits: images, uint8 [1797, 8, 8, 1], and labels, uint8 [1797].
 
-    Pixels are from 0 to `GREY_LEVELS`. LaunchError if scikit-learn is not installed.
+    Pixels are from 0 to `GREY_LEVELS`. Raises LaunchError if scikit-learn is not installed.
     """
     try:
         from sklearn.datasets import load_digits

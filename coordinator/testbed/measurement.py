@@ -1,7 +1,7 @@
 """Runs all trials of an experiment, on servers that are started for it or in virtual time, and shows the progress.
 
-No server and no thread of it is left when it returns or raises, even at Ctrl-C. TensorFlow is imported after the
-servers have started and its environment is set.
+When `measure` returns or raises, even at Ctrl-C, none of its servers and threads is left. TensorFlow is imported after
+the servers have started and TensorFlow's environment is set.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from coordinator.testing.local_cluster import LocalCluster
 if TYPE_CHECKING:
     from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
 
-# In seconds. A server on a fully loaded machine may be silent for long, and must not count as lost.
+# The heartbeat's timeout, in seconds. A server on a fully loaded machine may be silent for long, but is not lost.
 _HEARTBEAT_TIMEOUT = 60.0
 
 
@@ -39,7 +39,7 @@ def measure(
 
     Raises:
       LaunchError: tqdm is not installed, or a server did not start.
-      KeyboardInterrupt: at Ctrl-C; `on_result` was called for the trials that had ended.
+      KeyboardInterrupt: at Ctrl-C; `on_result` has been called for the trials that have ended.
     """
     trials = experiment.trials()
     with contextlib.ExitStack() as stack:
@@ -69,7 +69,7 @@ def measure(
 
 
 def new_progress_bar(total: int, unit: str) -> Any:
-    """Returns a progress bar, shown only on a terminal. LaunchError if tqdm is not installed."""
+    """Returns a progress bar, shown only on a terminal. Raises LaunchError if tqdm is not installed."""
     try:
         from tqdm import tqdm
     except ImportError:
@@ -78,21 +78,21 @@ def new_progress_bar(total: int, unit: str) -> Any:
 
 
 def _set_up_tensorflow() -> None:
-    """Sets TensorFlow's environment before it loads: no messages, no accelerator (step times are chosen without)."""
+    """Sets variables for TensorFlow before it loads: no messages, and no accelerator, as step times are for CPUs."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 @contextlib.contextmanager
 def new_strategy(workers: int, options: Options) -> Iterator["ParameterServerStrategy"]:
-    """Starts servers for a number of workers, loads TensorFlow, and yields a strategy. LaunchError if one fails."""
+    """Starts servers for workers, loads TensorFlow, and yields a strategy. Raises LaunchError if a server fails."""
     _set_up_tensorflow()
     with LocalCluster(workers, 1) as cluster:
         import tensorflow as tf
 
         from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
 
-        # Each training traces its rule's functions: TensorFlow's warning about that does not apply.
+        # Each training traces its rule's functions, so TensorFlow's warning about repeated tracing does not apply.
         tf.get_logger().setLevel("ERROR")
         with ParameterServerStrategy(cluster.resolver, options=options) as strategy:
             yield strategy

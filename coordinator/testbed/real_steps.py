@@ -1,4 +1,4 @@
-"""Steps of a rule on real workers that sleep instead of computing, and record the times of their parts.
+"""Steps of a rule on real workers. The steps sleep instead of computing, and record the times of their parts.
 
 A run counts only the time in which all of its workers had steps to run.
 """
@@ -22,17 +22,17 @@ from coordinator.updates.update_rule import UpdateRule
 
 # Steps that each worker finishes before the counts begin.
 _SETTLING = 2
-# Steps per worker beyond those that fit into the time of a run.
+# The number of steps per worker in addition to the steps that fit into the time of a run.
 _MORE = 50
-# In seconds, for waits of a few seconds.
+# The timeout of waits that should take a few seconds, in seconds.
 _DEADLINE = 300.0
 
 
 class RealSteps:
-    """A rule with a small model, and its step. The constructor has all workers run the step once.
+    """A rule with a small model, and its step, which the constructor runs once on all workers.
 
-    `rule` is simulated; the cluster's rule has the same name and settings. `workers` of the strategy take part; the
-    last one is slow. Their steps sleep as `sleeps` says.
+    `rule` is a rule of the simulator; the cluster's rule has the same name and settings. The first `workers` workers of
+    the strategy take part, and the last of them is slow. `sleeps` says how long steps sleep.
     """
 
     def __init__(self, strategy: ParameterServerStrategy, rule: Rule, workers: int, sleeps: Sleeps) -> None:
@@ -61,8 +61,7 @@ class RealSteps:
     def run(self, seconds: float) -> Run:
         """Runs steps on all workers for a time, in seconds.
 
-        RuntimeError if a worker was quicker than its sleeps; otherwise raises what `ParameterServerStrategy.join`
-        raises.
+        Raises RuntimeError if a worker was quicker than its sleeps, and the errors of `ParameterServerStrategy.join`.
         """
         most = _SETTLING + _MORE + math.ceil(2 * seconds / self._sleeps.mean)
         scheduled = [
@@ -85,7 +84,7 @@ class RealSteps:
             raise RuntimeError(
                 f"A worker has run out of steps within {seconds:g} s: {self._rule}, {self._workers} workers."
             )
-        # Of each worker, the steps that finished in the counted time.
+        # The times of each worker's steps that finished in the counted time.
         recorded = []
         for of_worker in zip(*scheduled, strict=True):
             results = [future.result() for future in of_worker if not future.cancelled()]

@@ -37,7 +37,7 @@ LOSSES, TABLE, SUMMARY = "losses.csv", "summary.csv", "summary.txt"
 class Report:
     """Writes the files of an experiment into a folder, which is created if necessary.
 
-    The constructor checks this: SettingError if there is no folder, LaunchError if matplotlib is not installed.
+    The constructor raises SettingError if the folder cannot be created, LaunchError if matplotlib is not installed.
     """
 
     def __init__(self, experiment: Experiment, folder: pathlib.Path) -> None:
@@ -139,15 +139,15 @@ def _figure(value: float | None) -> str:
     return "" if value is None else f"{value:.6g}"
 
 
-# The axis of the minibatches.
+# The horizontal axis of a picture: processed minibatches, or time.
 BATCHES, TIME = "batches", "time"
-# Higher losses, in multiples of the loss of guessing, are cut off: a diverged training must not flatten all others.
+# Losses above this multiple of the loss of guessing are cut off, because they would flatten all other curves.
 _MOST_GUESSES = 3.0
 _GUESSING = math.log(10)
 
 
 def shown_with(results: Sequence[TrialResult], workers: int) -> list[TrialResult]:
-    """Returns the results in the picture of a number of workers: theirs and the sequential one; none if only that."""
+    """Returns the results in the picture of a number of workers, and the sequential one; none if there is no other."""
     of_workers = [each for each in results if each.trial.workers == workers and each.trial.mode != SEQUENTIAL]
     return [each for each in results if each.trial.mode == SEQUENTIAL] + of_workers if of_workers else []
 
@@ -155,9 +155,9 @@ def shown_with(results: Sequence[TrialResult], workers: int) -> list[TrialResult
 def draw_losses(results: Sequence[TrialResult], workers: int, experiment: Experiment, axis: str = BATCHES) -> "Figure":
     """Draws the losses against the processed minibatches or the time (BATCHES or TIME), a line for each result.
 
-    With two and three workers and minibatches these are the paper's Figures 5 and 6. Around the mean of several runs is
-    their range from the lowest to the highest. `results` are from `shown_with`. SettingError if matplotlib is not
-    installed.
+    With two and three workers, the pictures against minibatches correspond to the paper's Figures 5 and 6. A band
+    around the mean of several runs extends from the lowest to the highest run. `results` are from `shown_with`. Raises
+    SettingError if matplotlib is not installed.
     """
     figure = picture.new_figure(10, 5.6)
     axes = figure.subplots()

@@ -1,8 +1,7 @@
 """The results of trials: loss curves, means over several runs, and a comparison with a paper's findings.
 
-"Asynchronous Deep Learning Test-bed to Analyze Gradient Staleness Effect" finds that more delay makes training less
-stable and slower, that more workers do so too, and that without delay synchronous and asynchronous training are about
-the same.
+"Asynchronous Deep Learning Test-bed to Analyze Gradient Staleness Effect" finds that more delay or more workers make
+training less stable and slower, and that without delay synchronous and asynchronous training are much the same.
 """
 
 import dataclasses
@@ -29,8 +28,8 @@ def spikes_of(losses: Iterable[float]) -> list[float]:
     """Returns the heights of the spikes of a smoothed loss, in order.
 
     A spike begins when the loss is more than `HEIGHT` above its minimum since the last spike, and ends when it is more
-    than `HEIGHT` below the spike's top. So a rise in many small steps, or one that never comes down again, is one
-    spike. Its height is from that minimum to the top. NaN counts as infinitely high.
+    than `HEIGHT` below the spike's top. So a rise in many small steps is one spike, and so is a rise that is never
+    followed by a fall. The height of a spike is from that minimum to the top. NaN counts as infinitely high.
     """
     heights: list[float] = []
     is_up, low, top = False, math.inf, -math.inf
@@ -39,7 +38,7 @@ def spikes_of(losses: Iterable[float]) -> list[float]:
         if is_up:
             top = max(top, value)
             heights[-1] = top - low
-            # An infinite top is never left: the training has diverged.
+            # After an infinite top the loss stays infinite, because the training has diverged.
             if value < top - HEIGHT:
                 is_up, low = False, value
         else:
@@ -56,12 +55,12 @@ class LossCurve:
 
     Attributes:
       trial: what was trained.
-      seed: of this run.
-      losses: of each processed minibatch, before its gradient is applied, float64 [batches].
+      seed: the seed of this run.
+      losses: the loss of each processed minibatch, before its gradient is applied, float64 [batches].
       times: when each minibatch was processed, in seconds since the first step began, float64 [batches].
-      mean_staleness: of the applied gradients, in updates.
+      mean_staleness: the mean staleness of the applied gradients, in updates.
       seconds: the duration of the trial.
-      accuracy: of the trained network on the held-out images, from 0 to 1.
+      accuracy: the accuracy of the trained network on the held-out images, from 0 to 1.
       run: the times of the real steps; None if they were simulated.
     """
 
@@ -76,7 +75,7 @@ class LossCurve:
 
     @functools.cached_property
     def smoothed(self) -> Any:
-        """The mean loss of each minibatch and those right before it, `WINDOW` in all, float64 [batches]."""
+        """The mean loss of each minibatch and the minibatches right before it, `WINDOW` in all, float64 [batches]."""
         ends = range(1, len(self.losses) + 1)
         return np.array([np.mean(self.losses[max(end - WINDOW, 0) : end]) for end in ends])
 
@@ -116,7 +115,7 @@ class LossCurve:
 
 @dataclasses.dataclass(frozen=True)
 class TrialResult:
-    """The runs of one trial; `curves` has one or more."""
+    """The runs of one trial; `curves` has the loss curve of each run."""
 
     curves: Sequence[LossCurve]
 
@@ -148,13 +147,13 @@ class TrialResult:
     def shown(self, name: str, form: str) -> str:
         """Returns the mean of a figure and the runs' standard deviation as text, such as "0.270 ±0.004"."""
         values = self.values(name)
-        # A training that has diverged has an infinite rise.
+        # The rise of a diverged training is infinite.
         is_spread = len(values) > 1 and np.isfinite(values).all()
         deviation = f" ±{np.std(values, ddof=1):{form}}" if is_spread else ""
         return f"{np.mean(values):{form}}{deviation}"
 
     def shown_until(self, reached: Callable[[LossCurve], float | None], form: str) -> str:
-        """Returns the median, the least and the most that runs needed, as text, such as "40 (38 to never)"."""
+        """Returns the median, least and greatest need of the runs as text, such as "40 (38 to never)"."""
         values = [reached(curve) for curve in self.curves]
         numbers = [math.inf if value is None else value for value in values]
         median, least, most = (
@@ -165,18 +164,18 @@ class TrialResult:
 
 
 def results_of(curves: Sequence[LossCurve]) -> list[TrialResult]:
-    """Returns the results of trials from the curves of all runs, in which each trial's are consecutive."""
+    """Returns the result of each trial from the curves of all runs. The curves of one trial must be consecutive."""
     return [TrialResult(list(group)) for _, group in itertools.groupby(curves, lambda curve: curve.trial)]
 
 
 def _median(values: Sequence[float | None]) -> float:
-    """Returns the median, with None for `inf`; the lower of two middle values: a mean with `inf` would be `inf`."""
+    """Returns the median; None counts as `inf`. Of two middle values it is the lower, because a mean may be `inf`."""
     return sorted(math.inf if value is None else value for value in values)[(len(values) - 1) // 2]
 
 
 @dataclasses.dataclass(frozen=True)
 class Steadiness:
-    """The effect of the values of an axis on the same trainings: the mean rise of the loss, in nats, and final loss.
+    """The effect of an axis on otherwise equal trainings: for each value, the mean rise in nats, and mean final loss.
 
     `trainings` is the number of trainings with each value; `values` are in the order of the grid.
     """
@@ -205,7 +204,7 @@ class Steadiness:
 def steadiness(results: Sequence[TrialResult]) -> list[Steadiness]:
     """Compares the values of each axis on which a grid has several; the axis with the largest effect is first.
 
-    Only trainings with all values of an axis count for it.
+    Otherwise equal trainings count for an axis only if there is a training with each value of the axis.
     """
     found = []
     for axis in AXES:
@@ -228,15 +227,15 @@ def steadiness(results: Sequence[TrialResult]) -> list[Steadiness]:
     return sorted(found, key=lambda each: -each.effect)
 
 
-# The share of a rising series' pairs that must be in order.
+# The share of the pairs of a rising series that must be in order.
 _IN_ORDER = 0.75
-# The largest differences that count as about the same: a factor of the batches, and a difference of final losses.
+# Trainings are about the same up to this factor between their batches, and this difference of their final losses.
 _SIMILAR_FACTOR, _SIMILAR_LOSS = 1.5, 0.1
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One part of the grid in which a finding was checked, with the measured figures in words."""
+    """A part of the grid in which a finding was checked, with the measured figures in words."""
 
     agrees: bool
     figures: str
@@ -264,7 +263,7 @@ class Finding:
         return "\n".join([f"{self.claim}: {self.verdict}", *cases])
 
 
-# The findings that something rises: in words, with what, and what.
+# Findings that a value rises along an axis: the finding in words, the axis, and the value.
 _RISING = (
     ("more delay, more instability", "delay", "rise"),
     ("more delay, slower convergence", "delay", "batches"),
@@ -291,7 +290,7 @@ def findings(results: Sequence[TrialResult], target: float) -> list[Finding]:
 
 
 def is_rising(values: Sequence[float]) -> bool:
-    """Returns whether numbers rise on the whole: the last is above the first, and three of four pairs are in order.
+    """Returns whether numbers rise: the last is above the first, and at least three quarters of the pairs are in order.
 
     A pair of equal numbers counts as half in order.
     """
@@ -301,10 +300,10 @@ def is_rising(values: Sequence[float]) -> bool:
 
 
 def _rising_cases(name: str, results: Sequence[TrialResult], along: str, what: str, target: float) -> Iterable[Case]:
-    """Checks whether a value of asynchronous trials rises: with the delay for each number of workers, or the reverse.
+    """Checks whether a value of asynchronous trials rises with the delay or with the number of workers.
 
-    `along` is "delay" or "workers"; `what` is "rise" or "batches", the name of the value. Returns a case for each
-    series of more than one trial. Trials without delay are no series along the workers.
+    `along` is "delay" or "workers"; `what` is "rise" or "batches", the name of the value. Yields a case for each series
+    of more than one trial, in which only `along` varies. Along the workers, trials without delay are left out.
     """
     places: dict[str, Callable[[Trial], float]] = {
         "delay": lambda trial: mean_delay(trial.delay),

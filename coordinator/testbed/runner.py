@@ -5,14 +5,14 @@
     trial 3 (2 workers)    workers 0 and 1; worker 2 is idle
 
 All trials begin with the same weights. A step takes at least the experiment's step time, even on a faster machine. So a
-delay in seconds is the same number of steps on every machine that is fast enough.
+delay in seconds lasts the same number of steps on every machine that is fast enough.
 
     simulated cluster    worker 1 pulls     worker 0 pushes     worker 0 pulls ...
     this process         keeps weights      computes gradient   applies what is due, keeps weights
 
 In virtual time only the cluster is simulated. This process computes all gradients, in the order in which the simulated
-cluster pushes them, on the weights that their worker has pulled. It applies each gradient when its rule does. A loss
-curve differs from the curve of real servers only if the times of the steps differ.
+cluster pushes them. Each gradient is computed on the weights that its worker has pulled, and is applied when the
+simulated rule applies it. A loss curve differs from the curve of real servers only if the times of the steps differ.
 """
 
 import concurrent.futures
@@ -38,7 +38,7 @@ from coordinator.testbed.step_times import ASKED, FINISHED, RECORDED
 from coordinator.testbed.training import HeldOut, RecordFile, Training, new_loss, new_network
 from coordinator.updates.rule_state import Staleness
 
-# A trial that takes longer than this multiple of its step times, plus this many seconds, has failed.
+# A trial has failed if it takes longer than `_SLOWNESS` times the sum of its step times, plus `_GRACE` seconds.
 _SLOWNESS, _GRACE = 20.0, 300.0
 
 
@@ -55,8 +55,8 @@ class Runner:
     def run(self, trial: Trial, seed: int, on_batch: Callable[[], object]) -> LossCurve:
         """Runs one trial; calls `on_batch` after each minibatch, on this thread.
 
-        `seed` is of the initial weights and the order of the images. Raises TimeoutError if it took far too long, and
-        what `ParameterServerStrategy.join` raises.
+        `seed` determines the initial weights and the order of the images. Raises TimeoutError if the trial took far too
+        long, and the errors of `ParameterServerStrategy.join`.
         """
         began = time.monotonic()
         kind = Training.kind(trial)
@@ -66,7 +66,7 @@ class Runner:
         training.reset(trial, seed)
 
         def dataset_fn(context: tf.distribute.InputContext) -> tf.data.Dataset:
-            # Idle workers have a dataset, too, but take nothing from it.
+            # Idle workers have a dataset, too, but read nothing from it.
             worker = context.input_pipeline_id % trial.workers
             return self._records.minibatches(trial.descent.batch_size, worker, trial.workers, seed)
 
@@ -101,8 +101,8 @@ class Runner:
 class NetworkModel(SimulatedModel):
     """The network of the test-bed, as the model of a simulated cluster.
 
-    A gradient is a tensor for each trainable variable, and the model version on which they were computed. The model has
-    the loss and the time, in seconds, of each minibatch so far, in the order of the pushes.
+    A gradient consists of a tensor for each trainable variable, and the model version on which the tensors were
+    computed. `losses` and `times` (in seconds) have an entry for each minibatch so far, in the order of the pushes.
     """
 
     def __init__(self, shape: tuple[int, int, int], optimizer: keras.optimizers.Optimizer) -> None:
@@ -171,7 +171,7 @@ class NetworkModel(SimulatedModel):
         return loss, tape.gradient(loss, variables)
 
     def _apply_eagerly(self, parts: Sequence[Any], pulled_version: Any) -> None:
-        # As on a cluster: with the count of updates that the gradient's step has pulled.
+        # As on a cluster, the optimizer uses the count of updates that the gradient's step has pulled.
         self._optimizer.iterations.assign(pulled_version)
         self._optimizer.apply(parts, self._shared.trainable_variables)
 
@@ -184,17 +184,17 @@ def rule_of(trial: Trial, seed: int = 0) -> Rule:
     return BoundedDelay(0, grads_to_wait=trial.workers) if trial.mode == SYNCHRONOUS else Asynchronous()
 
 
-# The times of a message, and between two steps, on two processors, as `--confirm` measures them.
+# The time of a message, and the time between two steps, as `--confirm` measures them on two processors.
 _LATENCY, _DISPATCH = LogNormal(0.0015, 0.5), LogNormal(0.008, 0.5)
-# The share by which the times of steps vary: otherwise workers would stay in phase for a whole training.
+# The share by which the times of steps vary. Without it, workers would stay in phase for a whole training.
 _VARIATION = 0.02
 
 
 class SimulatedRunner:
     """Runs trials in virtual time.
 
-    `setting_of` returns the simulated cluster of a trial, without its seed and end; by default, one that computes each
-    step within the step time, with the overheads of an idle machine.
+    `setting_of` returns the simulated cluster of a trial, without its seed and end. By default, the computation of a
+    step takes about the experiment's step time, and latency and dispatch are as `--confirm` measures them.
     """
 
     def __init__(
@@ -209,8 +209,7 @@ class SimulatedRunner:
     def run(self, trial: Trial, seed: int, on_batch: Callable[[], object]) -> LossCurve:
         """Runs one trial; the times of its losses are virtual.
 
-        `seed` is of the initial weights, the order of the images, and the simulated times. `on_batch` is called after
-        each minibatch.
+        `seed` determines initial weights, image order and simulated times. `on_batch` is called after each minibatch.
         """
         experiment = self._experiment
         averaged = trial.workers if trial.mode == SYNCHRONOUS else 1

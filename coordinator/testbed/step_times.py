@@ -17,16 +17,16 @@ from coordinator.simulation.distribution import Empirical
 from coordinator.simulation.rules import Rule
 from coordinator.simulation.setting import Setting
 
-# The size of a table of times: draws from it resemble the distribution.
+# The size of a table of times. Random draws from the table resemble the distribution.
 _SIZE = 64
 
 
 @dataclasses.dataclass(frozen=True)
 class Sleeps:
-    """Lognormal times, with a median in seconds, and one slow worker, the last. It sleeps `slow_factor` times as long.
+    """Lognormal times with a median in seconds. The last worker is slow: it sleeps `slow_factor` times as long.
 
-    With equal times, workers would by chance stay in or out of phase for the whole run. `sigma` is the standard
-    deviation of the times' logarithm.
+    The times vary, because with equal times workers would by chance stay in or out of phase for the whole run. `sigma`
+    is the standard deviation of the times' logarithm.
     """
 
     median: float = 0.1
@@ -35,7 +35,7 @@ class Sleeps:
 
     @functools.cached_property
     def table(self) -> tuple[float, ...]:
-        """Equally likely times of a normal worker, in seconds, rising."""
+        """Equally likely times of a normal worker, in seconds, in ascending order."""
         normal = statistics.NormalDist(0.0, self.sigma)
         return tuple(self.median * math.exp(normal.inv_cdf((place + 0.5) / _SIZE)) for place in range(_SIZE))
 
@@ -45,9 +45,9 @@ class Sleeps:
         return statistics.fmean(self.table)
 
     def draw(self, worker: Any, slow_worker: Any) -> Any:
-        """Draws the time that a step sleeps, in its graph: seconds, a float64 scalar.
+        """Draws the time that a step sleeps, in the step's graph; returns seconds, a float64 scalar.
 
-        `worker` is the index of the worker that runs the step, and `slow_worker` of the slow one; int64 scalars.
+        `worker` is the index of the step's worker, `slow_worker` the index of the slow worker; int64 scalars.
         """
         import tensorflow as tf
 
@@ -62,12 +62,12 @@ class Sleeps:
         )
 
 
-# The times that a step records, in seconds: it asks to begin, has the version, has slept, has its gradient accepted.
+# The times that a step records, in seconds: when it asks to begin, has the version, has slept, and has been accepted.
 ASKED, PULLED, COMPUTED, FINISHED = range(4)
 RECORDED = 4
-# Enough for a p99 that does not depend on the seed.
+# The number of simulated pushes, large enough that the p99 does not depend on the seed.
 _PUSHES = 20_000
-# In seconds. Messages on one machine take longer, but a noisy pull minus its waiting may not.
+# The least simulated latency, in seconds. Messages take longer, but a measured pull minus its waiting is noisy.
 _LEAST_LATENCY = 1e-5
 
 
@@ -90,8 +90,9 @@ class Run:
 class StepTimes:
     """The times of the parts of steps, in seconds; `computed` has a tuple for each worker.
 
-    A step computes between pull and push, and dispatch is between a worker's steps. `pull` is the mean time until a
-    step had the version, without waiting for the rule, and `push` until its gradient was accepted.
+    A step computes between its pull and its push. `dispatch` has the times between a worker's steps. `pull` is the mean
+    time until a step had the version, without the time that it waited for the rule. `push` is the mean time until the
+    step's gradient was accepted.
     """
 
     computed: tuple[tuple[float, ...], ...]
@@ -101,7 +102,7 @@ class StepTimes:
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> "StepTimes":
-        """Computes the times of parts from recorded runs, with two steps or more of each worker in at least one."""
+        """Computes the times of parts from recorded runs. In one run or more, each worker has at least two steps."""
         together = np.concatenate([steps for run in runs for steps in run.recorded])
         between = np.concatenate([steps[1:, ASKED] - steps[:-1, FINISHED] for run in runs for steps in run.recorded])
         computed = [
@@ -112,7 +113,7 @@ class StepTimes:
         pull = float(np.mean(together[:, PULLED] - together[:, ASKED])) - waited
         return cls(
             tuple(tuple(each.tolist()) for each in computed),
-            # The wall clock may have been set in between.
+            # A time may be negative if the wall clock was set in between.
             tuple(np.maximum(between, 0.0).tolist()),
             max(pull, 2 * _LEAST_LATENCY),
             max(float(np.mean(together[:, FINISHED] - together[:, COMPUTED])), 2 * _LEAST_LATENCY),
@@ -120,9 +121,9 @@ class StepTimes:
 
     def setting(self, rule: Rule) -> Setting:
         """Returns the simulator's setting, whose steps draw from the same times."""
-        # The shorter of pull and push is two messages.
+        # The shorter of pull and push consists of two messages.
         latency = min(self.pull, self.push) / 2
-        # A longer pull spends the difference before the push, like the sleep.
+        # If the pull is longer, the simulated computation takes the difference, too.
         extra = self.pull - 2 * latency
         return Setting(
             workers=len(self.computed),

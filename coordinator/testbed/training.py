@@ -1,7 +1,7 @@
-"""What a trial trains: a network on images in a file, the update rule of its gradients, and the step of its workers.
+"""The parts of a trial: a network, a file of images, the update rule of the gradients, and the step of the workers.
 
-A training can be reset. Trials that differ only in their delay, and asynchronous trials also in the number of workers,
-share the rule's variables and the functions of a step, which take seconds to create.
+A `Training` can be reset, so that trials share its variables and functions, which take seconds to create. Trials that
+differ only in their delay share a `Training`; asynchronous trials may also differ in the number of workers.
 """
 
 import pathlib
@@ -28,14 +28,14 @@ CLASSES = 10
 def new_network(shape: tuple[int, int, int], seed: int) -> keras.Model:
     """Returns a network with initial weights from a seed: images [N, *shape] -> logits [N, 10], both float32.
 
-    `shape` is height, width and channels of an image; each block of the network halves height and width, until 2.
+    `shape` is height, width and channels of an image; each block of the network halves height and width down to 2.
     """
     keras.utils.set_random_seed(seed)
     layers, side, filters = [keras.Input(shape)], min(shape[:2]), 16
     while side > 2:
         layers += [
             keras.layers.Conv2D(filters, 3, padding="same", use_bias=False),
-            # Trainings are short: means over a hundred minibatches would still contain the initial ones.
+            # Trainings are short. Means over a hundred minibatches, as by default, would still contain initial values.
             keras.layers.BatchNormalization(momentum=0.9),
             keras.layers.ReLU(),
             keras.layers.MaxPooling2D(),
@@ -65,7 +65,7 @@ class HeldOut:
 
 
 class RecordFile:
-    """A file of images and labels, which the workers of this machine read: no graph contains them.
+    """A file of images and labels, which the workers of this machine read, so that no graph contains the images.
 
     Each record is a label, then an image, byte by byte.
     """
@@ -77,10 +77,10 @@ class RecordFile:
     def minibatches(self, batch_size: int, worker: int, workers: int, seed: int) -> tf.data.Dataset:
         """Returns a worker's part of the images, repeated without end and shuffled for each repetition.
 
-        It has pairs of images, float32 [batch_size, height, width, channels] from 0 to 1, and labels, int32
+        Each element is a pair of images, float32 [batch_size, height, width, channels] from 0 to 1, and labels, int32
         [batch_size].
         """
-        # The order depends on this seed, too.
+        # The order of the images depends on TensorFlow's global seed, too.
         tf.random.set_seed(seed)
         data = self.data
 
@@ -101,13 +101,13 @@ def counts_of(rule: UpdateRule) -> tuple[int, Any, float]:
 
 
 def run_between(before: Any, after: Any, seconds: float, recorded: Sequence[Any]) -> Run:
-    """Returns a run of some seconds with recorded times, from the counts of its rule before and after it."""
+    """Returns a run of some seconds with recorded times, from the counts of its rule before and after the run."""
     updates, histogram, waited = (new - old for new, old in zip(after, before, strict=True))
     return Run(seconds, updates, histogram, waited, recorded)
 
 
 def paused(gradients: Sequence[Any], seconds: Any) -> list[Any]:
-    """Returns gradients unchanged after a pause of `seconds`, a float64 scalar, which begins when that is known."""
+    """Returns gradients unchanged after a pause of `seconds`, a float64 scalar. The pause begins when it is known."""
     with tf.control_dependencies([pause(seconds)]):
         return [tf.identity(gradient) for gradient in gradients]
 
@@ -115,7 +115,7 @@ def paused(gradients: Sequence[Any], seconds: Any) -> list[Any]:
 def timed_step(rule: UpdateRule, asked: Any, compute: Callable[[Any], tuple[Sequence[Any], Sequence[Any]]]) -> Any:
     """Pulls, computes and pushes in a graph; returns the recorded times of the step, then its figures; float64 [N].
 
-    The step asked to begin at the time `asked`. `compute` is called with the time at which it has pulled; it returns
+    The step asked to begin at the time `asked`. `compute` gets the time at which the step has pulled, and returns
     gradients, and figures as float64 scalars.
     """
     with tf.control_dependencies([asked]), rule.pull() as version:
@@ -130,12 +130,12 @@ def timed_step(rule: UpdateRule, asked: Any, compute: Callable[[Any], tuple[Sequ
         return tf.stack([asked, pulled, computed, tf.timestamp(), *figures])
 
 
-# The size of the table of equally likely delays, which can be changed without tracing a step again.
+# The size of the table of equally likely delays. The table can be changed without tracing a step again.
 _DELAYS = 256
 
 
 class Training:
-    """The network, rule and step that trials of a kind share. `shape` is height, width and channels of an image.
+    """The network, rule and step that trials of one kind share. `shape` is height, width and channels of an image.
 
     The step returns its recorded times, then its loss; float64 [5].
     """
@@ -153,8 +153,8 @@ class Training:
             if trial.mode == SEQUENTIAL:
                 self._rule = Asynchronous(optimizer, variables)
             elif trial.mode == SYNCHRONOUS:
-                # Workers wait for each other. `Synchronous` would reject late gradients, which this experiment does
-                # not study.
+                # With `max_delay=0`, workers wait for each other. The rule `Synchronous` would reject late gradients
+                # instead, which this experiment does not study.
                 self._rule = BoundedDelay(optimizer, variables, max_delay=0, grads_to_wait=averaged)
             else:
                 self._rule = Delayed(optimizer, variables, delay=self._draw_delay)
@@ -177,14 +177,13 @@ class Training:
             variable.assign(value)
         delay = trial.delay
         if isinstance(delay, RandomDelay):
-            # Equally likely delays of each worker, in seconds.
             self._delays.assign(np.stack([delay.table(worker, _DELAYS) for worker in range(MOST_WORKERS)]))
         else:
             self._delays.assign(np.full([MOST_WORKERS, _DELAYS], delay, np.float64))
         self._before = counts_of(self._rule)
 
     def run(self, seconds: float, recorded: Sequence[Any]) -> Run:
-        """Returns the run since the last reset, which took some seconds, with the recorded times of its steps."""
+        """Returns the run since the last reset. The run took `seconds`; `recorded` has the times of its steps."""
         return run_between(self._before, counts_of(self._rule), seconds, recorded)
 
     def _draw_delay(self, worker: Any, _time: Any) -> Any:

@@ -29,8 +29,8 @@ class Fault:
         `freeze` (it is stopped until it thaws).
       job: the server's job, `worker` or `ps`.
       index: the server's index.
-      begins: seconds after the start of the chaos: the planned time, or in `Chaos.faults` the actual time.
-      ends: seconds after the start until the server answers again, planned or actual as `begins`.
+      begins: when the fault begins, in seconds after the start of the chaos. `Chaos.faults` has the actual times.
+      ends: when the server answers again, in seconds after the start of the chaos.
     """
 
     kind: str
@@ -43,7 +43,7 @@ class Fault:
 def plan(
     seed: int, servers: Sequence[tuple[str, int]], kinds: Sequence[str], interval: float, duration: tuple[float, float]
 ) -> Iterator[Fault]:
-    """Yields faults without end, in the order in which they begin. A server has one at a time.
+    """Yields faults without end, in the order in which they begin. A server has one fault at a time.
 
     `servers` may have faults, but at any time at least one worker has none. `interval` is the mean of the exponentially
     distributed time between two faults, `duration` the shortest and longest absence of a server; both in seconds.
@@ -71,13 +71,13 @@ class Chaos:
     Args:
       cluster: a started `LocalCluster`.
       seed: the seed of the random numbers.
-      jobs: the jobs whose servers may have faults: `("worker",)`, or with `"ps"` too.
+      jobs: the jobs whose servers may have faults, such as `("worker",)` or `("worker", "ps")`.
       kinds: some of `kill`, `restart` and `freeze`.
       interval: mean time between two faults, in seconds.
       duration: shortest and longest absence of a server, in seconds.
 
     Attributes:
-      started_at: when it started, on the clock of `time.monotonic`: the zero of the faults' times.
+      started_at: when the chaos started, on the clock of `time.monotonic`. The times of faults begin there.
 
     Raises:
       ValueError: no server may have a fault, or a kind is unknown.
@@ -119,7 +119,7 @@ class Chaos:
         self._thread = start_once("coordinator-chaos", self._run)
 
     def stop(self) -> None:
-        """Stops, and starts or thaws every absent server. Returns when they answer.
+        """Stops injecting faults, and restarts or thaws every absent server. Returns when all servers answer.
 
         Raises:
           LaunchError: a server did not come back.

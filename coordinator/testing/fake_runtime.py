@@ -1,16 +1,16 @@
 """A cluster in memory whose workers run Python callables, with faults on request.
 
     runtime = FakeRuntime(workers=2)
-    scheduler = Scheduler(runtime, runtime, Options())    # it is the runtime and the servers
+    scheduler = Scheduler(runtime, runtime, Options())    # the same object is the runtime and the servers
     gate = Gate(runtime)
     future = scheduler.schedule(gate, "step")             # calls gate(worker), which waits and returns the index
-    gate.wait_arrived()                                   # a worker runs it now
-    runtime.kill(0)                                       # its call ends with WorkerLost
+    gate.wait_arrived()                                   # a worker runs the call now
+    runtime.kill(0)                                       # the call on worker 0 ends with WorkerLost
     gate.open()
     runtime.restart(0)
 
-Nothing depends on the passage of time. A call ends when its work returns; at a gate, when the gate is opened, the
-worker is killed, a parameter server is lost or the call is cancelled.
+Nothing depends on the passage of time. A call ends when its work returns. A call that waits at a gate ends when the
+gate is opened, the worker is killed, a parameter server is lost or the call is cancelled.
 """
 
 import sys
@@ -23,11 +23,11 @@ from coordinator.runtime import Builds, Cancellation, Failure, FailureKind, Fini
 
 
 class TransientError(Exception):
-    """A call was refused although every task is alive; raised by work."""
+    """Raised by work, as if its call was refused although every task is alive."""
 
 
 class EndOfDataError(Exception):
-    """The worker's part of an input has ended; raised by work."""
+    """Raised by work when the worker's part of an input has ended."""
 
     def __init__(self, ended: FiniteInput | None = None) -> None:
         super().__init__("The data has ended.")
@@ -35,18 +35,18 @@ class EndOfDataError(Exception):
 
 
 class LinkLost(Exception):
-    """A call was ended because a link of its worker is broken."""
+    """Raised by a call that ends because a link of its worker is broken."""
 
 
 class FakeCancellation:
-    """Cancels calls at gates that were started with it."""
+    """Cancels the calls at gates that were started with this cancellation."""
 
     def __init__(self, changed: threading.Condition) -> None:
         self._changed = changed
         self.is_cancelled = False
 
     def cancel(self) -> None:
-        """Cancels the calls. Repeating it does nothing."""
+        """Cancels the calls. A repeated call of `cancel` does nothing."""
         with self._changed:
             self.is_cancelled = True
             self._changed.notify_all()
@@ -60,7 +60,7 @@ class FakeRuntime:
 
     Attributes:
       is_closed: whether `close` was called.
-      builds: what is built in the background.
+      builds: the functions that are built in the background.
       prepared: worker -> the sizes that are ready there; None for all sizes.
       requested: the worker and the size of each request to prepare a call.
       fused_calls: the worker and the number of works of each fused call.
@@ -87,7 +87,7 @@ class FakeRuntime:
         self._separation = ""
 
     def cut(self, worker: int) -> None:
-        """Breaks the worker's link to the parameter server: its calls at gates hang until `give_up`."""
+        """Breaks the worker's link to the parameter server. Calls at gates on `worker` hang until `give_up`."""
         self._change(lambda: self._cut.add(worker))
 
     def mend(self, worker: int) -> None:
@@ -95,7 +95,7 @@ class FakeRuntime:
         self._change(lambda: self._cut.discard(worker))
 
     def separate(self, words: str) -> None:
-        """Breaks the links between parameter servers: calls at gates hang until they are cancelled. "" undoes it."""
+        """Breaks links between parameter servers: calls at gates hang until they are cancelled. "" mends the links."""
         self._change(lambda: setattr(self, "_separation", words))
 
     def kill(self, worker: int) -> None:
@@ -103,7 +103,7 @@ class FakeRuntime:
         self._change(lambda: self._dead.add(worker))
 
     def restart(self, worker: int) -> None:
-        """Starts `worker` again, as another incarnation, dead or not."""
+        """Starts another incarnation of `worker`, whether it is dead or not."""
 
         def start() -> None:
             self._dead.discard(worker)
@@ -112,7 +112,7 @@ class FakeRuntime:
         self._change(start)
 
     def freeze(self, worker: int) -> None:
-        """Makes calls at gates on `worker` hang until `hang_up`; it answers no probe."""
+        """Makes calls at gates on `worker` hang until `hang_up`; the worker answers no probe."""
         self._change(lambda: self._frozen.add(worker))
 
     def hang_up(self, worker: int) -> None:
@@ -197,7 +197,7 @@ class FakeRuntime:
         return result
 
     def most_fused(self, worker: int, work: Callable[[int], Any]) -> int:
-        """Returns the result of the work's own method of this name; any number without one."""
+        """Returns the result of the work's own `most_fused`, or no limit if the work has no such method."""
         return work.most_fused(worker) if hasattr(work, "most_fused") else sys.maxsize
 
     def ready(self, worker: int, work: Callable[[int], Any]) -> Mapping[int, float] | None:  # noqa: ARG002
@@ -211,12 +211,12 @@ class FakeRuntime:
     def run_fused(
         self, worker: int, works: Sequence[Callable[[int], Any]], cancellation: Cancellation
     ) -> Sequence[Any]:
-        """Runs the works in order, as one call: the call raises the error of any of them."""
+        """Runs the works in order, as one call. The call raises the first error of a work."""
         self.fused_calls.append((worker, len(works)))
         return [self.run(worker, work, cancellation) for work in works]
 
     def run_steps(self, worker: int, work: Callable[[int], Any], count: int, cancellation: Cancellation) -> Any:
-        """Returns `work(worker)` of each run; a fault is raised at the beginning or the end of all runs."""
+        """Returns `work(worker)` of each run. A fault is raised before the first run or after the last run."""
         self.fused_calls += [(worker, count)] * (count > 1)
         return self._call(worker, lambda: [work(worker) for _ in range(count)], cancellation)
 
@@ -235,7 +235,7 @@ class FakeRuntime:
         return Failure(kinds.get(type(error), FailureKind.USER), error)
 
     def is_reachable(self, worker: int) -> bool:
-        """Returns whether `worker` is alive, and still the incarnation to which `reconnect` connected."""
+        """Returns whether `worker` answers, and is still the incarnation to which `reconnect` connected."""
         with self.changed:
             is_silent = worker in self._frozen or worker in self._given_up
             return not is_silent and not self._is_lost(worker, self._connected.get(worker, -1))
@@ -245,7 +245,7 @@ class FakeRuntime:
         return self.is_reachable(worker)
 
     def seem_parameter_servers_reachable(self) -> bool:
-        """Returns whether none was lost."""
+        """Returns whether no parameter server was lost."""
         return self._lost_parameter_server is None
 
     def describe_loss(self, worker: int) -> str:
@@ -261,14 +261,14 @@ class FakeRuntime:
         return self._separation
 
     def give_up(self, worker: int, why: str) -> None:  # noqa: ARG002 - tests know
-        """Ends what `worker` runs with `LinkLost`."""
+        """Ends the running call on `worker` with `LinkLost`."""
         self._change(lambda: self._given_up.add(worker))
 
     def disconnect(self, worker: int) -> None:
-        """Does nothing: no call waits for a lost worker."""
+        """Does nothing, because no call waits for a lost worker."""
 
     def reconnect(self, worker: int) -> bool:
-        """Connects to the present incarnation of `worker`; returns False if it is dead or frozen."""
+        """Connects to the present incarnation of `worker`; returns False if it is dead, frozen or cut off."""
         with self.changed:
             if worker in self._dead or worker in self._frozen or worker in self._cut:
                 return False
@@ -290,7 +290,7 @@ class FakeRuntime:
         self.is_closed = True
 
     def wait_at_gate(self, worker: int, is_open: Callable[[], bool]) -> None:
-        """Blocks the worker's present call until `is_open()`, or raises what ended it; see `Gate`."""
+        """Blocks the worker's present call until `is_open()`, or raises the error that ended the call; see `Gate`."""
         with self.changed:
             while worker in self._frozen or worker in self._cut or self._separation or not is_open():
                 if worker not in self._frozen or worker in self._hung_up:
@@ -319,7 +319,7 @@ class FakeRuntime:
 
 
 class Gate:
-    """Work that waits until a test opens it, then returns the worker's index. Other work may call it too."""
+    """Work that waits until a test opens the gate, then returns the worker's index. Other work may call a gate, too."""
 
     def __init__(self, runtime: FakeRuntime) -> None:
         self._runtime = runtime
@@ -327,7 +327,7 @@ class Gate:
         self._arrived = 0
 
     def __call__(self, worker: int) -> int:
-        """Waits, on the thread of `worker`; raises what ends the call."""
+        """Waits, on the thread of `worker`; raises the error that ends the call."""
         with self._runtime.changed:
             self._arrived += 1
             self._runtime.changed.notify_all()

@@ -1,7 +1,7 @@
 """A real cluster on this machine: one process per server, which a test may kill, freeze and start again.
 
 Guarantees: every server answers when the cluster is entered, and closing it leaves no process, port or folder behind.
-The servers end with this process, however it ends. One more process, the fork server, lives as long as the cluster.
+However this process ends, the servers end, too. One more process, the fork server, lives as long as the cluster.
 """
 
 import os
@@ -24,7 +24,7 @@ from coordinator.options import is_integer
 if TYPE_CHECKING:
     import tensorflow as tf
 
-# Another program may take a port between the moment when it was found free and the start of its server.
+# The maximum number of attempts to start all servers. Another program may take a free port before its server starts.
 _MOST_STARTS = 3
 
 
@@ -37,7 +37,7 @@ class LocalCluster:
             cluster.kill("worker", 0)
             cluster.restart("worker", 0)
 
-    Different threads may kill and restart different servers; one server belongs to one thread at a time.
+    Different threads may kill and restart different servers; only one thread at a time may use a server.
 
     Args:
       workers: how many workers, at least one.
@@ -66,14 +66,14 @@ class LocalCluster:
         If another program takes a server's port during the start, all servers are started again on other ports.
 
         Raises:
-          LaunchError: the cluster was started before, or a server did not start; then none is left.
+          LaunchError: the cluster was started before, or a server did not start; then all servers are closed.
         """
         if self._servers is not None:
             raise LaunchError(f"{self!r} was started already.")
         for attempts_left in reversed(range(_MOST_STARTS)):
             self._spec = free_cluster(self._counts)
             folder = pathlib.Path(tempfile.mkdtemp(prefix="local-cluster-"))
-            # Not a `TemporaryDirectory`: a process forked from this one would delete it.
+            # A process forked from this one would delete a `TemporaryDirectory`, too.
             self._remove_folder = weakref.finalize(self, only_here(partial(shutil.rmtree, folder, ignore_errors=True)))
             self._servers = LocalServers(self._spec, folder, os.environ, worker_devices=self._devices_per_worker)
             try:
@@ -88,7 +88,7 @@ class LocalCluster:
         return self
 
     def close(self) -> None:
-        """Ends every server and removes the folder with their logs. May be called again."""
+        """Ends every server and removes the folder with their logs. Calling it again does nothing."""
         if self._servers is not None:
             self._servers.close()
             self._remove_folder()
@@ -127,7 +127,7 @@ class LocalCluster:
         """Ends a server with SIGKILL; returns when it is gone.
 
         Raises:
-          ClusterSpecError: there is no such server; also in the methods below.
+          ClusterSpecError: there is no such server. The methods below raise it, too.
         """
         self._running()[job, index].kill()
 
@@ -157,7 +157,7 @@ class LocalCluster:
           timeout: in seconds; None for the cluster's `start_timeout`.
 
         Raises:
-          LaunchError: its process ended, or it did not answer in time.
+          LaunchError: the server's process ended, or the server did not answer in time.
         """
         self._running()[job, index].wait_ready(self._start_timeout if timeout is None else timeout)
 
@@ -180,7 +180,7 @@ class LocalCluster:
     def start_worker(self, devices: int | None = None) -> str:
         """Starts an additional worker; returns its address when it answers.
 
-        Its index, for `kill` and the other methods, is the next free one. `spec` and `resolver` do not contain it.
+        The worker has the next free index, for `kill` and the other methods. `spec` and `resolver` lack the worker.
 
         Args:
           devices: how many logical CPU devices it has; None for `devices_per_worker`.

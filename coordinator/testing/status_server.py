@@ -22,9 +22,9 @@ def encoded_device(name: str, incarnation: int) -> bytes:
 
 
 class StatusService(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Answers only status requests, on threads of this process, until it is closed.
+    """Answers only status requests, on threads of this process, until the context manager is left.
 
-    It listens at `address` (`host:port`). `reply` returns the bytes of an answer; `options` are gRPC's.
+    The service listens at `address` (`host:port`). `reply` returns the bytes of an answer; `options` are gRPC's.
     """
 
     def __init__(self, address: str, reply: Callable[[], bytes], options: Sequence[tuple[str, int]] = ()):
@@ -40,7 +40,7 @@ class StatusService(grpc.GenericRpcHandler):  # type: ignore[misc]
         return grpc.unary_unary_rpc_method_handler(lambda *_: self._reply())
 
     def join(self) -> None:
-        """Waits until it is closed."""
+        """Waits until the service is closed."""
         self._server.wait_for_termination()
 
     def __enter__(self) -> "StatusService":
@@ -54,15 +54,14 @@ class StatusService(grpc.GenericRpcHandler):  # type: ignore[misc]
 class StatusServer:
     """A process that answers only status requests, like a TensorFlow worker. It runs no functions.
 
-    It is for tests in which a server is frozen, ends or is restarted. It ends when the context manager is left, and
-    with this process.
+    Tests use it to freeze, end or restart a server. It ends when the context manager is left, and with this process.
 
     Args:
       address: `host:port` to listen at.
-      incarnation: the number that it reports; a different one means that the server was restarted.
+      incarnation: the number that the server reports. A different number means that the server was restarted.
 
     Raises:
-      RuntimeError: it did not start, for example because the port is in use.
+      RuntimeError: the server did not start, for example because the port is in use.
     """
 
     def __init__(self, address: str, incarnation: int = 1) -> None:

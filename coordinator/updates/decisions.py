@@ -1,7 +1,7 @@
 """The decisions of the update rules, as functions of plain numbers.
 
-The rules run these functions in their graphs, where AutoGraph converts the conditions; a simulator calls them with
-Python numbers. So they use only arithmetic, comparisons and `if`: no libraries, no state.
+The rules run these functions in their graphs, where AutoGraph converts the conditions. A simulator calls the functions
+with Python numbers. So the functions use only arithmetic, comparisons and `if`: no libraries, no state.
 
 A *version* is the number of updates applied; *staleness* is the version at the push minus the version at the pull. A
 worker's *clock* is the number of steps that it has finished.
@@ -16,7 +16,7 @@ def staleness(version_at_push: Any, version_at_pull: Any) -> Any:
 
 
 def learning_rate_scale(staleness: Any) -> Any:
-    """Returns the factor of a gradient's learning rate: 1 / staleness, 1 for a fresh one (arXiv 1511.05950)."""
+    """Returns the factor of a gradient's learning rate: 1 / staleness, or 1 for a fresh gradient (arXiv 1511.05950)."""
     return 1.0 if staleness <= 0 else 1.0 / float(staleness)
 
 
@@ -31,44 +31,44 @@ def is_complete(waiting: Any, grads_to_wait: int) -> Any:
 
 
 def is_pull_due(steps_since_pull: Any, get_model_frequency: int) -> Any:
-    """Returns whether a worker with a local model pulls the shared one before its next step."""
+    """Returns whether a worker with a local model pulls the shared model before its next step."""
     return (steps_since_pull <= 0) | (steps_since_pull >= get_model_frequency)
 
 
 def may_lead(clock: Any, slowest_clock: Any, max_lead: int) -> Any:
-    """Returns whether a worker may begin a step and be at most `max_lead` steps ahead of the slowest after it.
+    """Returns whether a worker that begins a step will be at most `max_lead` steps ahead of the slowest after the step.
 
-    `max_lead` is at least 1: the slowest worker always may. (SSP, Ho et al. 2013.)
+    `max_lead` is at least 1, so that the slowest worker may always begin a step. (SSP, Ho et al. 2013.)
     """
-    # `slowest_clock + max_lead` could overflow: both may be 2**62. (This is the slowest clock without other workers.)
+    # `slowest_clock + max_lead` could overflow. Both may be 2**62, the slowest clock if no other worker is active.
     return clock - slowest_clock < max_lead
 
 
 def rejoined_clock(clock: Any, slowest_clock: Any) -> Any:
-    """Returns the clock of a worker that joins: it need not catch up, and the others need not wait until it has.
+    """Returns the clock at which a worker joins, so that it need not catch up and the others need not wait for it.
 
     Args:
-      clock: its own clock.
-      slowest_clock: the least clock of the active workers. If no worker is active, the greatest clock of all: a first
-        worker that began below it would hold back all that join later.
+      clock: the joining worker's own clock.
+      slowest_clock: the least clock of the active workers. If no worker is active, the greatest clock of all workers: a
+        first worker that began below it would hold back all workers that join later.
     """
     return slowest_clock if slowest_clock > clock else clock
 
 
 def may_start(pushes_before: Any, oldest_version: Any, grads_to_wait: int, max_delay: int) -> Any:
-    """Returns whether a worker may begin one more gradient and none will be more than `max_delay` updates old.
+    """Returns whether a worker may begin a step so that no gradient becomes more than `max_delay` updates old.
 
     Args:
-      pushes_before: gradients that are pushed or in flight; all may be pushed before the new one.
-      oldest_version: the oldest version that a gradient in flight, or the new one, is computed on.
-      grads_to_wait: gradients per update.
+      pushes_before: the number of gradients that are pushed or in flight; all may be pushed before the new gradient.
+      oldest_version: the oldest version that the new gradient or a gradient in flight is computed on.
+      grads_to_wait: the number of gradients in an update.
       max_delay: the largest number of updates between a gradient's pull and its push.
     """
     return pushes_before // grads_to_wait - oldest_version <= max_delay
 
 
 def is_delay_over(now: Any, pushed_at: Any, delay: Any) -> Any:
-    """Returns whether a pull that begins now applies a delayed gradient; all three in the same unit of time.
+    """Returns whether a pull that begins now applies a delayed gradient; all arguments are in the same unit of time.
 
     (Asynchronous Deep Learning Test-bed to Analyze Gradient Staleness Effect: t0 - delay > ti.)
     """
@@ -76,5 +76,5 @@ def is_delay_over(now: Any, pushed_at: Any, delay: Any) -> Any:
 
 
 def is_average_due(seconds_since: Any, period: float, steps: Any, warmup_steps: int) -> Any:
-    """Returns whether a worker's model is averaged with the others during its next step."""
+    """Returns whether a worker's model is averaged with the other models during the worker's next step."""
     return (steps >= warmup_steps) & (seconds_since >= period)

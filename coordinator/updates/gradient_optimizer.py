@@ -1,6 +1,6 @@
 """How gradients change variables: a Keras 3 optimizer, or an update function.
 
-Both are applied server by server, where the variables and their slots are.
+Each parameter server applies an optimizer or a function to its own variables and their slots.
 """
 
 import numbers
@@ -18,14 +18,14 @@ UpdateFunction = Callable[[tf.Variable, Any, Any], object]
 
 
 class KerasOptimizer:
-    """A Keras 3 optimizer, with its schedule, clipping, weight decay and moving averages. Built here if necessary.
+    """A Keras 3 optimizer, with its schedule, clipping, weight decay and moving averages.
 
-    `iterations` is counted once per update, atomically. The optimizer never gets other variables than these.
+    The constructor builds the optimizer if necessary. `iterations` is counted once per update, atomically. The
+    optimizer never gets variables other than `variables`.
 
     Raises:
       ValueError: the optimizer accumulates gradients itself, scales losses dynamically, combines several optimizers, or
-        has slots on other servers than their variables; or a variable is sharded, and has a constraint or would be
-        updated as a whole.
+        has slots on other servers than variables; or a sharded variable has a constraint, or is updated as a whole.
     """
 
     def __init__(self, optimizer: Any, variables: Sequence[Any]) -> None:
@@ -44,7 +44,7 @@ class KerasOptimizer:
                 "A MultiOptimizer applies the gradients of all variables together, and counts in each of its parts. "
                 "Create one rule for each of its optimizers, with the variables that are meant for it."
             )
-        # Sharded variables are updated part by part, each on its server.
+        # Each part of a sharded variable is updated on the server of the part.
         for variable in [variable for variable in variables if len(parts_of(variable)) > 1]:
             name = variable_of(variable).name
             if not updates_rows(optimizer):
@@ -76,7 +76,7 @@ class KerasOptimizer:
     def learning_rate(self, scalars: Sequence[Any], version: Any) -> Any:
         """Returns the learning rate of the next update, before it is scaled for staleness; a float32 scalar.
 
-        `scalars` are the values of the property. Keras goes by `iterations`, not by the model's version.
+        `scalars` has the values of `self.scalars`. Keras schedules use `iterations`, not the model's version.
         """
         del version
         return keras_optimizers.learning_rate(self.optimizer, scalars)
@@ -84,11 +84,11 @@ class KerasOptimizer:
     def prepared(self, gradients: Sequence[Any], variables: Sequence[Any]) -> Sequence[Any]:
         """Prepares all gradients of a step on the worker, before they are divided and sent.
 
-        Rows of the same index are summed. Gradients are clipped here if no server knows the norm: the global norm, or
-        the norm of a sharded variable.
+        Rows of the same index are summed. The worker clips gradients if no server knows the norm, as for the global
+        norm and for the norm of a sharded variable.
         """
         gradients = list(map(keras_optimizers.without_repeats, gradients))
-        # The optimizer would divide gradients by its loss scale before clipping; here it does so afterwards.
+        # The optimizer divides gradients by its loss scale after this clipping, so the norm limit is scaled.
         scale = self.optimizer.loss_scale_factor or 1.0
         if self.optimizer.global_clipnorm:
             return keras_optimizers.clipped_by_global_norm(gradients, scale * self.optimizer.global_clipnorm)
@@ -102,7 +102,7 @@ class KerasOptimizer:
         return gradients
 
     def apply(self, variables: Sequence[Any], gradients: Sequence[Any], scalars: Sequence[Any], rate: Any) -> None:
-        """Applies the optimizer to variables of one server, or to a worker's copies; all tensors are on that device."""
+        """Applies the optimizer to variables of a server, or to a worker's copies; all tensors are on one device."""
         view = keras_optimizers.view_for_variables(self.optimizer, variables, scalars, rate)
         view.apply(list(gradients), list(variables))
 
@@ -111,8 +111,8 @@ class KerasOptimizer:
         self.scalars[0].assign_add(1, read_value=False)
 
     def for_copies(self, originals: Sequence[Any], copies: Sequence[Any]) -> "KerasOptimizer":
-        """Clones the optimizer, in its initial state, for copies of variables. The current scope places its slots."""
-        # The rate is always passed to `apply`: a schedule that Keras cannot clone is not needed.
+        """Clones the optimizer's initial state for copies of variables. The current scope places the clone's slots."""
+        # `apply` always gets the learning rate, so the clone needs no schedule, which Keras might be unable to clone.
         own = type(self.optimizer).from_config({**self.optimizer.get_config(), "learning_rate": 0.0})
         exempt = keras_optimizers.exempt_from_weight_decay(self.optimizer, originals)
         own.exclude_from_weight_decay(var_list=[copies[number] for number in exempt])
@@ -123,11 +123,11 @@ class KerasOptimizer:
 
 
 class FunctionOptimizer:
-    """A function `(variable, gradient, learning_rate)` that changes a variable, as a `KerasOptimizer`.
+    """A function `(variable, gradient, learning_rate)` that changes a variable, with the methods of `KerasOptimizer`.
 
-    `update` takes a `tf.Variable` or a part of a sharded one, its gradient (a tensor, or `tf.IndexedSlices`), and a
-    float32 scalar. `learning_rate` is a number, a scalar variable, or a function of the version, such as a schedule of
-    Keras; anything else is a TypeError. With `allow_duplicate_indices`, `tf.IndexedSlices` may repeat an index.
+    `update` takes a `tf.Variable` or a part of a sharded variable, its gradient (a tensor, or `tf.IndexedSlices`), and
+    the learning rate, a float32 scalar. `learning_rate` is a number, a scalar variable, or a function of the version,
+    such as a Keras schedule (else TypeError). With `allow_duplicate_indices`, `tf.IndexedSlices` may repeat an index.
     """
 
     def __init__(self, update: UpdateFunction, learning_rate: Any, allow_duplicate_indices: bool = False) -> None:
@@ -160,7 +160,7 @@ class FunctionOptimizer:
         """Does nothing."""
 
     def for_copies(self, originals: Sequence[Any], copies: Sequence[Any]) -> "FunctionOptimizer":
-        """Returns this object: it has no state."""
+        """Returns this object, which has no state."""
         return self
 
     def __repr__(self) -> str:
@@ -174,7 +174,7 @@ def _checked_rate(rate: Any) -> Any:
     """Returns a number, a `tf.Variable`, or a traced function; TypeError for anything else."""
     wanted = "a number, a scalar tf.Variable, or a function of the model's version that returns a number"
     if callable(rate):
-        # AutoGraph converts its conditions.
+        # `tf.function` lets AutoGraph convert the conditions of the function.
         function = tf.function(rate)
         try:
             value = tf.convert_to_tensor(function(tf.constant(0, tf.int64)))
@@ -197,7 +197,7 @@ def gradient_optimizer(
 
     Raises:
       TypeError: `optimizer` is neither a Keras 3 optimizer nor a function; or a function has no usable learning rate.
-      ValueError: rules do not support an option of the optimizer, or that option is for update functions only.
+      ValueError: rules do not support the Keras optimizer, or another argument is for update functions only.
     """
     if keras_optimizers.is_optimizer(optimizer):
         if learning_rate is not None:

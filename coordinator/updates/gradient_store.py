@@ -1,19 +1,19 @@
-"""Pushed gradients that wait on the parameter servers until it is decided which of them make an update.
+"""Pushed gradients that wait on the parameter servers until the rule has decided which of them make an update.
 
     GradientStore      one on each server: a push is a row, with all that was sent to this server
     PushLog            on the home server: push --accepted--> ready --grads_to_wait of them, on all servers--> applied
     DelayedPushes      the same log for `Delayed`:  push --> delayed --delay over, at a pull--> ready --one--> applied
     QueuedGradients    the rows and the log of `Delayed` in a checkpoint
 
-Rows are stored, not sums: if a worker dies before it has sent all its rows, the update leaves them out on all servers.
-The columns of a row:
+The servers store rows, not sums. If a worker dies before it has sent all its rows, the update leaves out the worker's
+rows on all servers. The columns of a row:
 
     per variable: values | indices | kind | pulled     per optimizer: scalar | scalar ...
 
-Usually all pushes have the same kinds of gradients: then there is no `kind`, and dense gradients have no indices. With
-`has_kinds`, each row has all columns and its own kinds, since the step that applies a gradient may have been traced
-before any push, or in another program. `pulled`, the value that a dense gradient was computed on, exists only for rules
-that ask for it.
+Usually all pushes have the same kinds of gradients. Then rows have no `kind`, and dense gradients have no indices. With
+`has_kinds`, each row has all columns and its own kinds, because the step that applies a gradient may have been traced
+before any push, or in another program. The column `pulled`, the value that a dense gradient was computed on, exists
+only for rules that need it.
 
 With each update the home server passes the ids of all logged pushes to the servers, the update's ids first. So no
 server drops a row that a later update needs.
@@ -38,10 +38,10 @@ _NONE, _DENSE, _SPARSE = range(3)
 
 
 class ChosenRows(NamedTuple):
-    """The rows of an update: all rows of the store as a TensorList for each column, the ids last.
+    """The rows of an update, among all rows of the store.
 
-    `places` are the int64 positions of the chosen rows, in the order of the ids; `is_chosen` is a bool for each
-    position.
+    `lists` has a TensorList of all rows for each column, the ids last. `places` are the int64 positions of the chosen
+    rows, in the order of the ids; `is_chosen` has a bool for each position.
     """
 
     lists: Sequence[Any]
@@ -49,18 +49,18 @@ class ChosenRows(NamedTuple):
     is_chosen: Any
 
     def first(self, column: int, dtype: tf.DType) -> Any:
-        """Returns a column of the first row, in the shape in which it was added."""
+        """Returns a column of the first chosen row, in the shape in which it was added."""
         return item(self.lists[column], self.places[0], dtype)
 
     def stacked(self, column: int, dtype: tf.DType, shape: Any) -> Any:
-        """Returns a column whose rows have the same shape, stacked along a new first dimension."""
+        """Returns a column of the chosen rows, which have the same shape, stacked along a new first dimension."""
         arguments = {"element_shape": tf.constant(-1), "element_dtype": dtype}
         places = tf.cast(self.places, tf.int32)
         rows = tf.raw_ops.TensorListGather(input_handle=self.lists[column], indices=places, **arguments)
         return tf.ensure_shape(rows, tf.TensorShape([None]).concatenate(shape))
 
     def concatenated(self, column: int, dtype: tf.DType, shape: Sequence[int | None]) -> Any:
-        """Returns a column whose rows differ in their first dimension, concatenated along it; `shape` is without it."""
+        """Concatenates a column of the chosen rows along the first dimension; `shape` has the other dimensions."""
         together, lengths = tf.raw_ops.TensorListConcatV2(
             input_handle=self.lists[column],
             element_shape=tf.constant([-1, *(-1 if size is None else size for size in shape)]),
@@ -70,33 +70,32 @@ class ChosenRows(NamedTuple):
         return tf.boolean_mask(tf.ensure_shape(together, [None, *shape]), tf.repeat(self.is_chosen, lengths))
 
 
-# The id of a push: worker, connection of the worker, microseconds on the worker's clock.
+# The id of a push: its worker, the worker's connection, and microseconds on the worker's clock.
 PUSH_ID_SIZE = 3
-# In the id of a dropped row.
+# The worker in the id of a dropped row.
 _NO_WORKER = -2
 
 
 class GradientStore:
-    """The rows on one server, which may have no variable of the model. Not in checkpoints.
+    """The rows of one server, which may have no variable of the model. No checkpoint contains the rows.
 
-    Created in the strategy's scope, where the variable `near` is. Operations under the server's lock need no other
-    machine; once begun they finish, even if the calling worker dies.
+    The store is created in the strategy's scope, on the server of the variable `near`. Operations under the server's
+    lock need no other machine. Once begun, operations finish even if the calling worker dies.
 
-    `scalars` are the dtypes of the scalars that the optimizer needs. `is_sparse` says for each position whether the
-    variable's gradients are `tf.IndexedSlices`; it is filled when a push is traced, and shared by all servers. None
-    means that each push may have other kinds of gradients (`has_kinds`). With `has_pulled`, a dense gradient is stored
-    with the value that it was computed on. `use(store, rows)` changes the server's variables by the rows of an update,
-    at most `update_size`, under the lock. `may_reject` says whether a push from a live worker may be rejected.
+    `scalars` are the dtypes of the scalars that the optimizer needs. `is_sparse` tells for each position whether the
+    variable's gradients are `tf.IndexedSlices`. All servers share this dict, which is filled when a push is traced.
+    None means that each push may have other kinds of gradients (`has_kinds`). With `has_pulled`, a dense gradient is
+    stored with the value that it was computed on. Under the lock, `use(store, rows)` changes the server's variables by
+    the rows of an update, at most `update_size`. `may_reject` tells whether a push from a live worker may be rejected.
 
-    `places` are the columns' positions on a server that has the whole model, and `width` is the number of columns
-    there.
+    `places` are the positions of this store's columns in a row of the whole model, which has `width` columns.
 
-    A dropped row leaves an empty place, and its tensors stay in memory. The empty places are removed when they are at
-    least as many as the remaining rows: the cost of dropping a row does not depend on the number of rows.
+    A dropped row leaves an empty place, and its tensors stay in memory. Empty places are removed when they are at least
+    as many as the remaining rows, so that the cost of dropping a row does not depend on the number of rows.
     """
 
-    # The ids of the pushes are the last list: TensorFlow's workers crash on the handle of a variable of a partially
-    # known shape.
+    # The ids of the pushes are in the last TensorList, not in their own variable: TensorFlow's workers crash on the
+    # handle of a variable of a partially known shape.
 
     def __init__(  # noqa: PLR0913 - all but three are keywords
         self,
@@ -156,9 +155,9 @@ class GradientStore:
         return [rows.stacked(column, dtype, [])[-1] for column, dtype in self._scalars.items()]
 
     def combined(self, rows: ChosenRows, combine: Callable[..., Any]) -> dict[int, Any]:
-        """Returns the gradients of an update by position, computed in float32 if less precise.
+        """Returns the gradients of an update by position; less precise gradients are computed in float32.
 
-        `combine` makes one gradient of several dense ones, see `Accumulating.combine`. Sparse ones are averaged.
+        `combine` combines dense gradients; see `Accumulating.combine`. Sparse gradients are averaged.
         """
         return {
             number: self._mean_of_rows(number, rows) if is_sparse else self._combined_of(number, rows, combine)
@@ -167,10 +166,10 @@ class GradientStore:
         }
 
     def apply_first(self, rows: ChosenRows, apply: Callable[[int, Any], None]) -> None:
-        """Applies the first gradient of rows with kinds.
+        """Applies the gradients of the first chosen row, in a store with kinds.
 
-        `apply(position, gradient)` is called once per kind while the graph is built; its operations run for the kind
-        that the gradient has.
+        While the graph is built, `apply(position, gradient)` is called once for each kind. At run time, only the
+        operations for the gradient's own kind run.
         """
 
         def apply_kind(number: int, *, is_sparse: bool) -> bool:
@@ -211,27 +210,27 @@ class GradientStore:
         return tf.IndexedSlices(tf.cast(merged.values / count, variable.dtype), merged.indices, shape)
 
     def add(self, push: Any, row: Mapping[int, Any]) -> Any:
-        """Adds a row, whose tensors are on the server; returns the operation. All rows leave out the same columns."""
+        """Adds a row of tensors on the server; returns the operation. All rows of the store lack the same columns."""
         with self._lock.hold([push, *row.values()]):
             lists = self._with_row(self.lists.read_value(), {**row, len(self._dtypes) - 1: push})
             return self.lists.assign(lists, read_value=False)
 
     @client_may_call(tf.TensorSpec([None, PUSH_ID_SIZE], tf.int64))
     def use_once(self, ids: Any) -> Any:
-        """Uses the rows of an update and drops them, unless that was done already; returns a tensor to wait for.
+        """Uses and drops the rows of an update, unless an earlier call has done so; returns a tensor to wait for.
 
-        `ids` are the ids of this update's pushes, then of the waiting ones; int64 [n, 3], n > 0.
+        `ids` are the ids of this update's pushes, then of the waiting pushes; int64 [n, 3], n > 0.
         """
         with tf.device(self.device):
             ids = tf.identity(ids)
         with self._lock.hold([ids]):
-            # A caller that comes some updates late does not find the first row.
+            # If the caller comes some updates late, the first row is no longer stored.
             pushes = vectors_of(self._unstacked()[-1], PUSH_ID_SIZE)
             is_stored = tf.reduce_any(tf.reduce_all(pushes == ids[0], 1))
             return tf.cond(is_stored, lambda: self._use_and_drop(ids), lambda: tf.constant(False))
 
     def drop(self, push: Any) -> Any:
-        """Drops the row of a push that is in no update, by its id, int64 [3]; returns the operation that drops it."""
+        """Drops the row of a push that is in no update, by the push's id, int64 [3]; returns the operation."""
         with tf.device(self.device):
             push = tf.identity(push)
         with self._lock.hold([push]):
@@ -246,7 +245,7 @@ class GradientStore:
 
     @client_may_call(tf.TensorSpec([PUSH_ID_SIZE], tf.int64))
     def serialized(self, push: Any) -> Any:
-        """Serializes a push's row with all columns: string [columns], or string [0] if there is no such row."""
+        """Serializes all columns of a push's row: string [columns], or string [0] if there is no such row."""
         with tf.device(self.device):
             push = tf.identity(push)
         with self._lock.hold([push]):
@@ -286,7 +285,7 @@ class GradientStore:
             lambda: self._only(lists, kept),
         )
         dropped = self.lists.assign(left, read_value=False)
-        # Dropped first: rows whose use fails are not used again, since it may have changed some of the variables.
+        # The rows are dropped first: if their use fails after changes of some variables, they must not be used again.
         with tf.control_dependencies([dropped]):
             self._use(self, ChosenRows(lists, tf.argmax(tf.cast(chosen, tf.int32), 1), is_chosen))
         return tf.constant(True)
@@ -294,7 +293,7 @@ class GradientStore:
     def _only(self, lists: Sequence[Any], kept: Any) -> Any:
         columns = list(range(len(lists)))
         if not self.has_kinds:
-            # Columns of gradients that no push has are empty.
+            # If no push has a gradient of a variable, the columns of the variable are empty.
             variables = {number: column for number, column in self._column.items() if number in self.is_sparse}
             parts = {True: (0, 1), False: (0,) if self._pulled is None else (0, self._pulled)}
             columns = [column + part for number, column in variables.items() for part in parts[self.is_sparse[number]]]
@@ -322,7 +321,7 @@ def _precise(dtype: tf.DType) -> tf.DType:
 
 
 def _shape_of(variable: tf.Variable) -> Any:
-    # Without a read, which would copy a table whose rows have been changed.
+    # A read of the variable would copy a table whose rows have been changed.
     return tf.raw_ops.VariableShape(input=variable.handle, out_type=tf.int64)
 
 
@@ -347,11 +346,11 @@ def vectors_of(rows: Any, width: int) -> Any:
 
 
 def _is_obsolete(pushes: Any, *, may_reject: bool) -> Any:
-    """Returns for each row whether its push can never be part of an update, unless it is accepted already.
+    """Returns for each row whether its push is obsolete: if the push is not accepted yet, it never will be.
 
-    A push of an older connection is rejected once its worker has pushed on a newer one. If pushes may be rejected, a
-    push that is not accepted when its worker pushes again never will be. Otherwise it may have been accepted after the
-    caller got the accepted ids.
+    A push of an older connection is rejected once its worker has pushed on a newer connection. If pushes may be
+    rejected, a push that is not accepted before its worker's next push never will be. Otherwise, such a push may have
+    been accepted after the caller got the accepted ids.
     """
     worker, connection, _ = tf.unstack(pushes, axis=1)
     is_older = connection > connection[:, None]
@@ -361,20 +360,20 @@ def _is_obsolete(pushes: Any, *, may_reject: bool) -> Any:
     return tf.reduce_any((worker == worker[:, None]) & is_older, 1)
 
 
-# The log's entry for a push: its id, the version that its gradient was computed on, and two more numbers. In
-# `DelayedPushes` they are the time of the push and its delay, in microseconds; in `PushLog` the range's number, and 0.
+# An entry of the log has a push's id, the version that its gradient was computed on, and two more numbers: in
+# `DelayedPushes` the time of the push and its delay, in microseconds; in `PushLog` the number of the range, and 0.
 ENTRY_SIZE = PUSH_ID_SIZE + 3
 _PULLED_VERSION, _PUSHED_AT, _DELAY = range(PUSH_ID_SIZE, ENTRY_SIZE)
 _RANGE = _PUSHED_AT
-# In seconds, some three thousand years: as microseconds it fits an int64. Longer delays are cut to it.
+# The longest delay in seconds, some three thousand years, which fits an int64 in microseconds. Longer delays are cut.
 MAX_DELAY = 1e11
 
 
 class PushLog:
-    """The accepted pushes that are in no finished update, in the order of their arrival. Not in checkpoints.
+    """The accepted pushes that are in no finished update, in the order of their arrival. No checkpoint contains them.
 
-    Created in the strategy's scope. `is_accepted` decides about a push, see `Accumulating`; it runs on the home server,
-    under the state's lock.
+    The log is created in the strategy's scope. `is_accepted` decides on the home server, under the state's lock,
+    whether a push is accepted; see `Accumulating`.
     """
 
     def __init__(self, state: RuleState, grads_to_wait: int, is_accepted: Callable[[Any, Any], Any]) -> None:
@@ -392,10 +391,10 @@ class PushLog:
     ) -> tuple[Any, Any, Any]:
         """Logs and counts a push that is on all servers. All arguments are on the home server.
 
-        The gradient was computed on `pulled_version`. `size` is in bytes; `not_finite` is 1 or 0; `number` is the
-        number of the range, None if ranges are not recorded. Returns whether the push is accepted (a push of an
-        abandoned call is not), and whether it is refused because its range is committed (None without ranges), bool
-        scalars; and the result of `due`.
+        `pulled_version` is the version that the gradient was computed on. `size` is in bytes; `not_finite` is 1 or 0;
+        `number` is the number of the range, None if ranges are not recorded. Returns whether the push is accepted, a
+        bool scalar (False for a push of an abandoned call); whether it is refused because its range is committed, a
+        bool scalar (None without ranges); and the result of `due`.
         """
         state, pulled_versions = self._state, self._state.workers.pulled_version
         ranges = [] if number is None else [number]
@@ -411,7 +410,7 @@ class PushLog:
                 state.committed.commit(number, accepted)
             in_flight = tf.where(is_own, tf.constant(NO_STEP, tf.int64), pulled_versions.sparse_read(worker))
             pulled_versions.scatter_nd_update([[worker]], [in_flight])
-            # The waiting gradients are applied before this one.
+            # The waiting gradients are applied before this gradient.
             staleness = decisions.staleness(version + waiting // self._grads_to_wait, pulled_version)
             counted = {"bytes_pushed": size, "not_finite": not_finite, "staleness": staleness}
             ready = self._append(self._ready, accepted, push, pulled_version, *ranges, **counted)
@@ -425,20 +424,20 @@ class PushLog:
 
     @client_may_call(tf.TensorSpec([], tf.int32))
     def due(self, minimum: Any) -> Any:
-        """Returns all ids, the next update's first, int64 [n, 3]; n = 0 if fewer than `minimum` pushes are ready."""
+        """Returns all ids, int64 [n, 3], the next update's ids first; n = 0 if fewer than `minimum` are ready."""
         with self._state.lock.hold():
             return self._due(_entries(self._ready), minimum)
 
     @client_may_call(tf.TensorSpec([None, PUSH_ID_SIZE], tf.int64), tf.TensorSpec([], tf.int32))
     def finish(self, ids: Any, minimum: Any) -> Any:
-        """Counts an update that all servers have made with `ids`, int64 [n, 3], n > 0, once; returns the next `due`."""
+        """Counts once an update that all servers have made with `ids`, int64 [n, 3], n > 0; returns the next `due`."""
         state = self._state
         with tf.device(state.home):
             ids = tf.identity(ids)
         with state.lock.hold([ids]):
             ready = _entries(self._ready)
             is_open = tf.reduce_any(tf.reduce_all(ready[:1, :PUSH_ID_SIZE] == ids[:1], 1))
-            # A flush applies fewer than `grads_to_wait`, and leaves the pushes that came later.
+            # A flush applies fewer than `grads_to_wait` pushes, and leaves the pushes that came later.
             applied = tf.where(is_open, tf.minimum(tf.shape(ids)[0], self._grads_to_wait), 0)
             self._count_update(tf.cast(is_open, tf.int64), ready[:applied])
             ready = ready[applied:]
@@ -452,7 +451,7 @@ class PushLog:
             return tf.Variable(lambda: vector_list(empty()), dtype=tf.variant, shape=[], trainable=False)
 
     def _is_own(self, push: Any) -> Any:
-        """Returns False for an abandoned call on a closed connection: it must not count as the worker's own."""
+        """Returns False for an abandoned call on a closed connection, which must not count as a call of the worker."""
         worker, connection, _ = tf.unstack(push)
         fence = self._state.workers.fence
         is_own = connection >= fence.sparse_read(worker)
@@ -462,7 +461,7 @@ class PushLog:
     def _append(
         self, log: tf.Variable, accepted: Any, push: Any, pulled_version: Any, *times: Any, **counted: Any
     ) -> Any:
-        """Appends a push if it is accepted, and counts it; returns all entries."""
+        """Counts a push, and appends it if it is accepted; returns all entries."""
         state, steps = self._state, tf.cast(accepted, tf.int64)
         zeros = [tf.zeros([], tf.int64)] * (ENTRY_SIZE - PUSH_ID_SIZE - 1 - len(times))
         entry = tf.concat([push, tf.stack([pulled_version, *times, *zeros])], 0)
@@ -483,10 +482,10 @@ class PushLog:
 
 
 class DelayedPushes(PushLog):
-    """A log whose pushes are ready after a delay, and make one update each. `QueuedGradients` saves it.
+    """A log whose pushes become ready after a delay, and make one update each. `QueuedGradients` saves the log.
 
     All times are on the home server's clock. Staleness is counted when a gradient is applied. `delay` takes a worker's
-    index, an int64 scalar, and the time of its push, a float64 scalar; it returns seconds, a float64 scalar.
+    index, an int64 scalar, and the time of a push, a float64 scalar; it returns seconds, a float64 scalar.
     """
 
     def __init__(self, state: RuleState, delay: Callable[[Any, Any], Any]) -> None:
@@ -495,7 +494,7 @@ class DelayedPushes(PushLog):
         self._delayed = self._new_entries()
 
     def add(self, push: Any, pulled_version: Any, size: Any, not_finite: Any, _: Any = None) -> tuple[Any, Any, Any]:
-        """Adds a push like `PushLog.add`. Ranges are not recorded, and no update becomes due: both results are None."""
+        """Adds a push like `PushLog.add`. Two results are None, since there are no ranges and no update becomes due."""
         with tf.control_dependencies([push, pulled_version, size]):
             now = tf.timestamp()
         delay = self._delay(push[0], now)
@@ -508,7 +507,7 @@ class DelayedPushes(PushLog):
 
     @client_may_call(tf.TensorSpec([], tf.bool))
     def release(self, everything: Any) -> Any:
-        """Makes the pushes ready whose delay is over, or all; returns the result of `due`."""
+        """Makes the pushes ready whose delay is over, or all pushes (`everything`); returns the result of `due`."""
         with self._state.lock.hold():
             now, delayed = _microseconds(tf.timestamp()), _entries(self._delayed)
             is_over = everything | decisions.is_delay_over(now, delayed[:, _PUSHED_AT], delayed[:, _DELAY])
@@ -519,19 +518,19 @@ class DelayedPushes(PushLog):
 
     @client_may_call()
     def entries(self) -> Any:
-        """Returns all pushes, the ready ones first, int64 [n, ENTRY_SIZE]."""
+        """Returns all pushes, the ready pushes first, int64 [n, ENTRY_SIZE]."""
         with self._state.lock.hold():
             return tf.concat([_entries(self._ready), _entries(self._delayed)], 0)
 
     @client_may_call(tf.TensorSpec([None, ENTRY_SIZE], tf.int64))
     def replace(self, entries: Any) -> None:
-        """Replaces all pushes by entries, int64 [n, ENTRY_SIZE]; the next pull finds out which are ready."""
+        """Replaces all pushes by entries, int64 [n, ENTRY_SIZE]; the next pull makes due entries ready."""
         with self._state.lock.hold([entries]):
             _assign(self._ready, entries[:0])
             _assign(self._delayed, entries)
 
     def _count_update(self, updates: Any, applied: Any) -> None:
-        # A sum, since `applied` may be empty.
+        # `applied` has at most one entry, so the sum is the entry's version or 0.
         pulled_version = tf.reduce_sum(applied[:, _PULLED_VERSION])
         staleness = decisions.staleness(self._state.version.read_value(), pulled_version)
         self._state.version.assign_add(updates, read_value=False)
@@ -542,7 +541,7 @@ class DelayedPushes(PushLog):
 
 
 def _microseconds(seconds: Any) -> Any:
-    """Converts to int64 microseconds from 0 to MAX_DELAY; NaN becomes MAX_DELAY."""
+    """Converts seconds to int64 microseconds, from 0 to MAX_DELAY; NaN becomes MAX_DELAY."""
     bounded = tf.where(seconds < MAX_DELAY, tf.maximum(seconds, 0), MAX_DELAY)
     return tf.cast(bounded * 1e6, tf.int64)
 
@@ -556,16 +555,15 @@ def _assign(variable: tf.Variable, entries: Any) -> None:
 
 
 # The worker in the ids of restored pushes. A new client numbers its connections from 1 again, so the connections in a
-# checkpoint cannot be compared with later ones.
+# checkpoint cannot be compared with later connections.
 _RESTORED = -1
 
 
 class QueuedGradients(tf.train.experimental.PythonState):
-    """Saves and restores the queue of `Delayed`. Used while no scheduled function runs.
+    """Saves and restores the queue of `Delayed`, whose stores have kinds. Used while no scheduled function runs.
 
     The queue is restored in its order and with its delays, on any number of servers. Rows are transferred one by one;
-    the client holds all of them in memory, in one string. A gradient that some servers apply during the save is left
-    out. The stores have kinds.
+    the client holds all rows in memory, in one string. A gradient that some servers apply during the save is left out.
     """
 
     def __init__(self, pushes: DelayedPushes, stores: Sequence[GradientStore]) -> None:

@@ -1,7 +1,7 @@
 """Gradients on their way to the servers: checked on the worker, and flattened to tensors for a transfer.
 
-If one server refused a gradient, the other servers would still apply their parts. So a push checks all that is known
-while it is traced. The step checks ids of rows and unknown shapes before anything leaves the worker.
+If one server refused a gradient, the other servers would still apply their parts. So a push checks all that is known at
+tracing time. The running step checks ids of rows and unknown shapes before anything leaves the worker.
 """
 
 import re
@@ -15,7 +15,7 @@ _ADVICE = "Push what the tape gives for this variable, in the order of the rule'
 
 
 def flat(gradients: Mapping[int, Any]) -> list[Any]:
-    """Flattens gradients to tensors: of `tf.IndexedSlices`, the values and the indices."""
+    """Flattens gradients to tensors; `tf.IndexedSlices` become their values and their indices."""
     tensors: list[Any] = []
     for gradient in gradients.values():
         tensors += [gradient.values, gradient.indices] if isinstance(gradient, tf.IndexedSlices) else [gradient]
@@ -38,10 +38,10 @@ def checked(
 ) -> tuple[dict[int, Any], list[Any]]:
     """Casts gradients, by position, to their variables' dtypes, and checks that they fit.
 
-    `checks` are further checks. With `ids`, ids that are unknown now are checked when the function runs; with `values`,
-    whether values are finite. Returns the gradients, and the checks at run time: operations on the worker, on which the
-    gradients depend. Raises TypeError for a dtype that cannot be cast or ids that are not integers; ValueError for a
-    shape that does not fit, or an id out of range.
+    `checks` are further checks. With `ids`, the function checks at run time the ids that are unknown at tracing time.
+    With `values`, it checks whether values are finite. Returns the gradients, and all run-time checks: operations on
+    the worker, on which the gradients depend. Raises TypeError for a dtype that cannot be cast or ids that are not
+    integers; ValueError for a shape that does not fit, or an id out of range.
     """
     cast, checks = {}, [*checks]
     for number, gradient in gradients.items():
@@ -74,7 +74,7 @@ def value_checks(gradient: Any, variable: Any) -> list[Any]:
 def not_finite(gradients: Sequence[Any]) -> Any:
     """Returns 1 if a gradient has an infinite value or NaN, otherwise 0; an int64 scalar on the worker."""
     summaries = [
-        # [-1, whether a value is not finite]: one operation, which stops at the first such value and stores nothing.
+        # The result is [-1, whether a value is not finite]. The operation stops at such a value, and stores nothing.
         tf.raw_ops.DebugNumericSummaryV2(input=values, output_dtype=tf.float32, tensor_debug_mode=2)
         for values in (_values(gradient) for gradient in gradients if gradient is not None)
         if values.dtype.is_floating
@@ -117,11 +117,10 @@ def _rows(gradient: Any, variable: Any) -> tuple[Any, list[Any]]:
 
 
 def _ensured(tensor: Any, shape: tf.TensorShape, variable: Any) -> Any:
-    """Returns the tensor with this shape, which is checked at run time unless it is known."""
+    """Returns the tensor with this shape. If the shape is unknown, it is checked at run time."""
     if tensor.shape.is_subtype_of(shape):
         return tensor
-    # An assertion is not enough: later operations imply the shape, and TensorFlow's optimizer removes an assertion of
-    # it as always true.
+    # TensorFlow's optimizer would remove an assertion as always true, because later operations imply the shape.
     name = re.sub(r"[^A-Za-z0-9_.]", "_", variable.name.partition(":")[0])
     return tf.ensure_shape(tensor, shape, name=f"gradient_for_{name}")
 
@@ -137,7 +136,7 @@ def _id_checks(ids: Any, variable: Any) -> list[Any]:
         if np.size(outside):
             raise ValueError(f"{needed}, got {outside.ravel()[0]}.")
         return []
-    # Without ids, these are the dtype's largest and smallest number.
+    # If there are no ids, `least` is the dtype's largest number, and `greatest` the dtype's smallest number.
     least, greatest = tf.reduce_min(ids), tf.reduce_max(ids)
     return [
         _assertion((least >= 0) & (greatest < rows) | (least > greatest), f"{needed}; they are", least, "to", greatest)
@@ -164,5 +163,5 @@ def _assertion(condition: Any, *data: Any) -> Any:
 
 
 def _of(variable: Any) -> str:
-    # Without quotes, which an assertion would escape.
+    # An assertion would escape quotes around the name.
     return f"The gradient for variable {variable.name}"

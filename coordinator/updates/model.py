@@ -1,10 +1,10 @@
 """The variables that a rule updates, by parameter server, their transfer to and from the worker, and workers' copies.
 
-Transfers are packed here only for steps that may wait for other workers, in branches and loops too. Once other
-functions are fused, or have run often, `coordinator.ps_strategy.fusing.message_packing` packs them; packing here too
-would copy tensors twice.
+This module packs transfers only in steps that may wait for other workers, in branches and loops too. In other
+functions, `coordinator.ps_strategy.fusing.message_packing` packs transfers once the functions are fused, or have run
+often. Packing these transfers twice would copy tensors twice.
 
-With `transfer_dtype`, a tensor is cast where it is sent and cast back where it is needed: messages have half the size.
+With `transfer_dtype`, the sender casts a tensor and the receiver casts it back, so that messages have half the size.
 
     server   float32 variable -- cast --> 16 bits   ==>   16 bits -- cast --> float32   worker
     server   float32 sum    <-- cast -- 16 bits     <==   16 bits <-- cast -- float32   gradient
@@ -12,17 +12,17 @@ With `transfer_dtype`, a tensor is cast where it is sent and cast back where it 
 Only dense float32 tensors with at least one dimension are rounded. Scalars (learning rates, counts), other dtypes, the
 rows of embeddings and `tf.IndexedSlices` stay exact.
 
-With error feedback, a worker adds to each push what rounding took from its earlier pushes:
+With error feedback, a worker adds the rounding errors of its earlier pushes to each push:
 
     push n     sent  = rounded(gradient + error)
                error = gradient + error - sent
 
-The sum of all that a worker has sent then differs from the sum of its gradients by at most the rounding of the last
-push. A new or restarted worker begins with zero errors; no checkpoint contains them. (Seide et al. 2014, "1-Bit
-Stochastic Gradient Descent"; Karimireddy et al., arXiv 1901.09847.)
+The sum of all that a worker has sent then differs from the sum of its gradients by at most the rounding error of the
+last push. A new or restarted worker begins with zero errors; no checkpoint contains the errors. (Seide et al. 2014,
+"1-Bit Stochastic Gradient Descent"; Karimireddy et al., arXiv 1901.09847.)
 
-With some rules, each worker trains a copy of the shared model itself (`LocalModel`, `AveragedModel`), with its own
-optimizer. No checkpoint contains them: the model on the parameter servers is what is saved.
+With some rules, each worker trains its own copy of the shared model (`LocalModel`, `AveragedModel`), with its own
+optimizer. No checkpoint contains the copies: checkpoints save the model on the parameter servers.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ def is_rounded(tensor: Any) -> bool:
 
 
 def rounded(tensor: Any, dtype: tf.DType | None) -> Any:
-    """Rounds a tensor to a dtype, on its own device. Keeps it if it is not `is_rounded`, or the dtype is None."""
+    """Rounds a tensor to a dtype, on its own device. Returns it unchanged if not `is_rounded`, or without a dtype."""
     return tf.cast(tensor, dtype) if dtype is not None and is_rounded(tensor) else tensor
 
 
@@ -68,17 +68,20 @@ def restored(gradient: Any, variable: Any) -> Any:
 class Model:
     """A list of variables, by server. A sharded variable is the list of its parts.
 
-    Embeddings, whose rows are looked up one by one, are never copied as a whole; by default these are the sharded
+    Embeddings, whose rows are looked up one by one, are never copied as a whole. By default, embeddings are the sharded
     variables and the variables of `Embedding` layers. `transfer_dtype` is the dtype of messages with dense variables
-    and gradients; None for their own dtypes. `is_packed` is for `transfer`.
+    and gradients; None for their own dtypes. `is_packed` is an argument of `transfer`.
 
     Raises:
-      ValueError: there is no variable, one is listed twice or is on no parameter server, or an embedding is not listed.
+      ValueError: no variable or an unlisted embedding is given, or a variable is given twice or on no parameter server.
 
     Attributes:
-      given, wholes: the variables as given, and as `tf.Variable`s.
-      originals, variables: the same with parts in place of sharded variables. A *position* is an index into these.
-      embeddings, dense: the positions of the embeddings, and of the other variables.
+      given: the variables as given.
+      wholes: the same variables as `tf.Variable`s.
+      originals: `given`, with the parts in place of sharded variables.
+      variables: `wholes`, with the parts in place of sharded variables. A *position* is an index into this list.
+      embeddings: the positions of the embeddings.
+      dense: the positions of the other variables.
       by_device: the positions of the variables on each server, by the name of its CPU.
       are_embeddings_given: whether the caller has named the embeddings.
     """
@@ -116,7 +119,7 @@ class Model:
         self.variables = [variable_of(variable) for variable in self.originals]
         self.are_embeddings_given = embeddings is not None
         if embeddings is None:
-            # The name that Keras' Embedding layers give.
+            # Keras gives this name to the variables of `Embedding` layers.
             named = [v for v in self.given if variable_of(v).name.rpartition("/")[2].partition(":")[0] == "embeddings"]
             embeddings = [*named, *(variable for variable in self.given if len(parts_of(variable)) > 1)]
         unknown = [variable for variable in map(variable_of, embeddings) if id(variable) not in wholes]
@@ -129,7 +132,7 @@ class Model:
         self.by_device = _by_device(self.variables)
 
     def divided(self, gradients: Mapping[int, Any]) -> dict[int, Any]:
-        """Returns gradients by position, for gradients by the number of the whole variable."""
+        """Converts gradients by the number of the whole variable to gradients by position."""
         return {
             position: part
             for number, gradient in gradients.items()
@@ -141,7 +144,7 @@ class Model:
     def send(
         self, device: str, gradients: Mapping[int, Any], extras: Sequence[Any]
     ) -> tuple[dict[int, Any], list[Any], Any]:
-        """Sends tensors `extras` and the gradients of one server's variables to that server.
+        """Sends the gradients of one server's variables, and the tensors `extras`, to that server.
 
         `gradients` has the gradients of all servers, by position. Returns this server's gradients, in the dtypes of
         their variables, the extras, and the size of all messages in bytes, an int64 scalar.
@@ -159,8 +162,8 @@ class Model:
     ) -> tuple[list[Any], Any]:
         """Transfers the values of `tf.Variable`s on any server to the worker, in the dtypes of the variables.
 
-        Reads wait for the tensors `after`: on the device `only_on`, or on all (None). Returns the values, and the size
-        of the messages in bytes, an int64 scalar.
+        Reads on the device `only_on` (None: on all devices) wait for the tensors `after`. Returns the values, and the
+        size of the messages in bytes, an int64 scalar.
         """
         values: dict[int, Any] = {}
         sizes = [tf.constant(0, tf.int64)]
@@ -176,7 +179,7 @@ class Model:
         return [values[number] for number in range(len(variables))], tf.add_n(sizes)
 
     def joined(self, values: Mapping[int, Any]) -> list[Any]:
-        """Returns the values of whole variables, for values by position; None where a part has no value."""
+        """Joins values by position to the values of whole variables; None for a variable if a part has no value."""
         wholes = []
         for positions in self._positions:
             parts = [values.get(position) for position in positions]
@@ -185,7 +188,7 @@ class Model:
         return wholes
 
     def pulled_at_once(self, *, with_large: bool = False) -> list[int]:
-        """Returns the positions of the variables that are pulled before they are read: small, and not embeddings."""
+        """Returns the positions of small variables that are no embeddings. They are pulled before they are read."""
         return [number for number in self.dense if with_large or not self.is_large(number)]
 
     def is_rounded(self, number: int) -> bool:
@@ -218,9 +221,9 @@ def transfer(
 ) -> tuple[list[Any], tf.Tensor]:
     """Transfers tensors from one device to another; None is the worker.
 
-    With `is_packed`, small tensors of one dtype (with `is_mixed`: of all dtypes) share a message, if all dimensions but
-    the first are known. Without it no tensor is available before all are. Returns the tensors on the target device, in
-    their order, and their size in bytes, an int64 scalar.
+    With `is_packed`, small tensors share a message if all dimensions but the first are known and, without `is_mixed`,
+    they have the same dtype. Without `is_packed`, no tensor is available before all tensors are. Returns the tensors on
+    the target device, in their order, and their size in bytes, an int64 scalar.
     """
     size = bytes_of(tensors, source)
     if not is_packed:
@@ -236,7 +239,7 @@ def transfer(
 
 
 def bytes_of(tensors: Sequence[Any], source: str | None) -> tf.Tensor:
-    """Returns the size in bytes of tensors on a device, an int64 scalar. Known shapes cost no message."""
+    """Returns the size in bytes of tensors on a device, an int64 scalar. Tensors of known shapes cost no message."""
     known = [tensor for tensor in tensors if tensor.shape.is_fully_defined()]
     sizes = [tf.constant(sum(tensor.shape.num_elements() * tensor.dtype.size for tensor in known), tf.int64)]
     with tf.device(source):
@@ -258,7 +261,7 @@ def _by_device(variables: Sequence[Any]) -> dict[str, list[int]]:
 class RoundingErrors:
     """The rounding errors of each worker. Created in the strategy's scope; used in scheduled functions.
 
-    Without `are_kept`, gradients pass unchanged. With it, a variable of unknown shape is a ValueError.
+    Without `are_kept`, gradients pass unchanged. With `are_kept`, a variable of unknown shape is a ValueError.
     """
 
     def __init__(self, model: Model, *, are_kept: bool) -> None:
@@ -284,7 +287,7 @@ class RoundingErrors:
         }
 
     def keep(self, gradients: Mapping[int, Any], not_finite: Any, accepted: Any) -> None:
-        """Stores what rounding takes from the result of `added_to`, if `accepted` and `not_finite` is 0."""
+        """Stores the rounding errors of gradients from `added_to`, if `accepted` is True and `not_finite` is 0."""
         for number, gradient in gradients.items():
             if self._is_kept(number, gradient):
                 lost = gradient - tf.cast(rounded(gradient, self._dtype), gradient.dtype)
@@ -311,18 +314,18 @@ _FROM_ELSEWHERE = ("Placeholder", "PartitionedCall", "StatefulPartitionedCall")
 
 @dataclasses.dataclass(frozen=True)
 class PulledModel:
-    """A model as a step pulled it. Only the push knows the attributes from `worker` on.
+    """The model that a step pulled. `_pull_model` sets the attributes before `worker`; `pull` and `push` the others.
 
     Attributes:
       version: an int64 scalar.
       scalars: the values of the optimizer's scalars.
       values: tensors on the worker, by the positions of their variables.
-      size: of the transfer in bytes, an int64 scalar.
-      pulls: 1, or 0 if nothing was transferred; may be an int64 scalar.
-      rule_data: for the rule's push; None if the pull was in another function.
+      size: the size of the transfer in bytes, an int64 scalar.
+      pulls: the number of pulls: 1, or 0 if nothing was transferred; an int or an int64 scalar.
+      rule_data: data for the rule's push; None if the pull was in another function.
       worker: the index of the worker, an int64 scalar.
       checks: operations on the worker that run before the push changes anything; see `after`.
-      number: of the push's range, an int64 scalar; None without a range.
+      number: the number of the push's range, an int64 scalar; None without a range.
       not_finite: 1 if the push has a value that is not finite, otherwise 0; an int64 scalar.
     """
 
@@ -346,7 +349,7 @@ class PulledModel:
         return dataclasses.replace(self, version=version, worker=worker, scalars=scalars, checks=checks)
 
     def values_of(self, gradients: Mapping[int, Any], variables: Sequence[Any]) -> dict[int, Any]:
-        """Returns the values of variables with dense gradients, by position; ValueError if one was not pulled."""
+        """Returns the values of variables with dense gradients, by position; ValueError if a value was not pulled."""
         dense = [number for number, gradient in gradients.items() if not isinstance(gradient, tf.IndexedSlices)]
         if missing := [variables[number].name for number in dense if number not in self.values]:
             raise ValueError(
@@ -357,7 +360,7 @@ class PulledModel:
 
 
 def checked_version(version: Any) -> Any:
-    """Converts the version of a push to a tensor; raises TypeError if it is no int64 scalar."""
+    """Converts the version of a push to a tensor; raises TypeError if the version is not an int64 scalar."""
     try:
         converted = tf.convert_to_tensor(version, tf.int64)
     except (TypeError, ValueError) as error:
@@ -368,10 +371,10 @@ def checked_version(version: Any) -> Any:
 
 
 def latest_pull(key: str, version: Any) -> PulledModel | None:
-    """Returns the last pull of the function that is being traced; None if it was in another function.
+    """Returns the last pull of the function that is being traced; None if the pull was in another function.
 
-    `key` names the collection in which the function's graph stores its pulls. Raises ValueError if there is no pull,
-    and the push's version comes neither from an argument of the function nor from another function.
+    `key` names the collection in which a graph stores its pulls. Raises ValueError if there is no pull, and the push's
+    version comes neither from an argument of the function nor from another function.
     """
     graph = tf.compat.v1.get_default_graph()
     while graph is not None:
@@ -390,13 +393,12 @@ def latest_pull(key: str, version: Any) -> PulledModel | None:
 class PulledVariable:
     """The local copy of a variable, for the current graph and the branches and loops inside it.
 
-    `reads_replaced` reads it instead of the variable: each read gives the same copy, even if the variable has changed.
-    Without a copy (None), a lookup of rows reads them on the variable's server, and a read of the whole variable
-    creates the copy. A `tf.function` that is called in the scope reads the variable itself: it may be called from other
-    places too.
+    `reads_replaced` reads the copy instead of the variable, so that each read gives the same value even if the variable
+    has changed. If `copy` is None, a look-up reads rows on the variable's server, and a read of the whole variable
+    makes the copy. A `tf.function` called in the scope reads the variable itself, as it may be called elsewhere, too.
 
     Attributes:
-      read_later: the tensors sent for the copy if a read created it, and the rows that were looked up.
+      read_later: the tensors that were sent when a read created the copy, and the rows that were looked up.
     """
 
     def __init__(self, variable: Any, copy: Any, transfer_dtype: tf.DType | None = None) -> None:
@@ -407,11 +409,11 @@ class PulledVariable:
         self._graph = tf.compat.v1.get_default_graph()
 
     def copy(self, *, may_make: bool) -> Any:
-        """Returns what is read instead of the variable; None for the variable itself."""
+        """Returns the tensor to read instead of the variable; None to read the variable itself."""
         if not is_within(self._graph):
             return None
         if self._copy is None and may_make:
-            # In the outer graph, so that all branches and loops share it.
+            # The copy is in the outer graph, so that all branches and loops share it.
             with self._graph.as_default(), tf.control_dependencies(None):
                 self._copy = self._read()
         return self._copy
@@ -446,8 +448,8 @@ class LocalModel:
     """Per-worker copies of a model's variables, except its embeddings. Created in the strategy's scope.
 
     Scheduled functions read and change the copies of their own worker, without any transfer. On a new or restarted
-    worker everything is zero: the owner fills the copies before they are read, and maintains `steps` and `version`.
-    Each worker has an optimizer like the shared model's, with its own slots and count.
+    worker, all copies are zero. The rule fills the copies before they are read, and maintains `steps` and `version`.
+    Each worker has an optimizer like the shared model's optimizer, with its own slots and count.
 
     Attributes:
       numbers: the positions of the copied variables in the model.
@@ -484,7 +486,7 @@ class LocalModel:
         """Updates the copies with the worker's optimizer. Gradients, by position, have no repeated rows."""
         if not gradients:
             return
-        # Bias corrections need the worker's own count, since the slots are its own too.
+        # Bias corrections need the worker's own count of updates, because the slots are its own, too.
         count = [variable.read_value() for variable in self._optimizer.scalars[:1]]
         variables = [self._by_number[number] for number in gradients]
         self._optimizer.apply(variables, list(gradients.values()), count, rate)
@@ -494,18 +496,18 @@ class LocalModel:
 class AveragedModel(LocalModel):
     """A worker's local model, and which of its changes are in the mean of all models.
 
-        copies = base + what was changed since    change: what is being added to the mean, under `number`
+        copies = base + changes since then    change: the change that is being added to the mean, under `number`
 
-    A change is *handed over* when it is copied to `change`. The servers are then told of it until they have counted it,
-    and no other change is handed over before. So each change is counted once, even if a call is cut off anywhere.
+    A change is *handed over* when it is copied to `change`. The worker then tells the servers of the change until they
+    have counted it, and only then hands over another change. So a change is counted once, even if a call is cut off.
 
     A mutex on each worker protects the copies from an abandoned call that still runs. If a call is cut off after it has
-    changed a part of the model, the model is given up: it has no generation.
+    changed a part of the model, the worker gives up the model, which then has no generation.
 
     Attributes:
       averaged_at: when the copies were last averaged or replaced, on the worker's clock, in seconds; a per-worker
-        float64 scalar. `version` is the version of the shared model then.
-      number: of the last change that was handed over; a per-worker int64 scalar.
+        float64 scalar. `version` is the shared model's version at that time.
+      number: the number of the last change that was handed over; a per-worker int64 scalar.
     """
 
     def __init__(self, model: Model, optimizer: GradientOptimizer, lock_name: str) -> None:
@@ -519,7 +521,7 @@ class AveragedModel(LocalModel):
             wholes = [variable_of(original) for original in originals]
             dtypes = [whole.dtype if whole.dtype.size >= tf.float32.size else tf.float32 for whole in wholes]
             self._change = [zeros(whole.shape, dtype, "change") for whole, dtype in zip(wholes, dtypes, strict=True)]
-            # 0 on a new or restarted worker; see `AveragingControl`.
+            # The generation is 0 on a new or restarted worker; see `AveragingControl`.
             self._generation = zeros([], tf.int64, "generation")
         self._lock = ServerMutex(lock_name, "")
 
@@ -533,7 +535,7 @@ class AveragedModel(LocalModel):
             return self.values()
 
     def replace(self, values: Sequence[Any], generation: Any) -> None:
-        """Replaces the model by values in the order of `numbers`, and its generation, an int64 scalar; 0 for none."""
+        """Replaces the model's values, in the order of `numbers`, and its generation, an int64 scalar (0 for none)."""
         with self._changed([*values, generation], generation):
             self.assign(values)
             _assign(self._base, values)
@@ -549,7 +551,7 @@ class AveragedModel(LocalModel):
             for change, value, base in zip(self._change, values, self._base, strict=True):
                 change.assign(tf.cast(value, change.dtype) - tf.cast(base.read_value(), change.dtype), read_value=False)
             _assign(self._base, values)
-            # Greater than the numbers of older connections: a restarted worker does not know them.
+            # The number is greater than the numbers of older connections, which a restarted worker does not know.
             first = connection * _CHANGES_OF_CONNECTION
             self.number.assign(1 + tf.maximum(first, self.number.read_value()), read_value=False)
 
@@ -562,10 +564,10 @@ class AveragedModel(LocalModel):
         self._counted.assign(self.number.read_value(), read_value=False)
 
     def move(self, mean: Sequence[Any]) -> None:
-        """Moves the model from `base` to the mean, with what was changed since."""
+        """Moves the model from `base` to the mean, and keeps the changes that were made since `base`."""
         with self._changed(mean):
             for variable, base, value in zip(self.variables, self._base, mean, strict=True):
-                # Exactly the mean, unless the model has changed.
+                # The result is exactly the mean, unless the model has changed since `base`.
                 variable.assign(value + (variable.read_value() - base.read_value()), read_value=False)
             _assign(self._base, mean)
 
@@ -581,9 +583,9 @@ class AveragedModel(LocalModel):
 
     @contextlib.contextmanager
     def _changed(self, after: Sequence[Any], generation: Any = None) -> Iterator[None]:
-        """Opens a scope, under the mutex, that changes the model, and removes its generation until the end.
+        """Opens a scope for changes of the model, under the mutex. Until the scope ends, the model has no generation.
 
-        None keeps the generation.
+        After the scope, the model has `generation`; with None, the model keeps its former generation.
         """
         with self._lock.hold(after):
             generation = self._generation.read_value() if generation is None else generation

@@ -1,18 +1,18 @@
 """The state of a rule on a parameter server: the model version, the workers' clocks, counters, committed ranges.
 
-All of it is on one server, the rule's *home*: a decision is made under one mutex, without asking another machine. What
-a checkpoint needs is in variables of the module. The steps in flight are not, since none survives a restart.
+The whole state is on one server, the rule's *home*, so that a decision needs one mutex and no other machine. The
+module's variables are saved in checkpoints. Steps in flight are not saved, since no step survives a restart.
 
     number of a range    ... 65535  65536  65537 ...      a vector of WINDOW slots on the home server:
     its slot             ... 65535      0      1 ...      each holds 1 + the number of the last range committed there
 
-`Epochs` gives no range to a function that is WINDOW or more above the first range that is not done. So if a slot holds
-a larger number than a range's own, that range is done, and no range is committed twice.
+`Epochs` gives a function no range that is WINDOW or more above the first range that is not done. So if a range's slot
+holds the number of a later range, the earlier range is done, and no range is committed twice.
 
-The vector is read and changed in the critical section that logs the push. Its operations are all on the home server,
-and finish once begun, even if the calling worker dies: a push is committed and its range recorded, or neither.
+The critical section that logs a push reads and changes the vector. Its operations are all on the home server, and
+finish once begun, even if the calling worker dies: a push is committed together with its range, or not at all.
 
-A checkpoint has the committed ranges, except ranges whose gradients still wait for an update: no checkpoint has these
+A checkpoint has the committed ranges, except ranges whose gradients still wait for an update. No checkpoint has waiting
 gradients, and `Epochs` saves their ranges as not done.
 """
 
@@ -32,7 +32,7 @@ from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStr
 from coordinator.ps_strategy.tensorflow_internals.shared_variable import ServerMutex, client_may_call, graph_around
 from coordinator.updates import decisions
 
-# Where the number of a range is in the vector that `Epochs.on` yields.
+# The position of the range's number in the vector that `Epochs.on` yields, and the size of the vector.
 _NUMBER = 3
 _POSITIONS_SIZE = 5
 
@@ -40,7 +40,7 @@ _POSITIONS_SIZE = 5
 class CommittedRanges(tf.train.experimental.PythonState):
     """The ranges of `Epochs` that a rule has committed. Created in the strategy's scope, on the server of `near`.
 
-    `read_waiting`, set by the rule, returns the numbers of the ranges whose gradients wait for an update.
+    The rule sets `read_waiting`, which returns the numbers of the ranges whose gradients wait for an update.
     """
 
     def __init__(self, strategy: ParameterServerStrategy, epochs: Epochs, near: tf.Variable, lock: ServerMutex) -> None:
@@ -55,11 +55,11 @@ class CommittedRanges(tf.train.experimental.PythonState):
         epochs.add_record(self)
 
     def is_committed(self, number: Any) -> Any:
-        """Returns whether a range is committed or done, a bool scalar; under the state's lock, on the home server."""
+        """Returns whether a range is committed or done, a bool scalar. Runs on the home server, under the lock."""
         return self._slots.sparse_read(number % WINDOW) > number
 
     def commit(self, number: Any, is_accepted: Any) -> None:
-        """Records that a range is committed if its push is accepted; under the state's lock, on the home server."""
+        """Records that a range is committed if its push is accepted. Runs on the home server, under the lock."""
         self._slots.scatter_nd_max([[number % WINDOW]], [tf.where(is_accepted, number + 1, tf.zeros_like(number))])
 
     def waiting(self) -> list[int]:
@@ -68,7 +68,7 @@ class CommittedRanges(tf.train.experimental.PythonState):
 
     def recover(self) -> None:
         """See `Epochs.add_record`."""
-        # Clear the record; otherwise ranges that are trained again would be refused as duplicates.
+        # If only the epochs or only this record was restored, ranges that run again would be refused as duplicates.
         if self._is_restored != (self.epochs.restorations != self._restorations):
             self._assign(np.zeros([WINDOW], np.int64))
         self._is_restored, self._restorations = False, self.epochs.restorations
@@ -83,7 +83,7 @@ class CommittedRanges(tf.train.experimental.PythonState):
         return np.array(first, "<i8").tobytes() + np.packbits(bits).tobytes()
 
     def deserialize(self, string_value: bytes) -> None:
-        """Replaces the ranges; TensorFlow calls it to restore a checkpoint."""
+        """Replaces the ranges. TensorFlow calls this method to restore a checkpoint."""
         first = int(np.frombuffer(string_value[:8], "<i8")[0])
         numbers = first + np.flatnonzero(np.unpackbits(np.frombuffer(string_value[8:], np.uint8)))
         slots = np.zeros([WINDOW], np.int64)
@@ -106,7 +106,7 @@ def range_number(positions: Any, once: Epochs | None, key: str) -> Any:
     """Returns the number of the range of a push, an int64 scalar; None for a rule without `once`.
 
     `key` names the rule's collection, in which a graph stores the ranges that it pushes. Raises ValueError if the range
-    is missing, not wanted, or pushed already by the function; TypeError if it is no vector of `Epochs.on`.
+    is missing, not wanted, or already pushed by the function; TypeError if `positions` is not a vector of `Epochs.on`.
     """
     if once is None:
         if positions is not None:
@@ -136,7 +136,7 @@ def range_number(positions: Any, once: Epochs | None, key: str) -> Any:
 
 
 def _is_in_loop(graph: Any, tensor: Any) -> bool:
-    """Returns whether a graph is in a loop, with the tensor outside of it."""
+    """Returns whether a graph is in a loop, and the tensor is outside of the loop."""
     while graph is not None and graph is not tensor.graph:
         if graph.name.startswith("while_body"):
             return True
@@ -144,11 +144,11 @@ def _is_in_loop(graph: Any, tensor: Any) -> bool:
     return False
 
 
-# Larger staleness counts as this.
+# The largest staleness in the histogram. Larger staleness counts as this value.
 MAX_STALENESS = 1024
 
 COUNTS = ("updates", "pushes", "rejected", "pulls", "bytes_pulled", "bytes_pushed", "not_finite")
-# Where the histogram of staleness and the workers' steps begin in `counts`.
+# Positions in `counts`: the beginning of the histogram of staleness, and the beginning of the workers' steps.
 HISTOGRAM = len(COUNTS)
 STEPS = HISTOGRAM + MAX_STALENESS + 1
 FIRST_SEEN, LAST_SEEN, WAITED = range(3)
@@ -160,10 +160,11 @@ NO_CLOCK = 2**62
 
 @dataclasses.dataclass(frozen=True)
 class _WorkerStatus:
-    """The steps in flight, by task index. Not in checkpoints: TensorFlow does not track the attributes of a dataclass.
+    """The steps in flight, by task index. No checkpoint has them: TensorFlow does not track a dataclass's attributes.
 
-    `fence` is the worker's newest connection, int64. An active worker has steps to do, and others may have to wait for
-    it; a waiting one waits to begin a step. `pulled_version`, int64, is of the gradient in flight, or NO_STEP.
+    `fence`, int64, is the worker's newest connection. An active worker has steps to do, and others may have to wait for
+    it. A waiting worker waits to begin a step. `pulled_version`, int64, is the version that the gradient in flight is
+    computed on, or NO_STEP.
     """
 
     fence: tf.Variable
@@ -178,12 +179,12 @@ class RuleState(tf.Module):
     Attributes:
       version: the number of updates applied; an int64 scalar.
       counts: the counters of `COUNTS`, then the number of gradients of each staleness, then the number of steps that
-        each worker has finished; int64. One variable, so that all counters of a push change together.
+        each worker has finished; int64. `counts` is one variable, so that all counters of a push change together.
       clocks: the steps that each worker has finished, plus its head start if it joined late; int64, by task index.
       seconds: when each worker was first and last seen, on the home's clock, and how long it has waited; float64.
       workers: the steps in flight.
       home: the device of the home server.
-      number: of this state; no other rule has it.
+      number: the number of this state; no other rule has the same number.
       lock: protects all variables of the state.
       queued: further state of the rule for a checkpoint; absent if there is none.
       committed: the ranges that the rule has committed; absent without `once`.
@@ -212,7 +213,7 @@ class RuleState(tf.Module):
             )
         self.workers = workers
         self.home: str = self.version.device
-        # A restarted client uses the same names; a mutex has no state to keep.
+        # A restarted client uses the same names, which is safe because a mutex has no state to keep.
         self.number = next(strategy.extended.services.unique_numbers)
         self.lock = ServerMutex(f"coordinator/updates/{self.number}/state", self.home)
         if once is not None:
@@ -223,8 +224,8 @@ class RuleState(tf.Module):
     ) -> None:
         """Adds to `counts`, in one operation.
 
-        The staleness, an int64 scalar, is counted for a number of gradients, and the steps for the worker with this
-        index; None counts nothing. `happened` are increments by name of the counter, Python numbers or scalars.
+        `staleness`, an int64 scalar, is counted for `gradients` gradients, and `steps` for the worker with the index
+        `worker`; None counts nothing. `happened` has increments by name of the counter, Python numbers or scalars.
         """
         counted = [(COUNTS.index(name), times) for name, times in happened.items()]
         with tf.device(self.home):
@@ -237,7 +238,7 @@ class RuleState(tf.Module):
             self.counts.scatter_nd_add(places[:, tf.newaxis], times)
 
     def slowest_clock(self, besides: Any) -> Any:
-        """Returns the least clock of the other active workers, NO_CLOCK if none is. The caller holds the lock."""
+        """Returns the least clock of active workers except `besides`; NO_CLOCK if there are none. The lock is held."""
         others = tf.logical_and(self.workers.is_active.read_value(), tf.range(MAX_WORKERS, dtype=tf.int64) != besides)
         return tf.reduce_min(tf.where(others, self.clocks.read_value(), tf.constant(NO_CLOCK, tf.int64)))
 
@@ -258,8 +259,8 @@ class RuleState(tf.Module):
 
     @client_may_call()
     def read(self) -> tuple[Any, Any]:
-        """Returns `counts` and `seconds` of one moment."""
-        # Under the lock, which a rule holds while it is between two of its counts.
+        """Returns `counts` and `seconds`, both read at the same time."""
+        # The lock is needed, because a rule holds it while it has changed only some of its counters.
         with self.lock.hold():
             return self.counts.read_value(), self.seconds.read_value()
 
@@ -277,7 +278,7 @@ def _number(value: Any) -> Any:
 
 
 def _constant(value: Any, dtype: tf.DType) -> Any:
-    """Returns a constant without control dependencies: the steps of one fused call share it."""
+    """Returns a constant without control dependencies, so that the steps of one fused call share the constant."""
     with tf.control_dependencies(None):
         return tf.constant(value, dtype)
 
@@ -291,7 +292,7 @@ class Staleness:
     """The staleness of the pushed gradients, in updates.
 
     Attributes:
-      histogram: the number of gradients of each staleness, from 0 on; the last also counts all larger ones.
+      histogram: the number of gradients of each staleness, from 0 on; the last number also counts all larger staleness.
     """
 
     histogram: tuple[int, ...]
@@ -308,7 +309,7 @@ class Staleness:
 
     @property
     def median(self) -> int:
-        """The median; the lower one of two."""
+        """The median; the lower of the two middle values if the number of gradients is even."""
         return self.percentile(50)
 
     @property
@@ -323,7 +324,7 @@ class Staleness:
 
     def percentile(self, percent: float) -> int:
         """Returns the least staleness that `percent` of the gradients do not exceed; 0 without gradients."""
-        # Exact. `numpy.percentile` with weights rounds, and differed for 1 of 57,000 random histograms.
+        # This is exact. `numpy.percentile` with weights rounds, and differed for 1 of 57,000 random histograms.
         cumulative = np.cumsum(self.histogram)
         return int(np.searchsorted(cumulative, percent / 100 * cumulative[-1])) if self.count else 0
 
@@ -333,24 +334,23 @@ class Staleness:
 
 @dataclasses.dataclass(frozen=True)
 class RuleStatistics:
-    """The counters of a rule at one moment, over all of training, including restored checkpoints.
+    """The counters of a rule at one point in time, since the beginning of training, including restored checkpoints.
 
-    It contains all that a push counts, or nothing of the push, even while functions run. `staleness.count` is `pushes`;
-    with `Delayed` it is `updates`.
+    The counters contain all counts of a push or none, even while functions run. `staleness.count` is equal to
+    `pushes`, or with `Delayed` to `updates`.
 
     Attributes:
-      updates: the number of updates: the model's version.
-      pushes: pushed gradients, including rejected ones.
-      rejected: rejected gradients.
+      updates: the number of updates, which is the model's version.
+      pushes: the number of pushes, including rejected pushes.
+      rejected: the number of rejected pushes.
       pulls: the number of times that a worker pulled the model.
       bytes_pulled: the size of the pulls, including rows that were looked up.
       bytes_pushed: the size of the pushes.
-      not_finite: pushes with a gradient that has an infinite value or NaN, including rejected ones.
-      staleness: of the pushed gradients, including rejected ones.
-      clocks: the number of steps that each worker has finished, one for each accepted push, by task index; only workers
-        that have run a step. The clock that a rule compares may be larger: it includes the head start of a worker that
-        joined late.
-      idle_shares: the share of its time, from 0 to 1, that each worker has waited for the rule, by task index.
+      not_finite: the number of pushes with an infinite value or NaN, including rejected pushes.
+      staleness: the staleness of the pushed gradients, including rejected gradients.
+      clocks: by task index, the number of steps that each worker has finished, one for each accepted push; only workers
+        that have run a step. The clock that a rule compares may be larger, by the head start of a late worker.
+      idle_shares: by task index, the share of the time, from 0 to 1, in which each worker has waited for the rule.
     """
 
     updates: int
@@ -387,14 +387,14 @@ class RuleStatistics:
 
         Args:
           step: an integer.
-          prefix: of the names of the summaries.
+          prefix: the prefix of the summaries' names.
         """
         for name in COUNTS:
             tf.summary.scalar(f"{prefix}/{name}", getattr(self, name), step=step)
         for name in ("mean", "median", "p99", "max"):
             tf.summary.scalar(f"{prefix}/staleness/{name}", float(getattr(self.staleness, name)), step=step)
         counts = np.array(self.staleness.histogram)
-        # In proportion: a value for each gradient of a long training would take gigabytes.
+        # The histogram is scaled down: a value for each gradient of a long training would take gigabytes.
         shown = np.ceil(counts * min(1.0, _MOST_VALUES / max(1, counts.sum()))).astype(np.int64)
         tf.summary.histogram(f"{prefix}/staleness", np.repeat(np.arange(len(counts)), shown), step=step)
         for worker, share in self.idle_shares.items():
@@ -411,19 +411,19 @@ class RuleStatistics:
         )
 
 
-# Seconds that a waiting worker pauses before it asks again, times the number of waiting workers: all waiting workers
-# together ask the home server a thousand times a second.
+# Before a waiting worker asks again, it pauses for this number of seconds times the number of waiting workers. So all
+# waiting workers together ask the home server a thousand times a second.
 PAUSE = 1e-3
 
 
 class Gate:
     """Lets workers begin a step one by one, each as soon as a decision allows it.
 
-    A worker that may not begin asks again after a pause, on its own machine. A wake-up call could be lost with a worker
-    that dies. Idle and lost workers hold up nobody: the client reports them.
+    A worker that may not begin asks again after a pause, on its own machine. A wake-up call from another worker could
+    be lost if that worker dies. Idle and lost workers hold up nobody, because the client dismisses them.
 
-    `may_begin` takes a worker's index and clock, on the home server and under the state's lock. It returns whether the
-    worker may begin, a bool scalar.
+    `may_begin` is called with a worker's index and clock, on the home server and under the state's lock. It returns
+    whether the worker may begin, a bool scalar.
     """
 
     def __init__(
@@ -439,7 +439,7 @@ class Gate:
         services = self._strategy.extended.services
         worker, connection = services.worker_index(), services.connection_number()
         began = tf.timestamp()
-        # Traced once, called in two places.
+        # `_ask` is traced once, and called in two places.
         ask = tf.function(self._ask, autograph=False)
         answer = ask(worker, connection, tf.constant(0.0, tf.float64))
 
@@ -451,8 +451,8 @@ class Gate:
         return tf.while_loop(lambda may, *_: tf.logical_not(may), ask_again, answer, parallel_iterations=1)[2]
 
     def dismiss(self, worker: int) -> None:
-        """Records, on the client, that a worker has no step in flight: no other waits for it."""
-        # If the home server is down, its record is lost with it.
+        """Records, on the client, that a worker has no step in flight, so that no other worker waits for it."""
+        # If the home server is down, its record of the worker is lost, too.
         with contextlib.suppress(*UNREACHED):
             self._dismiss(worker)
 
@@ -460,13 +460,13 @@ class Gate:
         """Returns whether the worker may begin, the number of waiting workers (itself included), and the version."""
         state, workers = self._state, self._state.workers
         with state.lock.hold([worker, connection, waited]):
-            # An abandoned call on a closed connection must not count as the worker's own.
+            # An abandoned call on a closed connection must not count as a call of the worker.
             is_own = tf.debugging.assert_greater_equal(
                 connection, workers.fence.sparse_read(worker), "This call was abandoned; its worker has a newer one."
             )
             with tf.control_dependencies([is_own]):
                 workers.fence.scatter_nd_update([[worker]], [connection])
-                # An inactive worker joins at the slowest active clock, the first at the greatest.
+                # An inactive worker joins at the slowest active clock, or at the greatest clock if no worker is active.
                 clock, slowest = state.clocks.sparse_read(worker), state.slowest_clock(besides=worker)
                 slowest = tf.where(slowest == NO_CLOCK, tf.reduce_max(state.clocks.read_value()), slowest)
                 rejoined = tf.function(decisions.rejoined_clock)(clock, slowest)
@@ -492,7 +492,7 @@ class Gate:
 
 
 def pause(seconds: Any) -> Any:
-    """Returns a tensor that is available after some seconds, a float64 scalar, without using the processor."""
+    """Returns a tensor that is available after `seconds`, a float64 scalar, without using the processor."""
     once = tf.raw_ops.TensorDataset(components=[tf.constant(0)], output_shapes=[[]])
     types = {"output_types": [tf.int32], "output_shapes": [[]]}
     slept = tf.raw_ops.SleepDataset(input_dataset=once, sleep_microseconds=tf.cast(seconds * 1e6, tf.int64), **types)

@@ -1,10 +1,10 @@
-"""The settings of each update rule, with their checks: shared by the rules of a cluster and by their simulation.
+"""The settings of each update rule, with their checks, for the rules of a cluster and for their simulation.
 
 Both `coordinator.updates.rules` and `coordinator.simulation.rules` have a rule `Synchronous`, which takes the fields of
 `SynchronousSettings`, and so on. `UpdateRule` has the keywords of all rules of a cluster. This module imports neither
 TensorFlow nor NumPy.
 
-All raise when they are called:
+All classes and functions raise when they are called:
   SettingError: a value is out of range; it is a `ValueError`.
   SettingTypeError: a value has the wrong type; it is a `SettingError` and a `TypeError`.
 """
@@ -41,7 +41,7 @@ class _Modulated:
         if modulation is False:
             return None
         by_staleness: Any = decisions.learning_rate_scale if modulation is True else modulation
-        # A second argument with a default is not for the version.
+        # A second parameter with a default value does not take the version.
         return (lambda staleness, _: by_staleness(staleness)) if _takes(by_staleness, 1) else by_staleness
 
 
@@ -55,7 +55,7 @@ def _takes(function: Any, number: int) -> bool:
 
 
 def rounding_dtype(transfer_dtype: Any, error_feedback: bool) -> Any:
-    """Returns the dtype of a rule's rounded messages; None if nothing is rounded. A simulation sends nothing."""
+    """Returns the dtype of a rule's rounded messages; None if nothing is rounded. Simulations send no messages."""
     check_transfer_dtype("transfer_dtype", transfer_dtype)
     if not isinstance(error_feedback, bool):
         raise SettingTypeError("error_feedback", f"must be True or False, got {error_feedback!r}.")

@@ -39,7 +39,7 @@ class CommonSettings(TypedDict, total=False):
 
 
 class RoundedSettings(CommonSettings, total=False):
-    """The keywords of rules that can round what is sent."""
+    """The keywords of rules that can round their messages."""
 
     transfer_dtype: Any
     error_feedback: bool
@@ -55,9 +55,9 @@ _Constructor = TypeVar("_Constructor", bound=Callable[..., None])
 
 
 def takes_settings(constructor: _Constructor) -> _Constructor:
-    """Decorates a rule's constructor, whose `**settings: Unpack[...]` takes the keywords of that TypedDict only.
+    """Decorates a rule's constructor, whose `**settings: Unpack[...]` takes only the keywords of the TypedDict.
 
-    Type checkers and editors read the TypedDict. `help` and the documentation list its keywords one by one, with the
+    Type checkers and editors read the TypedDict. `help` and the documentation list the keywords one by one, with the
     defaults of `UpdateRule`. Any other keyword is a TypeError.
     """
     *own, settings = inspect.signature(constructor).parameters.values()
@@ -79,12 +79,12 @@ def takes_settings(constructor: _Constructor) -> _Constructor:
 class TablesOfRule:
     """The tables among a rule's variables, and their gradients among the pushed gradients.
 
-    Tables update their rows themselves, by key, on all servers. `variables` are the tables' variables by their
-    positions in `given`, all variables of the rule.
+    Tables update their rows themselves, by key, on all servers. `given` has all variables of the rule; `variables` has
+    the variables of tables, by their positions in `given`.
     """
 
     def __init__(self, variables: Sequence[Any]) -> None:
-        # In this class: TensorFlow would save attributes of the rule with its checkpoints.
+        # This class holds the variables, since TensorFlow would save attributes of the rule with its checkpoints.
         self.given = tuple(variables)
         wholes = enumerate(map(variable_of, variables))
         self.variables = {number: variable for number, variable in wholes if isinstance(variable, TableVariable)}
@@ -98,9 +98,9 @@ class TablesOfRule:
         return [check for table, gradient in self._pushed(gradients) for check in value_checks(gradient, table)]
 
     def apply(self, gradients: Sequence[Any], checks: Sequence[Any], accepted: Any, *, may_reject: bool) -> Any:
-        """Applies the tables' gradients after `checks` if the others were `accepted`, a bool scalar; returns that.
+        """Applies the tables' gradients after `checks`, if `accepted`, a bool scalar, is True; returns `accepted`.
 
-        A gradient may be None: the step did not use the table. `may_reject`: `accepted` may be False.
+        `accepted` may be False only with `may_reject`. A gradient is None if the step did not use the table.
         """
         pushed = self._pushed(gradients)
 
@@ -123,32 +123,32 @@ class TablesOfRule:
 class UpdateRule(tf.Module):
     """Decides what a pushed gradient does to the model. Created in `strategy.scope()`; used in scheduled functions.
 
-    It is a `tf.Module`: `tf.train.Checkpoint(model=model, optimizer=optimizer, rule=rule)` saves its version, clocks
-    and counters with the model.
+    A rule is a `tf.Module`: `tf.train.Checkpoint(model=model, optimizer=optimizer, rule=rule)` saves the rule's
+    version, clocks and counters with the model.
 
     Args:
       optimizer: a Keras 3 optimizer, or a function `(variable, gradient, learning_rate)` that changes a variable, or a
-        part of a sharded one.
+        part of a sharded variable.
       variables: `tf.Variable`s or `keras.Variable`s, for which gradients are pushed. The `variable` of a table may be
         among them: the gradients of an accepted push go directly to the table's own optimizer, independently of what
         the rule does with the other variables.
-      embeddings: variables that steps look up by rows; never copied to a worker as a whole. By default the sharded
-        variables, and the variables of `Embedding` layers, which Keras names "embeddings".
-      learning_rate: for an update function: a number, a scalar `tf.Variable`, or a function of the version that was
-        pulled, an int64 scalar, such as a schedule of Keras. It is called once with 0 to check it.
-      allow_duplicate_indices: whether an update function accepts `tf.IndexedSlices` with repeated indices: right for a
-        function that only adds multiples of the gradient, as plain SGD does with `scatter_sub`. Otherwise the worker
-        first sums rows of the same index.
-      once: `coordinator.data.Epochs` whose ranges the rule commits once each; None without. See `push`.
+      embeddings: variables that steps look up by rows. No embedding is copied to a worker as a whole. By default,
+        embeddings are the sharded variables, and the variables of `Embedding` layers, which Keras names "embeddings".
+      learning_rate: the learning rate of an update function: a number, a scalar `tf.Variable`, or a function of the
+        pulled version, an int64 scalar, such as a schedule of Keras. A function is called once with 0 to check it.
+      allow_duplicate_indices: whether an update function accepts `tf.IndexedSlices` with repeated indices. True is
+        right for a function that only adds multiples of the gradient, as plain SGD does with `scatter_sub`. Otherwise,
+        the worker first sums rows of the same index.
+      once: the `coordinator.data.Epochs` whose ranges the rule commits once each, or None. See `push`.
       require_finite: whether a push with an infinite value or NaN raises `tf.errors.InvalidArgumentError`, before
-        anything is sent. By default the push counts in `statistics().not_finite`.
-      transfer_dtype: `tf.bfloat16` rounds dense float32 variables and gradients while they are sent, to half of the
-        bytes; `tf.float32` rounds nothing; None is `Options.transfer_dtype`. Variables, slots and sums stay float32.
-      error_feedback: whether each worker adds to a push what rounding took from its earlier ones. Each worker then
-        holds a copy of each rounded variable.
+        anything is sent. By default, such a push only counts in `statistics().not_finite`.
+      transfer_dtype: `tf.bfloat16` rounds dense float32 variables and gradients while they are sent, which halves the
+        bytes; `tf.float32` rounds nothing; None takes `Options.transfer_dtype`. Variables, slots and sums stay float32.
+      error_feedback: whether each worker adds the rounding errors of its earlier pushes to each push. Each worker then
+        holds a rounding error of the size of each rounded variable.
 
     Raises:
-      RuntimeError: not in the scope of a `coordinator.ParameterServerStrategy`.
+      RuntimeError: the current scope is not the scope of a `coordinator.ParameterServerStrategy`.
       StrategyClosedError: the strategy is closed.
       TypeError, ValueError: an argument is wrong.
     """
@@ -192,7 +192,7 @@ class UpdateRule(tf.Module):
         # Names the locks on the servers, and the collection in which a graph stores its pulls.
         self._key = f"coordinator/updates/{self.state.number}"
         self._optimizer = gradient_optimizer(optimizer, self._model.given, learning_rate, allow_duplicate_indices)
-        # Returns the rule that follows this one. A function, since TensorFlow would save the rule with this one.
+        # Returns the rule that replaced this rule. It is a function, since TensorFlow would save a rule with this rule.
         self._successor: Callable[[], UpdateRule] | None = None
         strategy.extended.services.rules.add(self)
 
@@ -203,7 +203,7 @@ class UpdateRule(tf.Module):
 
     @property
     def current(self) -> "UpdateRule":
-        """The rule that replaced this one, see `switch_to`; this one if none did."""
+        """The rule that replaced this rule with `switch_to`, or this rule itself."""
         return self._successor() if self._successor else self
 
     @property
@@ -212,7 +212,7 @@ class UpdateRule(tf.Module):
         return getattr(self._optimizer, "optimizer", None)
 
     def ordered(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Returns gradients in the order that `push` takes; raises ValueError if a variable is not the rule's."""
+        """Returns gradients in the order that `push` takes; ValueError if the rule lacks a variable with a gradient."""
         wholes = list(map(variable_of, variables))
         by_variable = {id(variable): gradient for variable, gradient in zip(wholes, gradients, strict=True)}
         in_order = [by_variable.pop(id(variable_of(variable)), None) for variable in self._tables.given]
@@ -226,10 +226,10 @@ class UpdateRule(tf.Module):
 
     @tf.autograph.experimental.do_not_convert
     def pull(self) -> contextlib.AbstractContextManager[Any]:
-        """Opens a scope, in a scheduled function, that reads the model from copies.
+        """Opens a scope, in a scheduled function, in which reads of the model are answered from local copies.
 
-        Each variable is pulled once, when the scope is entered. The scope's value is the model version that was pulled,
-        an int64 scalar.
+        A variable is pulled at most once: when the scope is entered, or, if it is large or an embedding, when it is
+        read as a whole. The scope's value is the model version that was pulled, an int64 scalar.
 
         Raises:
           RuntimeError: outside of a scheduled function.
@@ -245,21 +245,21 @@ class UpdateRule(tf.Module):
         (for instance because its worker died), the second push is ignored.
 
         Args:
-          gradients: one for each variable, in their order: a tensor, `tf.IndexedSlices`, or None.
-          version: the version that they were computed on, the value of the `pull` scope.
-          positions: the range that they were computed on, as the function was given it; only with `once`.
+          gradients: a gradient for each variable of the rule, in order: a tensor, `tf.IndexedSlices`, or None.
+          version: the version that the gradients were computed on, which is the value of the `pull` scope.
+          positions: the range that the gradients were computed on, as the function was given it; only with `once`.
 
         Returns:
-          Whether the rule accepted them, a bool scalar. True for a push that is ignored since its range is committed.
+          Whether the rule accepted the gradients, a bool scalar; also True for an ignored push of a committed range.
 
         Raises:
           RuntimeError: outside of a scheduled function.
           ValueError: there are more or fewer gradients than variables, all are None, or a shape or the id of a row
             does not fit its variable; or `positions` are missing, given to a rule without `once`, or given twice in a
             function. Shapes that are unknown at tracing are checked at run time, before anything is sent, and raise
-            `tf.errors.InvalidArgumentError`. So are the ids of rows, by rules that collect gradients on the servers.
-          TypeError: a gradient's dtype is neither its variable's nor a floating-point one, which is cast to it; or
-            `positions` is no range.
+            `tf.errors.InvalidArgumentError`. Rules that collect gradients on the servers also check ids of rows then.
+          TypeError: a gradient's dtype is neither the variable's dtype nor a floating-point dtype that is cast to it;
+            or `positions` is no range.
         """
         return self.current._push_all(gradients, version, positions)
 
@@ -268,8 +268,8 @@ class UpdateRule(tf.Module):
         """Runs a step on a minibatch, and repeats it with a newer model while its gradients are rejected.
 
         Args:
-          step_body: takes the minibatch, returns a result and the gradients: `(loss, gradients)`.
-          *batch: its arguments.
+          step_body: a function that takes the minibatch, and returns a result and the gradients: `(loss, gradients)`.
+          *batch: the arguments of `step_body`.
           positions: see `push`.
 
         Returns:
@@ -283,7 +283,7 @@ class UpdateRule(tf.Module):
 
         if not self.current.may_reject:
             return attempt()[0]
-        # Traced once, called in two places.
+        # `attempt` is traced once, and called in two places.
         attempt_function = tf.function(attempt)
         result, accepted = attempt_function()
         return tf.while_loop(
@@ -301,19 +301,19 @@ class UpdateRule(tf.Module):
         return RuleStatistics.of(self.current.state)
 
     def switch_to(self, rule: "UpdateRule") -> None:
-        """Replaces this rule: from now on, functions that use it do what the other rule does.
+        """Replaces this rule: from now on, functions that use this rule do what the other rule does.
 
-        Waits until all scheduled functions have finished, as `strategy.join()`; none runs while it switches. Version,
-        clocks and counters continue. Functions are retraced when they are next scheduled; a concrete function keeps the
-        rule that it was traced with.
+        Waits until all scheduled functions have finished, like `strategy.join()`. No function runs during the switch.
+        The version, clocks and counters continue. Functions are retraced when they are next scheduled; a concrete
+        function keeps the rule that it was traced with.
 
         Args:
-          rule: for the same variables, and not in use.
+          rule: a rule for the same variables that is not in use.
 
         Raises:
-          ValueError: it is for other variables, for other epochs or none (`once`), or in use.
+          ValueError: the rule is for other variables, has another `once`, or is in use.
           StrategyClosedError: the strategy is closed.
-          Exception: what `join` raises; then nothing is switched.
+          Exception: an error that `strategy.join` raises; then the rule is not replaced.
         """
         self._refuse_closed("switch_to")
         current, strategy = self.current, self._strategy
@@ -346,14 +346,14 @@ class UpdateRule(tf.Module):
         """Whether `push` may return False."""
         return False
 
-    # Whether all servers are read after the version, which costs a message to each.
+    # Whether the reads on all servers wait for the version, which costs a message to each server.
     _pulls_after_version = True
-    # Whether a step checks the ids of rows before it sends any: some operations for each variable.
+    # Whether a step checks the ids of rows before it sends rows, which takes some operations for each variable.
     _checks_ids = False
 
     @property
     def may_wait(self) -> bool:
-        """Whether a pull or a push may wait for other workers. Then steps are not fused."""
+        """Whether a pull or a push may wait for other workers. If so, steps that pull or push are not fused."""
         return True
 
     # Where a worker waits until it may pull.
@@ -378,7 +378,7 @@ class UpdateRule(tf.Module):
         return PulledModel(version, values[len(numbers) :], dict(zip(numbers, values, strict=False)), size, 1)
 
     def settle(self) -> None:
-        """Applies all pushes that the rule applies during training. Called on the client while nothing is scheduled.
+        """Applies all waiting pushes that training would apply. Called on the client while nothing is scheduled.
 
         `fit` calls it at the end of each epoch.
         """
@@ -387,7 +387,7 @@ class UpdateRule(tf.Module):
         """Applies all pushes to the shared model. Called while nothing is scheduled."""
 
     def _use_state(self) -> None:
-        """Creates what depends on `state`. A rule calls it in `__init__`; `switch_to` calls it with the new state."""
+        """Creates the objects that depend on `state`; called in `__init__`, and by `switch_to` with the new state."""
 
     # Used by the rules.
 
@@ -408,17 +408,17 @@ class UpdateRule(tf.Module):
         model = self._pull_model(self._begin_step())
         variables = self._model.wholes
         copies = list(map(PulledVariable, variables, self._model.joined(model.values), self._model.transfer_dtypes()))
-        # In the graph, whose tensors it holds: both are freed together.
+        # The graph holds the pulled model, which has tensors of this graph. So both are freed together.
         graph = tf.compat.v1.get_default_graph()
         graph.add_to_collection(self._key, dataclasses.replace(model, worker=worker))
         with reads_replaced(variables, copies):
             yield model.version
-        # Identities are on the worker: the size of a tensor on its server would be a message.
+        # The identities are on the worker. The size of a tensor on its server would need a message.
         read = [tensor for copy in copies for tensor in copy.read_later]
         later = [tf.size(tf.identity(tensor), tf.int64) * tensor.dtype.size for tensor in read]
         pulls, size = model.pulls, tf.add_n([model.size, *later])
         if tf.is_tensor(pulls):
-            # One message for both.
+            # One message has both numbers.
             both = tf.stack([pulls, size])
             with tf.device(self.state.home):
                 pulls, size = tf.unstack(both)
@@ -454,7 +454,7 @@ class UpdateRule(tf.Module):
         return self._tables.apply(gradients, checks, accepted, may_reject=self.may_reject)
 
     def _prepare_trace(self, called: str) -> None:
-        """Raises unless a worker's function is being traced; disables fusing if the rule may wait."""
+        """Raises an error if no worker's function is being traced; disables fusing if the rule may wait."""
         self._refuse_closed(called)
         if tf.executing_eagerly():
             raise RuntimeError(f"rule.{called}() is used inside a tf.function that is given to strategy.schedule.")

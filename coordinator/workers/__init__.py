@@ -1,1 +1,1 @@
-"""Who runs closures, and what happens when that fails: the cluster, its workers, retries, recovery. No TensorFlow."""
+"""Runs closures on the workers. `cluster.py` notices that a worker dies; `retry_rule.py` decides on its closures."""

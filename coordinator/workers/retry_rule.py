@@ -1,4 +1,4 @@
-"""Decides what happens to a closure whose attempt failed, by pure functions, and creates the error that users see."""
+"""Pure functions: is a closure run again when its worker died or its call failed, or else, which error do users see?"""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ from coordinator.options import Options
 from coordinator.queueing.closure import Attempt, ErrorScope
 from coordinator.runtime import Failure, FailureKind
 
-# Kinds of failures whose errors are TensorFlow's about its servers.
+# The kinds of failures whose errors come from TensorFlow and describe its servers.
 _OF_SERVERS = (
     FailureKind.WORKER_LOST,
     FailureKind.PARAMETER_SERVER_LOST,
@@ -26,15 +26,15 @@ def may_retry(
 ) -> bool:
     """Decides whether a closure runs again.
 
-    `failures_of_kind` counts the closure's attempts that failed in this way, the latest included. `may_recover` says
-    that lost parameter servers are being recovered. `may_go_elsewhere` is called for a closure that has reached
-    `Options.max_attempts`. It returns whether always the same worker was lost and another worker can run the closure:
-    then the worker is at fault, not the closure.
+    `failures_of_kind` counts the closure's attempts with this kind of failure, including the latest attempt.
+    `may_recover` says that lost parameter servers are being recovered. `may_go_elsewhere` is called for a closure that
+    has reached `Options.max_attempts`. It returns whether all attempts were lost with one worker and another worker can
+    run the closure; then the worker is at fault, not the closure.
     """
     match failure.kind:
         case FailureKind.CANCELLED | FailureKind.LINK_LOST:
-            # If the user cancelled it, its outcome is decided already; if the library did, it runs later. A broken link
-            # is no fault of the closure, and nothing runs on the worker until the link works again.
+            # A closure that the user cancelled has its outcome already; a closure that the library cancelled runs
+            # later. A broken link is not the closure's fault, and nothing runs on the worker until the link works.
             return True
         case FailureKind.PARAMETER_SERVER_LOST:
             return may_recover
@@ -60,7 +60,7 @@ def error_scope(kind: FailureKind, options: Options) -> ErrorScope:
 
 
 def final_error(failure: Failure, attempt: Attempt, task: str) -> BaseException:
-    """Returns a closure's final exception: its last attempt's, with notes on the closure, the task and the attempt."""
+    """Returns a closure's final exception, with notes on the closure, the task and the attempt."""
     error, closure = failure.error, attempt.closure
     if failure.kind is FailureKind.WORKER_LOST:
         alone = f" No worker but {task} could run it." if len(closure.lost_on) == 1 else ""

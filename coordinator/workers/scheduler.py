@@ -5,8 +5,8 @@
                  <-------                 <------------- Worker 1's thread --run--> Runtime --> task 1
                    join     finish, fail, requeue
 
-Guarantees: a scheduled closure runs at least once, or its future says why not. After `join` every future is done.
-Workers may come and go while closures run. `close` ends its threads, or logs which call cannot be cancelled.
+Guarantees: a scheduled closure runs at least once, or its future has an error. After `join` every future is done.
+Workers may join and leave while closures run. `close` ends the threads, or logs which call cannot be cancelled.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ from coordinator.workers.parameter_server_recovery import RecoveryLoop
 _logger = logging.getLogger("coordinator")
 
 
-# The wanted addresses of workers; by index if each worker keeps its index.
+# The wanted addresses of workers. The keys of a mapping are the workers' indices.
 WorkerAddresses = Mapping[int, str] | Collection[str]
 
 
@@ -45,9 +45,8 @@ def change_between(
 ) -> tuple[dict[int, str], list[int], list[str]]:
     """Compares the present workers (addresses by index; `lost` of them are lost) with the wanted addresses.
 
-    Without indices, a lost worker whose address is no longer wanted is assumed to have moved to a new address, if there
-    is one. Returns the new addresses of moved workers by index, the indices of workers to remove, and the addresses of
-    new workers.
+    Without indices, a lost worker whose address is no longer wanted is assumed to have moved to a new address, if any.
+    Returns the addresses of moved workers by index, the indices of workers to remove, and new workers' addresses.
     """
     if isinstance(wanted, Mapping):
         changed = {index: address for index, address in wanted.items() if present.get(index, address) != address}
@@ -63,8 +62,8 @@ def change_between(
 class MembershipWatch(QueueThread):
     """Asks for the workers' addresses repeatedly, and changes the workers while training runs.
 
-    Addresses that cannot be read or applied change nothing, and are reported once. `addresses` is called on this
-    thread, `interval` seconds after its last return. It may block until they change; `stop` ends it by `interrupt`.
+    Addresses that cannot be read or applied change nothing, and are reported once. This thread calls `addresses`
+    `interval` seconds after the last call returned. The call may block until the addresses change; `interrupt` ends it.
     """
 
     def __init__(
@@ -120,8 +119,8 @@ class MembershipWatch(QueueThread):
 class Scheduler:
     """Runs closures on the workers of one runtime.
 
-    `concatenated` joins the results of consecutive `Runtime.run_steps`; by default they are lists. Users have `cluster`
-    as `strategy.cluster`; `queue.events` records what happens, and `listeners` pass it to callbacks and traces.
+    `concatenated` joins the results of consecutive `Runtime.run_steps`, which are lists by default. Users have
+    `cluster` as `strategy.cluster`. `queue.events` records events, which `listeners` pass to callbacks and traces.
     """
 
     def __init__(
@@ -146,7 +145,7 @@ class Scheduler:
             self.listeners.on_event(log_event)
         self._closed = False
         self._process = os.getpid()
-        # By a weak reference: a bound method would keep the scheduler alive as long as the runtime.
+        # The reference is weak, because a bound method would keep the scheduler alive as long as the runtime.
         runtime.builds.schedule = functools.partial(_schedule_preparation, weakref.ref(self))
         try:
             self.recovery.start()
@@ -158,7 +157,7 @@ class Scheduler:
 
     @property
     def stops_on_error(self) -> bool:
-        """Whether the error of a closure cancels all others."""
+        """Whether the error of a closure cancels all other closures."""
         return self._options.stop_on_error
 
     def schedule(  # noqa: PLR0913 - what is known of a closure, each a keyword
@@ -180,14 +179,14 @@ class Scheduler:
         Args:
           work: what the runtime runs.
           name: the function's name, for messages.
-          steps: run it this many times, with one `RunsFuture`; None for once.
-          worker: the index of the only worker that may run it; None for any.
-          timeout: in seconds; an attempt that takes longer is started on another worker too. None: as the options say.
-          after: it runs when these have results, and fails if one of them fails.
-          origin: what the future keeps of its function; opaque to the core.
-          fusion_key: work with equal keys may share a call; None to run alone.
-          inputs: its inputs that may end; it runs only on workers where none has ended.
-          followers: called with the future before the closure can run.
+          steps: how often the work runs, with one `RunsFuture`; None for once, with a `Future`.
+          worker: the index of the only worker that may run the work; None for any worker.
+          timeout: in seconds; a longer attempt is started on another worker too. None for `Options.closure_timeout`.
+          after: the work runs when these futures have results, and fails if one of the futures fails.
+          origin: an object that the future keeps, such as the traced function; opaque to the core.
+          fusion_key: works with equal keys may share a call; None for work that runs alone.
+          inputs: the work's inputs that may end; the work runs only on workers where no input has ended.
+          followers: functions that are called with the future before the closure can run.
 
         Raises:
           ValueError: there is no such worker, or `steps` or `timeout` is not positive.
@@ -225,7 +224,7 @@ class Scheduler:
         return future
 
     def schedule_internal(self, worker: int, work: Any, name: str, *, is_counted: bool = True) -> Future:
-        """Queues the library's own `work` for one worker, before all others; `join` and `done` ignore it.
+        """Queues internal `work` for one worker, before all other closures. `join` and `done` ignore internal work.
 
         Uncounted work appears in no statistics, and is not retried.
         """
@@ -292,7 +291,7 @@ class Scheduler:
         return self.listeners.trace(path, ["client", *(f"{job} {index}" for job, index in tasks)], sample, busy)
 
     def close(self) -> None:
-        """Cancels what waits and runs, ends the threads and disconnects from the servers. May be called again."""
+        """Cancels all closures, ends the threads and disconnects from the servers. A second call does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -321,7 +320,7 @@ class Scheduler:
             for other in needed:
                 other.add_done_callback(lambda done: self._unblock(closure, done))
         except BaseException:
-            # After Ctrl-C its followers would wait without end, or the closure for a result that exists.
+            # After Ctrl-C, the followers would wait without end, or the closure would wait for a result that exists.
             future.cancel()
             raise
 

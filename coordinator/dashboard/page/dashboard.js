@@ -1,4 +1,4 @@
-// Reads the stream of snapshots, and shows each.
+// Reads the stream of snapshots, and shows each snapshot.
 
 import { addSegments, drawStream } from "./stream.js";
 import { updateCharts, updateRules } from "./charts.js";
@@ -34,7 +34,7 @@ function showConnection(kind, text) {
   setText(byId("connection"), text);
 }
 
-// The server's clock. It stands still while nothing is received.
+// Returns the time on the server's clock, which stands still while nothing is received.
 function now() {
   const isLive = byId("connection").dataset.state === "live";
   return state.time + (isLive ? (performance.now() - receivedAt) / 1000 : 0);

@@ -1,4 +1,4 @@
-// Elements that are changed in place, and only where something is new. Text is set as text, never as HTML.
+// Changes elements in place, and only where something is new. Text is set as text, never as HTML.
 
 export function byId(id) {
   return document.getElementById(id);
@@ -14,7 +14,7 @@ export function setText(target, text) {
   if (target.textContent !== text) target.textContent = text;
 }
 
-// Makes `parent` have one child for each item, in their order. `create` makes a child, `update` fills it.
+// Gives `parent` one child for each item, in the order of the items. `create` makes a child, `update` fills a child.
 export function setChildren(parent, items, key, create, update) {
   const old = new Map([...parent.children].map((child) => [child.dataset.key, child]));
   items.forEach((item, place) => {
@@ -31,7 +31,7 @@ export function setChildren(parent, items, key, create, update) {
   for (const child of old.values()) child.remove();
 }
 
-// The value of a custom property of the style sheet, which knows light from dark.
+// Returns the value of a custom property of the style sheet, which differs between light and dark mode.
 export function color(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 }

@@ -8,12 +8,12 @@ export function number(value) {
   return size >= 1 ? value.toFixed(1) : value.toFixed(2);
 }
 
-// Steps per second: one decimal while there are few.
+// Formats steps per second, with one decimal below 100.
 export function rate(value) {
   return value < 100 ? value.toFixed(1) : number(value);
 }
 
-// A loss or another reported value: four significant digits.
+// Formats a loss, or another reported value, with four significant digits.
 export function value(reported) {
   const size = Math.abs(reported);
   if (size !== 0 && (size < 1e-3 || size >= 1e6)) return reported.toExponential(2);

@@ -11,12 +11,13 @@ const canvas = box.querySelector("canvas");
 const tip = box.querySelector(".tip");
 const axisHeight = 20;
 
-// For each worker, its segments in their order; for each function its hue.
+// Worker -> its segments, oldest first.
 const rows = new Map();
+// Function -> its hue.
 const hueOf = new Map();
 let shown = [];
 
-// Adds segments; one replaces those of its worker that do not begin before it.
+// Adds segments. A segment replaces the segments of its worker that do not begin earlier.
 export function addSegments(segments, workers, isWhole) {
   if (isWhole) rows.clear();
   for (const [worker, start, end, name, outcome, closures] of segments) {
@@ -88,10 +89,10 @@ function drawAxis(context, place, size) {
 function drawSegment(context, place, top, segment) {
   const at = (time) => place.label + place.width * Math.max(0, 1 - (place.now - time) / length);
   const start = at(segment.start);
-  // What runs, runs until now; what was short is a pixel wide.
+  // A running segment ends at the right edge, which is now.
   const end = segment.outcome === "running" ? place.label + place.width : at(segment.end);
   context.fillStyle = bad.has(segment.outcome) ? color("error") : fill(segment.name);
-  // Whole pixels, so that segments that follow each other have no seam.
+  // A segment fills whole pixels, at least one, so that segments that follow each other have no seam.
   context.fillRect(Math.floor(start), top, Math.ceil(end) - Math.floor(start), place.height - place.gap);
 }
 

@@ -1,9 +1,9 @@
-// Tables whose columns say how they are filled, and which a click on a column sorts.
+// Tables that are described by their columns, and that a click on a column's title sorts.
 
 import { byId, element, setChildren, setText } from "./elements.js";
 import { bytes, duration, number, percent, rate } from "./format.js";
 
-// A column: its title, the value to sort by, the text of a cell, and more about the cell.
+// A column has a title, the value to sort by, the text of a cell, and settings of the cell.
 const workerColumns = [
   { title: "Worker", sort: (row) => row.index, text: (row) => String(row.index), kind: "text" },
   { title: "State", sort: (row) => row.state, text: (row) => row.state, pill: (row) => row.state, kind: "text" },
@@ -84,7 +84,7 @@ class SortedTable {
     const cell = element("th", "", { className: `${column.kind ?? ""} ${column.minor ? "minor" : ""}`, scope: "col" });
     const button = element("button", column.title, { type: "button" });
     button.addEventListener("click", () => {
-      // What is larger is mostly what one looks for; names begin at the beginning.
+      // At first, numbers are sorted from the largest, which matters most, and text is sorted from A to Z.
       this.direction = this.sorted === column ? -this.direction : column.kind === "text" ? 1 : -1;
       this.sorted = column;
       this.update(this.rows);

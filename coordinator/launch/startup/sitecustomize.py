@@ -3,12 +3,12 @@
     sys.stderr: tracebacks, progress bars, logging  -->  the command's standard error
     descriptor 2: C++ code, child processes         -->  the command, which omits TensorFlow's logs; or a file
 
-TensorFlow's logs during its import ignore `TF_CPP_MIN_LOG_LEVEL`. Here the descriptor separates them from the program's
-output; `sys.stderr` and the prompts of `input` still go to the terminal. Guarantees:
+While TensorFlow is imported, it logs regardless of `TF_CPP_MIN_LOG_LEVEL`. Python's own output therefore gets another
+descriptor than these logs. `sys.stderr` and the prompts of `input` still go to the terminal. Guarantees:
 
-- The kernel kills the program when the command that started it is gone (on Linux).
-- The environment, `sys.path` and the user's own `sitecustomize` are as without this module.
-- If the program configures no logging, each event that the library reports is a line with the time, at the left edge.
+- On Linux, the kernel kills the program when the command that started the program is gone.
+- The program has the same environment, `sys.path` and user's own `sitecustomize` as without this module.
+- If the program configures no logging, each event of the library is a line that begins with the time at the left edge.
 """
 
 import builtins
@@ -31,16 +31,16 @@ _PR_SET_PDEATHSIG = 1
 class _EventLines(logging.Filter):
     """A filter of the library's logger that writes each record as a line, unless the program has configured logging.
 
-    `logging.basicConfig()` without arguments does not count as configured: libraries call it.
+    A call of `logging.basicConfig()` without arguments does not count, because libraries make such calls.
     """
 
     _formatter = logging.Formatter()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Writes a record; returns True instead if the program's own handlers take it."""
+        """Returns True if the program's own handlers take the record; otherwise writes the record and returns False."""
         if logging.getLogger("coordinator").handlers or not all(map(_is_basic, logging.getLogger().handlers)):
             return True
-        # A progress bar may be on the line.
+        # A progress bar may occupy the line.
         clear = "\r\x1b[K" if sys.stderr.isatty() else ""
         moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
         sys.stderr.write(f"{clear}{moment} coordinator: {self._formatter.format(record)}\n")
@@ -56,7 +56,7 @@ def _end_with(parent: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:
-            # The parent ended before the request.
+            # The parent ended before `prctl` was called.
             os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -1,12 +1,12 @@
-"""Functions built of copies of a traced function's graph, with packed messages and a gate.
+"""Builds functions of copies of a traced function's graph, with packed messages and a gate.
 
-Copies rather than calls: a call starts only when the previous one has ended on all servers, which takes messages
-between the servers. Copies are ordered like the iterations of a loop in one function: only operations that use the same
-variable, dataset or other resource run one after the other.
+The graph is copied and not called several times, because a call starts only when the previous call has ended on all
+servers, which takes messages between the servers. Copies are ordered like the iterations of a loop: only operations
+that use the same variable, dataset or other resource run one after the other.
 
 A worker prepares a function (places, optimizes and divides its graph) when it first runs the function, which takes from
-tenths of a second to many seconds. With the gate closed, the worker prepares the function before a closure needs it,
-and the function changes nothing:
+tenths of a second to many seconds. A call with a closed gate changes nothing. By this call, the worker prepares the
+function before a closure needs it:
 
     go, x, captures        go: a scalar on the worker. If it is False, the gate fails. Operations
       |                    that have effects, or take elements of datasets, run after the gate.
@@ -38,13 +38,13 @@ from coordinator.ps_strategy.tensorflow_internals.handles import copy_handle_dat
 # The message of a closed gate, for the servers' logs.
 _CLOSED = "coordinator: this call prepares a function and does nothing else; this is no error"
 _GATE = "coordinator_gate"
-# Building a function with packed messages takes about as long as tracing it, and each worker has to load one more
-# function. That pays for functions that are called often.
+# A build with packed messages takes about as long as a trace, and each worker has to load one more function. This pays
+# only for functions with many calls.
 _CALLS_BEFORE_PACKING = 16
 # A loop that reads variables in each iteration is slow from the first call, but a function that is called only once is
 # not worth building again.
 _CALLS_BEFORE_HOISTING = 2
-# Names of inputs; no operation of the function has one of them.
+# The names of inputs. No operation of a traced function has such a name.
 _INPUT_NAME = "coordinator_input_{}"
 # Seeds this far apart give independent numbers.
 _BETWEEN_SEEDS = 0x9E3779B1
@@ -54,11 +54,11 @@ _SEEDS = 2**31
 def gated_function(
     body: Callable[..., Any], signature: Sequence[tf.TensorSpec], change: Callable[[Any], object]
 ) -> Any:
-    """Builds a concrete function like `built_function`, with an additional last input, which opens its gate."""
+    """Builds a concrete function like `built_function`. An additional last input opens the function's gate."""
 
     def gated_body(*arguments: Any) -> Any:
         *inputs, go = arguments
-        # On the CPU: otherwise the message would not be in the errors of workers whose functions run on a GPU.
+        # The gate is on the CPU. On a GPU, its errors would not contain the message.
         with tf.device("/device:CPU:0"):
             tf.raw_ops.Assert(condition=go, data=[_CLOSED], summarize=1, name=_GATE)
         return body(*inputs)
@@ -72,19 +72,20 @@ def gated_function(
 
 
 def _gate_effects(graph: Any) -> None:
-    """Has operations that change something or take elements run after the gate, unless they already do."""
+    """Makes operations that have effects or take elements run after the gate."""
     operations = {operation.name: operation for operation in graph.get_operations()}
     gate = operations[_GATE]
     needed = {name: needed_by(operation) for name, operation in operations.items()}
     after = {_GATE}
-    # Not the graph's own order, in which a control dependency may come later than the operation that waits for it.
+    # The graph's own order is not topological: an operation may come before its control dependencies.
     for name in graphlib.TopologicalSorter(needed).static_order():
         operation = operations[name]
         is_after = not after.isdisjoint(needed[name])
-        # TensorFlow may begin operations inside of a call before it has all arguments, but not before control edges.
+        # TensorFlow may begin a called function before all arguments are computed, but not before its control inputs.
         is_gated = operation is not gate and (has_effects(operation) or takes_elements(operation))
         if is_gated and (not is_after or functions_of(operation)):
-            # A control edge to another server is a message. A tensor that the worker sends anyway can wait instead.
+            # A control edge to another server costs a message. If an operation on the worker sends a tensor to that
+            # server, this operation waits for the gate instead.
             add_control_input(_source_on_worker(operation) or operation, gate)
             is_after = True
         if is_after:
@@ -92,7 +93,7 @@ def _gate_effects(graph: Any) -> None:
 
 
 def _source_on_worker(operation: Any) -> Any:
-    """Returns an operation on the worker that an operation on a parameter server takes its input from, or None."""
+    """Returns an operation on the worker from which an operation on a parameter server gets an input, or None."""
     if _is_on_worker(operation):
         return None
     seen, waiting = {operation.name}, [operation]
@@ -109,7 +110,7 @@ def _source_on_worker(operation: Any) -> Any:
 
 
 def _is_on_worker(operation: Any) -> bool:
-    """Returns whether an operation is on the worker: it has no other device, and no handle that may have one."""
+    """Returns whether an operation is on the worker: it has no other device, and takes no handle of a resource."""
     if any(tensor.dtype == tf.resource for tensor in operation.inputs):
         return False
     is_by_itself = operation.colocation_groups() == [f"loc:@{operation.name}".encode()]
@@ -117,14 +118,14 @@ def _is_on_worker(operation: Any) -> bool:
 
 
 class GraphCopies:
-    """A concrete function whose copies, `count` in all, are added to the graph of another function with equal inputs.
+    """Adds copies of a concrete function, `count` in all, to the graph of another function with equal inputs.
 
     Operations that draw random numbers from a seed get another seed in each copy, and for each `count`; otherwise all
-    copies would draw the same numbers. If they are in a loop, a branch or a called function, each copy has functions of
-    its own.
+    copies would draw the same numbers. If such an operation is in a loop, a branch or a called function, each copy gets
+    its own version of that function.
 
     Attributes:
-      hoists: whether the copies read variables once that the function reads in loops, branches or calls.
+      hoists: whether a copy reads some variables once that the function reads in loops, branches or calls.
     """
 
     def __init__(self, concrete: Any, count: int) -> None:
@@ -137,7 +138,7 @@ class GraphCopies:
         variables = {tensor.op.name: spec for tensor in concrete.inputs if (spec := variable_spec(tensor)) is not None}
         self.hoists = hoisted_reads.hoist(definition, variables) > 0
         self._definition = _without_inputs(definition, {tensor.op.name for tensor in concrete.inputs}, self._servers)
-        # Outputs wait for all changes of variables in the function; here the caller waits for the changes at the end.
+        # In the function, outputs wait for all changes of variables. In copies, the outer function waits at its end.
         outputs = {tensor.op.name for tensor in concrete.outputs}
         for node in self._definition.node:
             if node.name in outputs and node.op == "Identity":
@@ -145,11 +146,11 @@ class GraphCopies:
         used = {name for node in self._definition.node for name in node.input}
         self._used = {name for name in self._inputs if name.removesuffix(":0") in used}
         self._seeds = _Seeds(self._definition)
-        # Counts the copies of all smaller counts too: no two copies have the same number.
+        # Counts the copies for smaller counts too, so that no two copies have the same number.
         self._copies = count * (count - 1) // 2
 
     def note_inputs(self, placeholders: Sequence[Any]) -> None:
-        """Gives the symbolic tensors that replace the function's inputs TensorFlow's knowledge of these inputs."""
+        """Copies TensorFlow's handle data from the function's inputs to the placeholders that replace them."""
         for placeholder, original in zip(placeholders, self._concrete.inputs, strict=True):
             copy_handle_data(original, placeholder)
 
@@ -184,10 +185,10 @@ class GraphCopies:
 
 
 def calls_before_packing(concrete: Any) -> float:
-    """Returns how many calls of a function whose graph may be copied are made before it is worth building again.
+    """Returns after how many calls of a function a copy of its graph is worth building.
 
-    The copy has packed messages, or reads the variables of loops in advance. It has the same effects and results, but
-    draws other random numbers. Infinite for a function with one resource, which has no messages to pack.
+    The copy has packed messages, or reads the variables of loops in advance. The copy has the same effects and results,
+    but draws other random numbers. The number is infinite if the function uses one resource: no messages can be packed.
     """
     if hoisted_reads.has_loops(concrete):
         return _CALLS_BEFORE_HOISTING
@@ -195,7 +196,7 @@ def calls_before_packing(concrete: Any) -> float:
 
 
 def packed_function(concrete: Any) -> Any:
-    """Builds an equal function with fewer messages and the same operation names; None if nothing would change.
+    """Builds an equal function with fewer messages and the same operation names; returns None if nothing changes.
 
     The function has a gate, see `gated_function`.
     """
@@ -240,7 +241,7 @@ def _without_inputs(definition: Any, inputs: set[str], devices: Mapping[str, str
 class _Seeds:
     """The seeds of the operations of a `GraphDef`, and of the functions in its library.
 
-    Functions that draw random numbers from a seed, or call one that does, leave the library; `set` adds them again.
+    Functions that draw from a seed, and their callers, are removed from the library; `set` adds them with new seeds.
     """
 
     def __init__(self, definition: Any) -> None:
@@ -286,7 +287,7 @@ class _Seeds:
 def _seed_of(node: Any) -> tuple[str, int] | None:
     """Returns the attribute that must differ in each copy, and its value; None if the node draws from no seed.
 
-    An operation whose seeds are all 0 draws a new seed each time that a worker prepares it. A stateless operation draws
+    If all seeds of an operation are 0, it draws a new seed whenever a worker prepares it. A stateless operation draws
     the same numbers in each call.
     """
     seeds = [name for name in ("seed2", "seed", "file_random_seed") if name in node.attr]

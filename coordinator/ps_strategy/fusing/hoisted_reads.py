@@ -5,18 +5,18 @@
                             in each iteration
 
 Several reads of one variable at one place become one read. A read is hoisted if its time depends only on its loop,
-branch or function: it has no control dependencies, nothing inside changes the variable or looks up its rows, and it is
-no `read_value()`, which reads where it is called. A read stays
+branch or function: the read has no control dependencies, no operation inside changes the variable or looks up its rows,
+and the read is no `read_value()`, which reads where it is called. A read stays
 
-- in the condition of a loop, and in its body if the end of the loop depends on an integer, a bool or a scalar that it
-  reads: the loop may wait for another worker to change it;
+- in the condition of a loop, and in the body if the end of the loop depends on the variable and the variable is an
+  integer, a bool or a scalar: the loop may wait for another worker to change the variable;
 - in a branch if the value is large, since the branch may not be taken.
 
 Promises:
-- A hoisted read sees the same changes of the function as before: all earlier ones, and no later ones.
-- Gradients do not change: they are already part of the graph.
+- A hoisted read sees the same changes by the function as before: all earlier changes, and no later changes.
+- Gradients do not change, because they are already part of the graph.
 
-Operations are `NodeDef`s here, and the functions that they call `FunctionDef`s.
+In this module operations are `NodeDef`s, and the functions that they call are `FunctionDef`s.
 """
 
 import re
@@ -48,7 +48,7 @@ class _Call(NamedTuple):
     first: int
     # The attributes that name one function each; `Case` has a list of functions.
     functions: tuple[str, ...]
-    # The same operation for functions without side effects.
+    # The type of the same operation if its functions have no side effects.
     stateless: str
 
 
@@ -63,7 +63,7 @@ _CALLS = {
 def is_hoistable(node: Any) -> bool:
     """Returns True if an operation is a read of a variable that may be moved; looks only at the operation itself."""
     is_plain_read = node.op == "ReadVariableOp" and len(node.input) == 1 and not _READ_VALUE.search(node.name)
-    # On a parameter server, reads of its variables send nothing.
+    # A parameter server reads its own variables without a message.
     return is_plain_read and not is_on_parameter_server(node.device)
 
 
@@ -74,7 +74,7 @@ def reads_of(function: Any, number: int) -> list[Any]:
 
 
 def may_hoist(operation: str, functions: Sequence[Any], number: int, variable: tf.TensorSpec) -> bool:
-    """Returns True if an operation of a type may take a variable's value in place of its handle.
+    """Returns True if an operation, such as `While`, may take a variable's value in place of the variable's handle.
 
     The handle is the argument with this `number` of the functions that the operation calls.
     """
@@ -122,9 +122,9 @@ def has_loops(concrete: Any) -> bool:
 
 
 def hoist(definition: Any, variables: _Variables) -> int:
-    """Hoists the reads of a `GraphDef`, which is changed. Returns how many handles are replaced by values.
+    """Hoists the reads of a `GraphDef` in place. Returns the number of handles that were replaced by values.
 
-    `variables` has the shapes and types of known variables by the names of the graph's inputs that are their handles.
+    `variables` maps the name of each graph input that is a known variable's handle to that variable's shape and type.
     """
     functions = _Functions(definition)
     _Body(functions, definition.node, variables).hoist()
@@ -176,7 +176,7 @@ class _Functions:
 
 
 class _Body:
-    """The operations of a graph or a function, which are changed. `function` is None for the graph itself."""
+    """Changes the operations of a graph or a function in place. `function` is None for the graph itself."""
 
     def __init__(self, functions: _Functions, nodes: Any, variables: _Variables, function: Any = None) -> None:
         self._functions = functions
@@ -192,7 +192,7 @@ class _Body:
                 self._hoist_out_of(node, _CALLS[node.op])
 
     def _join_reads(self) -> None:
-        """Has the users of a read use the first read of the same variable at the same place."""
+        """Makes the users of a read use the first read of the same variable at the same place."""
         first: dict[str, str] = {}
         for node in filter(is_hoistable, self._nodes):
             handle = node.input[0]
@@ -208,7 +208,7 @@ class _Body:
         for node in self._nodes:
             node.input[:] = map(joined, node.input)
             if first.get(node.name, node.name) != node.name:
-                # The node stays: the graph may return it.
+                # The node stays, because the graph may return its output.
                 _take_value(node, self._value_of(first[node.name]), node.attr["dtype"].type)
         for returned in () if self._function is None else (self._function.ret, self._function.control_ret):
             for output, reference in returned.items():
@@ -237,7 +237,7 @@ class _Body:
             reference.name = self._functions.add(function)
         reads = {inputs[number]: self._pass_value(node, call, number, spec) for number, spec in hoisted.items()}
         if hoisted and not any(function.signature.is_stateful for function in functions):
-            # TensorFlow runs operations with side effects one after the other.
+            # TensorFlow runs stateful operations one after the other, so a stateless operation replaces `node`.
             node.op = call.stateless
             self._order_changes(reads, node)
 
@@ -257,9 +257,9 @@ class _Body:
         return is_returned or any(user.op != "VariableShape" for user in users)
 
     def _order_changes(self, reads: Mapping[str, str], node: Any) -> None:
-        """Has operations that change variables wait for the reads of these, not for `node`: one message less.
+        """Makes operations that change variables wait for the variables' reads, not for `node`: one message less.
 
-        `reads` has the names of the reads by the handles; `node` is a loop, branch or call without other effects.
+        `reads` maps handles to the names of their reads; `node` is a loop, branch or call without other effects.
         """
         waited = f"^{node.name}"
         for user in self._nodes:

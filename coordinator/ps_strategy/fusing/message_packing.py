@@ -1,4 +1,4 @@
-r"""Rewrites a graph: tensors that can go from one device to another at the same time go as one message.
+r"""Rewrites a graph so that tensors that can be sent from one device to another at the same time use one message.
 
     ps 0    read a   read b                        ps 0    read a   read b
               |        |        two messages                  \ concat /         one message
@@ -6,16 +6,16 @@ r"""Rewrites a graph: tensors that can go from one device to another at the same
                                                               /     \
                                                           use a     use b
 
-The *stage* of an operation is the number of device changes on the longest path to it. A tensor is sent at the last
-stage that delays none of its users: the rows that the next step looks up go with the gradients of this step, since they
-are read after the update. Tensors for the same device at the same stage are packed, bitcast to words or bytes if their
-dtypes differ. Tensors that depend on an action of another worker are packed only with tensors that depend on the same
-action.
+The *stage* of an operation is the number of device changes on the longest path to the operation. A tensor is sent at
+the last stage that delays none of its users. For example, the row indices of the next step's look-up are sent only with
+this step's gradients, because the look-up waits for the update. Tensors for the same device at the same stage are
+packed. If their dtypes differ, they are bitcast to words or bytes. Tensors that depend on an action of another worker
+are packed only with tensors that depend on the same action.
 
 Promises:
-- What the function computes does not change, nor its effects on variables, nor their order.
-- No operation comes to depend on itself: along an edge of the graph stages never fall, and they rise where the device
-  changes. So a message contains only tensors of its stage or earlier ones, and its users have later stages.
+- The function's results, its effects on variables and the order of the effects do not change.
+- No operation comes to depend on itself: stages never fall along an edge of the graph, and rise where the device
+  changes. So a message contains only tensors of its stage or earlier stages, and its users have later stages.
 """
 
 import dataclasses
@@ -31,9 +31,9 @@ import tensorflow as tf
 
 from coordinator.ps_strategy.tensorflow_internals.functions import called_functions, replace_input
 
-# Larger tensors are sent in messages of their own: copying one would cost more than the message.
+# Larger tensors are not packed, because copying such a tensor costs more than a message.
 MAX_PACKED_BYTES = 2**20
-# The device of operations without a known one: the worker, or the device where TensorFlow finds that it costs nothing.
+# Stands for the device of operations without a known device, which TensorFlow places on the worker or at no cost.
 _WORKER = ""
 # TensorFlow places these operations with the users of their outputs.
 _PLACED_WITH_USER = frozenset({"Const", "Shape", "ShapeN", "Size", "Rank"})
@@ -45,11 +45,11 @@ PACKED_TYPES = frozenset(
     }
 )
 
-# Operations that may wait for another worker: their outputs must not delay others, since that worker may wait for them.
-# A loop may poll. A mutex is not in the list: its holder releases it without waiting for others.
+# Operations that may wait for another worker. Their outputs must not delay tensors for which that worker may wait. A
+# loop may poll. A mutex is not in the list, because the holder of a mutex does not wait for others.
 _WAITING = re.compile("Queue|Barrier|TakeGradient|Stage|Unstage|^While$")
 
-# Returns a vector of integers on a device: `_constant`, or a cached form of it.
+# The type of `_constant` and of its cached form, which return a vector of integers on a device.
 _Constant = Callable[..., Any]
 _ConstantHere = Callable[[tuple[int, ...]], Any]
 
@@ -57,13 +57,13 @@ _ConstantHere = Callable[[tuple[int, ...]], Any]
 @dataclasses.dataclass
 class _Sent:
     tensor: Any
-    # The operations that it depends on and that may wait for other workers; a bit for each.
+    # A bit for each operation that the tensor depends on and that may wait for other workers.
     awaited: int
-    # The number of the part of the graph that uses it first.
+    # The number of the first section of the graph that uses the tensor.
     section: float = math.inf
-    # The last stage at which it delays no user.
+    # The last stage at which sending the tensor delays no user.
     stage: float = math.inf
-    # The operations on the device that use it, and the positions of these inputs.
+    # The operations on the target device that use the tensor, and the tensor's positions among their inputs.
     users: list[tuple[tf.Operation, int]] = dataclasses.field(default_factory=list)
 
 
@@ -72,9 +72,9 @@ def pack_transfers(graph: tf.Graph, devices: Mapping[str, str], sections: Sequen
 
     Args:
       graph: the graph of a function that is being built, with all of its control dependencies.
-      devices: the devices of the resources that are its inputs, by the names of their placeholders.
-      sections: the name scopes of consecutive parts. Only tensors of the same or neighbouring parts are packed
-        together: if nothing else orders the parts, all tensors would have to be in memory at the same time.
+      devices: maps the names of the placeholders of the resources among the graph's inputs to the resources' devices.
+      sections: the name scopes of consecutive sections of the graph. Only tensors of the same or neighbouring sections
+        are packed together: if nothing else orders the sections, all tensors would be in memory at the same time.
     """
     numbers = {name: number for number, name in enumerate(sections)}
     constant = functools.cache(_constant)
@@ -89,7 +89,7 @@ def pack_transfers(graph: tf.Graph, devices: Mapping[str, str], sections: Sequen
 
 
 def is_worth_packing(tensor: Any) -> bool:
-    """Returns True if a tensor can be packed and is, or may be, small: only its first dimension may be unknown."""
+    """Returns True if a tensor can be packed and may be small. Only the tensor's first dimension may be unknown."""
     shape = tensor.shape
     if tensor.dtype not in PACKED_TYPES:
         return False
@@ -142,7 +142,7 @@ def _neighbours(sent: Sequence[_Sent]) -> Iterator[list[_Sent]]:
 def _places_stages_and_awaited(
     graph: tf.Graph, devices: Mapping[str, str]
 ) -> tuple[dict[str, str], dict[str, float], dict[str, int]]:
-    """Returns for each operation its device (`_WORKER` if unknown), its stage, and the operations it awaits."""
+    """Returns for each operation its device (`_WORKER` if unknown), its stage, and the bits of `_Sent.awaited`."""
     places: dict[str, str] = {}
     stages: dict[str, float] = {}
     awaited: dict[str, int] = {}
@@ -153,7 +153,7 @@ def _places_stages_and_awaited(
     def is_moved(needed_name: str, name: str) -> bool:
         return places[needed_name] != places[name] and operations[needed_name].type not in _PLACED_WITH_USER
 
-    # Not the graph's own order, in which a control dependency may come later than the operation that waits for it.
+    # The graph's own order is not topological: an operation may come before its control dependencies.
     order = list(graphlib.TopologicalSorter(needed).static_order())
     for name in order:
         places[name] = _place(operations[name], devices, places)
@@ -209,7 +209,7 @@ def _server(device: str) -> str:
 def pack(
     tensors: Sequence[Any], source: str | None, target: str | None, constant: _Constant | None = None
 ) -> list[Any]:
-    """Transfers tensors that are worth packing from one device to another, in one message; returns them there.
+    """Transfers tensors that are worth packing between devices in one message; returns the tensors on `target`.
 
     A `source` or `target` of None is the worker. `constant` creates vectors of integers on a device.
     """
@@ -219,7 +219,7 @@ def pack(
             return [tf.identity(tensor) for tensor in tensors]
     known = [tensor for tensor in tensors if tensor.shape.is_fully_defined()]
     opens = [tensor for tensor in tensors if not tensor.shape.is_fully_defined()]
-    # One such tensor takes the rest of the message; the sizes of several are in a header.
+    # A single tensor of unknown size is the rest of the message. For several, a header has their sizes.
     has_header = len(opens) > 1
     unit = _unit({tensor.dtype for tensor in tensors} | ({tf.int32} if has_header else set()))
     sizes: Any = [tensor.shape.num_elements() * tensor.dtype.size // unit.size for tensor in known]
@@ -249,8 +249,8 @@ def pack(
 def _unit(dtypes: set[tf.DType]) -> tf.DType:
     """Returns the dtype that tensors of these dtypes are bitcast to in one message.
 
-    Tensors of several dtypes travel as integers, never as floats: most small integers are denormal numbers as floats,
-    which TensorFlow's constant folding and its kernels may replace by zero.
+    Tensors of several dtypes are sent as integers, never as floats. The bits of most small integers are denormal
+    floats, which TensorFlow's constant folding and its kernels may replace by zero.
     """
     if len(dtypes) == 1:
         return next(iter(dtypes))
@@ -280,8 +280,8 @@ def _kept_shape(rank: int) -> tuple[int, ...]:
     """Returns a shape for the side of a Bitcast on which the elements are larger.
 
     TensorFlow's arithmetic optimizer merges two consecutive Bitcasts: uint8 -> int64 -> int32 becomes uint8 -> int32,
-    which fails when it runs. A Reshape keeps them apart, unless the optimizer removes it because it changes nothing. So
-    the ranks differ: the tensor has its own rank, one more where it arrives, and two more where it is sent.
+    which fails when it runs. A Reshape between the Bitcasts prevents the merge, but the optimizer removes a Reshape
+    that changes nothing. So the ranks differ: a tensor of rank n has rank n + 1 on arrival, and n + 2 before sending.
     """
     return (-1,) + (1,) * (rank - 1)
 

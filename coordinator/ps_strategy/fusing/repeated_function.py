@@ -6,8 +6,8 @@ r"""Several calls of one traced function as a single call, which costs one round
                   \_______________|_______________/
     outputs            joined by type, one transfer each
 
-The steps have the effects of separate calls, in order wherever they use the same variable, dataset or other resource.
-Each step has its own inputs and results.
+The steps have the same effects as separate calls. Operations of several steps that use the same variable, dataset or
+other resource run in the order of the steps. Each step has its own inputs and results.
 """
 
 import functools
@@ -23,7 +23,7 @@ from coordinator.ps_strategy.membership.cluster_definition import CLIENT_JOB
 from coordinator.queueing.closure import RunsFuture
 
 _FUSING_DISABLED = "coordinator_fusing_disabled"
-# Types with kernels of TensorFlow that stack, join and split. More types than these can be sent.
+# TensorFlow has kernels that stack, join and split tensors of these types. Tensors of more types can be sent.
 _STACKED = frozenset(
     {
         *PACKED_TYPES,
@@ -64,7 +64,7 @@ def spec_of(future: Any) -> Any:
 
 
 def stacked(values: Any) -> Any:
-    """Returns the values of an output in several runs as an array, an array of arrays if their shapes differ.
+    """Returns the values of an output in several runs as an array, or as an array of objects if their shapes differ.
 
     `values` is an array already, or a sequence of NumPy values or of bytes.
     """
@@ -79,7 +79,7 @@ def stacked(values: Any) -> Any:
 
 
 def own_memory(value: Any) -> Any:
-    """Copies an array: one result must not keep the memory of all steps alive."""
+    """Copies an array, so that one result does not keep the memory of all steps alive."""
     return value.copy() if isinstance(value, np.ndarray) else value
 
 
@@ -160,7 +160,7 @@ class RepeatedFunction:
 def _build(
     concrete: Any, count: int, is_shared: Sequence[bool], joined: Sequence[Sequence[int]], single: Sequence[int]
 ) -> Any:
-    """Builds the function of all steps. Not a method: a closure over `self` would keep it alive."""
+    """Builds the function of all steps. This is no method: a closure over `self` would keep `self` alive."""
     signature = [
         tf.TensorSpec(tensor.shape if is_one else [count, *tensor.shape], tensor.dtype)
         for tensor, is_one in zip(concrete.inputs, is_shared, strict=True)
@@ -235,11 +235,11 @@ class StackedInputs(NamedTuple):
         """Stacks the arguments of the steps, and binds them once; returns None if each step must be bound.
 
         TensorFlow takes some 50 microseconds to bind the arguments of one step, mostly to make a tensor of each array.
-        So only the first step's arguments are bound, and arrays that differ from step to step become one tensor. All
-        arguments are flattened, also for `bind`; a shared argument is the same object in all steps.
+        So only the first step's arguments are bound, and arrays that differ from step to step become one tensor.
+        `steps` and `bind` have flattened arguments; a shared argument is the same object in all steps.
         """
         first = list(steps[0])
-        # By the identity of the tensor that is bound for the first step: it is found among the inputs by this.
+        # The key is the id of the tensor that is bound for the first step, which finds this tensor among the inputs.
         stacked: dict[int, Any] = {}
         for place, values in enumerate(zip(*steps, strict=True)):
             if all(value is values[0] for value in values):
@@ -251,7 +251,7 @@ class StackedInputs(NamedTuple):
         try:
             inputs = bind(first)
         except TypeError:
-            # The function may take a type that TensorFlow converts arrays to, but not tensors.
+            # The function may take arguments of a type to which TensorFlow converts arrays, but not tensors.
             return None
         is_shared = tuple(id(value) not in stacked for value in inputs)
         if is_shared.count(False) != len(stacked):
@@ -262,7 +262,7 @@ class StackedInputs(NamedTuple):
         return [value if is_one else value[step] for value, is_one in zip(self.values, self.is_shared, strict=True)]
 
     def stacked_as(self, is_shared: tuple[bool, ...]) -> "StackedInputs | None":
-        """Returns the same inputs with more of them stacked; None if different inputs would have to be shared."""
+        """Returns the same inputs with more inputs stacked; None if an input that differs would have to be shared."""
         if is_shared == self.is_shared:
             return self
         values = list(self.values)

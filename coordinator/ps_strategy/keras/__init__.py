@@ -1,1 +1,1 @@
-"""Keras 3 on parameter servers: `fit`, `evaluate` and `predict` run their steps on workers; `strategy.evaluate`."""
+"""Runs the steps of Keras 3's `fit`, `evaluate` and `predict`, and of `strategy.evaluate`, on workers."""

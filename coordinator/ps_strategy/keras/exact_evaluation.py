@@ -4,7 +4,7 @@
                                                                                      |
     results <-- the initial state of the metrics, and what each shard has added <----'
 
-Nothing on a parameter server changes. A shard whose worker is lost is evaluated again; its future has one result.
+Nothing on a parameter server changes. If a worker is lost, its shard is evaluated again; a shard has only one result.
 """
 
 import contextlib
@@ -32,13 +32,13 @@ from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset
 
 _logger = logging.getLogger("coordinator")
 
-# Enough that workers of different speed end at about the same time, and that a lost worker has little to repeat.
+# With this number, workers of different speed end at about the same time, and little is repeated for a lost worker.
 _SHARDS_PER_WORKER = 4
 # The batches of a shard if the number of all batches is unknown.
 _BATCHES_PER_SHARD = 16
-# The maximum that is sent with one call, in bytes; a batch may be larger.
+# The maximum size of the batches that are sent with one call, in bytes. A single batch may be larger.
 _LARGEST = 2**24
-# As in Keras.
+# The default batch size, as in Keras.
 BATCH_SIZE = 32
 # The number of combinations of metrics for which the functions of each model are kept.
 _KEPT = 4
@@ -49,8 +49,8 @@ class ShardCall(NamedTuple):
     """A call to schedule: a `tf.function` and its arguments.
 
     Attributes:
-      batches: how many batches it evaluates, if `Shards.are_counted`.
-      worker: the only worker that may run it, or None.
+      batches: how many batches the call evaluates, if `Shards.are_counted`.
+      worker: the only worker that may run the call; None for any worker.
     """
 
     function: Any
@@ -70,18 +70,18 @@ class Shards(ABC):
 
     @abstractmethod
     def trial(self, functions: ShardFunctions) -> ShardCall | None:
-        """Returns a call that tries two batches; None if there are not two."""
+        """Returns a call that shows on two batches whether the metrics are sums; None if the data has fewer batches."""
 
 
 def shard_count(shards: int | None, strategy: Any) -> int:
-    """Returns the number of shards; while there is no worker, the number for one, which may come."""
+    """Returns the number of shards: `shards`, or else a number for the workers, which count as one if there is none."""
     return _SHARDS_PER_WORKER * worker_count(strategy) if shards is None else shards
 
 
 class ClientShards(Shards):
-    """Batches that are read on the client and sent to the workers: nested tensors, parts may be None.
+    """Batches that the client reads and sends to the workers. A batch is a nested structure of tensors and None.
 
-    `count` is the number of batches, None if unknown. There are more than `shards` if one call would send many bytes.
+    `count` is the number of batches, None if unknown. There are more than `shards` shards if batches are large.
     """
 
     def __init__(self, batches: Iterator[Any], count: int | None, shards: int) -> None:
@@ -90,7 +90,7 @@ class ClientShards(Shards):
         self._first: list[Any] = []
 
     def all_batches(self) -> Iterator[Any]:
-        """Returns the batches from the first on; at most one of `calls` may have been taken before."""
+        """Returns the batches from the first on. Call it before the second item of `calls` is taken."""
         return itertools.chain(self._first, self._batches)
 
     def calls(self, functions: ShardFunctions) -> Iterator[ShardCall]:
@@ -120,7 +120,7 @@ def _call(functions: ShardFunctions, batches: Sequence[Any]) -> ShardCall:
 
 
 def _may_follow(group: Sequence[Any], batch: Any, most: int) -> bool:
-    """Returns True if a batch can be in one call with the batches before, which all have the same size."""
+    """Returns True if a batch can be in one call with the batches of a group, which all have the same size."""
     size, last, next_ = _size(group[0]), _size(group[-1]), _size(batch)
     if len(group) >= most or size is None or next_ is None or last != size or not 0 < next_ <= size:
         return False
@@ -132,7 +132,7 @@ def _may_follow(group: Sequence[Any], batch: Any, most: int) -> bool:
 
 
 def _size(batch: Any) -> int | None:
-    """Returns the number of examples in a batch; None if it has other parts than tensors with this number of rows."""
+    """Returns the number of examples in a batch; None if not all parts are tensors with the same number of rows."""
     leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
     if not leaves or not all(isinstance(leaf, tf.Tensor) and leaf.shape.rank for leaf in leaves):
         return None
@@ -147,7 +147,7 @@ def _have_same_spec(one: Any, other: Any) -> bool:
 
 
 class RangeShards(Shards):
-    """Ranges of a source, at most `shards`, which the workers read."""
+    """At most `shards` ranges of a source. The workers read the ranges."""
 
     def __init__(self, source: Source, batch_size: int, shards: int) -> None:
         self._source = source
@@ -185,7 +185,7 @@ def ranges_of(source: Source, batch_size: int, batches: int = 1) -> Iterator[Any
 
 
 class WorkerShards(Shards):
-    """The finite data of each worker. A lost worker is waited for, because only it has its data."""
+    """The finite data of each worker. The evaluation waits for a lost worker, because no other worker has its data."""
 
     are_counted = False
 
@@ -204,9 +204,9 @@ class WorkerShards(Shards):
 class EvaluationFeed(Feed):
     """A feed that schedules enough shards to keep the workers busy, and adds up the states of their metrics.
 
-    In Keras' loop a turn ends when its batches have been scheduled, the last turn when all shards have finished. The
-    logs of a turn are the results of all finished shards. `in_place` returns the feed for layers, steps and metrics
-    that do not allow shards; None for an error.
+    In Keras' loop, a turn ends when its batches have been scheduled; the last turn ends when all shards have finished.
+    The logs of a turn are the results of all finished shards. `in_place` returns the feed to use if a layer, a step or
+    a metric does not allow shards. If `in_place` is None, an error is raised instead.
     """
 
     def __init__(self, shards: Shards, strategy: Any, in_place: Callable[[], Feed] | None = None) -> None:
@@ -217,24 +217,25 @@ class EvaluationFeed(Feed):
         # The feed of `in_place`, if shards are not possible.
         self._feed: Feed | None = None
         self._functions: ShardFunctions | None = None
-        # The remaining shards with their numbers, and the next of them; None after the last one.
+        # The shards after `_coming`, with their numbers.
         self._calls: Iterator[tuple[int, ShardCall]] = iter(())
+        # The next shard with its number; None after the last shard.
         self._coming: tuple[int, ShardCall] | None = None
         self._totals: MetricTotals | None = None
-        # The greatest number of a finished shard, by its place in the data, and the log of that shard's last batch.
+        # The greatest number of a finished shard (its position in the data), and the log of that shard's last batch.
         self._last_logs: tuple[int, Any] = (-1, {})
-        # The number of batches that were scheduled, or were found, and that no turn has counted yet.
+        # How many batches no turn has counted yet: scheduled batches, or evaluated batches if `are_counted` is False.
         self._batches = 0
         self._results: Any = None
 
     def __next__(self) -> NoReturn:
-        """Raises RuntimeError: Keras' loop schedules turns, it asks for no batch."""
+        """Raises RuntimeError: Keras' loop schedules turns, and asks for no batch."""
         raise RuntimeError("The batches of an evaluation are sent to the workers, and cannot be read here.")
 
     def evaluate(self, functions: ShardFunctions) -> Any:
         """Evaluates all shards and returns the results of the metrics, as NumPy values.
 
-        Raises ValueError if the step or a metric does not allow shards, or there are no data; and errors of shards.
+        Raises ValueError if the step or a metric does not allow shards, or if there is no data, and errors of shards.
         """
         self._begin(functions)
         try:
@@ -292,7 +293,8 @@ class EvaluationFeed(Feed):
     def _begin(self, functions: ShardFunctions | None) -> None:
         """Checks that the metrics can be added up, and schedules the first shards.
 
-        Otherwise, and for a model that needs the order of its batches (None), it uses the feed of `in_place`.
+        If the metrics cannot be added up, or if `functions` is None because the model needs its batches in order, the
+        feed of `in_place` is used.
         """
         self._functions = functions
         if functions is None:
@@ -345,7 +347,7 @@ class EvaluationFeed(Feed):
             assert self._functions is not None
             assert self._totals is not None
             functions, logs = self._functions, self._last_logs[1]
-            # Logs that are not computed from the state of metrics are the last batch's, as in Keras.
+            # Logs that cannot be computed from the state of metrics have the values of the last batch, as in Keras.
             self._results = (
                 {**logs, **functions.logs_of_state(self._totals.state())}
                 if logs
@@ -355,9 +357,9 @@ class EvaluationFeed(Feed):
 
 
 class StrategyEvaluation:
-    """The evaluation of models. Traced functions are kept as long as the models live.
+    """Evaluates models. Traced functions are kept as long as the models live.
 
-    `wait_recovered` waits until lost parameter servers are recovered; it returns whether all can be reached.
+    `wait_recovered` waits until lost parameter servers are recovered, and returns whether all can be reached.
     """
 
     def __init__(self, wait_recovered: Callable[[], bool]) -> None:
@@ -411,7 +413,7 @@ class StrategyEvaluation:
                 raise ValueError(f"metrics must be a list of metrics with different names, got {names}.")
 
     def _shards(self, strategy: Any, data: Any, batch_size: int | None, shards: int | None) -> Callable[[], Shards]:
-        """Returns a function that divides the data into shards, from its beginning."""
+        """Returns a function that divides the data into shards; each call begins at the start of the data."""
         count = shard_count(shards, strategy)
         if isinstance(data, Source):
             data.prepare(strategy)
@@ -441,7 +443,7 @@ class StrategyEvaluation:
         return lambda: ClientShards(_batches(arrays, size, width), math.ceil(size / width), count)
 
     def _prepared(self, model: Any, metrics: Sequence[Any] | None, model_state: str) -> ShardFunctions:
-        """Returns the functions, and copies the weights if needed; tries again if a server is lost in between."""
+        """Returns the functions, and copies the weights if needed; tries again if a server is lost while it copies."""
         for attempt in itertools.count(1):
             try:
                 functions = self._functions_of(model, metrics, model_state)
@@ -454,9 +456,9 @@ class StrategyEvaluation:
         raise AssertionError
 
     def _functions_of(self, model: Any, metrics: Sequence[Any] | None, model_state: str) -> ShardFunctions:
-        # The functions live as long as the model and must not keep it alive.
+        # The functions live as long as the model, and must not keep the model alive.
         functions = functools.lru_cache(_KEPT)(functools.partial(_functions, weakref.ref(model)))
-        # A bound method has no attributes.
+        # If `model` is a bound method, which cannot have attributes, the functions are not kept.
         with contextlib.suppress(TypeError):
             functions = self._functions.setdefault(model, functions)
         if metrics is None:

@@ -1,7 +1,7 @@
 """The patches of Keras that are active while a strategy is open.
 
-What schedules the steps of `fit`, `evaluate` and `predict` is imported for the first model of a strategy that is
-compiled: a program that trains in its own loop does not wait for the import.
+The module `fit_extension`, which schedules the steps of `fit`, `evaluate` and `predict`, is imported when the first
+model of a strategy is compiled. A program that trains in its own loop does not wait for the import.
 """
 
 import contextlib
@@ -28,11 +28,11 @@ def check_backend() -> None:
 
 @contextlib.contextmanager
 def keras_extended(strategy_class: type[Any], options: Options) -> Iterator[None]:
-    """A scope in which Keras reads and changes single rows of embeddings, and trains the models of strategies."""
+    """A scope in which Keras reads and changes single rows of embeddings, and trains strategies' models on workers."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(row_lookups())
         stack.enter_context(row_updates(by_rows=options.sparse_updates == "rows"))
-        # After `row_updates`, which then sees no gradient of a table.
+        # Entered after `row_updates`, because `table_updates` must take out the gradients of tables first.
         stack.enter_context(table_updates())
         extension = _Extension(strategy_class)
         stack.enter_context(trainer_extended(extension))

@@ -1,4 +1,4 @@
-"""Feeds, which Keras' loop gets for its turns: a feed schedules the steps of a turn and collects their results.
+"""Feeds: in each turn (iteration) of Keras' loop, a feed schedules steps and collects their results.
 
 Feed                      schedules steps, waits for them
   ClientFeed              sends batches of the client along with the steps that take them
@@ -29,23 +29,23 @@ _logger = logging.getLogger("coordinator")
 
 # The maximum number of unfinished calls per worker, if any worker may run each call.
 CALLS_PER_WORKER = 4
-# The maximum if so many calls together take less than `_SHORT_SECONDS`. Then one call may run while as many wait as
-# share a call (see `coordinator.fusing`), and logs are recent anyway.
+# The maximum if calls are short: while one call runs, enough calls wait to be fused into one call (see `fusing`).
 _SHORT_CALLS_PER_WORKER = 8
+# Calls are short if as many calls as this maximum allows finish within these seconds. Logs are then recent anyway.
 _SHORT_SECONDS = 0.4
 # The number of calls of `predict` that are scheduled before Keras asks for them.
 _CALLS_AHEAD_PER_WORKER = 2
-# One runs and one waits: a worker does not wait for the client.
+# The calls per worker of a `FiniteWorkerFeed`: one runs and one waits, so that the worker does not wait for the client.
 _STEPS_PER_WORKER = 2
 
 
 class Feed(abc.ABC):
-    """Steps with the next batches of one or several epochs: schedules them and collects their results. For one thread.
+    """Schedules steps with the batches of one or several epochs, and collects their results. For one thread.
 
-    Enough calls are scheduled to keep all workers busy, and few enough that logs are recent.
+    A feed schedules enough calls to keep all workers busy, and so few that logs are recent.
 
     Attributes:
-      unfinished: the calls that were not waited for yet, with the numbers that they were added with, or None.
+      unfinished: the calls that the feed has not waited for yet, each with the `number` that was given to `add`.
       newest_result: the result of the call that finished last in this epoch, or None.
       has_own_data: whether each worker reads data of its own, in order.
     """
@@ -62,7 +62,7 @@ class Feed(abc.ABC):
         self.newest_result: Any = None
         # Whether this epoch has had a turn with training steps.
         self._has_trained = False
-        # The logs that Keras got for the last turn. It may report them for the epoch.
+        # The logs that Keras got for the last turn. Keras may report them for the epoch.
         self._given: Any = None
 
     def __iter__(self) -> Self:
@@ -85,20 +85,20 @@ class Feed(abc.ABC):
 
     @abc.abstractmethod
     def schedule(self, steps: ModelSteps) -> Any:
-        """Schedules the steps of a turn, after waiting for room; returns the newest result of this epoch's steps.
+        """Schedules the steps of a turn, waits for room for more, and returns the newest result of this epoch's steps.
 
-        Raises StopIteration if no batch is left, and errors of earlier steps; `tf.errors.OutOfRangeError` if a worker's
-        data has ended although the loop counts its steps.
+        Raises StopIteration if no batch is left, and the errors of earlier steps. Raises `tf.errors.OutOfRangeError` if
+        the number of steps in an epoch is given and the data of a worker has ended.
         """
 
     def add(self, future: Future, number: int | None = None) -> None:
-        """Adds a scheduled call; `number` is returned with its result."""
+        """Adds a scheduled call; `wait_one` returns `number` with the result of the call."""
         self.unfinished[future] = number
         future.add_done_callback(self._finished.put)  # type: ignore[arg-type]  # it passes this very future
 
     def wait_room(self) -> Any:
         """Waits until another call may be added and at least one result is known; returns the newest result."""
-        # Computed once a turn: the limit changes only when a worker joins or leaves, or calls become shorter.
+        # The limit is computed once a turn: it changes only when a worker joins or leaves, or calls become shorter.
         most = self._most_calls()
         while len(self.unfinished) >= most:
             self.wait_one()
@@ -113,14 +113,14 @@ class Feed(abc.ABC):
         number = self.unfinished.pop(future)
         if not future.completed:
             self.unfinished.clear()
-            # Raises the first error, which may be another call's.
+            # `join` raises the first error, which may be the error of another call.
             self._strategy.join()
         self.newest_result = future.result()
         self._ends.append(time.monotonic())
         return self.newest_result, number
 
     def wait_finished(self) -> None:
-        """Waits for all calls, then forgets their results. The logs of the last turn become the last step's."""
+        """Waits for all calls, then forgets their results; copies the newest result into the logs of the last turn."""
         while self.unfinished:
             self.wait_one()
         if isinstance(self._given, dict) and isinstance(self.newest_result, dict):
@@ -146,10 +146,9 @@ class Feed(abc.ABC):
 
 
 class ClientFeed(Feed):
-    """A feed that sends batches to the steps that take them: a step that runs again has the same batches.
+    """A feed that sends each step its batches, so that a step that runs again has the same batches.
 
-    `batches` are nested tensors; for a prediction whose steps read a `source`, they are results of the source's
-    `reader`.
+    `batches` yields nested tensors, or results of `source.reader()` if the steps of a prediction read a source.
     """
 
     def __init__(self, batches: Iterator[Any], strategy: Any, source: Source | None = None) -> None:
@@ -157,8 +156,9 @@ class ClientFeed(Feed):
         self._batches = batches
         self._source = source
         self.last_read: Any = None
-        # Batches that were scheduled before Keras asked for them, and the futures of these calls.
+        # Batches that were scheduled before Keras asked for them.
         self._read_ahead: deque[Any] = deque()
+        # The futures of the calls with these batches.
         self._scheduled_ahead: deque[Future] = deque()
 
     def __next__(self) -> Any:
@@ -173,9 +173,9 @@ class ClientFeed(Feed):
         return self.wait_room()
 
     def schedule_ahead(self, steps: ModelSteps, batches: Sequence[Any]) -> Future:
-        """Schedules `steps.all_of` with the batches that were read last, and with batches to come.
+        """Schedules `steps.all_of` with the batches that the caller has read last, and with some following batches.
 
-        Returns the future for `batches`, which were read with `next`, `steps_per_call` at a time.
+        The caller has read `batches`, `steps_per_call` batches, with `next`. Returns the future of the call for them.
         """
         if self._source is not None:
             steps = steps.reading(self._source)
@@ -214,10 +214,10 @@ class WorkerFeed(Feed):
 class FiniteWorkerFeed(WorkerFeed):
     """A feed that ends when the data of every worker has ended, or when an epoch has had `calls_per_epoch` calls.
 
-    A call that finds no data is not counted. Without a limit, each worker's data is read once. A lost worker is waited
-    for, because only it has its data (`Options.affinity_timeout`), which then starts from the beginning. With a limit,
-    any worker may run a call until the data of one has ended. An epoch that finds no data at all, because the one
-    before took the last, starts from the beginning of all data.
+    A call that finds no data is not counted. Without a limit, each worker's data is read once. The feed then waits for
+    a lost worker (`Options.affinity_timeout`), because no other worker has its data; the data of a worker that returns
+    starts from the beginning. With a limit, any worker may run a call until the data of one worker has ended. If an
+    epoch finds no data at all, because earlier epochs took all of it, all data starts from the beginning.
     """
 
     def __init__(self, dataset: PerWorkerDataset, strategy: Any, calls_per_epoch: int | None = None) -> None:
@@ -237,7 +237,6 @@ class FiniteWorkerFeed(WorkerFeed):
                 future = self._strategy.schedule(steps.of_next_if_any, args=(self._iterator,), worker=worker)
                 self.add(future, worker)
             if not self.unfinished:
-                # Starts from the beginning of the data if an earlier epoch has taken all of it.
                 if not self._may_start_again or self._calls:
                     raise StopIteration
                 self._may_start_again = False
@@ -257,9 +256,9 @@ class FiniteWorkerFeed(WorkerFeed):
         self._calls = 0
 
     def _free_places(self) -> list[int | None]:
-        """Returns the workers to schedule a call for, some several times; None is any worker.
+        """Returns a worker for each call to schedule; None stands for any worker.
 
-        If nothing is scheduled, it waits until there is a worker.
+        A worker may be returned several times. If no call is scheduled, waits until there is a worker.
         """
         if self._calls_per_epoch is not None and not self._ended:
             return [None] * (_STEPS_PER_WORKER * worker_count(self._strategy) - len(self.unfinished))
@@ -276,13 +275,13 @@ def schedule_batches(strategy: Any, function: Any, batches: Sequence[Any]) -> Fu
 
 
 def present_parts(batch: Any) -> Any:
-    """Returns a batch with None for the parts that it does not have, such as sample weights."""
-    # Keras has an empty optional for missing parts.
+    """Returns a batch with None in place of missing parts, such as sample weights."""
+    # Keras puts an empty optional in place of a missing part.
     return tf.nest.map_structure(lambda part: None if isinstance(part, tf.experimental.Optional) else part, batch)
 
 
 def worker_count(strategy: Any) -> int:
-    """Returns the number of workers; 1 while there is none: scheduled calls wait for the next worker."""
+    """Returns the number of workers, but 1 if there is none, because scheduled calls then wait for the next worker."""
     return max(1, len(strategy.cluster.workers))
 
 
@@ -300,8 +299,8 @@ _is_infinite = tf.function(lambda dataset: dataset.cardinality() == tf.data.INFI
 
 
 def is_endless(dataset: PerWorkerDataset, strategy: Any, is_counted: bool = False) -> bool:
-    """Returns True if the data of some worker is infinite. If the steps are counted, one worker is asked."""
-    # Without a count, the data of every worker must end. With one, no lost worker is waited for.
+    """Returns True if the data of some worker is infinite. If the steps are counted, only one worker is asked."""
+    # Without a count of steps, all workers' data must end. With a count, the call must not wait for a lost worker.
     workers = [None] if is_counted else worker_indices(strategy)
     futures = [strategy.schedule(_is_infinite, args=(dataset,), worker=worker) for worker in workers]
     return any(result_of(future, strategy) for future in futures)
@@ -310,7 +309,7 @@ def is_endless(dataset: PerWorkerDataset, strategy: Any, is_counted: bool = Fals
 def result_of(future: Future, strategy: Any) -> Any:
     """Returns the result of a call after waiting for it; a long wait is logged.
 
-    Raises the error of the call, which the strategy does not raise again.
+    Raises the error of the call. Later calls of the strategy do not raise this error again.
     """
     began = time.monotonic()
     while not concurrent.futures.wait([future], strategy.extended.services.options.stall_report_interval).done:

@@ -1,10 +1,10 @@
 """`fit` on ranges of data: of sources and epochs, and of arrays that workers can keep in their memory.
 
-Each turn of Keras' loop schedules the steps of one range. A step reads the examples where it runs.
+Each turn (iteration) of Keras' loop schedules the steps of one range. The worker that runs a step reads its examples.
 
-A backup's folder contains the position in the data next to the model. They are two files, and a program may end between
-writing them. So the file of positions has the latest positions, each with the number of the model's updates, and is
-written before the model.
+The folder of a backup contains the file of the model and a file of positions in the data. A program may end between
+writing the two files. So the file of positions is written first, and has a position for each of several models, which
+are known by their number of updates.
 """
 
 import contextlib
@@ -31,25 +31,25 @@ from coordinator.ps_strategy.recovery.variable_store import ClientState
 
 _logger = logging.getLogger("coordinator")
 
-# Larger arrays stay on the client: each worker would have to keep them in its memory. In bytes, of all together.
+# The largest total size of arrays, in bytes, that each worker keeps in its memory. Larger arrays stay on the client.
 _LARGEST_ARRAYS = 2**30
 _FILE = "positions.json"
-# For the present model, the model before it (`double_checkpoint`), and a model that is being written.
+# Positions are kept for the present model, the model before it (`double_checkpoint`), and a model being written.
 _KEPT = 3
 
 
 class RangeData:
     """Epochs that `fit` trains on.
 
-    `inputs` are the arrays of the epochs' source, nested like a batch; None if the source reads its examples by itself.
-    `has_own_seed` says that the seed of the epochs was chosen for them, at random. `class_weight` is for a source that
-    reads its examples; see `Model.fit`.
+    `inputs` are the arrays of the epochs' source, nested like a batch; None if the source itself reads its examples.
+    `has_own_seed` says that `fit` chose the seed of the epochs at random. With `inputs`, `class_weight` is not given.
 
     Attributes:
-      epochs: as given, or with the seed of a backup.
-      class_weight: as given, in the order of the classes.
+      epochs: the given epochs, or equal epochs with the seed of a restored backup.
+      class_weight: pairs of a class and its weight, in the order of the classes.
       copies: variables with `inputs` on each worker, after `prepare`; None without `inputs`.
-      batches_per_epoch, ranges_per_epoch, number_of_epochs: the numbers of the epochs, in Keras' terms.
+      batches_per_epoch, ranges_per_epoch: the number of batches and of ranges in one epoch of Keras.
+      number_of_epochs: the number of epochs of Keras.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class RangeData:
             return
 
         def copied(part: Any) -> Any:
-            # The shape leaves the number of rows open: functions are traced once for arrays of any length.
+            # The number of rows is None in the shape, so that functions are traced once for arrays of any length.
             shape = None if part is None else [None, *part.shape[1:]]
             return shape and tf.Variable(part, shape=shape, trainable=False, per_worker_variable=True, name="data")
 
@@ -90,7 +90,7 @@ class RangeData:
             self.copies = tf.nest.map_structure(copied, self._inputs)
 
     def restore(self, position: str) -> None:
-        """Continues from a result of the epochs' `serialize`. ValueError: it belongs to other data or settings."""
+        """Continues from a result of `Epochs.serialize`; raises ValueError if it belongs to other data or settings."""
         seed, settings = json.loads(position)["shuffle"], self.epochs.settings
         if self._has_own_seed and seed not in (None, settings.shuffle):
             of_fit = settings.batch_size, self.number_of_epochs, seed, settings.batches_per_range
@@ -109,7 +109,7 @@ class RangeData:
 
 
 def _data_of_source(x: Source | Epochs, given: Mapping[str, Any], steps_per_execution: int) -> RangeData:
-    """Returns the training data for a source or epochs. Raises ValueError if an argument does not go with them."""
+    """Returns the training data for a source or epochs; raises ValueError for arguments that `fit` refuses with it."""
     refused = [name for name in ("y", "sample_weight", "steps_per_epoch") if given.get(name) is not None]
     class_weight = given.get("class_weight")
     if given.get("validation_split"):
@@ -148,7 +148,6 @@ def _data_of_arrays(x: Any, given: Mapping[str, Any], arguments: dict[str, Any])
     shuffle = arguments.get("shuffle", True)
     if shuffle not in (True, False) or sum(part.nbytes for part in parts) > _LARGEST_ARRAYS or not len(parts[0]):
         return None
-    # Keras takes NumPy's integers, too.
     batch_size, number = operator.index(batch_size), operator.index(given.get("epochs", 1))
     if number < 1:
         return None
@@ -159,7 +158,7 @@ def _data_of_arrays(x: Any, given: Mapping[str, Any], arguments: dict[str, Any])
 
 def _seed(shuffle: Any) -> int | None:
     if isinstance(shuffle, (bool, np.bool_)):
-        # `keras.utils.set_random_seed` seeds this.
+        # `keras.utils.set_random_seed` seeds the module `random`.
         return random.randrange(2**31) if shuffle else None
     if not isinstance(shuffle, int):
         raise ValueError(f"shuffle must be True, False or a seed for a source, got {shuffle!r}.")
@@ -170,12 +169,12 @@ class RangeFeed(Feed, ClientState):
     """A feed that schedules the steps of one range at each turn.
 
     Guarantees:
-    - An epoch of the loop ends when all ranges of the data's epochs up to this one are done. If a parameter server was
-      lost, ranges that were rolled back are done again.
-    - A range counts when its steps have finished.
-    - After a recovery, the model's metrics have their values at the checkpoint. No checkpoint contains metrics, and by
-      themselves they would begin at zero. They do so if the checkpoint is of another epoch of the loop: the metrics of
-      that epoch were read when it ended.
+    - An epoch of Keras' loop ends when all ranges of the data's epochs up to this epoch are done. If a parameter server
+      was lost, ranges that were rolled back are done again.
+    - A range counts as done when its steps have finished.
+    - After a recovery, the model's metrics have the values that they had at the checkpoint. The feed saves these
+      values, because no checkpoint contains metrics. If the checkpoint is of another epoch of the loop, the metrics
+      begin at zero, because Keras has read the metrics of that epoch at the end of the epoch.
     """
 
     def __init__(self, data: RangeData, strategy: Any, model: keras.Model) -> None:
@@ -189,9 +188,9 @@ class RangeFeed(Feed, ClientState):
         strategy.extended.services.variables.add_state(self)
 
     def turns(self) -> Iterator[int]:
-        """Begins the next epoch. Yields for each turn the place of its first batch in the epoch.
+        """Begins the next epoch. Yields for each turn the position of the turn's first batch in the epoch.
 
-        The place is 0 after a rollback to an earlier epoch. Raises errors of steps.
+        The position is 0 after a rollback to an earlier epoch. Raises errors of steps.
         """
         data, epochs = self._data, self._data.epochs
         self._until = (epochs.epoch if self._until is None else self._until) + 1
@@ -214,13 +213,13 @@ class RangeFeed(Feed, ClientState):
         if self._ranges is not None:
             self._ranges.close()
 
-    # The recovery calls these, while no step runs, and gives all variables their initial values; see `ClientState`.
+    # `ClientState` describes these methods. Before `deserialize`, all variables have their initial values.
 
     def serialize(self) -> Any:
         return self._until, [variable.numpy().tolist() for variable in self._model.metrics_variables]
 
     def deserialize(self, saved: Any) -> None:
-        """Assigns the values if they are of this epoch."""
+        """Assigns the saved values to the metrics if they are of this epoch."""
         until, values = saved
         if until == self._until:
             for variable, value in zip(self._model.metrics_variables, values, strict=False):
@@ -229,9 +228,9 @@ class RangeFeed(Feed, ClientState):
 
 @dataclasses.dataclass(eq=False)
 class _Fit:
-    """A call of `fit`: the model, the arguments by name, and for ranges the data and the feed.
+    """A call of `fit`: the model and the arguments by name; if the data are ranges, also the data and the feed.
 
-    For arrays, `data` is known when Keras asks for their turns.
+    For arrays, `data` is set when Keras asks for the turns.
     """
 
     model: keras.Model
@@ -241,17 +240,17 @@ class _Fit:
 
 
 class RangeFits:
-    """The running calls of `fit`: the epochs of ranges that they train on, and where these begin."""
+    """The running calls of `fit`, with the ranges that each call trains on, and the epoch in which it begins."""
 
     def __init__(self) -> None:
-        # A callback of a `fit` may call another one.
+        # A list for each thread, because a callback of a `fit` may call another `fit`.
         self._running = threading.local()
 
     @contextlib.contextmanager
     def fitting(self, model: keras.Model, given: dict[str, Any]) -> Iterator[None]:
-        """A scope for a call of `fit`; arguments in `given` that Keras must get instead are changed.
+        """A scope for a call of `fit`; replaces the arguments in `given` that Keras must get in another form.
 
-        ValueError: an argument, or a layer with a state of sequences, does not go with a source or epochs.
+        Raises ValueError if `fit` cannot combine an argument, or a layer with `stateful=True`, with a source or epochs.
         """
         fit = _Fit(model, given)
         x = given.get("x")
@@ -278,9 +277,9 @@ class RangeFits:
                 fit.feed.close()
 
     def iterator(self, strategy: Any, x: Any, arguments: dict[str, Any]) -> RangeIterator | None:
-        """Returns the turns of the call of `fit` that has just begun; None if its data are not ranges."""
+        """Returns the turns of the call of `fit` that has just begun; None if the data of the call are not ranges."""
         fit = self._fits()[-1]
-        # A layer with a state of sequences needs an order, which ranges do not have.
+        # A layer with `stateful=True` needs the batches in order, and ranges run in any order.
         if fit.data is None and not stateful_layers(fit.model):
             fit.data = _data_of_arrays(x, fit.given, arguments)
         data = fit.data
@@ -294,7 +293,7 @@ class RangeFits:
 
     @contextlib.contextmanager
     def saving(self, model: keras.Model, folder: str) -> Iterator[None]:
-        """A scope in which a model is saved to a backup's folder: no step runs; its position is saved first."""
+        """A scope in which Keras saves a model to a backup's folder. No step runs; the position is saved first."""
         with model.distribute_strategy.quiet():
             data = self._data_of(model)
             if data is not None:
@@ -304,8 +303,8 @@ class RangeFits:
     def restored(self, model: keras.Model, folder: str, epoch: int | None) -> int | None:
         """Has `fit` continue at the position of a model that may have been read from a backup's folder.
 
-        Takes the epoch where Keras would begin, None for the argument of `fit`. Returns where `fit` must begin, in the
-        same form. Raises ValueError if the position belongs to other data or settings.
+        `epoch` is where Keras would begin; None stands for the `initial_epoch` of `fit`. Returns the epoch where `fit`
+        must begin, or None. Raises ValueError if the position belongs to other data or settings.
         """
         data = self._data_of(model)
         if data is None:

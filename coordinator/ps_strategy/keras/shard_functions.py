@@ -1,7 +1,7 @@
-"""Functions that workers run for the shards of an evaluation: they return states of metrics for `MetricTotals`.
+"""Functions with which workers evaluate shards. They return states of metrics, which `MetricTotals` adds up.
 
-A log of a step may depend only on the state of metrics after the step, like a metric's result. Each shard returns such
-a log for its own batches. The log of all batches is computed from the state of all shards:
+Some logs of a step, such as a metric's result, depend only on the state of the metrics after the step. A shard returns
+the values of such logs for its own batches. The values for all batches are computed from the state of all shards:
 
     batch, state before --> the step --> state after --> result() --> log
                                               '-- replaced by the state of all shards
@@ -28,9 +28,9 @@ from coordinator.ps_strategy.tensorflow_internals.unstored_variable import Table
 
 _State = list[Any]
 
-# The type of operations that stand for the arguments of a function: batches, states, and variables of other functions.
+# The type of the operations that stand for a function's arguments and captures: batches, states and variables.
 _ARGUMENT = "Placeholder"
-# Operations that change what other functions see.
+# The types of operations that change a variable or a table.
 _WRITES = re.compile(
     r"(Resource)?(Assign|Scatter|Apply|StridedSliceAssign)\w*|(Mutable)?\w*LookupTable(Insert|Import|Remove)V2"
 )
@@ -39,11 +39,11 @@ _WRITES = re.compile(
 class ModelCopies(ClientState):
     """Variables that keep the weights of a model while the training goes on.
 
-    A server shares the memory of both until one of them changes. The model's weights must exist. A weight that is a
-    table raises ValueError: its rows are elsewhere, and a copy would have all of them.
+    A weight and its copy share the server's memory until one of them changes. The model's weights must exist. A weight
+    that is a table raises ValueError, because the weight has no rows and a copy would need all rows of the table.
 
     Attributes:
-      was_reset: whether a recovery has replaced the copies since they were last taken.
+      was_reset: whether a recovery has replaced the copies since the last `take`.
     """
 
     def __init__(self, model: keras.Model) -> None:
@@ -70,11 +70,11 @@ class ModelCopies(ClientState):
                     copy.assign(part, read_value=False)
 
     def stored(self, variable: keras.Variable) -> Any:
-        """Returns the copy of a weight; other variables themselves."""
+        """Returns the copy of a weight; for any other Keras variable, its TensorFlow variable."""
         return self._copies.get(id(variable), stored_variable(variable))
 
     def check(self, concrete: Any) -> None:
-        """Raises ValueError if a function reads a variable or table on a parameter server that has no copy."""
+        """Raises ValueError if a function reads a parameter server's variable or table of which there is no copy."""
         handles = {id(part.handle) for copy in self._copies.values() for part in parts_of(copy)}
         for captured in captured_inputs(concrete):
             if is_server_handle(captured) and id(captured) not in handles:
@@ -85,7 +85,7 @@ class ModelCopies(ClientState):
                 )
 
     def reset(self) -> None:
-        """Records that all variables were lost: an evaluation that reads the copies begins again."""
+        """Records that all variables were lost, so that an evaluation that reads the copies begins again."""
         self.was_reset = True
 
 
@@ -98,7 +98,7 @@ def _copy_of(variable: Any, strategy: Any) -> Any:
 class StateLogs:
     """The logs of a step that depend only on the state of metrics.
 
-    `after` has the tensors of the state after the step, in its graph; `logs` the logs of the step, by name.
+    `graph` is the step's graph. `after` has the graph's tensors of the state after the step. `logs` maps names to logs.
     """
 
     def __init__(self, graph: Any, after: Sequence[Any], logs: Mapping[str, Any]) -> None:
@@ -114,7 +114,7 @@ class StateLogs:
         self._compute = _function_of(self._imported)
 
     def values(self, state: Sequence[Any]) -> dict[str, Any]:
-        """Returns these logs by name, as NumPy values, for the values of the metrics' variables after all shards."""
+        """Returns the logs by name, as NumPy values; `state` has the metrics' variables after all shards."""
         if not self._logs:
             return {}
         with tf.init_scope(), tf.device("/device:CPU:0"):
@@ -132,7 +132,7 @@ class StateLogs:
 
 
 def _between(log: Any, after: set[str]) -> set[str] | None:
-    """Returns the names of the operations that compute a log from the state after a step; None if it needs more."""
+    """Returns the names of the operations that compute a log from the state; None if the log needs another input."""
     operations: set[str] = set()
     tensors = [log]
     while tensors:
@@ -147,7 +147,7 @@ def _between(log: Any, after: set[str]) -> set[str] | None:
 
 
 def _part_of(graph: Any, operations: set[str]) -> Any:
-    """Returns the definition of some operations of a graph; they can run anywhere and wait for nothing else."""
+    """Returns the definition of some operations of a graph, without their devices and control dependencies."""
     definition = graph.as_graph_def()
     nodes = [node for node in definition.node if node.name in operations]
     del definition.node[:]
@@ -161,21 +161,21 @@ def _part_of(graph: Any, operations: set[str]) -> Any:
 
 
 class NotShardableError(ValueError):
-    """A step changes more than metrics: the shards of an evaluation would not be independent."""
+    """An evaluation cannot be divided into shards: its step changes more than metrics, or a metric is no sum."""
 
 
 class ShardFunctions:
     """Functions that evaluate a step on batches and return the state of its metrics.
 
-    Each returns a dict. `state` is a list of the values of the metrics' variables after the batches, beginning with the
-    initial state of the metrics. `batches` is the number of batches, int64. `logs` is the result of the step for the
-    last batch; it is empty if it equals the metrics' results, which are computed from the state of all shards.
+    Each function returns a dict. `state` is a list of the values of the metrics' variables after the batches, beginning
+    with the initial state. `batches` is the number of batches, int64. `logs` is the result of the step for the last
+    batch, or is empty if the step returns the metrics' results, which the client computes from the state of all shards.
 
-    The functions of a trial take two batches instead; `state` is a list of three states: after one of them, after the
-    other one, and after both. They read variables once, so all three states are of the same weights.
+    Trial functions show whether the metrics are sums: their `state` is a list of three states, after one batch, after
+    another batch, and after both. A trial function reads each variable once, so all states are of the same weights.
 
-    `are_sums` says whether all metrics were found to be sums; see `MetricTotals.find_sums`. Some of `metrics()` may
-    create their variables while the step is traced. Copies of the model's weights are read in their place.
+    `are_sums` says whether all metrics were found to be sums (`MetricTotals.find_sums`). Some of `metrics()` may create
+    their variables while the step is traced. With `copies`, steps read the copies instead of the model's weights.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class ShardFunctions:
         self._state_logs: StateLogs | None = None
 
     def metrics(self) -> list[Any]:
-        """Returns the metrics. A metric that consists of others, like Keras' compiled metrics, is replaced by these."""
+        """Returns the metrics; a metric that consists of others, like Keras' compiled metrics, is replaced by them."""
         return list(_leaves(self._metrics()))
 
     def logs_of_state(self, state: Sequence[Any]) -> dict[str, Any]:
@@ -207,7 +207,7 @@ class ShardFunctions:
         return {} if self._state_logs is None else self._state_logs.values(state)
 
     def of_examples(self, data: Any) -> Any:
-        """Returns a function of the flattened tensors of several batches like `data`, and of the batch size."""
+        """Returns a function that takes the flattened tensors of several batches like `data`, and the batch size."""
         spec = tf.nest.map_structure(_spec_of_any_size, data)
         key = str(spec)
         if key not in self._of_examples:
@@ -228,7 +228,7 @@ class ShardFunctions:
         return self._of_examples[key]
 
     def of_source(self, source: Source) -> tuple[Any, Any]:
-        """Returns a function of a range of a source and the batch size; and the trial, of the ranges of two batches."""
+        """Returns a function that takes a range of a source and the batch size, and a trial function for two ranges."""
         if source not in self._of_source:
             reference: Callable[[], Any] = weakref.ref(source)
 
@@ -298,7 +298,7 @@ class ShardFunctions:
         return {"state": _states_of_trial(step, state, one, other), "batches": tf.constant(2, tf.int64)}
 
     def _try_dataset(self, dataset: Any) -> Any:
-        """Evaluates the first two elements of a dataset; `batches` is 0 if it has fewer."""
+        """Evaluates the first two elements of a dataset; `batches` is 0 if the dataset has fewer."""
         iterator = iter(dataset.take(2))
         one, other = iterator.get_next_as_optional(), iterator.get_next_as_optional()
         step, state, _ = self._begin(dataset.element_spec)
@@ -310,11 +310,11 @@ class ShardFunctions:
         return {"state": states, "batches": batches}
 
     def _begin(self, spec: Any) -> tuple[Any, Any, Any]:
-        """Returns the step as a function of a state and a batch, the initial state, and logs of zeros."""
+        """Returns a triple: the step, traced to take a state and a batch; the initial state; and logs of zeros."""
         while True:
             variables = _variables_of(self.metrics())
             concrete, scope, self._state_logs = self._traced_step(variables, spec)
-            # Some layers and metrics create their variables with their first batch.
+            # Traces again if variables were created: some layers and metrics do that with their first batch.
             if not scope.is_incomplete and len(_variables_of(self.metrics())) == len(variables):
                 break
         if scope.others:
@@ -336,7 +336,7 @@ class ShardFunctions:
         def run_step(state: Sequence[Any], batch: Any) -> Any:
             with EvaluationScope(variables, state, stored, graph) as scope:
                 logs = self._step(batch)
-                # Keras raises for metrics that it has not built, because no step uses them.
+                # Keras raises ValueError for the result of a metric that is not built, because no step uses it.
                 with contextlib.suppress(ValueError):
                     logs = {} if isinstance(logs, dict) and set(logs) == set(self.results()) else logs
                 after = [scope.get_current_value(variable) for variable in variables]
@@ -352,7 +352,7 @@ class ShardFunctions:
 
 
 def _function_of(method: Callable[..., Any]) -> Any:
-    # TensorFlow warns of a method that is traced for several objects; a partial function is new for each.
+    # TensorFlow warns if one method is traced for several objects, so each object gets a partial function of its own.
     return tf.function(functools.partial(method), autograph=False, reduce_retracing=True)
 
 
@@ -405,9 +405,9 @@ def _refuse_writes(graph: Any) -> None:
 class MetricTotals:
     """The sum of the states of metrics that shards have returned; the variables of the metrics must exist.
 
-    A metric's state after all shards is its initial state plus each shard's change. A metric that is no such sum may
-    have a method `merge(state, other)`: it takes two states, lists with the values of `metric.variables`, and returns
-    the state after all batches of both.
+    A metric's state after all shards is its initial state plus each shard's change. A metric whose state is no such sum
+    may have a method `merge(state, other)`. The method takes two states, which are lists of the values of
+    `metric.variables`, and returns the state after the batches of both.
     """
 
     def __init__(self, metrics: Iterable[Any]) -> None:
@@ -435,7 +435,7 @@ class MetricTotals:
     def results(self, read: Callable[[], Any]) -> Any:
         """Returns the result of `read` while the metrics have the state of all shards.
 
-        `read` is called without Keras' scope of a strategy, on the client.
+        The client calls `read`, without entering the scope of a strategy.
         """
         with tf.device("/device:CPU:0"), keras.StatelessScope(self._values()):
             return tf.nest.map_structure(lambda value: tf.convert_to_tensor(value).numpy(), read())
@@ -461,8 +461,8 @@ class MetricTotals:
     def find_sums(self, first: Sequence[Any], second: Sequence[Any], both: Sequence[Any]) -> tuple[bool, list[str]]:
         """Compares the state after two batches with the sum of each batch's change.
 
-        Returns whether all metrics are known to be sums, which needs batches that change them; and the names of the
-        metrics that are no sums.
+        Returns whether all metrics are known to be sums, and the names of the metrics that are no sums. A metric is
+        known to be a sum only if each of the two batches changes its state.
         """
         are_sums, others = True, []
         for metric in self._metrics:
@@ -477,7 +477,7 @@ class MetricTotals:
 
 def _sum(state: Any, initial: Any, shard: Any) -> Any:
     if initial.dtype.kind in "fV":
-        # In float64: the order of the shards has no visible effect.
+        # Adds in float64, so that the order of the shards has no visible effect.
         return np.asarray(state, np.float64) + (shard.astype(np.float64) - initial.astype(np.float64))
     return state + (shard - initial)
 
@@ -490,7 +490,7 @@ def _is_sum(initial: Any, first: Any, second: Any, both: Any) -> bool:
         return bool((all_ - start == (one - start) + (other - start)).all())
     if dtype.kind not in "fV":
         return False
-    # In units of the least difference: each batch is rounded.
+    # The tolerance is relative to the values, because the state is rounded after each batch.
     tolerance = 1000 * float(np.finfo(tf.as_dtype(dtype).as_numpy_dtype).eps) if dtype.kind == "f" else 0.1
     start, one, other, all_ = (state.astype(np.float64) for state in states)
     scale = np.maximum(np.abs(one - start), np.abs(other - start))

@@ -1,4 +1,4 @@
-"""The functions that workers run for the steps of a model, on all their devices; and which models can run there."""
+"""The functions that workers run for the steps of a model, on all their devices; a check that a model can run there."""
 
 import functools
 import itertools
@@ -22,9 +22,9 @@ Step = Callable[[Any], Any]
 class ModelSteps:
     """Functions that run one or several steps of a model, each retraced only for new types of arguments.
 
-    `step` takes a batch, nested as the data is, and returns tensors: `model.train_step`, `test_step`, `predict_step`.
-    `steps_per_call` is the number of batches that `of_next` and `of_next_if_any` take from their iterator. `shards`
-    evaluate many batches each, for `test_step`. `name` is for the dashboard and messages.
+    `step`, for example `model.train_step`, takes a batch, nested as the data is, and returns tensors. `steps_per_call`
+    is the number of batches that `of_next` and `of_next_if_any` take from their iterator. If `step` is for evaluation,
+    the functions of `shards` evaluate many batches each. `name` is for the dashboard and messages.
     """
 
     def __init__(
@@ -34,18 +34,19 @@ class ModelSteps:
         self._name = name or str(getattr(step, "__name__", "step"))
         self.steps_per_call = steps_per_call
         self.shards = shards
-        # Functions of a sequence of batches: they run a step with each, and return the last result, or all results.
+        # Both run a step with each of several batches. `last_of` returns the last result, `all_of` returns all results.
         self.last_of = self._function(lambda batches: self._all_of(batches)[-1], reduce_retracing=True)
         self.all_of = self._function(self._all_of, reduce_retracing=True)
         self.of_next = self._function(self._of_next, reduce_retracing=True)
         self.of_next_if_any = self._function(self._of_next_if_any, reduce_retracing=True)
         self._of_rows = self._function(self._steps_of_rows)
-        # For the source that was used last, which the functions keep alive.
+        # The latest source of `of_range`, two settings, and the function for them, which keeps the source alive.
         self._of_source: tuple[Source, int, Any, Any] | None = None
+        # The latest source of `reading`, and the steps for it.
         self._reading: tuple[Source, ModelSteps] | None = None
 
     def reading(self, source: Source) -> "ModelSteps":
-        """Returns the steps for a source's data: a batch is a range, or the reader's result for it."""
+        """Returns steps that read a source; each batch is a range, or the result of the source's reader for a range."""
         if self._reading is None or self._reading[0] is not source:
             step = self._step
             steps = ModelSteps(lambda batch: step(source.read(batch)), self.steps_per_call, name=self._name)
@@ -53,9 +54,9 @@ class ModelSteps:
         return self._reading[1]
 
     def of_range(self, data: Any, positions: Any) -> tuple[Any, tuple[Any, ...]]:
-        """Returns a function that runs the steps of a range and returns the last result, and its arguments."""
+        """Returns a function and its arguments; the function runs the steps of a range and returns the last result."""
         settings = data.epochs.settings
-        # An array: the cache of traces does not know NumPy numbers.
+        # An array, because TensorFlow's cache of traces does not know NumPy numbers.
         batch_size = np.array(settings.batch_size)
         if data.copies is not None:
             return self._of_rows, (positions, batch_size, data.copies)
@@ -70,17 +71,17 @@ class ModelSteps:
         return self._of_source[3], (positions, batch_size)
 
     def _function(self, run: Callable[..., Any], *, reduce_retracing: bool = False) -> Any:
-        """Returns a function with the name of the step, which its users know."""
+        """Returns a traced function that has the name of the step, which users know."""
 
         def named(*arguments: Any) -> Any:
             return run(*arguments)
 
         named.__name__ = self._name
-        # Without AutoGraph, as Keras' own loop traces its steps and overridden ones.
+        # Keras' own loop traces steps without AutoGraph, too.
         return tf.function(named, autograph=False, reduce_retracing=reduce_retracing)
 
     def _steps_of_rows(self, positions: Any, batch_size: Any, inputs: Any) -> Any:
-        # None stays where a part is missing.
+        # A missing part of the batches is None.
         first = next(part for part in tf.nest.flatten(inputs) if part is not None)
         size = tf.raw_ops.VariableShape(input=first.handle, out_type=tf.int64)[0]
         indices = example_indices(positions, size)
@@ -119,8 +120,7 @@ class ModelSteps:
     def _of_next_if_any(self, iterator: Any) -> tuple[Any, Any, Any]:
         """Runs steps with the next batches, fewer than `steps_per_call` if the data ends.
 
-        Returns the number of batches, an int32 scalar; the index of the worker; and the last result, zeros if there was
-        none.
+        Returns the number of batches, an int32 scalar; the worker's index; and the last result, or zeros for no batch.
         """
         step = tf.function(self._step, autograph=False)
         spec = step.get_concrete_function(iterator.element_spec).structured_outputs
@@ -137,10 +137,10 @@ class ModelSteps:
 
 
 def weighted(batch: Any, class_weight: Sequence[tuple[int, float]]) -> Any:
-    """Returns a batch with sample weights by the class of each example; examples of other classes have 1.
+    """Returns a batch with sample weights by the class of each example. The weight of an unlisted class is 1.
 
-    The batch is `(x, y)` with a class number, or a value for each class, for each example; other batches raise
-    ValueError. It is unchanged if `class_weight`, classes and their weights, is empty.
+    `class_weight` has pairs of a class and its weight; if it is empty, the batch is unchanged. The batch is `(x, y)`,
+    in which `y` has a class number for each example, or a value for each class. Other batches raise ValueError.
     """
     if not class_weight:
         return batch
@@ -161,12 +161,12 @@ def weighted(batch: Any, class_weight: Sequence[tuple[int, float]]) -> Any:
 def on_replicas(step: Step, strategy: Any) -> Step:
     """Returns a step that runs on each replica of a worker, with a part of the batch.
 
-    It equals a step on a single device: Keras divides the loss of each replica by their number, and sums the replicas'
-    gradients. `tf.distribute.MirroredStrategy` works the same way. If a batch cannot be divided evenly, the examples of
-    the smaller parts have a larger weight.
+    The effect equals that of a step on a single device, because Keras divides the loss of each replica by the number of
+    replicas, and sums the replicas' gradients. `tf.distribute.MirroredStrategy` works the same way. If a batch cannot
+    be divided evenly, the examples of the smaller parts have a larger weight.
 
     The returned function takes a batch, which it divides, or a batch of `PerReplica` values. It returns the mean of the
-    replicas' results where these are floating-point numbers, otherwise the first result.
+    replicas' results if these are floating-point numbers, otherwise the result of the first replica.
     """
     replicas = strategy.num_replicas_in_sync
     if replicas == 1:
@@ -197,7 +197,7 @@ def check_model(model: keras.Model) -> None:
             "run_eagerly=True: workers run traced functions, they have no Python. Compile the model without it; to "
             "debug a step, call model.train_step(batch) of a model that was made without a strategy."
         )
-    # `model.optimizer`, and the optimizers that the model has as attributes or in lists, for a custom step.
+    # The optimizers are `model.optimizer`, and others that the model has as attributes or in lists, for a custom step.
     values = [value if isinstance(value, (list, tuple)) else [value] for value in vars(model).values()]
     optimizers = [value for value in itertools.chain.from_iterable(values) if is_optimizer(value)]
     variables = [*model.variables, *(variable for optimizer in optimizers for variable in optimizer.variables)]
@@ -208,7 +208,7 @@ def check_model(model: keras.Model) -> None:
             f"{len(elsewhere)} variables of model {model.name!r} are not on parameter servers, {elsewhere[0]!r} among "
             "them. Make the model, its optimizer and its metrics, and compile it, inside `with strategy.scope():`."
         )
-    # After the variables: Keras chooses XLA by itself for a model outside of the scope, if this process sees a GPU.
+    # Checked last: if this process sees a GPU, Keras itself chooses XLA for a model created outside of the scope.
     if model.jit_compile:
         raise ValueError(
             "jit_compile=True: XLA compiles functions for one device, and a step uses variables on parameter servers. "

@@ -1,33 +1,33 @@
-"""This process as the client of a cluster, and the records that servers keep of it and of former clients.
+"""This process as the client of a cluster, and the records that servers keep of this client and of former clients.
 
 A client's objects on a server (variables, functions, iterators) belong to the client's *context* there. A context ends
-when its client releases it, when another process does so in the client's name, or when the server has not heard from
-the client for `Options.client_timeout`. Steps are not enough to be heard from: a client may be idle, or a step may take
-longer. TensorFlow's own keep-alive thread reaches only the servers that were named when the process joined the cluster,
-none in our case. So there is a lease:
+when its client releases it, when another process releases it in the client's name, or when the server has not heard
+from the client for `Options.client_timeout`. The messages of steps are not enough, because a client may be idle, or a
+step may take longer. TensorFlow's own keep-alive thread reaches only servers that were in the cluster when the process
+joined it, and there were none. So a lease keeps the contexts alive:
 
     thread coordinator-lease    four times in each `client_timeout`, sends a keep-alive to every leased server
 
 A killed client cannot release its contexts. A client that is restarted again and again would fill the servers' memory.
-So each server has two kinds of TensorFlow variables of its own:
+So each server has two kinds of TensorFlow variables that belong to no client's context:
 
-    list of clients       each client adds itself when it connects. It asks the clients in the list whether they live,
-                          and has the server free the context of each client that does not
+    list of clients       each client adds itself when it connects. It asks the other clients whether they live, and has
+                          the server free the context of each client that has ended
     marker of a client    in a container named after the client's number. A client that exits in order deletes it (the
                           goodbye); `coordinator serve --until-client-ends` ends its server then
 
-A killed client leaves its marker. So does a client that ends with an uncaught error, or that leaves `with strategy` by
-`sys.exit` with a code other than 0: a launcher may start it again, and needs the servers then. A notebook ends in
-order, even after errors in its cells. Deleting a marker takes one small request, and no connection of TensorFlow: there
-is none when the process ends.
+A killed client leaves its marker. A client also leaves its marker if it ends with an uncaught error, or leaves a block
+`with strategy` by `sys.exit` with a code other than 0, because a launcher may restart the client, which then needs the
+servers. A notebook ends in order, even after errors in its cells. The goodbye is one small request that needs no
+connection of TensorFlow, because TensorFlow is disconnected when the process ends.
 
 Promises:
-- No server frees anything while this process runs and can reach it, unless both stood still for three quarters of
-  `client_timeout`. A server that does not answer delays no keep-alive to another.
-- Nothing of a living or silent client is freed: what is not known to be orphaned is left to the timeout. The list is
-  best effort: a list that cannot be read is replaced.
-- A request is one small message over a separate gRPC channel. It returns within its deadline, and holds no Python lock
-  while it waits.
+- While this process runs and reaches a server, the server frees no object of this process. The only exception: both
+  stood still for three quarters of `client_timeout`. A server that does not answer delays no keep-alive to another one.
+- The objects of a living or silent client are not freed: if it is not certain that a client has ended, its context is
+  kept until the timeout. The list is best effort: a list that cannot be read is replaced.
+- A request is one small message over a separate gRPC channel. A request returns within its deadline, and holds no
+  Python lock while it waits.
 """
 
 import dataclasses
@@ -71,7 +71,7 @@ from coordinator.ps_strategy.tensorflow_internals.process import (
 # A server refuses to close a context if it knows a later view of the context than the request names.
 _LATEST_VIEW = 2**62
 _RENEWALS_PER_TIMEOUT = 4
-# A dead host is not detected: it would look like a host without the process, and the client's objects would be freed.
+# If dead hosts were detected, a dead host would look like a host without the client, whose objects would be freed.
 _CHANNEL_OPTIONS = channel_options(1_000, detect_dead_host=False)
 _GOODBYE_OPTIONS = channel_options(500, detect_dead_host=False)
 
@@ -101,7 +101,7 @@ _ANSWERS = {
 
 
 class RemoteContext:
-    """The context of one client, by its number, on one server, by its address. Any thread may call every method."""
+    """The context of the client `context_id` on the server at `address`. Any thread may call every method."""
 
     def __init__(self, address: str, context_id: int) -> None:
         self._address = address
@@ -121,7 +121,7 @@ class RemoteContext:
         return lambda: _ANSWERS.get(call.code(), Answer.UNKNOWN)
 
     def release(self, timeout: float) -> Answer:
-        """Has the server free the context, whichever process created it. Returns `HELD` also if there is none."""
+        """Has the server free the context, whichever process created it. Returns `HELD` also if there is no context."""
         request = ContextRequest(context_id=self._context_id, context_view_id=_LATEST_VIEW)
         return _ANSWERS.get(self._close_context.future(request, timeout=timeout).code(), Answer.UNKNOWN)
 
@@ -158,7 +158,7 @@ class ClientLease:
             context.close()
 
     def freed(self, addresses: Collection[str]) -> set[str]:
-        """Asks servers in parallel, which renews the lease. Returns the leased servers that have lost our context."""
+        """Renews the lease on servers in parallel. Returns the leased servers that have lost this client's context."""
         with self._lock:
             renewals = {
                 address: self._held[address].begin_renewal(self._answer_timeout)
@@ -177,17 +177,17 @@ class ClientLease:
         in_progress: list[Callable[[], Answer]] = []
         while not self._thread.stopping.wait(self._interval):
             with self._lock:
-                # Does not wait for the answers: a frozen server delays no other. gRPC cancels a request that is no
-                # longer referenced.
+                # The answers are not awaited, so that a frozen server delays no other server. `in_progress` keeps the
+                # requests alive, because gRPC cancels a request that is no longer referenced.
                 in_progress[:] = [context.begin_renewal(self._interval) for context in self._held.values()]
 
 
 @dataclasses.dataclass(frozen=True)
 class Client:
-    """A client, as other clients can find it: `context_id` is the number by which servers know it.
+    """A client, as other clients can find it. Servers know the client by the number `context_id`.
 
-    Its workers call back its own server at `address`, `host:port`. `host` is its machine's name: a loopback address is
-    valid only there.
+    `address`, `host:port`, is the client's own server, which workers call back. `host` is the name of the client's
+    machine: a loopback address is valid only on this machine.
     """
 
     context_id: int
@@ -198,8 +198,8 @@ class Client:
 def register(own: Client, device: str, address: str, timeout: float) -> None:
     """Frees the objects of ended clients on a server, and adds this client to the server's list, with its marker.
 
-    `timeout`, in seconds, is for a former client to answer, and for the server to free its context. Raises OpError if
-    the server is gone.
+    A former client has `timeout` seconds to answer, and the server has the same time to free a context. Raises OpError
+    if the server is gone.
     """
     with tf.device(f"{device}/device:CPU:0"):
         tf.raw_ops.AssignVariableOp(resource=marker_of(own.context_id), value=True)
@@ -222,7 +222,7 @@ def register(own: Client, device: str, address: str, timeout: float) -> None:
 
 def client_list() -> Any:
     """Returns the handle of the list, on the current device."""
-    # The next client finds it by this name; the name of a `tf.Variable` is known only to its client.
+    # The next client finds the list by this name. The name of a `tf.Variable` is known only to the variable's client.
     return tf.raw_ops.VarHandleOp(dtype=tf.string, shape=[], shared_name=_LIST)
 
 
@@ -241,9 +241,9 @@ def has_ended(client: Client, timeout: float) -> bool:
 
 
 def _ask(client: Client, timeout: float) -> Answer:
-    """Asks a client whether it lives. It certainly lives if the answer is `HELD`."""
+    """Asks a client whether it lives. If the answer is `HELD`, the client certainly lives."""
     if client.host != socket.gethostname() and parse_address(client.address).host in _LOOPBACK:
-        # The question would reach this machine instead of the client's.
+        # The request would go to this machine instead of the client's machine.
         return Answer.SILENT
     # A client has a context on its own server too, under the same number.
     with RemoteContext(client.address, client.context_id) as context:
@@ -267,18 +267,18 @@ def encode_clients(clients: list[Client]) -> bytes:
 
 
 class Goodbye:
-    """The deletion of this client's markers on `addresses` when the process ends, unless an error ends it."""
+    """Deletes this client's markers on `addresses` when the process ends, unless an error ends the process."""
 
     def __init__(self, context_id: int, timeout: float) -> None:
         self.addresses: set[str] = set()
         self.is_withheld = False
-        # Runs at the end of the process, after the finalizer of a strategy that is still open, which is created later.
-        # The class itself lives as long as the process.
+        # The class lives as long as the process, so the finalizer runs at the end of the process. Finalizers run in
+        # reverse order of creation: an open strategy, whose finalizer is created later, closes first.
         weakref.finalize(Goodbye, only_here(functools.partial(self._say, context_id, timeout)))
 
     def strategy_closes(self) -> None:
         """Withholds the goodbye if the program is being ended by `sys.exit` with a code."""
-        # The error of the `with` or `finally` in which the strategy is closed; unknown at the end of the process.
+        # The error in whose `with` or `finally` the program closes the strategy; None at the end of the process.
         error = sys.exc_info()[1]
         if isinstance(error, SystemExit) and error.code:
             self.is_withheld = True
@@ -292,14 +292,14 @@ class Goodbye:
 def _is_ended_by_error() -> bool:
     """Returns True if an uncaught error ends this process.
 
-    Python keeps the traceback of an error that it prints. So does code that catches errors and goes on, such as a test
-    runner; but then the traceback begins within the runner. The traceback of an uncaught error begins with the program.
+    Python keeps the traceback of an error that it prints. A test runner that catches errors and goes on may keep a
+    traceback too, but this one begins within the runner. The traceback of an uncaught error begins with the program.
     """
     traceback = getattr(sys, "last_traceback", None)
     if traceback is None:
         return False
     frame = traceback.tb_frame
-    # `python program.py`, and `python -m module`.
+    # The name is `<module>` after `python program.py`; the module is `runpy` after `python -m module`.
     return frame.f_code.co_name == "<module>" or frame.f_globals.get("__name__") == "runpy"
 
 
@@ -320,12 +320,12 @@ def delete_markers(context_id: int, addresses: Collection[str], timeout: float) 
 class ServedClients:
     """The clients of a `tf.distribute.Server`. One thread may call `have_ended`; any thread may call `living`.
 
-    `target` is such as `grpc://localhost:2222`, `task` such as `/job:worker/task:0`.
+    `target` is a URL such as `grpc://localhost:2222`, `task` a name such as `/job:worker/task:0`.
     """
 
     def __init__(self, target: str, task: str, timeout: float) -> None:
         self._timeout = timeout
-        # The session sees the server's own variables. Without the filter it would wait for all servers of the cluster.
+        # The session sees the server's own variables. The filter keeps it from waiting for all servers of the cluster.
         config = tf.compat.v1.ConfigProto(device_filters=[task])
         self._session = tf.compat.v1.Session(target, graph=tf.Graph(), config=config)
         with self._session.graph.as_default():
@@ -346,7 +346,7 @@ class ServedClients:
         """Returns True if a client has said goodbye and ended, and no other client may still live."""
         registered = self.registered()
         marked = [client for client in registered if self._has_marker(client)]
-        # A marker may be deleted by mistake: a client that answers lives.
+        # A marker may have been deleted by mistake, so clients without a marker are asked whether they live.
         return (
             len(marked) < len(registered)
             and all(has_ended(client, self._timeout) for client in marked)
@@ -365,12 +365,12 @@ class ServedClients:
 
 
 def join_as_client(definition: ClusterDefinition) -> str:
-    """Makes this process the client, a cluster of one; returns the address of its own server.
+    """Makes this process the client of a cluster without servers; returns the address of the client's own server.
 
-    If the address belongs only to this machine, the server refuses connections from other machines. TensorFlow cannot
-    stop this server, which workers call back. So a process keeps the server of its first strategy, and logs a warning
-    if another address is reserved for it. Raises RuntimeError if this process is connected to a cluster already,
-    LaunchError if the reserved address is in use.
+    Workers call back the client's own server. If its address is a loopback address, the server refuses connections from
+    other machines. TensorFlow cannot stop this server, so a process keeps the server of its first strategy, and logs a
+    warning if a later cluster reserves another address for the client. Raises RuntimeError if this process is connected
+    to a cluster already, LaunchError if the reserved address is in use.
     """
     current = current_server_def()
     if current is None:
@@ -411,26 +411,26 @@ def join_as_client(definition: ClusterDefinition) -> str:
 
 
 class Children:
-    """Processes that are forked from this one, kept from its connections to the servers.
+    """Keeps processes that are forked from this process from its connections to the servers.
 
-    A child that ends in order deletes TensorFlow's objects. It would write into the sockets that it shares with this
-    process, and remove them from the sets of sockets that this process waits for.
+    A child that ends in order deletes TensorFlow's objects. This would write into the sockets that the child shares
+    with this process, and remove these sockets from the epoll instances of this process.
     """
 
     def __init__(self) -> None:
         self._addresses: Callable[[], Collection[str]] | None = None
 
     def keep_from(self, addresses: Callable[[], Collection[str]]) -> None:
-        """Keeps children from the connections from and to the addresses, `host:port`, which are asked for at a fork."""
+        """Keeps children from connections with `addresses()`, each `host:port`. Each fork calls `addresses`."""
         if self._addresses is None:
-            # Python has no way to undo this: it stays as long as the process lives.
+            # Python cannot remove this hook, which stays as long as the process lives.
             os.register_at_fork(after_in_child=self._replace_connections)
         self._addresses = addresses
 
     def _replace_connections(self) -> None:
         assert self._addresses is not None
         leave_calls_to_parent()
-        # By their ports: a process that was just forked must not look up names.
+        # Only ports are compared, because a process that was just forked must not look up names.
         ports = {parse_address(address).port for address in self._addresses()}
         dead, other = socket.socketpair()
         other.close()

@@ -23,7 +23,7 @@ _KNOWN_JOBS = (CLIENT_JOB, "worker", "ps", _EVALUATOR_JOB)
 
 _TF_CONFIG = '{"cluster": {"worker": ["host:port"], "ps": ["host:port"]}, "task": {"type": "chief", "index": 0}}'
 
-# The most workers of a cluster: update rules keep their state in variables of this length.
+# The maximum number of workers of a cluster. The state variables of update rules have this length.
 MAX_WORKERS = 1024
 
 
@@ -45,7 +45,7 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class ClusterDefinition:
-    """The servers of a cluster. `client_address` is `host:port` that the specification reserves for the client."""
+    """The servers of a cluster. The specification reserves `client_address`, `host:port`, for the client."""
 
     addresses: Mapping[Task, str]
     client_address: str | None
@@ -55,8 +55,7 @@ class ClusterDefinition:
     def from_resolver(cls, resolver: Any) -> "ClusterDefinition":
         """Reads and checks the cluster of a resolver.
 
-        Raises TypeError for another object, ClusterSpecError if the cluster cannot work or this process is not its
-        client.
+        Raises TypeError for another object, ClusterSpecError if the cluster cannot work or has another client.
         """
         if not isinstance(resolver, tf.distribute.cluster_resolver.ClusterResolver):
             raise TypeError(
@@ -90,12 +89,12 @@ class ClusterDefinition:
 def client_server_def(protocol: str, client_address: str) -> Any:
     """Returns the `tf.train.ServerDef` that makes this process the client of a cluster without servers.
 
-    Workers that join later connect to the parameter servers and the client, but not to each other: no worker depends on
-    another worker, which may be lost. Nor do parameter servers connect to each other.
+    Workers that join later connect to the parameter servers and the client. Workers do not connect to each other, so
+    that no worker depends on another worker, which may be lost. Parameter servers do not connect to each other either.
     """
     definition = server_def(protocol, client_address, {})
-    # Filters can only be set when a process joins its first cluster: they are set for all tasks that may ever join.
-    # Each costs TensorFlow some microseconds. Parameter servers beyond this number do see each other.
+    # Filters can only be set when a process joins its first cluster, so they are set for all tasks that may ever join.
+    # Each costs TensorFlow some microseconds. Parameter servers from index `MAX_WORKERS` on do see each other.
     for job, visible in (("worker", "/job:ps"), ("ps", "/job:worker")):
         filters = definition.cluster_device_filters.jobs.add(name=job)
         for index in range(MAX_WORKERS):
@@ -173,23 +172,23 @@ def check_address(task: Task, address: str, others: Mapping[Task, str]) -> None:
 
 
 class PolledClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):
-    """A cluster that a function or a file describes. It is read periodically: workers join, leave and move.
+    """A cluster that a function or a file describes. The description is read periodically: workers come and go.
 
         resolver = coordinator.PolledClusterResolver("cluster.json", interval=5.0)
         strategy = coordinator.ParameterServerStrategy(resolver)
 
-    Its strategy adds workers that appear and removes workers that disappear. A lost worker that disappears, and a
-    worker that appears, count as one worker that has moved. Parameter servers hold the variables and cannot change. A
-    description that is not valid raises, and changes nothing.
+    The strategy adds workers that appear and removes workers that disappear. If a lost worker disappears and another
+    worker appears, they count as one worker that has moved. Parameter servers hold the variables and cannot change. An
+    invalid description raises an error, and changes nothing.
 
     Args:
       source: a function that returns a cluster, or the path of a JSON file with one, in the form of "cluster" in
         TF_CONFIG: `{"worker": ["host:port", ...], "ps": ["host:port", ...]}`.
-      interval: from one reading to the next, in seconds.
+      interval: the time from one reading to the next, in seconds.
       rpc_layer: the protocol of the servers.
 
     Raises:
-      TypeError: `source` is neither.
+      TypeError: `source` is neither a function nor a path.
       ValueError: `interval` is not positive, or the path is a URL.
     """
 
@@ -220,7 +219,7 @@ class PolledClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):
         return tf.train.ClusterSpec({job: list(addresses) for job, addresses in cluster.items()})
 
     def worker_addresses(self) -> Mapping[int, str] | list[str]:
-        """Returns the present addresses of the workers; by index, if each worker keeps its own.
+        """Returns the present addresses of the workers; a mapping by index if each worker keeps its index.
 
         Raises:
           ClusterSpecError: the description names no worker, or other parameter servers than before.
@@ -238,7 +237,7 @@ class PolledClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):
         return list(spec["worker"])
 
     def close(self) -> None:
-        """Ends a `worker_addresses` that waits, in subclasses where it does; part of `strategy.close()`."""
+        """Ends a call of `worker_addresses` in subclasses in which it waits. `strategy.close()` calls this."""
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
         """Returns the empty name: the client is its own master."""

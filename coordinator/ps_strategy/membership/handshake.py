@@ -1,11 +1,11 @@
-"""Admission of servers that TensorFlow has just been connected to, and checks that servers keep their variables.
+"""Admits servers that TensorFlow was just connected to, and checks that servers still have their variables.
 
     answers --> same devices as other workers --> connected --> same TensorFlow version
                                                                  --> registered there (`clients.register`) --> admitted
 
-Promises: nothing runs on a server of another TensorFlow, unless `Options.version_mismatch` allows it, nor on a worker
-with other devices than the rest. Each process of a server is checked once. A server that dies during its handshake is
-not admitted.
+Promises: nothing runs on a server of another TensorFlow, unless `Options.version_mismatch` allows it, or on a worker
+whose devices differ from the other workers' devices. Each process of a server is checked once. A server that dies
+during its handshake is not admitted.
 """
 
 import dataclasses
@@ -29,28 +29,28 @@ from coordinator.ps_strategy.tensorflow_internals.functions import CancellationM
 _TRIES = 10
 _PAUSE = 0.3
 _THREAD = "coordinator-sentinel"
-# In seconds; includes questions to former clients.
+# In seconds. A handshake includes requests to former clients.
 _LONGEST_HANDSHAKE = 30.0
 
 _logger = logging.getLogger("coordinator")
 
 
 class SentinelVariables:
-    """A small variable on each server. If it is gone, all variables there are gone.
+    """A small variable, the sentinel, on each server. If a sentinel is gone, all variables on its server are gone.
 
-    When TensorFlow's server definition is updated while TensorFlow does not reach a server, TensorFlow takes that
-    server for a new one and drops what was on it, although the same process lives on. Only the loss of a variable shows
-    that. TensorFlow may fail to reach a server that answers a probe: its own connection was shut down, and is tried
-    again only after a pause. So sentinels are read before such an update too.
+    If TensorFlow does not reach a server during an update of its server definition, TensorFlow treats the server as a
+    new one and drops the objects on it, although the same process lives on. Only the loss of a variable shows this.
+    TensorFlow may fail to reach a server that answers a probe, if TensorFlow's own connection was shut down: the
+    connection is tried again only after a pause. So sentinels are read before an update too.
 
     Sentinels are identified by the numbers of the connections to their servers. Servers are asked in parallel.
-    `longest_call`, in seconds, is longer than a frozen server is waited for.
+    `longest_call`, in seconds, is longer than the time after which the heartbeat disconnects from a frozen server.
     """
 
     def __init__(self, longest_call: float) -> None:
         self._longest_call = longest_call
         self._sentinels: dict[int, tf.Variable] = {}
-        # The function by which a worker calls the parameter servers, with the numbers of their connections.
+        # The numbers of the connections to the parameter servers, and the function by which a worker calls them.
         self._traced: tuple[tuple[int, ...], Any] | None = None
         self._turns: dict[Task, threading.Lock] = {}
 
@@ -58,7 +58,7 @@ class SentinelVariables:
         """Creates missing sentinels, and forgets the sentinels of servers that are no longer connected.
 
         `devices` has the names of all connected servers, by the numbers of the connections. Returns the numbers of
-        connections that were lost first.
+        connections that were lost before their sentinels existed.
         """
 
         def create(number: int) -> tf.Variable:
@@ -88,7 +88,7 @@ class SentinelVariables:
         """Makes each connected worker call each parameter server; returns the workers without an answer.
 
         TensorFlow tries a refused connection again only after a pause; until then, every call from that worker to that
-        server fails. So this tries for some seconds. `numbers` are of the connections to the parameter servers.
+        server fails. So the calls are retried for some seconds. `numbers` identify the parameter servers' connections.
         """
         if not workers:
             return []
@@ -107,7 +107,7 @@ class SentinelVariables:
         return [worker for worker in workers if not reached[worker]]
 
     def reach_each_other(self, numbers: Sequence[int]) -> bool:
-        """Makes each of some parameter servers call all others, for the same reason. Returns True if all answered."""
+        """Makes each of these parameter servers call all others, with retries. Returns True if all answered."""
         concrete = self._trace(lambda each: _all_on_each(each, lambda _: _round_trips(each)), numbers)
         return concrete is not None and _succeeds(None, concrete, self._longest_call)
 
@@ -131,7 +131,7 @@ class SentinelVariables:
         except (tf.errors.UnavailableError, tf.errors.DeadlineExceededError, TimeoutError):
             return False
         except tf.errors.OpError:
-            pass  # The server answered. `gone` finds out that the variable is gone.
+            pass  # The server answered. `gone` checks whether the variable is gone.
         return True
 
     def _exists(self, number: int) -> bool:
@@ -153,7 +153,7 @@ class SentinelVariables:
 
 
 def _round_trips(sentinels: Sequence[tf.Variable]) -> Any:
-    """Adds a message to each sentinel's server, and the answers, to a function. Returns a scalar, which is true."""
+    """Adds a message to each sentinel's server and back to the function being traced. Returns a scalar, True."""
     sent = tf.timestamp() > 0.0
     return _all_on_each(sentinels, lambda sentinel: tf.logical_and(sentinel.read_value(), sent))
 
@@ -167,10 +167,7 @@ def _all_on_each(sentinels: Sequence[tf.Variable], answer: Callable[[tf.Variable
 
 
 def _succeeds(device: str | None, concrete: Any, seconds: float) -> bool:
-    """Calls a function on a device, None for the client, until a call runs without error; returns whether one did.
-
-    After `seconds` the call is cancelled.
-    """
+    """Returns True if a function runs without error on a device (None: client). Retries for at most `seconds`."""
     cancellation = CancellationManager()
 
     def run() -> None:
@@ -196,8 +193,8 @@ def _succeeds(device: str | None, concrete: Any, seconds: float) -> bool:
 class WorkerDevices:
     """The computing devices of a worker, its replicas: `count` devices of the `kind` `CPU` or `GPU`.
 
-    A function is traced once for all workers. If a worker has several replicas, the function contains their names. So
-    all workers must have the same devices, and a worker with others takes no part.
+    A function is traced once for all workers. If workers have several replicas, the function contains the names of the
+    devices. So all workers must have the same devices; a worker with other devices takes no part.
     """
 
     kind: str
@@ -205,10 +202,10 @@ class WorkerDevices:
 
     @classmethod
     def of(cls, names: Sequence[str]) -> "WorkerDevices":
-        """Chooses from the devices of a server, by their full names: its GPUs if it has several, otherwise its CPUs.
+        """Chooses from the devices of a server, by their full names: the GPUs if there are several, else the CPUs.
 
-        A worker with one GPU is one replica, like a worker without a GPU, and both may be in a cluster: the device of a
-        function with one replica is decided when it is called.
+        A worker with one GPU is one replica, like a worker without a GPU, and both may be in one cluster: the device of
+        a function with one replica is chosen at each call.
         """
         kinds = [tf.DeviceSpec.from_string(name).device_type for name in names]
         gpus = kinds.count("GPU")
@@ -216,7 +213,7 @@ class WorkerDevices:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The devices, relative to their worker."""
+        """The names of the devices, relative to their worker."""
         return tuple(f"/device:{self.kind}:{number}" for number in range(self.count))
 
     def __str__(self) -> str:
@@ -233,7 +230,7 @@ def calling_device(names: Sequence[str]) -> str:
 
 
 class Handshake:
-    """The checks of new servers. One thread at a time may call `admit`.
+    """Checks new servers. One thread at a time may call `admit`.
 
     `refused` has the incarnations of refused servers, with the errors. `devices` is None until a worker has answered.
     """
@@ -309,7 +306,7 @@ def check_version(device: str, address: str, *, is_error: bool) -> None:
 def graph_version(device: str) -> int | None:
     """Returns the version of the graphs that a server writes; None if its TensorFlow writes them in another way."""
     try:
-        # The constants are created on the server too: the first operation that this process computes takes much longer.
+        # The constants are created on the server too: the first operation on the client would take much longer.
         with tf.device(f"{device}/device:CPU:0"):
             zero, one = (tf.constant(number, tf.int64) for number in (0, 1))
             dataset = tf.raw_ops.RangeDataset(

@@ -1,8 +1,8 @@
-"""A cluster resolver whose workers are the pods that Kubernetes runs: `kubectl scale` adds and removes them.
+"""A cluster resolver whose workers are the pods that Kubernetes runs: `kubectl scale` adds and removes workers.
 
-The pods are followed by Kubernetes's HTTP API: a list, then a watch of its changes.
+The resolver reads a list of the pods from Kubernetes's HTTP API, then watches changes of the list.
 
-Promises: an address is a name in DNS, which a pod keeps when it is replaced. A pod joins when it has that name, and
+Promises: an address is a name in DNS, which a pod keeps when it is replaced. A pod joins when its name is in DNS, and
 leaves when its deletion begins. An evicted pod keeps its place until it is replaced, like a restarted server. Each
 request reads the token and the certificate again, since Kubernetes renews both.
 """
@@ -25,14 +25,14 @@ from coordinator.addresses import parse_address
 from coordinator.errors import ClusterSpecError
 from coordinator.ps_strategy.membership.cluster_definition import PolledClusterResolver
 
-# Set by StatefulSets and by indexed Jobs.
+# The labels with the index of a pod, which StatefulSets and indexed Jobs set.
 _INDEX_LABELS = ("apps.kubernetes.io/pod-index", "batch.kubernetes.io/job-completion-index")
 _PORT_NAME = "tensorflow"
 # How long the API server keeps a watch open, in seconds: a broken connection may go unnoticed for that time.
 _WATCH_SECONDS = 30
-# The longest time for a connection, or for an answer beyond the watch, in seconds.
+# The longest time to connect, and to wait for an answer beyond the duration of a watch, in seconds.
 _ANSWER_TIMEOUT = 10.0
-# How long an evicted pod keeps its place without a replacement: a node may have to be added first. In seconds.
+# How long an evicted pod keeps its place without a replacement, in seconds: a node may have to be added first.
 _REPLACEMENT_TIMEOUT = 600.0
 _API_SERVER = "https://kubernetes.default.svc"
 _CREDENTIALS = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -43,7 +43,7 @@ class KubernetesClusterResolver(PolledClusterResolver):
 
         strategy = coordinator.ParameterServerStrategy(coordinator.KubernetesClusterResolver())
 
-    It is for programs in a pod that `coordinator manifest kubernetes` describes. `TF_CONFIG` names the client and the
+    The program runs in a pod that `coordinator manifest kubernetes` describes. `TF_CONFIG` names the client and the
     parameter servers. The workers are the present pods, each with the index of its pod, or the workers of `TF_CONFIG`
     while there is no pod. A pod that is being deleted leaves the cluster immediately, and finishes its functions. An
     evicted pod, whose node is drained, is a lost worker until its replacement answers.
@@ -51,13 +51,12 @@ class KubernetesClusterResolver(PolledClusterResolver):
     Args:
       cluster_resolver: describes the cluster at the beginning; None reads `TF_CONFIG`.
       selector: the labels of worker pods, as in `kubectl get pods -l`; None for the labels in the manifests.
-      namespace: of the pods; None for this pod's namespace.
+      namespace: the namespace of the pods; None for this pod's namespace.
       api_server: the URL of Kubernetes's API server, by default of the cluster that runs this pod.
-      credentials: the folder with `token` and `ca.crt` of the service account, by default this pod's. Both are read
-        again for each request, since Kubernetes renews them.
+      credentials: the folder with `token` and `ca.crt` of the service account, by default this pod's.
 
     Raises:
-      ClusterSpecError: `selector` is None, and the addresses of workers are not names of pods, or there are none.
+      ClusterSpecError: `selector` is None, and there are no workers, or their addresses are not names of pods.
     """
 
     def __init__(
@@ -123,7 +122,7 @@ class KubernetesClusterResolver(PolledClusterResolver):
         return self._returned
 
     def close(self) -> None:
-        """Ends a `worker_addresses` that waits, on any thread; later ones end immediately until `cluster_spec`."""
+        """Ends a waiting call of `worker_addresses`; later calls end immediately until `cluster_spec` is called."""
         self._is_interrupted = True
         if (connection := self._connection) is not None and connection.sock is not None:
             with contextlib.suppress(OSError):
@@ -155,7 +154,7 @@ class KubernetesClusterResolver(PolledClusterResolver):
     def _apply(self, event: Mapping[str, Any]) -> None:
         changed = event["object"]
         if event["type"] == "ERROR":
-            # Mostly 410 Gone: the API server has forgotten the changes since that version.
+            # The error is mostly 410 Gone: the API server has forgotten the changes since that version.
             self._version = None
             return
         self._version = changed["metadata"]["resourceVersion"]
@@ -171,7 +170,7 @@ class KubernetesClusterResolver(PolledClusterResolver):
 
     @contextlib.contextmanager
     def _answer(self, parameters: Mapping[str, object]) -> Iterator[Iterable[bytes]]:
-        """Sends a request; the context has the lines of the answer, none if it is 410 Gone."""
+        """Sends a request; yields the lines of the answer, or no lines if the answer is 410 Gone."""
         query = urllib.parse.urlencode({"labelSelector": self._selector, **parameters})
         path = f"{self._api_server.path}/api/v1/namespaces/{self._namespace}/pods"
         try:
@@ -204,7 +203,7 @@ class KubernetesClusterResolver(PolledClusterResolver):
             connection = http.client.HTTPConnection(host, port, timeout=_ANSWER_TIMEOUT)
         connection.connect()
         connection.sock.settimeout(_WATCH_SECONDS + _ANSWER_TIMEOUT)
-        # In this order: `close` sets the flag that is read here, and then reads the connection that is set here.
+        # The connection is set before the flag is read: `close` sets the flag before it reads the connection.
         self._connection = connection
         if self._is_interrupted:
             connection.close()
@@ -225,7 +224,7 @@ class KubernetesClusterResolver(PolledClusterResolver):
         try:
             return dict(sorted(_index_and_address(pod) for pod in (*awaited, *present.values())))
         except ValueError:
-            # Otherwise each call would raise it until the pods are listed again.
+            # Otherwise each call would raise the same error until the pods are listed again.
             self._version = None
             raise
 
@@ -233,7 +232,7 @@ class KubernetesClusterResolver(PolledClusterResolver):
 def _is_present(pod: Mapping[str, Any]) -> bool:
     status = pod.get("status", {})
     has_ended = status.get("phase") in ("Succeeded", "Failed")
-    # Its name is not in DNS yet. A lookup now would have its absence cached for a while.
+    # The name of an unscheduled pod is not in DNS yet. A lookup now would have its absence cached for a while.
     is_unscheduled = status.get("phase") == "Pending" and not status.get("podIP")
     return _is_evicted(pod) or not (has_ended or is_unscheduled or "deletionTimestamp" in pod["metadata"])
 

@@ -1,17 +1,17 @@
 """The files in which datasets on the workers cache their elements: `Dataset.cache(file)`.
 
-TensorFlow locks a file while an iterator writes there: two workers cannot use one file. A worker that dies leaves the
-lock, and no later iterator can use the file. An iterator that is deleted before it has written everything deletes all
-files of that name, even files of another iterator. So each dataset that is made on a worker is cached in a file of its
-own, unless there is a complete one:
+TensorFlow locks a cache file while an iterator writes to the file, so two workers cannot use one file. If a worker
+dies, the lock stays, and no later iterator can use the file. An iterator that is deleted before it has written
+everything deletes all files of that name, even files of another iterator. So each dataset that is made on a worker is
+cached in a file of its own, unless a complete file exists:
 
     file.of-2.worker-1.1712345678901234.index, .data-*    complete: later iterators and programs read it on worker 1
     file.of-2.worker-1.1712345678901234_*                 being written, or left by a worker that died
     file.index, file.data-*                               complete, by other programs: all workers read it
 
-If a dataset function reads which share of the data it has, the name has the share: `file.share-0-of-2.worker-1...`.
+If a dataset function reads which share of the data it has, names contain the share: `file.share-0-of-2.worker-1...`.
 
-Guarantee: no iterator meets a file that another one is writing, or did not write to its end.
+Guarantee: no iterator opens a file that another iterator is writing, or has left incomplete.
 """
 
 import contextlib
@@ -25,20 +25,20 @@ from coordinator.ps_strategy.per_worker.resource import WorkerContext
 
 # The attribute of a dataset with the names of its cache files.
 _NAMES = "_coordinator_cache_files"
-# The end of a complete file's name: this part is written last.
+# The end of a complete file's name. TensorFlow writes the file with this name last.
 _COMPLETE = ".index"
 
 
 def own_file(file: Any, owner: Any) -> Any:
-    """Returns the name of a new dataset's cache file on the device that runs this: a complete file, or a new one.
+    """Returns the name of a new dataset's cache file: a complete file of the device that runs this, or a new file.
 
-    `file` is the program's name for it; `owner` names the worker and its share of the data. Both are string scalars.
+    `file` is the name in the program. `owner` names the worker and its share of the data. Both are string scalars.
     """
     begin = tf.strings.join([file, ".", owner, "."])
     found = tf.io.matching_files([_escaped(file) + _COMPLETE, _escaped(begin) + "*" + _COMPLETE])
-    # Leaves out parts of a file, which have another number at their end.
+    # Leaves out the parts of an incomplete file, whose names end in a second number.
     complete = tf.boolean_mask(found, ~tf.strings.regex_full_match(found, r"(?s).*\.\d+_\d+\.index"))
-    # A number that neither this worker nor a former process at its place has used. Random numbers would need a seed.
+    # The time is a number that neither this worker nor its former process has used. Random numbers would need a seed.
     number = tf.strings.as_string(tf.cast(1e6 * tf.timestamp(), tf.int64))
     chosen = tf.concat([complete, [tf.strings.join([begin, number, _COMPLETE])]], 0)[0]
     return tf.strings.substr(chosen, 0, tf.strings.length(chosen) - len(_COMPLETE))
@@ -55,7 +55,7 @@ class TracedCaches:
     def own_file(self, file: Any) -> Any:
         """Returns the name of the file that replaces the program's `file`."""
         name = own_file(file, self._owner())
-        # A function that the dataset calls for each element chooses a file at each call.
+        # Does not list files that a function of the dataset chooses: the function chooses a file at each call.
         if tf.compat.v1.get_default_graph() is self._graph:
             self._names.append(name)
         return name
@@ -91,9 +91,9 @@ class CacheFiles:
         self._latest: dict[int, tuple[int, Sequence[bytes]]] = {}
 
     def note(self, dataset: Any, names: Sequence[bytes], context: WorkerContext) -> Any:
-        """Notes a dataset that was made on a worker for `is_cache_begun`, and returns it.
+        """Adds the names of cache files to a worker's dataset, for `is_cache_begun`; returns the dataset.
 
-        Deletes files that the worker's former process had begun, if the client can reach them.
+        Deletes files that the worker's former process had begun, if the client can reach these files.
         """
         if not len(names):
             return dataset
@@ -108,14 +108,14 @@ class CacheFiles:
 def is_cache_begun(dataset: Any) -> bool:
     """Returns whether a cache file of a dataset is incomplete. Call it in the device scope of its worker.
 
-    A new iterator would find such a file locked, and cannot continue at another iterator's position.
+    A new iterator would find such a file locked, and could not continue at the position of another iterator.
     """
     patterns = [_escaped(name) + _COMPLETE for name in getattr(dataset, _NAMES, ())]
     return bool(patterns) and len(tf.io.matching_files(patterns)) < len(patterns)
 
 
 def _escaped(path: Any) -> Any:
-    """Returns a path as a pattern that only it matches."""
+    """Returns a pattern that matches only this path."""
     return tf.strings.regex_replace(path, r"([*?\[\\])", r"\\\1")
 
 

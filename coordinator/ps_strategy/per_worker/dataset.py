@@ -7,8 +7,8 @@ Guarantees:
 - A position lies between two calls on its worker. So positions that are saved while no scheduled function runs match
   the model.
 - An iterator that is created again, because its worker was lost, begins at the last saved or restored position. If its
-  data was being cached in a file, it begins at the beginning, and the log says so.
-- A string is restored completely or not at all: a `ValueError` says what differs.
+  data was being cached in a file, the iterator begins at the first element, and the log says so.
+- A string of positions is restored completely; or nothing is restored, and a `ValueError` says what differs.
 """
 
 import base64
@@ -45,7 +45,7 @@ _CALLING = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 _UNKNOWN = ("Iterator", "Identity", "Switch", "Merge")
 
 _VERSION = 1
-# TensorFlow's number for: state outside of the iterator, such as a lookup table, is not saved.
+# TensorFlow's policy IGNORE: state outside of the iterator, such as a lookup table, is not saved.
 _WITHOUT_EXTERNAL_STATE = 1
 
 _HANDLE = tf.TensorSpec([], tf.resource)
@@ -54,7 +54,7 @@ _HANDLE = tf.TensorSpec([], tf.resource)
 def elements_per_call(concrete: Any) -> float:
     """Returns the most elements that a call of a function takes from each iterator among its arguments.
 
-    The number is infinite if it is not known, because elements are taken in a loop or a branch.
+    If elements are taken in a loop or a branch, the number is unknown, and infinity is returned.
     """
     graph = concrete.graph.as_graph_def()
     functions = {function.signature.name: function for function in graph.library.function}
@@ -81,7 +81,7 @@ def _taken_by(node: Any, handle: str, functions: Mapping[str, Any]) -> float:
 class _Position(NamedTuple):
     """The position of one worker's iterator.
 
-    `taken` is the most elements that were taken before, infinite if unknown; TensorFlow serialized `state`.
+    `taken` is the most elements before the position, or infinite. `state` is the iterator, serialized by TensorFlow.
     """
 
     taken: float
@@ -89,10 +89,10 @@ class _Position(NamedTuple):
 
 
 class IteratorPositions:
-    """The positions on the workers of one per-worker iterator.
+    """The positions of one per-worker iterator on all workers.
 
-    Only a worker's thread uses the worker's entry, but positions are restored while nothing runs. `workers` returns the
-    number of shares into which the data is divided.
+    Only a worker's own thread uses the worker's entry; the client restores positions while no function runs. `workers`
+    returns the number of shares into which the data is divided.
     """
 
     def __init__(self, workers: Callable[[], int], element_spec: Any) -> None:
@@ -101,7 +101,7 @@ class IteratorPositions:
         self._sizes: dict[int, float] = {}
         self._taken: dict[int, float] = {}
         self._saved: dict[int, _Position] = {}
-        # The shares of the present iterators: a position is meaningless in another share.
+        # By worker: the share of the present iterator. A position is meaningless in another share.
         self._shares: dict[int, Hashable] = {}
 
     def iterator_of(self, dataset: tf.data.Dataset, context: WorkerContext, share: Hashable = None) -> Any:
@@ -135,11 +135,11 @@ class IteratorPositions:
         return self._sizes.get(worker) == math.inf
 
     def left_on(self, worker: int) -> float:
-        """Returns the fewest elements that a worker's iterator, which is not endless, has left."""
+        """Returns the least number of elements that a worker's finite iterator has left."""
         return max(self._sizes.get(worker, 0) - self._taken.get(worker, 0), 0)
 
     def count_on(self, worker: int, taken: float) -> None:
-        """Counts elements that are taken from a worker's iterator; `taken` is the most."""
+        """Counts elements that a call takes from a worker's iterator, at most `taken`."""
         self._taken[worker] += taken
 
     def save_on(self, iterator: Any, context: WorkerContext) -> None:
@@ -157,7 +157,7 @@ class IteratorPositions:
         return json.dumps(own | {"positions": positions})
 
     def from_json(self, text: Any, name: str) -> None:
-        """Replaces the saved positions by the result of a `to_json`; ValueError: for other workers or elements."""
+        """Replaces the saved positions by a result of `to_json`; raises ValueError for other workers or elements."""
         saved = json.loads(text if isinstance(text, str) else bytes(text))
         if saved.get("version") != _VERSION:
             raise ValueError(
@@ -202,7 +202,7 @@ def _handle_of(iterator: Any) -> Any:
 class _PerWorkerElements(PerWorkerResource, tf.types.experimental.SupportsTracingProtocol):
     """The base of datasets and iterators. `element_spec` is the structure of an element, with `tf.TypeSpec`s."""
 
-    # The type of a worker's copy; functions are traced with it.
+    # The class of the type of a worker's copy; functions are traced with this type.
     _spec_class: type[Any]
 
     def __init__(
@@ -213,14 +213,14 @@ class _PerWorkerElements(PerWorkerResource, tf.types.experimental.SupportsTracin
 
     @property
     def _type_spec(self) -> Any:
-        """The type of the worker's copy, under the name that `tf.function(input_signature=)` uses in programs."""
+        """The type of the worker's copy. Programs use the name `_type_spec` in `tf.function(input_signature=)`."""
         return self._spec_class(self.element_spec)
 
     def __tf_tracing_type__(self, context: Any) -> Any:
         return self._type_spec
 
     def __getattr__(self, name: str) -> NoReturn:
-        # A function that is called on the client looks for the handle of a real dataset or iterator.
+        # If a function is called on the client, TensorFlow looks for the handle of a real dataset or iterator.
         raise AttributeError(
             f"{type(self).__name__} has no attribute {name!r}: it represents one on each worker. A function that takes "
             "it must be scheduled: strategy.schedule(step, args=(...)) instead of step(...). In Keras 2 (tf_keras), "
@@ -230,9 +230,9 @@ class _PerWorkerElements(PerWorkerResource, tf.types.experimental.SupportsTracin
 
 
 class EndOfDataError(tf.errors.OutOfRangeError):
-    """An iterator has no element left on a worker. Users get it when no worker that may be asked has one.
+    """An iterator has no element left on a worker. Users get this error when no worker that may be asked has elements.
 
-    `ended` is the iterator as the core knows it, if it has ended on at least one worker.
+    `ended` is the iterator's `FiniteInput`, if the iterator has ended on at least one worker.
     """
 
     def __init__(self, name: str, ended: FiniteInput | None = None) -> None:
@@ -256,12 +256,12 @@ class PerWorkerIterator(_PerWorkerElements, tf.train.experimental.PythonState):
 
     In a `tf.train.Checkpoint`, it saves and restores the position of each worker's iterator; see docs/data.md.
 
-    If its data ends, a function that finds no element on its worker is run on another worker. When all workers are at
-    the end, `schedule` and `join` raise `tf.errors.OutOfRangeError`.
+    If the data of a worker has ended, a function that finds no element there is run on another worker. When the data of
+    all workers has ended, `schedule` and `join` raise `tf.errors.OutOfRangeError`.
 
-    The iterator of a restarted worker starts from its last saved or restored position, or from the beginning. So does
-    an iterator that was interrupted; see `iterators_in_use`. The iterators on the workers are freed with the last
-    reference to this object.
+    The iterator of a restarted worker starts from its last saved or restored position, or else from the beginning. So
+    does an iterator that was interrupted; see `iterators_in_use`. The iterators on the workers are freed when the last
+    reference to this object is dropped.
 
     Args:
       build: creates the worker's dataset; called on the worker's thread, in its device scope.
@@ -269,10 +269,10 @@ class PerWorkerIterator(_PerWorkerElements, tf.train.experimental.PythonState):
       name, element_spec, workers, copies: as for `PerWorkerDataset`.
 
     Attributes:
-      input: the iterator as the core knows it.
+      input: the `FiniteInput` by which the scheduler knows the iterator.
       positions: the positions of the workers' iterators.
-      failed: by worker, the connection on which a call failed that may have interrupted the iterator. Only a worker's
-        thread uses its entry.
+      failed: by worker, the connection on which a failed call may have interrupted the iterator. Only the worker's
+        thread uses an entry.
     """
 
     _spec_class = tf.data.IteratorSpec
@@ -286,7 +286,7 @@ class PerWorkerIterator(_PerWorkerElements, tf.train.experimental.PythonState):
         copies: WorkerCopies,
         share_of: ShareOf | None = None,
     ) -> None:
-        # Local variables: `build_iterator` must not keep this object alive.
+        # Local variables, because `build_iterator` must not keep this object alive.
         positions = IteratorPositions(workers, element_spec)
         finite_input = FiniteInput(functools.partial(EndOfDataError, f"iterator of {name}"))
 
@@ -303,13 +303,13 @@ class PerWorkerIterator(_PerWorkerElements, tf.train.experimental.PythonState):
         self.failed: dict[int, int] = {}
 
     def serialize(self) -> str:
-        """Returns the positions of all workers' iterators; TensorFlow calls it to save a checkpoint.
+        """Returns the positions of all workers' iterators; TensorFlow calls this method to save a checkpoint.
 
-        A lost worker is not waited for: its saved position is where its iterator will start again.
+        It does not wait for a lost worker, whose iterator will start again at the position that was saved last.
 
         Raises:
           ValueError: the dataset has no position that can be saved.
-          RuntimeError: in a callback of a future that a worker's thread runs.
+          RuntimeError: it was called in a callback of a future that a worker's thread runs.
         """
         try:
             self._copies.run_on_live(
@@ -325,9 +325,9 @@ class PerWorkerIterator(_PerWorkerElements, tf.train.experimental.PythonState):
         return self.positions.to_json()
 
     def deserialize(self, text: Any) -> None:
-        """Continues at the positions of a `serialize`; TensorFlow calls it to restore a checkpoint.
+        """Continues at positions that `serialize` has returned; TensorFlow calls this method to restore a checkpoint.
 
-        Raises ValueError if they are for another number of workers or other data.
+        Raises ValueError if the positions are for another number of workers or other data.
         """
         self.positions.from_json(text, self.name)
         self.failed.clear()
@@ -352,7 +352,7 @@ class PerWorkerIterator(_PerWorkerElements, tf.train.experimental.PythonState):
 
 
 class PerWorkerDataset(_PerWorkerElements):
-    """One dataset per worker. `iter` of it returns a `PerWorkerIterator`; a function may take it as an argument.
+    """One dataset per worker. `iter(dataset)` returns a `PerWorkerIterator`; a function may take the dataset.
 
     Args:
       name: used in messages.
@@ -361,7 +361,7 @@ class PerWorkerDataset(_PerWorkerElements):
       workers: returns the number of shares into which the data is divided.
       copies: runs work on the workers.
       share_of: see `PerWorkerResource`.
-      is_numbered: returns whether an iterator of a worker's dataset depends on how many were made before.
+      is_numbered: returns whether an iterator of a worker's dataset depends on the number of earlier iterators.
     """
 
     _spec_class = tf.data.DatasetSpec
@@ -380,18 +380,18 @@ class PerWorkerDataset(_PerWorkerElements):
         self._workers = workers
         self._copies = copies
         self._is_numbered = is_numbered
-        # The dataset of each worker for its iterators, and how many iterators it has made.
+        # By worker: the dataset of which iterators are made, and the number of its iterators.
         self._iterated = PerWorkerResource(f"iterator of {name}", lambda context: [build(context), 0], share_of)
         self._numbers = itertools.count()
 
     def __iter__(self) -> PerWorkerIterator:
         """Returns a new iterator per worker, at the beginning of the data.
 
-        As in TensorFlow, it is a further iterator of the same dataset: a seeded shuffle gives another order, and a job
-        of TensorFlow's data service is repeated.
+        As in TensorFlow, each iterator is a further iterator of the same dataset: a seeded shuffle gives another order,
+        and a job of TensorFlow's data service is repeated.
 
         Raises:
-          RuntimeError: inside a `tf.function`.
+          RuntimeError: it was called inside a `tf.function`.
         """
         if not tf.executing_eagerly():
             raise RuntimeError(
@@ -403,9 +403,9 @@ class PerWorkerDataset(_PerWorkerElements):
         return iterator
 
     def _dataset_for(self, number: int, context: WorkerContext) -> tf.data.Dataset:
-        """Returns the worker's dataset; its next iterator is iterator `number`, counted from 0.
+        """Returns the worker's dataset; the dataset's next iterator is iterator `number`, counted from 0.
 
-        Guarantee: also if the worker was lost, or iterators were made again.
+        This is guaranteed even if the worker was lost, or if iterators were made again.
         """
         iterated = self._iterated.value_on(context)
         dataset, made = iterated
@@ -422,7 +422,7 @@ class PerWorkerDataset(_PerWorkerElements):
         return dataset
 
     def build(self) -> "PerWorkerDataset":
-        """Returns itself, which a function may take as an argument; TensorFlow's datasets must be built for that."""
+        """Returns this dataset. In TensorFlow, a function can only take a per-worker dataset that was built."""
         return self
 
 
@@ -430,7 +430,7 @@ class PerWorkerDataset(_PerWorkerElements):
 def _make_unread(dataset: tf.data.Dataset, count: Any) -> None:
     """Makes iterators of a dataset that are never read.
 
-    They are made inside of another iterator: each costs a worker 0.1 ms. An iterator of its own costs 70 ms.
+    The iterators are made inside of another iterator, at 0.1 ms each for the worker. A separate iterator costs 70 ms.
     """
     # `choose_from_datasets` makes an iterator of each dataset; here it chooses nothing.
     nothing = tf.data.Dataset.range(0)
@@ -446,14 +446,14 @@ def tracing_type(value: Any) -> Any:
 
 @contextlib.contextmanager
 def iterators_in_use(iterators: Sequence[PerWorkerIterator], context: WorkerContext) -> Iterator[None]:
-    """A scope for one call on a worker, which resets iterators among its arguments that an earlier call interrupted.
+    """A scope for one call on a worker. It resets iterators of the call that an earlier call has interrupted.
 
-    A call that is cancelled while it waits for an element may leave its iterator cancelled, or ended too early. Nothing
-    is inspected unless the call fails. If it fails because data has ended, each iterator that may have ended is asked
-    for one more element, which is lost.
+    A call that is cancelled while it waits for an element may leave its iterator cancelled, or ended too early.
+    Iterators are inspected only if the call fails. If the call fails because data has ended, each iterator that may
+    have ended is asked for one more element, which is lost.
 
     Raises:
-      tf.errors.AbortedError: an earlier call ended an iterator; it starts again with the next call.
+      tf.errors.AbortedError: an earlier call ended an iterator; the iterator starts again with the next call.
       EndOfDataError: an iterator has ended on this worker.
     """
     try:
@@ -471,7 +471,7 @@ def iterators_in_use(iterators: Sequence[PerWorkerIterator], context: WorkerCont
         if interrupted := [iterator for iterator in suspects if (iterator in endless if is_end else is_cancelled)]:
             message = _restart(interrupted, context)
             if is_end:
-                # Tried again, like the cancelled call; it is not the end of the data.
+                # This error has the call tried again, like the cancelled call, because the data has not ended.
                 raise tf.errors.AbortedError(None, None, message) from error
             raise
         if is_end:
@@ -496,7 +496,7 @@ def _has_element(iterator: Any) -> Any:
 def _raise_if_ended(iterator: PerWorkerIterator, context: WorkerContext, cause: Exception) -> None:
     """Takes an element on the worker, and raises EndOfDataError if there is none.
 
-    The call's own error proves nothing: a function may raise the same for another dataset.
+    The call's own error does not prove that there is none: another dataset in the function may raise the same error.
     """
     on_worker = iterator.value_on(context)
     iterator.positions.count_on(context.index, 1)
@@ -512,7 +512,7 @@ def _raise_if_ended(iterator: PerWorkerIterator, context: WorkerContext, cause: 
         raise
     if not has_element:
         iterator.positions.count_on(context.index, math.inf)
-        # Without its traceback, whose frames would keep the iterator alive until the garbage collector runs.
+        # The frames of the cause's traceback would keep the iterator alive until the garbage collector runs.
         raise EndOfDataError(iterator.name, iterator.input) from cause.with_traceback(None)
 
 

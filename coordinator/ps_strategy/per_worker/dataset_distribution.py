@@ -1,9 +1,9 @@
 """Creates a per-worker dataset from a dataset function or from an existing dataset.
 
-The function is traced on the client and run on each worker. One trace serves all workers, unless the function reads
-`input_pipeline_id`, which must be a Python int (to choose files, for example): then it is traced once for each worker.
-`coordinator.get_current_worker_index()` returns the same number as a tensor, with one trace. A new share, after a
-change of the workers, takes one more trace on the thread of the worker that needs it.
+The function is traced on the client and run on each worker. One trace serves all workers. But if the function reads
+`input_pipeline_id`, which must be a Python int (to choose files, for example), it is traced once for each worker.
+`coordinator.get_current_worker_index()` returns the same number as a tensor, and needs one trace. If a worker gets a
+new share because the workers have changed, the thread of that worker traces the function once more.
 
 A `tf.distribute.InputContext` tells the function which share of the data it has:
 
@@ -18,8 +18,8 @@ If workers have several replicas, an element has a part for each replica:
     any other dataset        batch 0 = element 0, divided by rows         one batch for all replicas
 
 Promises: the parts are in the order of the dataset. If a function's batches run out within an element, replicas without
-a batch get one without rows, as with other strategies. If no shape allows that, the element is left out, as by
-`drop_remainder`. The log tells of a function that takes shards of data in a random order (`warn_of_random_order`).
+a batch get a batch without rows, as with other strategies. If the shapes do not allow a batch without rows, the element
+is left out, as with `drop_remainder`. A warning is logged if a function takes shards of data in a random order.
 """
 
 import dataclasses
@@ -43,13 +43,13 @@ _logger = logging.getLogger("coordinator")
 
 DatasetFunction = Callable[[tf.distribute.InputContext], tf.data.Dataset]
 
-# The places of the two seeds among the inputs of operations, by the beginning of their names.
+# By the beginning of the type of an operation: the position of the first of two seeds among the operation's inputs.
 _SEED_INPUTS = {"ShuffleDataset": 2, "ShuffleAndRepeatDataset": 2, "RandomDataset": 0}
-# Random numbers of these operations change the value of an element, not the order.
+# Random numbers in these operations change the values of elements, not their order.
 _MAPS = ("Map", "ParallelMap")
-# Datasets whose iterators take the next numbers of a random generator: the places of its two seeds among their inputs.
+# Datasets whose new iterators continue a random generator, with the positions of the two seeds among the inputs.
 _RESHUFFLED = {"ShuffleDatasetV3": (2, 3), "ShuffleAndRepeatDatasetV2": (2, 3), "RandomDatasetV2": (0, 1)}
-# Calls of functions, in which there may be such datasets.
+# Operations that call functions, in which there may be datasets of `_RESHUFFLED`.
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall", "If", "StatelessIf", "Case", "StatelessCase", "While")
 
 
@@ -63,8 +63,8 @@ class InputShare(NamedTuple):
 class InputShares:
     """The shares of the workers of one strategy.
 
-    `workers` are the indices of the first workers; `present` returns the present workers' indices, None to keep the
-    shares.
+    `workers` are the indices of the workers at the beginning. `present` returns the indices of the present workers;
+    None if shares never change.
     """
 
     def __init__(self, workers: Sequence[int], present: Callable[[], Sequence[int]] | None = None) -> None:
@@ -100,7 +100,7 @@ def one_for_each_replica(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dat
         isinstance(leaf, tf.TensorSpec) and bool(leaf.shape.rank) and leaf.shape[0] is None for leaf in leaves
     )
 
-    # Optionals are scalars that share their content: elements of different shapes can be batched.
+    # Elements of different shapes can be batched in optionals, which are scalars and do not copy their content.
     def wrapped(*parts: Any) -> tf.Tensor:
         optional = tf.experimental.Optional.from_value(_element(parts))
         [variant] = tf.nest.flatten(optional, expand_composites=True)
@@ -124,7 +124,7 @@ def one_for_each_replica(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dat
 
 
 def divided_among_replicas(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
-    """Returns a dataset of the same batches, divided into `PerReplica` values. ValueError: they are no batches."""
+    """Returns a dataset of batches divided into `PerReplica` values. ValueError: the elements are no batches."""
     if replicas == 1:
         return dataset
     return dataset.map(lambda *parts: divided(_element(parts), replicas))
@@ -137,9 +137,9 @@ def _element(parts: tuple[Any, ...]) -> Any:
 def warn_of_random_order(name: str, concrete: Any) -> None:
     """Logs a warning if a traced dataset function takes shards of data in a random order.
 
-    Each worker then divides another order: some elements are read twice and others by no worker, without an error.
-    `Dataset.list_files` shuffles by default. The graph shows what is random: a shuffle without a seed has the seeds 0
-    and 0 there, unless `tf.random.set_seed` was called.
+    Each worker then takes its shard of another order, so that some elements are read twice and others by no worker,
+    without an error. `Dataset.list_files` shuffles by default. In the graph, a shuffle without a seed has the seeds 0
+    and 0, unless `tf.random.set_seed` was called.
     """
     graph = concrete.graph.as_graph_def()
     functions = {function.signature.name: function for function in graph.library.function}
@@ -162,7 +162,7 @@ class _Nodes:
         self._random = random
 
     def have_random_shard(self) -> bool:
-        """Returns whether a dataset in a random order is divided here, or in a called function."""
+        """Returns whether a dataset in a random order is divided in this graph, or in a called function."""
         return any(
             (node.op == "ShardDataset" and self._constant(node.input[1]) != 1 and self._is_random(node.input[0]))
             or any(inner.have_random_shard() for inner in self._called_by(node))
@@ -199,7 +199,7 @@ class _Nodes:
         return any(inner.draw_order(except_values=is_map) for inner in self._called_by(node))
 
     def draw_order(self, *, except_values: bool) -> bool:
-        """Returns whether an operation makes the order random; `except_values`: drawing elements' values does not."""
+        """Returns whether an operation makes the order random; `except_values` ignores operations that draw values."""
         return any(
             self._draws_order(node) for node in self._nodes.values() if not (except_values and _draws_value(node))
         )
@@ -237,7 +237,7 @@ class DatasetDistribution:
             )
         _check(options)
         name, shares, caches = getattr(dataset_fn, "__name__", "dataset function"), self.shares, CacheFiles()
-        # If there is no worker now: the share of the first one to come.
+        # If there is no worker now, the function is traced for the share of the first worker to come.
         present = [shares.of(worker) for worker in shares.workers or [0]]
         traces = _TracedShares(
             name, lambda context: self.trace(_checked(dataset_fn, context, options)), present, self.replicas
@@ -283,7 +283,7 @@ class DatasetDistribution:
 
         def build(context: WorkerContext) -> tf.data.Dataset:
             definition, files = graph.copy_on(context)
-            # In a traced function, TensorFlow would evaluate the operation on the client.
+            # Runs eagerly, because TensorFlow would evaluate the operation on the client in a traced function.
             variant = tf.raw_ops.DatasetFromGraph(graph_def=definition)
             copy = _buffered(tf.data.experimental.from_variant(variant, element_spec), options)
             return caches.note(copy, files, context)
@@ -293,7 +293,7 @@ class DatasetDistribution:
 
 
 class _TracedShares:
-    """A dataset function, traced for each share of the data that changes what it reads.
+    """A dataset function, with one trace for all shares that look equal to the function.
 
     `trace` traces the function with an input context; `shares` are the shares that are needed now.
     """
@@ -304,7 +304,7 @@ class _TracedShares:
         self._name = name
         self._replicas = replicas
         self._context = _InputContext(shares[0], replicas)
-        # The trace shows what the function reads.
+        # The context records which parts of the share the function reads while it is traced.
         first = trace(self._context)
         warn_of_random_order(name, first.concrete)
         self._traces = {self.part_read(shares[0]): first}
@@ -313,7 +313,7 @@ class _TracedShares:
                 self._traces[part] = trace(_InputContext(share, replicas))
         self.element_spec = _common_element_spec(name, [_element_spec(traced) for traced in self._traces.values()])
         self.reads_share = self._context.has_read_pipelines or self._context.has_read_pipeline_id
-        # A function that reads no share is not traced again. Neither it nor the objects it refers to need be kept.
+        # A function that reads no share is not traced again, so the function and the objects in it are not kept.
         self._trace = trace if self.reads_share else None
 
     def part_read(self, share: InputShare) -> tuple[int | None, int | None]:
@@ -342,23 +342,23 @@ class _TracedShares:
 
 
 class _PipelineId(int):
-    """A Python int that becomes an int64 tensor, like `get_current_worker_index()`; an int becomes int32."""
+    """A Python int that becomes an int64 tensor, like `get_current_worker_index()`; a plain int would become int32."""
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         return np.array(int(self), dtype or np.int64)
 
 
 class _InputContext(tf.distribute.InputContext):
-    """An input context that records which parts of its share are read: they make the workers' datasets differ."""
+    """An input context that records which parts of its share are read, because these parts make datasets differ."""
 
     def __init__(self, share: InputShare, replicas: int) -> None:
         super().__init__(share.pipelines, share.number, replicas)
         self.has_read_pipeline_id = self.has_read_pipelines = False
 
     def owner(self) -> Any:
-        """Returns, in the traced function, a part of the names of files: the worker and its share.
+        """Returns, in the traced function, the part of the names of cache files for the worker and its share.
 
-        It contains the number of workers: a program that divides data must not read a file for another number.
+        This part contains the number of workers, so that no program reads a file made for another number of workers.
         """
         pipelines = super().num_input_pipelines
         shares = f"share-{super().input_pipeline_id}-of-{pipelines}" if self.has_read_pipeline_id else f"of-{pipelines}"
@@ -425,12 +425,12 @@ def _element_spec(traced: Any) -> Any:
 def _changes_with_iterators(operation: tf.Operation) -> bool:
     """Returns whether an operation may make a dataset with a state that each new iterator changes.
 
-    Datasets in other datasets' functions, such as `interleave`'s, are made again for each element.
+    A dataset in the function of another dataset, such as `interleave`, is made again for each element.
     """
     if operation.type.startswith("DataServiceDataset") or operation.type in _CALLS:
         return True
     seeds = [operation.inputs[place] for place in _RESHUFFLED.get(operation.type, ())]
-    # Two zeros mean that each worker chooses a seed when it makes the dataset.
+    # If both seeds are 0, each worker chooses a seed when it makes the dataset.
     return any(tf.get_static_value(seed) != 0 for seed in seeds)
 
 
@@ -456,7 +456,7 @@ def _check(options: tf.distribute.InputOptions | None) -> None:
 
 
 def _without_autotuning_in_graph(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns a dataset, in a function that is being traced, whose iterators are deleted without a delay."""
+    """Returns, in a function that is being traced, a dataset whose iterators are deleted without a delay."""
     return without_autotuning(dataset, options_in_graph(dataset))
 
 

@@ -5,8 +5,8 @@ the loss of a worker that creates a copy is handled like any other loss, and a r
 only the closures that use it.
 
 Tables, variables and users' resources also exist on the client, as ordinary objects that can be used, saved and
-exported. A function captures the handle of the client's object. On a worker it gets the handle of the worker's copy
-(`PerWorkerHandles`): reads and look-ups are local.
+exported. A function captures the handle of the client's object. On a worker, the function gets the handle of the
+worker's copy (see `PerWorkerHandles`), so that reads and look-ups are local.
 """
 
 import concurrent.futures
@@ -42,10 +42,10 @@ _logger = logging.getLogger("coordinator")
 
 # Seconds between two checks for lost workers.
 _POLL_INTERVAL = 0.5
-# The longest wait for the first operation of this process, in seconds. No server takes part in it.
+# The longest wait for the first operation of this process, in seconds. The operation needs no server.
 _LONGEST_CREATION = 60.0
 
-# From the index of a worker: what the worker's copy depends on, such as its share of the data.
+# Takes the index of a worker; returns a value on which the worker's copy depends, such as its share of the data.
 ShareOf = Callable[[int], Hashable]
 
 
@@ -55,8 +55,8 @@ class WorkerContext:
 
     Attributes:
       index: the worker's task index.
-      device: the full name of its CPU.
-      calling_device: the full name of the device on which functions are called: its first GPU, otherwise its CPU.
+      device: the full name of the worker's CPU.
+      calling_device: the full name of the device on which functions are called: the worker's first GPU, or its CPU.
       connection_number: the number of the connection, which changes whenever the worker has lost its state.
       constants: scalars on the worker, by value; dropped with the connection.
     """
@@ -70,7 +70,7 @@ class WorkerContext:
     constants: dict[bool, Any] = dataclasses.field(default_factory=dict)
 
     def go(self, is_open: bool) -> Any:
-        """Returns a scalar that opens or closes the gate of a function. It is on the worker, so it is sent once."""
+        """Returns a scalar on the worker that opens or closes the gate of a function; each scalar is sent only once."""
         if is_open not in self.constants:
             with tf.device(self.device):
                 self.constants[is_open] = tf.constant(is_open)
@@ -103,19 +103,19 @@ class PerWorkerResource:
     Args:
       name: used in messages.
       build: creates the copy of a worker; called on the worker's thread, in its device scope.
-      share_of: when its result for a worker changes, the worker's copy is created again at its next use, if
-        `_may_begin_again`. None if it never changes: nothing is asked at each use.
+      share_of: if its result for a worker has changed and `_may_begin_again` allows it, the worker's copy is created
+        again at its next use. None if no share can change; each use is then faster, because it compares no shares.
     """
 
     def __init__(self, name: str, build: Callable[[WorkerContext], Any], share_of: ShareOf | None = None) -> None:
         self.name = name
         self._build = build
         self._share_of = share_of
-        # By worker. Only a worker's thread uses its entry.
+        # By worker. Only the worker's thread uses an entry.
         self.copies: dict[int, _Copy] = {}
 
     def value_on(self, context: WorkerContext) -> Any:
-        """Returns this worker's copy, creates it if necessary; raises ClosureInputError with the cause if it cannot."""
+        """Returns this worker's copy, and creates it if necessary; raises ClosureInputError if that fails."""
         worker = context.index
         copy = self.copies.get(worker, _NO_COPY)
         if copy.connection == context.connection_number and (
@@ -123,7 +123,7 @@ class PerWorkerResource:
         ):
             return copy.value
         self.copies.pop(worker, None)
-        # Read before the build: if the share changes during the build, the copy is built once more.
+        # The share is read before the build: if it changes during the build, the copy is built once more.
         share = None if self._share_of is None else self._share_of(worker)
         try:
             with tf.device(context.device):
@@ -160,21 +160,21 @@ class PerWorkerResource:
 
 
 class PerWorkerHandles:
-    """The per-worker resources by the handles of the client's resources that represent them.
+    """Maps the handles of the client's resources to the per-worker resources that they represent.
 
-    A function captures the client's handle, however deeply it is nested in other functions.
+    A function captures the client's handle, even if the function is deeply nested in other functions.
     """
 
     def __init__(self) -> None:
-        # By the table or variable: a table that is being loaded has no handle yet. Other resources by their handle.
+        # The keys are tables, variables and handles of other resources. A table that is being loaded has no handle yet.
         self.handles_of_copies: OwnedValues[PerWorkerResource] = OwnedValues()
         self._worker_indices = PerWorkerResource("worker index", lambda context: tf.constant(context.index, tf.int64))
 
     @functools.cached_property
     def worker_index(self) -> tf.Tensor:
         """A placeholder for the index of the worker among the captures of a function."""
-        # Made on demand: the strategy is not connected yet when this object is created. If a function is being traced
-        # then, the placeholder must not belong to its graph.
+        # Created on demand, because the strategy is not connected yet when this object is created. If a function is
+        # being traced when the index is demanded, the placeholder must not belong to the function's graph.
         with tf.init_scope():
             return tf.constant(-1, tf.int64)
 
@@ -198,7 +198,7 @@ class WorkerCopies:
         self._stall_interval = options.stall_report_interval
 
     def create(self, resource: PerWorkerResource) -> None:
-        """Has every worker create its copy, unless the resource is dropped before; does not wait for it."""
+        """Has every worker create its copy, unless the resource is dropped before; does not wait for the workers."""
         reference = weakref.ref(resource)
 
         def create(context: WorkerContext) -> None:
@@ -217,10 +217,9 @@ class WorkerCopies:
         return [read.result() for read in reads]
 
     def run_on_live(self, work: Callable[[WorkerContext], object], what: str) -> None:
-        """Runs work on every worker that is not lost, and waits until it has ended there or the worker was lost.
+        """Runs work on every worker that is not lost, and waits until the work has ended or its worker is lost.
 
-        Raises RuntimeError on a worker's thread, UnavailableError if a parameter server was lost first, and errors of
-        the work.
+        Raises RuntimeError on a worker's thread, UnavailableError if a parameter server is lost, or errors of the work.
         """
         cluster = self._scheduler.cluster
         cluster.refuse_worker_thread(f"A method that has the workers {what}")
@@ -230,7 +229,7 @@ class WorkerCopies:
         for worker, run in runs:
             while not concurrent.futures.wait([run], _POLL_INTERVAL).done:
                 if self._scheduler.queue.is_paused:
-                    # The recovery may wait for variables that the caller holds.
+                    # Does not wait for the recovery, which may wait for variables that the caller holds.
                     for _, unfinished in runs:
                         unfinished.cancel()
                     raise tf.errors.UnavailableError(
@@ -253,7 +252,7 @@ class WorkerCopies:
 def create_per_worker_resource(create: Callable[[], Any], handles: PerWorkerHandles) -> Any:
     """Creates a resource on the client that represents one on each worker; see `ParameterServerStrategy`.
 
-    `create` is called once for the client, and for each worker on its thread, in its device scope.
+    `create` is called once for the client, and again for each worker, on its thread and in its device scope.
     """
     if not callable(create):
         raise TypeError(f"create_per_worker_resource takes a function that creates a resource, got {create!r}.")
@@ -263,7 +262,7 @@ def create_per_worker_resource(create: Callable[[], Any], handles: PerWorkerHand
         with tf.device("/device:CPU:0"):
             return create()
 
-    # A separate thread: this one may be in a scope that places variables on parameter servers.
+    # A separate thread, because the caller may be in a scope that places variables on parameter servers.
     with ThreadPoolExecutor(1, "coordinator-resource") as thread:
         value = thread.submit(create_here).result()
     owners = [owner for owner, _ in _handles_in(value)]
@@ -273,7 +272,7 @@ def create_per_worker_resource(create: Callable[[], Any], handles: PerWorkerHand
             "no resource. It must return a variable, a table, a queue, a tf.random.Generator, a tensor of the dtype "
             "tf.resource, or a list, tuple, dict or tf.Module of these."
         )
-    # The copies must not keep the value alive.
+    # `handle_on` uses the count, not the owners, so that the copies do not keep the value alive.
     count = len(owners)
     copies = PerWorkerResource(f"the resource of {name}", lambda _: create())
 
@@ -289,7 +288,7 @@ def create_per_worker_resource(create: Callable[[], Any], handles: PerWorkerHand
 
 
 def _handles_in(value: Any) -> Iterator[tuple[Any, tf.Tensor]]:
-    """Yields each resource in a value: the owner of its handle, or the handle again, and the handle."""
+    """Yields a pair for each resource in a value: the owner of its handle (or the handle itself), and the handle."""
     if isinstance(value, tf.Variable):
         yield value, value.handle
     elif isinstance(value, tf.Tensor) and value.dtype == tf.resource:
@@ -317,7 +316,7 @@ def get_current_worker_index() -> tf.Tensor:
     `dataset.shard(number_of_workers, coordinator.get_current_worker_index())`.
 
     Raises:
-      RuntimeError: outside of such a function.
+      RuntimeError: it was called outside of such a function.
     """
     strategy = tf.distribute.get_strategy()
     services = getattr(strategy.extended, "services", None)
@@ -330,13 +329,13 @@ def get_current_worker_index() -> tf.Tensor:
 
 
 def worker_number(name: str, handles: PerWorkerHandles, of: Callable[[WorkerContext], int]) -> Callable[[], tf.Tensor]:
-    """Returns a function that reads a number of the worker that runs the function being traced, an int64 scalar.
+    """Returns a function that reads, in a traced function, a number of the worker that runs the traced function.
 
-    A variable on each worker holds the number: TensorFlow would copy a small constant into functions that capture it.
-    The client's variable, which is captured, is created when the number is first read. Most programs never read it, and
-    the first operation that a process computes itself takes TensorFlow long.
+    A variable on each worker holds the number, because TensorFlow would copy a small constant into functions that
+    capture it. Functions capture the client's variable, which is created when the number is first read: most programs
+    never read the number, and the first operation that TensorFlow runs in the client's own process takes long.
 
-    `of` returns the number; it is called again whenever the worker has lost its state.
+    `of` returns the number, which is read as an int64 scalar. `of` is called again if the worker has lost its state.
     """
     copies = PerWorkerResource(name, lambda context: tf.Variable(of(context), dtype=tf.int64, trainable=False))
     created: dict[str, tf.Variable] = {}
@@ -349,7 +348,7 @@ def worker_number(name: str, handles: PerWorkerHandles, of: Callable[[WorkerCont
     @tf.autograph.experimental.do_not_convert
     def read() -> tf.Tensor:
         if name not in created:
-            # On a thread that traces nothing and is in no scope, such as the strategy's.
+            # Created on a thread that traces nothing and is in no scope, such as the scope of the strategy.
             variable = call_within(_LONGEST_CREATION, "coordinator-worker-number", create)
             handles.add(variable, _handles_of(copies))
             # If two threads come here at the same time, the first one's variable is used.
@@ -371,7 +370,7 @@ def create_per_worker_variable(
     scheduled functions it is an ordinary variable on the client. Its additional method `read_all()` returns the current
     values of the copies: a list of tensors on the client, by worker.
 
-    `create` is called once for the client, and for each worker in its device scope.
+    `create` is called once for the client, and again for each worker, in the worker's device scope.
     """
     return _with_copies(create, lambda _: create(), handles, read_on_all)[0]
 
@@ -395,7 +394,7 @@ def create_state_of_sequences(
                 variable.name,
             )
         begun.add(context.index)
-        # `create` may belong to a function that is being traced, if the layer is built in it.
+        # `create` is not called here: it may belong to a function that is being traced, if the layer is built there.
         return tf.Variable(variable.numpy(), trainable=False, dtype=variable.dtype, shape=variable.shape)
 
     variable, resources = _with_copies(create, build, handles, read_on_all)

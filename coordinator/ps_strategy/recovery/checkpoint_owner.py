@@ -1,16 +1,16 @@
-"""Ownership of a directory of checkpoints: no other client overwrites or restores what its owner saves.
+"""Ownership of a directory of checkpoints: no other client overwrites or restores the owner's checkpoints.
 
     restore_from   take: `owner.json` names this client from now on; note which checkpoints are there
     save           require: does `owner.json` still name this client?  no --> CheckpointsTakenOver, nothing is written
     recovery       require, and has: only checkpoints that were there or that this client wrote are restored
 
-The client that began last owns the directory: a job starts again after its machine vanished, and the former client may
-wake up later. Process numbers, which are 1 in every container, host names and clocks do not identify a client. So each
-`take` writes a random number. It also writes the numbers of former owners, since a file system may show an older
-content of a file for a while.
+The client that began last owns the directory, because a job may start again after its machine vanished, and the former
+client may wake up later. Process numbers, which are 1 in every container, host names and clocks do not identify a
+client, so each `take` writes a random number. `take` also writes former owners' numbers, because a file system may
+show an older content of a file for a while.
 
-Promise: a client that has lost the directory writes and deletes nothing there, except files of the checkpoint that
-servers are writing at that moment. These are not listed, and the owner does not restore them.
+Promise: a client that has lost the directory writes and deletes nothing there, except files of a checkpoint that
+servers are already writing. This checkpoint is not listed, and the owner does not restore it.
 """
 
 import contextlib
@@ -33,25 +33,25 @@ from coordinator.errors import CheckpointsTakenOver
 _logger = logging.getLogger("coordinator")
 
 OWNER_FILE = "owner.json"
-# The most former owners in a record, and the most checkpoints that a client knows as its own.
+# Maximum numbers: of former owners in a record (`_FORMER`), of checkpoints that a client knows as its own (`_OWN`).
 _FORMER, _OWN = 20, 1000
 
 
 class CheckpointOwner:
     """A client as the owner of one directory at a time. Any thread may call every method.
 
-    Nothing is refused before `take`, or if the directory cannot be written.
+    Before `take`, or if the directory cannot be written, every save and restore is allowed.
     """
 
     def __init__(self) -> None:
         self._directory: str | None = None
         self._number = ""
         self._former: list[str] = []
-        # The checkpoints, by name: a digest of what this client wrote; None for a checkpoint that was there before.
+        # By name: a digest of what this client wrote; None if the checkpoint existed before `take`.
         self._own: dict[str, bytes | None] = {}
 
     def take(self, directory: str, existing: Sequence[str]) -> None:
-        """Makes this client the owner of a directory, which is created. `existing` has paths of checkpoints."""
+        """Makes this client the owner of a directory, and creates it. `existing` has the paths of its checkpoints."""
         self.leave()
         number, path = uuid.uuid4().hex, os.path.join(directory, OWNER_FILE)
         self._own = {os.path.basename(checkpoint): None for checkpoint in existing}
@@ -83,7 +83,7 @@ class CheckpointOwner:
         """Raises CheckpointsTakenOver if another client owns the directory, OpError if the record cannot be read."""
         directory = self._directory
         record = None if directory is None else _record_in(directory)
-        # A missing record means that somebody has emptied the directory. Its next owner may be writing a new one.
+        # A missing record means that somebody has emptied the directory. The next owner may be writing a new record.
         if record is None or record["number"] in (self._number, *self._former):
             return
         raise CheckpointsTakenOver(
@@ -116,7 +116,7 @@ class CheckpointOwner:
 
 
 def replace_file(path: str, text: str) -> None:
-    """Replaces the content of a file in one step; raises `tf.errors.OpError` if it cannot be written."""
+    """Replaces the content of a file in one step; raises `tf.errors.OpError` if the file cannot be written."""
     draft = f"{path}.{uuid.uuid4().hex}.new"
     try:
         with tf.io.gfile.GFile(draft, "w") as file:

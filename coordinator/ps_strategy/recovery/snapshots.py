@@ -5,17 +5,17 @@
     blocks     save    each server, block by block: lock the variable, copy a block of rows, release it; write the block
                restore each server, block by block: read the block, assign it to its rows
 
-A server keeps a value by not changing its memory: the next update of the variable copies it first. So taking a snapshot
-costs a call to each server, and memory for the variables that are updated before they are written.
+A server keeps a value by not changing the value's memory; the next update of the variable copies the value first. So a
+snapshot costs a call to each server, and memory for the variables that are updated before they are written.
 
 Promises:
 - Values are not sent to the client.
-- The values of a snapshot are of the moment at which it was taken. An unfinished snapshot leaves no file behind, unless
-  files cannot be deleted.
-- A save or restore in blocks needs at most `memory` bytes more of a server, and an update waits for the copy of at most
-  one block. Steps may change the variable between two blocks: its rows may be of different moments.
-- The result is a checkpoint of TensorFlow, in which a large variable is a tensor in pieces. It is read with blocks of
-  any size, by TensorFlow too, whole or as parts on several servers.
+- A snapshot has the values that the variables had when it was taken. An unfinished snapshot leaves no file behind,
+  unless files cannot be deleted.
+- A save or restore in blocks needs at most `memory` additional bytes on a server, and an update waits for the copy of
+  at most one block. Steps may change the variable between two blocks, so that its saved rows may be of different times.
+- The result is a TensorFlow checkpoint, in which a large variable is a tensor in pieces. The tensor can be read in
+  blocks of any size, by TensorFlow too, and as a whole or as parts on several servers.
 """
 
 import concurrent.futures
@@ -46,11 +46,11 @@ from coordinator.ps_strategy.tensorflow_internals.checkpoint_savers import (
 )
 from coordinator.ps_strategy.tensorflow_internals.handles import is_on_parameter_server
 
-# TensorFlow reads pieces of tensors only of these types.
+# TensorFlow can read pieces of a tensor only if the tensor has one of these types.
 _NAMES = "float32 float64 bfloat16 int8 int16 int32 int64 uint8 bool complex64 complex128"
 _DTYPES = frozenset(map(tf.as_dtype, _NAMES.split()))
-# A block is an eighth of the memory: an update waits for a few milliseconds. A file has three blocks, since TensorFlow
-# opens all files of a tensor at the same time. TensorFlow's buffer for writing takes the rest of the memory.
+# A block is an eighth of the memory, so that an update waits only for milliseconds. A file has three blocks, because
+# TensorFlow opens all files of a tensor at the same time. TensorFlow's write buffer takes the rest of the memory.
 _BLOCKS_IN_MEMORY, _BLOCKS_IN_FILE = 8, 3
 _INDEX_BYTES = 8
 
@@ -59,7 +59,7 @@ _INDEX_BYTES = 8
 class Block:
     """A box of a tensor in contiguous memory: its first indices, and its size along each axis.
 
-    It has one index along each of the first `axes - 1` axes, some indices of the next axis, and all of the others.
+    A block has one index along each of the first `axes - 1` axes, some along the next axis, and all along the others.
     """
 
     begin: tuple[int, ...]
@@ -86,7 +86,7 @@ def blocks_of(shape: Sequence[int], element_bytes: int, most_bytes: int) -> Iter
 
 @contextlib.contextmanager
 def saved_in_blocks(memory: int, written: Callable[[str], object] = lambda path: None) -> Iterator[None]:
-    """A scope in which variables on parameter servers of more than `memory` bytes are saved in blocks.
+    """A scope in which variables of more than `memory` bytes on parameter servers are saved in blocks.
 
     `written` is called with the path of each written checkpoint.
     """
@@ -105,7 +105,7 @@ class BlockCheckpoints:
         return [saved for saved in variables if self._is_large(saved.variable) and saved.variable.is_initialized()]
 
     def to_read(self, variables: Sequence[SavedVariable], path: str) -> Sequence[SavedVariable]:
-        """Returns the large variables stored in pieces: TensorFlow would read all of a tensor stored whole."""
+        """Returns the large variables stored in pieces. TensorFlow would read all of any other variable for a block."""
         large = [saved for saved in variables if self._is_large(saved.variable)]
         stored = StoredPieces(path) if large else None
         return [saved for saved in large if stored is not None and self._is_in_blocks(saved, stored)]
@@ -159,8 +159,8 @@ def on_each_server(
 ) -> list[str]:
     """Calls a function for each of some servers at the same time; joins the returned lists.
 
-    `call` takes a device, a short name of its server, and an event that tells it to stop. If a call fails, the others
-    are stopped.
+    `call` takes a device, a short name of the device's server, and an event that tells the call to stop. If a call
+    fails, the other calls are stopped.
     """
     stopped = threading.Event()
     calls = []
@@ -170,7 +170,7 @@ def on_each_server(
     try:
         concurrent.futures.wait(calls, return_when=concurrent.futures.FIRST_EXCEPTION)
     finally:
-        # After Ctrl-C, too. A call to a lost server fails when the heartbeat has noticed the loss.
+        # Calls are stopped after Ctrl-C, too. A call to a lost server fails when the heartbeat has noticed the loss.
         stopped.set()
         concurrent.futures.wait(calls)
     return [*itertools.chain.from_iterable(ended.result() for ended in calls)]
@@ -199,20 +199,20 @@ _MATRIX = tf.TensorSpec([None, None], tf.int64)
 def _writer(device: str, io_device: str | None, dtype: tf.DType, count: int) -> Callable[..., None]:
     """Returns a function that copies blocks of a server's variable, and writes them to a file.
 
-    The function is one call of the server, which frees the blocks at its end: a client frees a server's values later.
+    The operations are one call, at whose end the server frees the blocks. Blocks of separate calls would stay longer.
     """
 
     @tf.function(autograph=False, input_signature=[_RESOURCE, _STRING, _STRING, _STRINGS, _MATRIX, _MATRIX])
     def write(handle: Any, prefix: Any, name: Any, specs: Any, begin: Any, shapes: Any) -> Any:
         blocks: list[Any] = []
         for number in range(count):
-            # In order: each copy holds the variable's lock, and no two may delay the same update.
+            # One copy after another: each copy holds the variable's lock, and only one copy may delay an update.
             with tf.device(device), tf.control_dependencies(blocks[-1:]):
                 blocks.append(_copy(handle, dtype, begin[number], shapes[number]))
         with tf.device(io_device or device):
             names = tf.fill([count], name)
             saved = tf.raw_ops.SaveV2(prefix=prefix, tensor_names=names, shape_and_slices=specs, tensors=blocks)
-            # A function runs operations that write files only if its result depends on them.
+            # Operations that write files run only if the function's result depends on them.
             with tf.control_dependencies([saved]):
                 return tf.identity(prefix)
 
@@ -231,7 +231,7 @@ def _copy(handle: Any, dtype: tf.DType, begin: Any, shape: Any) -> Any:
     along = tf.range(begin[-1], begin[-1] + length)[:, tf.newaxis]
     indices = tf.concat([tf.repeat(begin[tf.newaxis, :-1], length, axis=0), along], axis=1)
     block = tf.raw_ops.ResourceGatherNd(resource=handle, indices=indices, dtype=dtype)
-    # Reading single rows makes every later read of the whole variable, and every addition to it, a copy until this.
+    # After a read of single rows, reads of the whole variable and additions to it make copies, until this call.
     with tf.control_dependencies([block]):
         undone = tf.raw_ops.DisableCopyOnRead(resource=handle)
     with tf.control_dependencies([undone]):
@@ -278,7 +278,7 @@ def _write_files(
 ) -> list[str]:
     """Calls functions that each write the files of a prefix, until `stopped` is set; returns the prefixes.
 
-    Until `hurry` is set, each file is followed by a pause as long as the file took.
+    Until `hurry` is set, the function pauses after each file for as long as the file took.
     """
     written: list[str] = []
     for write in files:
@@ -303,10 +303,10 @@ def _size(tensor: Any) -> int:
 
 
 class Snapshots:
-    """Snapshots of the same objects; keeps the functions that read their variables.
+    """Takes snapshots of the objects of one checkpoint; keeps the functions that read the variables.
 
     Variables of more than `memory` bytes are written in pieces, and can be restored in pieces. `check` is called before
-    files become a checkpoint; it raises an error if they must not.
+    files become a checkpoint, and raises an error if they must not become one.
     """
 
     def __init__(
@@ -318,7 +318,7 @@ class Snapshots:
         self._readers: dict[tuple[str, tuple[tf.DType, ...]], Any] = {}
 
     def prepare(self, prefix: str) -> None:
-        """Makes the functions that read the variables, before the first snapshot: training does not wait for them."""
+        """Makes the functions that read the variables, so that the first snapshot does not delay training."""
         if self._readers:
             return
         for save in self._captured(prefix):
@@ -327,7 +327,7 @@ class Snapshots:
                     self.read(device, values)
 
     def take(self, prefix: str) -> "Snapshot":
-        """Takes a snapshot, which becomes a checkpoint at `prefix`; called while nothing runs.
+        """Takes a snapshot, which becomes a checkpoint at `prefix`; called while no function runs.
 
         Raises `tf.errors.OpError` if a server does not answer, or a table cannot be written.
         """
@@ -341,12 +341,12 @@ class Snapshots:
         return saves
 
     def read(self, device: str, values: Sequence[SavedValue]) -> list[_Kept]:
-        """Reads the values of a server, without variables that have none."""
+        """Reads the values of a server; leaves out variables that have no value."""
         variables = [value for value in values if value.saved.variable is not None]
         handles = [value.saved.variable.handle for value in variables]
         dtypes = tuple(value.saved.variable.dtype for value in variables)
         read: dict[int, Any] = {}
-        # If a variable has no value yet, all are read one by one, as TensorFlow does.
+        # If a variable has no value yet, this read fails, and all variables are read one by one, as TensorFlow does.
         with contextlib.suppress(tf.errors.FailedPreconditionError), tf.device(device):
             tensors = self._reader(device, dtypes)(handles) if handles else []
             read = {id(value): tensor for value, tensor in zip(variables, tensors, strict=True)}
@@ -361,7 +361,7 @@ class Snapshots:
                 values = []
                 for handle, dtype in zip(handles, dtypes, strict=True):
                     with tf.device(device):
-                        # Otherwise a read is a copy after lookups of single rows.
+                        # Otherwise a read makes a copy if single rows were looked up before.
                         shared = tf.raw_ops.DisableCopyOnRead(resource=handle)
                         with tf.control_dependencies([shared]):
                             values.append(tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype))
@@ -379,7 +379,7 @@ def _by_device(values: Sequence[SavedValue]) -> dict[str, list[SavedValue]]:
 
 
 class Snapshot:
-    """Values of one moment. `save` is None if they are written already."""
+    """The values of variables at one time. `save` is None if the values are already written."""
 
     def __init__(self, save: CapturedSave | None, snapshots: Snapshots) -> None:
         self._save = save
@@ -409,7 +409,7 @@ class Snapshot:
     def write(self, hurry: threading.Event) -> None:
         """Writes the checkpoint; called once.
 
-        Until `hurry` is set, a server pauses after each file as long as the file took, and runs steps in the pause.
+        Until `hurry` is set, a server pauses after each file for as long as the file took, and runs steps in the pause.
         Raises OpError if a server was lost or files cannot be written, CheckpointsTakenOver for a former owner.
         """
         if self._save is None:
@@ -441,7 +441,7 @@ class Snapshot:
     def _write_file(self, device: str, group: list[_Kept], prefix: str) -> None:
         with tf.device(device):
             names, specs, tensors = zip(*self._pieces(group), strict=True)
-            # The values are freed as soon as they are written.
+            # No list keeps the values, so that they are freed as soon as they are written.
             group.clear()
             tf.raw_ops.SaveV2(prefix=prefix, tensor_names=names, shape_and_slices=specs, tensors=tensors)
 

@@ -1,13 +1,13 @@
-"""The variables and mutable lookup tables on the parameter servers, with their initial values.
+"""The variables and mutable lookup tables on the parameter servers. `renew` makes them again after a loss.
 
-A variable or table is a Python object that holds the handle of a resource on a server, and is lost with the server. A
-recovery keeps the object: it gives the object, and every function that captured the old handle, the handle of a new
-resource.
+A variable or table is a Python object that holds the handle of a resource, which is lost with its server. A recovery
+keeps the Python object. The recovery gives the handle of a new resource to the object, and to every function that
+captured the old handle.
 
-Promise: after `renew`, the restoring of a checkpoint and `initialize_rest`, all variables are as a restarted client
-would find them after restoring that checkpoint. Variables on surviving servers are therefore renewed too: a metric
-whose total and count are on two servers stays consistent, even if no checkpoint holds it. The initial content of a
-table is its content at the first `note_tables`.
+Promise: after `renew`, the restoring of a checkpoint and `initialize_rest`, all variables have the values that a
+restarted client would find after restoring that checkpoint. Variables on surviving servers are therefore renewed too.
+So a metric whose total and count are on two servers stays consistent, even if no checkpoint contains the metric. The
+initial content of a table is its content at the first `note_tables`.
 """
 
 import collections
@@ -36,18 +36,18 @@ from coordinator.ps_strategy.tensorflow_internals.handles import (
 
 _logger = logging.getLogger("coordinator")
 
-# The largest initial content of a table that is copied to the client, in entries, and the largest array that is kept as
-# an initial value, in bytes.
+# `_MOST_ENTRIES` is the largest initial content of a table that is copied to the client, in entries. `_LARGEST_COPY` is
+# the largest array that is kept as an initial value, in bytes.
 _MOST_ENTRIES, _LARGEST_COPY = 2**20, 2**20
-# The attribute of a variable with its initial value, or the function that returns it. The function for a Keras variable
-# refers to the variable: kept elsewhere, it would keep the variable alive.
+# The name of a variable's attribute with its initial value, or with the function that returns this value. The function
+# for a Keras variable refers to the variable, and would keep the variable alive if it were kept elsewhere.
 _INITIAL_VALUE = "_coordinator_initial_value"
 
 
 class _Table(NamedTuple):
-    """A table's resource, its initial content (empty for none), and whether that is known.
+    """A table's resource, its initial content (empty for none), and whether the initial content is known.
 
-    The content is None until it is noted. It is not known if it was too large to be copied.
+    The content is None before `note_tables`. A content that was too large to be copied is not known.
     """
 
     resource: TableResource
@@ -56,7 +56,7 @@ class _Table(NamedTuple):
 
 
 class Recovered(Protocol):
-    """An object whose state on the servers is neither a variable nor a table, or is derived from some."""
+    """An object with state on the servers that is no variable or table, or is derived from variables or tables."""
 
     def recover(self) -> None:
         """Makes the state fit the present values of the variables; called on the client."""
@@ -65,7 +65,7 @@ class Recovered(Protocol):
 class ClientState:
     """State of an object on the client that belongs to the variables, such as a position in the data.
 
-    The methods do nothing here. An object of a lower layer has methods of these names instead of this base class.
+    The methods do nothing here. A class of a lower layer has methods of these names instead of this base class.
     """
 
     def serialize(self) -> Any:
@@ -97,13 +97,13 @@ class VariableStore:
 
     def __init__(self, traced: TracedFunctions) -> None:
         self._traced = traced
-        # By a running number: variables cannot be hashed, and this keeps them in the order of their creation.
+        # The keys are running numbers, in the order of creation, because variables cannot be hashed.
         self._variables: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._numbers = itertools.count()
         self._tables: weakref.WeakKeyDictionary[Any, _Table] = weakref.WeakKeyDictionary()
         self._recovered: weakref.WeakSet[Recovered] = weakref.WeakSet()
-        # The resources of deleted tables. They are freed later: the garbage collector may delete a table on any thread,
-        # at any moment, and must not wait for a server.
+        # The resources of deleted tables. They are freed later, because the garbage collector may delete a table on any
+        # thread at any time, and must not wait for a server.
         self._deleted: collections.deque[TableResource] = collections.deque()
         self._states: weakref.WeakSet[ClientState] = weakref.WeakSet()
         self._states_lock = threading.Lock()
@@ -119,7 +119,7 @@ class VariableStore:
 
     def variables(self) -> list[Any]:
         """Returns the living variables in the order of their creation."""
-        # `valuerefs` copies the references in one step: other threads may be creating variables.
+        # `valuerefs` copies the references in one step, because other threads may be creating variables.
         return [variable for reference in self._variables.valuerefs() if (variable := reference()) is not None]
 
     def forget(self) -> None:
@@ -147,20 +147,20 @@ class VariableStore:
         return weakref.WeakKeyDictionary({state: state.serialize() for state in list(self._states)})
 
     def add_state(self, state: ClientState) -> None:
-        """Adds a state that is rolled back with the variables. It is kept weakly; adding it again has no effect."""
+        """Adds a state that is rolled back with the variables, by a weak reference. A second call has no effect."""
         with self._states_lock:
             self._states.add(state)
             if self._are_held:
                 state.hold()
 
     def add_recovered(self, recovered: Recovered) -> None:
-        """Adds an object with other state on the servers. It is kept weakly."""
+        """Adds an object with other state on the servers, by a weak reference."""
         self._recovered.add(recovered)
 
     def add_table(self, table: Any, resource: TableResource, recovered_by: Recovered | None = None) -> None:
         """Adds a mutable table that was just created on a parameter server, and frees deleted tables.
 
-        After a recovery, `recovered_by` fills the table again; by default it gets its initial content.
+        After a recovery, `recovered_by` fills the table again; by default the table gets its initial content.
         """
         self._tables[table] = _Table(resource, None if recovered_by is None else {})
         if recovered_by is not None:
@@ -181,11 +181,11 @@ class VariableStore:
         return self._tables[table].resource
 
     def note_tables(self) -> None:
-        """Copies the content of each table that was not noted before; it becomes the initial content."""
+        """Copies the content of each table that was not noted before; the copy becomes the table's initial content."""
         for table in self.tables():
             if self._tables[table].content is not None:
                 continue
-            # A lost server is reported by the recovery.
+            # The recovery reports a lost server.
             with contextlib.suppress(tf.errors.OpError):
                 entries = int(table.size())
                 content = table_content(table) if 0 < entries <= _MOST_ENTRIES else {}
@@ -194,14 +194,14 @@ class VariableStore:
     def renew(self) -> None:
         """Gives every variable and table a new resource on its server, and every function the new handles.
 
-        Variables have no value then, tables their initial content; states on the client are reset. Raises
-        `tf.errors.OpError` if a server does not answer.
+        Afterwards, variables have no value, tables have their initial content, and states on the client are reset.
+        Raises `tf.errors.OpError` if a server does not answer.
         """
         variables, tables = self.variables(), self.tables()
-        # All are created before the first old one is replaced: if a server fails until then, nothing has changed.
+        # All handles are created before the first is replaced, so that none is replaced if a server does not answer.
         renewed = [(variable, new_handle(variable)) for variable in variables]
         for table in tables:
-            # Otherwise a table on a surviving server would be found again, with its content.
+            # If the table were not freed, a surviving server would return the same table, with its content.
             self.resource_of(table).free()
             renewed.append((table, self.resource_of(table).handle()))
         replace_handles(renewed, self._traced)
@@ -215,7 +215,7 @@ class VariableStore:
     def initialize_rest(self) -> None:
         """Assigns initial values to variables without a value, warns of empty tables, then calls `Recovered.recover`.
 
-        A note names the variable in an error of its function.
+        If the function of a variable raises an error, a note in the error names the variable.
         """
         for variable in self.variables():
             if not variable.is_initialized():

@@ -1,7 +1,7 @@
-"""Creates variables, whole or in parts, each on its parameter server with its rows of the initial value.
+"""Creates variables, whole or in parts. Each parameter server computes its own rows of the initial value.
 
-Variables of the same size, and small ones of any size, go to one server after the other, as in TensorFlow. A large
-variable goes to the server with the fewest bytes if the next server in turn would hold over a quarter more than that.
+Small variables, and variables of equal size, are placed round robin, as in TensorFlow. A large variable goes to the
+server with the fewest bytes if the next server of the round robin would hold over a quarter more than that server.
 """
 
 import dataclasses
@@ -15,32 +15,32 @@ import tensorflow as tf
 
 from coordinator.ps_strategy.sharded.sharded_variable import Partition, ShardedVariable
 
-# Smaller variables are placed in turn, in bytes.
+# In bytes. Smaller variables are placed round robin.
 _LARGE = 2**20
 _TOLERATED = 1.25
-# A larger value that each server could only compute as a whole is refused, in bytes.
+# In bytes. A larger initial value is refused if each server would have to compute the whole value.
 LARGEST_WHOLE = 2**28
-# The bytes that are computed at a time of a value that is computed by rows.
+# In bytes: the size of a block, if an initial value is computed block by block.
 BLOCK_BYTES = 2**22
 
 
 class Placement:
-    """The choice of servers. Thread-safe; variables that are being created at the same time are not counted yet.
+    """Chooses servers for variables. Thread-safe, but variables that other threads are creating are not counted yet.
 
-    `devices` are of the parameter servers; `variables` returns the existing variables.
+    `devices` are the devices of the parameter servers; `variables` returns the existing variables.
     """
 
     def __init__(self, devices: Sequence[str], variables: Callable[[], Iterable[Any]]) -> None:
         self._devices = devices
         self._variables = variables
-        # Tables are counted too. `next` is atomic: placement is round robin even if several threads create variables.
+        # Counts variables and tables. `next` is atomic, so placement is round robin even with several threads.
         self._numbers = itertools.count()
 
     def next_devices(self, sizes: Sequence[int]) -> list[str]:
         """Returns the devices of new variables with these sizes in bytes, 0 if unknown."""
         held = dict.fromkeys(self._devices, 0)
         for variable in self._variables() if max(sizes) >= _LARGE else ():
-            # A sharded variable holds nothing itself.
+            # The parts of a sharded variable are counted. The sharded variable itself has no value.
             if variable.device in held and not hasattr(variable, "parts"):
                 held[variable.device] += (variable.shape.num_elements() or 0) * variable.dtype.size
         return [self._next(size, held) for size in sizes]
@@ -48,7 +48,7 @@ class Placement:
     def _next(self, size: int, held: dict[str, int]) -> str:
         number = next(self._numbers) % len(self._devices)
         device = self._devices[number]
-        # Of several such servers, the next one in turn.
+        # If several servers hold the fewest bytes, `min` returns the next of them in round-robin order.
         least = min((*self._devices[number:], *self._devices[:number]), key=held.__getitem__)
         if size >= _LARGE and held[device] + size > _TOLERATED * (held[least] + size):
             device = least
@@ -61,7 +61,8 @@ class InitialValue:
     """An initial value that can be computed by rows; `shape` and `dtype` belong to the whole value.
 
     `rows` takes the first row and the number of rows, and returns these rows. `whole` is for a variable that is not
-    sharded. `block_rows` rows are computed together, at multiples of this number; None for all requested rows.
+    sharded. Blocks of `block_rows` rows, which begin at multiples of this number, are computed one by one. None
+    computes all requested rows in one call.
     """
 
     shape: tf.TensorShape
@@ -79,7 +80,7 @@ def rows_of_block(shape: tf.TensorShape, dtype: tf.DType) -> int:
 class RowsInBlocks:
     """The initial value of `count` rows, written block by block: a server needs memory for the rows and one block.
 
-    `initial`, the initial value of all rows, has `block_rows`.
+    `initial` is the initial value of all rows of the variable. Its `block_rows` is not None.
     """
 
     def __init__(self, initial: InitialValue, first: int, count: int) -> None:
@@ -106,11 +107,11 @@ class RowsInBlocks:
 
 
 def initial_value_of(value: Any, shape: Any = None, dtype: Any = None, name: str | None = None) -> InitialValue:
-    """Returns the initial value that the constructor of a variable got.
+    """Converts the initial value that the constructor of a variable got.
 
-    `value` is a value, or a function that returns it. A function may take `partition_shape` and `partition_offset`, and
-    return these rows: it is called for each block of a part. Otherwise it is called for each part, and the rows are
-    taken from the result. To learn a `shape` or `dtype` that is None, it is called once.
+    `value` is a value, or a function that returns a value. A function that takes `partition_shape` and
+    `partition_offset` returns only these rows, and is called for each block of a part. Any other function is called for
+    each part, and the rows are taken from its result. If `shape` or `dtype` is None, a call of the function shows it.
     """
     if not callable(value):
         value = tf.convert_to_tensor(value, dtype)
@@ -130,7 +131,7 @@ def _rows_of_function(
     partition_shape = (count, *shape[1:])
     parameters = _parameters(function)
     if _names_partition(function) or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        # An initializer that does not know these arguments may accept any, and refuse them when it is called.
+        # An initializer with **kwargs may still raise when it is called with these two arguments.
         try:
             value = function(partition_shape=partition_shape, partition_offset=(first, *[0] * len(shape[1:])))
         except (TypeError, ValueError):
@@ -213,7 +214,7 @@ def create_sharded(
     devices: Sequence[str],
     arguments: dict[str, Any],
 ) -> ShardedVariable:
-    """Creates a sharded variable, whose constructor got `arguments`.
+    """Creates a sharded variable from the `arguments` of a variable's constructor.
 
     `create_part` is called with the device and the arguments of each part.
     """
@@ -221,7 +222,7 @@ def create_sharded(
     parts = []
     for number, (first, count) in enumerate(zip(partition.offsets, partition.sizes, strict=True)):
         rows: Callable[[], Any] = RowsInBlocks(initial, first, count)
-        # A function that is being traced would write the rows at each run.
+        # While a function is traced, rows are not written in blocks: each run of the function would write them.
         if initial.block_rows is None or initial.block_rows >= count or not tf.executing_eagerly():
             rows = functools.partial(initial.rows, first, count)
         own = {

@@ -1,6 +1,6 @@
 """A `tf.Variable` whose rows are on several parameter servers.
 
-  ShardedVariable [10, 4]        a handle of the whole shape, without a value; gradient tapes know it by the handle
+  ShardedVariable [10, 4]        has a handle of the whole shape, without a value, that identifies it to gradient tapes
     parts[0] [3, 4]  part_0      a variable on ps 0
     parts[1] [3, 4]  part_1                on ps 1
     parts[2] [2, 4]  part_2                on ps 0
@@ -9,10 +9,10 @@
 Each part has consecutive rows, as in TensorFlow's "div" layout: if the rows cannot be divided evenly, the first parts
 have one row more.
 
-Look-ups and updates of rows send only its own rows to each server; rows are returned in the order of the request. A
-gradient belongs to the whole variable: `tf.IndexedSlices` with its row numbers. Operations on the whole value, such as
-`numpy()` or an operator, read all parts. An update of one row is atomic, as in any other variable; an update of several
-parts is not.
+A look-up or update of rows exchanges with each server only the rows of that server. A look-up returns rows in the order
+of the request. Its gradient is for the whole variable: `tf.IndexedSlices` with row numbers of the whole variable.
+Operations on the whole value, such as `numpy()` or an operator, read all parts. An update of one row is atomic, as in
+any other variable; an update of several parts is not.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ from coordinator.ps_strategy.tensorflow_internals.unstored_variable import (
 
 @dataclasses.dataclass(frozen=True)
 class Routed:
-    """Rows by their parts: the `part` of each row, int32 [n], and the `local` indices in each part [n of the part]."""
+    """The `part` of each of n rows, int32 [n], and for each of `count` parts the `local` indices of its rows."""
 
     part: Any
     local: Sequence[Any]
@@ -62,9 +62,9 @@ class Partition:
         return (0, *itertools.accumulate(self.sizes))[:-1]
 
     def route(self, indices: Any) -> Routed:
-        """Finds the parts of rows, whose indices are int32 or int64 [n].
+        """Finds the part of each row. `indices` are int32 or int64 [n].
 
-        An index out of range goes to the first or last part. It is out of range there too, so that server refuses it.
+        An index out of range goes to the first or last part, where it is out of range too: the server refuses it.
         """
         base, extra = divmod(self.rows, self.parts)
         part = (indices - extra) // base
@@ -122,7 +122,7 @@ class ShardedVariable(SavedInSlices, UnstoredVariable):
     """A variable that concatenates other variables along the first axis.
 
     Args:
-      parts: `tf.Variable`s, as `Partition` divides their rows.
+      parts: `tf.Variable`s with the rows of each part, as `Partition` divides them.
       name: without `:0`, name scopes included.
       options: see `UnstoredVariable`.
 
@@ -140,7 +140,7 @@ class ShardedVariable(SavedInSlices, UnstoredVariable):
 
     @property
     def variables(self) -> list[tf.Variable]:
-        """The parts; only itself while functions are traced for a SavedModel, which has it as one variable."""
+        """The parts; during the export of a SavedModel only this variable, because the SavedModel saves it whole."""
         return [self] if is_being_exported() else list(self.parts)
 
     def __iter__(self) -> Iterator[tf.Variable]:
@@ -150,7 +150,7 @@ class ShardedVariable(SavedInSlices, UnstoredVariable):
         return self.partition.rows
 
     def __getitem__(self, index: Any) -> Any:
-        """Indexes like `tf.Variable`; an int or a slice along the first axis reads only these rows."""
+        """Indexes like `tf.Variable`; an int or a slice along the first axis reads only the indexed rows."""
         first, *rest = index if isinstance(index, tuple) and index else (index,)
         rows = self._rows_at(first)
         if rows is None or is_being_exported():
@@ -180,7 +180,7 @@ class ShardedVariable(SavedInSlices, UnstoredVariable):
         return None
 
     def split_rows(self, slices: tf.IndexedSlices) -> list[tf.IndexedSlices]:
-        """Returns each part's rows of `slices`, with their indices in the part; TypeError for other arguments."""
+        """Returns for each part its rows of `slices`, with indices in the part; TypeError for other arguments."""
         if not isinstance(slices, tf.IndexedSlices):
             raise TypeError(f"Argument `sparse_delta` must be a `tf.IndexedSlices`. Received arg: {slices}")
         indices = tf.reshape(tf.convert_to_tensor(slices.indices), [-1])
@@ -240,7 +240,7 @@ class ShardedVariable(SavedInSlices, UnstoredVariable):
     scatter_update = _scatter_method("scatter_update")
 
     def batch_scatter_update(self, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
-        """Assigns to elements of each row, as `tf.Variable.batch_scatter_update`; or to rows, if indices are [n]."""
+        """Assigns to elements of each row, as `tf.Variable.batch_scatter_update`; to whole rows if indices are [n]."""
         indices = tf.convert_to_tensor(sparse_delta.indices)
         if indices.shape.rank == 1:
             return self.scatter_update(sparse_delta)

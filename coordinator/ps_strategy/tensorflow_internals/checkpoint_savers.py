@@ -1,11 +1,11 @@
 """Parts of a checkpoint that TensorFlow cannot write and read: large variables, tables, sharded variables.
 
 TensorFlow gives all values of a server to one operation that writes them. A value must not change while it is written,
-so the next update of a variable copies it first: a table of 1 GB needs 1 GB more, and updates wait for the copy.
+so the next update of a variable first copies the value. A table of 1 GB needs 1 GB more, and updates wait for the copy.
 
-A `MultiDeviceSaver` writes and reads every checkpoint: for `tf.train.Checkpoint`, its managers, and the variables of a
-SavedModel. Within `savers_replaced`, another object writes and reads some of the values, into files that are merged
-with TensorFlow's. Within `saves_captured`, nothing is written: the caller gets the values to write.
+A `MultiDeviceSaver` of TensorFlow writes and reads every checkpoint, and the variables of a SavedModel. Within
+`savers_replaced`, another object writes and reads some of the values; its files are merged with TensorFlow's files.
+Within `saves_captured`, nothing is written, and the caller gets the values to write.
 """
 
 import contextlib
@@ -27,22 +27,22 @@ from tensorflow.python.training.saving.saveable_object_util import TrackableSave
 
 from coordinator.ps_strategy.tensorflow_internals.process import attribute_replaced
 
-# The attribute of a saved value's specification that has the variable.
+# The attribute in which the specification of a saved value holds the value's variable.
 VARIABLE = "_coordinator_variable"
-# The same for an object that writes itself.
+# The attribute in which the specification of a `SelfSaving` object holds that object.
 _WRITER = "_coordinator_writer"
-# Attributes of a checkpoint: its asynchronous checkpointer, once needed, and the method that creates it.
+# Attributes of `tf.train.Checkpoint`: the asynchronous checkpointer, and the method that creates this checkpointer.
 _ASYNCHRONOUS, _MAKES_ASYNCHRONOUS = "_async_checkpointer_impl", "_async_checkpointer"
-# The names of a tensor's pieces in checkpoints: see `EncodeTensorNameSlice` of TensorFlow.
+# Matches a tensor's piece in the listing of a checkpoint; see TensorFlow's `EncodeTensorNameSlice` for the name.
 _PIECE = rb"\x00%s\x00\x01[\s\S]{1,90}?\(DT_\w+\) \[([\d,]*)\]\n"
 
 
 class SavedInSlices:
     """A mixin for classes of variables whose rows are in other variables.
 
-    Each of the `parts`, whose rows are consecutive, is written as a slice of one tensor of the whole shape, as
-    TensorFlow writes its own sharded variables. A variable with other parts restores the rows that it needs, a variable
-    in one piece restores all rows, and parts restore rows of a variable that was written in one piece.
+    The rows of the `parts` are consecutive. A checkpoint stores each part as a slice of one tensor of the whole shape,
+    as TensorFlow stores its own sharded variables. So a variable can be restored with other parts or in one piece, and
+    parts can be restored from a variable that was saved in one piece.
     """
 
     parts: Sequence[Any]
@@ -64,7 +64,7 @@ class SavedInSlices:
         ]
 
     def _slice_names(self) -> list[str]:
-        """Returns the rows of each part in the whole, in the format of `shape_and_slices` of `tf.raw_ops.SaveV2`."""
+        """Returns the place of each part in the whole, in the format of `shape_and_slices` of `tf.raw_ops.SaveV2`."""
         rows, *rest = self.shape.as_list()  # type: ignore[attr-defined]  # of the other base
         row = "".join(f":0,{size}" for size in rest)
         names, first = [], 0
@@ -83,9 +83,9 @@ class SavedInSlices:
 
 @contextlib.contextmanager
 def slices_restored() -> Iterator[None]:
-    """A scope in which all slices of a tensor are restored, instead of only the first one."""
-    # Private: TensorFlow saves the slices that `_serialize_to_tensors` returns for a tensor, but forgets them when it
-    # restores. Its own sharded variables use an older interface, which Keras variables do not have.
+    """A scope in which all slices of a tensor are restored, instead of only the first slice."""
+    # Private: TensorFlow saves all slices that `_serialize_to_tensors` returns for a tensor, but restores only the
+    # first slice. TensorFlow's own sharded variables use an older interface, which Keras variables do not have.
     stock = TrackableSaveable.restore
 
     @functools.wraps(stock)
@@ -109,8 +109,8 @@ class SelfSaved(NamedTuple):
 class SelfSaving(base.Trackable):  # Private: the public base, `tf.Module`, tracks all attributes.
     """A base of objects in a `tf.train.Checkpoint` that write and read themselves.
 
-    They are saved within `savers_replaced`, and not asynchronously. `ATTRIBUTE` is the name of their attribute in a
-    checkpoint, like "VARIABLE_VALUE" for variables.
+    These objects are saved only within `savers_replaced`, and not asynchronously. `ATTRIBUTE` names their content in a
+    checkpoint, as "VARIABLE_VALUE" names the value of a variable.
     """
 
     ATTRIBUTE = "CONTENT"
@@ -118,19 +118,19 @@ class SelfSaving(base.Trackable):  # Private: the public base, `tf.Module`, trac
     def write_to_checkpoint(self, name: str, prefix: str) -> SelfSaved:
         """Writes files whose names begin with the path `prefix`.
 
-        The name of each tensor in the files is `name`, or begins with it and a slash.
+        The name of each tensor in the files is `name`, or begins with `name` and a slash.
         """
         raise NotImplementedError
 
     def read_from_checkpoint(self, name: str, path: str) -> None:
-        """Reads the tensors that were written with this name from the checkpoint at `path`."""
+        """Reads the tensors that were written under `name` from the checkpoint at `path`."""
         raise NotImplementedError
 
     def _serialize_to_tensors(self) -> dict[str, Any]:
         def refuse() -> None:
             raise RuntimeError(f"{self!r} is saved and restored by its strategy, and that is closed, or in a function.")
 
-        # Private: this tells a checkpoint that there is something to save.
+        # Private: a `Callable` tells a checkpoint that the object has something to save.
         spec = tensor_callable.Callable(refuse, tf.string, "/device:CPU:0")
         setattr(spec, _WRITER, self)
         return {self.ATTRIBUTE: spec}
@@ -143,9 +143,9 @@ class SavedVariable(NamedTuple):
     """A variable that a checkpoint holds, or will hold.
 
     Attributes:
-      variable: a `tf.Variable`; None for another value, in a `SavedValue`.
+      variable: a `tf.Variable`; None in a `SavedValue` of another object.
       name: the name of the tensor in the checkpoint.
-      slice_spec: the part of that tensor, as in `tf.raw_ops.SaveV2`; empty for the whole tensor.
+      slice_spec: the slice of the tensor, as in `tf.raw_ops.SaveV2`; empty for the whole tensor.
     """
 
     variable: Any
@@ -154,7 +154,7 @@ class SavedVariable(NamedTuple):
 
 
 class SavedValue(NamedTuple):
-    """A value that a checkpoint will hold, on the CPU `device` of a server. `read` returns it; None if it has none."""
+    """A value that a checkpoint will hold, on the CPU `device` of a server. `read` returns the value, or None."""
 
     device: str
     saved: SavedVariable
@@ -162,9 +162,9 @@ class SavedValue(NamedTuple):
 
 
 class CapturedSave(NamedTuple):
-    """A save that has written nothing, of the checkpoint at path `prefix`; the CPU `device` merges the files.
+    """A save that has written no file yet, of the checkpoint at path `prefix`. The CPU `device` merges the files.
 
-    `themselves` are the objects that write themselves, with their names.
+    `themselves` has the name and the object of each `SelfSaving` object.
     """
 
     prefix: str
@@ -178,10 +178,10 @@ _captured: contextvars.ContextVar[list[CapturedSave] | None] = contextvars.Conte
 
 @contextlib.contextmanager
 def saves_captured() -> Iterator[list[CapturedSave]]:
-    """A scope in which the calling thread's saves write nothing; it yields a list to which they are appended.
+    """A scope in which saves of the calling thread write nothing. It yields a list, to which the saves are appended.
 
-    It has an effect within `savers_replaced`. Savers that users register with TensorFlow write as always, together with
-    all values of the same save.
+    The scope has an effect only within `savers_replaced`. A save with savers that users have registered with TensorFlow
+    is written as always, with all of its values.
     """
     saves: list[CapturedSave] = []
     before = _captured.set(saves)
@@ -192,28 +192,28 @@ def saves_captured() -> Iterator[list[CapturedSave]]:
 
 
 class LargeVariables(Protocol):
-    """The writer and reader of some variables of a checkpoint. `io_device`: see `tf.train.CheckpointOptions`."""
+    """Writes and reads some variables of a checkpoint. `io_device`: see `tf.train.CheckpointOptions`."""
 
     def to_write(self, variables: Sequence[SavedVariable]) -> Sequence[SavedVariable]:
         """Returns the variables that this object writes."""
 
     def write(self, variables: Sequence[SavedVariable], prefix: str, io_device: str | None) -> Sequence[str]:
-        """Writes files whose names begin with `prefix`. Returns the prefixes that name them."""
+        """Writes files whose names begin with `prefix`; returns the prefixes of the files."""
 
     def to_read(self, variables: Sequence[SavedVariable], path: str) -> Sequence[SavedVariable]:
         """Returns the variables that this object reads from the checkpoint at `path`."""
 
     def read(self, variables: Sequence[SavedVariable], path: str, io_device: str | None) -> None:
-        """Reads them."""
+        """Reads the variables from the checkpoint at `path`."""
 
 
 @contextlib.contextmanager
 def savers_replaced(large: LargeVariables, written: Callable[[str], object] = lambda prefix: None) -> Iterator[None]:
-    """A scope in which `large` writes and reads some variables of checkpoints, outside of functions.
+    """A scope in which `large` writes and reads some variables of the checkpoints that are saved and restored eagerly.
 
     `written` is called with the path of each written checkpoint.
     """
-    # Private: checkpoints have no public hook for the writing of values; options are given to each call.
+    # Private: checkpoints have no public hook for the writing of values. Their options apply to one call only.
     saver = functional_saver.MultiDeviceSaver
     save, restore = saver.save, saver.restore
 
@@ -246,7 +246,7 @@ def savers_replaced(large: LargeVariables, written: Callable[[str], object] = la
 
 
 def _save_with(large: LargeVariables, saver: Any, save: Callable[..., Any], file_prefix: Any, options: Any) -> Any:
-    """Saves a saver's values: some variables by `large`, some objects by themselves, others by TensorFlow's `save`."""
+    """Saves a saver's values: `large` writes some, `SelfSaving` objects write themselves, `save` writes the rest."""
     taken, themselves = _take(saver, large.to_write), _self_saving(saver)
     if not taken and not themselves:
         return save(saver, file_prefix, options)
@@ -268,9 +268,9 @@ def _save_with(large: LargeVariables, saver: Any, save: Callable[..., Any], file
 
 @contextlib.contextmanager
 def merged(prefix: str, device: str) -> Iterator[tuple[str, list[str]]]:
-    """A scope in which files of a checkpoint are written; at its end, `device` merges them into one at path `prefix`.
+    """A scope to write files of a checkpoint. At the end, `device` merges the files into the checkpoint at `prefix`.
 
-    Yields a prefix for the files, and a list to which the prefixes of all files are appended.
+    Yields a prefix for the files, and a list to which the caller appends the prefixes of all files.
     """
     temporary = temporary_prefix(prefix)
     tf.io.gfile.makedirs(os.path.dirname(temporary))
@@ -285,7 +285,7 @@ def temporary_prefix(prefix: str) -> str:
 
 
 def merge(prefix: str, device: str, written: Sequence[str]) -> None:
-    """Makes files one checkpoint, and deletes their folder."""
+    """Merges written files into one checkpoint, and deletes their folder."""
     with tf.device(device):
         tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=written, destination_prefix=prefix, delete_old_dirs=True)
 
@@ -309,12 +309,12 @@ def _value_of(tensor: Any) -> Any:
 
 
 def _tensors_of(saver: Any) -> list[Any]:
-    # Private: they are in lists by server.
+    # Private: the saver has a list of tensors for each server.
     return [tensor for tensors in saver._shardable_tensors_by_task.values() for tensor in tensors]
 
 
 def _self_saving(saver: Any) -> list[tuple[Any, str, SelfSaving]]:
-    """Returns the saver's entries for objects that write themselves, with their names and the objects."""
+    """Returns the entry, the name and the object of each `SelfSaving` object in a saver."""
     return [
         (tensor, tf.compat.as_str(spec.name), getattr(spec, _WRITER))
         for tensor in _tensors_of(saver)
@@ -331,18 +331,18 @@ def _io_device(options: Any) -> str | None:
 
 
 def _take(saver: Any, choose: Any) -> list[tuple[Any, SavedVariable]]:
-    """Returns the saver's entries for the variables that `choose` returns, with the variables."""
+    """Returns the entry and the variable for each variable of the saver that `choose` returns."""
     owned = [(tensor, _variable_of(tensor)) for tensor in _tensors_of(saver)]
     entries = [(tensor, _saved_variable(tensor, variable)) for tensor, variable in owned if variable is not None]
     chosen = {id(saved) for saved in choose([saved for _, saved in entries])}
-    # The slices of a variable are restored together, or not at all.
+    # All slices of a variable are restored together.
     keys = {tensor.checkpoint_key for tensor, saved in entries if id(saved) in chosen}
     return [(tensor, saved) for tensor, saved in entries if tensor.checkpoint_key in keys]
 
 
 def _saved_variable(tensor: Any, variable: Any) -> SavedVariable:
     spec = tensor._tensor_save_spec
-    # The specification of a slice has neither.
+    # The specification of a slice has neither a name nor a slice.
     name, slice_spec = spec.name or tensor.checkpoint_key, spec.slice_spec or tensor.slice_spec or ""
     return SavedVariable(variable, tf.compat.as_str(name), tf.compat.as_str(slice_spec))
 
@@ -351,7 +351,7 @@ def _variable_of(tensor: Any) -> tf.Variable | None:
     spec = tensor._tensor_save_spec
     if (variable := getattr(spec, VARIABLE, None)) is not None:
         return variable
-    # The parts of a sharded variable are saved by objects that refer to them.
+    # Each part of a sharded variable is saved by a saveable object that refers to the part.
     for saveable in getattr(tensor.trackable, "saveables", ()):
         if isinstance(saveable, saveable_object_util.ResourceVariableSaveable) and saveable.specs[0] is spec:
             return saveable.op if isinstance(saveable.op, tf.Variable) else None
@@ -359,7 +359,7 @@ def _variable_of(tensor: Any) -> tf.Variable | None:
 
 
 def _without(saver: Any, taken: Any) -> Any:
-    """Returns a saver without some entries, each the first item of a tuple."""
+    """Returns a copy of a saver without the entries that are the first items of the tuples in `taken`."""
     left_out = {id(entry[0]) for entry in taken}
     others = copy.copy(saver)
     others._shardable_tensors_by_task = {
@@ -367,7 +367,7 @@ def _without(saver: Any, taken: Any) -> Any:
         for task, tensors in saver._shardable_tensors_by_task.items()
         if (kept := [tensor for tensor in tensors if id(tensor) not in left_out])
     }
-    # With one task, nothing is traced.
+    # If there is more than one task, TensorFlow traces a new function at each save and restore.
     others._num_unique_tasks = len(others._shardable_tensors_by_task)
     return others
 
@@ -377,32 +377,32 @@ def _has_content(saver: Any) -> bool:
 
 
 class StoredPieces:
-    """The form in which the checkpoint at a path has stored its tensors: whole, or in pieces.
+    """The form in which a checkpoint stores each tensor: whole, or in pieces.
 
-    `shapes` has the shapes of the whole tensors, by name. Raises OpError if the checkpoint cannot be read.
+    `shapes` has the shape of each whole tensor, by name. Raises OpError if the checkpoint at `path` cannot be read.
     """
 
     def __init__(self, path: str) -> None:
         reader = tf.train.load_checkpoint(path)
         self.shapes: dict[str, list[int]] = reader.get_variable_to_shape_map()
-        # Its format is private: no public call tells how tensors are stored.
+        # Private: the format of the listing. No public call tells how tensors are stored.
         self._listing: bytes = reader.debug_string()
 
     def largest(self, name: str) -> int | None:
-        """Returns the number of elements of the largest piece of a tensor; None if it is not stored in pieces."""
+        """Returns the number of elements of the largest piece of a tensor; None if the tensor is stored whole."""
         shapes = re.findall(_PIECE % re.escape(name.encode()), self._listing)
         return max((math.prod(map(int, filter(None, shape.split(b",")))) for shape in shapes), default=None)
 
 
 def forget_last_saved_step(manager: Any) -> None:
     """Makes a `tf.train.CheckpointManager` with a `checkpoint_interval` save at the next step."""
-    # Private: it remembers the step of its last attempt, which may be later than a restored checkpoint's.
+    # Private: the manager remembers the step of its last attempt to save. A restored checkpoint's step may be smaller.
     manager._last_checkpoint_step = None
 
 
 def saves_asynchronously(checkpoint: Any) -> bool:
     """Returns True if a `tf.train.Checkpoint` was saved or restored with `enable_async`, which stays on afterwards."""
-    # Private: no public attribute tells.
+    # Private: no public attribute tells whether the checkpoint has an asynchronous checkpointer.
     return getattr(checkpoint, _ASYNCHRONOUS, None) is not None
 
 
@@ -411,11 +411,11 @@ def asynchronous_saves_refused(checkpoint: Any, error: Callable[[], Exception]) 
     """A scope in which a `tf.train.Checkpoint` raises `error()` when it is saved or restored with `enable_async`."""
 
     def refuse() -> None:
-        # The options are set before this call, and would make the next restore without options asynchronous.
+        # TensorFlow has stored the options already. They would make the next restore without options asynchronous.
         checkpoint._checkpoint_options = None
         raise error()
 
-    # Private: all ways to save call this method. Set in `vars` to bypass the checkpoint's tracking of attributes.
+    # Private: all ways to save call this method. `vars` bypasses the checkpoint's tracking of attributes.
     vars(checkpoint)[_MAKES_ASYNCHRONOUS] = refuse
     try:
         yield

@@ -1,8 +1,8 @@
-"""Changes of TensorFlow for functions on the client that call Python: values of each call, order, errors, loops.
+"""Changes to TensorFlow for the client's functions that call Python: values of each call, order, errors, loops.
 
-A *barrier* is an operation that takes the values of its call (`call_time_values`), or contains one that does: a loop, a
-branch, a call of another function. Operations with effects that were created before a barrier run before it, and those
-created after it run after it. By itself, TensorFlow orders only operations that share a resource.
+A *barrier* is an operation that takes the values of its call (`call_time_values`), directly or in a loop, a branch or
+another function that it calls. Operations with effects run before a barrier if they were created before it, otherwise
+after the barrier. TensorFlow itself orders only operations that share a resource.
 """
 
 import contextlib
@@ -25,19 +25,19 @@ _ORDER = "coordinator_order_of_barriers"
 
 
 def call_time_values(make: Callable[[], Sequence[Any]], specs: Sequence[tf.TensorSpec], key: Hashable) -> Any:
-    """Returns tensors of the function that is being traced, whose values are made when it is called.
+    """Returns tensors of the function that is being traced; their values are made at each call of the function.
 
     `make` is called on the caller's thread at each call; it returns a tensor for each of `specs`. Equal keys give the
     same tensors, also in functions that call each other.
     """
-    # Private: publicly, a call has no values that the caller does not pass.
+    # Private: publicly, a call has only values that the caller passes.
     graph = _function_of(tf.compat.v1.get_default_graph())
     captures = graph._function_captures
     if key not in captures.by_ref_internal:
         graph.capture_call_time_value(make, list(specs), key=key)
 
         def values() -> Sequence[Any]:
-            # TensorFlow would look for the values in the body of a loop, to which nothing is passed.
+            # TensorFlow would look up the values in the graph of a loop's body, to which no values are passed.
             return make() if tf.executing_eagerly() else call_time_values(make, specs, key)
 
         values.output_spec = captures.by_ref_external[key].output_spec  # type: ignore[attr-defined]
@@ -48,13 +48,13 @@ def call_time_values(make: Callable[[], Sequence[Any]], specs: Sequence[tf.Tenso
 def python_operation(function: Callable[..., Any], inputs: Sequence[Any], types: Sequence[tf.DType]) -> list[tf.Tensor]:
     """Adds an operation that calls Python, like `tf.numpy_function`, to the function that is being traced.
 
-    The Python function lives as long as the graph of the function.
+    The Python function lives as long as the graph of the traced function.
     """
     outputs = tf.numpy_function(function, inputs, types)
     graph = outermost = tf.compat.v1.get_default_graph()
     while isinstance(outermost, FuncGraph):
         outermost = outermost.outer_graph
-    # Private: TensorFlow has the outermost graph, which lives as long as the process, keep the function.
+    # Private: TensorFlow stores the Python function in the outermost graph, which lives as long as the process.
     registered = function.ag_dnc_wrapper__  # type: ignore[attr-defined]  # TensorFlow sets it
     outermost._py_funcs_used_in_graph.remove(registered)
     graph._py_funcs_used_in_graph = [*getattr(graph, "_py_funcs_used_in_graph", ()), registered]
@@ -78,7 +78,7 @@ def _values_in(graph: Any, key: Hashable) -> set[int]:
 
 
 class _OrderInGraph:
-    """The order of the operations of one graph. `values` has the identities of the call's values in the graph."""
+    """The order of the operations of one graph. `values` has the `id` of each of the call's values in the graph."""
 
     def __init__(self, values: set[int]) -> None:
         self._values = values
@@ -116,12 +116,12 @@ def barriers_in_order(key: Hashable) -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def errors_raised_as(original: Callable[[str], BaseException | None]) -> Iterator[None]:
-    """A scope in which TensorFlow raises another error in place of one that it has made from a Python error.
+    """A scope in which TensorFlow raises another error in place of an error that it has made from a Python error.
 
-    `original` returns the error to raise for the message of TensorFlow's error; None for TensorFlow's error itself.
+    `original` takes the message of TensorFlow's error. It returns the error to raise, or None for TensorFlow's error.
     """
     # Private: TensorFlow keeps only the text of an error that Python code in a graph raises, and has no public hook for
-    # it. TensorFlow calls this on the caller's thread for each error of a function, and at no other time.
+    # it. TensorFlow calls `parse_message` on the caller's thread for each error of a function, and at no other time.
     parse = error_interpolation.parse_message
 
     def parse_message(message: str) -> Any:
@@ -131,7 +131,7 @@ def errors_raised_as(original: Callable[[str], BaseException | None]) -> Iterato
         try:
             raise error from error.__cause__
         finally:
-            # A reference from its own traceback would keep it, and the call, until the next garbage collection.
+            # The traceback refers to this frame: without `del`, error and call would live until a garbage collection.
             del error
 
     with attribute_replaced(error_interpolation, "parse_message", parse_message):
@@ -148,28 +148,28 @@ def _only_call(body: Any) -> tuple[Any, Sequence[Any], Mapping[str, Any]] | None
     def converted_call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, *_: Any) -> None:
         calls.append((function, args, kwargs or {}))
 
-    # Replaces AutoGraph: the calls in the body are recorded, and not made.
+    # This stand-in for AutoGraph records the calls in the body, and does not make them.
     autograph = types.SimpleNamespace(ld=cells["ag__"].cell_contents.ld, converted_call=converted_call)
     cells["ag__"], number = types.CellType(autograph), object()
     graph = tf.compat.v1.get_default_graph()
     before = len(graph.get_operations())
     try:
         types.FunctionType(body.__code__, body.__globals__, closure=tuple(cells.values()))(number)
-    except Exception:  # noqa: BLE001 - it needs a result, a branch or the like; an error of the user's comes again
+    except Exception:  # noqa: BLE001 - the body needs a result, a branch or the like; a user's error comes again
         return None
     is_same = not any(leaf is number for leaf in tf.nest.flatten([call[1:] for call in calls]))
-    # An argument that is computed in the loop may have another value each time: a variable may change.
+    # If the loop computes an argument, the argument may differ between iterations, because a variable may change.
     return calls[0] if len(calls) == 1 and is_same and len(graph.get_operations()) == before else None
 
 
 @contextlib.contextmanager
 def plain_loops_as(replace: Callable[[Any, Sequence[Any], Mapping[str, Any], Any], bool]) -> Iterator[None]:
-    """A scope in which loops over `tf.range` that only make the same call each time may be replaced.
+    """A scope in which a loop over `tf.range` may be replaced if each iteration makes only the same call.
 
     `replace` takes the called function, its positional and keyword arguments, and the number of iterations, a scalar.
     It adds operations in place of the loop, or returns False to keep the loop.
     """
-    # Private: AutoGraph calls this for each loop over `tf.range`; its public hook is only for types of objects.
+    # Private: AutoGraph calls this function for loops over `tf.range`. Its public hook is only for types of objects.
     loop = control_flow._tf_range_for_stmt
 
     def range_loop(iterated: Any, extra_test: Any, body: Any, *state: Any) -> None:

@@ -1,6 +1,6 @@
-"""Handles of variables and tables: functions capture them, and a recovery replaces them.
+"""Handles of variables and tables, which functions capture and a recovery replaces.
 
-A mutable table on a parameter server has a name there, by which datasets on other servers find it (`TableResource`).
+A mutable table on a parameter server has a name (`TableResource`), by which datasets on other servers find the table.
 """
 
 import contextlib
@@ -32,20 +32,20 @@ def resource_creator_scope(kind: str, creator: Callable[..., Any]) -> Any:
     def create(*args: Any, **kwargs: Any) -> Any:
         return creator(*args, **kwargs)
 
-    # Private: the hook of `tf.distribute.StrategyExtended` for it has no public counterpart. A function, since
-    # TensorFlow makes deep copies of the creators: of a method it would copy the object.
+    # Private: the hook of `tf.distribute.StrategyExtended` for tables has no public counterpart. `create` is a
+    # function, because TensorFlow makes deep copies of creators: with a method, it would copy the method's object.
     return ops.resource_creator_scope(kind, create)
 
 
 def is_restored_resource(table: Any) -> bool:
-    """Returns True if a table came from a SavedModel: saved functions create and fill it."""
+    """Returns True if a table came from a SavedModel, whose functions create and fill the table."""
     # Private: loaded tables have no public class.
     return isinstance(table, trackable_resource.RestoredResource)
 
 
 def restored_functions(table: Any) -> tuple[Any, Any]:
     """Returns the concrete functions that create and fill a table from a SavedModel."""
-    # Private: SavedModel stores them under these names.
+    # Private: SavedModel stores the functions under these names.
     create, initialize = table._create_resource, table._initialize
     return create.concrete_functions[0], initialize.concrete_functions[0]
 
@@ -61,13 +61,13 @@ def is_server_handle(tensor: Any) -> bool:
 
 def owner_of_handle(tensor: Any) -> Any | None:
     """Returns the lookup table or variable that a resource handle belongs to, or None."""
-    # Private: a function's captures are handles, and nothing public leads from one to its object.
+    # Private: the captures of a function are handles, and no public attribute leads from a handle to its owner.
     owner = getattr(tensor, "_parent_trackable", None)
     return owner() if owner is not None else None
 
 
 def present_handle(tensor: Any) -> Any:
-    """Returns the current handle of the variable or table that a handle belongs to; other tensors unchanged."""
+    """Returns the current handle of the variable or table that a handle belongs to; any other tensor unchanged."""
     owner = owner_of_handle(tensor)
     return tensor if owner is None else _handle_of(owner)
 
@@ -85,20 +85,20 @@ class _TolerantDeleter(resource_variable_ops.EagerResourceDeleter):
 
 
 def free_if_present(queue: Any) -> None:
-    """Has a queue free its resource without an error if the server has lost it."""
-    # Private: the deleter raises an error where nothing can catch it.
+    """Makes a queue free its resource without an error if the server has lost the resource."""
+    # Private: the stock deleter raises its error in `__del__`, where nothing can catch it.
     queue._resource_deleter.__class__ = _TolerantDeleter
 
 
 def copy_handle_data(source: Any, target: Any) -> None:
     """Copies the shape and type of a handle's resource to a symbolic handle."""
-    # Private: `tf.TensorSpec` of a handle does not have them.
+    # Private: the `tf.TensorSpec` of a handle has neither the shape nor the type of the resource.
     handle_data_util.copy_handle_data(source, target)
 
 
 def variable_spec(handle: Any) -> tf.TensorSpec | None:
-    """Returns the shape and type of the variable of a handle; None if they are not known completely."""
-    # Private: publicly, only a `tf.Variable` tells them. An operation on the handle would run on its server.
+    """Returns the shape and type of a handle's variable; None if they are not known completely."""
+    # Private: publicly, only a `tf.Variable` has both. An operation on the handle would run on the handle's server.
     known = resource_variable_ops.get_eager_safe_handle_data(handle) if handle.dtype == tf.resource else None
     if known is None or not known.is_set or len(known.shape_and_type) != 1:
         return None
@@ -107,7 +107,7 @@ def variable_spec(handle: Any) -> tf.TensorSpec | None:
 
 
 def handle_without_value(shape: Any, dtype: tf.DType, name: str, device: str) -> tf.Tensor:
-    """Returns the handle of a new variable on a device, which takes no memory until it has a value."""
+    """Returns the handle of a new variable on a device. The variable takes no memory until it has a value."""
     # Private: publicly, a resource is created only together with a variable and its value.
     with tf.init_scope(), tf.device(None), tf.device(device):
         return resource_variable_ops._variable_handle_from_shape_and_dtype(
@@ -116,22 +116,22 @@ def handle_without_value(shape: Any, dtype: tf.DType, name: str, device: str) ->
 
 
 def new_handle(variable: Any) -> tf.Tensor:
-    """Returns the handle of a new resource without a value, on the variable's server and of its type."""
+    """Returns the handle of a new resource without a value, with the server and the type of a variable."""
     handle = handle_without_value(variable.shape, variable.dtype, variable.name, variable.device)
-    # Private: as above.
+    # Private: see `copy_handle_data`.
     handle._handle_data = variable.handle._handle_data
     return handle
 
 
 class TracedFunctions:
-    """Weak references to the graphs and the concrete functions that were made while they were recorded.
+    """Weak references to the graphs and the concrete functions that were created within `recorded`.
 
-    Only these can have captured the handle of a variable or table of the strategy that records them. They may be
-    anywhere: in a Keras model, a SavedModel, a closure.
+    No other graph or function can have captured a handle of a variable or table of the strategy that records them. The
+    program may hold the graphs and functions anywhere: in a Keras model, a SavedModel, a closure.
     """
 
     def __init__(self) -> None:
-        # By identity. The references are copied in one step: other threads may trace at the same time.
+        # The keys are ids. `valuerefs` copies the references in one step, as other threads may trace at the same time.
         self._graphs: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._functions: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
@@ -167,11 +167,11 @@ def _recorded_in(made: "weakref.WeakValueDictionary[int, Any]", kind: Any) -> co
 
 
 def replace_handles(renewed: Iterable[tuple[Any, tf.Tensor]], traced: TracedFunctions) -> None:
-    """Replaces the handles of variables and tables, also in every function of `traced` that captured one.
+    """Replaces the handles of variables and tables, also in every function of `traced` that has captured a handle.
 
-    No function that uses them may be running. `renewed` has each variable or table with its new handle.
+    No function that uses the handles may be running. `renewed` has each variable or table with its new handle.
     """
-    # By the identity of the former handle, which is kept alive: no other tensor gets its identity.
+    # The keys are `id(former)`. The values keep the former handles alive, so that no other tensor gets the same id.
     replacements: dict[int, tuple[Any, tf.Tensor]] = {}
     for owner, handle in renewed:
         former = _handle_of(owner)
@@ -186,14 +186,14 @@ def replace_handles(renewed: Iterable[tuple[Any, tf.Tensor]], traced: TracedFunc
 
 
 def forget_handles(owners: Iterable[Any]) -> None:
-    """Gives variables and tables handles of no resource, in this process: each operation with one raises an error.
+    """Gives variables and tables handles without a resource, in this process. Operations on these handles raise errors.
 
     After a reset of TensorFlow, an operation with a former handle of a server's resource would end the process.
     """
     with tf.device("/device:CPU:0"):
         for owner in owners:
             dtype, shape = getattr(owner, "dtype", tf.float32), getattr(owner, "shape", [])
-            # With a name: a variable without one would exist, and be read as an empty tensor.
+            # Without a name, the variable would exist, and be read as an empty tensor.
             name = f"{owner.name}, which was deleted with its strategy"
             handle = tf.raw_ops.VarHandleOp(dtype=dtype, shape=shape, shared_name=name)
             copy_handle_data(_handle_of(owner), handle)
@@ -219,16 +219,16 @@ def _replace_captures(captures: Any, replacements: Mapping[int, tuple[Any, tf.Te
         _, internal, kind = captures.pop(key)
         former, present = replacements.get(id(external), (None, external))
         captures.add_or_replace(id(present) if key == id(former) else key, present, internal, kind)
-    # Updates a cache that would keep the former resources alive.
+    # Reading this property updates a cache that would keep the former resources alive.
     captures.capture_types  # noqa: B018
 
 
 def is_created_by_keras() -> bool:
-    """Returns True if Keras is creating the present table or variable for itself.
+    """Returns True if Keras itself is creating the current table or variable.
 
-    Such a table counts words while a layer is adapted on the client; no step uses it.
+    Keras counts words in such a table while a layer is adapted on the client; no step uses the table.
     """
-    # Private: TensorFlow does not tell a creator who creates, and the layers of Keras 2 and 3 have no hook.
+    # Private: TensorFlow does not tell a creator which code calls it, and the layers of Keras 2 and 3 have no hook.
     frame: Any = sys._getframe()
     while frame is not None and _package(frame) in ("coordinator", "tensorflow"):
         frame = frame.f_back
@@ -240,14 +240,14 @@ def _package(frame: Any) -> str:
 
 
 class TableResource:
-    """The resource of a table of one of the `KINDS` on a server's `device`, which has a name there.
+    """The resource of a table of one of the `KINDS`, with a name on a server's `device`.
 
-    Datasets on other servers find it by the name. No other client of the server finds it, and the server frees it with
-    all other resources of this client.
+    Datasets on other servers find the resource by its name. No other client of the server finds the resource, and the
+    server frees it with all other resources of this client.
     """
 
     def __init__(self, table: Any, device: str) -> None:
-        # Private: publicly, a resource is created only with its table. A copy, because it outlives the table.
+        # Private: publicly, a resource is created only with its table. `_creator` is a copy, as it outlives the table.
         self._creator = copy.copy(table)
         self._creator._resource_handle = None
         self._device = device
@@ -265,12 +265,12 @@ class TableResource:
 class _RemoteDenseHashTable(tf.lookup.experimental.DenseHashTable):
     """A table that accepts its own exported content.
 
-    Scalar keys are exported as vectors of one element. A table on a server checks known shapes at an import, and would
-    refuse these.
+    TensorFlow exports scalar keys as vectors of one element. A table on a server checks known shapes at an import, and
+    would refuse such vectors.
     """
 
     def _restore_from_tensors(self, restored_tensors: Mapping[str, Any]) -> Any:
-        # Private: checkpoints are restored by this method.
+        # Private: TensorFlow restores checkpoints by this method.
         restore = super()._restore_from_tensors
         if not tf.executing_eagerly():
             return restore(restored_tensors)
@@ -285,7 +285,7 @@ class _RemoteDenseHashTable(tf.lookup.experimental.DenseHashTable):
 
 
 class _OnAnyDevice:
-    """Methods of a mutable table, without TensorFlow's placement on the device of the client's table."""
+    """Methods of a mutable table whose operations are not placed on the device of the client's table."""
 
     resource_handle: tf.Tensor
     key_dtype: tf.DType
@@ -321,19 +321,19 @@ _ON_ANY_DEVICE = {
 
 
 def let_run_anywhere(table: Any) -> None:
-    """Lets functions that use a mutable table of the client run where they are called, with the table there."""
+    """Lets functions that use a mutable table of the client run on any device, with the table of that device."""
     table.__class__ = _ON_ANY_DEVICE.get(type(table), type(table))
 
 
 def create_mutable_table(
     next_creator: Callable[..., Any], device: str, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Any, TableResource]:
-    """Creates a table by `next_creator(*args, **kwargs)`; its resource is on a device, its tensors on the client."""
-    # Anonymous: a resource without a name is freed as soon as another one takes its place.
+    """Creates a table by `next_creator(*args, **kwargs)`. The resource is on `device`, other tensors on the client."""
+    # The table is created anonymous, so that its first resource is freed when the named resource replaces it.
     with tf.device(None), tf.device("/device:CPU:0"):
         table = next_creator(*args, **{**kwargs, _ANONYMOUS: True})
     if not kwargs.get(_ANONYMOUS):
-        # Private: otherwise, the constructor does this.
+        # Private: the constructor of a table with a name sets these attributes.
         table._is_anonymous, table._shared_name = False, f"table_{ops.uid()}"
     if type(table) is tf.lookup.experimental.DenseHashTable:
         table.__class__ = _RemoteDenseHashTable
@@ -349,8 +349,8 @@ def table_content(table: Any) -> dict[str, np.ndarray]:
 
 
 def set_table_content(table: Any, content: Mapping[str, np.ndarray]) -> None:
-    """Replaces all content of a table by the result of a `table_content`."""
-    # Private: as above.
+    """Replaces the content of a table by a result of `table_content`."""
+    # Private: see `table_content`.
     table._restore_from_tensors({name: tf.convert_to_tensor(array) for name, array in content.items()})
 
 

@@ -3,12 +3,12 @@
     the function  ----- run ----+-- thread of replica 0 --+-- merge_call --+-- thread of replica 0 --+--> PerReplica
                                 `-- thread of replica 1 --'                `-- thread of replica 1 --'
 
-One thread runs at a time, in the order of the replicas, until it calls `merge_call` or ends: a merge needs the values
-of all replicas. All threads add operations to the graph of the function. They end before `call_for_each_replica` does.
+One thread runs at a time, in the order of the replicas, until the thread calls `merge_call` or ends. A merge needs the
+values of all replicas. All threads add operations to the function's graph, and end before `call_for_each_replica` does.
 
-Everything is done on the worker that has the replicas. A `PerReplica` value has a part for each replica. A variable is
-read once for all replicas, and changed once. As in `tf.distribute`, its `aggregation` selects the change: `SUM` the sum
-of the replicas' values, `MEAN` their mean, `ONLY_FIRST_REPLICA` the value of the first replica.
+All operations run on the worker that has the replicas. A `PerReplica` value has a part for each replica. A variable is
+read once for all replicas, and changed once. As in `tf.distribute`, the variable's `aggregation` selects the value of
+the change: the replicas' sum (`SUM`), their mean (`MEAN`), or the value of the first replica (`ONLY_FIRST_REPLICA`).
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from tensorflow.python.ops import resource_variable_ops
 
 from coordinator.ps_strategy.tensorflow_internals.shared_variable import change_of, value_read_before, with_mixin
 
-# Private: their public base is `tf.distribute.DistributedValues`, which cannot be created.
+# Private: the public base of these classes, `tf.distribute.DistributedValues`, cannot be created.
 PerReplica = values.PerReplica
 PerReplicaSpec = values.PerReplicaSpec
 
@@ -33,8 +33,8 @@ _SCATTERS = ("add", "div", "max", "min", "mul", "sub", "update", "nd_add", "nd_m
 
 
 def regrouped(parts: Sequence[Any]) -> Any:
-    """Returns the equal structures of all replicas' values as one structure with `PerReplica` values."""
-    # Private: as above.
+    """Combines the values of all replicas, which have equal structures, into one structure of `PerReplica` values."""
+    # Private: no public function creates `PerReplica` values.
     return distribute_utils.regroup(tuple(parts), always_wrap=True)
 
 
@@ -49,7 +49,7 @@ def map_replica_values(function: Callable[[Any], Any], structure: Any) -> Any:
 
 
 def part_of(replica: int, structure: Any) -> Any:
-    """Returns a structure with the part of one replica in place of `PerReplica` values."""
+    """Returns a structure with the part of one replica in place of each `PerReplica` value."""
     return map_replica_values(
         lambda value: value.values[replica] if isinstance(value, PerReplica) else value, structure
     )
@@ -58,8 +58,8 @@ def part_of(replica: int, structure: Any) -> Any:
 def reduced(reduce_op: tf.distribute.ReduceOp, value: Any) -> Any:
     """Combines the parts of a `PerReplica` value, dense tensors or `tf.IndexedSlices`, by `SUM` or `MEAN`.
 
-    Returns a tensor, or `tf.IndexedSlices` that have each index once. Raises ValueError for the sum of another value
-    than `PerReplica`, except 0.
+    Returns a tensor, or `tf.IndexedSlices` that have each index once. A value that is not `PerReplica` is returned
+    unchanged, but the sum of a value other than 0 is a ValueError.
     """
     if not isinstance(value, tf.distribute.DistributedValues):
         if reduce_op is _SUM and not (isinstance(value, int | float) and value == 0):
@@ -84,7 +84,7 @@ def reduced(reduce_op: tf.distribute.ReduceOp, value: Any) -> Any:
 
 
 def total(parts: Sequence[Any]) -> Any:
-    """Returns the sum of the gradients of all replicas for a variable; None if the first has none."""
+    """Returns the sum of the gradients of all replicas for a variable; None if the first replica has no gradient."""
     if len(parts) == 1 or parts[0] is None:
         return parts[0]
     return reduced(_SUM, PerReplica(tuple(parts)))
@@ -93,7 +93,7 @@ def total(parts: Sequence[Any]) -> Any:
 def common_part(value: Any, name: str) -> Any:
     """Returns a value that is the same in all replicas, such as a gradient after `all_reduce`.
 
-    Raises ValueError, with the `name` of its variable, if the value is not known to be the same.
+    Raises ValueError, with the `name` of the variable, if the replicas' parts may differ.
     """
     parts = parts_of_replicas(value)
     if len({id(_origin(part)) for part in parts}) > 1:
@@ -121,9 +121,9 @@ def concatenated(value: Any, axis: int) -> Any:
 
 
 def divided(batch: Any, replicas: int) -> Any:
-    """Divides batches by rows as evenly as possible; the first parts have more rows. ValueError: a tensor is a scalar.
+    """Divides the rows of batches among replicas as evenly as possible; the first parts may have one more row.
 
-    `batch` has nested dense, ragged or sparse tensors with examples along the first axis, and None for missing ones.
+    `batch` nests dense, ragged or sparse tensors with examples on the first axis, and None. A scalar is a ValueError.
     """
 
     def parts(tensor: Any) -> Any:
@@ -142,7 +142,7 @@ def divided(batch: Any, replicas: int) -> Any:
 
 
 def first_part_spec(spec: Any) -> Any:
-    """Returns the type of the first replica's part for values of a type, in the same structure."""
+    """Returns a structure of types with the type of the first replica's part in place of each `PerReplicaSpec`."""
     # Private: a `PerReplicaSpec` has no public attribute.
     return tf.nest.map_structure(
         lambda leaf: leaf._component_specs[0] if isinstance(leaf, PerReplicaSpec) else leaf, spec
@@ -165,7 +165,7 @@ def _rows(tensor: Any, first: Any, end: Any) -> Any:
 
 def is_one_of_several() -> bool:
     """Returns True in a replica of `call_for_each_replica`."""
-    # Private: the context of a single replica is of the public class.
+    # Private: the context of one of several replicas has no public class.
     return isinstance(tf.distribute.get_replica_context(), mirrored_run._MirroredReplicaContext)
 
 
@@ -175,18 +175,18 @@ def call_for_each_replica(
     """Calls a function once for each replica, in the function that is being traced.
 
     Args:
-      strategy: has `num_replicas_in_sync` replicas.
-      fn: called in a replica context, with the replica's part of each `PerReplica` among the arguments. If it is a
+      strategy: the strategy, with `num_replicas_in_sync` replicas.
+      fn: the function. It gets the replica's part of each `PerReplica` argument, in a replica context. If it is a
         `tf.function`, its operations are added to the graph like those of a Python function.
-      args: its positional arguments.
-      kwargs: its keyword arguments.
-      devices: a device per replica. An operation that uses a resource is placed with that resource instead.
+      args: the positional arguments of `fn`.
+      kwargs: the keyword arguments of `fn`.
+      devices: a device for each replica. An operation that uses a resource is placed with the resource instead.
 
     Returns:
-      Its result, in the same structure, with `PerReplica` values in place of tensors.
+      The result of `fn`, in the same structure, with `PerReplica` values in place of tensors.
 
     Raises:
-      RuntimeError: the replicas make different numbers of merge calls, or one in a nested function or branch.
+      RuntimeError: the replicas make different numbers of merge calls, or a merge call in a nested function or branch.
     """
     if isinstance(fn, tf.types.experimental.PolymorphicFunction):
         status = tf.__internal__.autograph.control_status_ctx()
@@ -197,7 +197,7 @@ def call_for_each_replica(
 
     @tf.autograph.experimental.do_not_convert
     def on_its_device(*replica_args: Any, **replica_kwargs: Any) -> Any:
-        # Private: the public attribute is a tensor.
+        # Private: the public id of the replica is a tensor.
         device = devices[tf.distribute.get_replica_context()._replica_id_in_sync_group]
 
         def placed(operation: Any) -> str:
@@ -205,10 +205,10 @@ def call_for_each_replica(
             return str(operation.device) if is_placed else device
 
         with tf.device(None), tf.compat.v1.device(placed):
-            # Identities: values that are the same in all replicas become `PerReplica`, too.
+            # `own` adds identities, so that values that are the same in all replicas become `PerReplica`, too.
             return tf.nest.map_structure(own, fn(*replica_args, **replica_kwargs))
 
-    # Private: `merge_call` with several replicas needs a thread for each; no public class has threads.
+    # Private: `merge_call` needs a thread for each replica, and no public class has threads.
     return mirrored_run.call_for_each_replica(strategy, on_its_device, args, kwargs)
 
 
@@ -223,7 +223,7 @@ def alone() -> Iterator[None]:
 
 
 def apply_once(function: Callable[[Any], object], gradient: Any) -> None:
-    """Calls a function that changes a variable by a gradient; for replicas once, with the sum of their gradients."""
+    """Calls a function that changes a variable by a gradient. Replicas call it once, with the sum of the gradients."""
     if not is_one_of_several():
         function(gradient)
         return
@@ -244,12 +244,12 @@ def refuse_replica(what: str) -> None:
 
 
 def make_replicated(variable: Any, *, is_keras: bool) -> None:
-    """Changes the class of a variable: the replicas of a worker share its reads, and its changes are aggregated.
+    """Changes the class of a variable, so that replicas of a worker share its reads and aggregate its changes.
 
-    As in TensorFlow, replicas may not change a variable without an aggregation. Keras changes its own variables
-    (`is_keras`), as in `BatchNormalization`: they become the mean of the values that the replicas assign. Integers are
-    changed by one replica after the other, like the state of a seed, from which each replica draws other numbers.
-    Replicas' additions to a weight are refused.
+    As in TensorFlow, replicas may not change a variable without an aggregation, except Keras's own variables
+    (`is_keras`), as in `BatchNormalization`. A floating-point variable of Keras becomes the mean of the values that the
+    replicas assign. An integer variable is changed by one replica after the other, such as the state of a seed, from
+    which each replica draws other numbers. Replicas' additions to a weight are refused.
     """
     if isinstance(variable, resource_variable_ops.BaseResourceVariable):
         kind: Any = type(variable)
@@ -258,10 +258,10 @@ def make_replicated(variable: Any, *, is_keras: bool) -> None:
 
 
 class _Replicated:
-    """The mixin. Outside of replicas, and in a replica that is `alone`, its methods are the variable's own."""
+    """The mixin of `make_replicated`. Outside of replicas, and within `alone`, it calls the variable's own methods."""
 
     def assign(self, value: Any, use_locking: Any = None, name: str | None = None, read_value: bool = True) -> Any:
-        """Assigns; arguments and result are the same as for `tf.Variable.assign`, as below."""
+        """Assigns a value; arguments and result are the same as for `tf.Variable.assign`."""
         return _change(self, "assign", value, super().assign, use_locking, name, read_value)  # type: ignore[misc]
 
     def assign_add(self, delta: Any, use_locking: Any = None, name: str | None = None, read_value: bool = True) -> Any:
@@ -271,7 +271,7 @@ class _Replicated:
         return _change(self, "assign_sub", delta, super().assign_sub, use_locking, name, read_value)  # type: ignore[misc]
 
     def _read_variable_op(self, no_copy: bool = False) -> Any:
-        # Private: every way to read a whole value calls this.
+        # Private: every way to read a whole value calls this method.
         before = value_read_before(self) if is_one_of_several() else None
         if before is None:
             return super()._read_variable_op(no_copy)  # type: ignore[misc]
@@ -280,7 +280,7 @@ class _Replicated:
         if not record.should_record_backprop([variable.handle]):
             return before
         value = tf.identity(before)
-        # The tape of this replica has not recorded the read.
+        # The tape of this replica has not recorded the earlier read.
         record.record_operation("ReadVariableOp", [value], [variable.handle], lambda gradient: [gradient])
         return value
 
@@ -294,7 +294,7 @@ def _change(variable: Any, method: str, value: Any, alone: Callable[..., Any], *
     aggregation = variable.aggregation
     if aggregation == _AGGREGATION.NONE:
         is_addition = method != "assign" or added is not None
-        # An addition to a weight is a part of a gradient; only the program knows how such parts are combined.
+        # A replica's addition to a weight is a part of a gradient. Only the program knows how to combine these parts.
         if not variable.is_of_keras or (variable.trainable and is_addition):
             raise ValueError(
                 f"Several replicas of a worker call {method} of the variable {variable.name!r}, which was created "
@@ -323,13 +323,13 @@ def _change(variable: Any, method: str, value: Any, alone: Callable[..., Any], *
             amount = reduced(_SUM if aggregation == _AGGREGATION.SUM else _MEAN, amounts)
         return strategy.extended.update(variable, lambda own: getattr(own, name)(amount, read_value=False))
 
-    # An identity: a tensor that is the same in all replicas is not `PerReplica`.
+    # Each replica passes an identity, because a tensor that is the same in all replicas would not be `PerReplica`.
     tf.distribute.get_replica_context().merge_call(merged, args=(tf.identity(value), added))
     return variable
 
 
 def _added(variable: Any, value: Any) -> Any | None:
-    """Returns the amount that an assignment adds to a variable; None if it is no addition."""
+    """Returns the amount that an assignment adds to a variable; None if the assignment is not an addition."""
     change = change_of(variable, value)
     return None if change is None else tf.identity(change[1]) if change[0] else tf.negative(change[1])
 

@@ -1,8 +1,8 @@
 """Variables that several workers read and change at the same time, and mutexes on their servers.
 
 - Additions (`make_shared`): no addition to a variable or its rows is lost, however many workers add at the same time.
-- Reads: a function that uses a scalar many times reads it once, as an optimizer uses its learning rate and its count of
-  updates for each variable of a model. Within `reads_replaced`, a rule answers reads with its own copy.
+- Reads: a function that uses a scalar many times reads it once. For example, an optimizer uses its learning rate and
+  its count of updates for each variable of a model. Within `reads_replaced`, a rule answers reads with its own copy.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from coordinator.ps_strategy.tensorflow_internals.handles import is_on_parameter
 
 @contextlib.contextmanager
 def operations_added() -> Iterator[list[Any]]:
-    """A scope that yields a list; after the scope, the list holds the operations added to the graph in it."""
+    """A scope that yields a list, which after the scope holds the operations that the scope has added to the graph."""
     graph = tf.compat.v1.get_default_graph()
     before = len(graph.get_operations())
     operations: list[Any] = []
@@ -31,7 +31,7 @@ def operations_added() -> Iterator[list[Any]]:
 
 
 def client_may_call(*signature: tf.TensorSpec) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorates a method that adds operations to a graph: if the client calls it, it runs as a `tf.function`.
+    """Decorates a method that adds operations to a graph. If the client calls the method, a `tf.function` runs it.
 
     `signature` describes the client's arguments, without `self`.
     """
@@ -45,8 +45,8 @@ def client_may_call(*signature: tf.TensorSpec) -> Callable[[Callable[..., Any]],
             if not tf.executing_eagerly():
                 return method(self, *arguments)
             if self not in functions:
-                # A partial function for each object: TensorFlow warns of a method that is traced for several objects.
-                # It must not keep the object alive.
+                # Each object has its own partial function, because TensorFlow warns of a method that is traced for
+                # several objects. The weak reference does not keep the object alive.
                 bound = functools.partial(_call_of, method, weakref.ref(self))
                 functions[self] = tf.function(bound, input_signature=signature, autograph=False)
             bound_arguments = parameters.bind(self, *arguments)
@@ -65,9 +65,9 @@ def _call_of(method: Callable[..., Any], reference: Callable[[], Any], *argument
 class ServerMutex:
     """A mutex on the CPU of a server, `device`, under which operations of one graph at a time run.
 
-    It is a TensorFlow mutex resource, looked up by name at each use: it exists on a restarted server, too. A cancelled
-    call, such as one of a dead worker, releases it. Operations under the mutex should be on its own server: otherwise a
-    server that hangs blocks everyone. A new client may reuse the names of a dead client.
+    The mutex is a TensorFlow resource that is looked up by name at each use, and so exists on a restarted server, too.
+    A cancelled call, such as a call of a dead worker, releases the mutex. Operations under a mutex should be on its own
+    server: otherwise another server that hangs blocks everyone. A new client may reuse the names of a dead client.
     """
 
     def __init__(self, name: str, device: str) -> None:
@@ -76,12 +76,12 @@ class ServerMutex:
 
     @contextlib.contextmanager
     def hold(self, after: Sequence[Any] = ()) -> Iterator[None]:
-        """A scope whose operations run under the mutex and, by default, on its server.
+        """A scope whose operations run under the mutex and, by default, on the mutex's server.
 
         The mutex is acquired once the tensors and operations in `after` are available.
         """
         with tf.device(self.device):
-            # The inputs of a function cannot be waited for directly: the function may start before they are available.
+            # Identities are awaited instead of inputs of a function, which may start before its inputs are available.
             awaited = [tf.identity(wanted) if tf.is_tensor(wanted) else wanted for wanted in after]
             with tf.control_dependencies(awaited):
                 lock = tf.raw_ops.MutexLock(mutex=tf.raw_ops.MutexV2(shared_name=self._name))
@@ -93,10 +93,10 @@ class ServerMutex:
 
 @contextlib.contextmanager
 def reads_replaced(variables: Sequence[Any], readers: Sequence[Any]) -> Iterator[None]:
-    """A scope in which readers answer reads of variables; the variables still have the gradients.
+    """A scope in which readers answer reads of variables. Tapes still attribute gradients to the variables.
 
     Each variable has a reader. `reader.copy(may_make=)` returns a tensor with the variable's value, or None to read the
-    variable itself; `may_make` says that the whole value is needed rather than some rows, so a new copy pays off.
+    variable itself. With `may_make`, the whole value is needed and not only some rows, so that a new copy pays off.
     `reader.note_rows(rows)` records rows that were read from the variable itself.
 
     Raises ValueError if the reads of a variable are replaced already.
@@ -115,7 +115,7 @@ def reads_replaced(variables: Sequence[Any], readers: Sequence[Any]) -> Iterator
 @contextlib.contextmanager
 def reads_not_replaced(variables: Sequence[Any]) -> Iterator[None]:
     """A scope inside `reads_replaced` in which these variables are read normally."""
-    # Private: as above.
+    # Private: see `reads_replaced`.
     replaced = [{name: vars(variable).pop(name, None) for name in _REPLACED_METHODS} for variable in variables]
     try:
         yield
@@ -132,7 +132,7 @@ def _replaced_reads(variable: Any, reader: Any) -> dict[str, Callable[..., Any]]
 
     def recorded(copy: Any) -> Any:
         resource_variable_ops.variable_accessed(variable)
-        # In the copy's own graph: gradients of a loop or branch reach the tensors that it captured, and no further.
+        # The identity is in the copy's own graph: gradients of a loop or branch reach only tensors that it captured.
         with copy.graph.as_default(), tf.control_dependencies(None):
             value = tf.identity(copy)
             # The tape records a read of the variable, so the variable has the gradient.
@@ -161,7 +161,7 @@ def _replaced_reads(variable: Any, reader: Any) -> dict[str, Callable[..., Any]]
 
 
 def read_variable(variable: Any) -> tf.Tensor:
-    """Reads the variable itself, without recording it on gradient tapes."""
+    """Reads the variable itself, without recording the read on gradient tapes."""
     # Private: every public way to read goes through the methods that `reads_replaced` replaces.
     if hasattr(variable, "parts"):
         return tf.concat([read_variable(part) for part in variable.parts], 0)
@@ -169,11 +169,11 @@ def read_variable(variable: Any) -> tf.Tensor:
 
 
 def graph_around(graph: Any, part: Any = control_flow_v2_func_graphs.ControlFlowFuncGraph) -> Any | None:
-    """Returns the graph around a branch or a loop body; None for any other graph, including a separate function.
+    """Returns the graph around a branch or a loop body; None for any other graph, such as a function's graph.
 
-    A function that captures tensors of the graph around it cannot be called elsewhere.
+    A function that captures tensors of the graph around it cannot be called from elsewhere.
     """
-    # Private: no public attribute gives it, or distinguishes a branch from a loop or a function.
+    # Private: no public attribute gives the outer graph, or tells a branch from a loop or a function.
     return graph.outer_graph if isinstance(graph, part) else None
 
 
@@ -206,7 +206,7 @@ def is_present_value(variable: Any, tensor: Any) -> bool:
 def value_read_before(variable: Any) -> Any | None:
     """Returns the present value of a variable if the function being traced has read it already, otherwise None.
 
-    Also None under `tf.control_dependencies`, where a read must happen after other operations.
+    The result is also None under `tf.control_dependencies`, where a read must happen after other operations.
     """
     graph: Any = tf.compat.v1.get_default_graph()
     around: Any = graph
@@ -236,7 +236,7 @@ def _captured(graph: Any, handle: Any) -> Any | None:
 
 
 def _around_branch(graph: Any) -> Any | None:
-    """Returns the graph around a branch; None for any other graph: the body of a loop runs more than once."""
+    """Returns the graph around a branch; None for any other graph, such as the body of a loop, which may run again."""
     return graph_around(graph, control_flow_v2_func_graphs.CondBranchFuncGraph)
 
 
@@ -265,7 +265,7 @@ def change_of(variable: Any, value: Any) -> tuple[bool, Any] | None:
     if not (is_sum or value.op.type == "Sub") or not variable.shape.is_fully_defined():
         return None
     if not variable.shape.is_compatible_with(value.shape):
-        # The assignment raises the error.
+        # The assignment itself raises the error.
         return None
     left, right = value.op.inputs
     if is_present_value(variable, left):
@@ -274,7 +274,7 @@ def change_of(variable: Any, value: Any) -> tuple[bool, Any] | None:
 
 
 def _exclusive_method(exclusive: str) -> Any:
-    """Returns a method that passes `tf.IndexedSlices` to the variable's `scatter_nd_...` method of this name."""
+    """Returns a method that passes `tf.IndexedSlices` to the variable's `scatter_nd_...` method named `exclusive`."""
 
     def scatter(self: Any, sparse_delta: Any, use_locking: Any = False, name: str | None = None) -> Any:
         return getattr(self, exclusive)(*_indices_and_updates(self, sparse_delta), name)
@@ -301,14 +301,14 @@ def _scatter_nd(variable: Any, method: str, indices: Any, updates: Any) -> None:
 
 
 def _method_in_turn(method: str) -> Any:
-    """Returns a `scatter_...` method that runs a shared kernel, the only existing one, under a mutex."""
+    """Returns a `scatter_...` method that runs a kernel with a shared lock under a mutex, as no other kernel exists."""
 
     def scatter(self: Any, sparse_delta: Any, use_locking: Any = False, name: str | None = None) -> Any:
         _check_rows(sparse_delta)
         cpu = str(tf.DeviceSpec.from_string(self.device).replace(device_type="CPU", device_index=0).to_string())
         if not tf.executing_eagerly():
-            # One mutex per server: traces are shared by all variables of a shape, so the name cannot contain the
-            # variable.
+            # All variables of a server share one mutex. All variables of a shape share a trace, so the name of the
+            # mutex cannot contain the variable.
             with ServerMutex("coordinator/scatter", cpu).hold([sparse_delta.values, sparse_delta.indices]):
                 return getattr(super(ExclusiveScatter, self), method)(sparse_delta, use_locking, name)
         values = tf.convert_to_tensor(sparse_delta.values, self.dtype)
@@ -320,19 +320,19 @@ def _method_in_turn(method: str) -> Any:
 
 @tf.function(autograph=False, reduce_retracing=True)
 def _scatter_in_turn(variable: Any, method: str, cpu: str, values: Any, indices: Any) -> None:
-    # Traced for each server: the mutex is there.
+    # The argument `cpu` makes TensorFlow trace the function for each server, where the mutex is.
     del cpu
     getattr(variable, method)(tf.IndexedSlices(values, indices))
 
 
 class ExclusiveScatter:
-    """A mixin for classes of variables that changes rows with kernels that lock the variable exclusively.
+    """A mixin for variable classes that changes rows with kernels that lock the variable exclusively.
 
-    TensorFlow's kernels `ResourceScatterAdd`, `ResourceScatterUpdate` and so on take a variable's lock shared: two that
-    run at the same time may both add to the value that they found in a row. `ResourceScatterNdAdd` and so on take it
-    exclusively, and are as fast. `batch_scatter_update` is exclusive in TensorFlow. Products and quotients have no such
-    kernels: `scatter_mul` and `scatter_div` run one after the other on a server, under a mutex, which costs two more
-    operations there. The exclusive kernels lock them out, too.
+    TensorFlow's kernels `ResourceScatterAdd`, `ResourceScatterUpdate` and so on take a shared lock of the variable. Two
+    of them that run at the same time may both add to the same old value of a row. `ResourceScatterNdAdd` and so on take
+    an exclusive lock, and are as fast. `batch_scatter_update` is exclusive in TensorFlow. Products and quotients have
+    no exclusive kernels: `scatter_mul` and `scatter_div` run one after the other on a server, under a mutex, which
+    costs two more operations on the server. The exclusive kernels lock out `scatter_mul` and `scatter_div`, too.
 
     Arguments, results and errors of the methods are the same as for `tf.Variable`.
     """
@@ -352,7 +352,7 @@ class ExclusiveScatter:
     scatter_nd_update = _anywhere_method("scatter_nd_update")
 
     def _lazy_read(self, operation: Any) -> Any:
-        # Private: an assignment returns a variable too. TensorFlow chooses its class here.
+        # Private: an assignment returns a variable, too. TensorFlow chooses the class of this variable here.
         unread: Any = super()._lazy_read(operation)  # type: ignore[misc]  # of the other base
         kind: Any = type(unread)
         unread.__class__ = with_mixin(ExclusiveScatter, kind)
@@ -375,11 +375,11 @@ def _indices_and_updates(variable: Any, sparse_delta: Any) -> tuple[Any, Any]:
     indices = tf.convert_to_tensor(sparse_delta.indices)
     updates = tf.convert_to_tensor(sparse_delta.values, variable.dtype)
     if updates.shape.rank in (None, 0):
-        # On the variable's device: one number is sent instead of rows.
+        # The scalar is broadcast on the variable's device, so that one number is sent instead of rows.
         with tf.device(variable.device):
             updates = _broadcast_if_scalar(updates, indices, variable)
     if indices.shape.rank in (None, 0):
-        # These kernels take no scalar index; another leading dimension changes nothing.
+        # The `scatter_nd` kernels take no scalar index. A new leading dimension does not change the result.
         indices, updates = indices[tf.newaxis], updates[tf.newaxis]
     return tf.expand_dims(indices, axis=-1), updates
 
@@ -396,23 +396,23 @@ def _broadcast_if_scalar(updates: Any, indices: Any, variable: Any) -> Any:
 
 
 def make_shared(variable: Any) -> None:
-    """Changes the class of a variable: functions may change it at the same time without losing additions.
+    """Changes the class of a variable, so that functions may change it at the same time without losing additions.
 
-    `variable.assign(variable + x)` and `- x` become additions, if the function read the value and has not changed it in
-    between; other assignments are unchanged. `scatter_add` and so on change rows one after the other.
+    `variable.assign(variable + x)` and `variable.assign(variable - x)` become additions, if the function has not
+    changed the variable since the read; other assignments stay. `scatter_add` and so on change rows one by one.
 
-    A function reads a scalar that is not trainable once, and again after the function has changed it, in the body of a
-    loop, and under `tf.control_dependencies`. `read_value()` always reads.
+    A function reads a scalar that is not trainable once, and again after a change of the scalar, in the body of a loop,
+    and under `tf.control_dependencies`. `read_value()` always reads.
     """
-    # Private: the classes of variables have no public names, and no hook chooses others. A variable that is created
-    # while a function is traced has another class.
+    # Private: the classes of variables have no public names, and no hook chooses other classes. A variable that is
+    # created while a function is traced has another class.
     if isinstance(variable, resource_variable_ops.BaseResourceVariable):
         kind: Any = type(variable)
         variable.__class__ = with_mixin(_Shared, kind)
 
 
 class _Shared(ExclusiveScatter):
-    """The mixin: an assignment of its own value plus something is an atomic addition, and reads are shared."""
+    """The mixin of `make_shared`: assigning the value plus something is an atomic addition, and reads are shared."""
 
     def assign(self, value: Any, use_locking: Any = None, name: str | None = None, read_value: bool = True) -> Any:
         """Assigns, adds or subtracts; arguments and result are the same as for `tf.Variable.assign`."""
@@ -426,12 +426,12 @@ class _Shared(ExclusiveScatter):
         return (variable.assign_add if add else variable.assign_sub)(amount, use_locking, name, read_value)
 
     def value(self) -> Any:
-        """Returns the value; of a scalar, the value that the traced function has read before, if it is current."""
+        """Returns the value; for a scalar, the value that the traced function has read before, if it is current."""
         before = None if tf.executing_eagerly() or not _may_share_reads(self) else value_read_before(self)
         return super().value() if before is None else before  # type: ignore[misc]  # of the other base
 
     def _serialize_to_tensors(self) -> Any:
-        # Private: a checkpoint saves the result, which does not refer to the variable by itself.
+        # Private: a checkpoint saves the returned tensors, which do not refer to the variable by themselves.
         tensors = super()._serialize_to_tensors()  # type: ignore[misc]  # of the other base
         for tensor in tensors.values():
             setattr(tensor, VARIABLE, self)
@@ -440,8 +440,8 @@ class _Shared(ExclusiveScatter):
 
 def _may_share_reads(variable: Any) -> bool:
     """Returns True if one read of a variable may serve all uses in a function."""
-    # Larger values would be copied between servers. Private: the attribute that `reads_replaced` sets, and that a
-    # gradient tape must record the read itself.
+    # Larger values would be copied between servers. Private: `_read_variable_op` is the attribute that `reads_replaced`
+    # sets, and no public function tells that a gradient tape must record the read itself.
     return bool(
         variable.shape.rank == 0
         and not variable.trainable

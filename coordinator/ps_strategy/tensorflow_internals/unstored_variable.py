@@ -1,7 +1,7 @@
 """A `tf.Variable` whose value is stored elsewhere: in several other variables, or in a table.
 
-Its handle has the whole shape and no value, and takes no memory. Gradient tapes know the variable by its handle: they
-have its gradients as for any other variable, also through branches, loops and calls.
+The variable's handle has the whole shape but no value, and takes no memory. Gradient tapes know the variable by this
+handle, so that they have its gradients as for any other variable, also through branches, loops and calls.
 
                           handle                  parts, on parameter servers
                              |                          |
@@ -24,21 +24,21 @@ from tensorflow.python.saved_model import save_context
 from coordinator.ps_strategy.tensorflow_internals.handles import handle_without_value, variable_spec
 from coordinator.ps_strategy.tensorflow_internals.process import attribute_replaced
 
-# The gradient of a loop has the variable's whole shape. Larger variables, in bytes, are refused.
+# The size in bytes above which a variable may not be read in a loop with gradients, which have the whole shape.
 LARGEST_IN_LOOP = 2**28
 
 _ROWS, _VALUE = "CoordinatorRowsOfUnstoredVariable", "CoordinatorValueOfUnstoredVariable"
 
 
 class UnstoredVariable(resource_variable_ops.ResourceVariable):
-    """A variable without its own value; a subclass says how it is read and changed.
+    """A variable without its own value. A subclass defines how the variable is read and changed.
 
-    `name` is without `:0`, with name scopes. All dimensions of `shape` must be known. The handle is on `device`.
+    `name` includes name scopes, but not `:0`. All dimensions of `shape` must be known. The handle is on `device`.
     `options` are `synchronization`, `aggregation` and `constraint` of a `tf.Variable`.
     """
 
-    # Private: the class, its constructor and the handle. TensorFlow and Keras look up single rows only of instances of
-    # this class, and there is no public way to make one without a value.
+    # Private: the base class, its constructor and the handle. TensorFlow and Keras look up single rows only in
+    # instances of this class, and no public way makes an instance without a value.
     def __init__(
         self, name: str, shape: Any, dtype: Any, device: str, *, trainable: bool = True, **options: Any
     ) -> None:
@@ -63,8 +63,8 @@ class UnstoredVariable(resource_variable_ops.ResourceVariable):
     def _variable_call(cls, *args: Any, **kwargs: Any) -> None:
         """Lets the constructor make instances; `tf.Variable` would ask the creators of variables."""
 
-    # Both private: an eager operation that takes a variable reads it by this attribute, if that has a tensor, and does
-    # not ask for the value.
+    # Private, getter and setter: an eager operation that takes a variable reads through this attribute if it is a
+    # tensor, and does not ask for the value.
     @property
     def _handle(self) -> None:
         return None
@@ -79,7 +79,7 @@ class UnstoredVariable(resource_variable_ops.ResourceVariable):
         return self._handle_without_value
 
     def __tf_tracing_type__(self, _: Any) -> Any:
-        # A function is traced for each variable: the variables that hold its value are no arguments of the function.
+        # A function is traced for each variable: the variables that hold the value are not arguments of the function.
         return _OfOneVariable(weakref.ref(self))
 
     def _rows_read(self, rows: Any, indices: Any) -> Any:
@@ -105,7 +105,7 @@ class _OfOneVariable(tf.types.experimental.TraceType):
 
     def placeholder_value(self, context: Any) -> Any:
         variable = self.variable()
-        # Private: TensorFlow takes the handle of a variable that is an argument for an input, not for a capture.
+        # Private: TensorFlow would take the handle of a variable argument as an input, not as a capture.
         context.context_graph.capture(variable.handle)
         return variable
 
@@ -135,7 +135,7 @@ def _connected(variable: Any, gradient: str, value: Any, *inputs: Any) -> Any:
         if not tf.executing_eagerly():
             value = _connected_in_graph(variable, gradient, value, inputs)
     backward = _GRADIENTS[gradient]
-    # Private: TensorFlow's own reads tell tapes in the same way.
+    # Private: TensorFlow's own reads record themselves on tapes in the same way.
     record.record_operation(
         gradient, [value], [variable.handle], lambda change: [backward(variable.handle, change, *inputs)]
     )
@@ -145,8 +145,8 @@ def _connected(variable: Any, gradient: str, value: Any, *inputs: Any) -> Any:
 def _connected_in_graph(variable: Any, gradient: str, value: Any, inputs: Any) -> Any:
     """Returns the value as the result of an operation on the handle, for the gradients of a loop or a function.
 
-    Those gradients are derived from operations, not from a tape. Only a call can take the handle of a variable on
-    another server without being placed there. Before it runs, TensorFlow replaces it by the function that it calls.
+    These gradients are derived from operations, not from a tape. Only a call can take the handle of a variable on
+    another server without running on that server. Before the call runs, TensorFlow replaces it by the called function.
     """
     graph: Any = tf.compat.v1.get_default_graph()
     arguments = [value, variable.handle, *inputs]
@@ -156,7 +156,7 @@ def _connected_in_graph(variable: Any, gradient: str, value: Any, inputs: Any) -
         first = function.get_concrete_function()
     first.add_to_graph(graph)
     with graph.gradient_override_map({"PartitionedCall": gradient}), tf.device("/device:CPU:0"):
-        # A control dependency would also delay the value and everything that is computed from it.
+        # The handle is an argument: a control dependency would also delay the value and all that is computed from it.
         connected = tf.raw_ops.PartitionedCall(args=arguments, Tout=[value.dtype], f=first)[0]
     connected.set_shape(value.shape)
     return connected
@@ -170,7 +170,7 @@ def _spec(handle: Any) -> tf.TensorSpec:
 
 def _gradient_of_rows(handle: Any, change: Any, indices: Any) -> tf.IndexedSlices:
     sizes = _spec(handle).shape.as_list()
-    # Like TensorFlow's own look-ups, unless the parts together have more rows than an int32 can count.
+    # The shape is int32 as in TensorFlow's look-ups, unless the parts together have more rows than an int32 can count.
     shape = tf.constant(sizes, tf.int32 if max(sizes) <= tf.int32.max else tf.int64)
     values = tf.reshape(change, tf.concat([[-1], shape[1:]], 0))
     return tf.IndexedSlices(values, tf.reshape(indices, [-1]), shape)
@@ -180,7 +180,7 @@ _GRADIENTS: dict[str, Callable[..., Any]] = {_ROWS: _gradient_of_rows, _VALUE: l
 
 
 def _refuse_large_loops(handle: Any) -> None:
-    """Raises ValueError while the gradient of a loop body is traced, if the variable is large.
+    """Raises ValueError if the variable is large and the gradient of a loop body is being traced.
 
     TensorFlow adds the gradients of all iterations to zeros of the variable's whole shape, on the worker.
     """
@@ -188,7 +188,7 @@ def _refuse_large_loops(handle: Any) -> None:
     size = spec.shape.num_elements() * spec.dtype.size
     graph: Any = tf.compat.v1.get_default_graph()
     while graph is not None and size > LARGEST_IN_LOOP:
-        # Private: no public attribute distinguishes such a graph.
+        # Private: no public attribute distinguishes the graph of a loop's gradient.
         if isinstance(graph, while_v2._WhileBodyGradFuncGraph):
             raise ValueError(
                 f"A sharded variable of shape {spec.shape.as_list()} is read inside of the body of a loop "
@@ -202,8 +202,8 @@ def _refuse_large_loops(handle: Any) -> None:
 @contextlib.contextmanager
 def loops_differentiable() -> Iterator[None]:
     """A scope in which gradients are computed through loops that read an unstored variable."""
-    # Private: the zeros that gradients are added to have the shape of the variable's value at run time, and there is no
-    # value. The shape of the handle is the same.
+    # Private: TensorFlow adds gradients to zeros of the shape that the variable's value has at run time. An unstored
+    # variable has no value, but its handle has the same shape.
     stock = while_v2._zeros_like
 
     @functools.wraps(stock)
@@ -230,25 +230,25 @@ def _value_backward(operation: Any, change: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def not_recorded() -> Iterator[None]:
-    """A scope in which tapes record nothing, and operations run where they would without an outer colocation."""
-    # Private: `tf.nn.embedding_lookup` places its operations with the handle; `tf.Variable.value` undoes it like this.
+    """A scope in which tapes record nothing, and an outer colocation does not decide where operations run."""
+    # Private: `tf.nn.embedding_lookup` colocates its operations with the handle. `tf.Variable.value` undoes this, too.
     with record.stop_recording(), ops.colocate_with(None, ignore_existing=True):
         yield
 
 
 def is_being_exported() -> bool:
     """Returns True while functions are traced for a SavedModel."""
-    # Private: no public function tells.
+    # Private: no public function tells whether an export is running.
     return bool(save_context.in_save_context())
 
 
 class TableVariable(resource_variable_ops.BaseResourceVariable):
-    """A stand-in for all rows of a table where a tape or an optimizer expects a variable, without a value.
+    """A variable without a value that stands for all rows of a table, for gradient tapes and optimizers.
 
-    Its gradient is a `tf.IndexedSlices` whose indices are keys of the table, not numbers of rows.
+    The variable's gradient is a `tf.IndexedSlices` whose indices are keys of the table, not numbers of rows.
 
-    `shape` begins with the number of rows that the table may have. `apply_gradients` changes the rows of a gradient,
-    see `Table.apply_gradients`; `new_accumulated` returns an object that sums gradients, see `AccumulatedGradient`.
+    `shape` begins with the largest number of rows of the table. `apply_gradients` changes rows by a gradient; see
+    `Table.apply_gradients`. `new_accumulated` returns an object that sums gradients; see `AccumulatedGradient`.
     """
 
     def __init__(
@@ -259,8 +259,8 @@ class TableVariable(resource_variable_ops.BaseResourceVariable):
         apply_gradients: Callable[[Any], None],
         new_accumulated: Callable[[], Any],
     ) -> None:
-        # Private: publicly, a variable has a value, which would take the memory of all rows. The resource would be
-        # created at its first use, which does not happen.
+        # Private: publicly, a variable has a value, which would take the memory of all rows. TensorFlow would create
+        # the handle's resource at the first use of the handle, which does not happen.
         super().__init__(
             trainable=True,
             shape=tf.TensorShape(shape),
@@ -277,7 +277,7 @@ class TableVariable(resource_variable_ops.BaseResourceVariable):
         self._table = name
 
     def recorded(self, rows: Any, gradient: Callable[[Any], tf.IndexedSlices]) -> Any:
-        """Returns rows, a tensor, which tapes take for the result of reading this variable.
+        """Returns rows, a tensor, and records them on tapes as the result of a read of this variable.
 
         `gradient` takes the gradient with respect to the rows, and returns the gradient with respect to this variable.
         """
@@ -288,7 +288,7 @@ class TableVariable(resource_variable_ops.BaseResourceVariable):
 
     def is_recorded(self) -> bool:
         """Returns True if a gradient tape would record a look-up now."""
-        # Private: there is no public way to ask.
+        # Private: no public function tells whether a tape records.
         resource_variable_ops.variable_accessed(self)
         return bool(record.should_record_backprop([self.handle]))
 

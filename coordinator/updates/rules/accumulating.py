@@ -1,4 +1,4 @@
-"""The rules that collect gradients on the servers and then apply the mean of several in one update, and their base.
+"""The rules that collect gradients on the servers and apply the mean of several in one update, and their base class.
 
 worker                     every server                 home
 push -- the gradient --->  stored as a row
@@ -6,12 +6,12 @@ push -- the gradient --->  stored as a row
                            the mean is applied     <--  the ids of the update
                                                     -->  version + 1
 
-All servers apply the same updates, each once, even if a worker dies: an update that was begun on a server is finished
-there, and the next worker that pushes, or the client, makes it on the other servers. A push is in no update before it
-is accepted; a push that is never accepted is dropped.
+All servers apply the same updates, each once, even if a worker dies. A server finishes an update that it has begun; the
+next worker that pushes, or the client, makes this update on the other servers. A push is in no update before it is
+accepted; a push that is never accepted is dropped.
 
-AutoGraph converts the conditions of the methods that user-defined rules override, as in a step. Their operations are
-added to the caller's graph: variables that a separate function reads would not wait for the caller's lock.
+AutoGraph converts the conditions of the methods that user-defined rules override, as in a step. The methods add
+operations to the caller's graph, because reads of variables in another function would not wait for the caller's lock.
 
 With `Delayed`, a pushed gradient is applied by the first pull after its delay is over:
 
@@ -19,7 +19,7 @@ worker 0   pull v0 -- push g1                         pull: g1 is due    v1 ...
 worker 1   pull v0 ------- push g2     pull v0                  pull: g2 is due    v2 ...
 servers               g1   g1 g2       g1 g2          g2
 
-(Asynchronous Deep Learning Test-bed to Analyze Gradient Staleness Effect.)
+(After the paper "Asynchronous Deep Learning Test-bed to Analyze Gradient Staleness Effect".)
 """
 
 import contextlib
@@ -47,7 +47,7 @@ from coordinator.updates.update_rule import CommittedSettings, RoundedSettings, 
 
 
 def decided(method: Callable[[Any, Any], Any], worker: Any, number: Any) -> Any:
-    """Returns the decision of `may_begin` or `is_accepted`; raises TypeError if it is no bool scalar."""
+    """Returns the decision of `may_begin` or `is_accepted`; raises TypeError if the decision is not a bool scalar."""
     decision = _called(method, worker, number)
     if not _is_like(decision, tf.bool, tf.TensorShape([])):
         raise TypeError(f"{_named(method)} must return a bool scalar, got {decision!r}.")
@@ -79,14 +79,14 @@ def _named(method: Any) -> str:
 
 
 class Accumulating(UpdateRule):
-    """Collects gradients on the parameter servers, and applies the mean of each `grads_to_wait` of them.
+    """Collects gradients on the parameter servers, and applies the mean of every `grads_to_wait` gradients.
 
-    Updates are made one after another, so there is no choice of locking. Each pull is followed by one push, and all
-    pushes have gradients for the same variables. The class itself accepts each gradient, and lets no worker wait.
+    Updates are made one after another, so there is no choice of locking. One push follows each pull, and all pushes
+    have gradients for the same variables. `Accumulating` itself accepts each gradient, and makes no worker wait.
 
-    User-defined rules subclass it, and override `may_begin`, `is_accepted` or `combine`. These are called while a step
-    is traced, and AutoGraph converts their conditions. On the home server, they may read `self.version`,
-    `self.waiting()`, `self.state.slowest_clock(besides=worker)`, and variables of the rule on this server.
+    User-defined rules are subclasses that override `may_begin`, `is_accepted` or `combine`. These methods are called
+    while a step is traced, and AutoGraph converts their conditions. On the home server, the first two may read
+    `self.version`, `self.waiting()`, `self.state.slowest_clock(besides=worker)`, and the rule's own variables there.
 
     Args:
       optimizer, variables, embeddings, learning_rate, once, require_finite, transfer_dtype, error_feedback: see
@@ -95,7 +95,7 @@ class Accumulating(UpdateRule):
 
     Attributes:
       sends_pulled_values: whether `combine` gets the values that dense gradients were computed on. A subclass may set
-        it to True; a push is about twice as large then.
+        it to True. Then a push is about twice as large.
 
     Raises:
       ValueError: `grads_to_wait` is not an integer of at least 1; and see `UpdateRule`.
@@ -113,12 +113,12 @@ class Accumulating(UpdateRule):
         self._strategy.extended.services.add_idle_callback(self._finish_updates)
 
     def flush(self) -> int:
-        """Applies all waiting gradients, even too few or before they are due; called after `strategy.join()`.
+        """Applies all waiting gradients, even if they are too few or not due yet; called after `strategy.join()`.
 
-        Except with `Delayed`, no checkpoint contains waiting gradients: flush before you save or restore one.
+        Except with `Delayed`, no checkpoint contains waiting gradients: flush before you save or restore a checkpoint.
 
         Returns:
-          The number of gradients.
+          The number of applied gradients.
 
         Raises:
           StrategyClosedError: the strategy is closed.
@@ -131,24 +131,24 @@ class Accumulating(UpdateRule):
         return current.flush() if hasattr(current, "flush") else 0
 
     def settle(self) -> None:
-        """See `UpdateRule`: applies all waiting gradients."""
+        """Applies all waiting gradients; see `UpdateRule`."""
         self.flush()
 
     # Overridden by the rules.
 
     # Whether each push may have other kinds of gradients; see `GradientStore`.
     _has_kinds = False
-    # A wrong id would fail the update that contains it, perhaps in a later step, and only on one server.
+    # Ids are checked: an update with a wrong id would fail, perhaps in a later step, and only on one server.
     _checks_ids = True
 
     def may_begin(self, worker: Any, clock: Any) -> Any:
         """Decides whether a worker may begin a step, on the home server, under the lock of the rule's state.
 
-        If overridden, a worker that may not begin asks again until it may. Idle and lost workers do not ask.
+        If a subclass overrides this method, a worker that may not begin asks again. Idle and lost workers do not ask.
 
         Args:
-          worker: its index, an int64 scalar.
-          clock: the number of steps that it has finished, an int64 scalar.
+          worker: the index of the worker, an int64 scalar.
+          clock: the number of steps that the worker has finished, an int64 scalar.
 
         Returns:
           A bool scalar.
@@ -159,11 +159,11 @@ class Accumulating(UpdateRule):
     def is_accepted(self, worker: Any, pulled_version: Any) -> Any:
         """Decides whether a push is accepted, on the home server, under the lock of the rule's state.
 
-        If overridden, `push` may return False; `run` then repeats the step.
+        If a subclass overrides this method, `push` may return False; `run` then repeats the step.
 
         Args:
           worker: the index of the worker that has pushed, an int64 scalar.
-          pulled_version: the version that its gradients were computed on, an int64 scalar.
+          pulled_version: the version that the pushed gradients were computed on, an int64 scalar.
 
         Returns:
           A bool scalar.
@@ -174,14 +174,14 @@ class Accumulating(UpdateRule):
     def combine(self, variable: tf.Variable, gradients: Any, workers: Any, pulled: Any) -> Any:
         """Returns the gradient of an update, on the server of its variable, under that server's lock.
 
-        Called for each variable, or part of a sharded one, with dense gradients. `tf.IndexedSlices` are averaged.
+        Called for each variable, or part of a sharded variable, with dense gradients. `tf.IndexedSlices` are averaged.
 
         Args:
           variable: the variable, before the update.
-          gradients: of the update's pushes, in their order, `[n, *shape]`; float32 if the variable has 16 bits.
-          workers: the indices of the workers that have pushed them, int64 [n].
-          pulled: the values of the variable that the gradients were computed on, of the same shape and dtype; None
-            unless the rule has `sends_pulled_values`.
+          gradients: the gradients of the update's pushes, `[n, *shape]`; float32 if the variable has 16 bits.
+          workers: the indices of the workers that have pushed the gradients, int64 [n].
+          pulled: the values of the variable that the gradients were computed on, with the shape and dtype of
+            `gradients`; None without `sends_pulled_values`.
 
         Returns:
           A tensor of the shape of the variable. The optimizer applies it.
@@ -191,7 +191,7 @@ class Accumulating(UpdateRule):
 
     @property
     def may_reject(self) -> bool:
-        """Whether `push` may return False: `is_accepted` is overridden."""
+        """Whether `push` may return False, because a subclass overrides `is_accepted`."""
         return type(self).is_accepted is not Accumulating.is_accepted
 
     @property
@@ -213,7 +213,7 @@ class Accumulating(UpdateRule):
     def _accepts(self, worker: Any, pulled_version: Any) -> Any:
         if self._gate is None:
             return decided(self.is_accepted, worker, pulled_version)
-        # Refuses a push of an abandoned call, which did not wait at the gate.
+        # This check refuses a push of an abandoned call, which did not wait at the gate.
         is_awaited = self.state.workers.pulled_version.sparse_read(worker) == pulled_version
         return is_awaited & decided(self.is_accepted, worker, pulled_version)
 
@@ -247,13 +247,13 @@ class Accumulating(UpdateRule):
         self._apply(store.device, combined, scalars, rate)
 
     def _build_updates(self, ids: Any) -> Any:
-        """Makes the updates of accepted pushes, and the updates that are complete then; returns a dependency."""
+        """Makes the update of the pushes `ids`, and all updates that are complete afterwards; returns a dependency."""
 
         def make_first(ids: Any) -> Any:
             with tf.control_dependencies([store.use_once(ids) for store in self._stores]):
                 return self._log.finish(ids, self._grads_to_wait)
 
-        # On the home server: an update must not wait for a worker that has been stopped.
+        # The loop is on the home server, because an update must not wait for a worker that has been stopped.
         with tf.device(self.state.home):
             return tf.while_loop(
                 lambda ids: tf.size(ids) > 0,
@@ -275,7 +275,7 @@ class Accumulating(UpdateRule):
             self.state.committed.read_waiting = self._log.waiting_ranges
 
     def _check_kinds(self, gradients: dict[int, Any]) -> None:
-        """Raises ValueError unless all pushes have gradients for the same variables, each always dense or sparse."""
+        """Raises ValueError if an earlier push has gradients for other variables or of other kinds (dense, sparse)."""
         kinds = {number: isinstance(gradient, tf.IndexedSlices) for number, gradient in gradients.items()}
         earlier = self._stores[0].is_sparse
         if earlier and kinds != earlier:
@@ -292,8 +292,8 @@ class Accumulating(UpdateRule):
 
     def _store(self, gradients: dict[int, Any], pulled: PulledModel) -> tuple[list[Any], list[Any]]:
         """Adds a push to all stores; returns the arguments of `PushLog.add`, on the home server, and the operations."""
-        # After the pull, even if no gradient depends on it: a pull that makes updates takes the same locks. If a push
-        # held one of them here, it would wait for the pull, which comes first on the same variables.
+        # The push waits for the pull, even if no gradient depends on it. A pull that makes updates takes the same
+        # locks. If the push held a lock, it would wait for the pull, which comes first on the same variables.
         with tf.control_dependencies([pulled.version]):
             microseconds = tf.cast(tf.timestamp() * 1e6, tf.int64)
             push = tf.stack([pulled.worker, self._strategy.extended.services.connection_number(), microseconds])
@@ -314,15 +314,15 @@ class Accumulating(UpdateRule):
     def _make_updates(self, minimum: int) -> int:
         """Makes the updates that are due, on the client; returns the number of gradients.
 
-        It calls the servers one after another: concurrent functions of several servers could wait for each other.
+        The client calls the servers one after another, because concurrent functions of several servers could deadlock.
         """
         applied = 0
         if not self._has_kinds and not self._stores[0].is_sparse:
-            # No push is traced yet: there are no rows, and their layout is unknown.
+            # No push has been traced: there are no rows, and their layout is unknown.
             return 0
         ids = self._log.due(minimum)
         while len(ids):
-            # As in a scheduled function, which optimizers need.
+            # Optimizers need a replica context in the strategy's scope, as in a scheduled function.
             with self._strategy.scope(), tf.distribute.ReplicaContext(self._strategy, 0):
                 for store in self._stores:
                     store.use_once(ids)
@@ -331,8 +331,8 @@ class Accumulating(UpdateRule):
         return applied
 
     def _finish_updates(self, _: int) -> None:
-        """Makes complete updates that an idle or lost worker may have left behind."""
-        # If a server is down, its rows are lost with it.
+        """Makes complete updates that an idle or lost worker may have left unfinished."""
+        # If a server is down, its rows are lost, too.
         with contextlib.suppress(*UNREACHED):
             self._make_updates(self._grads_to_wait)
 
@@ -342,7 +342,7 @@ class Accumulating(UpdateRule):
         scalars = self._optimizer.scalars
         if scalars:
             near.setdefault(scalars[0].device, scalars[0])
-        # One server has the count. It changes with the update there, so no update is missed.
+        # One server has the optimizer's count, and counts an update when it makes the update, so that none is missed.
         counting_device = scalars[0].device if scalars else next(iter(near))
         dtypes = [*(scalar.dtype for scalar in scalars), tf.float32]
         is_sparse: dict[int, bool] | None = None if self._has_kinds else {}
@@ -366,14 +366,14 @@ class Accumulating(UpdateRule):
 
 
 class Synchronous(Accumulating):
-    """Applies the mean of `grads_to_wait` gradients of the current model version; rejects gradients of older ones.
+    """Applies the mean of `grads_to_wait` gradients of the current model version; rejects gradients of older versions.
 
     A single process that applies the mean gets the same result, except with `global_clipnorm`, and with `clipnorm` of a
-    sharded variable: these clip each gradient before the mean. No worker waits: if a gradient is late, or one too many,
-    `rule.run` repeats the minibatch with the new model. Workers beyond `grads_to_wait` are backup workers (Chen et al.,
-    arXiv 1604.00981): an update needs only the fastest workers, and a dead worker delays none. A worker may also give
-    several gradients to one update. A gradient whose push returned False is in no update. (ElasticDL, "Asynchronous
-    SGD": synchronous mode.)
+    sharded variable, where each gradient is clipped before the mean. No worker waits. If a gradient is late, or the
+    update has enough gradients, `rule.run` repeats the minibatch with the new model. Workers beyond `grads_to_wait` are
+    backup workers (Chen et al., arXiv 1604.00981): an update needs only the fastest workers, and a dead worker delays
+    no update. A worker may also give several gradients to one update. A gradient whose push returned False is in no
+    update. (ElasticDL, "Asynchronous SGD": synchronous mode.)
 
     Args:
       optimizer, variables, embeddings, learning_rate, once, require_finite, transfer_dtype, error_feedback: see
@@ -393,23 +393,23 @@ class Synchronous(Accumulating):
 class BoundedDelay(Accumulating):
     """Lets a worker begin a step only if no gradient can then become more than `max_delay` updates old.
 
-    All steps in flight may overtake a worker that begins, and it may overtake them. So it waits until neither its own
-    gradient nor a gradient in flight can come too late, and no work is discarded. The others wait for a slow or dead
-    worker only until the client knows that it has no step in flight. (ps-lite's tau: Li et al., OSDI'14, "bounded
-    delay".)
+    All steps in flight may overtake a worker that begins a step, and the worker may overtake them. So the worker waits
+    until neither its own gradient nor a gradient in flight can come too late. No work is discarded. Other workers wait
+    for a slow or dead worker only until the client knows that this worker has no step in flight. (ps-lite's tau: Li et
+    al., OSDI'14, "bounded delay".)
 
-    `max_delay=0` is bulk synchronous without rejections: all workers compute concurrently if `grads_to_wait` is their
-    number, and one after another if it is 1. `float("inf")` is asynchronous: no worker waits.
+    `max_delay=0` is bulk synchronous without rejections. If `grads_to_wait` is the number of workers, all workers
+    compute concurrently; if it is 1, they compute one after another. `float("inf")` is asynchronous: no worker waits.
 
     Args:
       optimizer, variables, embeddings, learning_rate, once, require_finite, transfer_dtype, error_feedback: see
         `UpdateRule`.
-      max_delay: the largest number of updates between a gradient's pull and its own update; None is no limit, which is
-        n-softsync (arXiv 1511.05950) with n = workers / grads_to_wait.
+      max_delay: the largest number of updates between a gradient's pull and its own update; None sets no limit, which
+        is n-softsync (arXiv 1511.05950) with n = workers / grads_to_wait.
       grads_to_wait: the number of gradients in an update, at least 1.
 
     Raises:
-      ValueError: `max_delay` is not an integer of at least 0, `inf` or None, or `grads_to_wait` not an integer of at
+      ValueError: `max_delay` is not an integer of at least 0, `inf` or None; `grads_to_wait` is not an integer of at
         least 1; and see `UpdateRule`.
     """
 
@@ -441,23 +441,23 @@ class BoundedDelay(Accumulating):
 class Delayed(Accumulating):
     """Queues gradients on the parameter servers, to study the effect of any staleness.
 
-    A pull first applies all gradients that were pushed more than their delay ago, in the order of their pushes, one
-    update each; then it pulls the model. A gradient that is due later does not block the gradients behind it. A delay
-    of 0 is the asynchronous rule, except for the time between a push and the next pull.
+    A pull first applies all gradients whose delay is over, in the order of their pushes, one update each. Then it pulls
+    the model. A gradient that is due later does not block the gradients behind it. A delay of 0 gives the asynchronous
+    rule, except for the time between a push and the next pull.
 
-    No queued gradient is lost. It is on the servers, so its worker may die; a checkpoint contains the queue (delays
-    count from the time of the push); and `flush` applies the gradients that are left at the end.
+    No queued gradient is lost. The queue is on the servers, so that the worker of a gradient may die. A checkpoint
+    contains the queue; delays count from the time of the push. `flush` applies the gradients that are left at the end.
 
-    The staleness of a gradient is counted when it is applied: the version then minus the version at its pull. All times
-    are read from one clock, the home server's.
+    The staleness of a gradient is counted when the gradient is applied: the version at that time minus the version at
+    its pull. All times are read from the home server's clock.
 
     Args:
       optimizer, variables, embeddings, learning_rate, require_finite, transfer_dtype, error_feedback: see
         `UpdateRule`. A gradient is applied with the learning rate and the count of updates that its step has pulled.
-      delay: seconds, `math.inf` for until `flush`; or a function that takes a worker's index, an int64 scalar, and the
-        time of the push in seconds since 1970, a float64 scalar, and returns seconds, a scalar. It is called for each
-        push, in a graph: AutoGraph converts its conditions, and random numbers come from `tf.random`. Results below 0
-        count as 0.
+      delay: seconds, or `math.inf` until `flush`; or a function that takes a worker's index, an int64 scalar, and the
+        time of the push in seconds since 1970, a float64 scalar, and returns seconds, a scalar. The function is called
+        for each push, in a graph: AutoGraph converts its conditions, and random numbers come from `tf.random`. Results
+        below 0 count as 0.
 
     Raises:
       TypeError: `delay` is neither a number nor a function; and see `UpdateRule`.
@@ -483,11 +483,11 @@ class Delayed(Accumulating):
 
     @property
     def may_wait(self) -> bool:
-        """True: a pull applies what is due, which may be much."""
+        """True, because a pull applies all gradients that are due, which may be many."""
         return True
 
     def settle(self) -> None:
-        """Does nothing: queued gradients should stay late at the end of an epoch."""
+        """Does nothing, because queued gradients should stay queued at the end of an epoch."""
 
     def _begin_step(self) -> Any:
         with tf.control_dependencies(self._build_updates(self._log.release(False))):
@@ -502,7 +502,7 @@ class Delayed(Accumulating):
 
     def _make_last_updates(self) -> int:
         queued = len(self._log.release(True))
-        # Counted first: another thread may just be finishing some of the updates of a dead worker.
+        # The pushes are counted first, because another thread may be finishing some updates of a dead worker.
         super()._make_last_updates()
         return queued
 

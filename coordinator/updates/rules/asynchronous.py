@@ -1,6 +1,6 @@
 """The rules that apply every gradient as soon as it is pushed (ElasticDL, "Asynchronous SGD").
 
-With `StaleSynchronous`, workers train local models that they refresh now and then, not too far apart:
+With `StaleSynchronous`, workers train local models, refresh them every few steps, and do not get too far ahead:
 
 step         1               2               3               4 (get_model_frequency = 3)
 worker    x <- model      x <- x - g1     x <- x - g2     x <- model
@@ -28,12 +28,12 @@ from coordinator.updates.update_rule import CommittedSettings, RoundedSettings, 
 
 
 class CollectedPushes(Accumulating):
-    """The pushes of an asynchronous rule that are stored on all servers before they are applied: none is rejected."""
+    """The pushes of an asynchronous rule that all servers store before they are applied. No push is rejected."""
 
     def __init__(self, rule: UpdateRule, optimizer: Any, variables: Sequence[Any], **settings: Any) -> None:
         self._may_wait = rule.may_wait
         super().__init__(optimizer, variables, **settings)
-        # The dashboard shows the rule, which counts for both.
+        # The dashboard shows only the asynchronous rule, which has the same state and counts as this object.
         self._strategy.extended.services.rules.discard(self)
 
     @property
@@ -42,7 +42,7 @@ class CollectedPushes(Accumulating):
 
 
 class Asynchronous(UpdateRule):
-    """Applies every gradient when it arrives, to the model of that moment.
+    """Applies every gradient as soon as it arrives, to the current model.
 
     With `lr_staleness_modulation=True` a gradient of staleness s > 0 is applied with the learning rate divided by s
     (arXiv 1511.05950); other gradients that are pushed concurrently are not affected.
@@ -50,15 +50,15 @@ class Asynchronous(UpdateRule):
     Args:
       optimizer, variables, embeddings, learning_rate: see `UpdateRule`.
       allow_duplicate_indices, require_finite, transfer_dtype, error_feedback: see `UpdateRule`.
-      once: see `UpdateRule`. A push is then stored on all servers, committed, and applied on all. If its worker dies
-        after the commit, another one applies it. Always locked, and without modulation.
+      once: see `UpdateRule`. A push is then stored on all servers, committed, and applied on all servers. If its worker
+        dies after the commit, another worker applies the push. Pushes are always locked, and not modulated.
       use_locking: True applies one gradient at a time to the variables of a server and the optimizer's slots. False
-        lets updates interleave, which loses some if an optimizer reads before it writes.
+        lets updates interleave. Updates may be lost if an optimizer reads before it writes.
       lr_staleness_modulation: False; True; or a function of the staleness, or of the staleness and the version before
         the update, int64 scalars. It returns the factor of the learning rate; AutoGraph converts its conditions.
 
     Raises:
-      TypeError: `lr_staleness_modulation` is something else; and see `UpdateRule`.
+      TypeError: `lr_staleness_modulation` has another type; and see `UpdateRule`.
     """
 
     @takes_settings
@@ -77,7 +77,7 @@ class Asynchronous(UpdateRule):
         super().__init__(optimizer, variables, allow_duplicate_indices=allow_duplicate_indices, **settings)
         self._use_locking = use_locking
         self._scale = tf.function(scale) if scale else None
-        # Set if pushes are stored first. A function, so that TensorFlow does not save the object twice.
+        # Returns `CollectedPushes` if pushes are stored first. TensorFlow would save an object in an attribute twice.
         self._collected: Callable[[], CollectedPushes] | None = None
         if once is not None or self._grads_to_wait > 1:
             if scale is not None or not use_locking:
@@ -93,7 +93,7 @@ class Asynchronous(UpdateRule):
             self._collected = lambda: collected
             self.state = collected.state
 
-    # An update is counted when the home server has applied it, which may be before or after the other servers do.
+    # The home server counts an update when it has applied the update, before or after the other servers.
     _pulls_after_version = False
     # The number of gradients in an update. A subclass may set it before it calls `__init__`.
     _grads_to_wait = 1
@@ -114,7 +114,7 @@ class Asynchronous(UpdateRule):
         rate = self._optimizer.learning_rate(pulled.scalars, pulled.version)
         scalars = [*pulled.scalars, rate]
         others = [device for device in self._model.by_device if device != home]
-        # One message to the home server, with the size of the messages to the others.
+        # The home server gets one message, with the size of the messages to the other servers.
         of_push = [pulled.version, pulled.worker, pulled.not_finite]
         sent = [*flat(gradients), *scalars * (1 + len(others)), *of_push]
         extras = [*scalars, *of_push, bytes_of(sent, None)]
@@ -123,7 +123,7 @@ class Asynchronous(UpdateRule):
             for device in others:
                 extras = [*pulled.scalars, scaled if self._scale else rate]
                 self._update(device, gradients, extras, self._change)
-            # A worker that dies before this has not made the update.
+            # The home server makes the update before the optimizer counts it, because the worker may die in between.
             with tf.control_dependencies([scaled]):
                 self._optimizer.count()
         with tf.control_dependencies(operations):
@@ -140,11 +140,11 @@ class Asynchronous(UpdateRule):
             collected._use_state()
 
     def _update(self, device: str, gradients: dict[int, Any], extras: Sequence[Any], change: Callable[..., Any]) -> Any:
-        """Sends gradients to a server, and has `change(device, gradients, extras)` change its variables there.
+        """Sends gradients to a server, where `change(device, gradients, extras)` changes the server's variables.
 
-        TensorFlow would have locks in one function wait for each other, even on different servers. A lock in a separate
-        function waits only for what uses the same variables. The server cannot call that function by itself, which
-        would be faster to build: an update function may use variables of other servers.
+        In one function, TensorFlow would make locks wait for each other, even on different servers. A lock in a
+        separate function waits only for operations on the same variables. The server cannot call that function by
+        itself, which would be faster to build, because an update function may use variables of other servers.
         """
         arrived, extras_there, _ = self._model.send(device, gradients, extras)
         with tf.device(device):
@@ -178,7 +178,7 @@ class Asynchronous(UpdateRule):
 
     @contextlib.contextmanager
     def _locked(self, device: str, after: Sequence[Any]) -> Iterator[None]:
-        """Opens a scope for changes of a server's variables after some tensors; locked with `use_locking`."""
+        """Opens a scope for changes of a server's variables after `after` is available; locked with `use_locking`."""
         if self._use_locking and device in self._model.by_device:
             with self._lock(device).hold(after):
                 yield
@@ -188,32 +188,32 @@ class Asynchronous(UpdateRule):
 
 
 class StaleSynchronous(Asynchronous):
-    """Pulls every few steps; in between, a worker applies its gradients to its own copy as well as pushing them.
+    """Pulls every few steps. In between, a worker pushes its gradients, and also applies them to its own copy.
 
     A push does what a push of `Asynchronous` does. The staleness of a step's gradients counts from the worker's last
     pull. A new or restarted worker pulls first. Values that were restored from a checkpoint, or assigned to the model,
     reach a worker with its next pull.
 
-    Embeddings have no local copies: each step looks up their rows on the parameter servers. The optimizer's count of
-    updates and its learning rate have none either, so a push is as exact as with `Asynchronous`.
+    Workers have no copies of embeddings: each step looks up their rows on the parameter servers. Workers have no copies
+    of the optimizer's count of updates and learning rate either, so a push is as exact as with `Asynchronous`.
 
     With `max_lead`, a worker begins a step only if it is fewer than `max_lead` steps ahead of the slowest worker that
-    has steps to do; idle and dead workers hold up nobody. A worker that returns continues at the clock of the slowest
-    worker. The first of all workers continues at the greatest clock.
+    has steps to do. Idle and dead workers hold up nobody. A worker that returns continues at the clock of the slowest
+    worker, or, if no other worker is active, at the greatest clock of all workers.
 
     Args:
       optimizer, variables, embeddings, learning_rate, require_finite, transfer_dtype, error_feedback: see `UpdateRule`.
         Each worker has an optimizer of this kind for its copy, with its own slots and the shared learning rate.
-      get_model_frequency: a worker pulls once in this number of steps; 1 pulls before each.
-      max_lead: at least 1, with which the workers run in lockstep; None never waits.
+      get_model_frequency: a worker pulls once in this number of steps; with 1, it pulls before each step.
+      max_lead: the largest lead, at least 1. With 1, the workers run in lockstep; with None, no worker waits.
       grads_to_wait: the number of gradients in an update of the shared model, which applies their mean; each worker
         still applies its own gradients to its copy. Above 1, `flush` applies the gradients that are left at the end,
         and modulation is not allowed.
-      use_locking, lr_staleness_modulation, once: see `Asynchronous`; the local copy is changed with the full rate.
+      use_locking, lr_staleness_modulation, once: see `Asynchronous`. The local copy is changed with the full rate.
 
     Raises:
       ValueError: `get_model_frequency`, `max_lead` or `grads_to_wait` is not at least 1.
-      TypeError: they are not integers; and see `Asynchronous`.
+      TypeError: one of them is not an integer; and see `Asynchronous`.
     """
 
     @takes_settings

@@ -4,7 +4,7 @@ worker   x0 ---- gradients of x0 ------------------------.  x = mean + (x - x0),
             \                                           /
 servers      '-> x0 - base: stored, counted; the mean --'   mean += (x0 - base) / workers; base = mean
 
-The parts, from the decision to the models:
+The classes, from the decision to the models:
 
     AveragingControl   on one parameter server: which changes of local models count, whether models are averaged now
         client --> generation, on or off --> read by each worker before each step
@@ -15,11 +15,11 @@ The parts, from the decision to the models:
         advance    changes that are counted by now --> mean --> the shared variables, the worker
     AveragedModel      on each worker: its own model, and which of its changes are in the mean
 
-A change is stored on all servers, then counted, then added by each server when any worker asks it for the mean. So a
-worker that dies leaves no change on only some of the servers, and a change that is stored again is added once.
+All servers store a change, then `AveragingControl` counts it, then each server adds it when any worker asks for the
+mean. So a worker that dies cannot leave a change in only some means, and a change that is stored again is added once.
 
-The servers give a worker the mean of one moment, with the changes that were counted when it asked. If the mean has
-moved on since, the server subtracts the latest changes again.
+The servers give a worker the mean of one moment: it has the changes that were counted when the worker asked. A server
+that has added later changes subtracts them from its answer.
 """
 
 import concurrent.futures
@@ -44,26 +44,26 @@ from coordinator.workers.cluster import WorkerState
 
 # Seconds between two checks whether an awaited worker was lost.
 CHECK_INTERVAL = 0.1
-# An idle worker no longer counts when the others have averaged this often each, on average, since it became idle.
+# An idle worker no longer counts once the others have averaged this many times each, on average, since it became idle.
 PATIENCE = 10
 
-# The rows of `_workers`, per worker: its newest connection; the generation of its model, 0 for none; 1 + the number of
-# changes that were counted when it became idle, 0 while it is not; its last counted change, and the divisor.
+# The rows of `_workers`, with a column for each worker: its newest connection; the generation of its model, or 0; 1 +
+# the number of changes counted when it became idle, or 0 if not idle; its last counted change; the divisor.
 _FENCE, _MODEL, _IDLE, _NUMBER, _DIVISOR = range(5)
 
 
 class AveragingControl:
-    """Variables on a parameter server that say what workers average. No checkpoint contains them.
+    """The variables on a parameter server that control the averaging. No checkpoint contains them.
 
-    Local models have a *generation*. A worker whose model is of another generation first takes the shared model. So all
-    workers restart from the shared model when the client says so, and after a parameter server was lost and restored.
+    Local models have a *generation*. A worker whose model has another generation first takes the shared model. So all
+    workers restart from the shared model when the client begins a generation, and after a server was restored.
 
-    A change counts once, even if its worker dies: one write records its number and its divisor, the number of workers
-    that train then. A worker trains from when it has taken a model until it is lost, or until it is idle while the
-    others average `PATIENCE` times as often as there are models.
+    A change counts once, even if its worker dies: one write records the change's number and divisor, the number of
+    workers that train then. A worker trains from when it has taken a model until it is lost, or until it is idle while
+    the others average `PATIENCE` times as often as there are models.
 
-    Created in the strategy's scope, on the server of the variable `near`; a mutex named `lock_name` protects it.
-    `count` is `_count` as a function, for the same reasons as in `ModelMean`.
+    Created in the strategy's scope, on the server of the variable `near`. A mutex named `lock_name` protects the
+    variables. `count` is `_count` as a `tf.function`, for the same reasons as in `ModelMean`.
     """
 
     def __init__(self, near: tf.Variable, lock_name: str) -> None:
@@ -90,19 +90,19 @@ class AveragingControl:
         self._variable.assign(self._value(), read_value=False)
 
     def gather(self, strategy: ParameterServerStrategy, add_change: Any) -> bool:
-        """Has every live worker add the last change of its model; afterwards all restart from the shared model.
+        """Makes every live worker add the last change of its model. Then all workers restart from the shared model.
 
-        Called while nothing is scheduled. `add_change` is a `tf.function` that has the servers add the worker's change,
-        and returns whether the worker had a model. Returns whether any worker had one; raises as `strategy.join`.
+        Called while nothing is scheduled. `add_change`, a `tf.function`, makes the servers add the worker's change, and
+        returns whether the worker had a model. Returns whether any worker had a model; raises like `strategy.join`.
         """
         workers = [worker for worker in strategy.cluster.workers if worker.state is WorkerState.LIVE]
-        # Twice: a worker's first call may have to finish what an earlier call, which was cut off, has begun.
+        # Each worker is called twice: its first call may only finish an earlier call that was cut off.
         twice = [*workers, *workers]
         futures = {strategy.schedule(add_change, worker=worker.index): worker for worker in twice}
         while concurrent.futures.wait(futures, timeout=CHECK_INTERVAL).not_done:
             for future, worker in futures.items():
                 if worker.state is not WorkerState.LIVE:
-                    # Its model is lost, also if it returns.
+                    # The worker's model is lost, even if the worker returns.
                     future.cancel()
         strategy.join()
         self._variable.assign(self._initial_value(), read_value=False)
@@ -113,11 +113,11 @@ class AveragingControl:
 
         A call of an older connection or generation counts nothing. All tensors are on this server. `ids`, int64 [4] or
         more, are the worker's index, its connection, the generation of its model, and the change's number. `are_stored`
-        has a bool scalar from each server; none without a change.
+        has a bool scalar from each server, or is empty without a change.
 
-        Returns what is counted now, int64 [2, 1 + MAX_WORKERS]: the generation, then the number of each worker's last
-        change; 0, then the divisors of these changes. And int64 scalars: 1 if this call counted the change, and 1 if it
-        is counted now, otherwise 0.
+        Returns three tensors. The first is int64 [2, 1 + MAX_WORKERS]. Its first row has the generation, then the
+        number of each worker's last counted change; its second row has 0, then the divisors of these changes. The
+        others are int64 scalars: 1 if this call counted the change, and 1 if the change is counted now, otherwise 0.
         """
         with tf.device(self.device):
             worker, connection, generation, number = tf.unstack(ids[:4])
@@ -143,7 +143,7 @@ class AveragingControl:
 
     @client_may_call(tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.bool))
     def remove(self, worker: Any, is_lost: Any) -> None:
-        """Records, on the client, that a worker does not train now. Late calls of a lost worker then count nothing."""
+        """Records, on the client, that a worker does not train now. Later calls of a lost worker count nothing."""
         with self._lock.hold([worker, is_lost]):
             # The worker's next connection has a greater number.
             lost = tf.cast(is_lost, tf.int64)
@@ -152,7 +152,7 @@ class AveragingControl:
             self._workers.scatter_nd_update([[_FENCE, worker], [_MODEL, worker], [_IDLE, worker]], row)
 
     def _initial_value(self) -> Any:
-        """Returns the value with a new generation, which a new or restored server gets, too."""
+        """Returns the value with a new generation. A new or restored server's variable also begins with this value."""
         self._generation = next(self._generations)
         return self._value()
 
@@ -160,21 +160,21 @@ class AveragingControl:
         return tf.constant([self._generation, int(self._is_on)], tf.int64)
 
 
-# The rows of `_known`, per worker: the numbers of the stored changes, even and odd; the numbers of the latest change in
-# the mean and of the one before it; the divisor of the latest.
+# The rows of `_known`, with a column for each worker: the numbers of its stored changes, even and odd; the numbers of
+# its latest change in the mean and of the change before; the divisor of the latest change.
 _EVEN, _ODD, _ADDED, _BEFORE, _MEAN_DIVISOR = range(5)
 
 
 class ModelMean:
     """The mean of the workers' models on one parameter server, and the latest changes of each worker.
 
-    No checkpoint contains it. The first request of a newer generation replaces the mean by the shared variables; when
-    the mean moves, it is assigned to them. `numbers` are their positions in the model. The mean is float64, so it does
-    not drift; a change is one row of float32, or of float64 if one of the variables is.
+    No checkpoint contains them. The first request of a newer generation replaces the mean by the shared variables. When
+    the mean moves, it is assigned to the shared variables. `numbers` are the positions of these variables in the model.
+    The mean is float64, so that it does not drift. A change is a float32 row, or float64 if a variable is float64.
 
-    The server's lock protects all of this. Operations under it need no other machine, and finish once begun. `store`
-    and `advance` are functions: the locks of several servers in one step do not wait for each other, and all calls
-    share one trace.
+    The server's lock protects the mean and the changes. Operations under the lock need no other machine, and finish
+    once begun. `store` and `advance` are `tf.function`s, so that the locks of several servers in one step do not wait
+    for each other, and all calls share one trace.
     """
 
     def __init__(self, numbers: Sequence[int], variables: Sequence[Any], lock: ServerMutex) -> None:
@@ -187,16 +187,16 @@ class ModelMean:
         self.advance = tf.function(self._advance, autograph=False)
         self._dtype = tf.float64 if any(variable.dtype == tf.float64 for variable in variables) else tf.float32
         with tf.distribute.get_strategy().extended.colocate_vars_with(self._variables[0]):
-            # A TensorList: a variable with an unknown number of rows would crash the server.
+            # The rows are a TensorList: a variable with an unknown number of rows would crash the server.
             self._rows = tf.Variable(self._no_rows, dtype=tf.variant, shape=[], trainable=False, name="changes")
             self._mean = zeros([sum(self._sizes)], tf.float64, "mean_of_models")
             self._known = zeros([5, MAX_WORKERS], tf.int64, "known_changes")
             self._generation = zeros([], tf.int64, "generation")
 
     def _store(self, change: Sequence[Any], ids: Any) -> Any:
-        """Stores a change with `ids` as in `AveragingControl._count`; returns False if it is older than a known one.
+        """Stores a change; returns False if the change is older than a stored change, or of an older generation.
 
-        All tensors are on this server. A change of an older generation is not stored.
+        `ids` are as in `AveragingControl._count`. All tensors are on this server.
         """
         with tf.device(self.device):
             row = tf.concat([tf.reshape(tf.cast(part, self._dtype), [-1]) for part in change], 0)
@@ -211,8 +211,8 @@ class ModelMean:
     def _advance(self, counted: Any) -> tuple[list[Any], Any]:
         """Adds all counted changes to the mean; `counted` is the result of `AveragingControl.count`, on this server.
 
-        Returns the mean, like the variables, and an int64 scalar: 1 if it is the mean of the moment of `counted`, 0 if
-        the latest two changes of a worker were added since, or models of a newer generation are known.
+        Returns the mean in the form of the variables, and an int64 scalar: 1 if the mean has the changes of `counted`,
+        or 0 if two later changes of a worker were added, or if the server knows a newer generation.
         """
         with self.lock.hold([counted]):
             (generation, numbers), (_, divisors) = (tf.split(row, [1, MAX_WORKERS]) for row in tf.unstack(counted))
@@ -232,7 +232,7 @@ class ModelMean:
 
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:
-        """Opens a scope in which the mean changes as much as the shared variables do; under the lock."""
+        """Opens a scope in which the mean changes as much as the shared variables do. The caller holds the lock."""
         before = self._shared()
         with operations_added() as changes:
             yield
@@ -240,7 +240,7 @@ class ModelMean:
             self._mean.assign_add(self._shared() - before, read_value=False)
 
     def _begin(self, generation: Any) -> Any:
-        """Begins a generation if it is newer; returns False if it is older than the current one, a bool scalar."""
+        """Begins `generation` if it is newer than the current one; returns a bool scalar, False if it is older."""
         current = self._generation.read_value()
 
         def begin() -> Any:
@@ -277,7 +277,7 @@ class ModelMean:
         return mean
 
     def _without(self, is_later: Any, numbers: Any, known: Sequence[Any]) -> tuple[Any, Any]:
-        """Returns the mean without some workers' latest change, and whether the change before it has this number."""
+        """Returns the mean without the last changes of some workers, and whether their former changes are `numbers`."""
         _, _, added, before, divisor = known
         are_kept = (_in_row(known, added) == added) & (before == numbers)
         return tf.cast(self._moved(is_later, added, -divisor), self._dtype), tf.reduce_all(are_kept | ~is_later)
@@ -296,7 +296,7 @@ class ModelMean:
             )
             return count + 1, mean + tf.cast(row, tf.float64) / tf.cast(divisors[worker], tf.float64)
 
-        # One by one: usually there is one, and a sum of several rows in one operation takes several times as long.
+        # Changes are added one by one. Usually there is one, and summing rows in one operation takes much longer.
         state = tf.constant(0), self._mean.read_value()
         return tf.while_loop(lambda count, _: count < tf.size(workers), add, state, parallel_iterations=1)[1]
 
@@ -317,7 +317,7 @@ class ModelMean:
 
 
 def _in_row(known: Sequence[Any], numbers: Any) -> Any:
-    """Returns the number of the change that is stored in each worker's row for the parity of a number."""
+    """Returns, for each worker, the number of the stored change with the same parity as the worker's `numbers`."""
     return tf.where(numbers % 2 == 0, known[_EVEN], known[_ODD])
 
 
@@ -336,15 +336,15 @@ def _size(variable: Any) -> int:
     return int(size)
 
 
-# How often a joining worker asks for a mean of one moment on all servers.
+# The most requests of a joining worker for a mean of one moment on all servers.
 _MOST_REQUESTS = 100
 
 
 class _Answer(NamedTuple):
-    """The servers' answer, on the worker; the mean is in the order of the worker's variables.
+    """The answer of all servers, on the worker. The mean is in the order of the worker's variables.
 
-    `is_of_moment` says whether the mean has the same changes on all servers, `is_counted` whether the worker's change
-    is counted, both bool scalars. `version` is an int64 scalar; None if no update was counted.
+    `is_of_moment` tells whether the mean has the same changes on all servers; `is_counted` tells whether the worker's
+    change is counted. Both are bool scalars. `version` is an int64 scalar; None if no update was counted.
     """
 
     mean: Sequence[Any]
@@ -356,44 +356,44 @@ class _Answer(NamedTuple):
 class ModelAverage(Asynchronous):
     """Every worker trains its own model; while a gradient is computed, the model is averaged with all others.
 
-    A step reads the worker's own dense variables, x0. While its gradients are computed, the worker's changes since its
-    last averaging are added to the mean of all models, divided by the number of workers, and the mean is returned. The
-    worker's model becomes mean + (model - x0), and its own optimizer applies the gradients to it. No worker ever waits
-    for another. (Bagua, Gan et al. 2021, "Asynchronous Model Average".)
+    A step reads the worker's own dense variables, x0. While the step computes gradients, the servers add the worker's
+    changes since its last averaging, divided by the number of workers, to the mean of all models, and return the mean.
+    The worker's model becomes mean + (model - x0), and its own optimizer applies the gradients to the model. No worker
+    waits for another. (Bagua, Gan et al. 2021, "Asynchronous Model Average".)
 
     Nothing that a worker has learned is averaged away. On all servers, with any number of concurrent workers:
 
         mean after - mean before = sum of all changes that workers have made to their models / number of workers
 
-    Each change is divided by the number of workers that train when it is counted. It is counted once, also if a call is
-    cut off and repeated. `abort` adds the latest changes of all workers. A worker that dies loses its changes since its
-    last averaging. A step reads a model of one moment: its mean has the same changes on all servers.
+    Each change is divided by the number of workers that train when the change is counted. A change is counted once,
+    even if a call is cut off and repeated. `abort` adds the latest changes of all workers. A worker that dies loses its
+    changes since its last averaging. A step reads a model with the same changes on all servers.
 
-    The mean is also assigned to the shared variables. Every reader, evaluation or checkpoint gets a recent mean, on two
-    servers perhaps of two moments; after `abort`, the exact one. An averaging is one update of the model's version; its
-    staleness is the number of updates since the worker's previous averaging. The optimizer's `iterations` counts every
-    gradient, as with the other rules, and a schedule follows it; slots and bias corrections are the worker's.
+    The mean is also assigned to the shared variables. Every reader, evaluation or checkpoint gets a recent mean. The
+    means on two servers may have different changes; after `abort`, the mean is exact. An averaging is one update of the
+    model's version; its staleness is the number of updates since the worker's previous averaging. As with other rules,
+    the optimizer's `iterations` counts every gradient, and schedules use `iterations`. Slots and bias corrections are
+    the worker's own.
 
-    A worker that joins, or was restarted, begins with the mean, which this does not change. The divisor counts this
-    worker from then on, until it is lost, or is idle while the others average about 10 times each. After a parameter
-    server was lost, all workers begin with the restored values. To return to a checkpoint during training, restore it
-    between `abort` and `resume`.
+    A new or restarted worker begins with the mean, and does not change it. The divisor then counts the worker until it
+    is lost, or is idle while the others average about 10 times each. After the loss of a parameter server, all workers
+    begin with the restored values. To return to a checkpoint in training, restore it between `abort` and `resume`.
 
-    Embeddings have no local copies: their gradients are pushed as with `Asynchronous`, each as a separate update.
-    `Options.transfer_dtype` does not apply: each averaging of a rounded model would lose all changes smaller than its
-    rounding.
+    Workers have no copies of embeddings. Gradients of embeddings are pushed as with `Asynchronous`, each as a separate
+    update. `Options.transfer_dtype` does not apply, because each averaging of a rounded model would lose all changes
+    that are smaller than the rounding error.
 
     Args:
       optimizer, variables, embeddings, learning_rate, require_finite: see `UpdateRule`.
-      use_locking: see `Asynchronous`; for the gradients of embeddings.
+      use_locking: see `Asynchronous`; it concerns only the gradients of embeddings.
       period: the least time between two averagings of one worker, in seconds; 0 averages with every step.
-      warmup_steps: all workers train the shared model as with `Asynchronous` until one has finished this number of
-        steps, including steps with an earlier rule or before a restart. (Bagua's workers reduce their gradients
-        synchronously then.)
+      warmup_steps: all workers train the shared model as with `Asynchronous` until one worker has finished this number
+        of steps, including steps with an earlier rule or before a restart. (During the warm-up, Bagua's workers reduce
+        their gradients synchronously.)
 
     Raises:
       ValueError: `period` or `warmup_steps` is negative, or all variables are embeddings.
-      TypeError: they are not numbers; and see `UpdateRule`.
+      TypeError: one of them is not a number; and see `UpdateRule`.
     """
 
     @takes_settings
@@ -417,7 +417,7 @@ class ModelAverage(Asynchronous):
                 "it averages them as a whole."
             )
         self._own = AveragedModel(self._model, self._optimizer, f"{self._key}/own_model")
-        # One on each parameter server that has a part of the shared model.
+        # There is a `ModelMean` on each parameter server that has a part of the shared model.
         variables = self._model.variables
         self._means = tuple(
             ModelMean(dense, [variables[number] for number in dense], self._lock(device))
@@ -429,18 +429,18 @@ class ModelAverage(Asynchronous):
         self._strategy.extended.services.add_idle_callback(self._leave_out)
 
     def abort(self, timeout: float | None = None) -> None:
-        """Stops averaging, and makes all models the mean, with all changes of the workers.
+        """Stops averaging, and replaces all models by the mean with the changes of all workers.
 
-        Waits until all scheduled functions have finished; schedule nothing until it returns. Workers take the mean with
-        their next step. Until `resume`, further training stays local; another `abort` averages it.
+        Waits until all scheduled functions have finished. Schedule nothing until `abort` returns. Workers take the mean
+        with their next step. Until `resume`, further training stays local; another `abort` averages the local models.
 
         Args:
-          timeout: in seconds, as in `strategy.join`.
+          timeout: the longest wait in seconds, as in `strategy.join`.
 
         Raises:
           TimeoutError: the scheduled functions have not finished in time.
           StrategyClosedError: the strategy is closed.
-          Exception: what `strategy.join` raises.
+          Exception: an error that `strategy.join` raises.
         """
         self._refuse_closed("abort")
         self._strategy.join(timeout)
@@ -464,12 +464,12 @@ class ModelAverage(Asynchronous):
             current.resume()
 
     def settle(self) -> None:
-        """See `UpdateRule`: makes all models the exact mean."""
+        """Replaces all models by the exact mean; see `UpdateRule`."""
         self.abort()
         self.resume()
 
     def _begin_step(self) -> Any:
-        # One message, if both are on one server as usual.
+        # This is one message if the control and the version are on one server, as usual.
         return tf.unstack(self._control.read([self.state.version]))
 
     def _pull_model(self, begun: Any) -> PulledModel:
@@ -490,7 +490,7 @@ class ModelAverage(Asynchronous):
             lambda: [*own.read(), *[tf.constant(0, tf.int64)] * 2],
             lambda: self._take_model(is_warming_up, generation, version, now),
         )
-        # The absolute value: a worker whose clock is set back must not wait until it has caught up.
+        # With the absolute value, a worker whose clock is set back does not wait until the clock has caught up.
         since = tf.where(is_current, tf.abs(now - averaged_at), tf.zeros_like(now))
         is_due = tf.function(decisions.is_average_due)(since, self._period, clock, self._warmup_steps)
         is_due = tf.logical_and(is_on, is_due)
@@ -534,7 +534,7 @@ class ModelAverage(Asynchronous):
         if mean is None or gradients.keys().isdisjoint(mean.numbers):
             super()._apply(device, gradients, scalars, rate)
             return
-        # A push of the warm-up. Other workers may already have their own models, so it is always locked.
+        # This push of the warm-up is always locked, because other workers may already have their own models.
         with contextlib.nullcontext() if self._use_locking else self._lock(device).hold(), mean.following():
             super()._apply(device, gradients, scalars, rate)
 
@@ -547,7 +547,7 @@ class ModelAverage(Asynchronous):
             own.replace(values, tf.zeros_like(generation))
             return [*values, size]
 
-        # Not inlined: only a worker's first step needs it, and others would send empty messages for it.
+        # `join` is not inlined: only a worker's first step needs it, and other steps would send empty messages for it.
         join = tf.function(self._join, autograph=False, experimental_attributes={"_noinline": True})
         taken = (
             tf.cond(is_warming_up, take_shared, lambda: join(generation)) if self._warmup_steps else join(generation)
@@ -565,7 +565,7 @@ class ModelAverage(Asynchronous):
             return [times + 1, answer.is_of_moment, *answer.mean]
 
         def is_needed(times: Any, is_of_moment: Any, *_: Any) -> Any:
-            # Again if others have averaged twice while a message was under way.
+            # The worker asks again if others have averaged twice while a message was under way.
             return ~is_of_moment & (times < _MOST_REQUESTS)
 
         nothing = [tf.zeros(variable.shape, variable.dtype) for variable in own.variables]
@@ -576,13 +576,13 @@ class ModelAverage(Asynchronous):
     def _exchange(self, values: Sequence[Any], generation: Any, *, is_update: bool) -> _Answer:
         """Adds the worker's change up to these values to the mean, and moves the worker's model to the mean."""
         own, connection = self._own, self._strategy.extended.services.connection_number()
-        # Unless an earlier call was cut off: then its change is counted first.
+        # If an earlier call was cut off, the change of that call is counted first.
         is_handed_over = _only_if(own.is_counted(), lambda: own.hand_over(values, connection))
         with tf.control_dependencies([is_handed_over]):
             change = dict(zip(own.numbers, own.change(), strict=True))
             ids = self._ids(generation)
         answer = self._ask(ids, change, is_update=is_update)
-        # Now that all servers have added the change, the change after the next may take its place there.
+        # All servers have added the change by now, so the change after the next may replace it on the servers.
         with tf.control_dependencies([answer.is_of_moment]):
             is_recorded = _only_if(answer.is_counted, own.record_counted)
         with tf.control_dependencies([is_recorded]):
@@ -596,9 +596,9 @@ class ModelAverage(Asynchronous):
         return tf.stack([*numbers, own.number.read_value(), own.version.read_value()])
 
     def _ask(self, ids: Any, change: Mapping[int, Any] | None = None, is_update: bool = False) -> _Answer:
-        """Has a change counted, by position, with the result of `_ids`; asks all servers for the mean of that moment.
+        """Makes the servers count a change, by position, with the result of `_ids`; asks for the mean of that moment.
 
-        Without a change it only asks. With `is_update`, the version grows if this call counts the change.
+        Without a change, only asks for the mean. With `is_update`, the version grows if this call counts the change.
         """
         control, home = self._control, self.state.home
         ids_at: dict[str, Any] = {}
@@ -616,7 +616,7 @@ class ModelAverage(Asynchronous):
             [ids_at[device]] = transfer([ids], None, device)[0]
         with tf.device(control.device):
             counted, is_new, is_counted = control.count(ids_at[control.device], are_stored)
-        # The answers of each device, by name or by the position of a variable; one message from each.
+        # The answers of each device, by name or by the position of a variable. Each device sends one message.
         answers: dict[str, dict[Any, Any]] = {control.device: {"is_counted": is_counted}}
         if is_update:
             [is_new_there], _ = transfer([is_new], control.device, home)
@@ -639,7 +639,7 @@ class ModelAverage(Asynchronous):
         )
 
     def _count_update(self, updates: Any, ids: Any, size: int) -> Any:
-        """Counts an averaging of `size` bytes, unless it is counted; returns the version. All on the home server."""
+        """Counts `updates` averagings (0 or 1) of `size` bytes, on the home server; returns the version."""
         state = self.state
         with state.lock.hold([updates, ids]):
             version = state.version.read_value()
@@ -656,7 +656,7 @@ class ModelAverage(Asynchronous):
         sparse = {number: gradient for number, gradient in gradients.items() if number in embeddings}
         rate = self._optimizer.learning_rate(pulled.scalars, pulled.version)
         with operations_added() as trained:
-            # The averaging needs the same mutex.
+            # Training waits for the averaging, which needs the same mutex.
             self._own.train(dense, rate, after=pulled.rule_data[1])
         if sparse:
             counted = super()._push(sparse, pulled)
@@ -669,7 +669,7 @@ class ModelAverage(Asynchronous):
             return tf.constant(True)
 
     def _count_step(self, of_push: Any) -> Any:
-        """Counts a step, on the home server. `of_push` is its worker, and 1 if it is not finite: int64 [2]."""
+        """Counts a step, on the home server. `of_push`, int64 [2], has the worker, and 1 if the push is not finite."""
         worker, not_finite = tf.unstack(of_push)
         with self.state.lock.hold([of_push]):
             self.state.advance_clock(worker)
@@ -679,14 +679,14 @@ class ModelAverage(Asynchronous):
     def _leave_out(self, index: int) -> None:
         workers = self._strategy.cluster.workers
         is_live = any(worker.index == index and worker.state is WorkerState.LIVE for worker in workers)
-        # If the server is down, its record is lost with it.
+        # If the server is down, its record of the worker is lost, too.
         with contextlib.suppress(*UNREACHED):
             self._control.remove(index, not is_live)
 
     def _build_bringing(self) -> Any:
         """Adds the worker's change to the mean; returns False if the worker has no model.
 
-        After a call that was cut off, this adds what that call had handed over. Only the next call adds the rest.
+        If an earlier call was cut off, this call adds only the change of that call. The next call adds the rest.
         """
         generation = self._control.read()[0]
         own = self._own
@@ -708,9 +708,9 @@ def _only_if(condition: Any, action: Callable[[], object]) -> Any:
 
 
 def _at_once(device: str, section: Callable[..., Any], *arguments: Any) -> Any:
-    """Adds operations that run under a lock of a server, where the arguments are.
+    """Adds operations that run under a lock of the server `device`, which has the arguments.
 
-    TensorFlow would have locks in one function wait for each other, even locks of different servers.
+    In one function, TensorFlow would make locks wait for each other, even locks of different servers.
     """
     with tf.device(device):
         return tf.function(lambda: section(*arguments), autograph=False)()

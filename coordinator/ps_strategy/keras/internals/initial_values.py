@@ -1,8 +1,8 @@
 """Initial values of Keras' variables, by rows.
 
-Random values are drawn in blocks of rows whose size depends only on the variable's shape. So the values do not depend
-on the number of parts, and a server computes only its rows and some blocks. The first block has the values that the
-initializer draws without a strategy: a variable of one block has the values that it would have in one piece.
+Random values are drawn in blocks of rows. The size of a block depends only on the variable's shape and dtype, so that
+the values do not depend on the number of parts. A server draws only the blocks that contain its rows. The first block
+has the values that the initializer draws without a strategy; a variable with a single block has exactly these values.
 """
 
 import copy
@@ -27,7 +27,7 @@ _SCALED = _initializers.VarianceScaling.__call__
 
 def initial_value_of_keras(function: Any) -> InitialValue | None:
     """Returns the initial value that the function of a `keras.Variable` computes; None for any other function."""
-    # Private: the variable gives TensorFlow's variable a function without the shape; the function's closure has it.
+    # Private: Keras gives TensorFlow a function without arguments. The shape is in the function's closure.
     code = getattr(function, "__code__", None)
     if code is None or code.co_freevars != ("initializer", "self"):
         return None
@@ -40,7 +40,7 @@ def initial_value_of_keras(function: Any) -> InitialValue | None:
 
 
 class _Rows:
-    """Rows of an initializer's result for a shape; for large shapes, rows of the same distribution."""
+    """Rows of an initializer's result for a shape; rows of a large shape only have the same distribution."""
 
     def __init__(self, initializer: Any, shape: tf.TensorShape, dtype: tf.DType, name: str, whole: Any) -> None:
         self._initializer = initializer
@@ -70,7 +70,7 @@ class _Rows:
         return rows_of_block(self._shape, self._dtype)
 
     def _blocks(self, first: int, count: int) -> list[tuple[int, int, int, int]]:
-        """Returns the number and size of each block with some of the rows, and which rows of the block these are."""
+        """Returns the number and size of each block that has some of the rows, with the begin and end of these rows."""
         size, end = self.block_rows, first + count
         return [
             (begin // size, min(size, self._shape[0] - begin), max(0, first - begin), min(size, end - begin))

@@ -1,12 +1,12 @@
 """Keras 3's optimizers: placement of their variables, their learning rate, and updates of some variables only.
 
-Each part of a sharded variable is updated like a variable, with its parts of the slots:
+Each part of a sharded variable is updated like a variable, with the same part of each slot:
 
     variable   part_0  part_1        on server 0: update_step(gradient of part_0, part_0)  with part_0 of each slot
     slot       part_0  part_1        on server 1: update_step(gradient of part_1, part_1)  with part_1 of each slot
 
-An optimizer that changes each row independently does the same to all parts as to the whole variable. Other optimizers
-get the whole variable.
+If an optimizer changes each row independently, updating all parts has the same result as updating the whole variable.
+Other optimizers get the whole variable.
 """
 
 import itertools
@@ -27,7 +27,7 @@ def _reflected(function: Callable[[Any, Any], Any]) -> Any:
 
 
 class StandIn:
-    """A value in place of a variable that an update may set for itself, but does not change."""
+    """A value in place of a variable. An update may set the value for itself; the variable stays unchanged."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -41,7 +41,7 @@ class StandIn:
         self._value = value
 
     def assign_add(self, value: Any) -> None:
-        """Does nothing: only the count of updates is added to, and the caller counts the update once."""
+        """Does nothing: an update adds only to the count of updates, and the caller counts the update itself."""
 
     def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> Any:
         return self.value if dtype is None else tf.cast(self.value, dtype)
@@ -57,7 +57,7 @@ class StandIn:
 
 
 class LocalCopy(StandIn):
-    """A value that an update changes for itself, in place of a variable that another part of the update changes."""
+    """A copy of a variable's value that an update changes for itself, because other code changes the variable."""
 
     def assign_add(self, value: Any) -> None:
         """Adds to the value for the rest of the update."""
@@ -69,10 +69,10 @@ class LocalCopy(StandIn):
 
 
 class Rows(StandIn):
-    """Some rows of a variable: changes are made to these rows of the variable, on its server.
+    """Some rows of a variable. A change of this object changes the rows of the variable, on the variable's server.
 
-    Additions and subtractions, and `assign(rows + x)`, use the variable's `scatter_add` and `scatter_sub`: none is lost
-    when others change the same rows. Rows are read once, when they are first needed.
+    Additions, subtractions and `assign(rows + x)` use the variable's `scatter_add` and `scatter_sub`, so that no change
+    is lost if other workers change the same rows. Rows are read once, when they are first needed.
 
     `indices` has each row once, int32 or int64 [n].
     """
@@ -86,7 +86,7 @@ class Rows(StandIn):
 
     @property
     def value(self) -> Any:
-        """The rows as this update has left them so far, [n, ...]."""
+        """The rows with the changes that this update has made so far, [n, ...]."""
         if self._value is None:
             self._value = self.variable.sparse_read(self._indices)
         return self._value
@@ -113,7 +113,7 @@ class Rows(StandIn):
         return tf.IndexedSlices(value, self._indices)
 
     def _added(self, value: Any) -> Any | None:
-        """Returns the amount that was added to the rows to get this value; None if it is no such sum."""
+        """Returns the amount that was added to the rows to get this value; None if the value is no such sum."""
         if not tf.is_symbolic_tensor(value) or value.op.type not in ("Add", "AddV2"):
             return None
         left, right = value.op.inputs
@@ -121,7 +121,7 @@ class Rows(StandIn):
 
 
 class UnsharedRows(LocalCopy, Rows):
-    """Rows that nothing else changes in the meantime. They are read once; the caller writes changed rows at the end."""
+    """Rows that only this update changes. The rows are read once; the caller writes changed rows at the end."""
 
     def __init__(self, variable: tf.Variable, indices: Any) -> None:
         super().__init__(variable, indices)
@@ -151,7 +151,7 @@ def gradients_of_parts(gradient: Any, variable: Any) -> Sequence[Any]:
         return [gradient] * len(parts)
     if not isinstance(gradient, tf.IndexedSlices):
         return tf.split(gradient, [part.shape[0] for part in parts])
-    # The shape is needed where a gradient is made dense.
+    # `dense_shape` is needed where a gradient is made dense.
     return [
         tf.IndexedSlices(rows.values, rows.indices, tf.constant(part.shape.as_list(), rows.indices.dtype))
         for rows, part in zip(variable_of(variable).split_rows(gradient), parts, strict=True)
@@ -161,10 +161,10 @@ def gradients_of_parts(gradient: Any, variable: Any) -> Sequence[Any]:
 def with_parts(optimizer: Any) -> Any:
     """Returns a view of a built optimizer as if it had been built with the parts of its sharded variables.
 
-    A variable whose slots have other parts, or one part, is left whole.
+    A variable is not divided if its slots have other parts than the variable, or only one part.
     """
     view = view_of(optimizer)
-    # Private, here and below: an optimizer's slots are lists in the order of the variables that it was built with.
+    # Private, here and below: an optimizer's slots are lists, in the order of the variables at its `build`.
     variables = optimizer._trainable_variables
     if all(len(parts_of(variable)) == 1 for variable in variables):
         return view
@@ -190,9 +190,9 @@ def with_parts(optimizer: Any) -> Any:
 
 
 def view_of(optimizer: Any, kind: Any = None, **attributes: Any) -> Any:
-    """Returns an optimizer that shares the attributes of another one, which is not changed.
+    """Returns a view: an optimizer that shares the attributes of another optimizer, which is not changed.
 
-    `kind` is its class, by default the optimizer's; only the view has `attributes`.
+    `kind` is the class of the view, by default the optimizer's class. Only the view has `attributes`.
     """
     # `copy.copy` would serialize and deserialize the optimizer.
     view = object.__new__(kind or type(optimizer))
@@ -201,8 +201,8 @@ def view_of(optimizer: Any, kind: Any = None, **attributes: Any) -> Any:
 
 
 def slot_lists(optimizer: Any) -> dict[str, list[Any]]:
-    """Returns the attributes of a built optimizer that are lists with an item for each variable, the variables too."""
-    # Not the length of its variables: a view for one server may have fewer.
+    """Returns a built optimizer's lists with an item for each variable, by attribute; the list of variables, too."""
+    # `_trainable_variables` is not counted, because it may be shorter in the view for one server.
     count = len(optimizer._trainable_variables_indices)
     # `_variables` has all of the optimizer's own variables in one list.
     return {
@@ -242,9 +242,9 @@ def build(optimizer: Any, variables: Sequence[Any]) -> None:
 
 
 class _Colocating(list[Any]):
-    """A list of variables; variables that are created during an iteration are placed with the current one.
+    """A list of variables. A variable that is created during an iteration is placed with the current variable.
 
-    Keras has no other hook: most optimizers ask for their slots to be with the variable, Adafactor does not.
+    Keras has no other hook: most optimizers place their slots with the variable, but Adafactor does not.
     """
 
     def __iter__(self) -> Iterator[Any]:
@@ -255,7 +255,7 @@ class _Colocating(list[Any]):
 
 def has_strayed_slots(optimizer: Any) -> bool:
     """Returns True if a built optimizer has a slot on another device than its variable."""
-    # Private: the variables that the optimizer was built with, in the order of its slots.
+    # Private: `_trainable_variables` has the variables at the optimizer's `build`, in the order of the slots.
     variables = optimizer._trainable_variables
     return any(
         isinstance(slot, keras.Variable) and _devices(slot) != _devices(variable)[: len(parts_of(slot))]
@@ -298,7 +298,7 @@ def without_repeats(gradient: Any) -> Any:
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
     indices = gradient.indices
-    # Known to have no repeats, like the indices of a table's look-up.
+    # The result of `tf.unique` has no repeats; a table's look-up gives such indices.
     if tf.is_symbolic_tensor(indices) and indices.op.type == "Unique" and indices is indices.op.outputs[0]:
         return gradient
     indices, positions = tf.unique(indices)
@@ -307,37 +307,37 @@ def without_repeats(gradient: Any) -> Any:
 
 
 def clipped_by_global_norm(gradients: Sequence[Any], greatest: Any) -> Sequence[Any]:
-    """Clips gradients by their global norm; `tf.IndexedSlices` must have each index once, and stay sparse."""
+    """Clips gradients by their global norm; `tf.IndexedSlices` stay sparse, and must have each index once."""
     norm = tf.linalg.global_norm([tf.cast(gradient, tf.float32) for gradient in gradients])
     return tf.clip_by_global_norm(gradients, greatest, norm)[0]
 
 
 def clipped(optimizer: Any, gradients: Sequence[Any], clip: Callable[[Sequence[Any]], Sequence[Any]]) -> Sequence[Any]:
-    """Clips gradients by an optimizer's settings. `clip` is the optimizer's own method for it.
+    """Clips gradients by an optimizer's settings. `clip` is the optimizer's own method to clip gradients.
 
-    `tf.IndexedSlices` must have each index once, and stay sparse.
+    `tf.IndexedSlices` stay sparse, and must have each index once.
     """
     greatest = optimizer.global_clipnorm
-    # Like Keras, which uses the first option that is set.
+    # As in Keras, `clipnorm` takes precedence over `global_clipnorm`.
     if optimizer.clipnorm or not greatest:
         return clip(gradients)
     return clipped_by_global_norm(gradients, greatest)
 
 
 def view_for_variables(optimizer: Any, variables: Sequence[Any], scalars: Sequence[Any], rate: Any) -> Any:
-    """Returns a view of a built optimizer for one update of some of its variables, or parts of them, on their server.
+    """Returns a view of a built optimizer for one update of variables, or parts of variables, of one server.
 
-    Its `apply` uses the given learning rate and count of updates (`scalars`, see `scalar_variables`), and does not
-    count the update. Sparse gradients must have each index once.
+    The view's `apply` uses the given learning rate and count of updates (`scalars`, see `scalar_variables`), and does
+    not count the update. Sparse gradients must have each index once.
     """
     view = with_parts(optimizer)
-    # Private: the learning rate and the count are attributes that all users of the optimizer share, and one list has
-    # the moving averages of all variables.
+    # Private: all users of the optimizer share its learning rate and count of updates, and one list has the moving
+    # averages of all variables.
     view.__dict__.update(
         _learning_rate=rate,
         _iterations=StandIn(scalars[0]),
         global_clipnorm=None,
-        # Read by `row_updates`.
+        # `row_updates` reads this attribute.
         has_unique_rows=True,
     )
     if optimizer.use_ema:

@@ -1,9 +1,9 @@
-"""Functions of Keras 3, other than of optimizers (`row_updates.py`), that are replaced while a strategy is open.
+"""Replaces functions of Keras 3 while a strategy is open; `row_updates.py` replaces functions of optimizers.
 
-`Model.fit`, `evaluate` and `predict` stay Keras' code, with its callbacks. They need an epoch iterator and a function
-for each of its turns. `FitExtension` provides both for the models of its strategies; other models are trained as usual.
-Keras builds a model from its first batch. The models of these strategies are built from the type of their batches,
-because not all data can be read twice; or, as in Keras without a strategy, while their first step is traced.
+`Model.fit`, `evaluate` and `predict` stay Keras' code, with its callbacks. Keras' loop needs an epoch iterator, and a
+function to call in each turn (iteration). `FitExtension` provides both for the models of its strategies. Keras builds a
+model from the first batch. The models of these strategies are built from the type of their batches, because not all
+data can be read twice; if that fails, they are built while their first step is traced.
 
 Leaving the context managers restores Keras' own functions, unless other code has replaced them in between.
 """
@@ -20,8 +20,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-# Private: Keras' adapter has the arrays with their weights, but offers them only as a dataset of the client. Its
-# conversions are used for the same types and dtypes.
+# Private: Keras' adapter has the arrays with their weights, but offers them only as a dataset of the client. Keras'
+# conversions are used, so that arrays have the same types and dtypes as in Keras.
 from keras.src import backend, tree
 from keras.src.backend import config
 
@@ -43,14 +43,14 @@ _logger = logging.getLogger("coordinator")
 
 _KINDS = ("train", "test", "predict")
 
-# Private: names that differ between Keras 3.15 and 3.16. The class that defines `compile` is `Trainer`, then
-# `BaseTrainer`; the module that implements `keras.ops.take` is `backend.numpy`, then `backend.ops.numpy`.
+# Private: names that differ between Keras 3.15 and 3.16. The class that defines `compile` is `Trainer` in 3.15,
+# `BaseTrainer` in 3.16. The module with `keras.ops.take` is `backend.numpy` in 3.15, `backend.ops.numpy` in 3.16.
 Trainer: Any = next(kind for kind in keras.Model.__mro__ if "compile" in vars(kind))
 numpy_operations: Any = getattr(backend, "ops", backend).numpy
 
 
 def structured_inputs(model: keras.Model) -> Any | None:
-    """Returns the symbolic inputs of a functional or `Sequential` model, nested like its arguments; None for others."""
+    """Returns the symbolic inputs of a functional or `Sequential` model, nested like its arguments, otherwise None."""
     # Private: `model.inputs` is a flat list, and the functional part of a model has no public name; a `Sequential`
     # has a functional model inside.
     functional = getattr(model, "_functional", model)
@@ -60,10 +60,10 @@ def structured_inputs(model: keras.Model) -> Any | None:
 def is_state_of_sequences() -> bool:
     """Returns True if the variable that is being created is the state of a recurrent layer with `stateful=True`.
 
-    A batch leaves such a state for the next batch of the same sequences. Workers that shared it would mix their
-    sequences; so each worker has its own. (Keras 2 refuses such layers in the scope of a strategy.)
+    A batch leaves such a state for the next batch of the same sequences. Each worker has its own state, because workers
+    that shared a state would mix their sequences. (Keras 2 refuses such layers in the scope of a strategy.)
     """
-    # Private: TensorFlow does not tell a creator who creates, and the layers have no hook.
+    # Private: TensorFlow does not tell a variable creator which object creates the variable; the layers have no hook.
     creator = getattr(keras.layers.RNN._create_state_variables, "__wrapped__", keras.layers.RNN._create_state_variables)
     frame: Any = sys._getframe()
     while frame is not None and frame.f_code is not creator.__code__:
@@ -72,14 +72,14 @@ def is_state_of_sequences() -> bool:
 
 
 def stateful_layers(model: keras.Model) -> list[keras.Layer]:
-    """Returns the layers with such a state, see `is_state_of_sequences`, of a model and models in it."""
+    """Returns the recurrent layers with `stateful=True` of a model and of the models in it."""
     # Private: `model.layers` has only the layers of the outermost model.
     return [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.RNN) and layer.stateful]
 
 
 @contextlib.contextmanager
 def gradients_captured(optimizer: keras.optimizers.Optimizer) -> Iterator[list[tuple[Any, Any]]]:
-    """A scope in which an optimizer collects its gradients, and applies nothing.
+    """A scope in which an optimizer collects the gradients that it gets, and applies nothing.
 
     Yields a list with a pair of gradients and variables for each call of `apply` or `apply_gradients`.
     """
@@ -88,33 +88,33 @@ def gradients_captured(optimizer: keras.optimizers.Optimizer) -> Iterator[list[t
     def apply(grads: Any, trainable_variables: Any = None) -> None:
         captured.append((list(grads), list(trainable_variables or optimizer._trainable_variables)))
 
-    # `apply_gradients` calls `apply` before any clipping, which is up to the rule.
+    # `apply_gradients` calls `apply` before it clips gradients; the rule does the clipping.
     with attribute_replaced(optimizer, "apply", apply):
         yield captured
 
 
 def stored_variable(variable: keras.Variable) -> Any:
-    """Returns the TensorFlow variable of a Keras variable, in a stateless scope as well; None before it is created."""
-    # Private: `value` returns the variable's value in the scope.
+    """Returns the TensorFlow variable of a Keras variable, also in a stateless scope; None before it is created."""
+    # Private: in a stateless scope, `value` returns the value that the variable has in the scope.
     return variable._value
 
 
 def compilation_of(model: keras.Model) -> Any:
-    """Returns an object that is another one after each `compile` of a model."""
-    # Private: a model's metrics may be its own, which stay.
+    """Returns an object that each `compile` of a model replaces."""
+    # Private: `compile` does not replace metrics that the model has made itself.
     return model._loss_tracker
 
 
 class EvaluationScope(keras.StatelessScope):
     """A scope in which `variables` have changeable values, at first `values`. Every other variable is read once.
 
-    It is read in `graph`, in which the function with this scope is traced: a read inside of a loop would go to the
-    parameter server in each iteration. `stored` returns the TensorFlow variable to read for a Keras variable, or None
-    if it was not created; then its value is zeros.
+    The other variables are read in `graph`, outside of the function that is traced in this scope: a read inside of a
+    loop would ask the parameter server in each iteration. `stored` returns the TensorFlow variable to read for a Keras
+    variable. If it returns None, because the variable was not created, the value is zeros.
 
     Attributes:
-      others: the names of other variables that were assigned a value.
-      is_incomplete: whether a variable was read that was not created.
+      others: the names of other variables to which the function has assigned a value.
+      is_incomplete: whether the function has read a variable that was not created.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class EvaluationScope(keras.StatelessScope):
         self.others: list[str] = []
         self.is_incomplete = False
 
-    # Keras calls this when a variable is read, and `add_update` when it is assigned.
+    # Keras calls this method when a variable is read, and `add_update` when a variable is assigned.
     def get_current_value(self, variable: keras.Variable) -> Any:
         value = super().get_current_value(variable)
         if value is not None:
@@ -148,7 +148,7 @@ class EvaluationScope(keras.StatelessScope):
         super().add_update(update)
 
     def stored(self, variable: keras.Variable) -> Any:
-        """Returns the TensorFlow variable whose rows may be read in place of a variable's value; None if none may."""
+        """Returns the TensorFlow variable whose rows may be read; None for a variable whose value is in the scope."""
         return None if id(variable) in self.state_mapping else self._stored(variable)
 
 
@@ -156,7 +156,7 @@ class RepeatedStepScope(keras.StatelessScope):
     """A scope in which a step leaves metrics, seeds and statistics unchanged, and reads all variables as before."""
 
     def stored(self, variable: keras.Variable) -> Any:
-        """Returns the TensorFlow variable whose rows may be read; None for one that the step has assigned."""
+        """Returns the TensorFlow variable whose rows may be read; None for a variable that the step has assigned."""
         return None if id(variable) in self.state_mapping else stored_variable(variable)
 
 
@@ -164,12 +164,12 @@ class RepeatedStepScope(keras.StatelessScope):
 def row_lookups() -> Iterator[None]:
     """A scope in which `keras.ops.take`, and so `keras.layers.Embedding`, reads single rows from parameter servers.
 
-    Keras itself sends the whole table to the worker at each look-up: `ops.take` converts it to a tensor twice, once to
-    get its shape. Gradients are `tf.IndexedSlices` either way. Keras looks up variables that are not on a parameter
-    server, sparse indices, and other axes than the first.
+    Keras itself sends the whole table to the worker at each look-up, because `ops.take` converts the table to a tensor
+    (twice: once to get its shape). Gradients are `tf.IndexedSlices` either way. Keras' own function is called for
+    variables that are not on a parameter server, for sparse indices, and for axes other than the first.
     """
-    # Private: TensorFlow looks up single rows of objects with a `sparse_read`, which Keras' variables lack. A look-up
-    # cannot be distinguished from other conversions to a tensor, and no public hook comes before it.
+    # Private: TensorFlow looks up single rows of objects with a method `sparse_read`, which Keras' variables lack. A
+    # look-up cannot be distinguished from other conversions of a variable, and no public hook is called before it.
     take = numpy_operations.take
     if list(inspect.signature(take).parameters) != ["x", "indices", "axis"]:
         _logger.warning("Embeddings are read as a whole in each step: this Keras (%s) is not known.", keras.__version__)
@@ -199,7 +199,7 @@ def _rows(variable: Any, table: tf.Variable, ids: Any) -> Any:
 
 
 def _table_on_server(value: Any) -> tf.Variable | None:
-    """Returns the TensorFlow variable of a Keras variable, if it is on a parameter server and in use."""
+    """Returns the TensorFlow variable of a Keras variable if its rows can be read on a parameter server, else None."""
     if not isinstance(value, keras.Variable):
         return None
     # Private: in a stateless scope a variable may have another value, and `value` would cast in mixed precision.
@@ -212,19 +212,19 @@ def _table_on_server(value: Any) -> tf.Variable | None:
 
 
 class EpochIterator(StockEpochIterator):
-    """The turns of an epoch, which ends when all steps that were started in it have finished.
+    """The turns of an epoch. The epoch ends when all steps that were started in it have finished.
 
-    `create_feed` creates a feed that reads a `tf.data.Dataset` (None for `OwnData`) from its beginning. A turn of the
-    loop gets a feed: an iterator of the coming batches, with a method `wait_finished()`, which waits for all started
-    steps and raises their errors. `arguments` are the other arguments of Keras' `EpochIterator`.
+    `create_feed` takes a `tf.data.Dataset` (None for `OwnData`) and returns a feed that reads the dataset from its
+    beginning. Keras' loop gets the feed in each turn. A feed is an iterator of the coming batches; its method
+    `wait_finished()` waits for all started steps and raises their errors. `arguments` are for Keras' `EpochIterator`.
     """
 
     _current_feed: Any = None
-    # Called once, when the steps of an epoch have finished.
+    # A function to call once, when the steps of an epoch have finished.
     build_after_epoch: Callable[[], None] | None = None
 
     def __init__(self, create_feed: Callable[[Any], Any], x: Any, arguments: dict[str, Any]) -> None:
-        # Skips a constructor that distributes the dataset as synchronous strategies do.
+        # Skips the constructor of `StockEpochIterator`, which distributes the dataset as synchronous strategies do.
         super(StockEpochIterator, self).__init__(x=x, **arguments)
         self._is_own_and_uncounted = isinstance(x, OwnData) and self.steps_per_epoch is None
         dataset = None if isinstance(x, OwnData) else without_autotuning(self.data_adapter.get_tf_dataset())
@@ -236,7 +236,7 @@ class EpochIterator(StockEpochIterator):
 
     @property
     def batch_spec(self) -> Any:
-        """The type of a batch as nested `tf.TypeSpec`s; None if a size other than the batch size is unknown."""
+        """The type of a batch as nested `tf.TypeSpec`s; None if a dimension other than the batch size is unknown."""
         size = self.data_adapter.batch_size
 
         def spec(part: Any) -> Any:
@@ -266,7 +266,7 @@ class EpochIterator(StockEpochIterator):
                 yield
             except StopIteration:
                 self.tf_sync()
-                # Keras would warn, and expect the same number of turns in the next epoch. Here every epoch ends so.
+                # Keras would warn, and expect the same number of turns in the next epoch, if it saw the error.
                 if not self._is_own_and_uncounted:
                     raise
                 self._current_iterator = None
@@ -283,7 +283,7 @@ class OwnData(DataAdapter):
     The number of batches of an epoch and the number of examples in a batch may be unknown.
     """
 
-    # The base class has properties of these names.
+    # Replace the base class' properties of these names.
     num_batches: int | None = None
     batch_size: int | None = None
 
@@ -294,9 +294,9 @@ class OwnData(DataAdapter):
 
 
 class RangeIterator(EpochIterator):
-    """The turns of an epoch, which ends when the feed has no more, however many were expected.
+    """The turns of an epoch. The epoch ends when the feed has no more turns, even if more were expected.
 
-    For each turn, the feed's `turns()` yields the place of its first batch in the epoch.
+    For each turn, the feed's `turns()` yields the position of the turn's first batch in the epoch.
     """
 
     def _enumerate_iterator(self) -> Iterator[Any]:
@@ -338,16 +338,16 @@ def trainer_extended(extension: Any) -> Iterator[None]:
         return getattr(model, name)
 
     with contextlib.ExitStack() as stack:
-        # Private: Keras refuses objects that are no optimizers. It does not compile a model that it loads if the class
-        # of the model has another `compile` than `Trainer`.
+        # Private: Keras' `compile` refuses update rules. `compile` is replaced in the class `Trainer`, because Keras
+        # does not compile a model that it loads if the model's class has another `compile` than `Trainer`.
         stack.enter_context(_method_extended(extension, Trainer, "compile", compile_model))
-        # Public, but Keras' iterator does not know which epochs it is for.
+        # The public `fit` is replaced, because Keras' iterator does not get the epochs for which it is made.
         stack.enter_context(_method_extended(extension, keras.Model, "fit", fit))
         for kind in _KINDS:
             make = functools.partial(make_function, kind)
             stack.enter_context(_method_extended(extension, keras.Model, f"make_{kind}_function", make))
         stack.enter_context(attribute_replaced(trainer, "TFEpochIterator", epoch_iterator))
-        # Private: this builds a model that was not called yet.
+        # Private: `_maybe_symbolic_build` builds a model that was not called yet.
         stack.enter_context(_method_extended(extension, keras.Model, "_maybe_symbolic_build", build))
         yield
 
@@ -355,20 +355,20 @@ def trainer_extended(extension: Any) -> Iterator[None]:
 def _build(stock_build: Callable[[Any], None], model: keras.Model, iterator: Any, batch: Any) -> None:
     """Builds a model before its first step, if Keras' own steps will call it with unchanged batches.
 
-    Other models, and models that cannot be built, create their variables while their first step is traced: without a
-    strategy Keras builds no model here. `stock_build` calls the model with a symbolic batch, and its metrics with the
-    result. Either an `EpochIterator` or a batch is given.
+    Other models, and models that cannot be built, create their variables while their first step is traced, as all
+    models do in Keras without a strategy. `stock_build` calls the model with a symbolic batch, and the model's metrics
+    with the result. Either an `EpochIterator` or a batch is given.
     """
     spec = batch if iterator is None else iterator.batch_spec
     if spec is None:
         return
 
     def build() -> None:
-        # If the steps need the part that fails here, it fails again while they are traced.
+        # If a step needs the code that fails here, the error is raised again while the step is traced.
         with contextlib.suppress(Exception):
             stock_build(spec)
 
-    # A step that the model's class overrides may call parts of the model, with other inputs.
+    # A step that the model's class overrides may call only parts of the model, with other inputs.
     steps = [f"{kind}_step" for kind in _KINDS]
     if model.built or all(getattr(type(model), step) is getattr(keras.Model, step) for step in steps):
         build()
@@ -381,8 +381,8 @@ def _build(stock_build: Callable[[Any], None], model: keras.Model, iterator: Any
 def backups_extended(extension: Any) -> Iterator[None]:
     """A scope in which the backup callback saves and restores the position in the data, for an extension's models.
 
-    `saving(model, folder)` is a scope in which a backup is written; `restored(model, folder, epoch)` is called whether
-    there was a backup or not, and returns the epoch to begin with.
+    The extension's `saving(model, folder)` is a scope in which a backup is written. Keras' loop begins in the epoch
+    that `restored(model, folder, epoch)` returns; `restored` is called even if there was no backup.
     """
 
     def save(stock: Callable[..., Any], self: Any) -> None:
@@ -391,10 +391,10 @@ def backups_extended(extension: Any) -> Iterator[None]:
 
     def load(stock: Callable[..., Any], self: Any) -> None:
         stock(self)
-        # Private: the epoch in which the loop begins.
+        # Private: `_initial_epoch` is the epoch in which the loop begins.
         self.model._initial_epoch = extension.restored(self.model, self.backup_dir, self.model._initial_epoch)
 
-    # Private: the callback has no hook, and decides by itself when it saves.
+    # Private: the callback has no hook, and decides itself when to save.
     callback = keras.callbacks.BackupAndRestore
     with (
         _method_extended(extension, callback, "_save_model", save, lambda callback: callback.model),
@@ -425,8 +425,8 @@ def _method_extended(
 def array_inputs(x: Any, arguments: dict[str, Any]) -> tuple[Any, int] | None:
     """Returns the arrays of a call of `fit`, nested like a batch, with class weights applied; and the batch size.
 
-    The arrays are NumPy arrays of numbers, with None for parts that batches do not have. Returns None for other data,
-    and if an epoch is only a part of the data. Raises Keras' error for arrays that do not fit together.
+    The arrays are NumPy arrays of numbers, with None for missing parts of a batch. Returns None for other data, and if
+    an epoch reads only a part of the data. Raises Keras' error for arrays that do not fit together.
     """
     y, sample_weight = arguments.get("y"), arguments.get("sample_weight")
     is_whole = arguments.get("steps_per_epoch") is None and config.max_steps_per_epoch() is None

@@ -1,16 +1,16 @@
-"""Updates of single rows by sparse gradients, of sharded variables part by part, and of embedding tables.
+"""Updates single rows by sparse gradients, sharded variables part by part, and embedding tables.
 
 An optimizer of Keras 3 computes most of its updates for the whole variable, even if a gradient has few rows. Here
-Keras' own `update_step` gets only the gradient's rows of the variable and of each slot: the cost of a step does not
-depend on the number of rows of the variable. It runs on the variable's server; slots are not sent.
+Keras' own `update_step` gets only the gradient's rows of the variable and of each slot, so that the cost of a step does
+not depend on the number of rows of the variable. `update_step` runs on the variable's server; slots are not sent.
 
-Guarantee: rows change as if Keras had been given the gradient as a dense tensor, if every step has all rows. Rows that
-a step does not have stay, with their slots: no moment and no weight decays (as in LazyAdam, DeepRec and TorchRec).
+Guarantee: if the gradient of every step has all rows, rows change as with a dense gradient. A row that a gradient does
+not have stays unchanged, as do its slots: neither moments nor weights decay (as in LazyAdam, DeepRec and TorchRec).
 
-A table gives Keras a variable without values, whose gradients are `tf.IndexedSlices` with keys as indices. An optimizer
-of Keras has no slots for it. Steps that concern all gradients, before any is applied, include the table's: clipping,
-unscaling of the loss. Then the table's `apply_gradients` is called, where Keras would change the variable. Learning
-rate, weight decay and averages are up to the table's optimizer.
+An embedding table gives Keras a variable without values, whose gradients are `tf.IndexedSlices` with keys as indices.
+An optimizer of Keras has no slots for this variable. Clipping and the unscaling of the loss treat the table's gradient
+like other gradients. Then the table's `apply_gradients` is called, where Keras would change the variable. The table's
+optimizer determines the learning rate, weight decay and averages.
 """
 
 import contextlib
@@ -55,9 +55,9 @@ _ELEMENTWISE = {
 def updates_rows(optimizer: Any) -> bool:
     """Returns True if an optimizer's change of a row depends only on this row of the gradient, slots and variable.
 
-    Keras' elementwise optimizers are known; others declare it with an attribute `updates_rows = True`.
+    Keras' elementwise optimizers are known to do so. Other optimizers declare it by an attribute `updates_rows = True`.
     """
-    # A subclass may use an inherited `update_step`, or replace it.
+    # Methods are compared, not classes: a subclass may inherit `update_step`, or replace it.
     return bool(getattr(optimizer, "updates_rows", type(optimizer).update_step in _ELEMENTWISE))
 
 
@@ -65,10 +65,10 @@ def updates_rows(optimizer: Any) -> bool:
 def row_updates(*, by_rows: bool = True) -> Iterator[None]:
     """A scope in which optimizers change single rows of variables on parameter servers, and sharded variables by parts.
 
-    `gradient_accumulation_steps`, and optimizers whose `updates_rows` is unknown, are left to Keras; the log says so
-    once for each kind. `by_rows=False` leaves sparse gradients to Keras.
+    Keras itself runs optimizers with `gradient_accumulation_steps`, and optimizers that do not update rows; the log
+    says so once for each kind. `by_rows=False` leaves sparse gradients to Keras.
     """
-    # Private: Keras calls it with all gradients of a step, before it clips them; no public hook comes before it.
+    # Private: Keras calls this method with all gradients of a step, before it clips them. Public hooks come later.
     base, name = keras.optimizers.Optimizer, "_backend_apply_gradients"
     stock = getattr(base, name)
     if list(inspect.signature(stock).parameters) != ["self", "grads", "trainable_variables"]:
@@ -100,7 +100,7 @@ def row_updates(*, by_rows: bool = True) -> Iterator[None]:
 
 
 def _may_update_rows(optimizer: Any, variables: Sequence[Any], said: set[str]) -> bool:
-    """Returns whether an optimizer gets only rows; logs once if it, or a part of it, does not."""
+    """Returns whether an optimizer gets only rows; logs once if some of its computations need whole variables."""
     kind = type(optimizer).__name__
     is_by_rows = False
     if optimizer.gradient_accumulation_steps:
@@ -122,7 +122,7 @@ def _may_update_rows(optimizer: Any, variables: Sequence[Any], said: set[str]) -
 
 
 def _by_rows(optimizer: Any, variables: Sequence[Any]) -> Any:
-    """Returns a view of an optimizer that changes single rows of these variables, and sharded ones by parts."""
+    """Returns a view of an optimizer that changes single rows of these variables, and sharded variables by parts."""
     kind: Any = type(optimizer)
     by_rows = frozenset(id(variable_of(part)) for variable in variables for part in (variable, *parts_of(variable)))
     return view_of(with_parts(optimizer), _by_rows_class(kind), by_rows=by_rows)
@@ -136,14 +136,13 @@ def _by_rows_class(kind: Any) -> Any:
 class _ByRows:
     """A mixin for classes of optimizers: `tf.IndexedSlices` without repeated indices change single rows.
 
-    Sharded variables are clipped as a whole, and changed part by part.
-
-    `by_rows` has the ids of the variables with such gradients, and of their parts.
+    Sharded variables are clipped as a whole, and changed part by part. `by_rows` has the ids of the variables with
+    sparse gradients, and of the parts of these variables.
     """
 
     by_rows: frozenset[int]
 
-    # All private but `update_step`, which Keras documents for authors of optimizers.
+    # Private: all methods but `update_step`, which Keras documents for authors of optimizers.
 
     def _clip_gradients(self: Any, gradients: Sequence[Any]) -> Sequence[Any]:
         clip = super()._clip_gradients  # type: ignore[misc]  # of the other base
@@ -164,7 +163,7 @@ class _ByRows:
         super()._backend_update_step(of_parts, parts, rate)  # type: ignore[misc]  # of the other base
 
     def _parts_of(self: Any, variable: Any) -> Sequence[Any]:
-        """Returns the parts for which the optimizer has slots, or the variable itself."""
+        """Returns the variable's parts if the optimizer has slots for them, else the variable itself."""
         is_whole = self._var_key(variable) in self._trainable_variables_indices
         return [variable] if is_whole else parts_of(variable)
 
@@ -180,9 +179,9 @@ class _ByRows:
 
 
 def _with_slots_of(optimizer: Any, variable: Any, indices: Any) -> Any:
-    """Returns a view of an optimizer that has the given rows in place of this variable, and of its slots."""
+    """Returns a view of an optimizer in which the slots of this variable are replaced by some of their rows."""
     number = optimizer._get_variable_index(variable)
-    # The class is the argument of `_by_rows_class`. The attribute is private, like `_var_key` above.
+    # The view has the class that was given to `_by_rows_class`. Like `_var_key`, `_get_variable_index` is private.
     view = view_of(optimizer, type(optimizer).__mro__[2], _get_variable_index=lambda _: number)
     for name, slots in slot_lists(optimizer).items():
         slot = variable_of(slots[number])
@@ -197,13 +196,13 @@ _NO_SLOTS = ("_trainable_variables", "_model_variables_moving_average")
 
 
 class RowOptimizer:
-    """An elementwise optimizer of Keras 3, or one with `updates_rows = True`, for given rows and their slots.
+    """Updates given rows and their slots by an elementwise optimizer of Keras 3, or one with `updates_rows = True`.
 
-    It uses a copy of the optimizer, built for a variable with one row, which shows the slots. The rows change like a
-    variable's rows by `row_updates`.
+    A `RowOptimizer` builds a copy of the optimizer for a variable with one row, to find the slots. `update` changes
+    rows as `row_updates` changes the rows of a variable.
 
     Args:
-      optimizer: a `keras.optimizers.Optimizer`. It is not changed, and later changes of it have no effect.
+      optimizer: a `keras.optimizers.Optimizer`, which is copied: later changes of this object have no effect.
       dim: the length of a row.
 
     Raises:
@@ -211,7 +210,7 @@ class RowOptimizer:
 
     Attributes:
       slots: the initial values of a new row's slots, by name; arrays of the shape of a row, or scalars.
-      learning_rate: the initial one, or None if it is a schedule or a function.
+      learning_rate: the initial learning rate; None if it is a schedule or a function.
     """
 
     def __init__(self, optimizer: Any, dim: int) -> None:
@@ -231,7 +230,7 @@ class RowOptimizer:
         }
 
     def clipped(self, gradient: Any) -> Any:
-        """Clips the rows of a gradient by the optimizer's options; on the worker, since norms are of all rows."""
+        """Clips a gradient by the optimizer's options. The worker calls this, because norms are of all rows."""
         # Private: Keras clips inside of its `apply`.
         return self._optimizer._clip_gradients([gradient])[0]
 
@@ -242,12 +241,12 @@ class RowOptimizer:
     def update(self, rows: Rows, slots: Mapping[str, Rows], gradient: Any, step: Any, rate: Any) -> None:
         """Updates rows of a table and their slots with their gradient, a float tensor of the shape of the rows.
 
-        `step` is the number of updates before this one, an int64 scalar; `rate` the learning rate, a float32 scalar.
+        `step` is the number of earlier updates, an int64 scalar. `rate` is the learning rate, a float32 scalar.
         """
         view = view_for_variables(self._optimizer, [self._row], [step], rate)
         view.__dict__.update({name: [slot] for name, slot in slots.items()}, _get_variable_index=lambda _: 0)
         if isinstance(view, keras.optimizers.Nadam):
-            # Private: Keras multiplies it once for all variables, before their updates.
+            # Private: Keras multiplies `_u_product` once for all variables, before their updates.
             view.__dict__["_u_product"] = StandIn(product_of_momenta(view.beta_1, step + 1))
         if view.weight_decay is not None:
             rows.assign_sub(rows.value * view.weight_decay * rate)
@@ -271,12 +270,12 @@ def _check(optimizer: Any) -> None:
             raise ValueError(f"The optimizer of a table cannot have {option}. Leave it out.")
 
 
-# The attribute of an optimizer with the accumulated gradients of tables, by the id of their variable.
+# The name of an optimizer's attribute that has the accumulated gradients of tables, by the id of a table's variable.
 _ACCUMULATED = "_coordinator_accumulated"
 
 
 def is_table(variable: Any) -> bool:
-    """Returns True for the variable of a table, or a Keras variable that has it."""
+    """Returns True for the TensorFlow variable of a table, and for a Keras variable that wraps such a variable."""
     return isinstance(variable_of(variable), TableVariable)
 
 
@@ -319,30 +318,30 @@ def table_updates() -> Iterator[None]:
 
     @functools.wraps(stock_check)
     def check_finite(self: Any, grads: Sequence[Any]) -> Any:
-        # Only the rows of a sparse gradient: Keras would make a dense tensor of it.
+        # Keras would convert a sparse gradient to a dense tensor, so Keras gets only the rows.
         return stock_check(self, [grad.values if isinstance(grad, tf.IndexedSlices) else grad for grad in grads])
 
     with (
-        # Private: Keras calls it with all gradients of a step, before it clips them.
+        # Private: Keras calls this method with all gradients of a step, before it clips them.
         attribute_replaced(base, "_backend_apply_gradients", apply),
-        # Private: creates slots.
+        # Private: this method creates slots.
         attribute_replaced(base, "add_variable_from_reference", add_slot),
-        # Private: with `use_ema`, it puts averages in place of variables, even averages that are None.
+        # Private: with `use_ema`, this method replaces variables by their averages, even if an average is None.
         attribute_replaced(base, "_overwrite_model_variables_with_average_value", overwrite),
-        # Private: a `LossScaleOptimizer` looks for gradients that are not finite.
+        # Private: a `LossScaleOptimizer` calls this method to find gradients that are not finite.
         attribute_replaced(scaling, "check_finite", check_finite),
     ):
         yield
 
 
 def _apply(stock: Callable[..., None], optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
-    """Has Keras apply the gradients of other variables, and adds the gradients of tables where Keras clips."""
+    """Has Keras apply the gradients of other variables; applies the gradients of tables when Keras clips gradients."""
     pairs = list(zip(gradients, variables, strict=True))
     others = [pair for pair in pairs if not is_table(pair[1])]
     tables = [(gradient, variable_of(variable)) for gradient, variable in pairs if is_table(variable)]
     accumulated = vars(optimizer).get(_ACCUMULATED, {})
 
-    # Keras calls this in steps that apply nothing.
+    # Keras calls `accumulate` in steps that apply nothing.
     def accumulate(*arguments: Any) -> None:
         for gradient, table in tables:
             accumulated[id(table)].add(gradient)
@@ -363,6 +362,6 @@ def _apply(stock: Callable[..., None], optimizer: Any, gradients: Sequence[Any],
             apply_once(table.apply_gradients, gradient)
         return all_clipped[: len(gradients)]
 
-    # Both private: Keras calls them on the optimizer, one of them in a step.
+    # Private: Keras calls one of these two methods of the optimizer in each step.
     view = view_of(optimizer, _clip_gradients=clip, _backend_increment_gradient_accumulators=accumulate)
     stock(view, [gradient for gradient, _ in others], [variable for _, variable in others])
