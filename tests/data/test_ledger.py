@@ -94,7 +94,7 @@ def test_a_function_that_is_scheduled_late_takes_its_range_from_those_given_back
     assert not ledger.has_next()
 
 
-def test_a_failure_counts_though_another_function_with_the_range_is_scheduled_after_it() -> None:
+def test_a_failure_counts_though_another_function_is_scheduled_after_it() -> None:
     ledger = Ledger(2)
     assert ledger.next() == 0
     ledger.schedule(0)
