@@ -89,7 +89,7 @@ def rows(paths: Any, dtype: Any = None, shape: Sequence[int] | None = None) -> S
 
     Args:
       paths: the paths of `.npy` files, or of files that contain only rows of `dtype` and `shape`. All workers must be
-        able to read the files. A NumPy array is passed to `arrays`.
+        able to read the files. For a NumPy array, `rows` returns the source of `arrays`.
       dtype: the dtype of the little-endian numbers. For `.npy` files, which contain their dtype, leave `dtype` out.
       shape: the shape of a row. For `.npy` files, leave `shape` out.
 
@@ -114,7 +114,7 @@ def _file_size(path: str) -> int:
 
 
 def _checked_paths(paths: Any, name: str) -> list[str]:
-    """Returns the paths of data files without index files, because a pattern may match both.
+    """Returns the paths of the data files among `paths`. A pattern may also match the paths of index files.
 
     Raises the errors of the function `name` for paths, and ValueError for a URL that `pathlib` has changed.
     """
@@ -133,7 +133,7 @@ def _checked_paths(paths: Any, name: str) -> list[str]:
 
 
 class _Files(ArraysSource):
-    """A source of consecutive examples in files. `name` is the function that creates the source, for messages.
+    """A source of consecutive examples in files. `name` is the name of the function that creates the source.
 
     Each worker keeps the arrays `index` in its memory to find the examples. `parse` takes a tensor of examples and
     returns a structure of tensors. If `parse` is None, `read` returns the tensor.
@@ -341,7 +341,7 @@ class _FramedFiles(_Files):
 
 
 def _kept_index(beside: str, state: str) -> np.ndarray[Any, Any] | None:
-    """Returns the starts in an index file, or None if it is damaged or belongs to another state of the data file."""
+    """Returns the starts in an index file, or None if the index is damaged or of another state of the data file."""
     try:
         with tf.io.gfile.GFile(beside, "rb") as file:
             kept = np.load(file, allow_pickle=False)
@@ -424,7 +424,6 @@ class _Records(_FramedFiles):
         if self._are_mapped:
             return super()._examples(start, count, *on_worker)
         [starts] = on_worker
-        # Without an offset, TensorFlow would read the file from its beginning.
         ends = tf.stack([start, start + count - 1])
         first, last = tf.unstack(self._files_of(ends))
         begin = tf.gather(starts, start + first)
@@ -434,6 +433,7 @@ class _Records(_FramedFiles):
             compression_type="",
             # If the range is in one file, the buffer is not larger than the range.
             buffer_size=tf.where(first == last, tf.clip_by_value(end - begin, 1, _BUFFER), _BUFFER),
+            # Without the offset `begin`, TensorFlow would read the first file from its beginning.
             byte_offsets=tf.concat([[begin], tf.zeros([last - first], tf.int64)], 0),
         )
         # The dataset is read as one element. TensorFlow would optimize an iterated dataset, which fails with offsets.

@@ -40,7 +40,7 @@ def _combined(rows: Any, keys: Any, weights: Any, is_used: Any, combiner: str) -
 
 
 def _sums(keys: Any) -> tuple[Any, Any]:
-    """Returns two functions. The first sums along the keys' last dimension, the second gives sums the keys' form."""
+    """Returns two functions: to sum over the last dimension of `keys`, and to arrange sums in the other dimensions."""
     if isinstance(keys, tf.RaggedTensor) and keys.flat_values.shape.rank == 1:
         inner = keys
         while isinstance(inner.values, tf.RaggedTensor):
@@ -77,8 +77,8 @@ class Embedding(keras.layers.Layer):
     False, a key without a row gets the table's default, and the table does not change.
 
     The model's optimizer clips the gradients of the table together with all others (`clipnorm`, `clipvalue`,
-    `global_clipnorm`, `LossScaleOptimizer`). The table's own optimizer then applies them. The model's optimizer has no
-    slots for the table, and its learning rate and weight decay do not affect the table.
+    `global_clipnorm`, `LossScaleOptimizer`). The table's own optimizer then applies the gradients of the table. The
+    model's optimizer has no slots for the table, and its learning rate and weight decay do not affect the table.
 
     The layer has a trainable variable, `table.variable`, of shape (capacity, dim), for which gradients are computed.
     The values of the variable are on the parameter servers, and `model.save` and `save_weights` do not save them. To
@@ -97,7 +97,7 @@ class Embedding(keras.layers.Layer):
     Call arguments:
       keys: integers or strings of any shape: a tensor, a `tf.RaggedTensor`, or with a combiner a `tf.SparseTensor` of
         at least two dimensions.
-      weights: a number for each key, by which a combiner multiplies the key's row, in the kind and shape of the keys.
+      weights: in the kind and shape of the keys, a number for each key, by which a combiner multiplies the key's row.
       training: whether new keys may get rows; see above.
     """
 
@@ -135,7 +135,7 @@ class Embedding(keras.layers.Layer):
 
         Returns:
           Without a combiner, a tensor of the shape of the keys and one more dimension, or a `tf.RaggedTensor` with the
-          row lengths of the keys. With a combiner, the last dimension of the keys is replaced.
+          row lengths of the keys. With a combiner, the dimension of the rows replaces the last dimension of the keys.
 
         Raises:
           TypeError: the keys are neither integers nor strings.

@@ -13,7 +13,7 @@ Each parameter server writes its keys and rows of a table, in blocks:
 
 The last row is the default and has no key. Rows do not pass through the client. Row numbers do not leave a server,
 because the server looks up the rows of a block when it writes the block. If training goes on, each row is consistent,
-but blocks are of different times. If a key is evicted after its block was chosen, it is written with the default.
+but blocks are of different times. If a key is evicted after its block was chosen, the key is written with the default.
 
 Rows of float16 are stored as int16, because TensorFlow cannot read slices of float16 tensors.
 """
@@ -87,9 +87,9 @@ def export_delta(
     """Writes a SavedModel with the files of a former export, and new files only for the changes since that export.
 
     The SavedModel is complete, and is loaded as any other. The new files have the keys that have got a row or a
-    gradient, the keys that have lost their row, which get the default, and all other variables. The files of the former
-    export are hard links, or copies on file systems without hard links. To update a server that has the former export,
-    send only the new files: `rsync --archive --link-dest=../1 2/ server:/models/ads/2/`.
+    gradient; the keys that have lost their row, with the default row; and the model's other variables. The files of the
+    former export are hard links, or copies on file systems without hard links. To update a server that has the former
+    export, send only the new files: `rsync --archive --link-dest=../1 2/ server:/models/ads/2/`.
 
     Args:
       model: see `export`.
@@ -106,7 +106,7 @@ def export_delta(
 
 @dataclasses.dataclass(frozen=True)
 class Written:
-    """The content of a table's files: for each server, the number of keys, and the `CLOCK` before they were read.
+    """The content of a table's files: for each server, the number of keys, and the `CLOCK` before the keys were read.
 
     `history` is `Table.history`, or empty in files of a release without histories.
     """
@@ -119,9 +119,9 @@ class Written:
 def write_rows(table: Table, prefix: str, dtype: tf.DType, base: tuple[str, Written] | None = None) -> Written:
     """Writes all keys and rows of a table, with a dtype of `_DTYPES`. Called on the client.
 
-    The folder of the files' `prefix` must exist, and all parameter servers must be able to write there. `base` is the
-    prefix of former files, and their content. The new files then have only the keys that have got a row or gradient
-    after the former files, and keys of the former files that have lost their row, with the default.
+    The folder of the files' `prefix` must exist, and all parameter servers must be able to write there. `base` has the
+    prefix and the content of former files. The new files then have only the keys that have got a row or gradient since
+    the former files were written, and keys of the former files that have lost their row, with the default row.
     """
     history = table.history
     shards = [_ShardRows(shard, dtype) for shard in table.shards]
@@ -153,7 +153,7 @@ def write_rows(table: Table, prefix: str, dtype: tf.DType, base: tuple[str, Writ
 
 
 class _ShardRows:
-    """Writes the rows of one server. Methods return unique keys on the server, sorted by hash, and their number."""
+    """Writes one server's rows. Methods return unique keys on the server, sorted by hash, and the number of keys."""
 
     def __init__(self, shard: TableShard, dtype: tf.DType) -> None:
         self._shard = shard
@@ -288,7 +288,7 @@ class _Rows(tf.Module):
         self._loader = _Loader(self._index, self._positions, self._rows)
 
     def find(self, positions: Any) -> tuple[Any, Any]:
-        """Returns which keys, given by `hash_position`, are in this part, and the rows of the keys or the default."""
+        """Returns, for each key's `hash_position`, whether this part has the key, and the key's row or the default."""
         known = self._positions.read_value()
         # The last position has no key.
         end = tf.size(known, tf.int64) - 1
@@ -298,7 +298,7 @@ class _Rows(tf.Module):
 
 
 class _Loader(tf.saved_model.experimental.TrackableResource):
-    """Fills variables when a SavedModel is loaded, after TensorFlow has restored its variables."""
+    """Fills variables when a SavedModel is loaded, after TensorFlow has restored the SavedModel's variables."""
 
     def __init__(self, index: tf.saved_model.Asset, positions: tf.Variable, rows: tf.Variable) -> None:
         super().__init__()
@@ -356,7 +356,7 @@ def _export(model: keras.Model, path: str | os.PathLike[str], dtype: Any, serve:
 
 
 def _read_record(path: str, tables: Sequence[Table]) -> tuple[tf.DType, dict[str, Written]]:
-    """Returns the dtype and each table's `Written` of a former export. Raises ValueError if it cannot be a base."""
+    """Returns the dtype and each table's `Written` of a former export. Raises ValueError if that is no base."""
     try:
         with tf.io.gfile.GFile(os.path.join(path, _RECORD)) as file:
             content = json.load(file)

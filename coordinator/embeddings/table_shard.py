@@ -11,8 +11,8 @@ The variables are created for the full capacity. Memory is used as rows are writ
 read. The index is created with all of its buckets, because adding buckets later would stop all look-ups for seconds.
 
     look-up     find all keys in the index, gather their rows                       no mutex
-                  if some are new, or rows were changed during that: again          under the mutex
-                  count those that wait, give rows to those that are admitted
+                  if some keys are new, or rows have changed: look up again         under the mutex
+                  count the waiting keys, give rows to the admitted keys
     gradients   find, read and compute, write these rows and slots, stamp them      under the mutex
     eviction    look for rows in a slice                                            no mutex
                   look again at some of them, remove them from the index, free them under the mutex
@@ -25,9 +25,9 @@ while the counter `CHANGES` is odd. A look-up that finds an odd or increased cou
 counter is odd only while rows are written, which is a small part of an update.
 
 Checkpoints and deltas read and write slices of the content under the mutex, so that the keys, rows, slots and stamps of
-a slice are consistent. If training goes on, slices are read at different times. The slices stay on the server; the
-client gets only values that it reads. The index, the free rows and the counts of waiting keys are not variables of a
-checkpoint. `rebuild` derives the index and the free rows from `key_of` and `stamp`.
+a slice are consistent. If training goes on, slices are read at different times. No slice passes through the client,
+which reads only the counts and the learning rate. The index, the free rows and the counts of waiting keys are not
+variables of a checkpoint. `rebuild` derives the index and the free rows from `key_of` and `stamp`.
 """
 
 import enum
@@ -157,7 +157,7 @@ class TableShard:
         """Empties the shard, and allocates its variables and the buckets of its index again.
 
         The values are assigned in a function. If the client assigned a value and still had a reference to it, the first
-        change of a row would copy the value, with the memory of all rows.
+        change of a row would copy the value, which would take the memory of all rows again.
         """
         with self.mutex.hold():
             for variable in self._large:
@@ -433,7 +433,7 @@ class TableShard:
         return tf.boolean_mask(numbers, tf.logical_and(stamps > FREE_STAMP, is_evicted))
 
     def _evict_oldest(self, missing: Any, found: Any) -> Any:
-        """Evicts the oldest of the next rows, but no rows of this look-up. A search of all rows would block others."""
+        """Evicts the oldest of the next rows, but no rows of this look-up. A full search would block other calls."""
         counts = self.counts.read_value()
         used = counts[Count.USED]
         rows = tf.maximum(used, tf.constant(1, tf.int64))

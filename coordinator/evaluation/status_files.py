@@ -77,7 +77,7 @@ class EvaluationResult:
 
 
 def append_result(directory: str | os.PathLike[str], result: EvaluationResult) -> None:
-    """Appends one line to the results file and syncs it to disk; OSError or tf.errors.OpError if that fails."""
+    """Appends a line to the results file and syncs the file; raises OSError or tf.errors.OpError if this fails."""
     path = _file_in(directory, RESULTS_FILE)
     if is_url(path):
         # Object stores only write whole files.
@@ -204,7 +204,7 @@ def _file_in(directory: str | os.PathLike[str], name: str) -> str:
 
 
 def _read(path: str) -> tuple[bytes, int] | None:
-    """Returns a file's content and time of writing, in nanoseconds of its file system; None if it is missing."""
+    """Returns a file's content and time of writing, in nanoseconds of its file system; None if the file is missing."""
     if is_url(path):
         import tensorflow as tf
 
@@ -224,7 +224,7 @@ def _read(path: str) -> tuple[bytes, int] | None:
 def replace_text(path: str, text: str) -> None:
     """Replaces the content of a file in one step; creates the file and its directory if necessary.
 
-    Raises `OSError` or `tf.errors.OpError` if that fails; the file then keeps its old content.
+    Raises `OSError` or `tf.errors.OpError` if the replacement fails; the file then keeps its old content.
     """
     if is_url(path):
         import tensorflow as tf

@@ -70,7 +70,7 @@ class TraceFile:
     ) -> None:
         """Writes an interval on a track; viewers show the details when the interval is selected.
 
-        `flow` is the number of an arrow that begins here ("out"), ends here ("in") or passes through ("in out").
+        `flow` is a pair: an arrow's number; "out" if the arrow begins here, "in" if it ends here, "in out" if neither.
         """
         event = self._event("X", name, start, self.track(track))
         event["dur"] = round(1e6 * seconds, 3)

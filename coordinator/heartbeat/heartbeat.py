@@ -55,8 +55,8 @@ Duplicate = Callable[[int], socket.socket | None]
 class HeartbeatClient:
     """One run of `coordinator.heartbeat.heartbeat_process`. Only one thread at a time may use it.
 
-    The heartbeat process ends when this process ends. Its own session protects it from a terminal's Ctrl-C. Both
-    processes have the same module search path. For arguments see `Heartbeat`. Raises OSError if the start fails.
+    The heartbeat process ends when this process ends. A separate session protects the heartbeat process from Ctrl-C.
+    Both processes have the same module search path. For arguments see `Heartbeat`. Raises OSError if the start fails.
     """
 
     def __init__(self, interval: float, timeout: float) -> None:
@@ -152,7 +152,7 @@ class HeartbeatClient:
         self.passed.update(sent)
 
     def _send_batches(self, kind: str, entries: Mapping[Any, Any]) -> Iterator[Any]:
-        """Sends the values of some entries in batches; yields the keys of each batch after it was sent."""
+        """Sends the values of some entries in batches; yields the keys of each batch after the batch was sent."""
         for keys in _batches(list(entries), _MESSAGE_ADDRESSES):
             self._send(**{kind: [entries[key] for key in keys]})
             yield from keys
@@ -172,7 +172,7 @@ def _allow_tracing(process: int) -> None:
             ctypes.CDLL(None).prctl(_PR_SET_PTRACER, process, 0, 0, 0)
 
 
-# The client searches more often while a server is silent: gRPC's new connections block calls until they are passed on.
+# The interval of searches for connections while a server is silent: a call blocks until the call's connection is found.
 _SILENT_INTERVAL = 0.1
 # A failed process is restarted after a pause in seconds, which doubles from `_FIRST_PAUSE` to `_LONGEST_PAUSE`.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 60.0
@@ -190,8 +190,8 @@ class Heartbeat:
     def __init__(self, interval: float = 1.0, timeout: float = 5.0) -> None:
         self._interval = interval
         self._timeout = timeout
-        # Guards changes of the next three attributes, which are read without the lock. No number is used twice, so a
-        # late message about a forgotten address is not mistaken for a message about the same address, watched again.
+        # Guards changes of the next three attributes, which are read without the lock. No number is used twice. If an
+        # address is forgotten and watched again, a late message has the old number and is ignored.
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         self._watched: dict[str, int] = {}

@@ -42,11 +42,11 @@ class BriefCollections:
     """Base class that keeps the pauses of Python's garbage collection short.
 
     A full collection holds the interpreter's lock, so that no thread can send work to its worker. The collection
-    searches all objects: TensorFlow and Keras have 400,000, which takes 0.2 s. Python starts a full collection when the
-    number of objects has grown by a quarter, as it does during traces. But objects of modules are never garbage. So
-    this class freezes all objects that are older than its instance: Python does not search them until the instance
-    ends. A frozen object is still freed with its last reference; only a frozen reference cycle is freed later. If the
-    program has called `gc.freeze` itself, this class freezes nothing.
+    searches all objects. TensorFlow and Keras have 400,000 objects, whose search takes 0.2 s. Python starts a full
+    collection when the number of objects has grown by a quarter, as it does during traces. But objects of modules are
+    never garbage. So this class freezes all objects that are older than its instance: Python does not search them until
+    the instance ends. A frozen object is still freed with its last reference; only a frozen reference cycle is freed
+    later. If the program has called `gc.freeze` itself, this class freezes nothing.
 
     Attributes:
       end_brief_collections: unfreezes all objects; called at the latest when the instance is garbage-collected.
@@ -71,7 +71,7 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
 
     Args:
       cluster_resolver: a `tf.distribute.cluster_resolver.ClusterResolver` that names the `worker` and `ps` addresses.
-        With a `PolledClusterResolver` (or a function or `pathlib.Path` to make one of) or a
+        With a `PolledClusterResolver` (or the function or `pathlib.Path` that it polls) or a
         `KubernetesClusterResolver`, workers may join and leave during training.
       variable_partitioner: divides large variables into parts, see docs/embeddings.md; None leaves them whole.
       options: limits and times, see `Options`.
@@ -168,9 +168,9 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
         Raises:
           TypeError: `fn` is not a `tf.function` or concrete function; or it returns a value that cannot leave its
             worker, such as an iterator or the handle of a variable.
-          ValueError: an argument is a future of another source; there is no worker with the index `worker`; `timeout`
-            is not positive; the function has `jit_compile=True`, or calls a function with `jit_compile=True` that uses
-            a remote variable; or a variable has unknown dimensions.
+          ValueError: an argument is a future, but not of this strategy; there is no worker with the index `worker`;
+            `timeout` is not positive; the function has `jit_compile=True`, or calls a function with `jit_compile=True`
+            that uses a remote variable; or a variable has unknown dimensions.
           TimeoutError: the queue stayed full for `Options.schedule_timeout`.
           tf.errors.OutOfRangeError: an iterator among the arguments has ended on all workers, or on `worker`.
           StrategyClosedError: the strategy is closed.
@@ -267,8 +267,8 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
             path. Until `restore_from` is called again, the manager saves in `quiet()` and waits for lost servers.
           step: the step in reports of recoveries: an integer variable that is in the checkpoint, such as
             `optimizer.iterations`, or a function that returns an int. None counts the functions that have finished.
-          on_rollback: called with a `Rollback`, on a thread of the library, after each recovery that restored a
-            checkpoint. It must not wait for functions, which run again only once it has returned. A warning is logged.
+          on_rollback: called with a `Rollback`, on a library thread, after each recovery that restored a checkpoint.
+            The callback must not wait for functions, which run again only after the callback. A warning is logged, too.
 
         Raises:
           TypeError: `source`, `step` or `on_rollback` is something else.
@@ -307,7 +307,7 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
         return self._parts.evaluation.evaluate(self, model, data, metrics, batch_size, shards, model_state)
 
     def on_event(self, callback: Callable[[Event], object]) -> Callable[[], None]:
-        """Calls `callback` with each `Event` on a library thread; returns a function that ends it: docs/events.md."""
+        """Calls `callback` with each `Event` on a library thread, until the result is called: docs/events.md."""
         return self._scheduler.listeners.on_event(callback)
 
     def report(self, **values: Any) -> None:

@@ -46,7 +46,7 @@ _logger = logging.getLogger("coordinator")
 
 @dataclasses.dataclass(frozen=True)
 class StrategyParts:
-    """The components of one strategy, for other folders (as `strategy.extended.services`) and not for users.
+    """The components of one strategy. Other parts of the library use `strategy.extended.services`; users do not.
 
     Attributes:
       copies: has the workers create and read their copies of per-worker resources.

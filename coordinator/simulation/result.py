@@ -99,22 +99,22 @@ class Result:
 
     @property
     def idle_shares(self) -> Array:
-        """The share of its lifetime that each worker waited because of the rule; float64 [workers]."""
+        """The share of each worker's lifetime in which the rule made the worker wait; float64 [workers]."""
         return self.waited / self._alive
 
     @property
     def idle_share(self) -> float:
-        """The share of all workers' time that they waited because of the rule, from 0 to 1."""
+        """The share of all workers' time in which the rule made them wait, from 0 to 1."""
         return float(self.waited.sum() / self._alive.sum())
 
     @property
     def compute_share(self) -> float:
-        """The share of all workers' time that they computed, from 0 to 1."""
+        """The share of all workers' time in which they computed, from 0 to 1."""
         return float(self.computed.sum() / self._alive.sum())
 
     @property
     def communicate_share(self) -> float:
-        """The share of all workers' time that they neither computed nor waited, from 0 to 1."""
+        """The share of all workers' time in which they neither computed nor waited, from 0 to 1."""
         return max(0.0, 1.0 - self.idle_share - self.compute_share)
 
     @property

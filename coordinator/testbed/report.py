@@ -53,7 +53,7 @@ class Report:
             raise missing("matplotlib") from None
 
     def write(self, curves: Sequence[LossCurve]) -> list[str]:
-        """Writes all files from the curves of runs that have ended, at least one; returns the files' names.
+        """Writes all files from the curves, at least one, of runs that have ended; returns the files' names.
 
         Raises:
           SettingError: a picture cannot be written.
@@ -147,17 +147,17 @@ _GUESSING = math.log(10)
 
 
 def shown_with(results: Sequence[TrialResult], workers: int) -> list[TrialResult]:
-    """Returns the results in the picture of a number of workers, and the sequential one; none if there is no other."""
+    """Returns the sequential results, then all others with `workers` workers; an empty list if there are no others."""
     of_workers = [each for each in results if each.trial.workers == workers and each.trial.mode != SEQUENTIAL]
     return [each for each in results if each.trial.mode == SEQUENTIAL] + of_workers if of_workers else []
 
 
 def draw_losses(results: Sequence[TrialResult], workers: int, experiment: Experiment, axis: str = BATCHES) -> "Figure":
-    """Draws the losses against the processed minibatches or the time (BATCHES or TIME), a line for each result.
+    """Draws the losses over the processed minibatches or the time (BATCHES or TIME), a line for each result.
 
-    With two and three workers, the pictures against minibatches correspond to the paper's Figures 5 and 6. A band
-    around the mean of several runs extends from the lowest to the highest run. `results` are from `shown_with`. Raises
-    SettingError if matplotlib is not installed.
+    With two and three workers, the pictures over minibatches correspond to Figures 5 and 6 of the paper that
+    `results.py` names. A band around the mean of several runs extends from the lowest to the highest run. `results` are
+    from `shown_with`. Raises SettingError if matplotlib is not installed.
     """
     figure = picture.new_figure(10, 5.6)
     axes = figure.subplots()

@@ -29,7 +29,7 @@ def spikes_of(losses: Iterable[float]) -> list[float]:
 
     A spike begins when the loss is more than `HEIGHT` above its minimum since the last spike, and ends when it is more
     than `HEIGHT` below the spike's top. So a rise in many small steps is one spike, and so is a rise that is never
-    followed by a fall. The height of a spike is from that minimum to the top. NaN counts as infinitely high.
+    followed by a fall. The height of a spike is its top minus the minimum before it. NaN counts as infinitely high.
     """
     heights: list[float] = []
     is_up, low, top = False, math.inf, -math.inf
@@ -61,7 +61,7 @@ class LossCurve:
       mean_staleness: the mean staleness of the applied gradients, in updates.
       seconds: the duration of the trial.
       accuracy: the accuracy of the trained network on the held-out images, from 0 to 1.
-      run: the times of the real steps; None if they were simulated.
+      run: the times of the real steps; None if the steps were simulated.
     """
 
     trial: Trial
@@ -169,7 +169,7 @@ def results_of(curves: Sequence[LossCurve]) -> list[TrialResult]:
 
 
 def _median(values: Sequence[float | None]) -> float:
-    """Returns the median; None counts as `inf`. Of two middle values it is the lower, because a mean may be `inf`."""
+    """Returns the median; None counts as `inf`. Of two middle values, the lower one counts: their mean may be `inf`."""
     return sorted(math.inf if value is None else value for value in values)[(len(values) - 1) // 2]
 
 
@@ -202,7 +202,7 @@ class Steadiness:
 
 
 def steadiness(results: Sequence[TrialResult]) -> list[Steadiness]:
-    """Compares the values of each axis on which a grid has several; the axis with the largest effect is first.
+    """Compares the values of each axis that has several in the grid; the axis with the largest effect is first.
 
     Otherwise equal trainings count for an axis only if there is a training with each value of the axis.
     """

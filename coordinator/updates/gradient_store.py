@@ -155,7 +155,7 @@ class GradientStore:
         return [rows.stacked(column, dtype, [])[-1] for column, dtype in self._scalars.items()]
 
     def combined(self, rows: ChosenRows, combine: Callable[..., Any]) -> dict[int, Any]:
-        """Returns the gradients of an update by position; less precise gradients are computed in float32.
+        """Returns the combined gradients of an update by position; float16 and bfloat16 are combined in float32.
 
         `combine` combines dense gradients; see `Accumulating.combine`. Sparse gradients are averaged.
         """
@@ -346,11 +346,11 @@ def vectors_of(rows: Any, width: int) -> Any:
 
 
 def _is_obsolete(pushes: Any, *, may_reject: bool) -> Any:
-    """Returns for each row whether its push is obsolete: if the push is not accepted yet, it never will be.
+    """Returns for each row whether its push is obsolete: if it is not accepted yet, it will never be accepted.
 
     A push of an older connection is rejected once its worker has pushed on a newer connection. If pushes may be
-    rejected, a push that is not accepted before its worker's next push never will be. Otherwise, such a push may have
-    been accepted after the caller got the accepted ids.
+    rejected, a push that is not accepted before its worker's next push will never be accepted. Otherwise, such a push
+    may have been accepted after the caller got the accepted ids.
     """
     worker, connection, _ = tf.unstack(pushes, axis=1)
     is_older = connection > connection[:, None]
@@ -430,7 +430,7 @@ class PushLog:
 
     @client_may_call(tf.TensorSpec([None, PUSH_ID_SIZE], tf.int64), tf.TensorSpec([], tf.int32))
     def finish(self, ids: Any, minimum: Any) -> Any:
-        """Counts once an update that all servers have made with `ids`, int64 [n, 3], n > 0; returns the next `due`."""
+        """Counts a new update that all servers have made with `ids`, int64 [n, 3], n > 0; returns the next `due`."""
         state = self._state
         with tf.device(state.home):
             ids = tf.identity(ids)

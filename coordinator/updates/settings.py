@@ -1,8 +1,8 @@
 """The settings of each update rule, with their checks, for the rules of a cluster and for their simulation.
 
 Both `coordinator.updates.rules` and `coordinator.simulation.rules` have a rule `Synchronous`, which takes the fields of
-`SynchronousSettings`, and so on. `UpdateRule` has the keywords of all rules of a cluster. This module imports neither
-TensorFlow nor NumPy.
+`SynchronousSettings`, and so on. Rules of a cluster also take some or all keywords of `UpdateRule`. This module imports
+neither TensorFlow nor NumPy.
 
 All classes and functions raise when they are called:
   SettingError: a value is out of range; it is a `ValueError`.

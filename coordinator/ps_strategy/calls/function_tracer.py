@@ -137,7 +137,7 @@ def _short(text: str) -> str:
 _MAX_TRACES = 64
 # The kinds of cached arguments that a program may change after it has scheduled a call.
 _MUTABLE = frozenset({np.ndarray, tuple, list, dict})
-# In bytes. Converting an array to a tensor takes some microseconds more than a copy of the array, but saves one later.
+# In bytes. Converting an array to a tensor takes some microseconds more than copying the array, but saves a copy later.
 _LARGE = 2**18
 _LITERALS = frozenset({int, float, bool, str, bytes, type(None)})
 
@@ -234,7 +234,7 @@ def _copied_leaf(value: Any) -> Any:
     if type(value) is np.ndarray:
         if value.nbytes < _LARGE or value.dtype.kind not in "biufc":
             return value.copy()
-        # The call needs a tensor on the client, so that this tensor saves a second copy.
+        # The call needs a tensor on the client. If the tensor is created here, the call copies nothing.
         with tf.device(None), tf.device("/device:CPU:0"):
             return tf.constant(value)
     if isinstance(value, bytearray):
@@ -289,7 +289,7 @@ def are_late(args: Sequence[Any]) -> bool:
     return any(isinstance(leaf, LateRange) for leaf in tf.nest.flatten(args))
 
 
-# The kinds of resources on the client that workers may use. Only the text of a resource names its kind.
+# The kinds of resources on the client that workers may use. Only the `repr` of a resource names its kind.
 _USED_ON_CLIENT = ("LookupInterface", "SummaryWriterInterface")
 
 # Returns the scope for tracing. Each call gets it, because the tracer must not keep the owner of the scope alive.
@@ -306,7 +306,7 @@ def _in_common(leaf: Any) -> Hashable:
 def _checked_arguments(
     args: Any, kwargs: Any, handles: PerWorkerHandles
 ) -> tuple[Sequence[Any], Mapping[str, Any], list[Future]]:
-    """Checks the arguments of a call; returns them with the futures among them, which must be this strategy's."""
+    """Checks the arguments of a call; returns the arguments, and their futures, which must be of this strategy."""
     args = () if args is None else args
     kwargs = {} if kwargs is None else kwargs
     if not isinstance(args, list | tuple):
@@ -327,7 +327,7 @@ def _checked_arguments(
     return args, kwargs, futures
 
 
-# In place of a copy in `_copies`: a new copy must be made before the function is traced again.
+# Stands for a copy in `_copies` that must be replaced by a new copy before the function is traced again.
 _OUTDATED = object()
 
 
@@ -337,7 +337,7 @@ class FunctionTracer:
     def __init__(self, handles: PerWorkerHandles) -> None:
         self._handles = handles
         # By scheduled function: the copy that is traced in its place, or None for the function itself. A copy is made
-        # only when it is needed, because the copy of a method refers to the method's object and would keep both alive.
+        # only when it is needed, because the copy of a method would keep the method and its object alive.
         self._copies: OwnedValues[Any] = OwnedValues()
         self.cache = TraceCache()
         self._accepted: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -420,7 +420,7 @@ class FunctionTracer:
             if is_from_before(tensor):
                 raise ValueError(f"The function {concrete.graph.name!r} cannot run: {MADE_BEFORE}")
             if tensor.dtype == tf.variant:
-                # Only the text names the kind. Other variants, such as lists of tensors, can be sent to workers.
+                # Only the `repr` of a variant names its kind. Other variants, such as lists of tensors, can be sent.
                 if "::Dataset" in repr(tensor):
                     raise ValueError(
                         f"The function {concrete.graph.name!r} reads a tf.data.Dataset of the client, where workers "

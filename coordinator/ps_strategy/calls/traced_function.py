@@ -1,8 +1,8 @@
 """A traced function that can run on any worker, and one scheduled call of the function.
 
-When a worker first runs a function, the worker prepares an instance of it for the present servers, and keeps the
-instance by the function's name. When a parameter server is replaced, TensorFlow makes workers drop all their instances.
-But a preparation cannot be cancelled:
+When a worker first runs a function, the worker prepares an instance of the function for the present servers, and keeps
+the instance by the function's name. When a parameter server is replaced, TensorFlow makes workers drop all their
+instances. But a preparation cannot be cancelled:
 
     call --> worker prepares the function .............................. keeps the instance --> next calls fail
       |                     |                                |
@@ -15,7 +15,7 @@ An instance that was being prepared at the replacement is for the former server,
 The result of a call may stay on the worker that computed it until it is needed: `schedule(..., fetch=False)`.
 
     tensors on a worker --taken by a function on that worker--> passed without a copy
-                        --result(), or taken on another one---> copied to the client, once
+                        --result(), or taken elsewhere--------> copied to the client, once
                         --lost with the worker----------------> computed again from the arguments of the call
 
 Guarantee: the result is available as long as its function can be run; `future.attempts` counts the attempts.
@@ -168,7 +168,7 @@ class PreparedFunction:
         except BROKEN_CONNECTION:
             raise
         except tf.errors.OpError as error:
-            # The closed gate raised, or an operation without effects refused the values. The function is prepared.
+            # The closed gate raised `error`, or an operation without effects refused values. The function is prepared.
             forget_error()
             _logger.debug("%s is prepared on worker %d.", self._name, context.index, exc_info=error)
             self._ready[context.index] = context.connection_number, captures
@@ -215,7 +215,7 @@ def _present(reference: Any) -> Any:
 _BUILD_TIMEOUT = 120.0
 # The number of steps in a fused call, and for each input whether the steps share it.
 _FusedShape = tuple[int, tuple[bool, ...]]
-# In place of a `_FusedShape`: one step with packed messages.
+# None in place of a `_FusedShape` stands for one step with packed messages.
 _PACKED = None
 
 
@@ -327,7 +327,7 @@ def _place(context: WorkerContext) -> tuple[int, int]:
 
 
 def copy_to_client(value: Any, timeout: float | None = None) -> Any:
-    """Copies tensors of a worker; raises OpError if they are lost."""
+    """Copies tensors of a worker to the client; raises OpError if the tensors are lost."""
     # A thread with its own executor makes the copy, because the executor of this thread would keep an error.
     return on_own_thread("coordinator-fetch", lambda: tf.nest.map_structure(on_client, value)).result(timeout)
 
@@ -351,7 +351,7 @@ class TracedFunction:
         self._prepared: dict[_FusedShape, PreparedFunction] = {}
         self._renamed = RenamedFunctions()
         self._calls = 0
-        # A table of a SavedModel creates the workers' copies, so it must outlive its model, as long as the function.
+        # A table of a SavedModel creates the workers' copies, so the function keeps the table alive without its model.
         self._owners = [owner_of_handle(tensor) for tensor in captured_inputs(concrete)]
         refuse_unknown_shapes(self.name, self._owners)
 
@@ -494,7 +494,7 @@ class TracedFunction:
     def _ready_for(
         self, context: WorkerContext, inputs: StackedInputs
     ) -> tuple[RepeatedFunction, StackedInputs] | None:
-        """Returns a function that is ready on a worker for `inputs`, and the inputs in the form that it takes."""
+        """Returns a function that is ready on a worker for `inputs`, and `inputs` in the function's form."""
         captures = captures_of(self.concrete)
         for (count, is_shared), prepared in list(self._prepared.items()):
             if count != inputs.length or not prepared.is_ready_on(context.index, context.connection_number, captures):
@@ -595,7 +595,7 @@ class ScheduledCall:
       iterators: the per-worker iterators among the arguments.
       fusion_key: calls with equal keys may run as one call; None if this call must run alone.
       futures: the futures among the arguments; they are done when the call runs.
-      followers: callbacks of the ranges of examples among the arguments; get this call's future before it can run.
+      followers: callbacks of the ranges of examples among the arguments; get this call's future before the call runs.
       repeats: repeats the call if its result, left on the worker, is lost. None copies the result to the client.
     """
 
@@ -614,7 +614,7 @@ class ScheduledCall:
         return tuple([iterator.input for iterator in self.iterators])
 
     def __call__(self, context: WorkerContext) -> Any:
-        """Runs the call; copies its result to the client, where it outlives the worker, unless `repeats` is set."""
+        """Runs the call; unless `repeats` is set, copies the result to the client, where it outlives the worker."""
         if self.repeats is not None:
             return LeftResult(self, self.repeats, context, self.outputs_on(context))
         return self._run(context, functools.partial(tf.nest.map_structure, on_client))
@@ -670,7 +670,7 @@ class ScheduledCall:
         self.function.prepare_fused(context, StackedInputs(count, values, is_shared))
 
     def most_fused_on(self, worker: int) -> int:
-        """Returns how many calls with this fusion key may run as one on `worker`; less than 2 if this one runs alone.
+        """Returns how many calls with this fusion key may run as one on `worker`; less than 2 if the call runs alone.
 
         No iterator may end on the worker during the fused call, because the end would be an error of all its calls.
         """

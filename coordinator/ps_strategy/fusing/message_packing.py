@@ -33,7 +33,7 @@ from coordinator.ps_strategy.tensorflow_internals.functions import called_functi
 
 # Larger tensors are not packed, because copying such a tensor costs more than a message.
 MAX_PACKED_BYTES = 2**20
-# Stands for the device of operations without a known device, which TensorFlow places on the worker or at no cost.
+# Stands for the unknown device of operations, which TensorFlow places on the worker, or elsewhere at no cost.
 _WORKER = ""
 # TensorFlow places these operations with the users of their outputs.
 _PLACED_WITH_USER = frozenset({"Const", "Shape", "ShapeN", "Size", "Rank"})
@@ -74,7 +74,7 @@ def pack_transfers(graph: tf.Graph, devices: Mapping[str, str], sections: Sequen
       graph: the graph of a function that is being built, with all of its control dependencies.
       devices: maps the names of the placeholders of the resources among the graph's inputs to the resources' devices.
       sections: the name scopes of consecutive sections of the graph. Only tensors of the same or neighbouring sections
-        are packed together: if nothing else orders the sections, all tensors would be in memory at the same time.
+        are packed together: otherwise, the tensors of all sections could be in memory at the same time.
     """
     numbers = {name: number for number, name in enumerate(sections)}
     constant = functools.cache(_constant)
@@ -129,7 +129,7 @@ def _sent(
 
 
 def _neighbours(sent: Sequence[_Sent]) -> Iterator[list[_Sent]]:
-    """Groups tensors of one section and the next."""
+    """Groups the tensors of a section with the tensors of the next section."""
     together: list[_Sent] = []
     for transfer in sorted(sent, key=operator.attrgetter("section")):
         if together and transfer.section > together[0].section + 1:
@@ -219,7 +219,7 @@ def pack(
             return [tf.identity(tensor) for tensor in tensors]
     known = [tensor for tensor in tensors if tensor.shape.is_fully_defined()]
     opens = [tensor for tensor in tensors if not tensor.shape.is_fully_defined()]
-    # A single tensor of unknown size is the rest of the message. For several, a header has their sizes.
+    # A single tensor of unknown size is the rest of the message. For several such tensors, a header has the sizes.
     has_header = len(opens) > 1
     unit = _unit({tensor.dtype for tensor in tensors} | ({tf.int32} if has_header else set()))
     sizes: Any = [tensor.shape.num_elements() * tensor.dtype.size // unit.size for tensor in known]

@@ -4,7 +4,7 @@ A client's objects on a server (variables, functions, iterators) belong to the c
 when its client releases it, when another process releases it in the client's name, or when the server has not heard
 from the client for `Options.client_timeout`. The messages of steps are not enough, because a client may be idle, or a
 step may take longer. TensorFlow's own keep-alive thread reaches only servers that were in the cluster when the process
-joined it, and there were none. So a lease keeps the contexts alive:
+joined, and the cluster had none then. So a lease keeps the contexts alive:
 
     thread coordinator-lease    four times in each `client_timeout`, sends a keep-alive to every leased server
 
@@ -13,8 +13,8 @@ So each server has two kinds of TensorFlow variables that belong to no client's 
 
     list of clients       each client adds itself when it connects. It asks the other clients whether they live, and has
                           the server free the context of each client that has ended
-    marker of a client    in a container named after the client's number. A client that exits in order deletes it (the
-                          goodbye); `coordinator serve --until-client-ends` ends its server then
+    marker of a client    in a container named after the client's number. A client that exits in order deletes the
+                          marker (the goodbye); then `coordinator serve --until-client-ends` ends its server
 
 A killed client leaves its marker. A client also leaves its marker if it ends with an uncaught error, or leaves a block
 `with strategy` by `sys.exit` with a code other than 0, because a launcher may restart the client, which then needs the
@@ -22,8 +22,8 @@ servers. A notebook ends in order, even after errors in its cells. The goodbye i
 connection of TensorFlow, because TensorFlow is disconnected when the process ends.
 
 Promises:
-- While this process runs and reaches a server, the server frees no object of this process. The only exception: both
-  stood still for three quarters of `client_timeout`. A server that does not answer delays no keep-alive to another one.
+- While this process runs and reaches a server, the server frees no object of this process. The only exception: the
+  process and server stood still for 3/4 of `client_timeout`. A silent server delays no keep-alive to another server.
 - The objects of a living or silent client are not freed: if it is not certain that a client has ended, its context is
   kept until the timeout. The list is best effort: a list that cannot be read is replaced.
 - A request is one small message over a separate gRPC channel. A request returns within its deadline, and holds no
@@ -278,7 +278,7 @@ class Goodbye:
 
     def strategy_closes(self) -> None:
         """Withholds the goodbye if the program is being ended by `sys.exit` with a code."""
-        # The error in whose `with` or `finally` the program closes the strategy; None at the end of the process.
+        # The error that is raised while a `with` or `finally` closes the strategy; None at the end of the process.
         error = sys.exc_info()[1]
         if isinstance(error, SystemExit) and error.code:
             self.is_withheld = True
@@ -293,7 +293,7 @@ def _is_ended_by_error() -> bool:
     """Returns True if an uncaught error ends this process.
 
     Python keeps the traceback of an error that it prints. A test runner that catches errors and goes on may keep a
-    traceback too, but this one begins within the runner. The traceback of an uncaught error begins with the program.
+    traceback too, which begins within the runner. The traceback of an uncaught error begins with the program.
     """
     traceback = getattr(sys, "last_traceback", None)
     if traceback is None:
@@ -325,7 +325,7 @@ class ServedClients:
 
     def __init__(self, target: str, task: str, timeout: float) -> None:
         self._timeout = timeout
-        # The session sees the server's own variables. The filter keeps it from waiting for all servers of the cluster.
+        # The session sees the server's own variables. With the filter, the session does not wait for other servers.
         config = tf.compat.v1.ConfigProto(device_filters=[task])
         self._session = tf.compat.v1.Session(target, graph=tf.Graph(), config=config)
         with self._session.graph.as_default():
@@ -365,7 +365,7 @@ class ServedClients:
 
 
 def join_as_client(definition: ClusterDefinition) -> str:
-    """Makes this process the client of a cluster without servers; returns the address of the client's own server.
+    """Makes this process the client of a cluster with no other task yet; returns the address of the client's server.
 
     Workers call back the client's own server. If its address is a loopback address, the server refuses connections from
     other machines. TensorFlow cannot stop this server, so a process keeps the server of its first strategy, and logs a
@@ -413,8 +413,8 @@ def join_as_client(definition: ClusterDefinition) -> str:
 class Children:
     """Keeps processes that are forked from this process from its connections to the servers.
 
-    A child that ends in order deletes TensorFlow's objects. This would write into the sockets that the child shares
-    with this process, and remove these sockets from the epoll instances of this process.
+    A child that ends in order deletes TensorFlow's objects. The deletion would write into the sockets that the child
+    shares with this process, and remove these sockets from the epoll instances of this process.
     """
 
     def __init__(self) -> None:

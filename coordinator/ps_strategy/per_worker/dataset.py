@@ -230,9 +230,9 @@ class _PerWorkerElements(PerWorkerResource, tf.types.experimental.SupportsTracin
 
 
 class EndOfDataError(tf.errors.OutOfRangeError):
-    """An iterator has no element left on a worker. Users get this error when no worker that may be asked has elements.
+    """An iterator has no element left on a worker. Users get this error when no worker for the call has elements.
 
-    `ended` is the iterator's `FiniteInput`, if the iterator has ended on at least one worker.
+    `ended` is the iterator's `FiniteInput` in an error that a call raises; None in an error that the queue creates.
     """
 
     def __init__(self, name: str, ended: FiniteInput | None = None) -> None:
@@ -254,7 +254,7 @@ class EndOfDataError(tf.errors.OutOfRangeError):
 class PerWorkerIterator(_PerWorkerElements, tf.train.experimental.PythonState):
     """One iterator per worker. Pass it as an argument of a scheduled function and call `next` on it there.
 
-    In a `tf.train.Checkpoint`, it saves and restores the position of each worker's iterator; see docs/data.md.
+    In a `tf.train.Checkpoint`, this object saves and restores the position of each worker's iterator; see docs/data.md.
 
     If the data of a worker has ended, a function that finds no element there is run on another worker. When the data of
     all workers has ended, `schedule` and `join` raise `tf.errors.OutOfRangeError`.
@@ -305,11 +305,11 @@ class PerWorkerIterator(_PerWorkerElements, tf.train.experimental.PythonState):
     def serialize(self) -> str:
         """Returns the positions of all workers' iterators; TensorFlow calls this method to save a checkpoint.
 
-        It does not wait for a lost worker, whose iterator will start again at the position that was saved last.
+        The method does not wait for a lost worker, whose iterator will start again at the position that was saved last.
 
         Raises:
           ValueError: the dataset has no position that can be saved.
-          RuntimeError: it was called in a callback of a future that a worker's thread runs.
+          RuntimeError: the caller is a callback of a future, on a worker's thread.
         """
         try:
             self._copies.run_on_live(
@@ -391,7 +391,7 @@ class PerWorkerDataset(_PerWorkerElements):
         and a job of TensorFlow's data service is repeated.
 
         Raises:
-          RuntimeError: it was called inside a `tf.function`.
+          RuntimeError: the caller is a `tf.function`.
         """
         if not tf.executing_eagerly():
             raise RuntimeError(
@@ -471,7 +471,7 @@ def iterators_in_use(iterators: Sequence[PerWorkerIterator], context: WorkerCont
         if interrupted := [iterator for iterator in suspects if (iterator in endless if is_end else is_cancelled)]:
             message = _restart(interrupted, context)
             if is_end:
-                # This error has the call tried again, like the cancelled call, because the data has not ended.
+                # This error makes the scheduler try the call again, like the cancelled call: the data has not ended.
                 raise tf.errors.AbortedError(None, None, message) from error
             raise
         if is_end:

@@ -8,7 +8,7 @@ new share because the workers have changed, the thread of that worker traces the
 A `tf.distribute.InputContext` tells the function which share of the data it has:
 
     the workers of the beginning    share 0 of 2, share 1 of 2
-    one is added as worker 2        the new worker: share 2 of 3; the others keep their shares
+    worker 2 is added               the new worker: share 2 of 3; the others keep their shares
       with `reshard_inputs`         share 0 of 3, share 1 of 3, share 2 of 3
 
 If workers have several replicas, an element has a part for each replica:
@@ -19,7 +19,7 @@ If workers have several replicas, an element has a part for each replica:
 
 Promises: the parts are in the order of the dataset. If a function's batches run out within an element, replicas without
 a batch get a batch without rows, as with other strategies. If the shapes do not allow a batch without rows, the element
-is left out, as with `drop_remainder`. A warning is logged if a function takes shards of data in a random order.
+is left out, as with `drop_remainder`. A warning is logged if a function shards a dataset whose order is random.
 """
 
 import dataclasses
@@ -124,7 +124,7 @@ def one_for_each_replica(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dat
 
 
 def divided_among_replicas(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
-    """Returns a dataset of batches divided into `PerReplica` values. ValueError: the elements are no batches."""
+    """Divides the batches of a dataset into `PerReplica` values. Raises ValueError if the elements are no batches."""
     if replicas == 1:
         return dataset
     return dataset.map(lambda *parts: divided(_element(parts), replicas))
@@ -135,11 +135,11 @@ def _element(parts: tuple[Any, ...]) -> Any:
 
 
 def warn_of_random_order(name: str, concrete: Any) -> None:
-    """Logs a warning if a traced dataset function takes shards of data in a random order.
+    """Logs a warning if a traced dataset function shards a dataset whose order is random.
 
-    Each worker then takes its shard of another order, so that some elements are read twice and others by no worker,
-    without an error. `Dataset.list_files` shuffles by default. In the graph, a shuffle without a seed has the seeds 0
-    and 0, unless `tf.random.set_seed` was called.
+    The order then differs between workers, so that some elements are in the shards of two workers and others in no
+    shard. No error is raised. `Dataset.list_files` shuffles by default. In the graph, a shuffle without a seed has the
+    seeds 0 and 0, unless `tf.random.set_seed` was called.
     """
     graph = concrete.graph.as_graph_def()
     functions = {function.signature.name: function for function in graph.library.function}
@@ -162,7 +162,7 @@ class _Nodes:
         self._random = random
 
     def have_random_shard(self) -> bool:
-        """Returns whether a dataset in a random order is divided in this graph, or in a called function."""
+        """Returns whether this graph, or a function that it calls, shards a dataset whose order is random."""
         return any(
             (node.op == "ShardDataset" and self._constant(node.input[1]) != 1 and self._is_random(node.input[0]))
             or any(inner.have_random_shard() for inner in self._called_by(node))
@@ -225,7 +225,7 @@ class DatasetDistribution:
     def from_function(self, dataset_fn: DatasetFunction, options: tf.distribute.InputOptions | None = None) -> Any:
         """Creates each worker's dataset with `dataset_fn(input_context)`; see `ParameterServerStrategy`.
 
-        In a function that is being traced, such as another dataset function, it returns the dataset itself.
+        In a function that is being traced, such as another dataset function, the method returns the dataset itself.
         """
         if not tf.executing_eagerly():
             context = tf.distribute.InputContext(num_replicas_in_sync=self.replicas)
@@ -267,7 +267,7 @@ class DatasetDistribution:
     def from_dataset(self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions | None = None) -> Any:
         """Sends `dataset` as a graph to every worker, which reads all of it; see `ParameterServerStrategy`.
 
-        In a function that is being traced, such as a dataset function, it returns the dataset itself.
+        In a function that is being traced, such as a dataset function, the method returns the dataset itself.
         """
         if not tf.executing_eagerly():
             return divided_among_replicas(_without_autotuning_in_graph(dataset), self.replicas)
@@ -324,7 +324,7 @@ class _TracedShares:
         )
 
     def of(self, share: InputShare) -> Any:
-        """Returns the function traced for a share; ValueError if its elements are of another type than before."""
+        """Returns the function traced for a share; raises ValueError if the type of its elements is not as before."""
         part = self.part_read(share)
         if part not in self._traces:
             assert self._trace is not None

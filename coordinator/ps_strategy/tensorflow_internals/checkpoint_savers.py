@@ -162,7 +162,7 @@ class SavedValue(NamedTuple):
 
 
 class CapturedSave(NamedTuple):
-    """A save that has written no file yet, of the checkpoint at path `prefix`. The CPU `device` merges the files.
+    """A save that has written no file yet. `prefix` is the path of the checkpoint; the CPU `device` merges the files.
 
     `themselves` has the name and the object of each `SelfSaving` object.
     """

@@ -55,11 +55,11 @@ _FENCE, _MODEL, _IDLE, _NUMBER, _DIVISOR = range(5)
 class AveragingControl:
     """The variables on a parameter server that control the averaging. No checkpoint contains them.
 
-    Local models have a *generation*. A worker whose model has another generation first takes the shared model. So all
-    workers restart from the shared model when the client begins a generation, and after a server was restored.
+    Local models have a *generation*. A worker whose model is of an older generation first takes the shared model. So
+    all workers restart from the shared model when the client begins a generation, and after a server was restored.
 
     A change counts once, even if its worker dies: one write records the change's number and divisor, the number of
-    workers that train then. A worker trains from when it has taken a model until it is lost, or until it is idle while
+    workers that train then. A worker counts as training after it has taken a model, until it is lost, or is idle while
     the others average `PATIENCE` times as often as there are models.
 
     Created in the strategy's scope, on the server of the variable `near`. A mutex named `lock_name` protects the
@@ -393,7 +393,7 @@ class ModelAverage(Asynchronous):
 
     Raises:
       ValueError: `period` or `warmup_steps` is negative, or all variables are embeddings.
-      TypeError: one of them is not a number; and see `UpdateRule`.
+      TypeError: `period` or `warmup_steps` is not a number; and see `UpdateRule`.
     """
 
     @takes_settings
@@ -708,9 +708,9 @@ def _only_if(condition: Any, action: Callable[[], object]) -> Any:
 
 
 def _at_once(device: str, section: Callable[..., Any], *arguments: Any) -> Any:
-    """Adds operations that run under a lock of the server `device`, which has the arguments.
+    """Adds the function `section`, which acquires a lock on the server `device`; the arguments are on that server.
 
-    In one function, TensorFlow would make locks wait for each other, even locks of different servers.
+    Within one function, TensorFlow would make locks wait for each other, even locks of different servers.
     """
     with tf.device(device):
         return tf.function(lambda: section(*arguments), autograph=False)()
