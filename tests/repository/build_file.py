@@ -120,6 +120,8 @@ def _list(items: Sequence[str], indent: str = "    ") -> str:
 
 
 def _glob(patterns: Sequence[str], exclude: Sequence[str] = ()) -> str:
+    if not any("*" in pattern for pattern in patterns):
+        return _list(patterns)
     if not exclude:
         return f"glob({_list(patterns)})"
     inner = " " * 8

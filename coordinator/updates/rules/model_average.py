@@ -92,21 +92,22 @@ class AveragingControl:
     def gather(self, strategy: ParameterServerStrategy, add_change: Any) -> bool:
         """Makes every live worker add the last change of its model. Then all workers restart from the shared model.
 
-        Called while nothing is scheduled. `add_change`, a `tf.function`, makes the servers add the worker's change, and
-        returns whether the worker had a model. Returns whether any worker had a model; raises like `strategy.join`.
+        Called while no scheduled function runs, also in a quiet period. `add_change`, a `tf.function`, adds the change
+        of the worker's model, and returns False if the worker has none. Returns False if no worker has a model.
         """
-        workers = [worker for worker in strategy.cluster.workers if worker.state is WorkerState.LIVE]
         # Each worker is called twice: its first call may only finish an earlier call that was cut off.
-        twice = [*workers, *workers]
-        futures = {strategy.schedule(add_change, worker=worker.index): worker for worker in twice}
+        workers = 2 * [worker for worker in strategy.cluster.workers if worker.state is WorkerState.LIVE]
+        schedule = strategy.extended.services.scheduler.schedule_internal
+        call = strategy.extended.services.tracer.call_of(add_change, (), {}, strategy.extended.scheduled_tracing)
+        futures = {schedule(worker.index, call, "add the last change of a model"): worker for worker in workers}
         while concurrent.futures.wait(futures, timeout=CHECK_INTERVAL).not_done:
             for future, worker in futures.items():
                 if worker.state is not WorkerState.LIVE:
                     # The worker's model is lost, even if the worker returns.
                     future.cancel()
-        strategy.join()
+        had_model = [future.result() for future in futures if not future.cancelled()]
         self._variable.assign(self._initial_value(), read_value=False)
-        return any(strategy.local_results(list(futures)))
+        return any(had_model)
 
     def _count(self, ids: Any, are_stored: Sequence[Any]) -> tuple[Any, Any, Any]:
         """Counts a worker as training, and counts its last change if all servers have stored it.

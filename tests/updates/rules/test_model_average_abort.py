@@ -125,7 +125,7 @@ def test_gradients_of_embeddings_are_sent_to_the_servers_at_once(strategy, weigh
     assert table.numpy()[:, 0].tolist() == [0, 4, 0, 4]
 
 
-@pytest.mark.release
+@pytest.mark.long
 def test_model_averaging_may_follow_and_precede_another_rule(strategy, weights):
     first = make_rule(strategy, weights, period=NEVER)
     with strategy.scope():
