@@ -17,7 +17,7 @@ from coordinator.launch.program_process import Console, create_log_folder
 from coordinator.launch.run_request import RunRequest, parse_hosts, read_hostfile, slots_of
 
 _ANY_PORT = "127.0.0.1:0"
-# Stands for the default address of the dashboard: a character that no command-line argument can contain.
+# Means the default address of the dashboard: a character that no command-line argument can contain.
 _DEFAULT = "\0"
 
 

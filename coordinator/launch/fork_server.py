@@ -39,7 +39,7 @@ from coordinator.background_thread import start_once
 from coordinator.errors import ClusterSpecError, LaunchError
 from coordinator.launch.serve import SERVE_COMMAND, UNUSABLE, load_tensorflow, serve, set_process_title
 
-# The exit code that stands for an unknown exit code, as in `asyncio`.
+# The exit code that means an unknown exit code, as in `asyncio`.
 UNKNOWN_EXIT_CODE = 255
 
 # Variables that are not needed while TensorFlow is loaded. A server reads them at its start, CUDA and TensorFlow when

@@ -70,7 +70,7 @@ class ForkedProcess:
         self._lock = threading.Lock()
         self._has_begun = threading.Event()
         self._pid: int | None = None
-        # Unlike a process id, which the kernel may use again, this object never stands for another process.
+        # Unlike a process id, which the kernel may use again, this object never refers to another process.
         self._process: psutil.Process | None = None
         self._exit_code: int | None = None
         with contextlib.ExitStack() as opened:

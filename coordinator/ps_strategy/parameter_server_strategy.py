@@ -348,7 +348,7 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
     def create_per_worker_resource(self, fn: Callable[[], Any]) -> Any:
         """Creates a resource on each worker by `fn()`: a queue, a table that changes, a variable, a random generator.
 
-        Returns the client's copy. Inside a scheduled function the same Python object stands for the worker's copy. A
+        Returns the client's copy. Inside a scheduled function the same Python object is the worker's copy. A
         worker creates its copy when a function first needs the copy, and again after a restart.
 
         Args:

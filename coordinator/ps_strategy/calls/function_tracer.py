@@ -327,7 +327,7 @@ def _checked_arguments(
     return args, kwargs, futures
 
 
-# Stands for a copy in `_copies` that must be replaced by a new copy before the function is traced again.
+# Marks a copy in `_copies` that must be replaced by a new copy before the function is traced again.
 _OUTDATED = object()
 
 

@@ -215,7 +215,7 @@ def _present(reference: Any) -> Any:
 _BUILD_TIMEOUT = 120.0
 # The number of steps in a fused call, and for each input whether the steps share it.
 _FusedShape = tuple[int, tuple[bool, ...]]
-# None in place of a `_FusedShape` stands for one step with packed messages.
+# None in place of a `_FusedShape` means one step with packed messages.
 _PACKED = None
 
 
@@ -409,7 +409,7 @@ class TracedFunction:
 
     @functools.cached_property
     def _takes_handles(self) -> bool:
-        """Whether an argument is the handle of a variable or another resource, of which workers may have copies."""
+        """Whether an argument is the handle of a variable or another resource that workers may have copies of."""
         inputs = self.concrete.inputs[: len(self.concrete.inputs) - len(captures_of(self.concrete))]
         leaves = tf.nest.flatten(self.concrete.structured_input_signature)
         iterators = sum(isinstance(leaf, tf.data.IteratorSpec) for leaf in leaves)

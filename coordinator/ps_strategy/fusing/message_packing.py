@@ -33,7 +33,7 @@ from coordinator.ps_strategy.tensorflow_internals.functions import called_functi
 
 # Larger tensors are not packed, because copying such a tensor costs more than a message.
 MAX_PACKED_BYTES = 2**20
-# Stands for the unknown device of operations, which TensorFlow places on the worker, or elsewhere at no cost.
+# Represents the unknown device of operations, which TensorFlow places on the worker, or elsewhere at no cost.
 _WORKER = ""
 # TensorFlow places these operations with the users of their outputs.
 _PLACED_WITH_USER = frozenset({"Const", "Shape", "ShapeN", "Size", "Rank"})

@@ -256,7 +256,7 @@ class FiniteWorkerFeed(WorkerFeed):
         self._calls = 0
 
     def _free_places(self) -> list[int | None]:
-        """Returns a worker for each call to schedule; None stands for any worker.
+        """Returns a worker for each call to schedule; None means any worker.
 
         A worker may be returned several times. If no call is scheduled, waits until there is a worker.
         """

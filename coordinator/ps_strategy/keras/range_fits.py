@@ -303,7 +303,7 @@ class RangeFits:
     def restored(self, model: keras.Model, folder: str, epoch: int | None) -> int | None:
         """Has `fit` continue at the position of a model that may have been read from a backup's folder.
 
-        `epoch` is where Keras would begin; None stands for the `initial_epoch` of `fit`. Returns the epoch where `fit`
+        `epoch` is where Keras would begin; None means the `initial_epoch` of `fit`. Returns the epoch where `fit`
         must begin, or None. Raises ValueError if the position belongs to other data or settings.
         """
         data = self._data_of(model)

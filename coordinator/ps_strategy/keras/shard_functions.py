@@ -28,7 +28,7 @@ from coordinator.ps_strategy.tensorflow_internals.unstored_variable import Table
 
 _State = list[Any]
 
-# The type of the operations that stand for a function's arguments and captures: batches, states and variables.
+# The type of the operations that represent a function's arguments and captures: batches, states and variables.
 _ARGUMENT = "Placeholder"
 # The types of operations that change a variable or a table.
 _WRITES = re.compile(
@@ -74,7 +74,7 @@ class ModelCopies(ClientState):
         return self._copies.get(id(variable), stored_variable(variable))
 
     def check(self, concrete: Any) -> None:
-        """Raises ValueError if a function reads a parameter server's variable or table of which there is no copy."""
+        """Raises ValueError if a function reads a parameter server's variable or table that has no copy."""
         handles = {id(part.handle) for copy in self._copies.values() for part in parts_of(copy)}
         for captured in captured_inputs(concrete):
             if is_server_handle(captured) and id(captured) not in handles:

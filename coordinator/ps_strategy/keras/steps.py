@@ -161,7 +161,7 @@ def weighted(batch: Any, class_weight: Sequence[tuple[int, float]]) -> Any:
 def on_replicas(step: Step, strategy: Any) -> Step:
     """Returns a step that runs on each replica of a worker, with a part of the batch.
 
-    The effect equals that of a step on a single device, because Keras divides the loss of each replica by the number of
+    The step has the same effect as on one device, because Keras divides the loss of each replica by the number of
     replicas, and sums the replicas' gradients. `tf.distribute.MirroredStrategy` works the same way. If a batch cannot
     be divided evenly, the examples of the smaller parts have a larger weight.
 

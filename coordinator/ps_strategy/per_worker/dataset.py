@@ -380,7 +380,7 @@ class PerWorkerDataset(_PerWorkerElements):
         self._workers = workers
         self._copies = copies
         self._is_numbered = is_numbered
-        # By worker: the dataset of which iterators are made, and the number of its iterators.
+        # By worker: the dataset that iterators are made from, and the number of its iterators.
         self._iterated = PerWorkerResource(f"iterator of {name}", lambda context: [build(context), 0], share_of)
         self._numbers = itertools.count()
 

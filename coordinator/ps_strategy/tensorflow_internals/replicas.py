@@ -177,7 +177,7 @@ def call_for_each_replica(
     Args:
       strategy: the strategy, with `num_replicas_in_sync` replicas.
       fn: the function. It gets the replica's part of each `PerReplica` argument, in a replica context. If it is a
-        `tf.function`, its operations are added to the graph like those of a Python function.
+        `tf.function`, its operations are added to the graph as for a Python function.
       args: the positional arguments of `fn`.
       kwargs: the keyword arguments of `fn`.
       devices: a device for each replica. An operation that uses a resource is placed with the resource instead.

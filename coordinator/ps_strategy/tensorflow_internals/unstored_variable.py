@@ -243,7 +243,7 @@ def is_being_exported() -> bool:
 
 
 class TableVariable(resource_variable_ops.BaseResourceVariable):
-    """A variable without a value that stands for all rows of a table, for gradient tapes and optimizers.
+    """A variable without a value that represents all rows of a table, for gradient tapes and optimizers.
 
     The variable's gradient is a `tf.IndexedSlices` whose indices are keys of the table, not numbers of rows.
 
