@@ -333,13 +333,13 @@ class LocalServers:
         `is_given_up` returns True for a server that need not answer. If `is_given_up` is given, another thread restarts
         ended servers, and this method waits for them. Otherwise an ended server is an error.
         """
-        deadline = time.monotonic() + timeout
-        pause = threading.Event()
+        deadline, pause = time.monotonic() + timeout, threading.Event()
         while silent := [server for server in self if not (server.is_ready or (is_given_up and is_given_up(server)))]:
             try:
                 silent[0].wait_ready(max(0.0, deadline - time.monotonic()))
             except LaunchError:
-                if is_given_up is None or silent[0].is_alive() or time.monotonic() >= deadline:
+                # The server has ended if time is left; the other thread may have restarted it since.
+                if is_given_up is None or time.monotonic() >= deadline:
                     raise
                 pause.wait(_RESTART_INTERVAL)
 

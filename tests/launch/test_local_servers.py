@@ -1,10 +1,13 @@
+import signal
 import socket
+from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
 from coordinator.errors import LaunchError
 from coordinator.launch import server_process as module
-from coordinator.launch.server_process import free_addresses
+from coordinator.launch.server_process import LocalServers, free_addresses
 
 
 def test_every_address_is_different_and_can_be_served_on() -> None:
@@ -55,3 +58,53 @@ def test_addresses_of_servers_that_are_down_are_not_returned(monkeypatch: pytest
     monkeypatch.setattr(module, "_MOST_ATTEMPTS", 20)
     with pytest.raises(LaunchError):
         free_addresses(1, besides=[address])
+
+
+class FakeProcess:
+    """A process that has ended with a code, or runs if the code is None; `on_wait` is called by every wait."""
+
+    is_lost = False
+    pid = None
+
+    def __init__(self, code: int | None):
+        self.code = code
+        self.on_wait = lambda: None
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        self.on_wait()
+        return self.code
+
+    def kill(self) -> None:
+        pass
+
+    def send(self, number: signal.Signals) -> None:
+        pass
+
+
+class FakeStarter:
+    """Starts the given processes, one after the other."""
+
+    def __init__(self, *processes: FakeProcess):
+        self.processes = [*processes]
+
+    def start_server(self, environment: Mapping[str, str], log: int) -> FakeProcess:
+        return self.processes.pop(0)
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_server_restarted_while_its_end_is_noticed_is_still_waited_for(tmp_path: Path) -> None:
+    ended, running = FakeProcess(-signal.SIGKILL), FakeProcess(None)
+    starters = {("worker", 0): FakeStarter(ended, running)}
+    servers = LocalServers({"worker": free_addresses(1)}, tmp_path, {}, starters=starters)
+    servers.start()
+
+    def restart() -> None:
+        ended.on_wait = lambda: None
+        servers["worker", 0].start()
+
+    ended.on_wait = restart
+    # Nothing answers here, so the second start counts as a server that need not answer.
+    servers.wait_ready(60.0, lambda server: server.starts == 2)
+    assert servers["worker", 0].is_alive()
