@@ -31,6 +31,7 @@ and both nonces. However a process ends, its connections end too. Guarantees:
 import asyncio
 import contextlib
 import dataclasses
+import errno
 import hmac
 import ipaddress
 import json
@@ -158,8 +159,7 @@ def accept(
     if missing := greetings.missing:
         for link in greetings.links.values():
             link.close()
-        names = ", ".join(map(str, sorted(missing)))
-        raise LaunchError(f"The tasks {names} did not start within {timeout:g} s.")
+        raise LaunchError(f"The tasks {', '.join(map(str, sorted(missing)))} did not start within {timeout:g} s.")
     return greetings.links
 
 
@@ -184,7 +184,10 @@ class _Greetings:
         if self.missing:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._complete.wait(), timeout)
-        await _ended([accepting, *self._tasks])
+        # A cancelled `sock_accept` may lose a connection without closing it. After `shutdown`, `sock_accept` fails.
+        listener.shutdown(socket.SHUT_RDWR)
+        await accepting
+        await _ended(self._tasks)
 
     async def _accept(self, listener: socket.socket) -> None:
         while True:
@@ -194,7 +197,9 @@ class _Greetings:
                 oldest.cancel()
             try:
                 connection, _ = await asyncio.get_running_loop().sock_accept(listener)
-            except OSError:
+            except OSError as error:
+                if error.errno == errno.EINVAL:
+                    return
                 # The peer is gone, or this process has too many open files.
                 await asyncio.sleep(_SHORTEST_PAUSE)
                 continue
@@ -416,10 +421,9 @@ def role_of(rank: int, workers: int, ps: int) -> tuple[str, int]:
 def _scontrol(*what: str) -> str:
     command = ["scontrol", "show", *what]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
     except (OSError, subprocess.SubprocessError) as error:
         raise LaunchError(f"`{' '.join(command)}` failed: {error}. It is part of Slurm's client commands.") from None
-    return done.stdout
 
 
 class SlurmTask(Job):
@@ -449,8 +453,7 @@ class SlurmTask(Job):
         # Set when `_server_code` or `_chief_code` is set.
         self._has_ended = threading.Event()
         self._cluster: Mapping[str, list[str]] = {}
-        # Signals that the chief's task received.
-        self._received: list[int] = []
+        self._received_signals: list[int] = []
         self._is_terminated = False
 
     def run(self) -> int:
@@ -498,7 +501,7 @@ class SlurmTask(Job):
             self._cluster = self._gathered(links, deadline)
             _send_all(links, cluster=self._cluster)
             # The signals get handlers, because the program would inherit ignored signals.
-            _handle_signals(lambda number, _: self._received.append(number))
+            _handle_signals(lambda number, _: self._received_signals.append(number))
             self._run_to_end()
             _send_all(links, ended=self._machine.exit_code)
         return self._machine.exit_code
@@ -552,7 +555,6 @@ class SlurmTask(Job):
         _handle_signals(signal.SIG_IGN)
 
     def _follow_chief(self, link: TaskLink) -> None:
-
         def follow() -> None:
             code = None
             while code is None and (message := link.receive()) is not None:
@@ -656,8 +658,8 @@ class SlurmTask(Job):
         on_line = None if is_plain else partial(self._console.forward, self._job)
         end = partial(self._machine.program_ended, role)
         self._start(self._request.command, environment, on_line, lambda code: self._events.put(partial(end, code)))
-        if self._received:
-            self.send(signal.Signals(self._received[0]))
+        if self._received_signals:
+            self.send(signal.Signals(self._received_signals[0]))
 
     def start_server(self, name: str) -> None:  # noqa: ARG002 - a task has one server
         self._serve()
@@ -694,5 +696,4 @@ def _handle_signals(handler: Any) -> None:
 
 
 def _free_address(host: str) -> str:
-    [address] = free_addresses(1)
-    return address.replace("127.0.0.1", host)
+    return free_addresses(1)[0].replace("127.0.0.1", host)

@@ -137,7 +137,6 @@ class FitExtension:
         return self._turns_of_client(x, strategy, arguments, is_evaluation)
 
     def _turns_of_client(self, x: Any, strategy: Any, arguments: dict[str, Any], is_evaluation: bool) -> EpochIterator:
-
         def create_feed(dataset: tf.data.Dataset) -> Feed:
             batches = iter(dataset)
             if not is_evaluation:
