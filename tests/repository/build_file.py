@@ -16,6 +16,7 @@ from pathlib import Path
 import grimp
 
 from tests import ROOT
+from tests.repository.parsing import parse
 
 _HEAD = """\
 # The layers of the package, one library each. Written by `python -m tests.repository.build_file`, which finds what a
@@ -53,7 +54,7 @@ def import_graph() -> grimp.ImportGraph:
     graph = grimp.build_graph(*packages, include_external_packages=True, cache_dir=None)
     for stub in (ROOT / "coordinator").glob("**/__init__.pyi"):
         package = ".".join(stub.parent.relative_to(ROOT).parts)
-        for node in ast.parse(stub.read_text(encoding="utf-8")).body:
+        for node in parse(stub.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ImportFrom):
                 graph.add_import(importer=package, imported=f"{package}.{node.module or node.names[0].name}")
     return graph
@@ -129,7 +130,7 @@ def _glob(patterns: Sequence[str], exclude: Sequence[str] = ()) -> str:
 
 
 def _summary(path: Path) -> str:
-    return str(ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))).partition("\n")[0]
+    return str(ast.get_docstring(parse(path.read_text(encoding="utf-8")))).partition("\n")[0]
 
 
 def _head_of_package(graph: grimp.ImportGraph) -> str:

@@ -9,6 +9,8 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
+from tests.repository.parsing import parse
+
 TESTS = Path(__file__).resolve().parents[1]
 README = TESTS / "README.md"
 _COMMENT = re.compile(r"#.*?\brows? (\d+(?:(?:, | and |, and )\d+)*)")
@@ -22,7 +24,7 @@ def holders_by_row(folder: Path = TESTS) -> dict[int, list[str]]:
     for path in sorted(folder.rglob("test_*.py")):
         source = path.read_text(encoding="utf-8")
         lines = source.splitlines()
-        for node in ast.walk(ast.parse(source)):
+        for node in ast.walk(parse(source)):
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
                 for row in sorted(_rows_of(node, lines)):
                     found[row].append(f"{path.relative_to(folder)}::{node.name}")

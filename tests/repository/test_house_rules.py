@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests import ROOT
+from tests.repository.parsing import parse
 
 MOST_LINES = 900
 LONGEST_TEST_NAME = 80
@@ -21,7 +22,7 @@ SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*
 
 def sleeps(source: str) -> Iterator[int]:
     """Yields the lines that use `time.sleep`, under any name."""
-    for node in ast.walk(ast.parse(source)) if "sleep" in source else ():
+    for node in ast.walk(parse(source)) if "sleep" in source else ():
         if isinstance(node, ast.Attribute) and ast.unparse(node) == "time.sleep":
             yield node.lineno
         if isinstance(node, ast.ImportFrom) and node.module == "time" and "sleep" in {name.name for name in node.names}:

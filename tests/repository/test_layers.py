@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests import ROOT
+from tests.repository.parsing import parse
 
 # `tensorflow.core` is not among them: its messages are a format, which outlives the code that reads it.
 PRIVATE_NAMES = (
@@ -52,7 +53,7 @@ def test_private_names_of_tensorflow_and_keras_are_used_in_one_place() -> None:
         f"{path}:{line}: {name}"
         for path in (ROOT / "coordinator").rglob("*.py")
         if not any(path.is_relative_to(folder) for folder in FOLDERS_FOR_PRIVATE_NAMES)
-        for line, name in private_names(ast.parse(path.read_text(encoding="utf-8")))
+        for line, name in private_names(parse(path.read_text(encoding="utf-8")))
     ]
     assert not found
 
@@ -66,5 +67,5 @@ def test_private_names_of_tensorflow_and_keras_are_used_in_one_place() -> None:
     ],
 )
 def test_every_way_to_use_a_private_name_is_detected(source: str) -> None:
-    assert private_names(ast.parse(source))
-    assert not private_names(ast.parse("import tensorflow as tf\ntf.function\nimport keras"))
+    assert private_names(parse(source))
+    assert not private_names(parse("import tensorflow as tf\ntf.function\nimport keras"))

@@ -15,6 +15,7 @@ from coordinator.cli.command_line import main
 from tests import ROOT
 from tests.pages import Block, blocks, snippets, unnamed
 from tests.program_runner import COORDINATOR, ProgramRunner
+from tests.repository.parsing import parse
 
 FRAGMENTS = (ROOT / "tests/repository/fragments.py").read_text(encoding="utf-8")
 PAGES = sorted(str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -111,13 +112,13 @@ def test_every_page_with_python_is_run_by_a_test() -> None:
 def test_every_block_of_python_is_python() -> None:
     for page in PAGES:
         for text in snippets(page):
-            ast.parse(text, filename=page)
+            parse(text)
 
 
 def is_python(text: str) -> bool:
     """Whether a text is Python and has a name in it, unlike a number or nothing at all."""
     try:
-        return any(isinstance(node, ast.Name) for node in ast.walk(ast.parse(text)))
+        return any(isinstance(node, ast.Name) for node in ast.walk(parse(text)))
     except SyntaxError:
         return False
 

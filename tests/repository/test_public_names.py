@@ -13,6 +13,7 @@ import pytest
 import coordinator
 from tests import ROOT
 from tests.program_runner import ProgramRunner
+from tests.repository.parsing import parse
 
 HEAVY = ("google.protobuf", "grpc", "keras", "numpy", "psutil", "tensorflow")
 SECONDS_OF_PROCESSOR = 0.2
@@ -97,7 +98,7 @@ def test_a_misspelt_name_is_an_attribute_error_for_which_python_suggests_another
 
 @modules
 def test_every_lazy_name_is_that_of_the_stub_which_type_checkers_read(module: types.ModuleType) -> None:
-    stub = ast.parse(Path(module.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
+    stub = parse(Path(module.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
     imported = {alias.name for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names}
     assigned = {ast.unparse(target) for node in stub.body for target in getattr(node, "targets", ())}
     assert imported | assigned | {"__version__"} == set(module.__all__) | {"__version__"}

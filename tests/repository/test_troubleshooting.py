@@ -5,10 +5,11 @@ import re
 from collections.abc import Iterator
 
 from tests import ROOT
+from tests.repository.parsing import parse
 
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 OURS = PAGE.partition("\n## Messages of TensorFlow")[0]
-SOURCES = [ast.parse(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "coordinator").rglob("*.py"))]
+SOURCES = [parse(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "coordinator").rglob("*.py"))]
 HOLE = "\0"  # replaces a variable part of a message
 
 
