@@ -31,7 +31,6 @@ and both nonces. However a process ends, its connections end too. Guarantees:
 import asyncio
 import contextlib
 import dataclasses
-import errno
 import hmac
 import ipaddress
 import json
@@ -185,6 +184,7 @@ class _Greetings:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._complete.wait(), timeout)
         # A cancelled `sock_accept` may lose a connection without closing it. After `shutdown`, `sock_accept` fails.
+        self._complete.set()
         listener.shutdown(socket.SHUT_RDWR)
         await accepting
         await _ended(self._tasks)
@@ -197,8 +197,8 @@ class _Greetings:
                 oldest.cancel()
             try:
                 connection, _ = await asyncio.get_running_loop().sock_accept(listener)
-            except OSError as error:
-                if error.errno == errno.EINVAL:
+            except OSError:
+                if self._complete.is_set():
                     return
                 # The peer is gone, or this process has too many open files.
                 await asyncio.sleep(_SHORTEST_PAUSE)
