@@ -112,7 +112,7 @@ def test_every_page_with_python_is_run_by_a_test() -> None:
 def test_every_block_of_python_is_python() -> None:
     for page in PAGES:
         for text in snippets(page):
-            parse(text)
+            parse(text, page)
 
 
 def is_python(text: str) -> bool:
