@@ -83,31 +83,24 @@ def run_program(interpreter: PreloadedInterpreter, tmp_path: Path) -> ProgramRun
 
 @pytest.fixture(scope="session")
 def shared_cluster() -> "Iterator[LocalCluster]":
-    """Three workers and two parameter servers for the whole run. A test that kills one of them restarts it."""
+    """Two workers and two parameter servers for the whole run. A test that kills one of them restarts it."""
     from coordinator.testing import LocalCluster
 
-    with LocalCluster(workers=3, ps=2) as cluster:
+    with LocalCluster(workers=2, ps=2) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="session")
-def strategy(request: pytest.FixtureRequest, shared_cluster: "LocalCluster") -> "Iterator[ParameterServerStrategy]":
+def strategy(shared_cluster: "LocalCluster") -> "Iterator[ParameterServerStrategy]":
     """The strategy on the shared cluster. A process connects to one cluster only, so all its tests use this one."""
-    import tensorflow as tf
-
     from coordinator import Options, ParameterServerStrategy
     from tests.ps_strategy.sharded.partitioners import partitioner_of_test
 
     # So little that small variables are saved in blocks.
     options = Options(checkpoint_memory=2**16)
-    # Each worker optimizes the graph of every function of every test: a third of their time. Runs of long tests, and
-    # all programs that tests start, do what users' programs do.
-    is_default = request.config.option.markexpr.startswith("not long")
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": is_default})
     # Closed, not joined: functions of a failed test may never end.
     with contextlib.closing(ParameterServerStrategy(shared_cluster.resolver, partitioner_of_test, options)) as strategy:
         yield strategy
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from tests import ROOT
 from tests.pages import snippets
 from tests.program_runner import COORDINATOR, ProgramRunner
 
-TESTS = "-m pytest -n 3 --dist worksteal"
+TESTS = "-m pytest -n 2 --dist worksteal"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
