@@ -1,7 +1,6 @@
 """A cluster of the core on a fake runtime, closed when the test ends."""
 
 import contextlib
-import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from coordinator.options import Options
 from coordinator.testing.fake_runtime import FakeRuntime
 from coordinator.workers.scheduler import Scheduler
-from tests.deadline import LIMIT, wait_until
+from tests.deadline import LIMIT
 
 OPTIONS = Options(
     heartbeat_interval=0.05, reconnect_interval=0.001, transient_retries=3, max_attempts=3, close_timeout=LIMIT
@@ -29,12 +28,8 @@ def index_of(worker: int) -> int:
 
 
 def check_events(scheduler: Scheduler) -> None:
-    """Compares the counts of the events with the statistics; no closure may run.
-
-    A worker's thread may record an event a moment after it has counted the same in the statistics.
-    """
-    with contextlib.suppress(AssertionError):
-        wait_until(lambda: operator.eq(*_counts(scheduler)))
+    """Compares the counts of the events with the statistics; no closure may run."""
+    scheduler.settled(LIMIT)
     found, expected = _counts(scheduler)
     assert found == expected
 

@@ -6,6 +6,7 @@ Guarantees:
 - `record` neither blocks nor calls other code. The closures of one call are one event with `count` closures.
 - The counts of all events of a kind add up to the corresponding count in `strategy.cluster.statistics()`.
 - A slow reader misses events, learns how many, and delays no other thread.
+- `Listener.deliver` makes a listener read at once, and says whether it has; `on_delivery` is called after each reading.
 """
 
 import contextlib
@@ -80,11 +81,24 @@ class EventStream:
         self._recorded = 0
         # A leaf lock: nothing is called while it is held.
         self._lock = threading.Lock()
+        self._listeners: dict[Listener, None] = {}
+        self.on_delivery: Callable[[], object] = lambda: None
 
     @property
     def recorded(self) -> int:
         """How many events were recorded; also the number of the next event."""
         return self._recorded
+
+    def listeners(self) -> list["Listener"]:
+        """Returns the listeners whose threads have not ended."""
+        return [*self._listeners.copy()]
+
+    def add(self, listener: "Listener") -> None:
+        self._listeners[listener] = None
+
+    def remove(self, listener: "Listener") -> None:
+        self._listeners.pop(listener, None)
+        self.on_delivery()
 
     def record(
         self, kind: Kind, task: str = "", name: str = "", count: int = 1, seconds: float = 0.0, detail: str = ""
@@ -120,13 +134,28 @@ class Listener:
     ) -> None:
         self._events = events
         self._callback = callback
-        self._next = events.recorded
-        self._thread = BackgroundThread(name, self._listen, finish=finish)
+        self._next = self._delivered = events.recorded
+        self._wakeup = threading.Event()
+        self._finish = finish
+        self._thread = BackgroundThread(name, self._listen, finish=self._end)
+        events.add(self)
         self._thread.start()
+
+    @property
+    def thread(self) -> threading.Thread:
+        return self._thread.thread
+
+    def deliver(self, number: int) -> bool:
+        """Returns whether the callback has returned for all events before `number`; if not, hastens that."""
+        if self._delivered >= number or self not in self._events.listeners():
+            return True
+        self._wakeup.set()
+        return False
 
     def close(self, timeout: float | None = None) -> None:
         """Delivers all recorded events and ends the thread. A second call does nothing."""
         self._thread.stop()
+        self._wakeup.set()
         if self._thread.thread is threading.current_thread():
             return
         if not self._thread.wait_stopped(timeout):
@@ -135,13 +164,26 @@ class Listener:
     def _listen(self) -> None:
         is_last = False
         while not is_last:
-            is_last = self._thread.stopping.wait(_INTERVAL)
+            self._wakeup.wait(_INTERVAL)
+            self._wakeup.clear()
+            is_last = self._thread.stopping.is_set()
             events, self._next, dropped = self._events.since(self._next)
             try:
                 if events:
                     self._callback(events, dropped)
             except BaseException:
                 _logger.exception("A callback for events raised an error; it is called again for those that follow.")
+            self._delivered = self._next
+            self._events.on_delivery()
+
+    def _end(self) -> None:
+        try:
+            self._finish()
+        finally:
+            self._events.remove(self)
+
+    def __str__(self) -> str:
+        return f"the callbacks for events on {self.thread.name}"
 
 
 def task_of_device(device: str) -> str:

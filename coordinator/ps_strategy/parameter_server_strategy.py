@@ -223,6 +223,23 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
         """Returns whether all scheduled functions have finished. Raises what `join` raises."""
         return self._scheduler.done() if tf.executing_eagerly() else self.extended.on_client("done")
 
+    def settled(self, timeout: float | None = None) -> None:
+        """Waits until everything is done that follows from what has happened: see docs/guarantees.md, "Waiting".
+
+        A future, a count or a lost worker can be seen before the library has finished with it. Afterwards everything
+        that follows has been done too: counts in all statistics, the ledger of `Epochs`, events, lines of the log, and
+        callbacks of futures and of `on_event`, which have returned. Functions that run or wait now are not waited for;
+        `join` does that. Neither are lost servers, nor a save in the background.
+
+        Args:
+          timeout: in seconds; None for no limit. A wait without progress is reported in the log.
+
+        Raises:
+          TimeoutError: something is not done after `timeout`; the message names who does it.
+          RuntimeError: the caller is such a callback, for which it would wait.
+        """
+        self._scheduler.settled(timeout)
+
     def cancel_all(self) -> None:
         """Cancels all scheduled functions. Afterwards no function runs, and new functions can be scheduled.
 

@@ -14,6 +14,7 @@ Guarantees:
 - A closure whose input has ended on a worker runs on another worker, and fails if the input has ended on all.
 - A worker that finds no closure sleeps until there is a closure that it may run. A closure wakes one worker.
 - Each wait has a deadline, or the log reports it when nothing progresses. Each wait ends when the queue is stopped.
+- What follows from the end of a call is under way before anyone can see that end, and `wait_consequences` waits for it.
 - There is one lock. While the lock is held, only code of the core and of the standard library runs: no TensorFlow, no
   runtime, no user code (futures' callbacks, destructors of arguments).
 
@@ -32,6 +33,7 @@ Guarantees:
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import threading
 import time
@@ -66,6 +68,22 @@ _MOMENT = 0.01
 _NEVER = -1
 
 
+class Outside:
+    """A scope, for any number of uses, in which a worker runs a call or waits for something outside of the client."""
+
+    __slots__ = ("_queue", "_worker")
+
+    def __init__(self, queue: "ClosureQueue", worker: int) -> None:
+        self._queue = queue
+        self._worker = worker
+
+    def __enter__(self) -> None:
+        self._queue.end_consequences(self._worker)
+
+    def __exit__(self, *_: object) -> None:
+        self._queue.begin_consequences(self._worker)
+
+
 class ClosureQueue:
     """A queue of closures with back-pressure, retries, one pending error, cancellation and quiet periods.
 
@@ -93,6 +111,8 @@ class ClosureQueue:
         self._has_room = CountedCondition(self._lock)
         self._settled = CountedCondition(self._lock)
         self._attempt_ended = CountedCondition(self._lock)
+        self._consequence_ended = CountedCondition(self._lock)
+        self.events.on_delivery = self._notify_consequences
 
     # For the user's threads and the scheduler.
 
@@ -194,6 +214,48 @@ class ClosureQueue:
             )
             if not unless():
                 self._raise_pending_error()
+
+    def wait_consequences(self, timeout: float | None = None) -> None:
+        """Waits at most `timeout` seconds until all has happened that follows from the calls that have ended.
+
+        Raises:
+          TimeoutError: the wait timed out; the message names what it waited for.
+          RuntimeError: the caller is a callback, for whose own end this would wait.
+        """
+        deadline, under_way = deadline_after(timeout), self._state.under_way
+        awaited = "settled waits for {}, as all that follows from ended calls is to be done"
+        listeners = self.events.listeners()
+        if threading.get_ident() in [*under_way.copy().values(), *(listener.thread.ident for listener in listeners)]:
+            raise RuntimeError("settled was called in a callback and would wait for itself. Call it on another thread.")
+        with self._lock:
+            # It is counted before the first look, because what is under way ends without the lock if nothing waits.
+            self._consequence_ended.waiters += 1
+            try:
+                # Active workers that are idle report it now.
+                for worker in self._state.active:
+                    self._state.interrupt(worker)
+                for key, begun in under_way.copy().items():
+                    who = f"worker {key}" if isinstance(key, int) else key
+                    has_ended = functools.partial(lambda key, begun: under_way.get(key) is not begun, key, begun)
+                    self._until(self._consequence_ended, has_ended, awaited.format(who), deadline)
+                number = self.events.recorded
+                for listener in self.events.listeners():
+                    has_ended = functools.partial(listener.deliver, number)
+                    self._until(self._consequence_ended, has_ended, awaited.format(listener), deadline)
+            finally:
+                self._consequence_ended.waiters -= 1
+
+    @contextlib.contextmanager
+    def consequences(self) -> Iterator[None]:
+        """A scope in which this thread, not a worker's, changes and reports something that others may see at once."""
+        thread = threading.current_thread()
+        is_inner = thread in self._state.under_way
+        self._state.under_way.setdefault(thread, threading.get_ident())
+        try:
+            yield
+        finally:
+            if not is_inner:
+                self.end_consequences(thread)
 
     def wait_for_room(self, timeout: float | None, unless: Callable[[], bool]) -> None:
         """Waits until `put` would not wait. Raises TimeoutError after `timeout`. For `unless` see `wait_settled`."""
@@ -319,6 +381,20 @@ class ClosureQueue:
 
     # For a worker's thread.
 
+    def begin_consequences(self, who: int | threading.Thread) -> None:
+        """Records that a worker, or another thread, does what follows from what has ended, until `end_consequences`."""
+        self._state.under_way.setdefault(who, object())
+
+    def end_consequences(self, who: int | threading.Thread) -> None:
+        self._state.under_way.pop(who, None)
+        if self._consequence_ended.waiters:
+            self._notify_consequences()
+
+    def _notify_consequences(self) -> None:
+        if self._consequence_ended.waiters:
+            with self._lock:
+                self._consequence_ended.notify_all()
+
     def take(self, worker: int, timeout: float | None = None) -> Attempt | None:
         """Waits at most `timeout` seconds for the next closure that `worker` may run, and starts an attempt.
 
@@ -331,6 +407,7 @@ class ClosureQueue:
         while True:
             with self._lock:
                 is_interrupted = False
+                state.under_way.setdefault(worker, cancellation)
                 if idle is not None:
                     state.idle.pop(worker, None)
                     is_interrupted = idle.is_interrupted
@@ -347,6 +424,8 @@ class ClosureQueue:
                     break
                 # The worker waits again if another worker has taken the closure for which this worker woke.
                 idle = state.wait(worker)
+                if self._consequence_ended.waiters:
+                    self._consequence_ended.notify_all()
             is_late = not idle.wait(None if deadline is None else deadline - time.monotonic())
         if attempt is None:
             self._unused_cancellations[worker] = cancellation
@@ -641,9 +720,9 @@ class ClosureQueue:
         with self._lock:
             for attempt in ended:
                 state.end_attempt(attempt)
-            for closure, _ in outcomes:
-                if closure.counts:
-                    state.uncount(closure)
+            state.record_reported(outcomes)
+            if self._consequence_ended.waiters:
+                self._consequence_ended.notify_all()
             self._notify_settled(has_room=len(outcomes) > len(ended))
         for closure, _ in outcomes:
             # The work is dropped without the lock, because arguments may have destructors written by users.

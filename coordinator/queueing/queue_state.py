@@ -332,6 +332,9 @@ class QueueState:
       paused: why no closure may start; "" if closures may.
       quiet: a period in which no scheduled closure may start -> the thread that began the period.
       active: the workers that have had a scheduled closure since they last reported that they are idle.
+      under_way: who carries out what follows from a call that has ended: a worker, a closure whose outcome is decided
+        and not reported yet, or another thread -> an object that differs each time, or the identity of the thread. A
+        worker is not under way while it is idle, runs a call or waits for its task. Changed without the lock, too.
       dismissed: the workers that may start no closure.
       steps: how many runs of scheduled closures have finished.
     """
@@ -349,6 +352,7 @@ class QueueState:
         self.paused = ""
         self.quiet: dict[object, threading.Thread] = {}
         self.active: set[int] = set()
+        self.under_way: dict[int | Closure | threading.Thread, object] = {}
         self.dismissed: set[int] = set()
         self.stopped = False
         self.retried = 0
@@ -413,6 +417,7 @@ class QueueState:
         """Adds a worker to the idle workers."""
         assert worker not in self.idle, f"two threads take for worker {worker}"
         self.idle[worker] = idle = IdleWorker(worker)
+        self.under_way.pop(worker, None)
         return idle
 
     def interrupt(self, worker: int) -> None:
@@ -420,6 +425,7 @@ class QueueState:
         idle = self.idle.pop(worker, None)
         if idle is not None:
             self.waking[worker] = False
+            self.under_way[worker] = idle
             idle.is_interrupted = True
             idle.wakeup.release()
 
@@ -444,6 +450,7 @@ class QueueState:
             # These lines make no call, so Ctrl-C cannot come between them.
             del self.idle[index]
             self.waking[index] = not self.quiet
+            self.under_way[index] = idle
             idle.wakeup.release()
 
     def wake_all(self) -> None:
@@ -598,6 +605,13 @@ class QueueState:
             closure.counts = False
             self.unsettled -= 1
 
+    def record_reported(self, outcomes: Sequence[tuple[Closure, Any]]) -> None:
+        """Records that the futures of decided closures are set and their callbacks have returned."""
+        for closure, _ in outcomes:
+            if closure.counts:
+                self.uncount(closure)
+            self.under_way.pop(closure, None)
+
     def take_error(self) -> BaseException | None:
         """Returns and forgets the error to raise now."""
         error = self.error or self.late_error or next(iter(self.ends.values()), None)
@@ -621,6 +635,7 @@ class QueueState:
         """Ends a closure and adds it to the effects. If it has no result, its `RunsFuture`'s other parts end too."""
         if closure.is_queued:
             self.waiting.remove(closure)
+        self.under_way[closure] = threading.get_ident()
         closure.end(outcome)
         effects.outcomes.append((closure, value))
         self._ended[outcome] += closure.runs

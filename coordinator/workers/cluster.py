@@ -33,7 +33,7 @@ from coordinator.errors import InvalidTransitionError, StrategyClosedError, Work
 from coordinator.future import Future
 from coordinator.options import Options, check_integer
 from coordinator.queueing.closure import Attempt, ErrorScope
-from coordinator.queueing.closure_queue import ClosureQueue
+from coordinator.queueing.closure_queue import ClosureQueue, Outside
 from coordinator.queueing.waits import uninterrupted
 from coordinator.runtime import Failure, FailureKind, Runtime, Servers
 from coordinator.statistics import ClusterStatistics, WorkerStatistics
@@ -220,6 +220,7 @@ class Worker(QueueThread):
         self.index = index
         self._task = f"worker {index}"
         self.device = servers.worker_device(index)
+        self._outside = Outside(queue, index)
         self._runtime = runtime
         self._servers = servers
         self._recovery = recovery
@@ -275,6 +276,7 @@ class Worker(QueueThread):
 
     def _serve(self) -> None:
         index, servers = self.index, self._servers
+        self._queue.begin_consequences(index)
         self._runtime.bind_thread(index)
         if self._state is WorkerState.LOST:
             # An unexpected error has ended the wait for the worker's return.
@@ -301,13 +303,17 @@ class Worker(QueueThread):
             # The worker was removed.
             self._report_idle()
             self._queue.fail_orphaned(self.index)
+        self._queue.end_consequences(index)
 
     def _record_failure(self, error: BaseException) -> None:
         """Records an unexpected error of the thread, whose closures run again as after a transient failure."""
-        super()._record_failure(error)
-        for attempt in self._queue.attempts(self.index):
-            self._settle_failed_attempt(attempt, Failure(FailureKind.TRANSIENT, error), may_recover=False)
-        self._report_idle()
+        try:
+            super()._record_failure(error)
+            for attempt in self._queue.attempts(self.index):
+                self._settle_failed_attempt(attempt, Failure(FailureKind.TRANSIENT, error), may_recover=False)
+            self._report_idle()
+        finally:
+            self._queue.end_consequences(self.index)
 
     def _report_idle(self) -> None:
         if self._queue.is_active(self.index):
@@ -324,7 +330,8 @@ class Worker(QueueThread):
             return
         attempts = self._dispatch.gather(attempt)
         try:
-            results = self._dispatch.run(attempts)
+            with self._outside:
+                results = self._dispatch.run(attempts)
         except BaseException as error:  # noqa: BLE001 - the runtime classifies it
             self._settle_failure(attempts, error)
         else:
@@ -339,7 +346,7 @@ class Worker(QueueThread):
         is_transient = failure.kind is FailureKind.TRANSIENT
         if is_transient:
             # The cause of the refusal needs time to go away; immediate retries would all fail.
-            self.stopping.wait(self._options.reconnect_interval)
+            self._pause()
             failure = self._blamed_on_links(failure)
         if sum(attempt.closure.runs for attempt in attempts) <= 1:
             self._settle_failed_attempt(attempts[0], failure, may_recover)
@@ -369,6 +376,10 @@ class Worker(QueueThread):
     def _wait_linked(self) -> None:
         while self._cluster.links.separation and not self.stopping.is_set():
             self._report_idle()
+            self._pause()
+
+    def _pause(self) -> None:
+        with self._outside:
             self.stopping.wait(self._options.reconnect_interval)
 
     def _settle_failed_attempt(self, attempt: Attempt, failure: Failure, may_recover: bool) -> None:
@@ -445,7 +456,7 @@ class Worker(QueueThread):
             if now - reported_at >= self._options.stall_report_interval:
                 reported_at = now
                 _logger.warning(text, self.device, now - lost_at, self._servers.describe_loss(self.index))
-            self.stopping.wait(self._options.reconnect_interval)
+            self._pause()
         if self.stopping.is_set():
             return
         text = "%s connected after %.1f s." if is_new else "%s reconnected after %.1f s."
@@ -481,7 +492,8 @@ class Worker(QueueThread):
 
     def _reconnect(self) -> bool:
         start = time.monotonic()
-        connected = self._servers.reconnect(self.index)
+        with self._outside:
+            connected = self._servers.reconnect(self.index)
         if connected:
             self._queue.renew_inputs(self.index)
             self._reconnections += 1

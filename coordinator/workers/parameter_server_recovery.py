@@ -103,6 +103,7 @@ class RecoveryLoop(QueueThread):
             return False
         with self._lock:
             if not self._begun.is_set():
+                self._queue.begin_consequences(self.thread)
                 self._loss = error
                 self._begun.set()
         return True
@@ -127,6 +128,12 @@ class RecoveryLoop(QueueThread):
             # A server was lost again just after the recovery.
 
     def _watch(self) -> None:
+        try:
+            self._watch_until_stopped()
+        finally:
+            self._queue.end_consequences(self.thread)
+
+    def _watch_until_stopped(self) -> None:
         if self._queue.is_paused:
             # An unexpected error has ended a recovery that had paused the queue.
             self._begun.set()
@@ -159,7 +166,9 @@ class RecoveryLoop(QueueThread):
         text = "%s was lost; no function runs until it answers again and the variables are restored, at most %g s."
         lost = loss.task if isinstance(loss, ParameterServerLost) else "A parameter server"
         _logger.warning(text, lost, self._options.parameter_server_timeout)
+        self._queue.end_consequences(self.thread)
         error, rollback = self._recover_in_time(lost_at)
+        self._queue.begin_consequences(self.thread)
         if self.stopping.is_set():
             return
         if error is not None:
@@ -174,6 +183,8 @@ class RecoveryLoop(QueueThread):
             self._queue.resume()
         with self._lock:
             self._changed.notify_all()
+            if not self._begun.is_set():
+                self._queue.end_consequences(self.thread)
 
     def _recover_in_time(self, lost_at: float) -> tuple[BaseException | None, Rollback | None]:
         """Tries until success or timeout; returns the error that ended the recovery, and what was rolled back."""
@@ -207,6 +218,10 @@ class RecoveryLoop(QueueThread):
         return None, None
 
     def _record_loss(self, error: BaseException) -> None:
+        with self._queue.consequences():
+            self._count_loss(error)
+
+    def _count_loss(self, error: BaseException) -> None:
         task = task_of_device(error.task if isinstance(error, ParameterServerLost) else "/job:ps")
         with self._lock:
             is_new = task not in self._away

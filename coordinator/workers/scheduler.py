@@ -256,6 +256,11 @@ class Scheduler:
         self._refuse_caller("done")
         return self.queue.is_settled()
 
+    def settled(self, timeout: float | None = None) -> None:
+        """Waits until all that follows from ended closures is done; see `ParameterServerStrategy.settled`."""
+        self._refuse_caller("settled")
+        self.queue.wait_consequences(timeout)
+
     def quiet(self, timeout: float | None = None, *, verb: str = "quiet") -> contextlib.AbstractContextManager[None]:
         """Returns a scope in which no scheduled closure runs; see `ClosureQueue.quiet`. `verb` is the user's method."""
         self._refuse_caller(verb)

@@ -1,0 +1,212 @@
+"""Tests of `settled`: what follows from the end of a call is done when it returns, however late its thread is."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from coordinator.events.event_stream import EventStream
+from coordinator.options import Options
+from coordinator.testing.fake_runtime import FakeRuntime, Gate
+from coordinator.workers.scheduler import Scheduler
+from tests.deadline import LIMIT, wait_until
+from tests.fake_cluster import OPTIONS, check_events, index_of, run_on_threads, running_scheduler
+
+
+class Late:
+    """Calls a function when the test lets it, in place of that function."""
+
+    def __init__(self, function: Callable[..., object] = lambda *_: None) -> None:
+        self._function = function
+        self._begun, self._may_go_on = threading.Event(), threading.Event()
+        self.is_done = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        self._begun.set()
+        assert self._may_go_on.wait(LIMIT)
+        self._function(*args, **kwargs)
+        self.is_done = True
+
+    def check_awaited(self, scheduler: Scheduler, who: str = "") -> None:
+        """Checks that `settled` waits for the function, and names `who` calls it."""
+        assert self._begun.wait(LIMIT)
+        with pytest.raises(TimeoutError, match=f"settled waits for {who}"):
+            scheduler.settled(timeout=0)
+        assert not self.is_done
+        self._may_go_on.set()
+        scheduler.settled(LIMIT)
+        assert self.is_done
+
+
+@pytest.fixture
+def runtime() -> FakeRuntime:
+    return FakeRuntime(2)
+
+
+@pytest.fixture
+def scheduler(runtime: FakeRuntime) -> Iterator[Scheduler]:
+    with running_scheduler(runtime) as scheduler:
+        yield scheduler
+
+
+def test_callbacks_of_futures_of_events_and_of_idle_workers_have_returned(scheduler: Scheduler) -> None:
+    late = Late()
+    scheduler.schedule(index_of, "step", worker=0).add_done_callback(late)
+    late.check_awaited(scheduler, "worker 0")
+    seen: list[Any] = []
+    late = Late(seen.append)
+    scheduler.listeners.on_event(late)
+    assert scheduler.schedule(index_of, "step", worker=1).result(LIMIT) == 1
+    late.check_awaited(scheduler, "the callbacks for events on coordinator-events")
+    assert [event.kind for event in seen] == ["closures_started", "closures_finished"]
+    late = Late()
+    scheduler.cluster.add_idle_callback(late)
+    scheduler.schedule(index_of, "step", worker=1).result(LIMIT)
+    late.check_awaited(scheduler, "worker 1")
+
+
+def test_a_cancellation_by_another_thread_is_over(scheduler: Scheduler, runtime: FakeRuntime) -> None:
+    gate, late = Gate(runtime), Late()
+    for worker in range(2):
+        scheduler.schedule(gate, "running", worker=worker)
+    gate.wait_arrived(2)
+    future = scheduler.schedule(index_of, "cancelled")
+    future.add_done_callback(late)
+    run_on_threads(lambda turn: (future.cancel, lambda: late.check_awaited(scheduler, "closure 2"))[turn](), range(2))
+    gate.open()
+
+
+# The beginnings of what follows from the loss of a server, in the words of events and of the log.
+FOLLOWING = [
+    *("closures_retried", "worker_lost", "worker_returned", "parameter_server_lost", "parameter_server_recovered"),
+    *("task:0 was lost; its work", "task:0 reconnected", "task:0 was lost; no function runs", "servers are back"),
+]
+
+
+@pytest.mark.parametrize("following", FOLLOWING)
+def test_losses_and_returns_are_counted_recorded_and_logged(
+    following: str, scheduler: Scheduler, runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late: list[Late] = []
+    has_begun = threading.Event()
+
+    def delayed(function: Callable[..., Any], text_of: Callable[..., str]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if following not in text_of(*args) or late:
+                return function(*args, **kwargs)
+            late.append(Late(function))
+            has_begun.set()
+            return late[0](*args, **kwargs)
+
+        return call
+
+    def restore() -> bool:
+        runtime.restore_parameter_server()
+        return True
+
+    monkeypatch.setattr(EventStream, "record", delayed(EventStream.record, lambda _, kind, *__: kind))
+    monkeypatch.setattr(logging.Logger, "handle", delayed(logging.Logger.handle, lambda _, line: line.getMessage()))
+    scheduler.recovery.recover_with(restore)
+    gate = Gate(runtime)
+    future = scheduler.schedule(gate, "step", worker=0)
+    gate.wait_arrived()
+    if "server" in following or "no function" in following:
+        runtime.lose_parameter_server()
+    else:
+        runtime.restart(0)
+    gate.open()
+    assert has_begun.wait(LIMIT)
+    late[0].check_awaited(scheduler)
+    assert future.result(LIMIT) == 0
+    scheduler.settled(LIMIT)
+    check_events(scheduler)
+
+
+def test_it_does_not_wait_for_what_runs_or_waits_nor_for_a_lost_worker(
+    scheduler: Scheduler, runtime: FakeRuntime
+) -> None:
+    gate = Gate(runtime)
+    running = [scheduler.schedule(gate, "running", worker=worker) for worker in range(2)]
+    waiting = scheduler.schedule(index_of, "waiting")
+    gate.wait_arrived(2)
+    scheduler.settled(LIMIT)
+    runtime.kill(0)
+    wait_until(lambda: scheduler.cluster.statistics().workers[0].losses)
+    scheduler.settled(LIMIT)
+    assert not any(future.done() for future in (*running, waiting))
+    gate.open()
+    runtime.restart(0)
+    scheduler.join(LIMIT)
+
+
+def test_new_closures_do_not_keep_it_waiting(scheduler: Scheduler) -> None:
+    has_ended = threading.Event()
+
+    def run(turn: int) -> None:
+        if turn == 0:
+            for _ in range(20):
+                scheduler.settled(LIMIT)
+            has_ended.set()
+        while not has_ended.is_set():
+            scheduler.schedule(index_of, "again").result(LIMIT)
+
+    run_on_threads(run, range(4))
+    scheduler.settled(LIMIT)
+    check_events(scheduler)
+
+
+def test_a_callback_that_calls_it_is_told_so(scheduler: Scheduler, runtime: FakeRuntime) -> None:
+    errors: list[BaseException] = []
+    has_called = threading.Semaphore(0)
+
+    def call(*_: object) -> None:
+        try:
+            scheduler.settled(LIMIT)
+        except RuntimeError as error:
+            errors.append(error)
+        has_called.release()
+
+    stop = scheduler.listeners.on_event(call)
+    scheduler.schedule(index_of, "step").add_done_callback(call)
+    for _ in range(3):
+        assert has_called.acquire(timeout=LIMIT)
+    stop()
+    gate = Gate(runtime)
+    for worker in range(2):
+        scheduler.schedule(gate, "running", worker=worker)
+    future = scheduler.schedule(index_of, "cancelled")
+    future.add_done_callback(call)
+    future.cancel()
+    gate.open()
+    assert len(errors) == 4
+    assert all("would wait for itself" in str(error) for error in errors)
+
+
+def test_a_wait_without_progress_is_reported_and_closing_ends_it() -> None:
+    late, options = Late(), Options(stall_report_interval=0.01, heartbeat_interval=OPTIONS.heartbeat_interval)
+    reported = threading.Event()
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "settled waits for worker 0" in record.getMessage():
+                reported.set()
+
+    logger, handler = logging.getLogger("coordinator"), Handler()
+    logger.addHandler(handler)
+    try:
+        with running_scheduler(FakeRuntime(1), options) as scheduler:
+            scheduler.schedule(index_of, "step").add_done_callback(late)
+
+            def let_go(turn: int) -> None:
+                if turn:
+                    scheduler.settled(LIMIT)
+                else:
+                    assert reported.wait(LIMIT)
+                    late.check_awaited(scheduler)
+
+            run_on_threads(let_go, range(2))
+        scheduler.settled(LIMIT)
+    finally:
+        logger.removeHandler(handler)
