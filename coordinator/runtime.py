@@ -204,8 +204,8 @@ class Runtime(Protocol):
     def run_steps(self, worker: int, work: Any, count: int, cancellation: Cancellation) -> Any:
         """Runs `work` `count` times in one call, in sequence; returns the stacked results."""
 
-    def classify(self, worker: int, error: BaseException) -> Failure:
-        """Classifies an error that `run` raised for `worker`, by which tasks answer now."""
+    def classify(self, worker: int | None, error: BaseException) -> Failure:
+        """Classifies an error that `run` raised for `worker`, or a call of the client (None), by which tasks answer."""
 
     def new_cancellation(self) -> Cancellation:
         """Returns a new, unused cancellation."""

@@ -220,7 +220,7 @@ class FakeRuntime:
         self.fused_calls += [(worker, count)] * (count > 1)
         return self._call(worker, lambda: [work(worker) for _ in range(count)], cancellation)
 
-    def classify(self, worker: int, error: BaseException) -> Failure:  # noqa: ARG002 - the class says all
+    def classify(self, worker: int | None, error: BaseException) -> Failure:  # noqa: ARG002 - the class says all
         """Classifies an error by its class."""
         kinds = {
             ClosureCancelledError: FailureKind.CANCELLED,

@@ -16,7 +16,6 @@ A checkpoint has the committed ranges, except ranges whose gradients still wait 
 gradients, and `Epochs` saves their ranges as not done.
 """
 
-import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +25,6 @@ import tensorflow as tf
 
 from coordinator.data.epochs import Epochs
 from coordinator.data.ledger import WINDOW
-from coordinator.ps_strategy.membership.bounded_calls import UNREACHED
 from coordinator.ps_strategy.membership.cluster_definition import MAX_WORKERS
 from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
 from coordinator.ps_strategy.tensorflow_internals.shared_variable import ServerMutex, client_may_call, graph_around
@@ -450,12 +448,6 @@ class Gate:
 
         return tf.while_loop(lambda may, *_: tf.logical_not(may), ask_again, answer, parallel_iterations=1)[2]
 
-    def dismiss(self, worker: int) -> None:
-        """Records, on the client, that a worker has no step in flight, so that no other worker waits for it."""
-        # If the home server is down, its record of the worker is lost, too.
-        with contextlib.suppress(*UNREACHED):
-            self._dismiss(worker)
-
     def _ask(self, worker: Any, connection: Any, waited: Any) -> tuple[Any, Any, Any]:
         """Returns whether the worker may begin, the number of waiting workers (itself included), and the version."""
         state, workers = self._state, self._state.workers
@@ -483,7 +475,11 @@ class Gate:
         return may, waiting, version
 
     @client_may_call(tf.TensorSpec([], tf.int64))
-    def _dismiss(self, worker: Any) -> None:
+    def dismiss(self, worker: Any) -> None:
+        """Records, on the client, that a worker has no step in flight, so that no other worker waits for it.
+
+        If the home server is down, its record of the worker is lost, too.
+        """
         workers = self._state.workers
         with self._state.lock.hold([worker]):
             workers.is_active.scatter_nd_update([[worker]], [False])

@@ -40,7 +40,7 @@ from coordinator.statistics import ClusterStatistics, WorkerStatistics
 from coordinator.workers.background_threads import BuildThread, IdleWatch, LinkWatch, QueueThread, StragglerWatch
 from coordinator.workers.fusion_size import FusionSizeModel
 from coordinator.workers.parameter_server_recovery import RecoveryLoop
-from coordinator.workers.retry_rule import error_scope, final_error, may_retry, summary
+from coordinator.workers.retry_rule import error_scope, final_error, is_of_servers, may_retry, summary
 
 _logger = logging.getLogger("coordinator")
 
@@ -734,13 +734,17 @@ class Cluster:
             )
 
     def became_idle(self, worker: int) -> None:
-        """Calls the idle callbacks, on the worker's thread."""
+        """Calls the idle callbacks, on the worker's thread. An unreachable server is no error of a callback."""
         for reference in tuple(self._idle_callbacks):
             try:
                 if (callback := reference()) is not None:
                     callback(worker)
-            except Exception:
-                _logger.exception("A callback for idle workers raised an error for worker %d.", worker)
+            except Exception as error:
+                failure = self._runtime.classify(None, error)
+                if is_of_servers(failure):
+                    _logger.debug("Worker %d is idle, and %s.", worker, summary(failure), exc_info=error)
+                else:
+                    _logger.exception("A callback for idle workers raised an error for worker %d.", worker)
 
     @uninterrupted
     def _withdraw(self, index: int) -> Worker:

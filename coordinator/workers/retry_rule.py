@@ -74,6 +74,11 @@ def final_error(failure: Failure, attempt: Attempt, task: str) -> BaseException:
     return error
 
 
+def is_of_servers(failure: Failure) -> bool:
+    """Returns whether servers or the network are the cause, or a cancellation, rather than the program."""
+    return failure.kind in (*_OF_SERVERS, FailureKind.CANCELLED)
+
+
 def summary(failure: Failure) -> str:
     """Returns the cause of a failure: the first line of its error, or only the class of an error about servers."""
     name = type(failure.error).__name__

@@ -63,8 +63,8 @@ def test_every_example_of_every_epoch_is_trained_once(source):
         for positions in epochs.on(strategy):
             numbers.append(int(positions[3]))
             strategy.schedule(model.step, (positions,))
-        # The loop ends when all futures are done, and a closure is settled a moment after its future.
-        wait_until(strategy.scheduler.done)
+        strategy.scheduler.settled(LIMIT)
+        assert strategy.scheduler.done()
     assert model.is_exact(2)
     assert numbers == list(range(22))
     assert (epochs.done, epochs.remaining, epochs.epoch) == (True, 0, 2)

@@ -21,8 +21,8 @@ def test_a_bar_follows_the_ledger_forward_and_back():
         epochs.reset()
         wait_until(lambda: bar.n == 0)
         strategy.schedule(Model().step, (next(epochs.on(strategy)),)).result()
-        # A future tells the epochs only after those who wait for it.
-        wait_until(lambda: epochs.statistics().done == 1)
+        strategy.scheduler.settled()
+        assert epochs.statistics().done == 1
     assert bar.n == 1
     assert "train: 100%" in written.getvalue()
     assert "coordinator-progress" not in [thread.name for thread in threading.enumerate()]

@@ -18,8 +18,9 @@ def test_a_callback_gets_the_events_of_a_step_on_a_real_cluster(strategy) -> Non
     stop = strategy.on_event(received.put)
     strategy.schedule(step)
     strategy.join(LIMIT)
-    stop()
+    strategy.settled(LIMIT)
     events = [received.get_nowait() for _ in range(received.qsize())]
+    stop()
     # A worker that an earlier test has restarted may return now.
     assert [(event.kind, event.name) for event in events if event.name] == [
         ("closures_started", "step"),

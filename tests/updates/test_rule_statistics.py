@@ -15,7 +15,6 @@ from coordinator.updates import (
     Synchronous,
 )
 from coordinator.updates.rule_state import LAST_SEEN, MAX_STALENESS, WAITED
-from tests.deadline import wait_until
 from tests.ps_strategy.every_worker import on_every_worker
 from tests.updates.descent import descend, mostly_long
 
@@ -214,7 +213,8 @@ def test_clocks_do_not_count_steps_that_a_worker_skipped(strategy):
     state, step = rule.state, step_of(rule)
     strategy.schedule(step, worker=0).result(TIMEOUT)
     # From then on the client does not change the state of worker 0.
-    wait_until(lambda: not state.workers.is_active.numpy()[0])
+    strategy.settled(TIMEOUT)
+    assert not state.workers.is_active.numpy()[0]
     state.clocks.scatter_nd_update([[0]], tf.constant([7], tf.int64))
     state.workers.is_active.scatter_nd_update([[0]], [True])
     strategy.schedule(step, worker=1).result(TIMEOUT)

@@ -95,9 +95,9 @@ def test_nothing_else_is_withdrawn_when_data_ends() -> None:
         gate.open()
         assert (running.result(LIMIT), waiting.result(LIMIT)) == (0, 0)
         assert results(ending) == {1: 1, 2: 1}
-        # A closure is settled a moment after its future.
+        scheduler.settled(LIMIT)
         with pytest.raises(EndOfDataError):
-            wait_until(scheduler.done)
+            scheduler.done()
         assert scheduler.done()
 
 

@@ -102,8 +102,8 @@ class TensorFlowRuntime:
         """Runs a scheduled call several times as one call; returns the results, stacked along a new first axis."""
         return self.run(worker, functools.partial(work.run_steps, count), cancellation)
 
-    def classify(self, worker: int, error: BaseException) -> Failure:
-        if NOT_CALLED_BACK in str(error) and not self._has_warned:
+    def classify(self, worker: int | None, error: BaseException) -> Failure:
+        if worker is not None and NOT_CALLED_BACK in str(error) and not self._has_warned:
             # The warning explains slow retries: each takes as long as the network needs to refuse a connection.
             self._has_warned = True
             device = self._membership.worker_device(worker)
@@ -115,8 +115,10 @@ class TensorFlowRuntime:
             failure = self._failure_of(worker, error)
         return failure
 
-    def _failure_of(self, worker: int, error: BaseException) -> Failure:
+    def _failure_of(self, worker: int | None, error: BaseException) -> Failure:
         lost = self._membership.lost_parameter_server()
+        if worker is None:
+            return failure_of(error, lost, is_worker_lost=False)
         failure = failure_of(error, lost, self._membership.is_attempt_lost(worker))
         if failure.kind is FailureKind.WORKER_LOST and self._membership.is_unlinked(worker):
             return dataclasses.replace(failure, kind=FailureKind.LINK_LOST)

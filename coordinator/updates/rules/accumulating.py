@@ -22,14 +22,12 @@ servers               g1   g1 g2       g1 g2          g2
 (After the paper "Asynchronous Deep Learning Test-bed to Analyze Gradient Staleness Effect".)
 """
 
-import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
 import tensorflow as tf
 
-from coordinator.ps_strategy.membership.bounded_calls import UNREACHED
 from coordinator.ps_strategy.membership.cluster_definition import MAX_WORKERS
 from coordinator.updates import decisions
 from coordinator.updates.gradient_store import (
@@ -333,8 +331,7 @@ class Accumulating(UpdateRule):
     def _finish_updates(self, _: int) -> None:
         """Makes complete updates that an idle or lost worker may have left unfinished."""
         # If a server is down, its rows are lost, too.
-        with contextlib.suppress(*UNREACHED):
-            self._make_updates(self._grads_to_wait)
+        self._make_updates(self._grads_to_wait)
 
     def _new_stores(self) -> tuple[GradientStore, ...]:
         """Creates a store on each server with variables of the model, and on the server with the optimizer's count."""

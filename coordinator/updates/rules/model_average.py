@@ -30,7 +30,6 @@ from typing import Any, NamedTuple, Unpack
 
 import tensorflow as tf
 
-from coordinator.ps_strategy.membership.bounded_calls import UNREACHED
 from coordinator.ps_strategy.membership.cluster_definition import MAX_WORKERS
 from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
 from coordinator.ps_strategy.tensorflow_internals.shared_variable import ServerMutex, client_may_call, operations_added
@@ -681,8 +680,7 @@ class ModelAverage(Asynchronous):
         workers = self._strategy.cluster.workers
         is_live = any(worker.index == index and worker.state is WorkerState.LIVE for worker in workers)
         # If the server is down, its record of the worker is lost, too.
-        with contextlib.suppress(*UNREACHED):
-            self._control.remove(index, not is_live)
+        self._control.remove(index, not is_live)
 
     def _build_bringing(self) -> Any:
         """Adds the worker's change to the mean; returns False if the worker has no model.

@@ -94,8 +94,7 @@ def lose_worker(cluster: LocalCluster, training: Training) -> dict[str, Any]:
         cluster.restart("worker", 0)
 
     results = training.run(lose, worker=0)
-    # The loss is counted after the other worker was given the functions.
-    wait_until(lambda: training.strategy.cluster.statistics().workers[0].losses)
+    training.strategy.settled(TIMEOUT)
     statistics = training.strategy.cluster.statistics()
     return {
         "results": results,
