@@ -40,7 +40,7 @@ _READ_BY_TESTS = {
     "core": ["docs/events.md"],
     "embeddings": ["docs/**"],
     "examples": ["examples/**"],
-    "repository": ["*", ".ci/**", "coordinator/**", "docs/**", "examples/**", "tests/**"],
+    "repository": ["*", ".ci/**", ".github/**", "coordinator/**", "docs/**", "examples/**", "tests/**"],
     "simulation": ["docs/**"],
     "testbed": ["docs/**"],
 }

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import coordinator
 from tests import ROOT
 from tests.repository.test_readme import README
 
@@ -31,21 +32,20 @@ def run(*command: str | Path, folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of an environment with nothing but pip and the frontend that builds distributions."""
+    """The interpreter of an environment with nothing but pip."""
     folder = tmp_path_factory.mktemp("environment")
     run(sys.executable, "-m", "venv", folder, folder=folder)
-    run(folder / "bin" / "pip", "install", "-q", "build", folder=folder)
     return folder / "bin" / "python"
 
 
 @pytest.fixture(scope="module")
-def distributions(python: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The sdist, and the wheel that is built from it."""
-    folder = tmp_path_factory.mktemp("distributions")
-    shutil.copytree(ROOT, folder / "source", ignore=NOT_OF_A_CHECKOUT)
-    run(python, "-m", "build", "--outdir", folder, folder / "source", folder=folder)
-    (sdist,) = folder.glob("coordinator_tf-*.tar.gz")
-    (wheel,) = folder.glob("coordinator_tf-*-py3-none-any.whl")
+def distributions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The sdist, and the wheel that is built from it; the script also checks the metadata and the wheel's size."""
+    source = tmp_path_factory.mktemp("distributions") / "source"
+    shutil.copytree(ROOT, source, ignore=NOT_OF_A_CHECKOUT)
+    run(source / ".ci/build", f"v{coordinator.__version__}", folder=source)
+    (sdist,) = source.glob("dist/coordinator_tf-*.tar.gz")
+    (wheel,) = source.glob("dist/coordinator_tf-*-py3-none-any.whl")
     return sdist, wheel
 
 
@@ -75,6 +75,12 @@ def test_the_wheel_is_installed_in_an_empty_environment_and_trains(
     version, path = run(python, "-c", imported, folder=tmp_path).split()
     assert Path(path).is_relative_to(python.parents[1])
     assert f"coordinator_tf-{version}-" in distributions[1].name
+
+
+def test_a_tag_of_another_version_is_refused() -> None:
+    finished = subprocess.run([ROOT / ".ci/build", "v0.0.7"], capture_output=True, text=True, check=False)
+    assert finished.returncode == 1
+    assert f"the tag is v0.0.7, but coordinator/version.py has {coordinator.__version__}." in finished.stderr
 
 
 def test_all_targets_of_bazel_are_built_and_the_tests_of_the_core_pass_in_it() -> None:

@@ -49,13 +49,13 @@ def test_the_version_is_the_one_that_the_package_states(built: Path) -> None:
     assert f"Version: {coordinator.__version__}" in description
 
 
-def test_what_is_required_is_what_the_package_imports_and_tensorboard(
+def test_what_is_required_is_what_the_package_imports_and_two_more(
     requirements: dict[str, set[str]], imported: Callable[[str], set[str]]
 ) -> None:
     assert requirements["plots"] == {"matplotlib"}
     assert requirements["data"] == {"pyarrow", "tqdm"}
     assert requirements["testbed"] == {"matplotlib", "scikit-learn", "tqdm"}
-    assert requirements[""] | requirements["testbed"] == imported("coordinator") | {"tensorboard"}
+    assert requirements[""] | requirements["testbed"] == imported("coordinator") | {"absl-py", "tensorboard"}
 
 
 @pytest.mark.parametrize("folder", ["examples", "benchmarks"])
