@@ -47,11 +47,12 @@ def test_the_evaluators_logs_of_tensorflow_are_left_out_too(program: Writer, env
     assert LOGGED not in command.output
 
 
-# How a program or its libraries may configure logging, and the line that is then printed for an event.
+# How a program or its libraries may configure logging, and what stands in a line before the message.
 LOGGING = {
-    "logging.warning('of a library')": "coordinator: lost",
-    "logging.basicConfig(format='mine %(message)s')": "mine lost",
-    "logging.getLogger('coordinator').addHandler(logging.StreamHandler())": "\r\nlost",
+    "logging.warning('of a library')": "coordinator: ",
+    "logging.basicConfig(format='mine %(message)s')": "mine ",
+    "logging.getLogger('coordinator').addHandler(logging.StreamHandler())": r"\r\n",
+    "import absl.logging; logging.basicConfig(); absl.logging.use_absl_handler()": r"W\d{4} [\d:.]+ .*py:1\] ",
 }
 
 
@@ -59,11 +60,11 @@ LOGGING = {
 def test_an_event_is_one_line_however_logging_is_configured(
     program: Writer, environment: Environment, configure: str
 ) -> None:
-    path = program(f"import logging; {configure}; logging.getLogger('coordinator').warning('lost')")
-    with CommandProcess("run", path, environment=environment) as command:
+    log = "[logging.getLogger(f'coordinator{name}').warning('lost') for name in ('', '.events')]"
+    with CommandProcess("run", program(f"import logging; {configure}; {log}"), environment=environment) as command:
         assert command.wait_ended() == 0
-    assert f"{LOGGING[configure]}\r\n" in command.output
-    assert command.output.count("lost") == 1
+    assert len(re.findall(f"(?={LOGGING[configure]}lost\r\n)", command.output)) == 2, command.output
+    assert command.output.count("lost") == 2
 
 
 @pytest.mark.parametrize(

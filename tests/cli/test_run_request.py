@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 import coordinator
 from coordinator.cli.command_line import main
@@ -72,6 +73,33 @@ def test_a_module_is_found_without_being_imported(
     assert main(["run", "--env", f"PYTHONPATH={tmp_path}", "-m", "package.inner.train"]) == 0
     for module in ("package", "package.outer", "package.inner.train.step"):
         assert main(["run", "-m", module]) == 2
+
+
+# As absl's programs take them, and as options of the command are written.
+FLAGS = ["--epochs=3", "--noaugment", "-v", "1", "--workers=9", "--dashboard", "-m", "--help", "--", "-", "", "--x=a b"]
+
+
+def test_flags_after_the_program_reach_it_under_every_launcher(
+    requests: list[RunRequest], program: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = {"JOB_ID": 1, "STEP_ID": 0, "STEP_NUM_TASKS": 3, "STEP_NUM_NODES": 1, "PROCID": 0, "STEP_NODELIST": "here"}
+    for name, value in task.items():
+        monkeypatch.setenv(f"SLURM_{name}", str(value))
+
+    class Task:
+        def __init__(self, step: object, request: RunRequest, *_: object) -> None:
+            requests.append(request)
+
+        def run(self) -> int:
+            return 0
+
+    monkeypatch.setattr("coordinator.cli.servers.SlurmTask", Task)
+    for launcher in (["run"], ["run", "--hosts", "a:2,b"], ["slurm"]):
+        assert main([*launcher, str(program), *FLAGS]) == 0
+        assert requests.pop().command == (str(program), *FLAGS), launcher
+    assert main(["manifest", "kubernetes", "--name=a", "--image=b", "python", "train.py", *FLAGS]) == 0
+    *_, job = yaml.safe_load_all(capsys.readouterr().out)
+    assert job["spec"]["template"]["spec"]["containers"][0]["command"] == ["python", "train.py", *FLAGS]
 
 
 def test_ctrl_c_before_anything_is_started_ends_the_command_without_a_traceback(

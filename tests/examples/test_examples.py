@@ -30,7 +30,7 @@ def printed_by(run_program: ProgramRunner, example: str, *arguments: str) -> str
 
 
 def run(run_program: ProgramRunner, example: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    path = ROOT / "examples" / example
+    path = ROOT / "examples" / example.partition(" ")[0]
     command = re.search(rf"^coordinator (run .*)examples/{example}$", path.read_text(encoding="utf-8"), re.MULTILINE)
     assert command is not None, f"{path} does not say how it is started."
     return run_program(COORDINATOR, *command[1].split(), path, *arguments, timeout=360)
@@ -102,6 +102,14 @@ def test_a_recommender_whose_table_grows_comes_near_the_truth(run_program: Progr
     step, auc = evaluated[-1]
     assert int(step) >= 2400
     assert 0.6 < float(auc) < float(truth[1]) < 0.95
+
+
+@pytest.mark.long
+def test_the_program_with_flags_gets_them_and_logs_in_the_format_of_absl(run_program: ProgramRunner) -> None:
+    ended = run(run_program, "flags/train.py --steps=200 --learning_rate=0.2", "--steps=99")
+    [line] = re.findall(r"^.*99 steps, last loss.*$", ended.stderr, re.MULTILINE)
+    assert re.match(r"I\d{4} [\d:.]+ \d+ train.py:\d+\] ", line)
+    assert re.search(r"^slope (1\.9|2\.0)\d, intercept -(0\.9|1\.0)\d$", ended.stdout, re.MULTILINE), ended.stdout
 
 
 def weights_in(printed: str) -> list[float]:

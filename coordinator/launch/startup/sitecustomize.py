@@ -29,7 +29,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class _EventLines(logging.Filter):
-    """A filter of the library's logger that writes each record as a line, unless the program has configured logging.
+    """A filter of the library's loggers that writes each record as a line, unless the program has configured logging.
 
     A call of `logging.basicConfig()` without arguments does not count, because libraries make such calls.
     """
@@ -114,6 +114,8 @@ if "COORDINATOR_STARTUP" in os.environ:
     for _descriptor in _descriptors:
         _move_stderr(_descriptor)
         _move_prompts()
-    logging.getLogger("coordinator").addFilter(_EventLines())
+    # A logger's filters do not see the records of the loggers below it.
+    for _name in ("coordinator", "coordinator.events"):
+        logging.getLogger(_name).addFilter(_EventLines())
     _remove_from_path()
     _run_next()
