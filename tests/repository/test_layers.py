@@ -3,8 +3,6 @@
 import ast
 from collections.abc import Iterator
 
-import pytest
-
 from tests import ROOT
 from tests.repository.parsing import parse
 
@@ -58,14 +56,11 @@ def test_private_names_of_tensorflow_and_keras_are_used_in_one_place() -> None:
     assert not found
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
+def test_every_way_to_use_a_private_name_is_detected() -> None:
+    for source in (
         "import tensorflow as tf\ntf.__internal__.tracking.x()",
         "def load():\n    from tensorflow.python.eager import context",
         "import importlib\nimportlib.import_module('keras.src.utils')",
-    ],
-)
-def test_every_way_to_use_a_private_name_is_detected(source: str) -> None:
-    assert private_names(parse(source))
+    ):
+        assert private_names(parse(source)), source
     assert not private_names(parse("import tensorflow as tf\ntf.function\nimport keras"))

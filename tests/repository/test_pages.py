@@ -1,33 +1,44 @@
-"""Tests that every block of code in the documentation runs: here, or in the test that a table names."""
+"""Tests of the documentation: every block of code runs, here or in the test that a table names; links are right."""
 
 import argparse
 import ast
+import importlib.util
 import json
 import re
 import shlex
+import subprocess
+import sys
 import textwrap
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import yaml
 
+import coordinator
 from coordinator.cli.command_line import main
+from coordinator.dashboard.metrics import metrics_of
 from tests import ROOT
-from tests.pages import Block, blocks, snippets, unnamed
+from tests.dashboard.made_cluster import MadeCluster
+from tests.pages import blocks, snippets, unnamed
 from tests.program_runner import COORDINATOR, ProgramRunner
 from tests.repository.parsing import parse
 
 FRAGMENTS = (ROOT / "tests/repository/fragments.py").read_text(encoding="utf-8")
 PAGES = sorted(str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+RULES = [page for page in PAGES if page.startswith("docs/updates/") and not page.endswith("README.md")]
 
-# Pages whose blocks are one program, with the arguments of `coordinator run`; without them it starts its own servers.
+# Pages whose blocks are one program: the options of `coordinator run` (None: it starts its own servers), and what it
+# prints last.
 PROGRAMS = {
-    "docs/devices.md": None,
-    "docs/elastic.md": None,
-    "docs/migrating_estimator.md": ["--evaluator"],
-    "docs/migrating_mirrored.md": [],
-    "docs/recovery.md": [],
-    "docs/tutorial.md": None,
+    "docs/devices.md": (None, "100 updates"),
+    "docs/elastic.md": (None, "2 workers"),
+    "docs/keras/fit.md": ([], "Epoch 2/2"),
+    "docs/keras/models.md": ([], "done"),
+    "docs/migrating_estimator.md": (["--evaluator"], "[evaluator] step 300: "),
+    "docs/migrating_mirrored.md": ([], "Epoch 2/2"),
+    "docs/recovery.md": ([], "trained for 1000 steps"),
+    "docs/tutorial.md": (None, "480 steps"),
 }
 # Pages whose blocks are fragments.
 FRAGMENTED = [
@@ -43,50 +54,45 @@ FRAGMENTED = [
     "docs/slurm.md",
     "docs/trace.md",
 ]
-# Pages whose Python is run by other tests.
+# Pages whose Python is run by other tests, or by a test of their own below.
 ELSEWHERE = {
     "README.md": "tests/repository/test_readme.py",
     "docs/embeddings.md": "tests/embeddings/test_page.py",
     "docs/serving.md": "tests/embeddings/test_page.py",
     "docs/sparse_updates.md": "tests/embeddings/test_page.py",
     "docs/tables.md": "tests/embeddings/test_page.py",
-    "docs/keras/exactness.md": "tests/repository/test_keras_docs.py",
-    "docs/keras/fit.md": "tests/repository/test_keras_docs.py",
-    "docs/keras/models.md": "tests/repository/test_keras_docs.py",
-    "docs/migrating.md": "tests/repository/test_migrating.py",
     "docs/simulation.md": "tests/simulation/test_docs.py",
-    **{str(path.relative_to(ROOT)): "tests/repository/test_docs.py" for path in ROOT.glob("docs/updates/*.md")},
+    **dict.fromkeys(["docs/keras/exactness.md", "docs/migrating.md"], "tests/repository/test_pages.py"),
+    **dict.fromkeys(["docs/updates/README.md", *RULES], "tests/repository/test_pages.py"),
 }
 
 
-@pytest.mark.cluster
-@pytest.mark.release
-@pytest.mark.timeout(400)
+def run(
+    run_program: ProgramRunner, folder: Path, source: str, options: Sequence[str] = (), files: Sequence[Path] = ()
+) -> str:
+    (folder / "program.py").write_text(source, encoding="utf-8")
+    command = ["run", "--workers", 2, "--ps", 2, *options, folder / "program.py", *files]
+    return run_program(COORDINATOR, *command, timeout=480).stdout
+
+
+def runs_servers(test: Callable[..., None]) -> Callable[..., None]:
+    return pytest.mark.cluster(pytest.mark.release(pytest.mark.timeout(500)(test)))
+
+
+@runs_servers
 @pytest.mark.parametrize("page", PROGRAMS)
 def test_the_blocks_of_a_page_run_as_one_program(run_program: ProgramRunner, tmp_path: Path, page: str) -> None:
     # The last one of the tutorial is of another program.
     parts = snippets(page)[:-1] if page == "docs/tutorial.md" else snippets(page)
-    options = PROGRAMS[page]
-    if options is None:
-        printed = run_program("\n".join(parts), timeout=380).stdout
-    else:
-        (tmp_path / "program.py").write_text("\n".join(parts), encoding="utf-8")
-        arguments = ["run", "--workers", 2, "--ps", 1, *options, tmp_path / "program.py"]
-        printed = run_program(COORDINATOR, *arguments, timeout=380).stdout
-    last = {
-        "docs/devices.md": "100 updates",
-        "docs/elastic.md": "2 workers",
-        "docs/migrating_estimator.md": "[evaluator] step 300: ",
-        "docs/migrating_mirrored.md": "Epoch 2/2",
-        "docs/recovery.md": "trained for 1000 steps",
-        "docs/tutorial.md": "480 steps",
-    }
-    assert last[page] in printed, printed
+    options, last = PROGRAMS[page]
+    source = "\n".join([*parts, *(["strategy.close()"] if "keras" in page else [])])
+    printed = (
+        run_program(source, timeout=480).stdout if options is None else run(run_program, tmp_path, source, options)
+    )
+    assert last in printed, printed
 
 
-@pytest.mark.cluster
-@pytest.mark.release
-@pytest.mark.timeout(400)
+@runs_servers
 @pytest.mark.parametrize("page", FRAGMENTED)
 def test_the_fragments_of_a_page_run(run_program: ProgramRunner, tmp_path: Path, page: str) -> None:
     folder = tmp_path / Path(page).stem
@@ -96,23 +102,59 @@ def test_the_fragments_of_a_page_run(run_program: ProgramRunner, tmp_path: Path,
         is_body = re.search("^return ", text, re.MULTILINE)
         whole = "def dataset_fn(context):\n" + textwrap.indent(text, "    ") if is_body else text
         file.write_text(whole.replace('"/checkpoints', f'"{tmp_path}'), encoding="utf-8")
-    (tmp_path / "program.py").write_text(FRAGMENTS, encoding="utf-8")
-    arguments = ["run", "--workers", 2, "--ps", 2, tmp_path / "program.py", *files]
-    assert f"ran {len(files)} blocks\n" in run_program(COORDINATOR, *arguments, timeout=380).stdout
+    assert f"ran {len(files)} blocks\n" in run(run_program, tmp_path, FRAGMENTS, files=files)
 
 
-def test_every_page_with_python_is_run_by_a_test() -> None:
-    with_python = {page for page in PAGES if snippets(page)}
-    assert with_python == {*PROGRAMS, *FRAGMENTED, *ELSEWHERE} & with_python, "Name the test of its blocks above."
-    for page, test in ELSEWHERE.items():
-        assert Path(page).name in (ROOT / test).read_text(encoding="utf-8") or Path(page).parent.name == "updates"
-    assert {*PROGRAMS, *FRAGMENTED} <= with_python
+@runs_servers
+def test_the_snippets_about_update_rules_run_as_one_program(run_program: ProgramRunner, tmp_path: Path) -> None:
+    beginning, rest = snippets("docs/updates/README.md")
+    parts = [beginning]
+    for page in RULES:
+        parts += [*snippets(page), f"print('{page}:', rule.statistics(), flush=True)\n"]
+    printed = run(run_program, tmp_path, "\n".join([*parts, rest]))
+    assert re.findall(r"^(\S+): \d+ updates, ", printed, re.MULTILINE) == RULES
+    assert re.search(r"^40 updates, 0 of 40 gradients rejected", printed, re.MULTILINE), printed
 
 
-def test_every_block_of_python_is_python() -> None:
+@runs_servers
+@pytest.mark.parametrize(("number", "name"), enumerate(["compat", "own names"]))
+def test_the_programs_for_those_who_migrate_run(
+    run_program: ProgramRunner, tmp_path: Path, number: int, name: str
+) -> None:
+    printed = run(run_program, tmp_path, snippets("docs/migrating.md")[number])
+    assert re.search(rf"^{name}: 50 steps, last loss [\d.]+", printed, re.MULTILINE), printed
+
+
+@pytest.mark.long
+def test_the_accumulation_that_a_page_recommends_is_exact(
+    strategy: coordinator.ParameterServerStrategy, tmp_path: Path
+) -> None:
+    [snippet] = snippets("docs/keras/exactness.md")
+    # A file, because the source of a function is read when it is traced.
+    (tmp_path / "snippet.py").write_text(snippet, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("snippet", tmp_path / "snippet.py")
+    module = importlib.util.module_from_spec(spec)
+    vars(module)["strategy"] = strategy
+    spec.loader.exec_module(module)
+    statistics = module.rule.statistics()
+    assert int(module.optimizer.iterations) == statistics.updates > 0
+    assert statistics.pushes - statistics.rejected >= 4 * statistics.updates
+
+
+def test_every_block_is_of_a_language_that_is_tested_and_can_be_read() -> None:
     for page in PAGES:
-        for text in snippets(page):
-            parse(text, page)
+        for block in blocks(page):
+            if block.language == "python":
+                parse(block.text, page)
+            elif block.language == "json":
+                assert all(isinstance(json.loads(line), dict) for line in block.text.splitlines()), page
+            elif block.language == "yaml":
+                assert list(yaml.safe_load_all(block.text)), page
+            else:
+                assert block.language == "sh", page
+        assert not [text for text in unnamed(page) if is_python(text)], f"Write ```python in {page}."
+    with_python = {page for page in PAGES if snippets(page)}
+    assert with_python == {*PROGRAMS, *FRAGMENTED, *ELSEWHERE}, "Name the test of its blocks above."
 
 
 def is_python(text: str) -> bool:
@@ -123,47 +165,71 @@ def is_python(text: str) -> bool:
         return False
 
 
-def test_no_block_of_python_is_left_without_its_name() -> None:
-    assert not [(page, text) for page in PAGES for text in unnamed(page) if is_python(text)], "Write ```python."
-    assert is_python("model.fit(x)")
-
-
-def data_blocks() -> list[tuple[str, Block]]:
-    return [(page, block) for page in PAGES for block in blocks(page) if block.language in ("json", "yaml")]
-
-
-@pytest.mark.parametrize(("page", "block"), data_blocks(), ids=lambda value: value if isinstance(value, str) else "")
-def test_every_block_of_data_can_be_read(page: str, block: Block) -> None:
-    if block.language == "json":
-        assert all(isinstance(json.loads(line), dict) for line in block.text.splitlines())
-    else:
-        assert list(yaml.safe_load_all(block.text))
-
-
-def commands() -> list[str]:
-    """The calls of `coordinator` in all blocks of shell commands."""
-    texts = [block.text.replace("\\\n", " ") for page in PAGES for block in blocks(page) if block.language == "sh"]
-    found = [re.search(r"(?:^|[ /])(coordinator [a-z].*)", line) for text in texts for line in text.splitlines()]
-    return sorted({match[1].partition(" > ")[0].partition(" #")[0] for match in found if match})
-
-
 class _Accepted(Exception):
     """The arguments can be parsed."""
 
 
-@pytest.mark.parametrize("command", commands())
-def test_every_command_has_options_that_exist(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    parse = argparse.ArgumentParser.parse_args
+def test_every_command_on_a_page_has_options_that_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    parse_args = argparse.ArgumentParser.parse_args
 
     def parse_only(parser: argparse.ArgumentParser, *arguments: object) -> None:
-        parse(parser, *arguments)
+        parse_args(parser, *arguments)
         raise _Accepted
 
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_only)
-    with pytest.raises(_Accepted):
-        main(shlex.split(command)[1:])
+    texts = [block.text.replace("\\\n", " ") for page in PAGES for block in blocks(page) if block.language == "sh"]
+    found = [re.search(r"(?:^|[ /])(coordinator [a-z].*)", line) for text in texts for line in text.splitlines()]
+    commands = {match[1].partition(" > ")[0].partition(" #")[0] for match in found if match}
+    assert len(commands) > 20
+    for command in commands:
+        with pytest.raises(_Accepted):
+            main(shlex.split(command)[1:])
 
 
-def test_every_block_names_a_language_that_is_tested() -> None:
-    languages = {block.language for page in PAGES for block in blocks(page)}
-    assert languages <= {"json", "python", "sh", "yaml"}
+def test_every_link_leads_somewhere_and_every_page_is_in_the_index() -> None:
+    for name in PAGES:
+        page = ROOT / name
+        text = page.read_text(encoding="utf-8")
+        for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([\w-]+))?\)", text):
+            linked = page.parent / target if target else page
+            assert linked.exists(), (name, target)
+            assert not anchor or anchor in anchors(linked), (name, target, anchor)
+        for file in re.findall(r"`((?:coordinator|examples|benchmarks|docs|tests)/[\w/.]+)`", text):
+            assert (ROOT / file).exists(), (name, file)
+    index = (ROOT / "docs/README.md").read_text(encoding="utf-8")
+    pages = {path.relative_to(ROOT / "docs") for path in [*ROOT.glob("docs/*.md"), *ROOT.glob("docs/*/README.md")]}
+    assert not [page for page in pages - {Path("README.md")} if f"({page})" not in index]
+
+
+def anchors(page: Path) -> set[str]:
+    """Returns the anchors of a page's headings, as GitHub forms them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
+def test_the_page_about_metrics_lists_those_of_the_client() -> None:
+    cluster = MadeCluster(3)
+    cluster.checkpoint()
+    exposed = set(re.findall(r"^# TYPE (\w+) ", metrics_of(cluster.run(5)), re.MULTILINE))
+    page = (ROOT / "docs/reference/metrics.md").read_text(encoding="utf-8")
+    section = page.partition("\n## Of the client\n")[2].partition("\n## ")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) >= exposed
+
+
+def test_the_reference_has_every_public_name() -> None:
+    text = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs/reference").glob("*.md"))
+    documented = set(re.findall(r"^\.\. auto\w+:: coordinator\.([\w.]+)", text, re.MULTILINE))
+    documented |= {"Checkpoints", "SidecarEvaluator", "__version__", "compat"}
+    missing = set(coordinator.__all__) - documented
+    assert {getattr(coordinator, name).__module__ for name in missing} == {"coordinator.errors"}
+
+
+@pytest.mark.release
+@pytest.mark.timeout(600)
+def test_the_site_is_built_without_a_warning_and_has_every_page(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-c", "docs", ".", tmp_path]
+    built = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, f"{built.stderr}\nInstall what it needs with: pip install -e '.[docs]'"
+    assert not [page for page in PAGES if page[:5] == "docs/" and not (tmp_path / page).with_suffix(".html").exists()]
+    assert 'id="coordinator.testing.LocalCluster.kill"' in (tmp_path / "docs/reference/api.html").read_text()
+    assert "--server-restarts" in (tmp_path / "docs/reference/command_line.html").read_text()
