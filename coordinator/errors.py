@@ -23,6 +23,11 @@ An exception of a scheduled function is never wrapped: it is raised unchanged, w
 
 import concurrent.futures
 import dataclasses
+import sys
+
+if sys.version_info < (3, 11):
+    # Lets Python 3.10 print the notes of exceptions.
+    import exceptiongroup  # noqa: F401
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -174,3 +179,11 @@ class SettingError(CoordinatorError, ValueError):
 
     def __str__(self) -> str:
         return f"{self.option} {self.reason}"
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Adds a note to an exception, as `BaseException.add_note` of Python 3.11."""
+    if sys.version_info >= (3, 11):
+        error.add_note(note)
+    else:
+        error.__notes__ = [*getattr(error, "__notes__", ()), note]  # type: ignore[attr-defined]  # of Python 3.11

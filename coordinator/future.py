@@ -7,9 +7,10 @@ all other respects a future behaves as `concurrent.futures` expects.
 
 import abc
 import concurrent.futures
+import contextlib
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures._base import CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED, PENDING
 from typing import Any, ClassVar
 
@@ -127,11 +128,25 @@ class Future(concurrent.futures.Future[Any]):
         """Returns the result, or a `ValueElsewhere` if it is still on a worker. See `result`."""
         if self._state is FINISHED and self._exception is None:
             return self._result
-        return super().result(timeout)
+        with self._late_as_builtin():
+            return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Waits for the closure's error; returns None if it has a result. For arguments and errors see `result`."""
-        return self._exception if self._state is FINISHED else super().exception(timeout)
+        if self._state is FINISHED:
+            return self._exception
+        with self._late_as_builtin():
+            return super().exception(timeout)
+
+    @contextlib.contextmanager
+    def _late_as_builtin(self) -> Iterator[None]:
+        try:
+            yield
+        # Before Python 3.11 this is another class than `TimeoutError`.
+        except concurrent.futures.TimeoutError as error:
+            if self._exception is error:
+                raise
+            raise TimeoutError from error
 
     @property
     def completed(self) -> int:

@@ -206,7 +206,9 @@ class JsonFormatter(logging.Formatter):
         event: Event | None = getattr(record, "event", None)
         fields = {} if event is None else dataclasses.asdict(event)
         seconds = fields.get("time", record.created)
-        fields["time"] = datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(timespec="milliseconds")
+        fields["time"] = datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc).isoformat(
+            timespec="milliseconds"
+        )
         line = {**fields, "level": record.levelname, "thread": record.threadName, "message": record.getMessage()}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)

@@ -44,6 +44,7 @@ from typing import Any
 
 from coordinator.heartbeat.open_connections import Endpoint, OpenConnections, peer_of, shut_down
 from coordinator.heartbeat.probes import AsyncTaskProbe, Obstacle, find_obstacle
+from coordinator.time_limit import time_limit
 
 
 class Liveness(enum.Enum):
@@ -187,29 +188,32 @@ class HeartbeatProcess:
         self._servers: dict[int, WatchedServer] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._unsent: collections.deque[bytes] = collections.deque()
-        self._watches: asyncio.TaskGroup
-        # Set when a message has arrived, or the state of a server has changed.
+        # Set when a message has arrived, the state of a server has changed, or a task has ended.
         self._wakeup = asyncio.Event()
 
     async def run(self) -> None:
         """Runs until the client has left. An unexpected error here ends the process, not only one server's probes."""
-        async with asyncio.TaskGroup() as self._watches:
-            asyncio.get_running_loop().add_reader(self._link, self._wakeup.set)
-            while os.getppid() == self._client:
-                silent_peers = {peer for server in self._servers.values() if server.is_silent for peer in server.peers}
-                if silent_peers:
-                    # The call includes connections that the client could not pass on.
-                    self._client_connections.shut_down_to(silent_peers)
-                try:
-                    await asyncio.wait_for(self._wakeup.wait(), _SILENT_INTERVAL if silent_peers else self._interval)
-                except TimeoutError:
-                    continue
-                self._wakeup.clear()
-                if not self._read():
-                    break
-            asyncio.get_running_loop().remove_reader(self._link)
-            for number in list(self._servers):
-                self._forget(number)
+        asyncio.get_running_loop().add_reader(self._link, self._wakeup.set)
+        while os.getppid() == self._client:
+            silent_peers = {peer for server in self._servers.values() if server.is_silent for peer in server.peers}
+            if silent_peers:
+                # The call includes connections that the client could not pass on.
+                self._client_connections.shut_down_to(silent_peers)
+            try:
+                async with time_limit(_SILENT_INTERVAL if silent_peers else self._interval):
+                    await self._wakeup.wait()
+            except TimeoutError:
+                continue
+            self._wakeup.clear()
+            for task in self._tasks.values():
+                if task.done():
+                    # Raises the error that has ended the task.
+                    task.result()
+            if not self._read():
+                break
+        asyncio.get_running_loop().remove_reader(self._link)
+        for number in list(self._servers):
+            self._forget(number)
 
     def _read(self) -> bool:
         """Reads and carries out one message; returns False if the client has left."""
@@ -243,7 +247,8 @@ class HeartbeatProcess:
     def _watch(self, number: int, address: str) -> None:
         server = WatchedServer(address, self._interval, self._timeout, lambda state: self._report(number, state))
         self._servers[number] = server
-        self._tasks[number] = self._watches.create_task(server.run())
+        self._tasks[number] = asyncio.create_task(server.run())
+        self._tasks[number].add_done_callback(lambda _: self._wakeup.set())
 
     def _forget(self, number: int) -> None:
         server = self._servers.pop(number)

@@ -50,6 +50,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from coordinator.addresses import parse_address
+from coordinator.time_limit import time_limit
 
 # In seconds. A host that is up accepts or refuses a connection in a fraction of `_CONNECT_TIMEOUT`.
 _RESOLVE_TIMEOUT = 2.0
@@ -89,7 +90,8 @@ async def find_obstacle(address: str) -> Obstacle:
             # `socket` fails for an IPv6 address if the kernel has no IPv6.
             with socket.socket(family, kind, protocol) as connection:
                 connection.setblocking(False)
-                await asyncio.wait_for(loop.sock_connect(connection, endpoint), _CONNECT_TIMEOUT)
+                async with time_limit(_CONNECT_TIMEOUT):
+                    await loop.sock_connect(connection, endpoint)
         except ConnectionRefusedError:
             obstacle = Obstacle.REFUSED
         except OSError:  # includes timeouts
@@ -105,8 +107,8 @@ async def _endpoints(host: str, port: int) -> Sequence[Any]:
         # An IP address needs no thread. The event loop has few resolver threads; slow names can block all of them.
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     except OSError:
-        resolution = asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        return await asyncio.wait_for(resolution, _RESOLVE_TIMEOUT)
+        async with time_limit(_RESOLVE_TIMEOUT):
+            return await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
 
 
 GET_STATUS = "/tensorflow.WorkerService/GetStatus"
@@ -248,7 +250,7 @@ class AsyncTaskProbe:
         Raises TimeoutError after `timeout` seconds of silence, because the server is frozen or its host is gone.
         """
         try:
-            async with asyncio.timeout(timeout):
+            async with time_limit(timeout):
                 status = await self._ask(timeout)
                 # A failure of gRPC may also mean a frozen server, whose kernel accepts connections, or a host that is
                 # gone. Only a refused connection shows that there is no process.

@@ -17,6 +17,7 @@ from the command. The program still reads and writes the terminal. Guarantees:
 
 import codecs
 import contextlib
+import fcntl
 import itertools
 import os
 import pathlib
@@ -252,7 +253,7 @@ def _open_terminal(like: int) -> tuple[int, int]:
     """Returns both ends of a raw terminal, as wide as another one."""
     reading, writing = pty.openpty()
     tty.setraw(writing)
-    termios.tcsetwinsize(writing, termios.tcgetwinsize(like))
+    fcntl.ioctl(writing, termios.TIOCSWINSZ, fcntl.ioctl(like, termios.TIOCGWINSZ, bytes(8)))
     return reading, writing
 
 

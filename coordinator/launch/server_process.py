@@ -355,10 +355,11 @@ class LocalServers:
             server.kill()
 
     def __getitem__(self, task: tuple[str, int]) -> ServerProcess:
-        if ("", *task) not in self._servers:
+        job, index = task
+        if ("", job, index) not in self._servers:
             names = ", ".join(server.name for server in self)
-            raise ClusterSpecError(f"There is no /job:{task[0]}/task:{task[1]} here; there are {names}.")
-        return self._servers["", *task]
+            raise ClusterSpecError(f"There is no /job:{job}/task:{index} here; there are {names}.")
+        return self._servers["", job, index]
 
     def __iter__(self) -> Iterator[ServerProcess]:
         return iter(tuple(self._servers.values()))

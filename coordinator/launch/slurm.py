@@ -67,6 +67,7 @@ from coordinator.launch.server_process import (
 from coordinator.launch.server_starter import ending_of
 from coordinator.launch.task_config import TaskConfig
 from coordinator.options import DASHBOARD, RESTART_COUNT, TRACE
+from coordinator.time_limit import time_limit
 
 # The environment variable with the group's key, a secret that only the user's own processes can read.
 KEY = "COORDINATOR_SLURM_KEY"
@@ -182,7 +183,8 @@ class _Greetings:
         accepting = asyncio.create_task(self._accept(listener))
         if self.missing:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._complete.wait(), timeout)
+                async with time_limit(timeout):
+                    await self._complete.wait()
         # A cancelled `sock_accept` may lose a connection without closing it. After `shutdown`, `sock_accept` fails.
         self._complete.set()
         listener.shutdown(socket.SHUT_RDWR)
@@ -211,7 +213,7 @@ class _Greetings:
         with contextlib.ExitStack() as opened, contextlib.suppress(*_STRANGE):
             opened.enter_context(connection)
             connection.setblocking(False)
-            async with asyncio.timeout(_GREETING_TIMEOUT):
+            async with time_limit(_GREETING_TIMEOUT):
                 hello = json.loads((await _received(connection))[0])
                 rank, nonce = hello["rank"], secrets.token_hex()
                 if hello["group"] != self._group or type(rank) is not int or rank not in self.missing:
@@ -250,7 +252,7 @@ async def _connect(addresses: Collection[str], group: str, rank: int, key: bytes
         while True:
             # Another program may use the port, and send anything or nothing.
             with contextlib.suppress(*_STRANGE):
-                async with asyncio.timeout(_ANSWER_TIMEOUT):
+                async with time_limit(_ANSWER_TIMEOUT):
                     return await _introduced(address, port, group, rank, key)
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from coordinator.errors import ClosureQuarantined
+from coordinator.errors import ClosureQuarantined, add_note
 from coordinator.options import Options
 from coordinator.queueing.closure import Attempt, ErrorScope
 from coordinator.runtime import Failure, FailureKind
@@ -70,7 +70,7 @@ def final_error(failure: Failure, attempt: Attempt, task: str) -> BaseException:
             "machines are preempted this often."
         )
         error.original_exception = failure.error
-    error.add_note(f"coordinator: {closure} failed on {task}, attempt {attempt.number}: {failure.kind.value}.")
+    add_note(error, f"coordinator: {closure} failed on {task}, attempt {attempt.number}: {failure.kind.value}.")
     return error
 
 

@@ -16,9 +16,10 @@ import queue
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn
 
 import tensorflow as tf
+from typing_extensions import Self
 
 from coordinator.data.source import Source
 from coordinator.future import Future

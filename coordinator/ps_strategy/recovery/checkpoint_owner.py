@@ -65,7 +65,7 @@ class CheckpointOwner:
                 "process": os.getpid(),
                 "program": sys.argv[0] if sys.argv else "",
                 "host": socket.gethostname(),
-                "since": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+                "since": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             }
             replace_file(path, json.dumps(record) + "\n")
         except (OSError, tf.errors.OpError) as error:

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from coordinator.addresses import checkpoint_path
-from coordinator.errors import CheckpointsTakenOver, ParameterServerLost, Rollback
+from coordinator.errors import CheckpointsTakenOver, ParameterServerLost, Rollback, add_note
 from coordinator.events.event_stream import EventStream
 from coordinator.options import Options
 from coordinator.ps_strategy.membership.bounded_calls import UNREACHED
@@ -166,7 +166,7 @@ class CheckpointRestore:
                 raise
             except Exception as error:  # noqa: BLE001 - a damaged file makes TensorFlow raise anything, IndexError too
                 _logger.warning("The checkpoint %s cannot be restored; the previous one is tried: %s", path, error)
-                error.add_note(f"Raised while restoring the checkpoint {path}.")
+                add_note(error, f"Raised while restoring the checkpoint {path}.")
                 damage = damage or error
             else:
                 self._note_restored(path)

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
+from coordinator.errors import add_note
 from coordinator.ps_strategy.sharded.creation import RowsInBlocks
 from coordinator.ps_strategy.tensorflow_internals.handles import (
     TableResource,
@@ -222,7 +223,7 @@ class VariableStore:
                 try:
                     _initialize(variable)
                 except Exception as error:
-                    error.add_note(f"Raised while the variable {variable.name!r} was initialized again.")
+                    add_note(error, f"Raised while the variable {variable.name!r} was initialized again.")
                     raise
         for table in self.tables():
             if not self._tables[table].is_known and not int(table.size()):

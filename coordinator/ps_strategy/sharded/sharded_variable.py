@@ -158,7 +158,8 @@ class ShardedVariable(SavedInSlices, UnstoredVariable):
         values = self.sparse_read(rows)
         if not rest:
             return values
-        return values[tuple(rest)] if isinstance(rows, int) or rows.shape.rank == 0 else values[(slice(None), *rest)]
+        others = rest if isinstance(rows, int) or rows.shape.rank == 0 else [slice(None), *rest]
+        return values[tuple(others)]
 
     def _rows_at(self, index: Any) -> Any:
         """Returns the row numbers of an index along the first axis; None for other kinds of indices."""

@@ -79,7 +79,7 @@ def quiet_logs() -> Iterator[None]:
     logger.addFilter(_is_for_users)
     level = _FATAL
     # Another build of TensorFlow may lack the functions. Then its logs are not silent, and everything else works.
-    with contextlib.suppress(AttributeError, OSError):
+    with contextlib.suppress(AttributeError, OSError, ValueError):
         level = minimum_level()
     is_debugged = logging.getLogger("coordinator").isEnabledFor(logging.DEBUG)
     is_changed = level < _FATAL and "TF_CPP_MIN_LOG_LEVEL" not in os.environ and not is_debugged
@@ -100,19 +100,23 @@ def _is_for_users(record: logging.LogRecord) -> bool:
     return not (is_advice and any(name in record.getMessage() for name in _TRACED_EACH_TIME))
 
 
-def _library() -> ctypes.CDLL:
-    return ctypes.CDLL(str(pathlib.Path(tf.sysconfig.get_lib()) / "libtensorflow_framework.so.2"))
+def _function_of_absl(name: str) -> Any:
+    """Returns a function of Abseil, whose names contain the release of Abseil that TensorFlow was built with."""
+    options = pathlib.Path(tf.sysconfig.get_include()) / "absl" / "base" / "options.h"
+    [release] = re.findall(r"#define ABSL_OPTION_INLINE_NAMESPACE_NAME (\w+)", options.read_text())
+    library = ctypes.CDLL(str(pathlib.Path(tf.sysconfig.get_lib()) / "libtensorflow_framework.so.2"))
+    return library[f"_ZN4absl{len(release)}{release}{name}"]
 
 
 def minimum_level() -> int:
     """Returns the level below which C++ code logs nothing: 0 for INFO to 3 for FATAL."""
     # Private: TensorFlow reads TF_CPP_MIN_LOG_LEVEL only when it is loaded, and has no other switch.
-    return int(_library()["_ZN4absl12lts_2025081411MinLogLevelEv"]())
+    return int(_function_of_absl("11MinLogLevelEv")())
 
 
 def set_minimum_level(level: int) -> None:
     # Private: see `minimum_level`.
-    _library()["_ZN4absl12lts_2025081414SetMinLogLevelENS0_18LogSeverityAtLeastE"](level)
+    _function_of_absl("14SetMinLogLevelENS0_18LogSeverityAtLeastE")(level)
 
 
 @contextlib.contextmanager

@@ -24,9 +24,10 @@ servers               g1   g1 g2       g1 g2          g2
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Unpack
+from typing import Any
 
 import tensorflow as tf
+from typing_extensions import Unpack
 
 from coordinator.ps_strategy.membership.cluster_definition import MAX_WORKERS
 from coordinator.updates import decisions

@@ -12,9 +12,10 @@ servers   model - g1      model - g2      model - g3      model - g4
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Unpack
+from typing import Any
 
 import tensorflow as tf
+from typing_extensions import Unpack
 
 from coordinator.data.epochs import Epochs
 from coordinator.ps_strategy.tensorflow_internals.shared_variable import operations_added

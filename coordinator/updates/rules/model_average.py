@@ -26,9 +26,10 @@ import concurrent.futures
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple
 
 import tensorflow as tf
+from typing_extensions import Unpack
 
 from coordinator.ps_strategy.membership.cluster_definition import MAX_WORKERS
 from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
