@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-from benchmarks.exactly_once import summary
 from tests.program_runner import ProgramRunner
 
 PROGRAM = """
@@ -21,7 +20,6 @@ sys.exit(main(sys.argv[1:]))
     "arguments",
     [
         pytest.param(["--runs", 1, "--seed", 4, "--seconds", 15], marks=pytest.mark.long),
-        pytest.param(["--runs", 1, "--seed", 3, "--seconds", 15], marks=pytest.mark.release),
         pytest.param(["--minutes", 10, "--seconds", 60], marks=pytest.mark.release),
     ],
 )
@@ -33,19 +31,3 @@ def test_no_example_is_left_out_or_repeated_whatever_dies(run_program: ProgramRu
     found = json.loads(printed.splitlines()[-1])
     assert found["hold"] == found["runs"] > 0, printed
     assert sum(found["faults"].values()) > 0, printed
-
-
-def test_the_summary_names_the_seeds_of_runs_that_failed() -> None:
-    runs = [
-        {"seed": 1, "holds": True, "faults": {"kill ps": 2}, "never": [0.0, 0.0], "repeated": [0.0, 0.0]},
-        {"seed": 2, "holds": False, "faults": {"kill ps": 1, "freeze worker": 1}, "never": [3.0, 0.0], "repeated": [0]},
-        {"seed": 3, "holds": False, "faults": {}, "error": ["killed"]},
-    ]
-    assert summary(runs) == {
-        "runs": 3,
-        "hold": 1,
-        "never": 3.0,
-        "repeated": 0.0,
-        "faults": {"kill ps": 3, "freeze worker": 1},
-        "failed seeds": [2, 3],
-    }

@@ -15,11 +15,8 @@ from benchmarks.known_results import (
     Overheads,
     Softsync,
     Stragglers,
-    WithBackups,
     main,
 )
-from coordinator.simulation.setting import Setting
-from coordinator.simulation.simulated_cluster import simulate
 
 
 @functools.cache
@@ -45,14 +42,6 @@ def test_convergence_slows_down_as_the_published_table_says() -> None:
     measured = measured_once(Convergence)
     assert measured.synchronous == pytest.approx(measured.synchronous_formula, rel=0.03)
     assert measured.asynchronous == pytest.approx(measured.asynchronous_formula, rel=0.15)
-
-
-def test_with_backups_a_worker_gives_each_update_one_gradient_at_most() -> None:
-    result = simulate(Setting(workers=3, rule=WithBackups(2), compute=[1.0, 1.5, 2.2], seconds=9.1))
-    # The second worker completes an update every 1.5 s; the third, which takes longer, is always too late.
-    assert result.push_times[result.push_workers == 0] == pytest.approx([1.0, 2.5, 4.0, 5.5, 7.0, 8.5])
-    assert result.rejected == (result.push_workers == 2).sum() == 4
-    assert result.waited[0] == pytest.approx(6 * 0.5)
 
 
 @pytest.mark.long
