@@ -7,11 +7,9 @@ import pytest
 
 from coordinator.cli.command_line import main
 from coordinator.errors import SettingError
-from coordinator.events.event_stream import EventStream
-from coordinator.events.trace import Trace, TraceFile
+from coordinator.events.trace import TraceFile
 from coordinator.simulation import Setting, simulate
 from coordinator.simulation.request import calibration
-from tests.deadline import LIMIT
 
 
 def _add_calls(file: TraceFile, seconds: float, interval: float, closures: int, begin: float = 0.0) -> None:
@@ -93,11 +91,3 @@ def test_what_is_no_trace_of_a_training_is_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps({"traceEvents": []}))
     with pytest.raises(SettingError, match="no finished call"):
         calibration(path)
-
-
-def test_a_trace_has_how_busy_what_workers_share_was(tmp_path: Path) -> None:
-    events, path = EventStream(), tmp_path / "trace.json"
-    with Trace(events, path, [], lambda: (0, 0), lambda: {"the client": 0.25}, LIMIT):
-        events.record("closures_started", "worker 0", "step")
-        events.record("closures_finished", "worker 0", "step")
-    assert [(resource.name, resource.share) for resource in calibration(path).load.resources] == [("the client", 0.25)]

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from coordinator.simulation.learning import Learning
-from coordinator.simulation.rules import Asynchronous, Delayed
+from coordinator.simulation.rules import Delayed
 from coordinator.simulation.setting import Setting
 from coordinator.simulation.simulated_cluster import simulate
-from coordinator.simulation.simulated_tasks import Death
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,14 +33,6 @@ def test_a_gradient_is_applied_by_the_first_pull_after_its_delay() -> None:
     assert result.push_times == pytest.approx(4.425 + 1.1 * np.arange(8))
     assert result.staleness.tolist() == [0, 1, 2, 3, 3, 3, 3, 3]
     assert (result.updates, result.gradients, result.rejected) == (8, 12, 0)
-
-
-def test_without_delay_it_is_as_stale_and_as_fast_as_the_asynchronous_rule() -> None:
-    setting = {"workers": 8, "compute": "normal(50ms,5ms)", "latency": 0.001, "dispatch": 0.005, "pushes": 8000}
-    delayed, asynchronous = (simulate(Setting(rule=rule, **setting)) for rule in (Delayed(0), Asynchronous()))
-    assert delayed.updates_per_second == pytest.approx(asynchronous.updates_per_second, rel=0.01)
-    # Every pull has all that was pushed before it, under either.
-    assert delayed.mean_staleness == pytest.approx(asynchronous.mean_staleness, rel=0.01)
 
 
 def test_gradients_are_as_stale_as_there_are_updates_during_their_delay() -> None:
@@ -76,14 +67,6 @@ def test_with_an_infinite_delay_nothing_is_applied() -> None:
     result = simulate(Setting(workers=4, rule=Delayed(math.inf), pushes=400))
     assert (result.updates, result.gradients, result.staleness.size) == (0, 400, 0)
     assert result.mean_staleness == result.p99_staleness == 0
-
-
-def test_gradients_survive_the_worker_that_pushed_them() -> None:
-    setting = Setting(
-        workers=2, rule=Delayed(5.0), compute=[1.0, 1.0], latency=0.01, deaths=[Death(1, 3.5)], seconds=20.0
-    )
-    result = simulate(setting)
-    assert (result.push_workers == 1).sum() == 3
 
 
 def test_a_pull_waits_until_the_servers_have_made_the_updates_before_it() -> None:

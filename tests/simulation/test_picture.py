@@ -33,30 +33,12 @@ LEARNING = Learning(LogisticRegression())
 @pytest.mark.parametrize(
     "draw",
     [
-        pytest.param(lambda: picture.picture(result()), id="one", marks=pytest.mark.long),
-        pytest.param(lambda: picture.picture(result(BoundedDelay(2), learning=LEARNING)), id="one that learns"),
-        pytest.param(
-            lambda: picture.picture(result(Delayed(float("inf")))), id="one without updates", marks=pytest.mark.long
-        ),
-        pytest.param(
-            lambda: picture.comparison([("one", result(learning=LEARNING)), ("two", result(learning=LEARNING))]),
-            id="rules that learn",
-        ),
-        pytest.param(
-            lambda: picture.comparison([("one", result()), ("two", result(BoundedDelay(2)))]),
-            id="rules",
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            lambda: picture.scaling("workers", [2, 4], [("one", [result(workers=2), result(workers=4)])]),
-            id="workers",
-        ),
-        pytest.param(
-            lambda: picture.scaling("max_delay", [0, 2], [("b", [result(BoundedDelay(0)), result(BoundedDelay(2))])]),
-            id="delays",
-            marks=pytest.mark.long,
-        ),
+        lambda: picture.picture(result(BoundedDelay(2), learning=LEARNING)),
+        lambda: picture.comparison([("one", result(learning=LEARNING)), ("two", result(learning=LEARNING))]),
+        lambda: picture.scaling("workers", [2, 4], [("one", [result(workers=2), result(workers=4)])]),
+        pytest.param(lambda: picture.picture(result(Delayed(float("inf")))), marks=pytest.mark.long),
     ],
+    ids=["one that learns", "rules", "workers", "without updates"],
 )
 def test_every_subplot_has_a_title_and_named_axes(draw, tmp_path: Path) -> None:
     figure = draw()
@@ -78,13 +60,6 @@ def test_timelines_show_the_first_steps_of_a_few_workers_and_their_deaths() -> N
         "wait for the rule",
         "dead",
     ]
-
-
-def test_timelines_show_a_death_until_its_end() -> None:
-    late = simulate(Setting(workers=2, compute=0.05, deaths=[Death(1, 3.0, 1.0)], seconds=20.0))
-    early = simulate(Setting(workers=2, compute=0.05, seconds=20.0))
-    assert picture.picture(late).axes[0].get_xlim() == pytest.approx((0, 4.4))
-    assert picture.picture(early).axes[0].get_xlim() == pytest.approx((0, 0.6), rel=0.05)
 
 
 def test_a_plot_that_cannot_be_written_is_an_error_of_its_option(tmp_path: Path) -> None:

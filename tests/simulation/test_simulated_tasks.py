@@ -1,8 +1,65 @@
+import math
+
 import numpy as np
 import pytest
 
+from coordinator.errors import SettingError
 from coordinator.simulation.distribution import Constant, Exponential
-from coordinator.simulation.simulated_tasks import ServerQueues
+from coordinator.simulation.simulated_tasks import (
+    Activity,
+    Death,
+    Pause,
+    ServerQueues,
+    SimulatedWorker,
+    Span,
+    Timeline,
+)
+
+
+def worker(*pauses: Pause, seconds: float = 2.0, factor: float = 1.0) -> SimulatedWorker:
+    return SimulatedWorker(0, lambda: seconds, factor, pauses, Timeline(0))
+
+
+@pytest.mark.parametrize(
+    ("pauses", "end"),
+    [
+        ([], 12.0),
+        ([Pause(0, 5.0, 3.0)], 12.0),
+        ([Pause(0, 8.0, 3.0)], 13.0),
+        ([Pause(0, 11.0, 3.0)], 15.0),
+        ([Pause(0, 12.0, 3.0)], 12.0),
+        # The second pause begins while the first delays the end.
+        ([Pause(0, 14.0, 1.0), Pause(0, 11.0, 3.0)], 16.0),
+    ],
+)
+def test_pauses_within_a_computation_lengthen_it(pauses: list[Pause], end: float) -> None:
+    assert worker(*pauses).compute(10.0) == end
+
+
+def test_an_unfinished_computation_counts_until_now() -> None:
+    one = worker()
+    one.compute(10.0)
+    one.settle(11.5)
+    assert one.computed == 1.5
+    one.settle(20.0)
+    assert one.computed == 1.5
+    assert one.timeline is not None
+    assert one.timeline.spans == [Span(Activity.COMPUTE, 10.0, 11.5)]
+
+
+def test_activities_after_a_death_are_removed() -> None:
+    timeline = Timeline(3)
+    for start in (0.0, 1.0, 2.0):
+        timeline.add(Activity.COMPUTE, start, start + 1.0)
+    timeline.truncate(1.5)
+    assert timeline.spans == [Span(Activity.COMPUTE, 0.0, 1.0), Span(Activity.COMPUTE, 1.0, 1.5)]
+
+
+@pytest.mark.parametrize("make", [lambda: Pause(0, -1.0, 1.0), lambda: Pause(0, 1.0, -1.0), lambda: Death(0, math.nan)])
+def test_times_before_the_beginning_are_refused(make) -> None:
+    with pytest.raises(SettingError, match="must be a number of seconds of at least 0"):
+        make()
+
 
 MESSAGES = 100_000
 
@@ -15,12 +72,6 @@ def test_messages_are_served_one_after_another() -> None:
     assert seen.longest == 2
     assert seen.utilization == 0.5
     assert servers.home_free_at == 12.0
-
-
-def test_a_message_may_wait_for_the_workers_own_link() -> None:
-    servers = ServerQueues(4, Constant(1.0), np.random.default_rng(0))
-    assert servers.serve(0.0, 0.5, 6.0) == 6.0
-    assert servers.home_free_at == 1.5
 
 
 def test_a_message_to_several_servers_ends_when_the_last_has_served_it() -> None:
