@@ -9,7 +9,6 @@ import pytest
 from coordinator.cli.command_line import main
 from coordinator.cli.testbed import add_testbed
 from coordinator.testbed import report
-from coordinator.testbed import results as spikes
 from coordinator.testbed.experiment import Experiment
 from tests import ROOT
 
@@ -40,10 +39,6 @@ def test_the_options_and_files_on_the_page_exist(capsys: pytest.CaptureFixture[s
     assert names
     assert all((ROOT / name).exists() for name in names)
     assert all((ROOT / "docs" / link).exists() for link in links)
-
-
-def test_the_page_defines_a_spike_as_the_code_does() -> None:
-    assert f"more than {spikes.HEIGHT:g} above the least" in PAGE
 
 
 def test_the_measurements_on_the_page_are_of_the_default_grid() -> None:

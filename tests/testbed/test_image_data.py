@@ -1,13 +1,17 @@
-import sys
+import csv
+import os
+import pickle
+import pickletools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from coordinator.errors import LaunchError, SettingError
+from coordinator.errors import SettingError
 from coordinator.testbed.experiment import Experiment
-from coordinator.testbed.image_data import load
-from tests.testbed.test_cifar10 import batch, write_binary
+from coordinator.testbed.image_data import load, load_cifar10
+from tests.program_runner import COORDINATOR, ProgramRunner
 
 
 def test_digits_need_no_download() -> None:
@@ -34,13 +38,121 @@ def test_the_images_of_the_test_are_held_out_where_there_are_any(tmp_path: Path)
     assert (len(data.labels), data.held_out_labels.tolist()) == (12, [5, 6])
 
 
-def test_a_minibatch_must_not_be_larger_than_a_workers_part(tmp_path: Path) -> None:
-    write_binary(tmp_path, "data_batch_1.bin", batch(12))
-    with pytest.raises(SettingError, match="batch_size must be at most 3, a worker's part of the images"):
-        load(Experiment(data="cifar10", folder=tmp_path, batch_size=4))
+def pickled_by_python_2(content: Any) -> bytes:
+    """Returns a pickle as Python 2 wrote it: bytes are text, and NumPy's functions have their former names."""
+    modern = pickle.dumps(content, protocol=3)
+    starts = [(opcode.name, place) for opcode, _, place in pickletools.genops(modern)]
+    parts = []
+    for (name, start), (_, end) in zip(starts, [*starts[1:], ("", len(modern))], strict=True):
+        first = {"SHORT_BINBYTES": b"U", "BINBYTES": b"T"}.get(name, modern[start : start + 1])
+        parts.append(first + modern[start + 1 : end].replace(b"numpy._core", b"numpy.core") if name != "PROTO" else b"")
+    return b"\x80\x02" + b"".join(parts)
 
 
-def test_without_scikit_learn_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(LaunchError, match=r"The test-bed needs scikit-learn: pip install 'coordinator-tf\[testbed\]'"):
-        load(Experiment())
+def write_pickle(folder: Path, number: int, content: Any) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / f"data_batch_{number}").write_bytes(pickled_by_python_2(content))
+
+
+def batch(count: int = 3, first_label: int = 0) -> dict[bytes, Any]:
+    """Returns images with red 10, green 20 and blue 30, except the first pixel of row 2, which is only blue."""
+    data = np.repeat(np.array([[10, 20, 30]], np.uint8), 1024, axis=1).repeat(count, axis=0)
+    data[:, [32, 1024 + 32]] = 0
+    labels = [(first_label + number) % 10 for number in range(count)]
+    return {b"batch_label": b"training batch", b"labels": labels, b"data": data, b"filenames": [b"a.png"] * count}
+
+
+def test_all_files_of_a_folder_are_read_in_order(tmp_path: Path) -> None:
+    write_pickle(tmp_path / "cifar-10-batches-py", 2, batch(first_label=8))
+    # As newer versions of Python and NumPy write it.
+    modern = pickle.dumps(batch(first_label=4), protocol=4)
+    assert b"numpy._core.multiarray" in modern
+    (tmp_path / "cifar-10-batches-py" / "data_batch_1").write_bytes(modern)
+    images, labels = load_cifar10(tmp_path)
+    assert (images.shape, images.dtype) == ((6, 32, 32, 3), np.uint8)
+    assert labels.dtype == np.uint8
+    assert labels.tolist() == [4, 5, 6, 8, 9, 0]
+    assert images[0, 0, 0].tolist() == [10, 20, 30]
+    assert images[5, 1, 0].tolist() == [0, 0, 30]
+
+
+class Touch:
+    """Creates a file when an unrestricted unpickler loads it."""
+
+    def __init__(self, path: Path):
+        self._path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self._path),)
+
+
+def test_a_pickle_that_would_call_a_function_is_refused_without_calling_it(tmp_path: Path) -> None:
+    write_pickle(tmp_path, 1, {**batch(), b"more": Touch(tmp_path / "made")})
+    with pytest.raises(
+        SettingError, match=r"folder has a file data_batch_1 that cannot be read: it asks for \w+.mkdir"
+    ):
+        load_cifar10(tmp_path)
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ([1, 2], "has no data and labels"),
+        ({**batch(), b"data": batch()[b"data"][:, :-1]}, r"has data of uint8 \[3, 3071\], not uint8 \[N, 3072\]"),
+        ({**batch(), b"data": batch()[b"data"] / 255}, r"has data of float64 \[3, 3072\], not uint8 \[N, 3072\]"),
+        ({**batch(), b"labels": [0, 1, 10]}, "has no label from 0 to 9 for each of its 3 images"),
+    ],
+)
+def test_a_file_of_something_else_is_refused(tmp_path: Path, content: Any, reason: str) -> None:
+    write_pickle(tmp_path, 1, content)
+    with pytest.raises(SettingError, match=f"folder has a file data_batch_1 that {reason}"):
+        load_cifar10(tmp_path)
+
+
+def write_binary(folder: Path, name: str, content: dict[bytes, Any]) -> None:
+    """Writes a file as the published archive has it: of each image a byte for the label, then its row of pixels."""
+    folder.mkdir(exist_ok=True)
+    labels = np.array(content[b"labels"], np.uint8)[:, None]
+    (folder / name).write_bytes(np.concatenate([labels, content[b"data"]], axis=1).tobytes())
+
+
+@pytest.mark.parametrize("inside", ["", "cifar-10-batches-bin"])
+def test_the_binary_format_gives_the_same_images_as_the_python_format(tmp_path: Path, inside: str) -> None:
+    for number in (1, 2):
+        write_pickle(tmp_path / "py", number, batch(first_label=4 * number))
+        write_binary(tmp_path / inside, f"data_batch_{number}.bin", batch(first_label=4 * number))
+    images, labels = load_cifar10(tmp_path)
+    expected_images, expected_labels = load_cifar10(tmp_path / "py")
+    np.testing.assert_array_equal(images, expected_images)
+    assert labels.tolist() == expected_labels.tolist() == [4, 5, 6, 8, 9, 0]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (bytes(3074), "has 3074 bytes, not records of 3073"),
+        (b"\x0a" + bytes(3072), "has no label from 0 to 9 for each of its 1 images"),
+    ],
+)
+def test_a_binary_file_of_something_else_is_refused(tmp_path: Path, content: bytes, reason: str) -> None:
+    (tmp_path / "data_batch_1.bin").write_bytes(content)
+    with pytest.raises(SettingError, match=f"folder has a file data_batch_1.bin that {reason}"):
+        load_cifar10(tmp_path)
+
+
+@pytest.mark.long
+def test_images_in_the_binary_format_of_cifar10_are_trained_on(run_program: ProgramRunner, tmp_path: Path) -> None:
+    # Images with a bar, whose height is the class: they are learned at once if pixels and labels are read together.
+    for name, count in (("data_batch_1", 120), ("data_batch_2", 120), ("test_batch", 50)):
+        content = batch(count)
+        bars = np.arange(32) // 3 == np.array(content[b"labels"])[:, None]
+        content[b"data"] = np.tile(np.repeat(255 * bars.astype(np.uint8), 32, axis=1), 3)
+        write_binary(tmp_path / "cifar-10-batches-bin", f"{name}.bin", content)
+    grid = ["--modes", "sequential", "--batches", 150, "--batch-size", 20, "--repeats", 2, "--learning-rate", 0.05]
+    folders = ["--data", "cifar10", "--folder", tmp_path, "--output", tmp_path / "results"]
+    run_program(COORDINATOR, "testbed", "--simulated", *grid, *folders, timeout=280)
+    with (tmp_path / "results" / "summary.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["seed"] for row in rows] == ["0", "1"]
+    assert all(float(row["final_loss"]) < 1.0 and float(row["accuracy"]) > 0.5 for row in rows), rows

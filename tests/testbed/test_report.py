@@ -2,11 +2,8 @@ import csv
 import re
 from pathlib import Path
 
-import pytest
-
-from coordinator.errors import SettingError
 from coordinator.testbed.experiment import ASYNCHRONOUS, SEQUENTIAL, SYNCHRONOUS, Experiment, Trial
-from coordinator.testbed.report import TIME, Report, draw_losses, shown_with
+from coordinator.testbed.report import Report, draw_losses
 from coordinator.testbed.results import TrialResult
 from tests.testbed.made_up import asynchronous, curve, result
 
@@ -69,12 +66,6 @@ def test_a_summary_of_what_was_trained_until_ctrl_c_says_so(tmp_path: Path) -> N
     assert report.write(CURVES[:1]) == ["losses.csv", "summary.csv", "summary.txt"]
 
 
-def test_a_folder_that_cannot_be_created_is_an_error_before_training(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(SettingError, match="output cannot be created"):
-        Report(EXPERIMENT, tmp_path / "file" / "results")
-
-
 def test_several_runs_are_shown_by_their_mean_and_spread(tmp_path: Path) -> None:
     trial = Trial(ASYNCHRONOUS, 2, 1.0)
     runs = [curve(trial, quickness=quickness, seed=seed) for seed, quickness in enumerate((0.05, 0.04, 0.0))]
@@ -106,32 +97,8 @@ def test_each_point_of_the_other_axes_has_its_picture_and_its_findings(tmp_path:
     assert axes.get_title().endswith(", rate 0.02")
 
 
-def test_the_range_of_several_runs_is_drawn_around_their_mean() -> None:
-    runs = [curve(Trial(ASYNCHRONOUS, 2, 1.0), quickness=quickness) for quickness in (0.05, 0.0)]
-    (axes,) = draw_losses([TrialResult(runs)], 2, Experiment()).axes
-    assert axes.lines[0].get_ydata().tolist() == pytest.approx(((runs[0].smoothed + runs[1].smoothed) / 2).tolist())
-    (band,) = axes.collections
-    assert band.get_paths()[0].get_extents().ymax == pytest.approx(3.0)
-
-
-def test_losses_are_drawn_against_the_time_too() -> None:
-    (axes,) = draw_losses([LATE[0]], 2, Experiment(simulated=True), TIME).axes
-    assert axes.get_xlabel() == "virtual time [s]"
-    assert axes.lines[0].get_xdata().tolist() == LATE[0].times.tolist()
-
-
 SEQUENCE, TOGETHER = result(Trial(SEQUENTIAL, 1)), result(Trial(SYNCHRONOUS, 2))
 LATE = [result(Trial(ASYNCHRONOUS, 2, delay)) for delay in (0.0, 0.5, 1.0, 1.5, 2.0)]
-
-
-def test_a_plot_shows_one_number_of_workers_and_the_sequential_training() -> None:
-    results = [SEQUENCE, TOGETHER, *LATE, result(Trial(ASYNCHRONOUS, 3))]
-    assert shown_with(results, 2) == [SEQUENCE, TOGETHER, *LATE]
-    assert shown_with(results, 3) == [SEQUENCE, results[-1]]
-
-
-def test_there_is_no_plot_of_the_sequential_training_alone() -> None:
-    assert shown_with([SEQUENCE, TOGETHER], 1) == []
 
 
 def test_every_line_has_a_label_and_a_unique_style_and_axes_have_units() -> None:
@@ -154,11 +121,3 @@ def test_every_line_has_a_label_and_a_unique_style_and_axes_have_units() -> None
         assert line.get_ydata().tolist() == shown.smoothed.tolist()
 
 
-def test_a_diverged_training_does_not_flatten_the_other_curves() -> None:
-    lost = asynchronous(2, 2.0)
-    lost.losses[100:] = 1e6
-    (axes,) = draw_losses([SEQUENCE, TrialResult([lost])], 2, Experiment()).axes
-    assert axes.get_ylim()[1] < 8
-    lost.losses[100:] = float("nan")
-    (axes,) = draw_losses([SEQUENCE, TrialResult([lost])], 2, Experiment()).axes
-    assert 0 < axes.get_ylim()[1] < 8

@@ -89,19 +89,10 @@ def test_a_delayed_gradient_changes_nothing_before_its_delay_is_over(
     assert delay * 0.5 < curve.mean_staleness <= delay + 2
 
 
-@pytest.mark.long
-def test_trainings_do_not_depend_on_those_before(runner: SimulatedRunner) -> None:
-    trial = Trial(ASYNCHRONOUS, 2, STEP, DESCENT)
-    first, second = (runner.run(trial, 3, lambda: None) for _ in range(2))
-    assert first.losses.tolist() == second.losses.tolist()
-    assert first.seconds == second.seconds
-
-
 @pytest.mark.parametrize(
     ("descent", "optimizer"),
     [
         (Descent("adam", 0.01, 0.1, 8), lambda: keras.optimizers.Adam(0.01, weight_decay=0.1)),
-        (Descent("momentum", 0.02, 0.0, 8), lambda: keras.optimizers.SGD(0.02, momentum=0.9)),
     ],
 )
 def test_each_training_begins_with_a_fresh_optimizer_of_its_kind(

@@ -1,5 +1,3 @@
-import math
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -37,32 +35,12 @@ def test_the_waiting_time_of_a_rule_is_not_part_of_a_pull() -> None:
     assert StepTimes.of([run_of(waiting, waited=2.0)]).pull == pytest.approx(0.01)
 
 
-def test_long_waits_and_an_adjusted_clock_give_no_negative_times() -> None:
-    steps = recorded(steps=3, pull=0.01, compute=0.1, push=0.0, dispatch=-0.03)
-    times = StepTimes.of([run_of(steps, waited=1.0)])
-    assert min(times.pull, times.push, *times.dispatch) >= 0
-    assert simulate(times.setting(Asynchronous())).gradients > 0
-
-
 @pytest.mark.parametrize(("pull", "push"), [(0.01, 0.02), (0.02, 0.01)])
 def test_a_simulated_step_takes_as_long_as_the_real_one(pull: float, push: float) -> None:
     steps = recorded(steps=10, pull=pull, compute=0.1, push=push, dispatch=0.03)
     result = simulate(StepTimes.of([run_of(steps)]).setting(Asynchronous()))
     assert result.updates_per_second == pytest.approx(1 / 0.16, rel=1e-3)
     assert result.computed[0] / result.gradients == pytest.approx(0.1 + max(pull - push, 0))
-
-
-def test_each_worker_is_simulated_with_its_own_times() -> None:
-    quick = recorded(steps=10, pull=0.01, compute=0.06, push=0.01, dispatch=0.02)
-    slow = recorded(steps=10, pull=0.01, compute=0.36, push=0.01, dispatch=0.02)
-    result = simulate(StepTimes.of([run_of(quick, slow)]).setting(Asynchronous()))
-    assert result.clocks[0] == pytest.approx(4 * result.clocks[1], abs=4)
-
-
-def test_the_table_is_lognormal() -> None:
-    logarithms = np.log(Sleeps(median=0.05, sigma=0.5).table)
-    assert logarithms.mean() == pytest.approx(math.log(0.05))
-    assert logarithms.std() == pytest.approx(0.5, rel=0.05)
 
 
 def test_steps_draw_from_the_table_and_the_slow_worker_a_multiple() -> None:
