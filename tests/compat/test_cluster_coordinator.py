@@ -1,7 +1,5 @@
 """Tests of `ClusterCoordinator`: scheduling and results. They follow the meaning of TensorFlow's own tests."""
 
-import logging
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -49,12 +47,6 @@ def test_results_come_back_in_the_functions_structure(cluster_coordinator):
     assert cluster_coordinator.fetch(values) == {"a": [wanted, wanted], "plain": 7, "text": "x"}
 
 
-def test_a_result_can_be_fetched_many_times(cluster_coordinator, counter):
-    count = tf.function(lambda: counter.assign_add(1))
-    value = cluster_coordinator.schedule(count)
-    assert [value.fetch(), value.fetch(), int(value.get())] == [1, 1, 1]
-
-
 def test_functions_that_return_nothing_give_none(cluster_coordinator, counter):
     @tf.function
     def count(by=1):
@@ -82,17 +74,11 @@ def test_arguments_are_passed_by_position_and_by_name(cluster_coordinator):
     assert cluster_coordinator.schedule(subtract, kwargs={"a": np.int32(5), "b": np.int32(2), "c": 2}).fetch() == 1
 
 
-def test_concrete_functions_and_input_signatures_work(cluster_coordinator):
-    total = tf.function(tf.reduce_sum, input_signature=[tf.TensorSpec([None])])
-    assert cluster_coordinator.schedule(total, args=([1.0, 2.0],)).fetch() == 3
-    assert cluster_coordinator.schedule(total.get_concrete_function(), args=(tf.constant([4.0]),)).fetch() == 4
-
-
-@pytest.mark.parametrize("fn", [len, lambda: 1, None, "step"], ids=["built-in", "lambda", "none", "text"])
-def test_anything_but_a_tensorflow_function_is_refused(cluster_coordinator, fn):
+def test_anything_but_a_tensorflow_function_is_refused(cluster_coordinator):
     words = r"`tf.distribute.experimental.coordinator.ClusterCoordinator.schedule` only accepts a `tf.function` or a"
-    with pytest.raises(TypeError, match=words):
-        cluster_coordinator.schedule(fn)
+    for fn in (lambda: 1, None):
+        with pytest.raises(TypeError, match=words):
+            cluster_coordinator.schedule(fn)
 
 
 def test_a_remote_value_is_no_argument_also_within_a_structure(cluster_coordinator):
@@ -104,22 +90,7 @@ def test_a_remote_value_is_no_argument_also_within_a_structure(cluster_coordinat
     assert cluster_coordinator.schedule(double, args=(value.fetch(),)).fetch() == 4
 
 
-def test_variables_are_updated_on_their_servers(strategy, cluster_coordinator):
-    with strategy.scope():
-        first, second = tf.Variable(0.0), tf.Variable(1.0)
-
-    @tf.function
-    def update():
-        first.assign_add(0.1)
-        second.assign_sub(0.2)
-        return first.read_value() / second.read_value()
-
-    assert cluster_coordinator.schedule(update).fetch() == pytest.approx(0.125)
-    assert (first.numpy(), second.numpy()) == pytest.approx((0.1, 0.8))
-
-
-@pytest.mark.parametrize("in_scope", [False, True])
-def test_run_and_reduce_work_whether_scheduled_in_the_scope_or_not(strategy, cluster_coordinator, in_scope):
+def test_run_and_reduce_work_whether_scheduled_in_the_scope_or_not(strategy, cluster_coordinator):
     with strategy.scope():
         assert tf.distribute.in_cross_replica_context()
         variable = tf.Variable(1.0)
@@ -134,29 +105,9 @@ def test_run_and_reduce_work_whether_scheduled_in_the_scope_or_not(strategy, clu
 
             return strategy.reduce("SUM", strategy.run(replica_fn, args=(x,)), axis=None)
 
-        if in_scope:
-            value = cluster_coordinator.schedule(step, args=(tf.constant(3.0),))
-    if not in_scope:
-        value = cluster_coordinator.schedule(step, args=(tf.constant(3.0),))
-    assert value.fetch() == (4, 2)
-    assert total.numpy() == 3
-
-
-def test_a_summed_variable_may_be_assigned_in_a_replica(strategy, cluster_coordinator):
-    with strategy.scope():
-        variable = tf.Variable(1.0, aggregation=tf.VariableAggregation.SUM)
-
-    @tf.function
-    def step():
-        def replica_fn():
-            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-            variable.assign(tf.cast(replica + 1, tf.float32))
-
-        strategy.run(replica_fn)
-
-    cluster_coordinator.schedule(step)
-    cluster_coordinator.join()
-    assert variable.numpy() == strategy.num_replicas_in_sync == 1
+        assert cluster_coordinator.schedule(step, args=(tf.constant(3.0),)).fetch() == (4, 2)
+    assert cluster_coordinator.schedule(step, args=(tf.constant(3.0),)).fetch() == (4, 2)
+    assert total.numpy() == 6
 
 
 def test_gather_and_local_results_are_those_of_one_replica(strategy, cluster_coordinator):
@@ -167,24 +118,3 @@ def test_gather_and_local_results_are_those_of_one_replica(strategy, cluster_coo
 
     gathered, [local] = cluster_coordinator.schedule(step, args=(tf.constant([1, 2]),)).fetch()
     assert gathered.tolist() == local.tolist() == [2, 4]
-
-
-def test_methods_of_the_strategy_warn_outside_of_scheduled_functions(strategy, caplog):
-    assert strategy.run(lambda x: x + 1, args=(tf.constant(1),)) == 2
-    assert strategy.gather(tf.constant([1]), axis=0).numpy().tolist() == [1]
-    assert [record.levelno for record in caplog.records] == 2 * [logging.WARNING]
-    assert all("outside of a scheduled function" in record.getMessage() for record in caplog.records)
-
-
-def test_a_per_worker_variable_sums_up_to_the_number_of_calls(strategy, cluster_coordinator):
-    with strategy.scope():
-        variable = tf.Variable([0.0], per_worker_variable=True)
-
-    @tf.function
-    def step():
-        variable.assign_add([1.0])
-
-    for total in (1, 2):
-        cluster_coordinator.schedule(step)
-        cluster_coordinator.join()
-        assert float(sum(variable.read_all())[0]) == total

@@ -4,7 +4,6 @@ import pytest
 import tensorflow as tf
 
 from coordinator.compat import ClusterCoordinator
-from tests.ps_strategy.every_worker import on_every_worker
 
 # Keras saves models in a way that NumPy has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")
@@ -65,44 +64,6 @@ def test_a_step_returns_nothing_and_the_model_predicts_between_epochs(strategy, 
     assert values[0].fetch() is None
     assert accuracies[-1] > 0.8
     assert int(optimizer.iterations.numpy()) == 60
-
-
-@pytest.mark.long
-def test_metrics_are_reset_each_epoch_and_the_model_is_saved(strategy, cluster_coordinator, tmp_path):
-    with strategy.scope():
-        model = dense_model()
-        model.compile("adam", "mse", metrics=["accuracy"])
-        optimizer = tf.keras.optimizers.Adam(0.05)
-        loss_of = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        accuracy, mean_loss = tf.keras.metrics.SparseCategoricalAccuracy(), tf.keras.metrics.Mean()
-
-    @tf.function
-    def train_step(iterator):
-        def step_fn(inputs):
-            features, labels = inputs
-            with tf.GradientTape() as tape:
-                logits = model(features, training=True)
-                loss = loss_of(labels, logits)
-                loss += tf.add_n(model.losses) if model.losses else 0.0
-            gradients = tape.gradient(loss, model.trainable_variables)
-            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-            accuracy.update_state(labels, logits)
-            mean_loss.update_state(loss)
-            return loss
-
-        return strategy.run(step_fn, args=(next(iterator),))
-
-    iterator = iter(cluster_coordinator.create_per_worker_dataset(make_dataset))
-    for _ in range(2):
-        accuracy.reset_state()
-        mean_loss.reset_state()
-        values = [cluster_coordinator.schedule(train_step, args=(iterator,)) for _ in range(6)]
-        cluster_coordinator.join()
-        assert float(accuracy.count) == 120
-        assert float(mean_loss.result()) == pytest.approx(sum(cluster_coordinator.fetch(values)) / 6, rel=1e-4)
-    model.save(tmp_path / "model.keras")
-    restored = tf.keras.models.load_model(tmp_path / "model.keras", compile=False)
-    assert (restored.get_weights()[0] == model.get_weights()[0]).all()
 
 
 def test_training_continues_at_the_epoch_that_the_optimizer_has_counted(strategy, cluster_coordinator, tmp_path):
@@ -182,30 +143,6 @@ def test_methods_of_an_object_are_scheduled_with_several_iterators_and_steps_in_
         assert trainer.weights.numpy().ravel().tolist() == [12 * total] * 4
 
 
-def test_each_worker_may_read_its_data_to_the_end_in_one_function(strategy, cluster_coordinator):
-    workers = len(cluster_coordinator.cluster.workers)
-
-    def dataset_fn(_):
-        index = tf.distribute.coordinator.experimental_get_current_worker_index()
-        return tf.data.Dataset.range(10).shard(workers, index)
-
-    @tf.function
-    def per_worker_dataset_fn():
-        return strategy.distribute_datasets_from_function(dataset_fn)
-
-    @tf.function
-    def total_fn(iterator):
-        total = tf.constant(0, tf.int64)
-        for element in iterator:
-            total += element
-        return total, tf.distribute.coordinator.experimental_get_current_worker_index()
-
-    iterator = iter(cluster_coordinator.create_per_worker_dataset(per_worker_dataset_fn))
-    sums = on_every_worker(strategy, total_fn, iterator)
-    assert [int(worker) for _, worker in sums] == list(range(workers))
-    assert sum(int(total) for total, _ in sums) == 45
-
-
 def test_an_evaluation_collects_the_outputs_of_every_call(strategy, cluster_coordinator):
     with strategy.scope():
         offset = tf.Variable(10.0)
@@ -224,42 +161,6 @@ def test_an_evaluation_collects_the_outputs_of_every_call(strategy, cluster_coor
         assert result["number"] == number
         assert result["outputs"].tolist() == [10.0 + number] * number
     assert strategy.experimental_local_results(remote_values[0].get()["outputs"])[0].numpy().tolist() == [11.0]
-
-
-def test_rows_of_an_embedding_are_trained_by_a_layer_with_variables_of_tensorflow(strategy, cluster_coordinator):
-    class Scores(tf.Module):
-        def __init__(self):
-            super().__init__()
-            self.table = tf.Variable(tf.ones((20, 3)))
-            self.bias = tf.Variable(0.0)
-
-        def __call__(self, ids):
-            return tf.reduce_sum(tf.nn.embedding_lookup(self.table, ids), axis=-1) + self.bias
-
-    with strategy.scope():
-        scores, optimizer = Scores(), tf.keras.optimizers.SGD(0.1)  # small enough for racing workers
-        optimizer.build(scores.trainable_variables)
-
-    @tf.function
-    def step_fn(iterator):
-        def replica_fn(ids):
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean(scores(ids) ** 2)
-            variables = scores.trainable_variables
-            gradients = tape.gradient(loss, variables)
-            assert any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients)
-            optimizer.apply_gradients(zip(gradients, variables, strict=True))
-            return loss
-
-        losses = strategy.run(replica_fn, args=(next(iterator),))
-        return strategy.reduce("MEAN", losses, axis=None)
-
-    ids = tf.data.Dataset.from_tensor_slices([1, 2, 3, 4]).repeat().batch(4)
-    iterator = iter(cluster_coordinator.create_per_worker_dataset(strategy.experimental_distribute_dataset(ids)))
-    first = cluster_coordinator.schedule(step_fn, args=(iterator,)).fetch()
-    values = [cluster_coordinator.schedule(step_fn, args=(iterator,)) for _ in range(10)]
-    assert values[-1].fetch() < first / 4
-    assert scores.table.numpy()[5:].tolist() == [[1.0] * 3] * 15
 
 
 def test_fit_and_scheduled_functions_take_turns(strategy, cluster_coordinator):
