@@ -5,14 +5,12 @@ import json
 import logging
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
 
 import pytest
 
 from coordinator.addresses import PageAddress
 from coordinator.dashboard import dashboard as module
 from coordinator.dashboard.dashboard import Dashboard
-from coordinator.dashboard.snapshot import ServerUsage
 from coordinator.events.event_stream import EventStream
 from coordinator.statistics import ClusterStatistics
 from tests.deadline import wait_until
@@ -28,24 +26,6 @@ def test_the_page_ends_although_the_last_counts_cannot_be_read(monkeypatch: pyte
         dashboard.close()
     with pytest.raises(urllib.error.URLError, match="refused"):
         urllib.request.urlopen(dashboard.url, timeout=10)
-
-
-def test_servers_that_cannot_be_asked_are_reported_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(module, "_INTERVAL", 0.01)
-    asked: list[int] = []
-
-    def usage() -> Sequence[ServerUsage]:
-        asked.append(1)
-        raise ValueError("no such file")
-
-    dashboard = Dashboard(PageAddress("127.0.0.1", 0), lambda: COUNTS, EventStream(), usage, list)
-    with caplog.at_level(logging.ERROR, logger="coordinator"):
-        urllib.request.urlopen(dashboard.url + "api/state", timeout=30).close()
-        wait_until(lambda: len(asked) > 3)
-        dashboard.close()
-    assert len(caplog.records) == 1
 
 
 def test_the_page_goes_on_after_counts_that_could_not_be_read(

@@ -30,6 +30,8 @@ def test_each_metric_has_its_help_its_type_and_one_line_for_each_label(snapshot:
     names = [line.split()[2] for line in lines if line.startswith("# HELP")]
     assert names == [line.split()[2] for line in lines if line.startswith("# TYPE")]
     assert len(names) == len(set(names)) > 25
+    strange = Snapshot(0.0, 0.0, "", values={'a"b\\c\n': 1.5})
+    assert 'coordinator_reported_value{name="a\\"b\\\\c\\n"} 1.5\n' in metrics_of(strange)
 
 
 def test_staleness_is_a_cumulative_histogram(snapshot: Snapshot) -> None:
@@ -40,11 +42,6 @@ def test_staleness_is_a_cumulative_histogram(snapshot: Snapshot) -> None:
     assert [edge for edge, _ in buckets] == ["0", "1", "2", "4", "+Inf"]
     assert [count for _, count in buckets][:3] == [sum(rule.histogram[:size]) for size in (1, 2, 3)]
     assert buckets[-1][1] == rule.pushes
-
-
-def test_labels_are_escaped(snapshot: Snapshot) -> None:
-    strange = Snapshot(0.0, 0.0, "", values={'a"b\\c\n': 1.5})
-    assert 'coordinator_reported_value{name="a\\"b\\\\c\\n"} 1.5\n' in metrics_of(strange)
 
 
 @pytest.mark.release

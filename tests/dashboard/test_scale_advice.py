@@ -14,17 +14,6 @@ def test_workers_that_share_nothing_add_up() -> None:
     assert advice.text == "2 more workers would bring 50%; parameter server 0 is the busiest (0%)."
 
 
-def test_a_resource_that_is_nearly_busy_limits_the_rate() -> None:
-    load = Load(4, 90.0, [Resource("parameter server 0", 0.2), Resource("parameter server 1", 0.9)])
-    advice = scale_advice(load)
-    assert advice.expected[4] == pytest.approx(90.0)
-    # A step takes 10 ms of it.
-    assert 90.0 < advice.expected[6] < advice.expected[16] < 100.001
-    assert (advice.bottleneck, advice.busy) == ("parameter server 1", 0.9)
-    assert advice.target < 4
-    assert advice.text.endswith("; parameter server 1 is the bottleneck (90%).")
-
-
 def test_rates_are_those_of_the_machine_repair_model() -> None:
     # One server, exponential times: think 30 ms, service 10 ms, whose rate is known (Lazowska et al., chapter 6).
     def rate(workers: int) -> float:
@@ -51,18 +40,6 @@ def test_fewer_workers_may_be_as_fast_where_something_is_full() -> None:
     for workers, share, is_said in ((4, 0.97, True), (4, 0.9, False), (1, 0.97, False)):
         text = scale_advice(Load(workers, 40.0, [Resource("the client", share)])).text
         assert text.endswith("Fewer workers may be as fast.") == is_said
-
-
-def test_a_host_whose_processors_are_all_busy_does_no_more_with_more_workers() -> None:
-    rates = expected_rates(Load(4, 40.0, [Resource("the processors of host a", 1.0), FREE]), 16)
-    assert rates[3:] == pytest.approx([40.0] * 13)
-
-
-def test_a_load_that_no_network_has_keeps_its_rate() -> None:
-    # Both are busy all the time: one worker alone would be as fast as two.
-    rates = expected_rates(Load(2, 50.0, [Resource("the client", 1.0), Resource("parameter server 0", 1.0)]), 3)
-    assert rates[1] == pytest.approx(50.0)
-    assert rates == sorted(rates)
 
 
 def test_a_program_that_schedules_too_little_is_told_so() -> None:

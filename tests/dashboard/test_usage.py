@@ -45,11 +45,6 @@ def test_tasks_on_one_host_share_its_processors_and_another_host_has_others(reco
     }
 
 
-def test_a_task_that_uses_most_of_what_its_host_does_is_one_resource_with_it(record: UsageRecord) -> None:
-    # What the kernel does for its messages is not counted as the task's.
-    assert used(record, time=20.0, cpu=13.0, machine_cpu=110.0, processors=4.0) == {"parameter server 0": 0.25}
-
-
 def test_shares_are_of_the_window_and_the_rows_of_the_page_of_the_latest_two(record: UsageRecord) -> None:
     record = UsageRecord(10.0)
     for second in range(0, 31, 2):
