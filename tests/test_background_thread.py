@@ -1,13 +1,15 @@
 """Tests that a thread of the library outlives what its work raises."""
 
 import logging
-import re
+import os
 import threading
+import traceback
+from collections.abc import Callable
 
 import pytest
 
 from coordinator import background_thread
-from coordinator.background_thread import BackgroundThread
+from coordinator.background_thread import BackgroundThread, only_here, refuse_forked
 from tests.deadline import LIMIT
 
 
@@ -63,31 +65,6 @@ def test_a_thread_that_is_stopped_while_it_pauses_ends_and_releases_what_it_used
     assert not work.arrived.is_set()
 
 
-def test_an_error_while_an_error_is_reported_is_logged_too(
-    brief_pauses: None, caplog: pytest.LogCaptureFixture
-) -> None:
-    work = Work(ValueError)
-    work.reported = None  # type: ignore[assignment]
-    work.thread.start()
-    assert work.arrived.wait(LIMIT)
-    work.thread.stop()
-    assert work.thread.wait_stopped(LIMIT)
-    assert "could not report its error" in caplog.text
-
-
-def test_pauses_become_longer(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(background_thread, "_FIRST_PAUSE", 0.001)
-    monkeypatch.setattr(background_thread, "_LONGEST_PAUSE", 0.004)
-    work = Work(*[ValueError] * 4)
-    work.thread.start()
-    assert work.arrived.wait(LIMIT)
-    work.thread.stop()
-    assert work.thread.wait_stopped(LIMIT)
-    pauses = re.findall(r"goes on after (\S+) s", caplog.text)
-    assert set(pauses) <= {"0.001", "0.002", "0.004"}
-    assert pauses[0] == "0.001"
-
-
 @pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt])
 def test_who_waits_for_work_that_is_done_once_is_told_of_its_error(
     error: type[BaseException], caplog: pytest.LogCaptureFixture
@@ -100,3 +77,41 @@ def test_who_waits_for_work_that_is_done_once_is_told_of_its_error(
     assert [type(each) for each in reported] == [error]
     [message] = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert message.startswith(f"The thread coordinator-test met an unexpected {error.__name__} and ends. ")
+
+
+def in_child(check: Callable[[], object]) -> None:
+    """Calls a function in a process that is forked from this one; fails if it raises."""
+    child = os.fork()
+    if not child:
+        try:
+            check()
+        except BaseException:  # noqa: BLE001 - the parent fails
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_a_call_is_made_in_the_process_that_it_is_meant_for_alone() -> None:
+    called: list[int] = []
+    call = only_here(lambda: called.append(1))
+
+    def check() -> None:
+        call()
+        assert not called
+
+    in_child(check)
+    call()
+    assert called == [1]
+
+
+def test_a_forked_process_is_told_whose_object_it_uses() -> None:
+    owner = os.getpid()
+    refuse_forked(owner, "The strategy")
+
+    def check() -> None:
+        with pytest.raises(RuntimeError, match=rf"^The strategy belongs to process {owner}, from which this process"):
+            refuse_forked(owner, "The strategy")
+
+    in_child(check)

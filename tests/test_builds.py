@@ -43,15 +43,6 @@ def test_at_most_a_quarter_of_the_workers_prepare_something_but_at_least_one(wor
         assert cluster.begun == [*range(min(workers, most + worker + 1))]
 
 
-def test_a_worker_that_prepares_nothing_any_more_keeps_no_turn() -> None:
-    builds = Builds()
-    cluster = Workers(builds, 1)
-    builds.prepare(Preparation(0, None, "prepare"))
-    builds.prepare(Preparation(1, None, "prepare"))
-    cluster.cancel(0)
-    assert cluster.begun == [0, 1]
-
-
 def test_each_preparation_ends_once_it_is_done_cancelled_or_dropped() -> None:
     builds, ended = Builds(), []
     cluster = Workers(builds, 12)

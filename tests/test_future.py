@@ -6,7 +6,6 @@ import threading
 
 import pytest
 
-from coordinator.errors import ClosureCancelledError
 from coordinator.future import Future
 
 
@@ -39,6 +38,8 @@ def future(withdrawals: Withdrawals) -> Future:
 def test_a_future_without_an_outcome_can_be_cancelled(future: Future, withdrawals: Withdrawals, runs: bool) -> None:
     future.is_started = runs
     assert future.running() is runs
+    with pytest.raises(TimeoutError):
+        future.result(timeout=0)
     assert future.cancel()
     assert future.cancelled()
     assert not future.running()
@@ -53,33 +54,6 @@ def test_a_future_that_is_done_cannot_be_cancelled(future: Future, withdrawals: 
     assert not future.cancel()
     assert withdrawals.count == 0
     assert future.result(0) == 3
-
-
-def test_a_future_whose_outcome_was_just_decided_is_not_cancelled() -> None:
-    future = Future("step", 7, on_cancel=lambda: False)
-    assert not future.cancel()
-    future.set_result(3)
-    assert future.result(0) == 3
-
-
-def test_the_repr_of_a_future_has_its_state(future: Future, withdrawals: Withdrawals) -> None:
-    assert repr(future) == "<Future of closure 7 (step): waiting>"
-    future.is_started = True
-    assert repr(future) == "<Future of closure 7 (step): running>"
-    future.set_result(None)
-    assert repr(future) == "<Future of closure 7 (step): done>"
-    failed, cancelled = Future("f", 8, withdrawals), Future("g", 9, withdrawals)
-    failed.set_exception(ClosureCancelledError("withdrawn"))
-    cancelled.set_cancelled()
-    assert repr(failed) == "<Future of closure 8 (f): raised ClosureCancelledError>"
-    assert repr(cancelled) == "<Future of closure 9 (g): cancelled>"
-
-
-def test_a_result_that_does_not_come_in_time_is_a_timeout(future: Future) -> None:
-    with pytest.raises(TimeoutError):
-        future.result(timeout=0.001)
-    with pytest.raises(TimeoutError):
-        future.exception(timeout=0)
 
 
 def test_wait_and_as_completed_work_with_results_errors_and_cancellations(withdrawals: Withdrawals) -> None:

