@@ -1,15 +1,24 @@
 import dataclasses
-import logging
-import threading
-import time
+import os
 from pathlib import Path
 
+import h5py
 import pytest
 
 from coordinator.evaluation import EvaluationResult
-from coordinator.evaluation.checkpoint_watch import CheckpointFile, CheckpointWatch, Move, Situation, advice, next_move
+from coordinator.evaluation.checkpoint_watch import (
+    CheckpointFile,
+    CheckpointWatch,
+    Move,
+    Situation,
+    advice,
+    find_newest,
+    newest_checkpoint,
+    next_move,
+)
 from coordinator.evaluation.status_files import TrainingMarker, append_result
-from tests.evaluation.tiny_training import DEADLINE, set_written
+from tests.deadline import wait_until
+from tests.evaluation.tiny_training import TinyTraining, set_written
 
 CHECKPOINT = CheckpointFile("/runs/ckpt-3", 100)
 RESULT = EvaluationResult("/runs/ckpt-3", 3, 30, {"loss": 1.0}, 0.0, 100)
@@ -27,7 +36,6 @@ EVALUATED = Situation(newest=CHECKPOINT, result=RESULT)
         (Situation(newest=CHECKPOINT), Move.EVALUATE),
         (EVALUATED, Move.WAIT),
         (Situation(newest=CHECKPOINT, is_settling=True), Move.WAIT),
-        (Situation(newest=CHECKPOINT, is_settling=True, marker=FINISHED), Move.WAIT),
         (Situation(newest=CHECKPOINT, is_stopped=True), Move.END),
         # Training has reported something.
         (Situation(marker=STARTED), Move.WAIT),
@@ -40,18 +48,14 @@ EVALUATED = Situation(newest=CHECKPOINT, result=RESULT)
         # A marker found at the start counts after the grace period.
         (dataclasses.replace(EVALUATED, marker=FINISHED, marker_at_start=FINISHED, is_in_grace_period=True), Move.WAIT),
         (dataclasses.replace(EVALUATED, marker=FINISHED, marker_at_start=FINISHED), Move.END),
-        (dataclasses.replace(EVALUATED, marker=FINISHED, marker_at_start=STARTED, is_in_grace_period=True), Move.END),
         # `max_evaluations` is reached.
         (dataclasses.replace(EVALUATED, max_evaluations=4), Move.WAIT),
         (dataclasses.replace(EVALUATED, max_evaluations=3), Move.END),
-        (dataclasses.replace(EVALUATED, max_evaluations=2), Move.END),
         (Situation(newest=CHECKPOINT, max_evaluations=2), Move.EVALUATE),
-        (dataclasses.replace(EVALUATED, max_evaluations=3, is_in_grace_period=True), Move.END),
         (
             dataclasses.replace(EVALUATED, max_evaluations=3, evaluated_at_start=CHECKPOINT, is_in_grace_period=True),
             Move.WAIT,
         ),
-        (dataclasses.replace(EVALUATED, max_evaluations=3, evaluated_at_start=CHECKPOINT), Move.END),
         # An unreadable checkpoint.
         (Situation(newest=CHECKPOINT, is_long_unreadable=True), Move.EVALUATE),
         (Situation(newest=CHECKPOINT, marker=FINISHED, is_long_unreadable=True), Move.FAIL),
@@ -73,15 +77,7 @@ def test_a_weights_file_settles_once_it_stops_changing(tmp_path: Path) -> None:
     assert watch.look().is_settling
     set_written(str(path), 10.0)
     assert watch.look().is_settling
-    deadline, pause = time.monotonic() + DEADLINE, threading.Event()
-    while watch.look().is_settling:
-        assert time.monotonic() < deadline
-        pause.wait(0.01)
-
-
-def test_a_tensorflow_checkpoint_needs_no_settling(tmp_path: Path) -> None:
-    (tmp_path / "a-1.index").write_text("x")
-    assert not build_watch(tmp_path).look().is_settling
+    wait_until(lambda: not watch.look().is_settling)
 
 
 def test_a_known_result_does_not_belong_to_a_later_checkpoint_of_that_name(tmp_path: Path) -> None:
@@ -125,18 +121,88 @@ def test_advice_says_what_is_awaited_and_what_to_check(situation: Situation, sai
     assert all(part in text for part in said), text
 
 
-def test_a_wait_is_logged_once_and_advice_follows_after_its_time(
-    caplog: pytest.LogCaptureFixture, tmp_path: Path
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        ("ckpt-12", 12),
+        ("ckpt-12.weights.h5", 12),
+        ("weights.03.weights.h5", 3),
+        ("model.weights.h5", None),
+        ("ckpt-05-0.25.weights.h5", None),
+        ("model2.weights.h5", None),
+    ],
+)
+def test_the_number_is_at_the_end_of_the_name(name: str, number: int | None) -> None:
+    assert CheckpointFile(f"/runs-9/{name}", 0).number == number
+
+
+def test_a_copy_has_every_file_and_outlives_the_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "to").mkdir()
+    for name, text in {"a-1.index": "i", "a-1.data-00000-of-00002": "0", "a-1.data-00001-of-00002": "1"}.items():
+        (tmp_path / name).write_text(text)
+    checkpoint = CheckpointFile.of_file(str(tmp_path / "a-1.index"))
+    assert checkpoint.copy_to(str(tmp_path / "to" / "best-1")) == str(tmp_path / "to" / "best-1")
+    for file in checkpoint.files():
+        Path(file).unlink()
+    copies = {path.name: path.read_text() for path in (tmp_path / "to").iterdir()}
+    assert copies == {"best-1.index": "i", "best-1.data-00000-of-00002": "0", "best-1.data-00001-of-00002": "1"}
+
+
+def test_a_checkpoint_replaced_since_it_was_found_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "a-1.index"
+    path.write_text("x")
+    checkpoint = CheckpointFile.of_file(str(path))
+    checkpoint.require_unchanged()
+    os.utime(path, ns=(0, checkpoint.written_ns + 1))
+    with pytest.raises(OSError, match="was replaced"):
+        checkpoint.require_unchanged()
+    path.unlink()
+    checkpoint.require_unchanged()  # what was read before the deletion is complete
+
+
+def test_copying_a_weights_file_takes_no_lock_that_could_stop_training(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.weights.h5")
+    with h5py.File(path, "w") as file:
+        CheckpointFile.of_file(path).copy_to(str(tmp_path / "best-1"))
+        file["still"] = [1.0]
+    copy = CheckpointFile.of_file(path).copy_to(str(tmp_path / "best-1"))
+    with h5py.File(copy, "r") as copied, h5py.File(path, "a") as file:
+        file["again"] = [2.0]
+        assert list(copied) == ["still"]
+
+
+def found(name: str, written_ns: int) -> CheckpointFile:
+    return CheckpointFile(f"/d/{name}", written_ns)
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "latest", "listed", "newest"),
+    [
+        ([], None, [], None),
+        ([found("a-1", 5), found("a-2", 6)], None, [], "a-2"),
+        ([found("a-9", 5), found("a-10", 5)], None, [], "a-10"),
+        # A copied directory: only the state file has the order.
+        ([found("a-9", 7), found("a-10", 6)], "a-10", ["a-9", "a-10"], "a-10"),
+        # Written, but not yet listed.
+        ([found("a-1", 5), found("a-2", 6)], "a-1", ["a-1"], "a-2"),
+        ([found("a-1", 5), found("b.weights.h5", 6)], "a-1", ["a-1"], "b.weights.h5"),
+        # Not listed, because an earlier training wrote it.
+        ([found("old-7", 3), found("a-1", 5)], "a-1", ["a-1"], "a-1"),
+        # The latest was deleted.
+        ([found("a-1", 5)], "a-2", ["a-1", "a-2"], "a-1"),
+    ],
+)
+def test_the_newest_is_the_latest_listed_or_a_later_unlisted_one(
+    checkpoints: list[CheckpointFile], latest: str | None, listed: list[str], newest: str | None
 ) -> None:
-    caplog.set_level(logging.INFO, "coordinator")
-    patient, impatient = build_watch(tmp_path, 1000.0), build_watch(tmp_path, 1e-9)
-    for _ in range(3):
-        patient.report_wait(Situation())
-    assert [record.levelno for record in caplog.records] == [logging.INFO]
-    patient.add_result(CHECKPOINT, RESULT)
-    patient.report_wait(Situation())
-    assert [record.levelno for record in caplog.records] == [logging.INFO, logging.INFO]
-    caplog.clear()
-    impatient.report_wait(Situation())
-    impatient.report_wait(Situation())
-    assert [record.levelno for record in caplog.records] == [logging.INFO, logging.WARNING]
+    checkpoint = newest_checkpoint(checkpoints, latest, listed)
+    assert (checkpoint.name if checkpoint else None) == newest
+
+
+def test_a_weights_file_newer_than_the_state_file_is_found(tmp_path: Path) -> None:
+    training = TinyTraining(tmp_path)
+    training.save(1)
+    path = str(tmp_path / "ckpt-5.weights.h5")
+    training.model.save_weights(path)
+    set_written(path, 1.0)
+    assert find_newest(str(tmp_path)).path == path

@@ -1,16 +1,19 @@
 """Tests of what the evaluator evaluates and writes."""
 
 import logging
+import math
 import threading
 from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.core.util import event_pb2
 
 from coordinator import SidecarEvaluator
+from coordinator.errors import EvaluationError
 from coordinator.evaluation import (
     EvaluationResult,
     best_result,
@@ -18,6 +21,9 @@ from coordinator.evaluation import (
     mark_training_finished,
     results,
 )
+from coordinator.evaluation.checkpoint_watch import CheckpointFile
+from coordinator.evaluation.sidecar_evaluator import BestCheckpoint, flat_metrics
+from coordinator.evaluation.status_files import BEST_FILE
 from tests.evaluation.tiny_training import (
     DEADLINE,
     Background,
@@ -41,15 +47,6 @@ def summaries(directory: Path) -> dict[tuple[str, int], float]:
                 if value.metadata.plugin_data.plugin_name == "scalars":
                     found[value.tag, event.step] = float(tf.make_ndarray(value.tensor))
     return found
-
-
-def test_the_data_are_read_without_a_thread_for_autotuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    TinyTraining(tmp_path).save(30)
-    mark_training_finished(tmp_path)
-    model, given = build_model(), []
-    monkeypatch.setattr(model, "evaluate", lambda data, **_: given.append(data) or {"loss": 0.0})
-    build_evaluator(tmp_path, model=model, evaluate=None).start(DEADLINE)
-    assert [data.options().autotune.enabled for data in given] == [False]
 
 
 # row 192
@@ -91,20 +88,6 @@ def test_it_evaluates_the_weights_files_of_model_checkpoint(tmp_path: Path, capl
     (end,) = [record.message for record in caplog.records if record.message.startswith("End of evaluation")]
     assert all(f"{name}: {value:g}" in end for name, value in result.metrics.items())
     assert ("evaluation_loss_vs_iterations", 4) in summaries(tmp_path / "logs")
-
-
-def test_a_weights_file_rewritten_in_place_is_a_new_checkpoint(tmp_path: Path) -> None:
-    training, path = TinyTraining(tmp_path), str(tmp_path / "model.weights.h5")
-    evaluated = threading.Event()
-    evaluator = build_evaluator(tmp_path, on_evaluation=lambda _: evaluated.set())
-    running = Background(lambda: evaluator.start(DEADLINE))
-    for step in (10, 20):
-        training.train_to(step)
-        training.model.save_weights(path)
-        assert evaluated.wait(DEADLINE)
-        evaluated.clear()
-    mark_training_finished(tmp_path)
-    assert [(result.number, result.step) for result in running.result()] == [(1, 10), (2, 20)]
 
 
 def test_a_module_is_evaluated_by_a_function_of_the_user(tmp_path: Path) -> None:
@@ -193,3 +176,69 @@ def test_a_callback_can_export_the_best_model_after_a_limited_number_of_batches(
     assert export.batches == 1
     exported = keras.saving.load_model(tmp_path / "best.keras", compile=False)
     assert same_weights(exported, training.model)
+
+
+def offer(best: BestCheckpoint, path: str, loss: float) -> bool:
+    """Offers a checkpoint, which training deletes while it is evaluated."""
+    checkpoint = CheckpointFile.of_file(path if path.endswith(".h5") else f"{path}.index")
+    with best.copied(checkpoint) as copy:
+        for file in checkpoint.files():
+            Path(file).unlink()
+        return best.offer(copy, EvaluationResult(path, 1, 10, {"loss": loss, "auc": -loss}, 0.0))
+
+
+def saved_number(directory: Path) -> int:
+    path = tf.train.latest_checkpoint(str(directory))
+    return int(tf.train.load_checkpoint(path).get_tensor("optimizer/_iterations/.ATTRIBUTES/VARIABLE_VALUE"))
+
+
+@pytest.mark.parametrize(("metric", "mode"), [("loss", "min"), ("auc", "max")])
+def test_only_the_best_is_stored(tmp_path: Path, metric: str, mode: str) -> None:
+    training = TinyTraining(tmp_path / "train")
+    best = BestCheckpoint(tmp_path / "best", metric, mode)
+    verdicts = [
+        offer(best, training.save(step), loss)
+        for step, loss in [(1, math.nan), (2, 0.5), (3, 0.7), (4, math.nan), (5, 0.2), (6, 0.2)]
+    ]
+    assert verdicts == [False, True, False, False, True, False]
+    assert saved_number(tmp_path / "best") == 5
+    assert best_result(tmp_path / "best").metrics["loss"] == 0.2
+    assert best_result(tmp_path / "best").checkpoint == tf.train.latest_checkpoint(str(tmp_path / "best"))
+    assert len(list((tmp_path / "best").iterdir())) == 4
+
+
+def test_a_restarted_evaluator_continues_from_the_stored_best(tmp_path: Path) -> None:
+    training = TinyTraining(tmp_path / "train")
+    assert offer(BestCheckpoint(tmp_path / "best", "loss", "min"), training.save(1), 0.5)
+    restarted = BestCheckpoint(tmp_path / "best", "loss", "min")
+    assert not offer(restarted, training.save(2), 0.6)
+    assert saved_number(tmp_path / "best") == 1
+    assert offer(restarted, training.save(3), 0.4)
+    assert saved_number(tmp_path / "best") == 3
+
+
+def test_a_weights_file_can_replace_a_checkpoint(tmp_path: Path) -> None:
+    training = TinyTraining(tmp_path / "train")
+    best = BestCheckpoint(tmp_path / "best", "loss", "min")
+    offer(best, training.save(1), 0.5)
+    path = str(tmp_path / "train" / "ckpt-2.weights.h5")
+    training.model.save_weights(path)
+    assert offer(best, path, 0.4)
+    assert sorted(path.name for path in (tmp_path / "best").iterdir()) == ["best-2.weights.h5", BEST_FILE]
+
+
+def test_a_missing_metric_is_an_error_that_lists_the_metrics(tmp_path: Path) -> None:
+    best = BestCheckpoint(tmp_path / "best", "f1", "max")
+    with pytest.raises(EvaluationError, match=r"'f1' is none .*'auc', 'loss'"):
+        offer(best, TinyTraining(tmp_path / "train").save(1), 0.5)
+
+
+def test_tensors_arrays_and_dicts_become_plain_numbers() -> None:
+    metrics = {"loss": tf.constant(0.5), "auc": np.float32(0.25), "per_class": {"cat": 1, "dog": np.array(2.0)}}
+    assert flat_metrics(metrics) == {"loss": 0.5, "auc": 0.25, "per_class/cat": 1.0, "per_class/dog": 2.0}
+
+
+@pytest.mark.parametrize("wrong", [None, 0.5, {"loss": [1.0, 2.0]}, {"loss": "low"}, {"loss": None}])
+def test_metrics_that_are_not_numbers_are_an_error(wrong: object) -> None:
+    with pytest.raises(EvaluationError):
+        flat_metrics(wrong)

@@ -67,14 +67,6 @@ def test_the_logs_of_epochs_have_the_newest_result(fit, tmp_path: Path) -> None:
     assert len(history["loss"]) == 4
 
 
-def test_results_are_looked_for_between_batches_too(fit, tmp_path: Path) -> None:
-    seen: list[int] = []
-    sidecar = SidecarMetrics(tmp_path, poll_interval=0.0)
-    look = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(len(sidecar.results)))
-    fit(1, writing(tmp_path, {0: [0.5]}), sidecar, look)
-    assert seen == [1, 1]
-
-
 def test_a_second_fit_counts_from_the_beginning(fit, tmp_path: Path) -> None:
     sidecar = SidecarMetrics(tmp_path, [keras.callbacks.EarlyStopping("loss", patience=2)])
     for _ in range(2):
@@ -82,17 +74,13 @@ def test_a_second_fit_counts_from_the_beginning(fit, tmp_path: Path) -> None:
         assert len(history["loss"]) == len(sidecar.results) == 3
 
 
-@pytest.mark.parametrize(
-    "callback",
-    [
+def test_callbacks_that_keep_the_weights_of_the_moment_are_refused(tmp_path: Path) -> None:
+    for callback in (
         keras.callbacks.EarlyStopping("loss", restore_best_weights=True),
         keras.callbacks.ModelCheckpoint("best.keras", monitor="loss", save_best_only=True),
-    ],
-    ids=["EarlyStopping", "ModelCheckpoint"],
-)
-def test_callbacks_that_keep_the_weights_of_the_moment_are_refused(callback, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"which were trained on since.*best_dir"):
-        SidecarMetrics(tmp_path, [callback])
+    ):
+        with pytest.raises(ValueError, match=r"which were trained on since.*best_dir"):
+            SidecarMetrics(tmp_path, [callback])
 
 
 PROGRAM = '''
@@ -106,7 +94,7 @@ import coordinator
 from coordinator.evaluation import SidecarMetrics, mark_training_finished, mark_training_started, results
 from tests.deadline import wait_until
 
-kind, directory = sys.argv[1:]
+directory = sys.argv[1]
 x = np.linspace(-1, 1, 64, dtype=np.float32)[:, None]
 # With 0.5, gradients that are two steps old make the bias swing and grow.
 RATE = 0.2
@@ -137,30 +125,6 @@ def fit(model, save):
     assert history["sidecar_step"][-1] == int(model.optimizer.iterations)
 
 
-def loop(strategy, model, save):
-    iterator = iter(strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensors((x, x)).repeat()))
-
-    @tf.function
-    def step(iterator):
-        inputs, labels = next(iterator)
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((model(inputs) - labels) ** 2)
-        model.optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
-
-    acted_on, best, waited = len(results(directory)), float("inf"), 0
-    while waited < 3:
-        assert int(model.optimizer.iterations) < 1000
-        for _ in range(20):
-            strategy.schedule(step, args=(iterator,))
-        strategy.join()
-        save()
-        for result in results(directory)[acted_on:]:
-            acted_on += 1
-            waited = 0 if result.metrics["loss"] < best - 1e-3 else waited + 1
-            best = min(best, result.metrics["loss"])
-    assert best < 1e-2
-
-
 def train(resolver):
     mark_training_started(directory)
     with coordinator.ParameterServerStrategy(resolver) as strategy:
@@ -173,7 +137,7 @@ def train(resolver):
             manager.save()
             evaluated(int(model.optimizer.iterations))
 
-        fit(model, save) if kind == "fit" else loop(strategy, model, save)
+        fit(model, save)
         print("stopped at", int(model.optimizer.iterations), flush=True)
     mark_training_finished(directory)
 
@@ -192,11 +156,10 @@ else:
 
 @pytest.mark.cluster
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["fit", "loop"])
-def test_training_ends_by_what_its_evaluator_finds(run_program: ProgramRunner, tmp_path: Path, kind: str) -> None:
+def test_training_ends_by_what_its_evaluator_finds(run_program: ProgramRunner, tmp_path: Path) -> None:
     program, directory = tmp_path / "program.py", tmp_path / "checkpoints"
     program.write_text(PROGRAM, encoding="utf-8")
-    arguments = ["run", "--workers", 2, "--ps", 1, "--evaluator", program, kind, directory]
+    arguments = ["run", "--workers", 2, "--ps", 1, "--evaluator", program, directory]
     assert "stopped at " in run_program(COORDINATOR, *arguments, timeout=280).stdout
     best = best_result(directory / "best")
     assert best is not None
