@@ -10,9 +10,7 @@ has ended                            stays as it is   are cancelled  that of a s
 """
 
 import concurrent.futures
-import sys
 import threading
-import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -20,11 +18,10 @@ import pytest
 
 from coordinator.future import Future
 from coordinator.queueing.closure import Attempt, Closure, ClosureState, ErrorScope
-from coordinator.queueing.closure_queue import ClosureQueue
 from coordinator.queueing.queue_state import QueueState
 from coordinator.testing.fake_runtime import FakeCancellation
-from tests.deadline import LIMIT, wait_until
-from tests.queueing.closure_queue_bench import Stalls, fail, new_closure, new_internal, new_queue, put_new, take
+from tests.deadline import LIMIT
+from tests.queueing.closure_queue_bench import Stalls, new_internal, new_queue, put_new, take
 
 
 def cancellation() -> FakeCancellation:
@@ -107,25 +104,6 @@ def test_an_internal_closure_goes_on(place: Callable[..., Closure]) -> None:
     assert (effects.outcomes, list(effects.cancelled), closure.has_ended) == ([], [], False)
 
 
-@pytest.mark.parametrize("scope", [ErrorScope.ALL_CLOSURES, ErrorScope.JOIN, ErrorScope.END_OF_DATA])
-def test_an_error_that_is_to_be_raised_is_forgotten(scope: ErrorScope) -> None:
-    queue = new_queue(Stalls())
-    failed, running, waiting = (put_new(queue, number) for number in range(3))
-    attempts = take(queue), take(queue)
-    fail(queue, attempts[0], KeyError("of the user"), scope)
-    with ThreadPoolExecutor() as pool:
-        cancelling = pool.submit(queue.cancel_all, LIMIT)
-        concurrent.futures.wait([running.future], LIMIT)
-        assert not cancelling.done()
-        queue.requeue(attempts[1])
-        assert cancelling.result(LIMIT) == []
-    queue.wait_settled(timeout=0)
-    assert isinstance(failed.future.exception(0), KeyError)
-    assert running.future.cancelled()
-    # The error itself had withdrawn it, if it stops the others.
-    assert waiting.future.done()
-
-
 def test_an_abandoned_attempt_is_not_waited_for_and_has_no_effect_when_it_ends() -> None:
     queue = new_queue(Stalls())
     closure = put_new(queue)
@@ -175,51 +153,3 @@ def test_what_is_put_while_it_waits_is_not_cancelled_and_not_waited_for() -> Non
     queue.finish([library], ["made"])
     queue.wait_settled(timeout=0)
     assert (later.future.result(0), internal.future.result(0)) == ("kept", "made")
-
-
-def test_threads_that_wait_for_room_or_for_all_closures_go_on() -> None:
-    stalls = Stalls()
-    queue: ClosureQueue = new_queue(stalls, capacity=2)
-    waiting = [put_new(queue, number) for number in range(2)]
-    with ThreadPoolExecutor() as pool:
-        putting, joining = pool.submit(put_new, queue, 99), pool.submit(queue.wait_settled, LIMIT)
-        stalls.wait_for("room for closure 99")
-        stalls.wait_for("join waits")
-        assert queue.cancel_all(LIMIT) == []
-        put = putting.result(LIMIT)
-        queue.finish([take(queue)], ["put"])
-        joining.result(LIMIT)
-    assert [closure.future.cancelled() for closure in waiting] == [True, True]
-    assert put.future.result(0) == "put"
-
-
-def test_a_thread_that_waits_to_raise_an_error_goes_on_at_once() -> None:
-    queue = ClosureQueue(10, cancellation, print, stall_interval=10 * LIMIT)
-    for number in range(2):
-        put_new(queue, number)
-    failed, running = take(queue), take(queue)
-    fail(queue, failed, KeyError("of the user"))
-    putting = threading.Thread(target=lambda: queue.put(new_closure(queue, 2)))
-    putting.start()
-    wait_until(lambda: is_waiting(putting))
-    with ThreadPoolExecutor() as pool:
-        cancelling = pool.submit(queue.cancel_all, LIMIT)
-        later = take(queue)
-        assert (later.closure.number, cancelling.done()) == (2, False)
-        queue.requeue(running)
-        assert cancelling.result(LIMIT) == []
-    putting.join(LIMIT)
-
-
-def is_waiting(thread: threading.Thread) -> bool:
-    assert thread.ident is not None
-    return traceback.extract_stack(sys._current_frames()[thread.ident])[-1].name == "wait"  # noqa: SLF001 - documented
-
-
-def test_arguments_of_cancelled_closures_are_freed() -> None:
-    queue = new_queue(Stalls())
-    closures = [put_new(queue, work=object()), put_new(queue, work=object())]
-    attempt = take(queue)
-    queue.cancel_all(timeout=0)
-    assert [closure.work for closure in closures] == [None, None]
-    queue.requeue(attempt)

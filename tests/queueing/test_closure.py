@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from coordinator.errors import ClosureCancelledError, InvalidTransitionError
+from coordinator.errors import InvalidTransitionError
 from coordinator.future import Future
 from coordinator.queueing.closure import Closure, ClosureState
 from coordinator.runtime import FailureKind
@@ -57,10 +57,13 @@ def test_a_closure_makes_only_the_transitions_of_its_table(state: ClosureState) 
 
 
 def test_a_forbidden_transition_raises_with_the_history(closure: Closure) -> None:
-    for kind in (FailureKind.WORKER_LOST, FailureKind.TRANSIENT):
+    counts = []
+    for kind in (FailureKind.WORKER_LOST, FailureKind.TRANSIENT, FailureKind.WORKER_LOST):
         MOVES["start"](closure)
-        closure.record_failure(3, kind)
+        counts.append(closure.record_failure(3, kind))
         closure.requeue()
+    # By kind.
+    assert counts == [1, 1, 2]
     with pytest.raises(InvalidTransitionError, match=r"attempt 1 on worker 3: worker lost; attempt 2 on .*: transient"):
         closure.requeue()
 
@@ -73,13 +76,6 @@ def test_a_closure_is_blocked_until_its_last_argument_is_available() -> None:
     assert closure.state is ClosureState.WAITING
 
 
-def test_failures_are_counted_by_kind(closure: Closure) -> None:
-    assert closure.history() == "no attempt has failed"
-    MOVES["start"](closure)
-    kinds = [FailureKind.WORKER_LOST, FailureKind.TRANSIENT, FailureKind.WORKER_LOST]
-    assert [closure.record_failure(3, kind) for kind in kinds] == [1, 1, 2]
-
-
 def test_each_attempt_is_counted_with_its_worker_and_its_cancellation(closure: Closure) -> None:
     first_cancellation, second_cancellation = (FakeCancellation(threading.Condition()) for _ in range(2))
     first = closure.start(3, first_cancellation)
@@ -89,9 +85,3 @@ def test_each_attempt_is_counted_with_its_worker_and_its_cancellation(closure: C
     assert (second.number, second.worker, second.cancellation) == (2, 4, second_cancellation)
     closure.end_attempt(first)
     assert closure.live == (second,)
-
-
-def test_withdrawal_says_why_and_what_to_do(closure: Closure) -> None:
-    error = closure.cancelled_error("the strategy was closed")
-    assert isinstance(error, ClosureCancelledError)
-    assert str(error).startswith("closure 7 (step) was cancelled because the strategy was closed. Please reschedule")

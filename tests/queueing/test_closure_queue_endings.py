@@ -1,7 +1,6 @@
 """Tests of the queue without workers: cancellation, time-outs, interrupts and stopping."""
 
 import contextlib
-import gc
 import threading
 import weakref
 from collections.abc import Callable
@@ -11,11 +10,11 @@ import pytest
 
 from coordinator.errors import ClosureCancelledError, StrategyClosedError
 from coordinator.future import Future
-from coordinator.queueing.closure import Attempt, ErrorScope
+from coordinator.queueing.closure import Attempt, ErrorScope, shared_cancellations
 from coordinator.queueing.closure_queue import ClosureQueue
 from coordinator.statistics import ClusterStatistics
 from tests.deadline import LIMIT
-from tests.queueing.closure_queue_bench import Stalls, fail, new_internal, new_queue, put_new, take
+from tests.queueing.closure_queue_bench import Stalls, fail, new_closure, new_internal, new_queue, put_new, take
 
 
 @pytest.fixture
@@ -101,42 +100,6 @@ def test_a_cancel_that_races_with_a_worker_is_atomic(stalls: Stalls) -> None:
 # Waiting
 
 
-def test_a_timed_out_wait_says_what_runs(queue: ClosureQueue) -> None:
-    put_new(queue, 1), put_new(queue, 2)
-    take(queue, worker=3)
-    with pytest.raises(TimeoutError, match=r"1 closures wait.*closure 1 \(step\) on worker 3 for .* \(attempt 1\)"):
-        queue.wait_settled(timeout=0)
-
-
-def test_what_runs_is_listed_up_to_ten_and_then_counted(queue: ClosureQueue) -> None:
-    for number in range(12):
-        put_new(queue, number)
-        take(queue)
-    with pytest.raises(TimeoutError, match=r"closure 9 \(step\) [^,]* and 2 more\."):
-        queue.wait_settled(timeout=0)
-
-
-def test_a_wait_without_progress_is_reported_until_there_is_some(queue: ClosureQueue, stalls: Stalls) -> None:
-    put_new(queue, 5)
-    attempt = take(queue, worker=1)
-    with ThreadPoolExecutor() as pool:
-        joining = pool.submit(queue.wait_settled)
-        stalls.wait_for("No progress", "join waits for closures", "closure 5 (step) on worker 1")
-        queue.finish([attempt], [None])
-        joining.result(LIMIT)
-
-
-def test_join_during_an_interrupt_leaves_the_queue_usable(queue: ClosureQueue, stalls: Stalls) -> None:
-    closure = put_new(queue)
-    attempt = take(queue)
-    stalls.error = KeyboardInterrupt()
-    with pytest.raises(KeyboardInterrupt):
-        queue.wait_settled(LIMIT)
-    queue.finish([attempt], ["kept"])
-    queue.wait_settled(LIMIT)
-    assert closure.future.result(0) == "kept"
-
-
 # Stopping
 
 
@@ -164,18 +127,9 @@ def test_stop_withdraws_waiting_and_cancels_running_closures_and_ends_workers(st
     assert isinstance(running.future.exception(0), ClosureCancelledError)
     assert queue.take(0) is None
     assert queue.statistics().cancelled == 5
-
-
-def test_stop_ends_a_waiting_worker_and_refuses_later_closures(queue: ClosureQueue) -> None:
-    with ThreadPoolExecutor() as pool:
-        taking = pool.submit(queue.take, 0)
-        queue.stop()
-        assert taking.result(LIMIT) is None
-    with pytest.raises(StrategyClosedError, match="is closed"):
-        put_new(queue)
-    with pytest.raises(StrategyClosedError, match="is closed"):
-        queue.put(new_internal(queue, target=0))
-    queue.wait_settled(LIMIT)
+    for late in (new_closure(queue), new_internal(queue, target=0)):
+        with pytest.raises(StrategyClosedError, match="is closed"):
+            queue.put(late)
 
 
 # When callbacks run and references are dropped
@@ -233,13 +187,24 @@ def test_arguments_are_dropped_with_no_lock_held(queue: ClosureQueue, end: str) 
     pool.shutdown()
 
 
-def test_a_result_is_freed_with_its_future_without_the_garbage_collector(queue: ClosureQueue) -> None:
-    closure = put_new(queue)
-    queue.finish([take(queue)], [Argument()])
-    result = weakref.ref(closure.future.result(0))
-    gc.disable()
-    try:
-        del closure
-        assert result() is None
-    finally:
-        gc.enable()
+class Counted:
+    """A `Cancellation` that counts its calls."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def cancel(self) -> None:
+        self.count += 1
+
+
+def test_a_call_continues_when_one_of_its_closures_is_cancelled() -> None:
+    call = Counted()
+    first, second, third = shared_cancellations(call, 3)
+    first.cancel()
+    first.cancel()
+    third.cancel()
+    assert call.count == 0
+    second.cancel()
+    assert call.count == 1
+    second.cancel()
+    assert call.count == 1

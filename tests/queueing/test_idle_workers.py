@@ -1,10 +1,10 @@
-"""Tests of which idle workers are woken when there is a closure, and which are not."""
+"""Tests of which idle workers are woken when there is a closure, and of the callbacks for workers that become idle."""
 
 import contextlib
 import queue as queues
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -12,8 +12,10 @@ import pytest
 from coordinator.queueing.closure import Attempt, Closure
 from coordinator.queueing.closure_queue import ClosureQueue
 from coordinator.queueing.queue_state import IdleWorker, QueueState
-from coordinator.testing.fake_runtime import FakeCancellation
+from coordinator.testing.fake_runtime import FakeCancellation, FakeRuntime, Gate
+from coordinator.workers.scheduler import Scheduler
 from tests.deadline import LIMIT, wait_until
+from tests.fake_cluster import index_of, running_scheduler
 from tests.queueing.closure_queue_bench import Stalls, new_closure, new_internal, new_queue, put_new
 
 WORKERS = 32
@@ -71,66 +73,29 @@ def test_a_closure_wakes_only_the_worker_that_has_been_idle_for_longest(
             assert closure_taken(got) == (number, closure)
         assert woken == dict.fromkeys(range(5), 1)
         assert queue.idle_workers() == list(range(5, WORKERS))
-
-
-@pytest.mark.parametrize("internal", [False, True])
-def test_a_closure_for_one_worker_wakes_that_worker_alone(
-    queue: ClosureQueue, woken: Counter[int], internal: bool
-) -> None:
-    with asleep(queue) as got:
-        if internal:
-            closure = new_internal(queue, target=17)
+        # One for a certain worker wakes that one alone.
+        own, internal = new_closure(queue, target=17), new_internal(queue, target=21)
+        for closure in (own, internal):
             queue.put(closure)
-        else:
-            closure = put_new(queue, target=17)
-        assert closure_taken(got) == (17, closure)
-        assert woken == {17: 1}
+            assert closure_taken(got) == (closure.target, closure)
+        assert woken == {**dict.fromkeys(range(5), 1), 17: 1, 21: 1}
 
 
-def unblocked(queue: ClosureQueue) -> Closure:
-    closure = put_new(queue, blockers=1)
-    assert queue.statistics().running == 0
-    queue.unblock(closure)
-    return closure
-
-
-def requeued(queue: ClosureQueue) -> Closure:
-    closure = put_new(queue, target=WORKERS + 1)
-    attempt = queue.take(WORKERS + 1, LIMIT)
-    assert attempt is not None
-    closure.target = None
-    queue.requeue(attempt)
-    return closure
-
-
-def overrun(queue: ClosureQueue) -> Closure:
-    closure = put_new(queue, target=WORKERS + 1, timeout=0.0)
-    queue.take(WORKERS + 1, LIMIT)
-    closure.target = None
-    # Once: the attempt that follows exceeds this limit at once, too.
-    queue.requeue_overdue()
-    return closure
-
-
-@pytest.mark.parametrize("make_runnable", [unblocked, requeued, overrun])
-def test_a_closure_that_becomes_runnable_wakes_one_worker(
-    queue: ClosureQueue, woken: Counter[int], make_runnable: Callable[[ClosureQueue], Closure]
-) -> None:
+def test_a_closure_that_becomes_runnable_wakes_one_worker(queue: ClosureQueue, woken: Counter[int]) -> None:
     with asleep(queue) as got:
-        closure = make_runnable(queue)
-        assert closure_taken(got) == (0, closure)
-        assert woken == {0: 1}
-
-
-def test_many_closures_wake_each_worker_once_and_none_waits_beside_an_idle_worker(
-    queue: ClosureQueue, woken: Counter[int]
-) -> None:
-    with asleep(queue) as got:
-        closures = [put_new(queue, number) for number in range(WORKERS)]
-        taken = dict(closure_taken(got) for _ in range(WORKERS))
-        assert woken == dict.fromkeys(range(WORKERS), 1)
-        assert {closure.number for closure in taken.values()} == {closure.number for closure in closures}
-        assert queue.statistics().waiting == 0
+        blocked = put_new(queue, 0, blockers=1)
+        assert queue.statistics().running == 0
+        queue.unblock(blocked)
+        assert closure_taken(got) == (0, blocked)
+        requeued, overrun = (put_new(queue, 1, target=WORKERS, timeout=timeout) for timeout in (None, 0.0))
+        attempts = [queue.take(WORKERS, LIMIT) for _ in range(2)]
+        requeued.target = overrun.target = None
+        queue.requeue(attempts[0])
+        assert closure_taken(got) == (1, requeued)
+        # Once: the attempt that follows exceeds this limit at once, too.
+        queue.requeue_overdue()
+        assert closure_taken(got) == (2, overrun)
+        assert woken == {0: 1, 1: 1, 2: 1}
 
 
 def test_no_worker_is_woken_while_paused_and_one_for_each_closure_afterwards(
@@ -164,43 +129,15 @@ def test_an_interrupted_or_removed_worker_wakes_alone_without_a_closure(
         assert queue.take(4, LIMIT) is None
 
 
-def test_a_worker_that_has_waited_long_enough_is_not_handed_anything_later(queue: ClosureQueue) -> None:
-    for timeout in (-1, 0, 0.001):
-        assert queue.take(0, timeout) is None
-    assert queue.idle_workers() == []
-    closure = put_new(queue)
-    attempt = queue.take(1, LIMIT)
-    assert attempt is not None
-    assert attempt.closure is closure
-
-
-def test_an_unused_cancellation_is_kept_for_the_workers_next_attempt() -> None:
-    made: list[object] = []
-
-    class Cancellation:
-        def __init__(self) -> None:
-            made.append(self)
-
-        def cancel(self) -> None:
-            raise AssertionError
-
-    queue = ClosureQueue(10, Cancellation, print, stall_interval=LIMIT)
-    for _ in range(3):
-        assert queue.take(0, timeout=0) is None
-    put_new(queue, 1), put_new(queue, 2)
-    first, second = queue.take(0, LIMIT), queue.take(0, LIMIT)
-    assert first is not None
-    assert second is not None
-    assert [first.cancellation, second.cancellation] == made
-
-
-def test_only_a_few_workers_are_woken_at_a_time(queue: ClosureQueue) -> None:
+def test_only_a_few_workers_are_woken_at_a_time_and_no_more_than_closures_wait(queue: ClosureQueue) -> None:
     state = QueueState()
     for index in range(10):
         state.wait(index)
     for number in range(10):
         state.add(new_closure(queue, number))
         state.wake()
+        state.wake()
+        assert len(state.idle) == 10 - min(number + 1, 4)
     assert list(state.idle) == [4, 5, 6, 7, 8, 9]
     del state.waking[2]
     state.wake()
@@ -209,17 +146,6 @@ def test_only_a_few_workers_are_woken_at_a_time(queue: ClosureQueue) -> None:
     state.add(new_closure(queue, 10, target=8))
     state.wake(8)
     assert list(state.idle) == [5, 6, 7, 9]
-
-
-def test_no_more_workers_are_woken_than_closures_wait(queue: ClosureQueue) -> None:
-    state = QueueState()
-    waits = [state.wait(index) for index in range(4)]
-    for number in range(2):
-        state.add(new_closure(queue, number))
-        state.wake()
-        state.wake()
-    assert list(state.idle) == [2, 3]
-    assert [each.wait(0) for each in waits] == [True, True, False, False]
 
 
 def test_a_quiet_period_begins_after_what_woken_workers_take(queue: ClosureQueue) -> None:
@@ -253,48 +179,84 @@ def test_a_worker_woken_in_a_quiet_period_starts_internal_closures_alone(queue: 
     assert state.start_next(0, cancellation) is None
 
 
-def test_a_worker_whose_closure_another_has_taken_waits_on(
-    queue: ClosureQueue, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def runtime() -> FakeRuntime:
+    return FakeRuntime(2)
+
+
+@pytest.fixture
+def scheduler(runtime: FakeRuntime) -> Iterator[Scheduler]:
+    with running_scheduler(runtime) as scheduler:
+        yield scheduler
+
+
+@pytest.fixture
+def reported(scheduler: Scheduler) -> "queues.Queue[int]":
+    reported: queues.Queue[int] = queues.Queue()
+    scheduler.cluster.add_idle_callback(reported.put)
+    return reported
+
+
+def test_an_idle_worker_is_reported_once(scheduler: Scheduler, reported: "queues.Queue[int]") -> None:
+    scheduler.schedule(index_of, "step", worker=1).result(LIMIT)
+    assert reported.get(timeout=LIMIT) == 1
+    scheduler.schedule(index_of, "step", worker=0).result(LIMIT)
+    # If worker 1 had been reported again meanwhile, that would come first.
+    assert reported.get(timeout=LIMIT) == 0
+    assert reported.empty()
+
+
+def test_a_worker_whose_closure_failed_is_reported_before_it_takes_another(
+    scheduler: Scheduler, runtime: FakeRuntime, reported: "queues.Queue[int]"
 ) -> None:
-    may_wake, wait = threading.Event(), IdleWorker.wait
+    gate = Gate(runtime)
 
-    def wake_late(idle: IdleWorker, timeout: float | None) -> bool:
-        was_woken = wait(idle, timeout)
-        assert may_wake.wait(LIMIT)
-        return was_woken
+    def fail_later(worker: int) -> None:
+        gate(worker)
+        raise ZeroDivisionError
 
-    monkeypatch.setattr(IdleWorker, "wait", wake_late)
-    with asleep(queue, workers=1) as got:
-        closure = put_new(queue, 1)
-        assert queue.idle_workers() == []
-        attempt = queue.take(1, LIMIT)
-        assert attempt is not None
-        assert attempt.closure is closure
-        may_wake.set()
-        wait_until(lambda: queue.idle_workers() == [0])
-        assert got.empty()
-        following = put_new(queue, 2)
-        assert closure_taken(got) == (0, following)
+    failed = scheduler.schedule(fail_later, "step", worker=0)
+    gate.wait_arrived()
+    scheduler.schedule_internal(0, lambda worker: reported.put(-1), "next")
+    gate.open()
+    assert isinstance(failed.exception(LIMIT), ZeroDivisionError)
+    assert [reported.get(timeout=LIMIT) for _ in range(2)] == [0, -1]
+    with pytest.raises(ZeroDivisionError):
+        scheduler.join(LIMIT)
 
 
-def test_a_worker_whose_wait_times_out_takes_a_closure_meant_for_a_waking_one(
-    queue: ClosureQueue, monkeypatch: pytest.MonkeyPatch
+def test_a_worker_lost_while_running_is_reported_while_it_is_unavailable(
+    scheduler: Scheduler, runtime: FakeRuntime, reported: "queues.Queue[int]"
 ) -> None:
-    may_wake = threading.Event()
-    wait = IdleWorker.wait
+    gate = Gate(runtime)
+    future = scheduler.schedule(gate, "step", worker=0)
+    gate.wait_arrived()
+    runtime.kill(0)
+    assert reported.get(timeout=LIMIT) == 0
+    assert not future.done()
+    runtime.restart(0)
+    gate.open()
+    assert future.result(LIMIT) == 0
 
-    def wake_late(idle: IdleWorker, timeout: float | None) -> bool:
-        if idle.index == 9:
-            wait_until(lambda: queue.statistics().waiting == 5)
-            return False
-        was_woken = wait(idle, timeout)
-        assert may_wake.wait(LIMIT)
-        return was_woken
 
-    monkeypatch.setattr(IdleWorker, "wait", wake_late)
-    with asleep(queue, workers=10) as got:
-        for number in range(5):
-            put_new(queue, number)
-        worker, closure = closure_taken(got)
-        assert (worker, closure.number) == (9, 0)
-        may_wake.set()
+class Listener:
+    def __init__(self, reported: "queues.Queue[int]") -> None:
+        self._reported = reported
+
+    def report(self, worker: int) -> None:
+        self._reported.put(-worker)
+
+
+def test_a_method_is_called_for_as_long_as_its_object_lives(
+    scheduler: Scheduler, reported: "queues.Queue[int]"
+) -> None:
+    listener = Listener(reported)
+    scheduler.cluster.add_idle_callback(listener.report)
+    scheduler.schedule(index_of, "step", worker=1).result(LIMIT)
+    assert [reported.get(timeout=LIMIT) for _ in range(2)] == [1, -1]
+    del listener
+    scheduler.schedule(index_of, "step", worker=1).result(LIMIT)
+    assert reported.get(timeout=LIMIT) == 1
+    scheduler.schedule(index_of, "step", worker=0).result(LIMIT)
+    # The listener reported nothing in between.
+    assert reported.get(timeout=LIMIT) == 0

@@ -4,24 +4,27 @@ import concurrent.futures
 import dataclasses
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from coordinator.errors import ClosureQuarantined, WorkerLost
-from coordinator.queueing.closure import RunsFuture
-from coordinator.runtime import FusionKey
+from coordinator.errors import ClosureCancelledError
+from coordinator.queueing.closure import RunsClosure, RunsFuture
+from coordinator.queueing.closure_queue import ClosureQueue
+from coordinator.runtime import FailureKind, FusionKey
 from coordinator.testing.fake_runtime import EndOfDataError, FakeRuntime, Gate
 from coordinator.workers.scheduler import Scheduler
 from tests.deadline import LIMIT, wait_until
 from tests.fake_cluster import OPTIONS, check_events, index_of, running_scheduler
+from tests.queueing.closure_queue_bench import Stalls, fail, new_queue, put_new, take
 from tests.workers.finite_data import FiniteData, shards
 from tests.workers.fusible_steps import FOUR, SAME_KEY, behind_a_gate
 from tests.workers.test_quiet import quiet_on_a_thread
 
 
 class UserError(Exception):
-    """The error of a run."""
+    """The error of a run, or of another closure."""
 
 
 class Counted:
@@ -98,21 +101,6 @@ def test_only_the_runs_of_a_lost_call_are_made_again(runtime: FakeRuntime) -> No
         check_events(scheduler)
 
 
-def test_runs_that_keep_killing_workers_end_with_an_error(runtime: FakeRuntime) -> None:
-    def kill(worker: int) -> None:
-        runtime.kill(worker)
-        runtime.restart(worker)
-
-    with running_scheduler(runtime) as scheduler:
-        future = schedule(scheduler, kill, 100)
-        assert isinstance(future.exception(LIMIT), ClosureQuarantined)
-        with pytest.raises(ClosureQuarantined):
-            scheduler.join(LIMIT)
-        statistics = scheduler.cluster.statistics()
-        assert (statistics.failed, statistics.cancelled, statistics.finished) == (1, 99, 0)
-        check_events(scheduler)
-
-
 @pytest.mark.parametrize("stop_on_error", [True, False])
 def test_the_error_of_one_run_is_that_of_the_future_and_ends_the_others(stop_on_error: bool) -> None:
     runtime = FakeRuntime(2)
@@ -168,18 +156,6 @@ def test_cancelled_runs_end_and_the_strategy_goes_on() -> None:
         check_events(scheduler)
 
 
-def test_cancel_all_ends_runs_that_wait_and_that_run() -> None:
-    runtime = FakeRuntime(2)
-    gate = Gate(runtime)
-    with running_scheduler(runtime) as scheduler:
-        future = schedule(scheduler, gate, 100)
-        gate.wait_arrived(2)
-        scheduler.cancel_all()
-        assert future.cancelled()
-        assert scheduler.done()
-        assert scheduler.cluster.statistics().cancelled == 100
-
-
 def test_a_slow_worker_makes_fewer_runs() -> None:
     runtime = FakeRuntime(2)
     gate = Gate(runtime)
@@ -198,22 +174,6 @@ def test_a_slow_worker_makes_fewer_runs() -> None:
         scheduler.join(LIMIT)
         slow, fast = scheduler.cluster.statistics().workers
         assert (slow.finished, fast.finished) == (1, 99)
-
-
-def test_a_worker_that_is_added_takes_part() -> None:
-    runtime = FakeRuntime(1)
-    gate = Gate(runtime)
-
-    def gate_on_0(worker: int) -> int:
-        return gate(worker) if worker == 0 else worker
-
-    with running_scheduler(runtime) as scheduler:
-        future = schedule(scheduler, gate_on_0, 100)
-        gate.wait_arrived()
-        scheduler.cluster.add_worker("new:2222")
-        wait_until(lambda: future.completed == 99)
-        gate.open()
-        assert len(future.result(LIMIT)) == 100
 
 
 def test_runs_that_a_removed_worker_has_not_begun_are_made_by_others() -> None:
@@ -263,16 +223,6 @@ def test_a_quiet_period_begins_between_two_runs(runtime: FakeRuntime) -> None:
         assert len(future.result(LIMIT)) == 1000
 
 
-def test_runs_end_where_the_data_ends_and_go_on_where_it_does_not() -> None:
-    runtime, data = FakeRuntime(2), FiniteData(range(10), range(10, 100))
-    with running_scheduler(runtime, FOUR) as scheduler:
-        future = schedule(scheduler, data, 100, inputs=(data.input,), fusion_key=SAME_KEY)
-        assert sorted(future.result(LIMIT)) == list(range(100))
-        scheduler.join(LIMIT)
-        assert set(data.taken.values()) == {1}
-        check_events(scheduler)
-
-
 def test_more_runs_than_there_are_data_end_with_its_error() -> None:
     runtime, data = FakeRuntime(2), FiniteData(*shards(50, 2))
     with running_scheduler(runtime, FOUR) as scheduler:
@@ -301,34 +251,6 @@ def test_a_run_that_exceeds_its_timeout_is_made_on_another_worker() -> None:
     assert runtime.fused_calls == []
 
 
-def test_runs_for_one_worker_fail_with_it() -> None:
-    runtime = FakeRuntime(2)
-    gate = Gate(runtime)
-    with running_scheduler(runtime) as scheduler:
-        held = scheduler.schedule(gate, "gate", worker=0)
-        future = schedule(scheduler, index_of, 10, worker=0)
-        gate.wait_arrived()
-        removing = threading.Thread(target=scheduler.cluster.remove_worker, args=[0])
-        removing.start()
-        assert isinstance(future.exception(LIMIT), WorkerLost)
-        gate.open()
-        removing.join(LIMIT)
-        assert held.result(LIMIT) == 0
-        with pytest.raises(WorkerLost):
-            scheduler.join(LIMIT)
-        assert schedule(scheduler, index_of, 10, worker=1).result(LIMIT) == [1] * 10
-
-
-def test_runs_wait_for_their_arguments_and_count_as_waiting(runtime: FakeRuntime) -> None:
-    with running_scheduler(runtime) as scheduler:
-        gate = behind_a_gate(scheduler, runtime, None)
-        needed = scheduler.schedule(index_of, "argument")
-        future = schedule(scheduler, index_of, 10, after=[needed])
-        assert scheduler.cluster.statistics().waiting == 11
-        gate.open()
-        assert future.result(LIMIT) == [0] * 10
-
-
 def test_a_full_queue_takes_many_runs_when_there_is_room_for_one(runtime: FakeRuntime) -> None:
     with running_scheduler(runtime, dataclasses.replace(OPTIONS, max_queued_closures=2)) as scheduler:
         gate = behind_a_gate(scheduler, runtime)
@@ -348,18 +270,82 @@ def test_a_wrong_number_of_steps_is_refused(runtime: FakeRuntime, steps: Any) ->
         scheduler.schedule(index_of, "step", steps=steps)
 
 
-def test_ctrl_c_in_a_callback_of_cancelled_runs_lets_join_return(runtime: FakeRuntime) -> None:
-    def interrupt(_: object) -> None:
-        raise KeyboardInterrupt
+def put_runs(queue: ClosureQueue, steps: int) -> RunsFuture:
+    """Puts many runs in the queue of two workers."""
+    for worker in (0, 1):
+        queue.admit(worker)
+    runs, closure = new_runs(steps)
+    queue.put(closure, LIMIT)
+    return runs
 
-    gate = Gate(runtime)
-    with running_scheduler(runtime) as scheduler:
-        scheduler.schedule(gate, "gate")
-        gate.wait_arrived()
-        future = schedule(scheduler, index_of, 4)
-        future.add_done_callback(interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            future.cancel()
-        gate.open()
-        scheduler.join(LIMIT)
-        assert future.cancelled()
+
+def new_runs(steps: int) -> tuple[RunsFuture, RunsClosure]:
+    runs = RunsFuture("step", 0, steps, lambda results: results)
+    closure = RunsClosure(None, "step", 0, runs)
+    closure.prepare(SAME_KEY)
+    return runs, closure
+
+
+def test_a_worker_makes_calls_of_the_largest_size_until_the_last() -> None:
+    runtime = FakeRuntime(2)
+    with running_scheduler(runtime, FOUR) as scheduler:
+        assert len(scheduler.schedule(index_of, "step", steps=1000, fusion_key=SAME_KEY).result(LIMIT)) == 1000
+    sizes = [size for _, size in runtime.fused_calls]
+    # Those of the last runs are smaller, so that both workers have some.
+    assert sizes.count(4) >= 245
+
+
+def test_there_is_more_room_when_a_worker_takes_more_than_its_share() -> None:
+    stalls = Stalls()
+    queue = new_queue(stalls, capacity=1)
+    runs = put_runs(queue, 10)
+    attempt = take(queue)
+    assert (attempt.closure.runs, queue.statistics().waiting) == (5, 5)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(queue.wait_for_room, LIMIT, lambda: False)
+        stalls.wait_for("schedule waits for room")
+        assert queue.available_runs(attempt) == 10
+        assert queue.begin_runs(attempt, lambda available: available) == 10
+        waiting.result(LIMIT)
+    assert (attempt.closure.runs, queue.statistics().waiting, list(runs.parts)) == (10, 0, [attempt.closure])
+    assert queue.take(1, timeout=0) is None
+    queue.finish([attempt], [["all"]])
+    queue.wait_settled(timeout=0)
+
+
+def test_runs_that_have_not_begun_when_another_closure_fails_are_cancelled() -> None:
+    queue = new_queue(Stalls())
+    first = put_new(queue, 1)
+    runs = put_runs(queue, 10)
+    other, attempt = take(queue), take(queue, 1)
+    assert other.closure is first
+    fail(queue, other, UserError())
+    assert queue.begin_runs(attempt, lambda available: 2) == 1
+    assert isinstance(runs.exception(LIMIT), ClosureCancelledError)
+    queue.finish([attempt], ["not used"])
+    with pytest.raises(UserError):
+        queue.wait_settled(LIMIT)
+    statistics = queue.statistics()
+    assert (statistics.cancelled, statistics.failed, statistics.waiting) == (10, 1, 0)
+
+
+def test_runs_of_a_lost_call_keep_their_numbers_when_they_are_divided() -> None:
+    queue = new_queue(Stalls())
+    runs = put_runs(queue, 4)
+    lost = take(queue)
+    assert queue.begin_runs(lost, lambda available: available) == 4
+    lost.closure.record_failure(0, FailureKind.WORKER_LOST)
+    queue.requeue(lost)
+    first = take(queue, 1)
+    assert queue.begin_runs(first, lambda _: 1) == 1
+    second = take(queue, 1)
+    assert queue.begin_runs(second, lambda _: 2) == 2
+    queue.set_away(1, is_away=True)
+    last = take(queue)
+    assert queue.begin_runs(last, lambda available: available) == 1
+    for attempt, result in ((last, "3"), (second, "1 2"), (first, "0")):
+        assert (attempt.number, attempt.closure.fusion_key) == (2, None)
+        assert attempt.closure.failures == ((0, FailureKind.WORKER_LOST),)
+        queue.finish([attempt], [result])
+    queue.wait_settled(LIMIT)
+    assert runs.result(LIMIT) == ["0", "1 2", "3"]

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 
-from coordinator.errors import StrategyClosedError
 from coordinator.future import Future
 from coordinator.queueing import closure_queue
 from coordinator.queueing.closure import Closure, ErrorScope
@@ -21,10 +20,6 @@ def new_queue(
     stall_interval: float, report_stall: Callable[[str], None] = pytest.fail, capacity: int = 100
 ) -> ClosureQueue:
     return ClosureQueue(capacity, FakeRuntime().new_cancellation, report_stall, stall_interval)
-
-
-def test_a_wait_ends_at_once_when_its_condition_holds() -> None:
-    new_queue(60).wait_settled(timeout=0)
 
 
 def test_a_wait_that_times_out_says_what_it_waited_for_and_what_runs() -> None:
@@ -135,12 +130,3 @@ def test_the_pending_error_is_raised_unless_the_wait_was_given_up(queue: Closure
     with pytest.raises(ValueError, match="mine"):
         queue.wait_settled(TIMEOUT, lambda: False)
     assert queue.is_free
-
-
-def test_a_wait_ends_when_the_queue_is_stopped(queue: ClosureQueue) -> None:
-    thread, errors = waiting(lambda: queue.wait_for_room(None, lambda: False))
-    queue.stop()
-    thread.join(TIMEOUT)
-    assert not errors
-    with pytest.raises(StrategyClosedError):
-        queue.put(new_closure())
