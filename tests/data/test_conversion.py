@@ -4,6 +4,7 @@ import datetime
 import importlib
 import io
 import os
+import shutil
 import sys
 
 import numpy as np
@@ -12,6 +13,7 @@ import tensorflow as tf
 
 import coordinator
 from coordinator.cli.command_line import main
+from coordinator.data import conversion
 from coordinator.data.conversion import write
 from coordinator.errors import LaunchError
 
@@ -40,18 +42,15 @@ def test_rows_of_tables_become_examples(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["a.tfrecord", "a.tfrecord.records-index.npy"]
 
 
-@pytest.mark.parametrize(
-    ("tables", "words"),
-    [
+def test_what_cannot_be_converted_leaves_no_file(tmp_path):
+    for tables, words in (
         (({"x": [1.0, None]},), "'x' has values of the type NoneType.*Fill missing"),
         (({"x": [1]}, {"x": ["a"]}), "'x' has values of type int64 and of type string"),
         (({"x": [1]}, {"y": [1]}), "has other columns.*these differ: x, y"),
-    ],
-)
-def test_what_cannot_be_converted_leaves_no_file(tmp_path, tables, words):
-    with pytest.raises(LaunchError, match=words):
-        write(iter(tables), os.fspath(tmp_path / "a.tfrecord"))
-    assert not os.listdir(tmp_path)
+    ):
+        with pytest.raises(LaunchError, match=words):
+            write(iter(tables), os.fspath(tmp_path / "a.tfrecord"))
+        assert not os.listdir(tmp_path)
 
 
 def test_the_command_says_what_is_missing(tmp_path, monkeypatch, capsys):
@@ -84,19 +83,12 @@ BAD_FILES = {
         "'ragged.csv' cannot be converted: CSV parse error: Expected 2 columns, got 1",
     ),
     "late.csv": (LATE.encode, "conversion error to int64: invalid value 'abc'."),
-    "empty.csv": (lambda: b"", "'empty.csv' cannot be converted: Empty CSV file."),
     "header.csv": (lambda: b"id,x\n", "There are no rows in 'header.csv'."),
     "twice.csv": (lambda: b"id,id\n1,2\n", "'twice.csv' has more than one column 'id'."),
-    "name.csv": (lambda: b"\xe9\n1\n", "'name.csv' cannot be converted: "),
-    "bad.parquet": (lambda: b"\xff\xfe\0garbage", "'bad.parquet' cannot be converted: Parquet magic bytes not found"),
     "half.parquet": (lambda: parquet(id=range(100))[:-30], "'half.parquet' cannot be converted: "),
-    "large.parquet": (
-        lambda: parquet(id=np.array([2**63 + 5], np.uint64)),
-        "the value 9223372036854775813, which is too",
-    ),
+    "large.parquet": (lambda: parquet(id=np.array([2**63 + 5], np.uint64)), "9223372036854775813, which is too"),
     "time.parquet": (lambda: parquet(t=[datetime.datetime(2020, 1, 1)]), "values of the type datetime, which are not"),
     "other.txt": (lambda: b"id\n1\n", "'other.txt' is neither .parquet nor .csv."),
-    "none.csv": (None, "'none.csv' does not exist."),
     "folder.csv": ("folder", "'folder.csv' is a folder."),
     "gs://bucket/a.csv": (None, "'gs://bucket/a.csv' cannot be converted: "),
 }
@@ -122,12 +114,12 @@ def test_a_bad_file_is_one_sentence_and_the_next_try_is_not_blocked(name, tmp_pa
     assert os.listdir("out") == ["good.tfrecord"]
 
 
-@pytest.mark.parametrize("folder", ["good.csv", "good.csv/out", "/proc/out"])
-def test_a_folder_that_cannot_be_written_is_one_sentence(folder, tmp_path, monkeypatch, capsys):
+def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "good.csv").write_text("id\n1\n")
-    assert main(["data", "convert", "good.csv", folder]) == 2
-    assert " cannot be written" in capsys.readouterr().err
+    for folder in ("good.csv", "good.csv/out", "/proc/out"):
+        assert main(["data", "convert", "good.csv", folder]) == 2
+        assert " cannot be written" in capsys.readouterr().err, folder
 
 
 def test_outputs_that_cannot_all_be_renamed_are_removed(tmp_path, monkeypatch, capsys):
@@ -147,39 +139,30 @@ def test_outputs_that_cannot_all_be_renamed_are_removed(tmp_path, monkeypatch, c
     assert not os.listdir("out")
 
 
-KILLED = """
-    import os, signal
-    from coordinator.data import conversion
-
-    def tables(path):
-        yield {"id": [1]}
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    conversion._tables = tables
-    conversion.convert(["a.csv"], "out")
-"""
-
-
-def test_what_a_killed_conversion_leaves_does_not_block_the_next_one(tmp_path, run_program, monkeypatch):
+def test_parquet_and_csv_files_are_converted_despite_what_a_killed_conversion_left(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "a.csv").write_text("id\n1\n")
-    run_program(KILLED.replace('"a.csv"', f'"{tmp_path}/a.csv"').replace('"out"', f'"{tmp_path}/out"'), exit_code=-9)
-    (left,) = os.listdir("out")
-    assert left.startswith("a.tfrecord.")
-    assert left.endswith(".tmp")
-    assert main(["data", "convert", "a.csv", "out"]) == 0
-    assert "a.tfrecord" in os.listdir("out")
-
-
-@pytest.mark.long
-def test_parquet_and_csv_files_are_converted(tmp_path, capsys):
-    # By name, as the library does: it is installed by those who convert alone.
-    pyarrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
-    count, out = 2500, os.fspath(tmp_path / "out")
-    table = pyarrow.table({"id": range(count), "x": np.arange(count, dtype=np.float32), "text": ["a"] * count})
-    parquet.write_table(table, tmp_path / "a.parquet")
+    count = 2500
+    (tmp_path / "a.parquet").write_bytes(
+        parquet(id=range(count), x=np.arange(count, dtype=np.float32), text=["a"] * count)
+    )
     (tmp_path / "b.csv").write_text("id,x,text\n7,2.5,a\n8,3.5,b\n")
-    assert main(["data", "convert", os.fspath(tmp_path / "a.parquet"), os.fspath(tmp_path / "b.csv"), out]) == 0
+    convert, tables = ["data", "convert", "a.parquet", "b.csv", "out"], conversion._tables  # noqa: SLF001
+
+    def killed(path):
+        yield from tables(path)
+        # What is there when the process is killed now.
+        shutil.copytree("out", "left", dirs_exist_ok=True)
+
+    monkeypatch.setattr(conversion, "_tables", killed)
+    assert main(convert) == 0
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    left = os.listdir("left")
+    assert left
+    assert all(name.endswith(".tmp") for name in left)
+    capsys.readouterr()
+    assert main([*convert[:-1], "left"]) == 0
+    assert {"a.tfrecord", "b.tfrecord"} <= {*os.listdir("left")}
     found = read(capsys.readouterr().out, count + 2)
     assert found["id"].numpy().tolist() == [*range(count), 7, 8]
     assert found["x"].numpy()[-2:].tolist() == [2.5, 3.5]

@@ -2,7 +2,6 @@
 
 import io
 import sys
-import threading
 
 import numpy as np
 import pytest
@@ -25,7 +24,6 @@ def test_a_bar_follows_the_ledger_forward_and_back():
         assert epochs.statistics().done == 1
     assert bar.n == 1
     assert "train: 100%" in written.getvalue()
-    assert "coordinator-progress" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_a_bar_without_tqdm_says_what_to_install(monkeypatch):

@@ -9,24 +9,10 @@ import numpy as np
 import pytest
 
 from coordinator.data import Epochs, arrays
-from coordinator.data.ledger import WINDOW, Ledger
 from coordinator.testing.fake_runtime import Gate
 from tests.data.fake_strategy import FakeStrategy
 from tests.deadline import LIMIT
 from tests.fake_cluster import OPTIONS
-
-
-def test_a_range_that_takes_long_stops_the_others_at_the_end_of_the_window() -> None:
-    ledger = Ledger(2 * WINDOW)
-    assert ledger.next() == 0
-    ledger.schedule(0)
-    for number in range(1, WINDOW):
-        assert ledger.next() == number
-        ledger.schedule(number)
-        ledger.finish(number)
-    assert not ledger.has_next()
-    ledger.finish(0)
-    assert ledger.next() == WINDOW
 
 
 def test_functions_far_above_a_restored_checkpoint_are_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
