@@ -1,17 +1,56 @@
-"""Gradient descent, and steps that subtract one, so that values show the number of steps."""
+"""Rules of gradient descent with a rate of 1, and steps that push, so that values show the number of steps."""
+
+from functools import partial
 
 import pytest
 import tensorflow as tf
 
+from coordinator.updates import Asynchronous, BoundedDelay, Delayed, ModelAverage, StaleSynchronous, Synchronous
 from tests.ps_strategy.every_worker import TIMEOUT
+
+RULES = {
+    "asynchronous": Asynchronous,
+    "synchronous": partial(Synchronous, grads_to_wait=1),
+    "stale synchronous": partial(StaleSynchronous, get_model_frequency=1, max_lead=3),
+    "bounded delay": partial(BoundedDelay, max_delay=0),
+    "delayed": partial(Delayed, delay=0.0),
+    "model average": ModelAverage,
+}
 
 
 def descend(variable, gradient, rate):
     """An update function: gradient descent."""
+    rate = tf.cast(rate, variable.dtype)
     if isinstance(gradient, tf.IndexedSlices):
         variable.scatter_sub(tf.IndexedSlices(gradient.values * rate, gradient.indices))
     else:
         variable.assign_sub(gradient * rate)
+
+
+def new_rule(strategy, kind, variables, optimizer=descend, **settings):
+    """Returns a rule: of a name in `RULES`, or of a class."""
+    with strategy.scope():
+        if callable(optimizer):
+            settings = {"learning_rate": 1.0} | settings
+        return RULES.get(kind, kind)(optimizer, variables, **settings)
+
+
+def pushing_step(rule, gradients, behind=0):
+    """Returns a step that pushes gradients, and returns whether they were accepted.
+
+    Args:
+      rule: whose step it is.
+      gradients: given, or a function of the step's arguments that returns them.
+      behind: how much older the version is that it gives than the one that it has pulled.
+    """
+
+    @tf.function
+    def step(*args):
+        with rule.pull() as version:
+            given = gradients(*args) if callable(gradients) else gradients
+        return rule.push(given, version - behind)
+
+    return step
 
 
 def descending_step(rule, weights):

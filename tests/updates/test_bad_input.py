@@ -1,74 +1,33 @@
-"""Tests that each rule refuses each mistake in the same words, and changes nothing."""
-
-from typing import Any
+"""Tests that rules refuse mistakes in the same words and apply no part of them, also if the update itself fails."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.updates import (
-    Accumulating,
-    Asynchronous,
-    BoundedDelay,
-    Delayed,
-    ModelAverage,
-    StaleSynchronous,
-    Synchronous,
-)
-from tests.updates.descent import descend, run
-
-
-class OwnRule(Accumulating):
-    """A rule of a user, whose methods are not reached by what is refused."""
-
-    sends_pulled_values = True
-
-    def is_accepted(self, worker, pulled_version):
-        return self.version >= pulled_version
-
-    def combine(self, variable, gradients, workers, pulled):
-        return tf.reduce_sum(gradients + 0.0 * pulled, 0)
-
-
-RULES = {
-    "asynchronous": Asynchronous,
-    "own": OwnRule,
-    "several at a time": lambda *model, **common: StaleSynchronous(
-        *model, get_model_frequency=2, grads_to_wait=2, **common
-    ),
-    "synchronous": lambda *model, **common: Synchronous(*model, grads_to_wait=1, **common),
-    "stale synchronous": lambda *model, **common: StaleSynchronous(*model, get_model_frequency=2, max_lead=1, **common),
-    "bounded delay": lambda *model, **common: BoundedDelay(*model, max_delay=0, **common),
-    "delayed": lambda *model, **common: Delayed(*model, delay=0.0, **common),
-    "model average": ModelAverage,
-}
+from coordinator.updates import Asynchronous, ModelAverage
+from tests.updates.descent import TIMEOUT, descend, mostly_long, new_rule, pushing_step, run
 
 GOOD = [tf.ones([3]), tf.ones([4, 2])]
-NAN = [tf.ones([3]), tf.constant([[1.0, 1.0], [np.nan, 1.0], [1.0, 1.0], [1.0, 1.0]])]
-INFINITE = [tf.constant([1.0, -np.inf, 1.0]), tf.ones([4, 2])]
 
 
 def rows(values, ids):
-    return [None, tf.IndexedSlices(tf.ones(values), tf.constant(ids))]
+    return tf.IndexedSlices(values, tf.constant(ids) if isinstance(ids, list) else ids)
 
 
 # What is pushed, and the error.
-MISTAKES: dict[str, tuple[Any, type[Exception], str]] = {
+MISTAKES = {
     "one gradient too few": (GOOD[:1], ValueError, "push takes 2 gradients.* got 1"),
-    "one gradient too many": ([*GOOD, None], ValueError, "push takes 2 gradients.* got 3"),
     "no list": (GOOD[0], TypeError, "push takes a list of 2 gradients"),
     "only None": ([None, None], ValueError, "All gradients are None"),
     "integers": ([tf.ones([3], tf.int32), None], TypeError, "variable Variable:0 .*float32.*got int32"),
     "complex numbers": ([tf.ones([3], tf.complex64), None], TypeError, "variable Variable:0 .*got complex64"),
-    "text": (["a", None], TypeError, "variable Variable:0 .*got string"),
-    "another shape": ([tf.ones([5]), None], ValueError, r"Variable:0 must have its shape \(3,\), got \(5,\)"),
     "another rank": ([None, tf.ones([4])], ValueError, r"Variable:0 must have its shape \(4, 2\), got \(4,\)"),
     "another order": (GOOD[::-1], ValueError, r"Variable:0 must have its shape \(3,\), got \(4, 2\)"),
-    "no such row": (rows([1, 2], [4]), ValueError, "variable Variable:0 .*must be from 0 to 3, got 4"),
-    "a negative row": (rows([2, 2], [1, -1]), ValueError, "variable Variable:0 .*must be from 0 to 3, got -1"),
-    "longer rows": (rows([1, 3], [1]), ValueError, r"variable Variable:0 .*got values of shape \(1, 3\)"),
-    "more rows than ids": (rows([2, 2], [1]), ValueError, "variable Variable:0 .*one for each of the indices"),
-    "fractional ids": (rows([1, 2], [1.0]), TypeError, "variable Variable:0 .*integers as indices, got float32"),
+    "no such row": ([None, rows(tf.ones([1, 2]), [4])], ValueError, "variable Variable:0 .*from 0 to 3, got 4"),
+    "a negative row": ([None, rows(tf.ones([2, 2]), [1, -1])], ValueError, "Variable:0 .*from 0 to 3, got -1"),
+    "longer rows": ([None, rows(tf.ones([1, 3]), [1])], ValueError, r"Variable:0 .*got values of shape \(1, 3\)"),
+    "more rows": ([None, rows(tf.ones([2, 2]), [1])], ValueError, "Variable:0 .*one for each of the indices"),
+    "fractional ids": ([None, rows(tf.ones([1, 2]), [1.0])], TypeError, "integers as indices, got float32"),
 }
 VERSIONS = {"none": "got 'none'", 0.5: "got 0.5", (1, 2): r"got one of shape \(2,\)"}
 
@@ -77,33 +36,15 @@ class TracedEnoughError(Exception):
     """Ends a trace, of which nothing is to be run."""
 
 
-@pytest.fixture(params=RULES)
-def new_rule(request, strategy, variables):
-    def new_rule(**options):
-        with strategy.scope():
-            return RULES[request.param](descend, variables, learning_rate=1.0, **options)
-
-    return new_rule
-
-
-def step_of(rule, gradients):
-    @tf.function
-    def step():
-        with rule.pull() as version:
-            pass
-        return rule.push(gradients, version)
-
-    return step
-
-
-def test_each_rule_refuses_each_mistake_when_the_step_is_traced(strategy, new_rule):
-    rule = new_rule()
+# Two of them: the checks are in one place, before the rule gets the gradients.
+@pytest.mark.parametrize("name", ["asynchronous", "model average"])
+def test_each_rule_refuses_each_mistake_when_the_step_is_traced(strategy, variables, name):
+    rule = new_rule(strategy, name, variables)
 
     def step():
-        with pytest.raises(ValueError, match=r"rule.push\(\) found no rule.pull\(\) of this rule"):
-            rule.push(GOOD, 0)
-        with pytest.raises(ValueError, match=r"rule.push\(\) found no rule.pull\(\) of this rule"):
-            rule.push(GOOD, rule.version.read_value())
+        for version in (0, rule.version.read_value()):
+            with pytest.raises(ValueError, match=r"rule.push\(\) found no rule.pull\(\) of this rule"):
+                rule.push(GOOD, version)
         with rule.pull() as pulled:
             pass
         for gradients, error, message in MISTAKES.values():
@@ -120,42 +61,135 @@ def test_each_rule_refuses_each_mistake_when_the_step_is_traced(strategy, new_ru
     assert (statistics.updates, statistics.pushes, statistics.pulls) == (0, 0, 0)
 
 
-def check_that_what_is_not_finite_is_counted(strategy, rule):
-    for gradients in (GOOD, NAN, INFINITE):
-        run(strategy, step_of(rule, gradients), 0)
-    statistics = rule.statistics()
-    assert (sum(statistics.clocks.values()), statistics.not_finite) == (3, 2)
-    assert "2 NOT FINITE, staleness" in str(statistics)
-
-
-def check_that_what_is_not_finite_is_refused(strategy, rule, variables):
-    bad, good = step_of(rule, NAN), step_of(rule, GOOD)
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"variable Variable:0 must be finite.*require_finite"):
-        run(strategy, bad, 0)
-    with pytest.raises(tf.errors.InvalidArgumentError):
-        strategy.join(120.0)
-    assert all(np.isfinite(variable.numpy()).all() for variable in variables)
+@pytest.mark.parametrize("name", mostly_long(["asynchronous", "synchronous", "model average"], "asynchronous"))
+def test_what_is_not_finite_is_counted_or_refused(strategy, variables, name):
+    rule, strict = (new_rule(strategy, name, variables, require_finite=value) for value in (False, True))
+    of_rows = [None, rows(tf.constant([[np.inf, 1.0]]), [2])]
+    for bad in ([tf.constant([1.0, np.nan, 1.0]), GOOD[1]], of_rows):
+        if bad is of_rows and name == "synchronous":
+            continue
+        for variable in variables:
+            variable.assign(tf.zeros_like(variable))
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"variable Variable:0 must be finite.*require_finite"):
+            run(strategy, pushing_step(strict, bad), 0)
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            strategy.join(TIMEOUT)
+        assert all(np.isfinite(variable.numpy()).all() for variable in variables)
+        run(strategy, pushing_step(rule, bad), 0)
     # No worker waits for the step that failed.
-    run(strategy, good, 1)
-    statistics = rule.statistics()
-    assert (sum(statistics.clocks.values()), statistics.not_finite) == (1, 0)
+    run(strategy, pushing_step(strict, GOOD), 1)
+    assert (sum(strict.statistics().clocks.values()), strict.statistics().not_finite) == (1, 0)
+    assert rule.statistics().not_finite == sum(rule.statistics().clocks.values()) == 2 - (name == "synchronous")
 
 
-@pytest.mark.long
-def test_each_rule_counts_or_refuses_what_is_not_finite(strategy, new_rule, variables):
-    check_that_what_is_not_finite_is_refused(strategy, new_rule(require_finite=True), variables)
-    check_that_what_is_not_finite_is_counted(strategy, new_rule())
+def settle(strategy, rule):
+    """Waits until all pushed gradients are applied to the variables."""
+    strategy.join(TIMEOUT)
+    for name in ("flush", "abort"):
+        getattr(rule, name, lambda: None)()
 
 
-def test_rows_that_are_not_finite_are_counted_or_refused(strategy, variables):
+def of_ids(ids):
+    return [tf.ones([3]), rows(tf.ones([tf.size(ids), 2]), ids)]
+
+
+def test_gradients_are_cast_and_row_ids_may_be_empty_or_repeated(strategy, variables):
+    rule = new_rule(strategy, "asynchronous", variables)
+    cast = [tf.fill([3], tf.constant(2.0, tf.float64)), rows(tf.ones([1, 2], tf.float16), [2])]
+    run(strategy, pushing_step(rule, cast))
+    step = tf.function(pushing_step(rule, of_ids).python_function, input_signature=[tf.TensorSpec([None], tf.int32)])
+    for ids in ([], [3], [0, 0, 0]):
+        run(strategy, step, 0, tf.constant(ids, tf.int32))
+    np.testing.assert_array_equal(variables[0].numpy(), [-5.0] * 3)
+    np.testing.assert_array_equal(variables[1].numpy(), [[-3, -3], [0, 0], [-1, -1], [-1, -1]])
+
+
+# Gradients that depend on ids of two rows, other ids with which they do not fit, and the error.
+FAULTS = {
+    "id too large": (of_ids, [1, 99], r"variable Variable:0 .*from 0 to 3.*\[99\]"),
+    "id negative": (of_ids, [-1, 2], r"variable Variable:0 .*from 0 to 3.*\[-1\]"),
+    "size": (
+        lambda ids: [tf.ones([tf.reduce_sum(ids)]), rows(tf.ones([2, 2]), [1, 2])],
+        [3, 2],
+        r"\[5\] is not compatible with expected shape \[3\](.|\n)*gradient_for_Variable",
+    ),
+    "count": (
+        lambda ids: [tf.ones([3]), rows(tf.ones([2, 2]), ids)],
+        [1, 2, 3],
+        r"\[3\] is not compatible with expected shape \[2\](.|\n)*gradient_for_Variable",
+    ),
+    "unknown count": (
+        lambda ids: [tf.ones([3]), rows(tf.ones(tf.stack([tf.size(ids[:2]), 2])), ids)],
+        [2, 1, 0],
+        r"variable Variable:0 .*a row of values for each.*\[2\].*\[3\]",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "faults"),
+    [
+        ("synchronous", ["id too large"]),
+        ("asynchronous", ["size"]),
+        pytest.param("bounded delay", ["id negative", "count"], marks=pytest.mark.long),
+        pytest.param("model average", ["size", "count", "unknown count"], marks=pytest.mark.long),
+    ],
+)
+def test_a_gradient_of_wrong_shape_fails_its_step_and_is_not_applied(strategy, variables, name, faults):
+    for fault in faults:
+        for variable in variables:
+            variable.assign(tf.zeros_like(variable))
+        gradients, unfit, message = FAULTS[fault]
+        rule = new_rule(strategy, name, variables)
+        signature = [tf.TensorSpec([None], tf.int32)]
+        step = tf.function(pushing_step(rule, gradients).python_function, input_signature=signature)
+        run(strategy, step, 0, tf.constant([1, 2]))
+        with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+            run(strategy, step, 0, tf.constant(unfit))
+        with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+            strategy.join(TIMEOUT)
+        # No step of another worker sees a part of it, or waits for it. The mean of two workers' models is no sum.
+        is_mean = isinstance(rule, ModelAverage)
+        for worker in (0 if is_mean else 1, 0):
+            run(strategy, step, worker, tf.constant([1, 2]))
+        settle(strategy, rule)
+        statistics = rule.statistics()
+        assert sum(statistics.clocks.values()) == 3
+        assert is_mean or (statistics.updates, statistics.pushes, statistics.rejected) == (3, 3, 0)
+        np.testing.assert_array_equal(variables[0].numpy(), [-3.0] * 3)
+        np.testing.assert_array_equal(variables[1].numpy(), [[0, 0], [-3, -3], [-3, -3], [0, 0]])
+
+
+def careful(variable, gradient, rate):
+    """Gradient descent that fails for NaN gradients."""
+    descend(variable, tf.debugging.check_numerics(gradient, "a gradient that is no number"), rate)
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"), mostly_long([("synchronous", 1), ("delayed", 1), ("asynchronous", 0)], ("synchronous", 1))
+)
+def test_a_failing_update_is_raised_once_and_never_applied_twice(strategy, name, bad):
     with strategy.scope():
-        rule = Asynchronous(descend, variables, learning_rate=1.0)
-        strict = Asynchronous(descend, variables, learning_rate=1.0, require_finite=True)
-    row = [None, tf.IndexedSlices(tf.constant([[np.inf, 1.0]]), tf.constant([2]))]
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"Variable:0 must be finite.*Tensor had Inf"):
-        run(strategy, step_of(strict, row))
-    with pytest.raises(tf.errors.InvalidArgumentError):
-        strategy.join(120.0)
-    assert np.isfinite(variables[1].numpy()).all()
-    run(strategy, step_of(rule, row))
-    assert (strict.statistics().not_finite, rule.statistics().not_finite) == (0, 1)
+        # The first and the third are on one server.
+        variables = [tf.Variable(tf.zeros([2])) for _ in range(3)]
+    rule = new_rule(strategy, name, variables, careful)
+    step = pushing_step(rule, lambda values: [tf.fill([2], value) for value in tf.unstack(values)])
+    ones, values = tf.ones([3]), np.ones(3, np.float32)
+    values[bad] = np.nan
+    run(strategy, step, 0, ones)
+    # With delayed gradients it fails the step whose pull applies it.
+    failing = [strategy.schedule(step, (each,), worker=0) for each in (values, ones)[: 1 + (name == "delayed")]]
+    for raises in (lambda: failing[-1].result(TIMEOUT), lambda: strategy.join(TIMEOUT)):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="a gradient that is no number"):
+            raises()
+    for _ in range(3):
+        run(strategy, step, 0, ones)
+    if not isinstance(rule, Asynchronous):
+        rule.flush()
+        assert rule.version.numpy() == rule.statistics().updates == 5
+    for number, variable in enumerate(variables):
+        # Variables that were updated together with the failing one may have been changed once.
+        may_be = {-4.0} if number == bad else {-4.0, -5.0}
+        if bad % 2 != number % 2 and not isinstance(rule, Asynchronous):
+            may_be = {-5.0}
+        assert set(variable.numpy().tolist()) <= may_be, (number, variable.numpy())

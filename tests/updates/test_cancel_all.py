@@ -6,42 +6,27 @@ import threading
 import pytest
 import tensorflow as tf
 
-from coordinator.updates import Asynchronous, BoundedDelay, Delayed, ModelAverage, StaleSynchronous, Synchronous
+from coordinator.updates import BoundedDelay, ModelAverage, StaleSynchronous, Synchronous
 from coordinator.updates.rule_state import pause
 from tests.deadline import wait_until
-from tests.updates.descent import descend
+from tests.updates.descent import TIMEOUT, new_rule, value_of
 
-TIMEOUT = 120.0
-WORKERS = 3
-ROUNDS = 5
+WORKERS, ROUNDS = 2, 5
 
 # Each rule, whether an update is made on all servers or on none, and the most staleness that it allows.
 RULES = {
-    "synchronous": (lambda variables: Synchronous(descend, variables, grads_to_wait=2, learning_rate=1.0), True, None),
-    "bounded delay": (lambda variables: BoundedDelay(descend, variables, max_delay=1, learning_rate=1.0), True, 1),
-    "bulk synchronous": (
-        lambda variables: BoundedDelay(descend, variables, max_delay=0, grads_to_wait=3, learning_rate=1.0),
-        True,
-        0,
-    ),
-    "stale synchronous": (
-        lambda variables: StaleSynchronous(descend, variables, get_model_frequency=2, max_lead=1, learning_rate=1.0),
-        False,
-        None,
-    ),
-    "model average": (lambda variables: ModelAverage(descend, variables, learning_rate=1.0), False, None),
-    "delayed": (lambda variables: Delayed(descend, variables, delay=0.02, learning_rate=1.0), True, None),
-    "asynchronous": (lambda variables: Asynchronous(descend, variables, learning_rate=1.0), False, None),
+    "synchronous": (Synchronous, {"grads_to_wait": 2}, True, None),
+    "bounded delay": (BoundedDelay, {"max_delay": 0, "grads_to_wait": 2}, True, 0),
+    "stale synchronous": (StaleSynchronous, {"get_model_frequency": 2, "max_lead": 1}, False, None),
+    "model average": (ModelAverage, {}, False, None),
 }
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", RULES)
 def test_after_cancelled_steps_a_rule_trains_on(strategy, variables, name):
-    make_rule, is_whole, most_staleness = RULES[name]
-    chance, moment = random.Random(3), threading.Event()
-    with strategy.scope():
-        rule = make_rule(variables)
+    kind, settings, is_whole, most_staleness = RULES[name]
+    chance, moment, rule = random.Random(3), threading.Event(), new_rule(strategy, kind, variables, **settings)
 
     def body():
         with tf.control_dependencies([pause(tf.random.uniform([], 0.0, 0.01, tf.float64))]):
@@ -52,6 +37,7 @@ def test_after_cancelled_steps_a_rule_trains_on(strategy, variables, name):
         pushes = rule.statistics().pushes
         futures = [strategy.schedule(step) for _ in range(60)]
         wait_until(lambda before=pushes: rule.statistics().pushes > before, TIMEOUT)
+        # At any point of a step.
         moment.wait(chance.uniform(0.0, 0.05))
         strategy.cancel_all()
         assert all(future.done() for future in futures)
@@ -61,6 +47,5 @@ def test_after_cancelled_steps_a_rule_trains_on(strategy, variables, name):
         assert all(future.exception(0) is None for future in trained)
     statistics = rule.statistics()
     assert statistics.pushes > ROUNDS * WORKERS
-    if is_whole:
-        assert {float(value) for variable in variables for value in variable.numpy().ravel()} == {statistics.updates}
+    assert not is_whole or value_of(variables) == statistics.updates
     assert most_staleness is None or statistics.staleness.max <= most_staleness

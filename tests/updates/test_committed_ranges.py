@@ -1,4 +1,6 @@
-"""Tests of rules that commit each range of epochs once: on servers that live, with pushes of workers that died."""
+"""Tests of rules that commit each range of epochs once, whatever happens to the functions and workers that push it."""
+
+import itertools
 
 import numpy as np
 import pytest
@@ -7,20 +9,16 @@ import tensorflow as tf
 from coordinator.data import Epochs, arrays
 from coordinator.data.ledger import WINDOW
 from coordinator.data.ranges import PositionRange
-from coordinator.updates import Asynchronous, BoundedDelay, Delayed, StaleSynchronous, Synchronous
-from tests.updates.descent import descend, mostly_long, value_of
+from coordinator.ps_strategy.fusing.repeated_function import may_be_fused
+from coordinator.updates import Asynchronous, Delayed, Synchronous
+from coordinator.updates.rule_state import COUNTS, pause
+from tests.deadline import wait_until
+from tests.ps_strategy.every_worker import concrete_function
+from tests.updates.descent import TIMEOUT, descend, mostly_long, new_rule, run, value_of
 from tests.updates.parts_of_rules import committed_of, log_of, stores_of
 from tests.updates.state.unfinished_pushes import add, ids
 
-TIMEOUT = 120
 SIZE = 10**6
-
-RULES = {
-    "asynchronous": Asynchronous,
-    "synchronous": lambda *args, **settings: Synchronous(*args, grads_to_wait=1, **settings),
-    "bounded delay": lambda *args, **settings: BoundedDelay(*args, max_delay=None, **settings),
-    "stale": lambda *args, **settings: StaleSynchronous(*args, get_model_frequency=1, max_lead=3, **settings),
-}
 
 
 @pytest.fixture
@@ -31,12 +29,7 @@ def epochs():
 @pytest.fixture
 def make_rule(strategy, variables, epochs):
     """Creates a rule that subtracts 1 with each push."""
-
-    def make(name, once=epochs):
-        with strategy.scope():
-            return RULES[name](descend, variables, learning_rate=1.0, once=once)
-
-    return make
+    return lambda kind, once=epochs, **settings: new_rule(strategy, kind, variables, once=once, **settings)
 
 
 @pytest.fixture
@@ -49,7 +42,7 @@ def push_with(strategy, variables):
             gradients = [tf.ones_like(variable) for variable in variables]
             return rule.run(lambda: (tf.constant(0), gradients), positions=positions)
 
-        return lambda number: strategy.schedule(step, (positions_of(number),)).result(TIMEOUT)
+        return lambda number: run(strategy, step, None, positions_of(number))
 
     return pushing
 
@@ -58,7 +51,7 @@ def positions_of(number):
     return np.array([0, number, 1, number, 0], np.int64).view(PositionRange)
 
 
-@pytest.mark.parametrize("name", mostly_long(RULES, "asynchronous"))
+@pytest.mark.parametrize("name", mostly_long(["asynchronous", "synchronous", "stale synchronous"], "asynchronous"))
 def test_a_range_that_is_pushed_again_changes_nothing(name, make_rule, push_with, variables):
     rule = make_rule(name)
     push = push_with(rule)
@@ -72,7 +65,7 @@ def test_a_range_that_is_pushed_again_changes_nothing(name, make_rule, push_with
 
 @pytest.mark.long
 def test_a_repeated_push_finishes_the_update_of_a_dead_worker(make_rule, push_with, variables):
-    rule = make_rule("bounded delay")
+    rule = make_rule("bounded delay", max_delay=None)
     push = push_with(rule)
     push(0)
     for store in stores_of(rule):
@@ -97,18 +90,14 @@ def test_a_repeated_push_finishes_the_update_of_a_dead_worker(make_rule, push_wi
         assert int(tf.raw_ops.TensorListLength(input_handle=rows)) == 0
 
 
-def test_a_checkpoint_has_the_ranges_whose_gradients_it_has(strategy, variables, epochs, tmp_path):
-    with strategy.scope():
-        rule = Synchronous(descend, variables, grads_to_wait=2, learning_rate=1.0, once=epochs)
+def test_a_checkpoint_has_the_ranges_whose_gradients_it_has(strategy, variables, epochs, make_rule, tmp_path):
+    rule = make_rule(Synchronous, grads_to_wait=2)
 
     @tf.function
     def step(positions):
         with rule.pull() as version:
             gradients = [tf.ones_like(variable) for variable in variables]
         return rule.push(gradients, version, positions=positions)
-
-    def push(number):
-        assert strategy.schedule(step, (positions_of(number),)).result(TIMEOUT)
 
     checkpoint = tf.train.Checkpoint(rule=rule, epochs=epochs, first=variables[0], second=variables[1])
     handed_out = epochs.on(strategy)
@@ -124,9 +113,8 @@ def test_a_checkpoint_has_the_ranges_whose_gradients_it_has(strategy, variables,
     assert epochs.statistics().done == 2
     assert committed_of(rule) == [0, 1]
     assert [int(positions[3]) for positions, _ in zip(epochs.on(strategy), range(2), strict=False)] == [2, 3]
-    push(2)
-    push(1)
-    push(5)
+    for number in (2, 1, 5):
+        assert run(strategy, step, None, positions_of(number))
     assert value_of(variables) == -2.0
 
     # Without the epochs, which begin again, the ranges are not refused.
@@ -138,7 +126,7 @@ def test_a_checkpoint_has_the_ranges_whose_gradients_it_has(strategy, variables,
 
 @pytest.mark.long
 def test_the_record_goes_on_when_the_rule_is_switched(strategy, make_rule, push_with, variables, epochs):
-    first, second = make_rule("asynchronous"), make_rule("bounded delay")
+    first, second = make_rule("asynchronous"), make_rule("bounded delay", max_delay=None)
     push = push_with(first)
     push(0)
     with pytest.raises(ValueError, match="the same once="):
@@ -147,7 +135,7 @@ def test_the_record_goes_on_when_the_rule_is_switched(strategy, make_rule, push_
     for number in (0, 1, 0, 1):
         push(number)
     assert value_of(variables) == -2.0
-    second.switch_to(make_rule("stale"))
+    second.switch_to(make_rule("stale synchronous"))
     for number in (0, 1, 2):
         push(number)
     assert value_of(variables) == -3.0
@@ -159,32 +147,111 @@ def test_the_record_goes_on_when_the_rule_is_switched(strategy, make_rule, push_
 def test_what_a_rule_with_once_needs_is_said_in_words(strategy, make_rule, variables, epochs):
     rule, plain = make_rule("asynchronous"), make_rule("asynchronous", once=None)
     ones = [tf.ones_like(variable) for variable in variables]
-    cases = [
+
+    def step(pushed, times=1, **given):
+        for _ in range(times):
+            with pushed.pull() as version:
+                pushed.push(ones, version, **given)
+
+    for pushed, given, error, message in (
         (rule, {}, ValueError, "push needs the range"),
         (rule, {"positions": tf.constant([1, 2], tf.int64)}, TypeError, "the vector that epochs.on"),
+        (rule, {"positions": positions_of(1), "times": 2}, ValueError, "several times for one range"),
         (plain, {"positions": positions_of(1)}, ValueError, "created with once=epochs"),
-    ]
-    for pushed, given, error, message in cases:
-
-        @tf.function
-        def step(pushed=pushed, given=given):
-            with pushed.pull() as version:
-                return pushed.push(ones, version, **given)
-
+    ):
         with pytest.raises(error, match=message):
-            strategy.schedule(step)
-
-    @tf.function
-    def loop(positions):
-        for _ in tf.range(2):
-            with rule.pull() as version:
-                rule.push(ones, version, positions=positions)
-
-    with pytest.raises(ValueError, match="several times for one range"):
-        strategy.schedule(loop, (positions_of(1),))
+            strategy.schedule(tf.function(lambda pushed=pushed, given=given: step(pushed, **given)))
     with pytest.raises(TypeError, match=r"coordinator\.data\.Epochs"):
         make_rule("asynchronous", once=arrays(np.arange(3)))
-    with strategy.scope(), pytest.raises(ValueError, match="cannot be combined with once="):
-        Asynchronous(descend, variables, learning_rate=1.0, once=epochs, lr_staleness_modulation=True)
+    with pytest.raises(ValueError, match="cannot be combined with once="):
+        make_rule("asynchronous", lr_staleness_modulation=True)
     with strategy.scope(), pytest.raises(TypeError, match="once"):
         Delayed(descend, variables, learning_rate=1.0, delay=0, once=epochs)
+
+
+class Counting:
+    """Steps that count each example of their range on two servers, with something that happens after the push.
+
+    Args:
+      strategy: of the shared cluster.
+      then: called with the number of the range; it builds what happens.
+    """
+
+    def __init__(self, strategy, then):
+        self.epochs = Epochs(arrays(np.arange(400)), 2)
+        with strategy.scope():
+            self._counts = [tf.Variable(lambda: tf.zeros([400])) for _ in range(2)]
+            self.rule = Asynchronous(self._add, self._counts, learning_rate=1.0, once=self.epochs)
+
+        @tf.function
+        def step(positions):
+            ids = positions[1] + tf.range(positions[2])
+            with self.rule.pull() as version:
+                gradient = tf.IndexedSlices(tf.ones_like(ids, tf.float32), ids)
+            with tf.control_dependencies([self.rule.push([gradient, gradient], version, positions=positions)]):
+                then(positions[3])
+
+        self.step = step
+
+    @staticmethod
+    def _add(variable, gradient, _):
+        variable.scatter_nd_add(gradient.indices[:, None], gradient.values)
+
+    def check(self):
+        """Fails unless the model has seen each example once."""
+        assert all((count.numpy() == 1).all() for count in self._counts)
+        assert int(self.rule.version) == 200
+
+
+@pytest.mark.long
+def test_a_range_whose_function_fails_after_its_push_counts_once(strategy):
+    with strategy.scope():
+        times = tf.Variable(0, trainable=False)
+
+    def fail_at_first(number):
+        if number == 30 and times.assign_add(1) == 1:
+            tf.debugging.assert_equal(number, tf.constant(0, tf.int64), "after the push")
+
+    counting = Counting(strategy, fail_at_first)
+
+    def train():
+        for positions in counting.epochs.on(strategy):
+            strategy.schedule(counting.step, (positions,))
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="after the push"):
+        train()
+    train()
+    counting.check()
+    assert counting.rule.statistics().rejected >= 1
+
+
+@pytest.mark.long
+def test_a_range_that_is_run_on_two_workers_counts_once(strategy):
+    def wait_for_the_other(number):
+        if number == 30:
+            while counting.rule.state.counts[COUNTS.index("rejected")] == 0:
+                pause(tf.constant(0.01, tf.float64))
+
+    counting = Counting(strategy, wait_for_the_other)
+    for positions in counting.epochs.on(strategy):
+        strategy.schedule(counting.step, (positions,), timeout=1.0 if positions[3] == 30 else None)
+    strategy.join(TIMEOUT)
+    counting.check()
+    assert counting.rule.statistics().rejected >= 1
+
+
+@pytest.mark.long
+def test_ranges_in_fused_calls_of_a_killed_worker_count_once(strategy, shared_cluster):
+    counting, finished = Counting(strategy, lambda _: None), []
+    ranges = counting.epochs.on(strategy)
+    for positions in itertools.islice(ranges, 150):
+        if not finished:
+            assert may_be_fused(concrete_function(strategy, counting.step, positions))
+        strategy.schedule(counting.step, (positions,)).add_done_callback(finished.append)
+    wait_until(lambda: len(finished) > 10)
+    shared_cluster.kill("worker", 1)
+    shared_cluster.restart("worker", 1)
+    for positions in ranges:
+        strategy.schedule(counting.step, (positions,))
+    strategy.join(TIMEOUT)
+    counting.check()

@@ -1,16 +1,15 @@
 """Tests of what is common to all rules: pull, push and run, and the errors that they raise."""
 
+import dataclasses
 import inspect
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.updates import Asynchronous, BoundedDelay, Delayed, ModelAverage, UpdateRule
-from tests.updates.descent import descend
-
-TIMEOUT = 120.0
+import coordinator
+from coordinator.updates import Asynchronous, BoundedDelay, ModelAverage, UpdateRule
+from tests.updates.descent import descend, new_rule, run
 
 
 @pytest.fixture
@@ -26,7 +25,7 @@ def rule(strategy, variables):
 
 
 def result(strategy, step, *args):
-    return strategy.schedule(step, args=args).result(TIMEOUT)
+    return run(strategy, step, None, *args)
 
 
 def test_pull_gives_the_version_and_push_whether_it_was_accepted(strategy, rule, variables):
@@ -44,42 +43,24 @@ def test_pull_gives_the_version_and_push_whether_it_was_accepted(strategy, rule,
     assert [variable.numpy() for variable in variables] == [0.0, 0.0, 0.0]
 
 
-def test_a_push_may_be_inside_its_pull(strategy, rule, variables):
-    @tf.function
-    def step():
-        with rule.pull() as version:
-            rule.push([tf.constant(1.0)] * 3, version)
-            return variables[0] + 0.0
-
-    assert result(strategy, step) == 1.0
-    assert variables[0].numpy() == 0.5
-
-
-def test_a_version_may_be_a_number_or_come_from_another_function(strategy, variables):
-    with strategy.scope():
-        optimizer = keras.optimizers.SGD(0.5)
-        rule = Asynchronous(optimizer, variables)
-
-    @tf.function
-    def push_a_number():
-        with rule.pull():
-            gradients = [tf.constant(1.0)] * 3
-        return rule.push(gradients, 0)
-
+def test_a_push_may_be_inside_its_pull_in_another_function_and_of_some_variables(strategy, rule, variables):
     @tf.function
     def push(gradients, version):
         return rule.push(gradients, version)
 
     @tf.function
     def step():
-        with rule.pull() as version:
-            gradients = [tf.constant(1.0)] * 3
-        return push(gradients, version)
+        with rule.pull():
+            rule.push([tf.constant(1.0)] * 3, 0)
+            found = variables[0] + 0.0
+        with rule.pull() as version, tf.GradientTape() as tape:
+            loss = variables[1] * 4.0
+        push(tape.gradient(loss, variables), version)
+        return found
 
-    assert result(strategy, push_a_number)
-    assert result(strategy, step)
-    assert [variable.numpy() for variable in variables] == [0.0, 1.0, 2.0]
-    assert rule.statistics().staleness.histogram == (2,)
+    assert result(strategy, step) == 1.0
+    assert [variable.numpy() for variable in variables] == [0.5, -0.5, 2.5]
+    assert rule.statistics().updates == 2
 
 
 def test_steps_in_a_loop_see_each_others_updates(strategy, rule, variables):
@@ -100,33 +81,6 @@ def test_steps_in_a_loop_see_each_others_updates(strategy, rule, variables):
     assert rule.statistics().staleness.histogram == (10,)
 
 
-def test_some_gradients_may_be_none(strategy, rule, variables):
-    @tf.function
-    def step():
-        with rule.pull() as version:
-            with tf.GradientTape() as tape:
-                loss = variables[1] * 4.0
-            gradients = tape.gradient(loss, variables)
-        return rule.push(gradients, version)
-
-    assert result(strategy, step)
-    assert [variable.numpy() for variable in variables] == [1.0, 0.0, 3.0]
-
-
-def test_run_gives_the_result_of_the_step(strategy, rule, variables):
-    @tf.function
-    def step(x, y):
-        def body(x, y):
-            loss = x * variables[0] + y
-            return {"loss": loss}, [x, y, x + y]
-
-        return rule.run(body, x, y)
-
-    assert result(strategy, step, tf.constant(1.0), tf.constant(2.0)) == {"loss": 3.0}
-    assert [variable.numpy() for variable in variables] == [0.5, 1.0, 1.5]
-    assert rule.version.numpy() == 1
-
-
 class RejectingTwice(Asynchronous):
     """A rule that reports a rejected gradient at the first two attempts."""
 
@@ -144,15 +98,12 @@ def test_run_repeats_a_step_on_the_same_batch_until_it_is_accepted(strategy, var
         rule = RejectingTwice(descend, variables, learning_rate=0.5)
 
     @tf.function
-    def step(x):
-        def body(x):
-            return (x, variables[0] + 0.0), [x, x, x]
-
-        return rule.run(body, x)
+    def step(x, y):
+        return rule.run(lambda x, y: ({"x": x + y, "first": variables[0] + 0.0}, [x, y, x]), x, y)
 
     # The second attempt sees the changes of the first.
-    assert result(strategy, step, tf.constant(1.0)) == (1.0, 0.0)
-    assert variables[0].numpy() == -0.5
+    assert result(strategy, step, tf.constant(1.0), tf.constant(2.0)) == {"x": 3.0, "first": 0.0}
+    assert [variable.numpy() for variable in variables] == [-0.5, -1.0, 1.5]
     assert rule.statistics().pulls == 3
 
 
@@ -180,27 +131,15 @@ def test_variables_and_embeddings_are_checked(strategy, variables):
                 Asynchronous(descend, bad, embeddings=embeddings, learning_rate=0.5)
 
 
-def test_the_text_of_a_rule_has_its_settings(rule):
-    assert isinstance(rule, UpdateRule)
-    assert repr(rule) == "<Asynchronous: <FunctionOptimizer 'descend'>, <Model: 3 variables on 2 servers>>"
-    assert repr(rule.state) == f"<RuleState {rule.state.number} on {rule.version.device}>"
-
-
-def test_the_signature_of_a_rule_lists_all_of_its_settings_with_their_defaults():
+def test_a_rule_refuses_the_settings_of_other_rules(strategy, variables):
+    for name in ("once", "transfer_dtype", "allow_duplicate_indices", "grads_to_wait"):
+        message = rf"ModelAverage.__init__\(\) got an unexpected keyword argument '{name}'"
+        with strategy.scope(), pytest.raises(TypeError, match=message):
+            ModelAverage(descend, variables, learning_rate=1.0, **{name: None})
     common, shown = inspect.signature(UpdateRule).parameters, inspect.signature(BoundedDelay).parameters
     rounded = ["embeddings", "learning_rate", "require_finite", "transfer_dtype", "error_feedback"]
     assert list(shown) == ["optimizer", "variables", "max_delay", "grads_to_wait", *rounded, "once"]
     assert all(shown[name] == common[name] for name in (*rounded, "once"))
-    assert list(inspect.signature(Delayed).parameters) == ["optimizer", "variables", "delay", *rounded]
-    own = ["period", "warmup_steps", "use_locking"]
-    assert list(inspect.signature(ModelAverage).parameters) == ["optimizer", "variables", *own, *rounded[:3]]
-
-
-@pytest.mark.parametrize("name", ["once", "transfer_dtype", "allow_duplicate_indices", "grads_to_wait"])
-def test_a_rule_refuses_the_settings_of_other_rules(strategy, variables, name):
-    message = rf"ModelAverage.__init__\(\) got an unexpected keyword argument '{name}'"
-    with strategy.scope(), pytest.raises(TypeError, match=message):
-        ModelAverage(descend, variables, learning_rate=1.0, **{name: None})
 
 
 def test_two_rules_of_one_model_count_separately(strategy, rule, variables):
@@ -218,3 +157,19 @@ def test_two_rules_of_one_model_count_separately(strategy, rule, variables):
     assert result(strategy, step) == (True, True)
     assert (rule.version.numpy(), other.version.numpy()) == (1, 1)
     assert [variable.numpy() for variable in variables] == [0.25, 1.25, 2.25]
+
+
+def test_methods_of_a_rule_first_check_whether_the_strategy_is_closed(strategy, variables, monkeypatch):
+    rules = [new_rule(strategy, name, variables) for name in ("asynchronous", "synchronous", "model average")]
+
+    def refuse(what: str) -> None:
+        raise coordinator.StrategyClosedError(what)
+
+    services = dataclasses.replace(strategy.extended.services, refuse_closed=refuse)
+    monkeypatch.setattr(strategy.extended, "services", services)
+    for rule in rules:
+        calls = {"statistics": (), "switch_to": (rules[0],)}
+        calls |= {name: () for name in ("flush", "abort", "resume") if hasattr(rule, name)}
+        for name, arguments in calls.items():
+            with pytest.raises(coordinator.StrategyClosedError, match=rf"rule\.{name}\(\) .* before strategy.close"):
+                getattr(rule, name)(*arguments)

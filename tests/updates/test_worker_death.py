@@ -34,20 +34,18 @@ def leaves_whole_updates(statistics, values):
     assert statistics.pushes - statistics.rejected >= STEPS, statistics
 
 RULES = [
-    (lambda variables: Asynchronous(sgd, variables, learning_rate=1.0), leaves_steps_at_least_once, None),
-    (lambda variables: StaleSynchronous(sgd, variables, get_model_frequency=3, max_lead=4, learning_rate=1.0),
-     leaves_steps_at_least_once, None),
-    (lambda variables: Delayed(sgd, variables, delay=0.1, learning_rate=1.0), leaves_whole_queue, None),
-    (lambda variables: Synchronous(sgd, variables, grads_to_wait=2, learning_rate=1.0), leaves_whole_updates, None),
-    (lambda variables: BoundedDelay(sgd, variables, max_delay=2, learning_rate=1.0), leaves_whole_updates, 2),
-    (lambda variables: BoundedDelay(sgd, variables, max_delay=1, grads_to_wait=2, learning_rate=1.0),
-     leaves_whole_updates, 1),
+    (Asynchronous, {}, leaves_steps_at_least_once, None),
+    (StaleSynchronous, {"get_model_frequency": 3, "max_lead": 4}, leaves_steps_at_least_once, None),
+    (Delayed, {"delay": 0.1}, leaves_whole_queue, None),
+    (Synchronous, {"grads_to_wait": 2}, leaves_whole_updates, None),
+    (BoundedDelay, {"max_delay": 2}, leaves_whole_updates, 2),
+    (BoundedDelay, {"max_delay": 1, "grads_to_wait": 2}, leaves_whole_updates, 1),
 ]
 
-def run(make_rule, check, most_staleness):
+def run(kind, settings, check, most_staleness):
     with strategy.scope():
         variables = [tf.Variable(0.0), tf.Variable(0.0)]
-        rule = make_rule(variables)
+        rule = kind(sgd, variables, learning_rate=1.0, **settings)
 
     def body(is_slow):
         with tf.control_dependencies([pause(tf.where(is_slow, 0.1, 0.01))]):
