@@ -20,7 +20,7 @@ TRAINING = """
 
     SIZE, WIDTH = 20_000, 10
 
-    def train(cluster, folder, epochs=1, saves=(), kill=None, die=None, prefetch=0, **options):
+    def train(cluster, folder, epochs=1, saves=(), kills=(), die=None, prefetch=0, **options):
         strategy = coordinator.ParameterServerStrategy(cluster.resolver, options=coordinator.Options(**options))
         source = numbered(SIZE)
         visits = Visits(strategy, source, epochs)
@@ -37,16 +37,16 @@ TRAINING = """
             strategy.schedule(visits.step, args=(positions,))
             if count in saves:
                 manager.save()
-            if kill and count == 1200:
-                threads.append(threading.Thread(target=cluster.restart, args=(kill, 1)))
+            if count in (600, 1200) and len(kills) > len(threads):
+                threads.append(threading.Thread(target=cluster.restart, args=(kills[len(threads)], 1)))
                 threads[-1].start()
             if count == die:
                 os._exit(9)
         strategy.join()
         for thread in threads:
             thread.join()
-        assert len(rollbacks) == (kill == "ps"), rollbacks
-        assert (data.statistics().rolled_back > 0) == (kill == "ps"), data.statistics()
+        assert len(rollbacks) == kills.count("ps"), rollbacks
+        assert (data.statistics().rolled_back > 0) == ("ps" in kills), data.statistics()
         workers = strategy.cluster.statistics()
         for missing, too_many in visits.summary():
             assert missing == 0, visits.summary()
@@ -69,10 +69,9 @@ def test_ranges_go_back_with_the_model_or_are_repeated_when_a_server_dies(run_pr
 
     with LocalCluster(workers=2, ps=2) as cluster:
         for saves, options in (
-            ((400, 900, 1400), {"kill": "ps"}),
-            ((), {"kill": "ps", "steps_per_dispatch": 1}),
-            ((400, 900), {"kill": "ps", "prefetch": 3}),
-            ((400, 900), {"kill": "worker", "prefetch": 3}),
+            ((400, 900, 1400), {"kills": ["ps"]}),
+            ((), {"kills": ["ps"], "steps_per_dispatch": 1}),
+            ((400, 900), {"kills": ["worker", "ps"], "prefetch": 3}),
         ):
             train(cluster, tempfile.mkdtemp(), saves=saves, **options)
     """

@@ -9,3 +9,16 @@ def variables(strategy):
     """One on each of the two servers."""
     with strategy.scope():
         return [tf.Variable(lambda: tf.zeros([3])), tf.Variable(lambda: tf.zeros([4, 2]))]
+
+
+@pytest.fixture
+def weights(strategy):
+    with strategy.scope():
+        return [tf.Variable([0.0, 0.0]), tf.Variable(0.0)]
+
+
+@pytest.fixture
+def turn(strategy):
+    """A counter that workers wait for in their steps."""
+    with strategy.scope():
+        return tf.Variable(0, dtype=tf.int64, trainable=False)

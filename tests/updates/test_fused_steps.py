@@ -13,7 +13,7 @@ from tests.updates.descent import new_rule, value_of
     [
         ("asynchronous", True),
         ("bounded delay", False),
-        *(pytest.param(name, False, marks=pytest.mark.long) for name in ("synchronous", "model average")),
+        pytest.param("model average", False, marks=pytest.mark.long),
     ],
 )
 def test_steps_are_fused_and_counted_separately_unless_they_may_wait(strategy, variables, monkeypatch, name, is_fused):

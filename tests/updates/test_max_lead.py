@@ -13,12 +13,6 @@ WORKERS = 2
 
 
 @pytest.fixture
-def weights(strategy):
-    with strategy.scope():
-        return [tf.Variable([0.0, 0.0]), tf.Variable(0.0)]
-
-
-@pytest.fixture
 def make_rule(strategy, weights):
     return lambda max_lead=None: new_rule(strategy, StaleSynchronous, weights, get_model_frequency=2, max_lead=max_lead)
 

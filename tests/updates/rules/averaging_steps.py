@@ -4,26 +4,17 @@ import tensorflow as tf
 
 from coordinator.updates import ModelAverage
 from coordinator.updates.rule_state import pause
-from tests.ps_strategy.every_worker import TIMEOUT
+from tests.updates import descent
 from tests.updates.parts_of_rules import own_model_of
 
-WORKERS = 3
 # So long that no test sees a second averaging, in seconds.
 NEVER = 1e6
 # How often a worker polls before it gives up; each poll takes ten milliseconds at least.
 MAX_POLLS = 3_000
 
 
-def descend(variable, gradient, rate):
-    if isinstance(gradient, tf.IndexedSlices):
-        variable.scatter_sub(tf.IndexedSlices(gradient.values * tf.cast(rate, variable.dtype), gradient.indices))
-    else:
-        variable.assign_sub(gradient * tf.cast(rate, variable.dtype))
-
-
 def make_rule(strategy, variables, **options):
-    with strategy.scope():
-        return ModelAverage(descend, variables, learning_rate=1.0, **options)
+    return descent.new_rule(strategy, ModelAverage, variables, **options)
 
 
 def ascent(rule, weights):
@@ -40,7 +31,7 @@ def ascent(rule, weights):
 
 
 def run(strategy, step, worker, by=1.0):
-    return float(strategy.schedule(step, (tf.constant(by),), worker=worker).result(TIMEOUT))
+    return float(descent.run(strategy, step, worker, tf.constant(by)))
 
 
 def own_models(rule):

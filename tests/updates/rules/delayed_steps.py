@@ -3,15 +3,13 @@
 import tensorflow as tf
 
 from coordinator.updates import Delayed
-from tests.ps_strategy.every_worker import TIMEOUT
-from tests.updates.descent import descend
+from tests.updates import descent
 from tests.updates.parts_of_rules import log_of
 
 
-def make_rule(strategy, variables, delay, update=descend):
+def make_rule(strategy, variables, delay, update=descent.descend):
     """Returns a rule that subtracts the pushed gradients."""
-    with strategy.scope():
-        return Delayed(update, variables, delay=delay, learning_rate=1.0)
+    return descent.new_rule(strategy, Delayed, variables, update, delay=delay)
 
 
 def new_step(strategy, rule, variables):
@@ -25,7 +23,7 @@ def new_step(strategy, rule, variables):
         return version, found
 
     def run(value, worker=0):
-        results = strategy.schedule(step, args=(tf.constant(float(value)),), worker=worker).result(TIMEOUT)
+        results = descent.run(strategy, step, worker, tf.constant(float(value)))
         return tuple(float(number) for number in results)
 
     return run

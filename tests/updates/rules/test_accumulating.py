@@ -5,68 +5,71 @@ import pytest
 import tensorflow as tf
 
 from coordinator.updates import BoundedDelay, Synchronous
-from tests.updates.descent import descend, value_of
+from tests.updates.descent import new_rule, pushing_step, run, value_of
 from tests.updates.parts_of_rules import finish_updates, log_of, stores_of
 from tests.updates.state.unfinished_pushes import add, ids
-
-TIMEOUT = 120
 
 
 @pytest.fixture
 def rule(strategy, variables):
     """Waits for two gradients."""
-    with strategy.scope():
-        return Synchronous(descend, variables, grads_to_wait=2, learning_rate=1.0)
+    return new_rule(strategy, Synchronous, variables, grads_to_wait=2)
 
 
 @pytest.fixture
 def push(strategy, rule):
     """Schedules a push of ones for all variables, for a given version, and returns whether it was accepted."""
+    step = tf.function(lambda version: rule.push([tf.ones([3]), tf.ones([4, 2])], version))
+    return lambda version: bool(run(strategy, step, None, tf.constant(version, tf.int64)))
+
+
+def commit(rule, push):
+    """Commits a push of version 0 as a worker that dies right after it; returns the update that it completes."""
 
     @tf.function
-    def step(version):
-        return rule.push([tf.ones([3]), tf.ones([4, 2])], version)
-
-    return lambda version: bool(strategy.schedule(step, args=(tf.constant(version, tf.int64),)).result(TIMEOUT))
-
-
-def commit(rule, push, version=0):
-    """Commits a push as a worker that dies right after it; returns the update that it completes."""
-
-    @tf.function
-    def run():
+    def commit():
         with tf.device(rule.state.home):
             nothing = tf.constant(0, tf.int64)
-            return log_of(rule).add(tf.identity(push), tf.constant(version, tf.int64), nothing, nothing)
+            return log_of(rule).add(tf.identity(push), nothing, nothing, nothing)
 
-    accepted, _, update = run()
+    accepted, _, update = commit()
     assert accepted
     return update
 
 
-@pytest.mark.long
-def test_a_gradient_that_reached_one_server_only_is_in_no_update(rule, variables, push):
-    add(rule, stores_of(rule)[0], ids(1)[0], 100.0)
+def lengths(store):
+    """Returns the lengths of the lists of a server that are not empty."""
+    found = [int(tf.raw_ops.TensorListLength(input_handle=rows)) for rows in tf.unstack(store.lists.read_value())]
+    return {length for length in found if length}
+
+
+def test_a_gradient_that_was_not_committed_is_in_no_update_and_is_removed(rule, variables, push):
+    first, second = stores_of(rule)
+    add(rule, first, ids(1)[0], 100.0)
     assert push(0)
-    add(rule, stores_of(rule)[1], ids(2)[0], 100.0)
+    add(rule, second, ids(2)[0], 100.0)
+    # It reached all servers.
+    for store in (first, second):
+        add(rule, store, ids(3)[0], 100.0)
     assert push(0)
     assert value_of(variables) == -1.0
     assert rule.version.numpy() == 1
+    for _ in range(3):
+        add(rule, first, ids(1)[0], 100.0)
+    assert push(1)
+    assert push(1)
+    assert value_of(variables) == -2.0
+    # Of each of those two workers its last one.
+    assert lengths(first) == {2}
 
 
-@pytest.mark.long
-def test_a_gradient_that_reached_all_servers_and_was_not_committed_is_in_no_update(rule, variables, push):
-    for store in stores_of(rule):
-        add(rule, store, ids(1)[0], 100.0)
-    assert push(0)
-    assert push(0)
-    assert value_of(variables) == -1.0
-
-
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("made_on", "finisher"),
-    [(made_on, finisher) for made_on in ((), (0,), (1,), (0, 1)) for finisher in ("a push", "the client")],
+    [
+        ((0,), "a push"),
+        *(pytest.param(made_on, "a push", marks=pytest.mark.long) for made_on in ((), (0, 1))),
+        *(pytest.param(made_on, "the client", marks=pytest.mark.long) for made_on in ((), (1,))),
+    ],
 )
 def test_an_unfinished_update_is_finished_once(rule, variables, push, made_on, finisher):
     stores = stores_of(rule)
@@ -76,7 +79,7 @@ def test_an_unfinished_update_is_finished_once(rule, variables, push, made_on, f
     update = commit(rule, ids(1)[0])
     assert len(update) == 2
     for number in made_on:
-        stores_of(rule)[number].use_once(update)
+        stores[number].use_once(update)
     assert rule.version.numpy() == 0
     if finisher == "a push":
         assert not push(0)
@@ -85,28 +88,18 @@ def test_an_unfinished_update_is_finished_once(rule, variables, push, made_on, f
     assert rule.version.numpy() == 1
     assert value_of(variables) == -2.0
     assert rule.statistics().updates == 1
-
-
-@pytest.mark.long
-def test_using_an_earlier_update_again_changes_nothing(rule, variables, push):
-    assert push(0)
-    for store in stores_of(rule):
-        add(rule, store, ids(1)[0], 3.0)
-    late = commit(rule, ids(1)[0])
-    finish_updates(rule)
     assert push(1)
     assert push(1)
-    assert push(2)
-    for store in stores_of(rule):
-        store.use_once(late)
-    log_of(rule).finish(late, tf.constant(2))
+    # Using an earlier update again changes nothing.
+    for store in stores:
+        store.use_once(update)
+    log_of(rule).finish(update, tf.constant(2))
     assert rule.version.numpy() == 2
     assert value_of(variables) == -3.0
 
 
 def test_removing_incomplete_pushes_drops_no_accepted_gradient(strategy, variables):
-    with strategy.scope():
-        rule = BoundedDelay(descend, variables, max_delay=None, learning_rate=1.0)
+    rule = new_rule(strategy, BoundedDelay, variables, max_delay=None)
     stores = stores_of(rule)
     # All of one worker and one connection, in order.
     first, second, third = tf.constant([[900, 1, 1], [901, 1, 1], [901, 1, 2]], tf.int64)
@@ -114,117 +107,40 @@ def test_removing_incomplete_pushes_drops_no_accepted_gradient(strategy, variabl
     for push in (first, second, third):
         for store in stores:
             add(rule, store, push, 1.0)
-    incomplete = first[None]
-    for store in stores:
-        store.use_once(incomplete)
-    for push in (second, third):
+    for used in (first, second, third):
         for store in stores:
-            store.use_once(push[None])
+            store.use_once(used[None])
     assert value_of(variables) == -3.0
 
 
-@pytest.mark.long
-def test_gradients_that_are_in_no_update_are_removed(rule, variables, push):
-    store = stores_of(rule)[0]
-    for _ in range(2):
-        for _ in range(3):
-            add(rule, store, ids(1)[0], 100.0)
-        version = int(rule.version.numpy())
-        assert push(version)
-        assert push(version)
-        lengths = [
-            int(tf.raw_ops.TensorListLength(input_handle=rows))
-            for rows in tf.unstack(store.lists.read_value())
-            if int(tf.raw_ops.TensorListLength(input_handle=rows))
-        ]
-        assert set(lengths) == {1}
-    assert value_of(variables) == -2.0
-
-
-@pytest.mark.long
-def test_a_push_of_an_abandoned_call_is_not_accepted(strategy, rule, push):
+def test_a_push_of_an_abandoned_call_is_not_accepted_and_no_checkpoint_has_waiting_ones(rule, push, tmp_path):
     assert push(0)
     newer = rule.state.workers.fence
     newer.assign(tf.fill(newer.shape, tf.constant(2**40, tf.int64)))
     assert not push(0)
     assert rule.statistics().rejected == 1
+    path = tf.train.Checkpoint(rule=rule).write(str(tmp_path / "checkpoint"))
+    names = [name for name, _ in tf.train.list_variables(path) if "OBJECT_GRAPH" not in name]
+    assert names
+    assert all(name.startswith("rule/state/") for name in names), names
 
 
-def test_pushes_with_gradients_for_other_variables_are_refused_when_traced(strategy, rule, push):
-    assert push(0)
-
-    @tf.function
-    def other():
-        with rule.pull() as version:
-            pass
-        return rule.push([tf.ones([3]), None], version)
-
-    with pytest.raises(ValueError, match="differ in which gradients are None"):
-        strategy.schedule(other)
-
-
-@pytest.mark.long
-def test_a_variable_without_gradients_stays_as_it_is(strategy, variables):
-    with strategy.scope():
-        rule = Synchronous(descend, variables, grads_to_wait=2, learning_rate=1.0)
-
-    @tf.function
-    def step():
-        with rule.pull() as version:
-            pass
-        return rule.push([tf.ones([3]), None], version)
-
-    assert all(strategy.schedule(step).result(TIMEOUT) for _ in range(2))
+def test_some_variables_may_have_no_gradients_but_then_always(strategy, rule, variables, push):
+    step = pushing_step(rule, [tf.ones([3]), None])
+    assert run(strategy, step)
+    assert run(strategy, step)
     np.testing.assert_array_equal(variables[0].numpy(), -np.ones(3))
     np.testing.assert_array_equal(variables[1].numpy(), np.zeros([4, 2]))
+    with pytest.raises(ValueError, match="differ in which gradients are None"):
+        push(1)
 
 
-@pytest.mark.parametrize("dtype", [tf.float16, pytest.param(tf.bfloat16, marks=pytest.mark.long)])
-@pytest.mark.long
-def test_half_precision_gradients_are_accumulated_in_float32(strategy, dtype):
-    with strategy.scope():
-        variables = [tf.Variable(lambda: tf.zeros([2], dtype)) for _ in range(2)]
-        rule = Synchronous(descend_half, variables, grads_to_wait=3, learning_rate=1.0)
-
-    @tf.function
-    def step(value):
-        with rule.pull() as version:
-            pass
-        rows = tf.IndexedSlices(tf.fill([1], value), tf.constant([1]))
-        return rule.push([tf.fill([2], value), rows], version)
-
-    # Their sum overflows in float16, and loses the small one in bfloat16.
-    for value in (60000.0, 60000.0, 240.0):
-        strategy.schedule(step, args=(tf.constant(value, dtype),)).result(TIMEOUT)
-    given = [float(tf.cast(tf.constant(value, dtype), tf.float32)) for value in (60000.0, 60000.0, 240.0)]
-    expected = -float(tf.cast(tf.constant(sum(given) / 3), dtype))
-    assert [float(value) for value in variables[0].numpy()] == [expected, expected]
-    assert [float(value) for value in variables[1].numpy()] == [0.0, expected]
-
-
-def descend_half(variable, gradient, rate):
-    """Plain gradient descent in the variable's own precision."""
-    rate = tf.cast(rate, variable.dtype)
-    if isinstance(gradient, tf.IndexedSlices):
-        variable.scatter_sub(tf.IndexedSlices(rate * gradient.values, gradient.indices))
-    else:
-        variable.assign_sub(rate * gradient, read_value=False)
-
-
-@pytest.mark.long
 def test_flush_applies_the_mean_of_waiting_gradients_and_returns_their_number(strategy, variables):
-    with strategy.scope():
-        rule = Synchronous(descend, variables, grads_to_wait=3, learning_rate=1.0)
+    rule = new_rule(strategy, Synchronous, variables, grads_to_wait=3)
     assert rule.flush() == 0
-
-    @tf.function
-    def step(value):
-        with rule.pull() as version:
-            pass
-        return rule.push([tf.fill([3], value), tf.fill([4, 2], value)], version)
-
+    step = pushing_step(rule, lambda value: [tf.fill([3], value), tf.fill([4, 2], value)])
     for value in (1.0, 3.0):
-        assert strategy.schedule(step, args=(tf.constant(value),)).result(TIMEOUT)
+        assert run(strategy, step, None, tf.constant(value))
     assert rule.version.numpy() == 0
     assert rule.flush() == 2
     assert rule.version.numpy() == 1
@@ -232,18 +148,11 @@ def test_flush_applies_the_mean_of_waiting_gradients_and_returns_their_number(st
     assert rule.flush() == 0
 
 
-@pytest.mark.long
-def test_a_checkpoint_contains_no_waiting_gradients(rule, push, tmp_path):
-    assert push(0)
-    path = tf.train.Checkpoint(rule=rule).write(str(tmp_path / "checkpoint"))
-    names = [name for name, _ in tf.train.list_variables(path) if "OBJECT_GRAPH" not in name]
-    assert names
-    assert all(name.startswith("rule/state/") for name in names), names
-
-
-@pytest.mark.parametrize("grads_to_wait", [0, -1, 1.5, True, None])
-def test_grads_to_wait_is_an_integer_of_at_least_one(strategy, variables, grads_to_wait):
-    with strategy.scope(), pytest.raises(ValueError, match="grads_to_wait must be an integer of at least 1, got"):
-        Synchronous(descend, variables, grads_to_wait=grads_to_wait, learning_rate=1.0)
-    with strategy.scope(), pytest.raises(ValueError, match="grads_to_wait must be an integer of at least 1, got"):
-        BoundedDelay(descend, variables, max_delay=1, grads_to_wait=grads_to_wait, learning_rate=1.0)
+def test_numbers_that_cannot_be_used_are_refused(strategy, variables):
+    for grads_to_wait in (0, -1, 1.5, True, None):
+        for kind, more in ((Synchronous, {}), (BoundedDelay, {"max_delay": 1})):
+            with pytest.raises(ValueError, match="grads_to_wait must be an integer of at least 1, got"):
+                new_rule(strategy, kind, variables, grads_to_wait=grads_to_wait, **more)
+    for max_delay in (-1, 1.5, True, float("nan"), "1"):
+        with pytest.raises(ValueError, match="max_delay must be an integer of at least 0, or"):
+            new_rule(strategy, BoundedDelay, variables, max_delay=max_delay)

@@ -1,56 +1,32 @@
 """Tests of bounded delay: staleness is bounded, nothing is rejected, and no worker waits for a dead one."""
 
-import time
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
-import coordinator
 from coordinator.updates import BoundedDelay
 from coordinator.updates.rule_state import NO_STEP, pause
 from tests.deadline import wait_until
-from tests.updates.descent import descend, mostly_long, value_of
-
-TIMEOUT = 240
+from tests.updates.descent import TIMEOUT, mostly_long, new_rule, pushing_step, value_of
 
 
-def new_step(rule, variables, slow_worker=-1):
-    """Returns a whole step whose gradient is one, and which takes one worker longer."""
-
-    @tf.function
-    def step():
-        with rule.pull() as version:
-            worker = coordinator.get_current_worker_index()
-            with tf.control_dependencies([version]):
-                slow = pause(tf.where(worker == slow_worker, tf.constant(0.03, tf.float64), 0.0))
-            with tf.control_dependencies([slow]):
-                gradients = [tf.ones(variable.shape) for variable in variables]
-        return rule.push(gradients, version)
-
-    return step
+@pytest.fixture
+def make_rule(strategy, variables):
+    return lambda **settings: new_rule(strategy, BoundedDelay, variables, **settings)
 
 
-@pytest.mark.parametrize(
-    ("max_delay", "grads_to_wait"),
-    mostly_long([(0, 1), (1, 2), (1, 1), (4, 1), (0, 3)], (1, 2)),
-)
-def test_no_gradient_is_older_than_max_delay_and_none_is_rejected(strategy, variables, max_delay, grads_to_wait):
+@pytest.fixture
+def may_end(strategy):
     with strategy.scope():
-        rule = BoundedDelay(descend, variables, max_delay=max_delay, grads_to_wait=grads_to_wait, learning_rate=1.0)
-    step = new_step(rule, variables, slow_worker=0)
-    futures = [strategy.schedule(step) for _ in range(18)]
-    assert all(future.result(TIMEOUT) for future in futures)
-    strategy.join(TIMEOUT)
-    statistics = rule.statistics()
-    assert (statistics.pushes, statistics.rejected, statistics.updates) == (18, 0, 18 // grads_to_wait)
-    assert statistics.staleness.count == 18
-    assert statistics.staleness.max <= max_delay
-    assert value_of(variables) == -18.0 / grads_to_wait
+        return tf.Variable(False, trainable=False)
+
+
+def step_of(rule, variables):
+    return pushing_step(rule, [tf.ones_like(variable) for variable in variables])
 
 
 def held_step(rule, variables, may_end):
-    """Returns such a step that ends when a variable is true."""
+    """Returns a step that ends when a variable is true."""
 
     @tf.function
     def step():
@@ -67,115 +43,94 @@ def held_step(rule, variables, may_end):
     return step
 
 
-@pytest.mark.long
-def test_workers_are_idle_while_they_wait_for_the_slow_one(strategy, variables):
-    with strategy.scope():
-        rule = BoundedDelay(descend, variables, max_delay=0, learning_rate=1.0)
-        may_end = tf.Variable(False, trainable=False)
-    step, slow_step, workers = new_step(rule, variables), held_step(rule, variables, may_end), rule.state.workers
-    began = time.monotonic()
-    strategy.schedule(step, worker=1).result(TIMEOUT)
-    # The other one starts while the slow worker has a gradient in flight.
-    strategy.schedule(slow_step, worker=0)
+@pytest.mark.parametrize(("max_delay", "grads_to_wait"), mostly_long([(0, 2), (1, 1), (0, 3)], (1, 1)))
+def test_no_gradient_is_older_than_max_delay_and_none_is_rejected(
+    strategy, variables, make_rule, may_end, max_delay, grads_to_wait
+):
+    rule, count = make_rule(max_delay=max_delay, grads_to_wait=grads_to_wait), 12
+    step, slow_step, workers = step_of(rule, variables), held_step(rule, variables, may_end), rule.state.workers
+    slow = strategy.schedule(slow_step, worker=0)
     wait_until(lambda: workers.pulled_version.numpy()[0] != NO_STEP)
-    strategy.schedule(step, worker=1)
+    futures = [strategy.schedule(step, worker=1) for _ in range(count - 1)]
+    # The other one waits while the slow one has a gradient in flight that would become too old.
     wait_until(lambda: workers.is_waiting.numpy()[1])
-    # For a tenth of the time since its first step.
-    enough = time.monotonic() + (time.monotonic() - began) / 10
-    wait_until(lambda: time.monotonic() > enough)
+    assert not all(future.done() for future in futures)
     may_end.assign(True)
+    assert all(future.result(TIMEOUT) for future in (slow, *futures))
     strategy.join(TIMEOUT)
-    shares = rule.statistics().idle_shares
-    assert shares[1] > 0.01
-    assert all(0 <= share <= 1 for share in shares.values())
+    statistics = rule.statistics()
+    assert (statistics.pushes, statistics.rejected, statistics.updates) == (count, 0, count // grads_to_wait)
+    assert statistics.staleness.count == count
+    assert statistics.staleness.max <= max_delay
+    assert value_of(variables) == -count / grads_to_wait
+    assert statistics.idle_shares[0] == 0 < statistics.idle_shares[1] <= 1
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("unbounded", mostly_long([float("inf"), None], float("inf")))
-def test_no_worker_waits_if_the_delay_is_unlimited(strategy, variables, unbounded):
-    with strategy.scope():
-        rule = BoundedDelay(descend, variables, max_delay=unbounded, learning_rate=1.0)
-    step = new_step(rule, variables, slow_worker=0)
-    for _ in range(15):
-        strategy.schedule(step)
+def test_no_worker_waits_if_the_delay_is_unlimited(strategy, variables, make_rule, may_end, unbounded):
+    rule = make_rule(max_delay=unbounded)
+    slow, step = strategy.schedule(held_step(rule, variables, may_end), worker=0), step_of(rule, variables)
+    wait_until(lambda: rule.state.workers.pulled_version.numpy()[0] != NO_STEP)
+    for future in [strategy.schedule(step, worker=1) for _ in range(15)]:
+        future.result(TIMEOUT)
+    assert not slow.done()
+    may_end.assign(True)
     strategy.join(TIMEOUT)
     statistics = rule.statistics()
     assert set(statistics.idle_shares.values()) == {0.0}
-    assert (statistics.updates, statistics.rejected) == (15, 0)
-    assert value_of(variables) == -15.0
+    assert (statistics.updates, statistics.rejected, statistics.staleness.max) == (16, 0, 15)
+    assert value_of(variables) == -16.0
 
 
-def test_zero_delay_with_all_workers_in_an_update_equals_one_process(strategy, variables):
-    with strategy.scope():
-        rule = BoundedDelay(descend, variables, max_delay=0, grads_to_wait=3, learning_rate=0.25)
-
-    @tf.function
-    def step():
-        with rule.pull() as version:
-            gradients = [variable - 1.0 for variable in variables]
-        return rule.push(gradients, version)
-
-    for _ in range(30):
+def test_zero_delay_with_all_workers_in_an_update_equals_one_process(strategy, variables, make_rule):
+    rule = make_rule(max_delay=0, grads_to_wait=2, learning_rate=0.25)
+    step = pushing_step(rule, lambda: [variable - 1.0 for variable in variables])
+    for _ in range(20):
         strategy.schedule(step)
     strategy.join(TIMEOUT)
-    expected = 1 - 0.75**10
     for variable in variables:
-        np.testing.assert_allclose(variable.numpy(), np.full(variable.shape, expected), rtol=1e-5)
+        np.testing.assert_allclose(variable.numpy(), np.full(variable.shape, 1 - 0.75**10), rtol=1e-5)
     assert rule.version.numpy() == 10
 
 
 @pytest.mark.release
 @pytest.mark.parametrize("max_delay", [0, 2])
-def test_no_worker_waits_for_a_dead_one(strategy, shared_cluster, variables, max_delay):
-    with strategy.scope():
-        rule = BoundedDelay(descend, variables, max_delay=max_delay, learning_rate=1.0)
-    step = new_step(rule, variables, slow_worker=1)
-    strategy.schedule(step).result(TIMEOUT)
-    futures = [strategy.schedule(step) for _ in range(40)]
+def test_no_worker_waits_for_a_dead_one(strategy, shared_cluster, variables, make_rule, may_end, max_delay):
+    rule = make_rule(max_delay=max_delay)
+    step = step_of(rule, variables)
+    killed = strategy.schedule(held_step(rule, variables, may_end), worker=1)
+    # It has a gradient in flight when it dies.
+    wait_until(lambda: rule.state.workers.pulled_version.numpy()[1] != NO_STEP)
+    futures = [strategy.schedule(step, worker=0) for _ in range(20)]
+    wait_until(lambda: rule.state.workers.is_waiting.numpy()[0])
+    shared_cluster.kill("worker", 1)
     try:
-        # It is slow, so it has a gradient in flight when it dies.
-        wait_until(lambda: rule.state.workers.pulled_version.numpy()[1] != NO_STEP)
-        shared_cluster.kill("worker", 1)
         assert all(future.result(TIMEOUT) for future in futures)
-        strategy.join(TIMEOUT)
     finally:
+        may_end.assign(True)
         shared_cluster.restart("worker", 1)
-        wait_until(strategy.cluster.workers[1].healthy)
+    assert killed.result(TIMEOUT)
     statistics = rule.statistics()
-    assert statistics.updates == statistics.pushes - statistics.rejected >= 41
+    assert (statistics.updates, statistics.rejected) == (21, 0)
     assert statistics.staleness.max <= max_delay
-    assert value_of(variables) == -float(statistics.updates)
+    assert value_of(variables) == -21.0
 
 
 @pytest.mark.long
-def test_no_worker_waits_for_a_step_that_failed_before_its_push(strategy, variables):
-    with strategy.scope():
-        rule = BoundedDelay(descend, variables, max_delay=0, learning_rate=1.0)
+def test_no_worker_waits_for_a_failed_step_or_for_one_whose_data_has_ended(strategy, variables, make_rule):
+    def few_or_many(context):
+        return tf.data.Dataset.range(10 if context.input_pipeline_id == 1 else 1)
+
+    iterator = iter(strategy.experimental_distribute_datasets_from_function(few_or_many))
+    rule = make_rule(max_delay=0, grads_to_wait=2)
 
     @tf.function
     def failing():
         with rule.pull() as version:
             tf.debugging.assert_negative(version, "fails on purpose")
-            gradients = [tf.ones(variable.shape) for variable in variables]
+            gradients = [tf.ones_like(variable) for variable in variables]
         return rule.push(gradients, version)
-
-    strategy.schedule(failing)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="fails on purpose"):
-        strategy.join(TIMEOUT)
-    step = new_step(rule, variables)
-    futures = [strategy.schedule(step) for _ in range(6)]
-    assert all(future.result(TIMEOUT) for future in futures)
-    assert value_of(variables) == -6.0
-
-
-@pytest.mark.long
-def test_no_worker_waits_for_one_whose_data_has_ended(strategy, variables):
-    def few_or_many(context):
-        return tf.data.Dataset.range(10 if context.input_pipeline_id == 1 else 1)
-
-    iterator = iter(strategy.experimental_distribute_datasets_from_function(few_or_many))
-    with strategy.scope():
-        rule = BoundedDelay(descend, variables, max_delay=0, grads_to_wait=3, learning_rate=1.0)
 
     @tf.function
     def step(iterator):
@@ -184,15 +139,12 @@ def test_no_worker_waits_for_one_whose_data_has_ended(strategy, variables):
             gradients = [tf.ones(variable.shape) + 0.0 * number for variable in variables]
         return rule.push(gradients, version)
 
-    futures = [strategy.schedule(step, args=(iterator,)) for _ in range(12)]
+    strategy.schedule(failing)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="fails on purpose"):
+        strategy.join(TIMEOUT)
+    futures = [strategy.schedule(step, args=(iterator,)) for _ in range(10)]
     assert all(future.result(TIMEOUT) for future in futures)
     strategy.join(TIMEOUT)
     statistics = rule.statistics()
-    assert (statistics.pushes, statistics.updates) == (12, 4)
-    assert value_of(variables) == -4.0
-
-
-@pytest.mark.parametrize("max_delay", [-1, 1.5, True, float("nan"), "1"])
-def test_max_delay_is_an_integer_of_at_least_zero_or_infinity(strategy, variables, max_delay):
-    with strategy.scope(), pytest.raises(ValueError, match="max_delay must be an integer of at least 0, or"):
-        BoundedDelay(descend, variables, max_delay=max_delay, learning_rate=1.0)
+    assert (statistics.pushes, statistics.updates) == (10, 5)
+    assert value_of(variables) == -5.0

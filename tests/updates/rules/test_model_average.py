@@ -5,30 +5,23 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.updates import ModelAverage
+from coordinator.updates import Asynchronous, ModelAverage
 from tests.deadline import wait_until
 from tests.ps_strategy.every_worker import TIMEOUT
+from tests.updates.descent import new_rule, pushing_step
+from tests.updates.descent import run as run_on
 from tests.updates.parts_of_rules import means_of, own_model_of
-from tests.updates.rules.averaging_steps import (
-    MAX_POLLS,
-    NEVER,
-    WORKERS,
-    ascent,
-    make_rule,
-    own_models,
-    poll_until,
-    run,
-)
+from tests.updates.rules.averaging_steps import MAX_POLLS, NEVER, ascent, make_rule, own_models, poll_until, run
 
 # The algorithm.
 
 
 def test_what_a_worker_has_changed_moves_the_mean_where_its_model_then_begins(strategy, weights, turn):
     """Workers take turns inside one function each, so that none is idle; compared with the same on plain numbers."""
-    order = [0, 1, 0, 0, 2, 1, 2, 0, 1, 1]
+    order = [0, 1, 0, 0, 1, 1, 0, 1]
     rule = make_rule(strategy, weights)
 
-    @tf.function
+    @tf.function(reduce_retracing=True)
     def steps(turns):
         for number in turns:
             polls = poll_until(lambda number=number: turn.read_value() == number)
@@ -38,8 +31,8 @@ def test_what_a_worker_has_changed_moves_the_mean_where_its_model_then_begins(st
                 turn.assign_add(1)
         poll_until(lambda: turn.read_value() == len(order))
 
-    turns = [np.flatnonzero(np.equal(order, worker)) for worker in range(WORKERS)]
-    futures = [strategy.schedule(steps, (tf.constant(turns[w], tf.int64),), worker=w) for w in range(WORKERS)]
+    turns = [tf.constant(np.flatnonzero(np.equal(order, worker)), tf.int64) for worker in range(2)]
+    futures = [strategy.schedule(steps, (turns[worker],), worker=worker) for worker in range(2)]
     [future.result(TIMEOUT) for future in futures]
 
     own, base, shared, seen, staleness = {}, {}, 0.0, {}, []
@@ -50,77 +43,39 @@ def test_what_a_worker_has_changed_moves_the_mean_where_its_model_then_begins(st
         base[worker], own[worker] = shared, shared + version + 1
         staleness.append(version - seen[worker])
         seen[worker] = version + 1
-    np.testing.assert_allclose(own_models(rule), [own[worker] for worker in range(WORKERS)], rtol=1e-6)
+    np.testing.assert_allclose(own_models(rule), [own[worker] for worker in range(2)], rtol=1e-6)
     np.testing.assert_allclose(weights[0].numpy(), [shared] * 2, rtol=1e-6)
     statistics = rule.statistics()
     assert statistics.updates == statistics.pushes == len(order)
     assert statistics.staleness.histogram == tuple(np.bincount(staleness).tolist())
-    assert statistics.clocks == {worker: order.count(worker) for worker in range(WORKERS)}
+    assert statistics.clocks == {worker: order.count(worker) for worker in range(2)}
     # Each has pulled the shared model once.
-    assert statistics.pulls == len(order) + WORKERS
+    assert statistics.pulls == len(order) + 2
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("workers", [2, 3])
-def test_nothing_that_a_worker_has_learned_is_averaged_away(strategy, weights, workers):
-    """Each is idle while another one trains."""
-    rule = make_rule(strategy, weights)
-    step = ascent(rule, weights)
-    for worker in range(workers):
-        run(strategy, step, worker, 0.0)
-    for number in range(6 * workers):
-        run(strategy, step, number % workers)
-    rule.abort()
-    np.testing.assert_allclose(weights[1].numpy(), 6, rtol=1e-6)
-    np.testing.assert_allclose(weights[0].numpy(), [6, 6], rtol=1e-6)
-
-
-@pytest.mark.long
-def test_a_worker_that_joins_late_changes_nothing_by_that(strategy, weights):
+def test_a_worker_that_joins_late_or_idles_changes_nothing_by_that(strategy, weights):
     rule = make_rule(strategy, weights)
     step = ascent(rule, weights)
     run(strategy, step, 0, 8.0)
     run(strategy, step, 0, 0.0)
     assert weights[1].numpy() == 8
-    assert [run(strategy, step, worker, 0.0) for worker in (1, 2)] == [8, 8]
+    assert run(strategy, step, 1, 0.0) == 8
     assert weights[1].numpy() == 8
-    run(strategy, step, 1, 3.0)
+    # Each is idle while the other one trains, and nothing that it has learned is averaged away.
+    for number in range(8):
+        run(strategy, step, number % 2)
     rule.abort()
-    assert weights[1].numpy() == 9
+    np.testing.assert_allclose(weights[1].numpy(), 12, rtol=1e-6)
+    np.testing.assert_allclose(weights[0].numpy(), [12, 12], rtol=1e-6)
 
 
 @pytest.mark.long
-def test_a_step_never_reads_variables_of_two_moments(strategy, weights):
-    assert weights[0].device != weights[1].device
-    rule = make_rule(strategy, weights)
+def test_one_worker_alone_trains_as_one_process_does(strategy):
+    inputs = np.random.default_rng(1).normal(size=[8, 8, 3]).astype(np.float32)
 
-    @tf.function
-    def step():
-        with rule.pull() as version:
-            found = weights[0][0], weights[1].read_value()
-        rule.push([-tf.ones_like(weight) for weight in weights], version)
-        return found
-
-    futures = [strategy.schedule(step) for _ in range(150)]
-    found = np.array([future.result(TIMEOUT) for future in futures])
-    np.testing.assert_array_equal(found[:, 0], found[:, 1])
-
-
-OPTIMIZERS = {
-    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
-    "Adam": lambda: keras.optimizers.Adam(0.1),
-}
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("period", [0.0, NEVER])
-@pytest.mark.long
-def test_one_worker_alone_trains_as_one_process_does(strategy, name, period):
-    make = OPTIMIZERS[name]
-    inputs = np.random.default_rng(1).normal(size=[12, 8, 3]).astype(np.float32)
-
-    def new_weights():
-        return [tf.Variable(tf.ones([3, 1])), tf.Variable(tf.zeros([1]))]
+    def new():
+        return [tf.Variable(tf.ones([3, 1])), tf.Variable(tf.zeros([1]))], keras.optimizers.Adam(0.1)
 
     def gradients_of(weights, batch):
         with tf.GradientTape() as tape:
@@ -128,74 +83,17 @@ def test_one_worker_alone_trains_as_one_process_does(strategy, name, period):
         return tape.gradient(loss, weights)
 
     with strategy.scope():
-        weights, optimizer = new_weights(), make()
-        rule = ModelAverage(optimizer, weights, period=period)
-
-    @tf.function
-    def step(batch):
-        return rule.run(lambda: (tf.constant(0.0), gradients_of(weights, batch)))
-
+        weights, optimizer = new()
+        rule = ModelAverage(optimizer, weights)
+    step = pushing_step(rule, lambda batch: gradients_of(weights, batch))
+    expected, own_optimizer = new()
     for batch in inputs:
-        strategy.schedule(step, (tf.constant(batch),), worker=1).result(TIMEOUT)
-    rule.abort()
-    expected, own_optimizer = new_weights(), make()
-    for batch in inputs:
+        run_on(strategy, step, 1, tf.constant(batch))
         own_optimizer.apply(gradients_of(expected, tf.constant(batch)), expected)
+    rule.abort()
     for weight, value in zip(weights, expected, strict=True):
         np.testing.assert_allclose(weight.numpy(), value.numpy(), rtol=1e-5, atol=1e-6)
     assert int(optimizer.iterations) == len(inputs)
-
-
-@pytest.mark.long
-def test_every_gradient_is_counted_in_the_iterations_of_the_optimizer(strategy, weights):
-    with strategy.scope():
-        optimizer = keras.optimizers.SGD(0.0)
-        rule = ModelAverage(optimizer, weights)
-    step = ascent(rule, weights)
-    for _ in range(30):
-        strategy.schedule(step, (tf.constant(1.0),))
-    strategy.join(TIMEOUT)
-    assert int(optimizer.iterations) == 30
-    assert sum(rule.statistics().clocks.values()) == 30
-
-
-@pytest.mark.long
-def test_variables_of_all_dtypes_and_servers_are_averaged(strategy):
-    dtypes = [tf.float32, tf.float16, tf.bfloat16, tf.float64]
-    with strategy.scope():
-        weights = [tf.Variable(tf.zeros([3], dtype)) for dtype in dtypes]
-    assert len({weight.device for weight in weights}) == 2
-    rule = make_rule(strategy, weights)
-    step = tf.function(
-        lambda by: rule.run(lambda: (tf.constant(0), [tf.cast(tf.fill([3], -by), dtype) for dtype in dtypes]))
-    )
-    for worker, by in enumerate((1.0, 2.0, 6.0)):
-        strategy.schedule(step, (tf.constant(by),), worker=worker)
-    strategy.join(TIMEOUT)
-    models = [np.array(variable.read_all()) for variable in own_model_of(rule).variables]
-    rule.abort()
-    for weight, values in zip(weights, models, strict=True):
-        assert weight.numpy().dtype == values.dtype
-        np.testing.assert_allclose(weight.numpy().astype(float), values.astype(float).mean(0), rtol=1e-2)
-
-
-@pytest.mark.long
-def test_several_steps_in_one_function_equal_those_in_several_functions(strategy, weights):
-    rule = make_rule(strategy, weights)
-
-    @tf.function
-    def steps():
-        found = tf.TensorArray(tf.float32, 6)
-        for number in tf.range(6):
-            with rule.pull() as version:
-                found = found.write(number, weights[1].read_value())
-            rule.push([-tf.ones_like(weight) for weight in weights], version)
-        return found.stack()
-
-    assert strategy.schedule(steps, worker=0).result(TIMEOUT).tolist() == [0, 1, 2, 3, 4, 5]
-    assert strategy.schedule(steps, worker=0).result(TIMEOUT).tolist() == [6, 7, 8, 9, 10, 11]
-    assert rule.statistics().updates == 12
-    assert rule.statistics().staleness.histogram == (12,)
 
 
 # In parallel with the computation.
@@ -216,14 +114,13 @@ def test_averaging_completes_while_gradients_are_computed(strategy, weights):
         return polls
 
     for _ in range(3):
-        assert strategy.schedule(step, worker=0).result(TIMEOUT) < MAX_POLLS
+        assert run_on(strategy, step, 0) < MAX_POLLS
     assert rule.version.numpy() == 3
 
 
 @pytest.mark.long
 def test_gradients_are_computed_while_averaging_is_delayed(strategy, weights, turn):
     rule = make_rule(strategy, weights)
-
     model_mean = means_of(rule)[0]
 
     @tf.function(autograph=False)
@@ -244,11 +141,11 @@ def test_gradients_are_computed_while_averaging_is_delayed(strategy, weights, tu
         rule.push(gradients, version)
 
     # The first step of a worker takes the mean before it computes anything.
-    strategy.schedule(step, worker=0).result(TIMEOUT)
+    run_on(strategy, step, 0)
     turn.assign(0)
     held = strategy.schedule(hold_up, worker=1)
     wait_until(lambda: turn.numpy() == 1)
-    strategy.schedule(step, worker=0).result(TIMEOUT)
+    run_on(strategy, step, 0)
     assert held.result(TIMEOUT) < MAX_POLLS
     assert rule.version.numpy() == 2
 
@@ -283,51 +180,135 @@ def test_a_change_reaches_all_servers_if_the_step_that_had_it_counted_fails(stra
     assert weights[1].numpy() == 4
 
 
-# Period and warm-up.
+# Period, warm-up, abort and resume.
 
 
-@pytest.mark.long
-def test_a_worker_averages_no_more_often_than_its_period_allows(strategy, weights):
-    period, averagings = 0.1, 3
-    rule = make_rule(strategy, weights, period=period)
-
-    @tf.function
-    def steps():
-        began, number = tf.timestamp(), tf.constant(0)
-        while rule.version.read_value() < averagings and number < MAX_POLLS:
-            with rule.pull() as version:
-                gradients = [-tf.ones_like(weight) for weight in weights]
-            rule.push(gradients, version)
-            number += 1
-        with tf.control_dependencies([number]):
-            return tf.timestamp() - began, number
-
-    seconds, number = strategy.schedule(steps, worker=0).result(TIMEOUT)
-    assert rule.version.numpy() == averagings
-    assert seconds >= averagings * period
-    assert own_models(rule)[0] == number
-
-
-@pytest.mark.long
-def test_between_averagings_no_part_of_the_model_is_transferred(strategy, weights):
-    rule = make_rule(strategy, weights, period=NEVER)
-    step = ascent(rule, weights)
-    assert [run(strategy, step, 0) for _ in range(5)] == [0, 1, 2, 3, 4]
-    statistics = rule.statistics()
-    assert (statistics.pulls, statistics.bytes_pulled) == (1, 12)
-    assert (statistics.updates, statistics.pushes, statistics.bytes_pushed) == (0, 0, 0)
-    assert weights[1].numpy() == 0
-
-
-@pytest.mark.long
 def test_the_shared_model_is_trained_until_a_worker_has_finished_its_warm_up(strategy, weights):
     rule = make_rule(strategy, weights, warmup_steps=3, period=NEVER)
     step = ascent(rule, weights)
-    found = [run(strategy, step, worker) for worker in (0, 1, 0, 1, 0)]
-    assert found == [0, 1, 2, 3, 4]
-    assert weights[1].numpy() == rule.version.numpy() == 5
-    # From now on each worker has its own model, also one with fewer steps, and one that starts late.
-    found = [run(strategy, step, worker) for worker in (0, 1, 2, 0, 1, 2)]
-    assert found == [5, 5, 5, 6, 6, 6]
-    assert weights[1].numpy() == rule.version.numpy() == 5
-    assert own_models(rule) == [7, 7, 7]
+    assert [run(strategy, step, worker) for worker in (0, 1, 0, 0)] == [0, 1, 2, 3]
+    assert weights[1].numpy() == rule.version.numpy() == 4
+    # From now on each worker has its own model, also one with fewer steps. It transfers nothing before the next
+    # averaging but the shared model.
+    before = rule.statistics()
+    assert [run(strategy, step, worker) for worker in (0, 1, 0, 1)] == [4, 4, 5, 5]
+    assert weights[1].numpy() == rule.version.numpy() == 4
+    assert own_models(rule) == [6, 6]
+    statistics = rule.statistics()
+    assert (statistics.pulls - before.pulls, statistics.bytes_pulled - before.bytes_pulled) == (2, 24)
+    assert (statistics.pushes, statistics.bytes_pushed) == (before.pushes, before.bytes_pushed)
+
+
+def test_models_stay_separate_between_abort_and_resume(strategy, weights, tmp_path):
+    rule = make_rule(strategy, weights)
+    step = ascent(rule, weights)
+    rule.abort()
+    assert (rule.version.numpy(), weights[1].numpy()) == (0, 0)
+    run(strategy, step, 0, 4.0)
+    rule.abort()
+    rule.abort()
+    # A worker that has trained nothing does not count.
+    assert weights[1].numpy() == 4
+    version = int(rule.version.numpy())
+    assert [run(strategy, step, worker, by) for worker, by in ((0, 1.0), (0, 1.0), (1, 6.0))] == [4, 5, 4]
+    assert weights[1].numpy() == 4
+    assert rule.version.numpy() == version
+    rule.abort()
+    assert weights[1].numpy() == (6 + 10) / 2
+    assert rule.version.numpy() == version + 1
+    checkpoint = tf.train.Checkpoint(weights=weights, rule=rule)
+    path = checkpoint.write(str(tmp_path / "saved"))
+    rule.resume()
+    rule.resume()
+    assert [run(strategy, step, 0) for _ in range(3)] == [8, 9, 10]
+    assert rule.version.numpy() == version + 4
+    assert weights[1].numpy() == 10
+    # What is restored between abort and resume reaches all workers.
+    rule.abort()
+    checkpoint.read(path).assert_consumed()
+    rule.resume()
+    assert [run(strategy, step, worker, 0.0) for worker in range(2)] == [8, 8]
+
+
+@pytest.mark.long
+def test_abort_gives_all_workers_the_exact_mean_of_variables_of_all_dtypes(strategy):
+    dtypes = [tf.float32, tf.float16, tf.bfloat16, tf.float64]
+    with strategy.scope():
+        weights = [tf.Variable(tf.zeros([3], dtype)) for dtype in dtypes]
+    assert len({weight.device for weight in weights}) == 2
+    rule = make_rule(strategy, weights, period=NEVER)
+    step = pushing_step(rule, lambda by: [tf.cast(tf.fill([3], -by), dtype) for dtype in dtypes])
+    for worker, by in ((0, 0.1), (1, 0.5), (1, 3.0)):
+        run_on(strategy, step, worker, tf.constant(by))
+    models = [np.array(variable.read_all()) for variable in own_model_of(rule).variables]
+    rule.abort()
+    assert rule.version.numpy() == rule.statistics().updates == 1
+    for weight, values in zip(weights, models, strict=True):
+        mean = values.astype(np.float64).mean(0)
+        np.testing.assert_array_equal(weight.numpy(), mean.astype(values.dtype))
+
+
+# Embeddings and other rules.
+
+
+@pytest.mark.long
+def test_gradients_of_embeddings_are_sent_to_the_servers_at_once(strategy, weights):
+    with strategy.scope():
+        table = tf.Variable(tf.zeros([4, 2]))
+    rule = make_rule(strategy, [*weights, table], embeddings=[table], period=NEVER)
+
+    @tf.function
+    def step(index):
+        with rule.pull() as version:
+            rows = tf.nn.embedding_lookup(table, [index, index])
+            slices = tf.IndexedSlices(-tf.ones([2, 2]), [index, index], [4, 2])
+        # In a nested function of its pull.
+        tf.function(lambda: rule.push([*(-tf.ones_like(weight) for weight in weights), slices], version))()
+        return rows
+
+    def found(worker, index):
+        return run_on(strategy, step, worker, tf.constant(index))[0].tolist()
+
+    assert [found(0, 1), found(1, 1), found(1, 3), found(0, 3)] == [[0, 0], [2, 2], [0, 0], [2, 2]]
+    assert table.numpy()[:, 0].tolist() == [0, 4, 0, 4]
+    assert weights[1].numpy() == 0
+    assert own_models(rule) == [2, 2]
+    assert rule.version.numpy() == rule.statistics().pushes == 4
+    rule.abort()
+    assert weights[1].numpy() == 2
+    assert table.numpy()[:, 0].tolist() == [0, 4, 0, 4]
+
+
+@pytest.mark.long
+def test_model_averaging_may_follow_and_precede_another_rule(strategy, weights):
+    first, third = (make_rule(strategy, weights, period=NEVER) for _ in range(2))
+    second = new_rule(strategy, Asynchronous, weights)
+    step = ascent(first, weights)
+    run(strategy, step, 0, 2.0)
+    run(strategy, step, 1, 4.0)
+    first.switch_to(second)
+    assert [run(strategy, step, worker) for worker in (0, 1)] == [3, 4]
+    first.switch_to(third)
+    assert [run(strategy, step, worker, by) for worker, by in ((0, 1.0), (1, 3.0))] == [5, 5]
+    assert weights[1].numpy() == 5
+    # Methods of the first rule act on the rule that is in use.
+    first.abort()
+    assert weights[1].numpy() == 7
+    assert third.version.numpy() == 4
+
+
+def test_invalid_arguments_are_refused(strategy, weights):
+    for options, error, message in (
+        ({"period": -0.1}, ValueError, "period"),
+        ({"period": float("nan")}, ValueError, "period"),
+        ({"period": "1"}, TypeError, "period"),
+        ({"warmup_steps": -1}, ValueError, "warmup_steps"),
+        ({"warmup_steps": True}, TypeError, "warmup_steps"),
+        ({"embeddings": weights}, ValueError, "nothing to average"),
+    ):
+        with pytest.raises(error, match=message):
+            make_rule(strategy, weights, **options)
+    beside = make_rule(strategy, weights)
+    push = tf.function(lambda version: beside.push([tf.ones_like(weight) for weight in weights], version))
+    with pytest.raises(ValueError, match="another function"):
+        strategy.schedule(push, args=(tf.constant(0, tf.int64),))

@@ -8,8 +8,7 @@ import tensorflow as tf
 from coordinator.data import Epochs, arrays
 from coordinator.updates import Accumulating
 from coordinator.updates.rules.accumulating import decided
-from tests.ps_strategy.every_worker import TIMEOUT
-from tests.updates.descent import descend, run
+from tests.updates.descent import TIMEOUT, new_rule, pushing_step, run, value_of
 
 
 class Corrected(Accumulating):
@@ -52,40 +51,23 @@ class InTurn(Accumulating):
         return clock <= self.state.slowest_clock(besides=worker)
 
 
-def new_rule(strategy, kind, variables, **settings):
-    with strategy.scope():
-        return kind(descend, variables, learning_rate=1.0, **settings)
-
-
-def step_of(rule, value, version=None):
-    """Returns a step that pushes this value for each element, for the pulled version or another one."""
-
-    @tf.function
-    def step():
-        with rule.pull() as pulled:
-            gradients = [tf.fill(variable.shape, float(value)) for variable in rule.trained]
-        return rule.push(gradients, pulled if version is None else tf.constant(version, tf.int64))
-
-    return step
-
-
 @pytest.fixture
 def make(strategy, variables):
-    def make(kind, **settings):
-        rule = new_rule(strategy, kind, variables, **settings)
-        rule.trained = tuple(variables)
-        return rule
+    return lambda kind, **settings: new_rule(strategy, kind, variables, **settings)
 
-    return make
+
+def step_of(rule, variables, value, behind=0):
+    """Returns a step that pushes this value for each element."""
+    return pushing_step(rule, [tf.fill(variable.shape, float(value)) for variable in variables], behind)
 
 
 @pytest.mark.long
 def test_combine_gets_the_values_that_gradients_were_computed_on(strategy, variables, make):
     rule = make(Corrected, grads_to_wait=2)
     for _ in range(2):
-        run(strategy, step_of(rule, 2.0), worker=0)
+        run(strategy, step_of(rule, variables, 2.0), worker=0)
     # Twice of 0 for 0: nothing has changed since the pull.
-    assert {float(v) for variable in variables for v in variable.numpy().ravel()} == {-2.0}
+    assert value_of(variables) == -2.0
 
     @tf.function
     def late():
@@ -107,8 +89,8 @@ def test_combine_gets_the_values_that_gradients_were_computed_on(strategy, varia
 def test_combine_makes_one_gradient_of_several(strategy, variables, make):
     rule = make(Median, grads_to_wait=3)
     for value in (1.0, 1000.0, 3.0, -5.0):
-        run(strategy, step_of(rule, value))
-    assert {float(v) for variable in variables for v in variable.numpy().ravel()} == {-3.0}
+        run(strategy, step_of(rule, variables, value))
+    assert value_of(variables) == -3.0
     assert rule.statistics().updates == 1
     with pytest.raises(tf.errors.InvalidArgumentError):
         rule.flush()  # one gradient has no median of three
@@ -119,12 +101,12 @@ def test_combine_makes_one_gradient_of_several(strategy, variables, make):
 def test_a_push_that_is_not_accepted_is_in_no_update(strategy, variables, make):
     rule = make(Fresh)
     assert rule.may_reject
-    good = step_of(rule, 1.0)
+    good = step_of(rule, variables, 1.0)
     for _ in range(2):
         assert run(strategy, good, worker=0)
-    assert not run(strategy, step_of(rule, 100.0, version=0), worker=1)
+    assert not run(strategy, step_of(rule, variables, 100.0, behind=2), worker=1)
     assert run(strategy, good, worker=1)
-    assert {float(v) for variable in variables for v in variable.numpy().ravel()} == {-3.0}
+    assert value_of(variables) == -3.0
     statistics = rule.statistics()
     assert (statistics.updates, statistics.pushes, statistics.rejected) == (3, 4, 1)
     assert rule.refused.numpy().tolist() == [0, 1] + [0] * 6
@@ -133,7 +115,7 @@ def test_a_push_that_is_not_accepted_is_in_no_update(strategy, variables, make):
 @pytest.mark.long
 def test_a_worker_that_may_not_begin_waits(strategy, variables, make):
     rule = make(InTurn)
-    step = step_of(rule, 1.0)
+    step = step_of(rule, variables, 1.0)
     futures = [strategy.schedule(step, worker=worker) for worker in (0, 1) for _ in range(5)]
     for future in futures:
         assert future.result(TIMEOUT)
@@ -144,48 +126,35 @@ def test_a_worker_that_may_not_begin_waits(strategy, variables, make):
 
 
 class ClockAsAnswer(Accumulating):
-    """Answers with a number."""
-
     def may_begin(self, worker, clock):
         return clock
 
 
 class ListAsAnswer(Accumulating):
-    """Answers with a list."""
-
     def is_accepted(self, worker, pulled_version):
         return [True]
 
 
 class AllGradients(Accumulating):
-    """Combines nothing."""
-
     def combine(self, variable, gradients, workers, pulled):
         return gradients
 
 
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
+def test_a_method_that_returns_something_else_is_named(strategy, variables, make):
+    for kind, message in (
         (ClockAsAnswer, "ClockAsAnswer.may_begin must return a bool scalar, got .*int64"),
         (ListAsAnswer, "ListAsAnswer.is_accepted must return a bool scalar"),
         (AllGradients, r"AllGradients.combine must return float32 of shape \(3,\) .*first dimension has to go"),
-    ],
-)
-def test_a_method_that_returns_something_else_is_named(strategy, make, kind, message):
-    rule = make(kind)
-    with pytest.raises(TypeError, match=message):
-        strategy.schedule(step_of(rule, 1.0))
-    assert rule.statistics().pushes == 0
+    ):
+        rule = make(kind)
+        with pytest.raises(TypeError, match=message):
+            strategy.schedule(step_of(rule, variables, 1.0))
+        assert rule.statistics().pushes == 0
 
 
-def test_pulled_values_need_the_pull_and_the_push_in_one_function(strategy, make):
-    rule = make(Corrected)
-
-    @tf.function
-    def step(version):
-        return rule.push([tf.ones(variable.shape) for variable in rule.trained], version)
-
+def test_pulled_values_need_the_pull_and_the_push_in_one_function(strategy, variables, make):
+    rule, ones = make(Corrected), [tf.ones(variable.shape) for variable in variables]
+    step = tf.function(lambda version: rule.push(ones, version))
     with pytest.raises(ValueError, match=r"Call rule.pull\(\) and rule.push\(\) in one function"):
         strategy.schedule(step, args=(tf.constant(0, tf.int64),))
 
@@ -205,9 +174,9 @@ def test_what_is_decided_is_added_to_the_graph_that_holds_the_lock():
 
 
 @pytest.mark.long
-def test_an_own_rule_commits_each_range_once(strategy, variables):
+def test_an_own_rule_commits_each_range_once_and_trains_in_fit(strategy, variables, make):
     epochs = Epochs(arrays(np.arange(24.0, dtype=np.float32)), batch_size=4, epochs=1, shuffle=None)
-    rule = new_rule(strategy, Corrected, variables, once=epochs)
+    rule = make(Corrected, once=epochs)
 
     @tf.function
     def step(positions):
@@ -220,17 +189,12 @@ def test_an_own_rule_commits_each_range_once(strategy, variables):
         strategy.schedule(step, args=(positions,))
     strategy.join(TIMEOUT)
     assert rule.statistics().updates == 6
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("kind", [Corrected, Fresh])
-def test_fit_trains_by_an_own_rule(strategy, kind):
     inputs = np.random.default_rng(0).normal(size=(96, 3)).astype(np.float32)
     # Gradients far below 1: what `Corrected` adds grows with their square, and would outgrow those of stale steps.
     labels = inputs @ [[0.1], [0.2], [0.3]]
     with strategy.scope():
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, kernel_initializer="zeros")])
-        rule = kind(keras.optimizers.SGD(0.05), model.trainable_variables)
+        rule = Corrected(keras.optimizers.SGD(0.05), model.trainable_variables)
         model.compile(optimizer=rule, loss="mse")
     losses = model.fit(inputs, labels, batch_size=8, epochs=6, verbose=0).history["loss"]
     assert losses[-1] < losses[0] / 4
