@@ -5,7 +5,7 @@ import json
 import pathlib
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import tensorflow as tf
 
@@ -13,21 +13,22 @@ import coordinator
 from coordinator.testing import LocalCluster
 from tests.deadline import wait_until
 from tests.ps_strategy.every_worker import unhealthy
+from tests.ps_strategy.membership.fake_kubernetes import SELECTOR, FakeKubernetes, pod
 
 TIMEOUT = 120.0
+TOKEN = "renewed"  # noqa: S105 - of no other server
 
 
 class Training:
     """A step that uses its worker's iterator, table and per-worker variable, and returns where it ran."""
 
     def __init__(self, strategy: coordinator.ParameterServerStrategy) -> None:
-        self.strategy = strategy
+        self.strategy, self.workers = strategy, strategy.cluster
         with strategy.scope():
             self.count = count = tf.Variable(0)
-            own = tf.Variable(0, per_worker_variable=True)
+            self.own = own = tf.Variable(0, per_worker_variable=True)
             table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([0, 1, 2], [10, 11, 12]), -1)
         self._iterator = iter(strategy.experimental_distribute_dataset(tf.data.Dataset.range(3).repeat()))
-        self.own = own
 
         @tf.function
         def step(iterator: tf.data.Iterator) -> tuple[tf.Tensor, tf.Tensor]:
@@ -36,6 +37,7 @@ class Training:
             return coordinator.get_current_worker_index(), table.lookup(tf.cast(next(iterator), tf.int32))
 
         self._step = step
+        self.run_on(strategy.cluster.workers[0].index)
 
     def schedule(self, **settings: int) -> coordinator.Future:
         return self.strategy.schedule(self._step, args=(self._iterator,), **settings)
@@ -46,9 +48,16 @@ class Training:
         assert int(index) == worker
         return int(found)
 
+    def wait_present(self, indices: Collection[int]) -> None:
+        """Waits until the cluster has exactly these workers."""
+        wait_until(lambda: [worker.index for worker in self.workers.workers] == sorted(indices), limit=TIMEOUT)
+
+    def states(self) -> list[str]:
+        return [worker.state.value for worker in self.workers.workers]
+
     @contextlib.contextmanager
-    def training_continues(self) -> Iterator[None]:
-        """Trains during the block."""
+    def continuing(self) -> Iterator[None]:
+        """Trains during the block; no function fails."""
         stop = threading.Event()
 
         def train() -> None:
@@ -64,91 +73,108 @@ class Training:
             stop.set()
             thread.join()
             self.strategy.join(TIMEOUT)
+        statistics = self.workers.statistics()
+        assert statistics.failed == 0
+        # At least once each.
+        assert self.count.numpy() >= statistics.finished - 20
 
 
-def worker_joins(cluster: LocalCluster, training: Training) -> None:
-    address = cluster.start_worker()
-    with training.training_continues():
-        index = training.strategy.cluster.add_worker(address)
-        assert index == 2
-        assert training.run_on(2) == 10, "its iterator starts from the beginning, and its table is a copy"
-        wait_until(lambda: training.strategy.cluster.statistics().workers[2].finished > 20)
-    assert len(training.own.read_all()) == 3
+def by_calls(cluster: LocalCluster) -> str:
+    """Changes workers by the methods of the cluster; returns the address of a worker that was removed."""
+    with coordinator.ParameterServerStrategy(cluster.resolver) as strategy:
+        training = Training(strategy)
+        address = cluster.start_worker()
+        with training.continuing():
+            assert training.workers.add_worker(address) == 2
+            assert training.run_on(2) == 10, "its iterator starts from the beginning, and its table is a copy"
+            wait_until(lambda: training.workers.statistics().workers[2].finished > 20)
+            training.workers.remove_worker(2)
+            training.wait_present([0, 1])
+            training.run_on(0)
+        assert len(training.own.read_all()) == 2
+
+        with training.continuing():
+            cluster.kill("worker", 1)
+            wait_until(lambda: training.states() == ["live", "lost"])
+            training.workers.move_worker(1, cluster.start_worker())
+            assert training.run_on(1) == 10
+            wait_until(lambda: not unhealthy(strategy))
+
+        # One that never returns blocks no other. Worker 1 has number 3 in the local cluster now.
+        with training.continuing():
+            for index in (0, 3):
+                cluster.kill("worker", index)
+            wait_until(lambda: training.states() == ["lost", "lost"])
+            cluster.restart("worker", 0)
+            training.run_on(0)
+        assert training.states() == ["live", "lost"]
+    cluster.restart("worker", 1)
+    return address
 
 
-def worker_leaves(cluster: LocalCluster, training: Training) -> None:
-    with training.training_continues():
-        training.strategy.cluster.remove_worker(2)
-        assert [worker.index for worker in training.strategy.cluster.workers] == [0, 1]
-        wait_until(lambda: training.schedule().result(TIMEOUT) is not None)
-    assert training.strategy.cluster.statistics().failed == 0
-    assert len(training.own.read_all()) == 2
+def by_a_file(cluster: LocalCluster, folder: pathlib.Path) -> None:
+    file = folder / "cluster.json"
+    first, second = cluster.spec["worker"]
+
+    def write_workers(*workers: str) -> None:
+        fresh = file.with_suffix(".new")
+        fresh.write_text(json.dumps({"worker": workers, "ps": cluster.spec["ps"]}))
+        fresh.replace(file)
+
+    write_workers(first)
+    resolver = coordinator.PolledClusterResolver(file, interval=0.1)
+    with coordinator.ParameterServerStrategy(resolver) as strategy:
+        training = Training(strategy)
+        with training.continuing():
+            write_workers(first, second)
+            training.wait_present([0, 1])
+            file.write_text("not a cluster")
+            training.run_on(1)
+            write_workers(second)
+            training.wait_present([1])
+            training.run_on(1)
 
 
-def worker_dies_and_another_takes_its_place(cluster: LocalCluster, training: Training) -> None:
-    with training.training_continues():
-        cluster.kill("worker", 1)
-        wait_until(lambda: training.strategy.cluster.workers[1].state.value == "lost")
-        training.strategy.cluster.move_worker(1, cluster.start_worker())
-        assert training.run_on(1) == 10
-        wait_until(lambda: not unhealthy(training.strategy))
-    assert training.strategy.cluster.statistics().failed == 0
+def by_pods(cluster: LocalCluster, folder: pathlib.Path, third: str) -> None:
+    addresses = [*cluster.spec["worker"], third]
+    (folder / "token").write_text(TOKEN)
+    with FakeKubernetes() as kubernetes:
 
+        def create(index: int) -> None:
+            kubernetes.put(pod(index, addresses[index]))
 
-def worker_that_never_returns_blocks_no_other(cluster: LocalCluster, training: Training) -> None:
-    # Worker 1 is at the address of the second one that was started late, which has number 3 in the local cluster.
-    with training.training_continues():
-        for index in (0, 3):
-            cluster.kill("worker", index)
-        wait_until(lambda: all(worker.state.value == "lost" for worker in training.strategy.cluster.workers))
-        cluster.restart("worker", 0)
-        training.run_on(0)
-    assert [worker.state.value for worker in training.strategy.cluster.workers] == ["live", "lost"]
-    cluster.restart("worker", 3)
-    training.run_on(1)
-
-
-def workers_follow_a_file(cluster: LocalCluster) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        file = pathlib.Path(folder) / "cluster.json"
-        first, second = cluster.spec["worker"]
-
-        def write_workers(*workers: str) -> None:
-            fresh = file.with_suffix(".new")
-            fresh.write_text(json.dumps({"worker": workers, "ps": cluster.spec["ps"]}))
-            fresh.replace(file)
-
-        write_workers(first)
-        resolver = coordinator.PolledClusterResolver(file, interval=0.1)
+        for index in (0, 1):
+            create(index)
+        resolver = coordinator.KubernetesClusterResolver(
+            cluster.resolver, selector=SELECTOR, api_server=kubernetes.url, credentials=folder
+        )
         with coordinator.ParameterServerStrategy(resolver) as strategy:
             training = Training(strategy)
-            with training.training_continues():
-                write_workers(first, second)
-                wait_until(lambda: len(strategy.cluster.workers) == 2)
+            with training.continuing():
+                create(2)
+                training.wait_present(range(3))
+                training.run_on(2)
+                # One ends without notice; its successor has its place before its server answers.
+                cluster.kill("worker", 1)
+                kubernetes.remove(1)
+                training.wait_present([0, 2])
+                cluster.restart("worker", 1, wait=False)
+                create(1)
+                training.wait_present(range(3))
                 training.run_on(1)
-                file.write_text("not a cluster")
-                training.run_on(1)
-                write_workers(second)
-                wait_until(lambda: [worker.index for worker in strategy.cluster.workers] == [1])
-                training.run_on(1)
+                # Changes are noticed after faults of the API server.
+                kubernetes.token = TOKEN
+                kubernetes.forget()
+                kubernetes.delete(2)
+                training.wait_present([0, 1])
+                training.run_on(0)
 
 
 def main() -> None:
-    with LocalCluster(workers=2, ps=1) as cluster:
-        with coordinator.ParameterServerStrategy(cluster.resolver) as strategy:
-            training = Training(strategy)
-            training.run_on(0)
-            for case in (
-                worker_joins,
-                worker_leaves,
-                worker_dies_and_another_takes_its_place,
-                worker_that_never_returns_blocks_no_other,
-            ):
-                case(cluster, training)
-            # At least once each.
-            assert training.count.numpy() >= strategy.cluster.statistics().finished - 20
-        cluster.restart("worker", 1)
-        workers_follow_a_file(cluster)
+    with LocalCluster(workers=2, ps=1) as cluster, tempfile.TemporaryDirectory() as folder:
+        removed = by_calls(cluster)
+        by_a_file(cluster, pathlib.Path(folder))
+        by_pods(cluster, pathlib.Path(folder), removed)
 
 
 if __name__ == "__main__":

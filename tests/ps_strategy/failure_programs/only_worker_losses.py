@@ -1,6 +1,6 @@
 """A client whose only worker dies, in one way after another: work waits, and resumes when the worker is back.
 
-It ends with code 0 if every case passes. Its one argument is the number of functions of the longest case.
+Its argument is `killed` or `deadly`: from outside, or by what it runs. It ends with code 0 if every case passes.
 """
 
 import sys
@@ -15,101 +15,76 @@ from tests.ps_strategy.every_worker import unhealthy
 from tests.ps_strategy.gate import Gate
 
 TIMEOUT = 120.0
+FUNCTIONS = 5_000
 
 
-class OnlyWorker:
-    """A cluster of one worker, and a function that counts its runs."""
-
-    def __init__(self, cluster: LocalCluster, strategy: coordinator.ParameterServerStrategy) -> None:
-        self.cluster = cluster
-        self.strategy = strategy
-        with strategy.scope():
-            self._count = count = tf.Variable(0)
-        self.step = tf.function(lambda: count.assign_add(1))
-
-    @property
-    def losses(self) -> int:
-        [worker] = self.strategy.cluster.statistics().workers
-        return worker.losses
-
-    def runs(self) -> int:
-        """Returns how often the function ran since the last call of this method."""
-        runs = int(self._count.numpy())
-        self._count.assign(0)
-        return runs
-
-    def kill_noticed(self) -> None:
-        """Kills the worker, and returns when the client has detected it."""
-        losses = self.losses
-        self.cluster.kill("worker", 0)
-        wait_until(lambda: self.losses > losses)
-
-
-def between_two_calls(only: OnlyWorker) -> None:
-    only.cluster.restart("worker", 0)
-    for _ in range(4):
-        only.strategy.schedule(only.step)
-    only.strategy.join(TIMEOUT)
-    assert only.runs() == 4
-
-
-def while_a_function_runs(only: OnlyWorker) -> None:
-    gate = Gate(only.strategy)
-    [held] = gate.occupy()
-    waiting = [only.strategy.schedule(only.step) for _ in range(3)]
-    only.kill_noticed()
+def while_thousands_wait(cluster: LocalCluster, strategy: coordinator.ParameterServerStrategy) -> None:
+    with strategy.scope():
+        count = tf.Variable(0)
+    step = tf.function(lambda: count.assign_add(1))
+    for future in [strategy.schedule(step) for _ in range(FUNCTIONS // 10)]:
+        future.result(TIMEOUT)
+    gate = Gate(strategy)
+    waiting = [*gate.occupy(), *(strategy.schedule(step) for _ in range(FUNCTIONS))]
+    cluster.kill("worker", 0)
+    wait_until(lambda: strategy.cluster.workers[0].state.value == "lost")
     gate.open()
-    with pytest.raises(TimeoutError, match="4 closures wait, running: nothing"):
-        only.strategy.join(timeout=0.2)
-    assert unhealthy(only.strategy) == ("/job:worker/replica:0/task:0",)
-    assert not any(future.done() for future in (held, *waiting))
-    only.cluster.restart("worker", 0)
-    only.strategy.join(TIMEOUT)
-    assert held.result(timeout=0) >= 0
-    assert only.runs() == 3
-    assert unhealthy(only.strategy) == ()
+    with pytest.raises(TimeoutError, match=f"{FUNCTIONS + 1} closures wait, running: nothing"):
+        strategy.join(timeout=0.2)
+    assert unhealthy(strategy) == ("/job:worker/replica:0/task:0",)
+    assert not any(future.done() for future in waiting)
+    cluster.restart("worker", 0)
+    strategy.join(TIMEOUT)
+    assert all(future.exception(timeout=0) is None for future in waiting)
+    assert count.numpy() == FUNCTIONS + FUNCTIONS // 10
+    assert unhealthy(strategy) == ()
 
 
-def twice_in_a_row_while_iterators_are_made(only: OnlyWorker) -> None:
-    @tf.function
-    def step(iterator: tf.data.Iterator) -> tf.Tensor:
-        only.step()
-        return next(iterator)
-
+def twice_in_a_row_while_iterators_are_made(
+    cluster: LocalCluster, strategy: coordinator.ParameterServerStrategy
+) -> None:
+    take = tf.function(lambda iterator: next(iterator))  # noqa: PLW0108 - a builtin has no signature
     futures = []
     for _ in range(2):
-        only.cluster.kill("worker", 0)
-        dataset = only.strategy.experimental_distribute_dataset(tf.data.Dataset.range(5, 8).repeat())
-        futures += [only.strategy.schedule(step, args=(iter(dataset),)) for _ in range(3)]
-        only.cluster.restart("worker", 0)
-    only.strategy.join(TIMEOUT)
+        cluster.kill("worker", 0)
+        dataset = strategy.experimental_distribute_dataset(tf.data.Dataset.range(5, 8).repeat())
+        futures += [strategy.schedule(take, args=(iter(dataset),)) for _ in range(3)]
+        cluster.restart("worker", 0)
+    strategy.join(TIMEOUT)
     assert [int(future.result(timeout=0)) for future in futures] == [5] * 6
-    assert 6 <= only.runs() <= 7
 
 
-def with_thousands_of_functions_waiting(only: OnlyWorker, functions: int) -> None:
-    retried = only.strategy.cluster.statistics().retried
-    futures = [only.strategy.schedule(only.step) for _ in range(functions)]
-    futures[functions // 10].result(TIMEOUT)
-    only.kill_noticed()
-    assert not futures[-1].done()
-    only.cluster.restart("worker", 0)
-    only.strategy.join(TIMEOUT)
-    assert all(future.exception(timeout=0) is None for future in futures)
-    # Functions that ran, several in one call, when their worker died may have counted, and count again.
-    retried = only.strategy.cluster.statistics().retried - retried
-    assert retried >= 1
-    assert functions <= only.runs() <= functions + retried
+@tf.function
+def deadly(x: tf.Tensor) -> tf.Tensor:
+    """Aborts the process that it runs in."""
+    with tf.control_dependencies([tf.raw_ops.Abort(error_msg="a deadly function")]):
+        return tf.identity(x)
 
 
-def main(functions: int) -> None:
-    with LocalCluster(workers=1, ps=1) as cluster, coordinator.ParameterServerStrategy(cluster.resolver) as strategy:
-        only = OnlyWorker(cluster, strategy)
-        between_two_calls(only)
-        while_a_function_runs(only)
-        twice_in_a_row_while_iterators_are_made(only)
-        with_thousands_of_functions_waiting(only, functions)
+def by_what_it_runs(cluster: LocalCluster, strategy: coordinator.ParameterServerStrategy) -> None:
+    future = strategy.schedule(deadly, args=(tf.constant(1),))
+    for _ in range(3):
+        wait_until(lambda: not cluster.is_alive("worker", 0), limit=TIMEOUT)
+        cluster.restart("worker", 0)
+    error = future.exception(TIMEOUT)
+    assert isinstance(error, coordinator.ClosureQuarantined), repr(error)
+    assert str(error).count("worker lost") == 3, error
+    assert "Options.max_attempts" in str(error)
+    # The raw error distinguishes a lost worker from a lost parameter server.
+    raw = error.original_exception
+    assert isinstance(raw, tf.errors.UnavailableError | tf.errors.AbortedError), repr(raw)
+    assert "/job:worker" in str(raw), raw
+    assert "/job:ps" not in str(raw), raw
+    with pytest.raises(coordinator.ClosureQuarantined):
+        strategy.join(TIMEOUT)
+    assert strategy.schedule(tf.function(lambda: tf.constant(1))).result(TIMEOUT) == 1
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    killed = [while_thousands_wait, twice_in_a_row_while_iterators_are_made]
+    with (
+        LocalCluster(workers=1, ps=1) as servers,
+        coordinator.ParameterServerStrategy(servers.resolver) as training,
+    ):
+        for case in {"killed": killed, "deadly": [by_what_it_runs]}[sys.argv[1]]:
+            case(servers, training)

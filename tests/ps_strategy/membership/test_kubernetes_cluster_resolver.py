@@ -9,8 +9,6 @@ import pytest
 import coordinator
 from coordinator.errors import ClusterSpecError
 from coordinator.launch.kubernetes_manifests import KubernetesJob
-from tests.program_runner import ProgramRunner
-from tests.ps_strategy.failure_programs import scaled_pods
 from tests.ps_strategy.membership.fake_kubernetes import FakeKubernetes, pod
 
 
@@ -73,9 +71,3 @@ def test_addresses_that_are_not_those_of_pods_are_refused(monkeypatch: pytest.Mo
     monkeypatch.delenv("TF_CONFIG")
     with pytest.raises(ClusterSpecError, match="TF_CONFIG names no worker"):
         coordinator.KubernetesClusterResolver()
-
-
-@pytest.mark.cluster
-@pytest.mark.long
-def test_workers_are_scaled_and_replaced_while_the_client_trains(run_program: ProgramRunner) -> None:
-    run_program(Path(scaled_pods.__file__).read_text(), timeout=280)
