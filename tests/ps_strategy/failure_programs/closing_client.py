@@ -99,23 +99,29 @@ def leave_block(spec: str) -> None:
             call(tf.ones([2, 1]), verbose=0)
 
 
+def leave_by(spec: str, running: list[coordinator.Future], leave: Callable[[], None]) -> None:
+    """Leaves a strategy's block in a way while functions run that do not end."""
+    with connect(spec) as strategy:
+        running += Gate(strategy).occupy(2)
+        leave()
+        strategy.join()
+
+
 def leave_block_by_an_error(spec: str) -> None:
-    """Leaves a strategy's block by an error of the program, while a function runs that does not end."""
+    """Leaves a strategy's block by an error of the program, and then by one of a function."""
     running: list[coordinator.Future] = []
-    with pytest.raises(ValueError, match="of the user"), connect(spec) as strategy:
-        running += Gate(strategy).occupy()
-        raise ValueError("of the user")
+    with pytest.raises(ZeroDivisionError):
+        leave_by(spec, running, lambda: 1 // 0)
     assert isinstance(running[0].exception(timeout=0), coordinator.ClosureCancelledError)
     with pytest.raises(tf.errors.InvalidArgumentError), connect(spec) as strategy:
         strategy.schedule(tf.function(lambda: tf.debugging.assert_equal(1, tf.identity(2))))
 
 
 def interrupt_join(spec: str) -> None:
-    """Presses Ctrl-C while the main thread is in `join`, waiting for functions that never end."""
-    with pytest.raises(KeyboardInterrupt), connect(spec) as strategy:
-        Gate(strategy).occupy(2)
-        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
-        strategy.join()
+    """Presses Ctrl-C while the main thread is in `join`."""
+    interrupter = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        leave_by(spec, [], interrupter.start)
 
 
 def forget(spec: str) -> None:

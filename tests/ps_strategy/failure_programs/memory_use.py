@@ -7,6 +7,7 @@ memory_use.py restarted N   one strategy trains a recommender, and a worker is k
 import gc
 import os
 import sys
+from typing import Any
 
 import psutil
 import tensorflow as tf
@@ -21,31 +22,29 @@ STEPS, BATCH = 60, 64
 OPTIONS = coordinator.Options(steps_per_dispatch=16)
 
 
-class Training:
-    """A recommender on the servers of a strategy."""
+def training_step(strategy: coordinator.ParameterServerStrategy) -> Any:
+    """Makes a recommender on the servers of a strategy, and returns a step that trains it."""
+    with strategy.scope():
+        model = RecommenderModel()
 
-    def __init__(self, strategy: coordinator.ParameterServerStrategy) -> None:
-        self.strategy = strategy
-        with strategy.scope():
-            model = RecommenderModel()
+    @tf.function
+    def step() -> None:
+        rows = tf.random.uniform([BATCH, CATEGORIES], maxval=ROWS, dtype=tf.int64)
+        gradients = model.gradients(tf.random.uniform([BATCH, COUNTS]), rows, tf.ones([BATCH, 1]))
+        for variable, gradient in zip(model.variables, gradients, strict=True):
+            if isinstance(gradient, tf.IndexedSlices):
+                variable.scatter_sub(tf.IndexedSlices(LEARNING_RATE * gradient.values, gradient.indices))
+            else:
+                variable.assign_sub(LEARNING_RATE * gradient)
 
-        @tf.function
-        def step() -> None:
-            rows = tf.random.uniform([BATCH, CATEGORIES], maxval=ROWS, dtype=tf.int64)
-            gradients = model.gradients(tf.random.uniform([BATCH, COUNTS]), rows, tf.ones([BATCH, 1]))
-            for variable, gradient in zip(model.variables, gradients, strict=True):
-                if isinstance(gradient, tf.IndexedSlices):
-                    variable.scatter_sub(tf.IndexedSlices(LEARNING_RATE * gradient.values, gradient.indices))
-                else:
-                    variable.assign_sub(LEARNING_RATE * gradient)
+    return step
 
-        self.step = step
 
-    def run(self) -> None:
-        """Makes some steps on all workers."""
-        for _ in range(STEPS):
-            self.strategy.schedule(self.step)
-        self.strategy.join()
+def train(strategy: coordinator.ParameterServerStrategy, step: Any) -> None:
+    """Makes some steps on all workers."""
+    for _ in range(STEPS):
+        strategy.schedule(step)
+    strategy.join()
 
 
 def report(cluster: LocalCluster) -> None:
@@ -55,25 +54,23 @@ def report(cluster: LocalCluster) -> None:
     print(*(psutil.Process(pid).memory_info().rss for pid in pids), flush=True)  # noqa: T201 - the test reads it
 
 
-def main() -> None:
+def main(cluster: LocalCluster, kind: str, repetitions: int) -> None:
     """Runs the repetitions."""
-    kind, repetitions = sys.argv[1], int(sys.argv[2])
-    with LocalCluster(workers=2, ps=2) as cluster:
-        if kind == "opened":
-            for _ in range(repetitions):
-                with coordinator.ParameterServerStrategy(cluster.resolver, options=OPTIONS) as strategy:
-                    Training(strategy).run()
-                report(cluster)
-            return
-        with coordinator.ParameterServerStrategy(cluster.resolver, options=OPTIONS) as strategy:
-            training = Training(strategy)
-            for _ in range(repetitions):
-                training.run()
-                report(cluster)
-                cluster.kill("worker", 0)
-                cluster.restart("worker", 0)
-                strategy.schedule(training.step, worker=0).result(120)
+    if kind == "opened":
+        for _ in range(repetitions):
+            with coordinator.ParameterServerStrategy(cluster.resolver, options=OPTIONS) as strategy:
+                train(strategy, training_step(strategy))
+            report(cluster)
+        return
+    with coordinator.ParameterServerStrategy(cluster.resolver, options=OPTIONS) as strategy:
+        step = training_step(strategy)
+        for _ in range(repetitions):
+            train(strategy, step)
+            report(cluster)
+            cluster.restart("worker", 0)
+            strategy.schedule(step, worker=0).result(120)
 
 
 if __name__ == "__main__":
-    main()
+    with LocalCluster(workers=2, ps=2) as servers:
+        main(servers, sys.argv[1], int(sys.argv[2]))

@@ -59,7 +59,7 @@ def crossing(source: tf.Variable, target: tf.Variable) -> tf.Tensor:
         return target.assign(value + 1.0)
 
 
-def main(cluster: LocalCluster, program: Program, folder: pathlib.Path) -> None:
+def move(cluster: LocalCluster, program: Program, folder: pathlib.Path) -> None:
     first, former = cluster.spec["ps"]
     [address] = free_addresses(1, besides=[*cluster.spec["ps"], *cluster.spec["worker"]])
     with contextlib.closing(LocalServers({**cluster.spec, "ps": [first, address]}, folder, os.environ)) as elsewhere:
@@ -75,4 +75,4 @@ def main(cluster: LocalCluster, program: Program, folder: pathlib.Path) -> None:
 if __name__ == "__main__":
     with LocalCluster(workers=2, ps=2) as servers, tempfile.TemporaryDirectory() as name:
         path = pathlib.Path(name)
-        main(servers, Program(coordinator.ParameterServerStrategy(servers.resolver), path / "saved"), path)
+        move(servers, Program(coordinator.ParameterServerStrategy(servers.resolver), path / "saved"), path)

@@ -32,8 +32,7 @@ class OwnedLock:
         self.owner = None
         self._lock.release()
 
-    def __enter__(self) -> bool:
-        return self.acquire()
+    __enter__ = acquire
 
     def __exit__(self, *_: object) -> None:
         self.release()

@@ -1,9 +1,7 @@
 """A client of two workers, of which a third one joins and the first one leaves: which share of the data each reads.
 
-Its argument is `True` with `Options(reshard_inputs=True)`.
+First with `Options(reshard_inputs=True)`, then without. It ends with code 0 if each share is as expected.
 """
-
-import sys
 
 import keras
 import tensorflow as tf
@@ -28,47 +26,37 @@ def first_two(iterator: tf.data.Iterator) -> tuple[tf.Tensor, tf.Tensor]:
     return next(iterator), next(iterator)
 
 
-class Program:
-    """An endless iterator, and a model that is trained on each share once in each epoch."""
+def main(strategy: coordinator.ParameterServerStrategy, third: str, reshards: bool) -> None:
+    iterator = iter(strategy.distribute_datasets_from_function(lambda context: sharded(context).repeat()))
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
 
-    def __init__(self, strategy: coordinator.ParameterServerStrategy) -> None:
-        self.strategy = strategy
-        endless = strategy.distribute_datasets_from_function(lambda context: sharded(context).repeat())
-        self._iterator = iter(endless)
-        with strategy.scope():
-            self._model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-            self._model.compile("sgd", "mse")
-
-    def shares(self) -> list[tuple[int, int]]:
+    def shares() -> list[tuple[int, int]]:
         """Returns two elements of each worker, which are the first of its share if the share is new."""
-        futures = [worker.schedule(first_two, (self._iterator,)) for worker in self.strategy.cluster.workers]
+        futures = [worker.schedule(first_two, (iterator,)) for worker in strategy.cluster.workers]
         return [tuple(int(value) for value in future.result(TIMEOUT)) for future in futures]
 
-    def steps_of_epoch(self) -> int:
-        before = int(self._model.optimizer.iterations)
-        self._model.fit(labelled, verbose=0)
-        return int(self._model.optimizer.iterations) - before
+    def steps_of_epoch() -> int:
+        before = int(model.optimizer.iterations)
+        model.fit(labelled, verbose=0)
+        return int(model.optimizer.iterations) - before
 
-
-def main(reshards: bool) -> None:
-    options = coordinator.Options(reshard_inputs=reshards)
-    with (
-        LocalCluster(workers=2, ps=1) as cluster,
-        coordinator.ParameterServerStrategy(cluster.resolver, options=options) as strategy,
-    ):
-        program = Program(strategy)
-        assert program.shares() == [(0, 2), (1, 3)]
-        assert program.steps_of_epoch() == EXAMPLES
-        strategy.cluster.add_worker(cluster.start_worker())
-        expected = [(0, 3), (1, 4), (2, 5)] if reshards else [(4, 6), (5, 7), (2, 5)]
-        assert program.shares() == expected
-        assert program.steps_of_epoch() == (EXAMPLES if reshards else EXAMPLES + EXAMPLES // 3)
-        strategy.cluster.remove_worker(0)
-        expected = [(0, 2), (1, 3)] if reshards else [(9, 11), (8, 11)]
-        assert program.shares() == expected
-        if reshards:
-            assert program.steps_of_epoch() == EXAMPLES
+    assert shares() == [(0, 2), (1, 3)]
+    assert steps_of_epoch() == EXAMPLES
+    strategy.cluster.add_worker(third)
+    assert shares() == ([(0, 3), (1, 4), (2, 5)] if reshards else [(4, 6), (5, 7), (2, 5)])
+    assert steps_of_epoch() == (EXAMPLES if reshards else EXAMPLES + EXAMPLES // 3)
+    strategy.cluster.remove_worker(0)
+    assert shares() == ([(0, 2), (1, 3)] if reshards else [(9, 11), (8, 11)])
+    if reshards:
+        assert steps_of_epoch() == EXAMPLES
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] == "True")
+    with LocalCluster(workers=2, ps=1) as cluster:
+        address = cluster.start_worker()
+        for is_asked in (True, False):
+            options = coordinator.Options(reshard_inputs=is_asked)
+            with coordinator.ParameterServerStrategy(cluster.resolver, options=options) as training:
+                main(training, address, is_asked)

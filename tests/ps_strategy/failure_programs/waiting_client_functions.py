@@ -17,16 +17,6 @@ from tests.deadline import wait_until
 OPTIONS = coordinator.Options(max_queued_closures=20, steps_per_dispatch=1)
 
 
-def main() -> None:
-    """Runs the program."""
-    tf.config.threading.set_inter_op_parallelism_threads(1)
-    with LocalCluster(workers=2, ps=1) as cluster:
-        strategy = coordinator.ParameterServerStrategy(cluster.resolver, options=OPTIONS)
-        with strategy:
-            run(strategy, cluster)
-    print("ended")  # noqa: T201
-
-
 def run(strategy: coordinator.ParameterServerStrategy, cluster: LocalCluster) -> None:
     """Lets three functions wait, one in each way, while a worker is away; then interrupts one."""
     with strategy.scope():
@@ -59,8 +49,8 @@ def run(strategy: coordinator.ParameterServerStrategy, cluster: LocalCluster) ->
     wait_until(lambda: not all(worker.healthy() for worker in strategy.cluster.workers))
     cluster.restart("worker", 0)
     wait_until(lambda: all(worker.healthy() for worker in strategy.cluster.workers))
-    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
     try:
+        threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
         join()
     except KeyboardInterrupt:
         is_open.assign(True)
@@ -71,4 +61,10 @@ def run(strategy: coordinator.ParameterServerStrategy, cluster: LocalCluster) ->
 
 
 if __name__ == "__main__":
-    main()
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    with (
+        LocalCluster(workers=2, ps=1) as servers,
+        coordinator.ParameterServerStrategy(servers.resolver, options=OPTIONS) as training,
+    ):
+        run(training, servers)
+    print("ended")  # noqa: T201

@@ -119,6 +119,5 @@ def test_elements_of_another_type_in_a_new_share_are_refused(workers, distributi
 
 @pytest.mark.long
 @pytest.mark.cluster
-@pytest.mark.parametrize("reshards", [False, True])
-def test_real_workers_that_join_and_leave_have_shares(run_program, reshards):
-    run_program(Path(resharded_inputs.__file__).read_text(), str(reshards), timeout=280)
+def test_real_workers_that_join_and_leave_have_shares(run_program):
+    run_program(Path(resharded_inputs.__file__).read_text(), timeout=280)
