@@ -104,6 +104,9 @@ def test_results_that_are_not_used_are_not_kept(strategy, steps, monkeypatch):
 
 
 def test_a_loop_that_does_anything_else_schedules_in_each_iteration(strategy, counter, add, steps):
+    # Its results cannot be stacked.
+    ragged = tf.function(lambda: tf.ragged.constant([[1], [2, 3]]))
+
     @tf.function
     def train(count):
         last = strategy.schedule(add, args=(1,))
@@ -116,44 +119,25 @@ def test_a_loop_that_does_anything_else_schedules_in_each_iteration(strategy, co
         for _ in tf.range(count):
             strategy.schedule(add, args=(counter + 1,))
             strategy.join()
+        for _ in tf.range(count):
+            strategy.schedule(ragged)
         strategy.join()
         return strategy.local_results(last)
 
     train(tf.constant(2))
-    assert steps == [None, *[None] * 4, 2, 2, *[None] * 2]
-
-
-def test_a_loop_schedules_each_call_by_itself_where_the_results_cannot_be_stacked(strategy, steps):
-    ragged = tf.function(lambda: tf.ragged.constant([[1], [2, 3]]))
-
-    @tf.function
-    def train():
-        for _ in tf.range(3):
-            strategy.schedule(ragged)
-        strategy.join()
-
-    train()
-    assert steps == [None] * 3
+    assert steps == [None, *[None] * 4, 2, 2, *[None] * 4]
 
 
 def test_a_loop_schedules_each_call_by_itself_if_others_are_to_go_on_after_an_error(strategy, add, steps, monkeypatch):
     monkeypatch.setattr(Scheduler, "stops_on_error", False)
 
-    @tf.function
     def train():
         for _ in tf.range(3):
             strategy.schedule(add, args=(1,))
         strategy.join()
 
-    train()
+    tf.function(train)()
     assert steps == [None] * 3
-
-
-def test_a_loop_in_a_function_that_runs_on_a_worker_cannot_schedule(strategy, add):
-    @tf.function
-    def nested():
-        for _ in tf.range(3):
-            strategy.schedule(add, args=(1,))
-
+    # In a function that runs on a worker, a loop cannot schedule.
     with pytest.raises(RuntimeError, match="Functions are scheduled and awaited on the client"):
-        strategy.schedule(nested)
+        strategy.schedule(tf.function(train))

@@ -7,10 +7,9 @@ from tests.program_runner import ProgramRunner
 
 @pytest.mark.long
 @pytest.mark.cluster
-@pytest.mark.parametrize("steps", [4, 1])
-def test_functions_that_were_being_prepared_run_after_the_recovery(run_program: ProgramRunner, steps) -> None:
+def test_functions_that_were_being_prepared_run_after_the_recovery(run_program: ProgramRunner) -> None:
     run_program(
-        f"""
+        """
     import tempfile
     import threading
 
@@ -19,7 +18,7 @@ def test_functions_that_were_being_prepared_run_after_the_recovery(run_program: 
     import coordinator
     from coordinator.testing import LocalCluster
 
-    FUNCTIONS, KILLS, STEPS = 300, 3, {steps}
+    FUNCTIONS, KILLS, STEPS = 300, 3, 4
     with LocalCluster(workers=2, ps=2) as cluster:
         strategy = coordinator.ParameterServerStrategy(
             cluster.resolver, options=coordinator.Options(steps_per_dispatch=STEPS)

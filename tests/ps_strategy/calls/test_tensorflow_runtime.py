@@ -6,10 +6,9 @@ import threading
 import pytest
 import tensorflow as tf
 
-from coordinator.errors import ClosureCancelledError
 from coordinator.heartbeat.open_connections import OpenConnections
 from coordinator.heartbeat.probes import Link
-from coordinator.ps_strategy.calls.tensorflow_runtime import TensorFlowRuntime, failure_of
+from coordinator.ps_strategy.calls.tensorflow_runtime import TensorFlowRuntime
 from coordinator.runtime import FailureKind
 from tests.ps_strategy.membership.fake_handshake import FakeHandshake
 from tests.ps_strategy.membership.fake_sentinels import FakeSentinels
@@ -119,38 +118,6 @@ def test_a_server_that_does_not_answer_is_not_asked_for_its_links(servers, conne
     servers.cut.add(UNREACHED)
     servers.fall_silent(PS)
     assert membership.broken_links([0]) == {}
-
-
-TRANSPORT = "RecvFromRemoteAsync is cancelled."
-PASSED_ON = (
-    "\nAdditional GRPC error information from remote target /job:chief/replica:0/task:0 while calling "
-    "/tensorflow.WorkerService/RecvTensor:\n:UNKNOWN:Error received from peer"
-)
-OF_PYTHON = "ConnectionResetError: Connection reset by peer\nTraceback (most recent call last):"
-
-
-@pytest.mark.parametrize(
-    ("error", "kind"),
-    [
-        (tf.errors.UnavailableError(None, None, ""), FailureKind.TRANSIENT),
-        (tf.errors.AbortedError(None, None, ""), FailureKind.TRANSIENT),
-        (tf.errors.CancelledError(None, None, TRANSPORT), FailureKind.TRANSIENT),
-        (tf.errors.DeadlineExceededError(None, None, ""), FailureKind.TRANSIENT),
-        (tf.errors.UnknownError(None, None, TRANSPORT), FailureKind.TRANSIENT),
-        (tf.errors.UnknownError(None, None, "ValueError: of a generator"), FailureKind.USER),
-        (tf.errors.UnknownError(None, None, f"RuntimeError: of the user{PASSED_ON}"), FailureKind.USER),
-        (tf.errors.UnknownError(None, None, f"{OF_PYTHON}{PASSED_ON}"), FailureKind.USER),
-        (tf.errors.InternalError(None, None, f"Stream removed{PASSED_ON}"), FailureKind.TRANSIENT),
-        (tf.errors.InternalError(None, None, f"Cannot encode a Tensor{PASSED_ON}"), FailureKind.USER),
-        (tf.errors.InternalError(None, None, "Blas GEMM launch failed"), FailureKind.USER),
-        (tf.errors.DataLossError(None, None, TRANSPORT), FailureKind.USER),
-        (tf.errors.InvalidArgumentError(None, None, TRANSPORT), FailureKind.USER),
-        (ClosureCancelledError("by the user"), FailureKind.CANCELLED),
-        (ValueError(TRANSPORT), FailureKind.USER),
-    ],
-)
-def test_an_error_while_all_servers_answer_is_transient_if_a_connection_broke(error, kind):
-    assert failure_of(error, None, is_worker_lost=False).kind is kind
 
 
 def test_an_error_during_an_update_is_classified_when_that_has_ended(servers, connect):
