@@ -23,27 +23,18 @@ def to_key(x):
     return tf.cast(x, tf.int64)
 
 
-def parts(dataset):
-    return tf.data.experimental.parallel_interleave(lambda x, y: single(x), cycle_length=1)(dataset)
-
-
 # `f` is the compiled function of one number; its caller has arguments, elements and states besides its captures.
 CALLS = {
     "map": lambda f: dataset().map(lambda x, y: (y, f(x))),
-    "parallel map": lambda f: dataset().map(lambda x, y: (y, f(x)), num_parallel_calls=2),
-    "map of batches": lambda f: dataset().map(lambda x, y: f(x), num_parallel_calls=2).batch(2),
+    "parallel map": lambda f: dataset().map(lambda x, y: f(x), num_parallel_calls=2).batch(2),
     "filter": lambda f: dataset().filter(lambda x, y: f(x) > 0.0),
-    "flat_map": lambda f: dataset().flat_map(lambda x, y: single(f(x))),
-    "interleave": lambda f: dataset().interleave(lambda x, y: single(f(x)), cycle_length=2),
     "parallel interleave": lambda f: dataset().interleave(lambda x, y: single(f(x)), num_parallel_calls=2),
     "scan": lambda f: dataset().scan((0.0, 0), lambda state, each: (state, f(each[0]))),
-    "take_while": lambda f: dataset().take_while(lambda x, y: f(x) > 0.0),
     "reduce": lambda f: dataset().reduce((0.0, 0), lambda state, each: (f(each[0]), state[1])),
     "key of a group": lambda f: dataset().group_by_window(lambda x, y: to_key(f(x)), lambda k, each: each, 2),
     "reduced group": lambda f: dataset().group_by_window(
         lambda x, y: to_key(x), lambda k, each: each.map(lambda x, y: f(x)), 2
     ),
-    "tf.vectorized_map": lambda f: tf.vectorized_map(f, tf.constant([1.0, 2.0]), fallback_to_while_loop=True),
     "tf.map_fn": lambda f: tf.map_fn(f, tf.constant([1.0, 2.0])),
     "tf.cond": lambda f: tf.cond(tf.random.uniform([]) > 0.5, lambda: f(1.0), lambda: 0.0),
     "tf.switch_case": lambda f: tf.switch_case(tf.random.uniform([], 0, 2, tf.int32), [lambda: 0.0, lambda: f(1.0)]),

@@ -15,10 +15,10 @@ from tests.ps_strategy.gate import Gate
 TIMEOUT = 60.0
 
 Pair = collections.namedtuple("Pair", ["first", "second"])
-
-
-def result(strategy, fn, *args):
-    return strategy.schedule(fn, args=args).result(TIMEOUT)
+STRUCTURES = [
+    *((1, 2.5), [1, [2, (3,)]], {"a": 1, "b": {"c": (2, [3])}}, Pair(1, {"x": Pair(2, 3)}), None),
+    *((None, 1, {"none": None}), (True, b"bytes"), {}, [(), 1]),
+]
 
 
 @tf.function
@@ -26,59 +26,37 @@ def double(x):
     return x * 2
 
 
-@pytest.mark.parametrize(
-    "structure",
-    [
-        (1, 2.5),
-        [1, [2, (3,)]],
-        {"a": 1, "b": {"c": (2, [3])}},
-        Pair(1, {"x": Pair(2, 3)}),
-        None,
-        (None, 1, {"none": None}),
-        (True, b"bytes"),
-        {},
-        [(), 1],
-    ],
-    ids=str,
-)
-def test_a_result_has_the_structure_that_the_function_returned(strategy, structure):  # rows 20, 22
+def test_a_result_has_the_structure_that_the_function_returned(strategy):  # rows 20, 22
     @tf.function
-    def make():
-        return tf.nest.map_structure(lambda leaf: None if leaf is None else tf.constant(leaf), structure)
+    def make(number):
+        return [
+            tf.nest.map_structure(lambda leaf: None if leaf is None else tf.constant(leaf), structure)
+            for structure in STRUCTURES
+        ][number]
 
-    future = strategy.schedule(make)
-    tf.nest.assert_same_structure(future.result(TIMEOUT), structure, check_types=True)
-    assert future.result(TIMEOUT) == structure
-    assert strategy.local_results([future, {"again": future}]) == [structure, {"again": structure}]
+    futures = [strategy.schedule(make, (number,)) for number in range(len(STRUCTURES))]
+    for future, structure in zip(futures, STRUCTURES, strict=True):
+        tf.nest.assert_same_structure(future.result(TIMEOUT), structure, check_types=True)
+        assert future.result(TIMEOUT) == structure
+        assert strategy.local_results([future, {"again": future}]) == [structure, {"again": structure}]
+    assert strategy.local_results({"a": futures[:2], "b": "text"}) == {"a": STRUCTURES[:2], "b": "text"}
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.int64, np.bool_, np.complex64, np.float16])
-def test_tensors_become_arrays(strategy, dtype):
+def test_tensors_become_arrays_strings_bytes_and_other_types_stay(strategy):
+    dtypes = [np.float32, np.int64, np.bool_, np.complex64, np.float16]
+
     @tf.function
-    def make():
-        return tf.cast([[0, 1], [1, 0]], dtype)
+    def make(text):
+        arrays = [tf.cast([[0, 1], [1, 0]], dtype) for dtype in dtypes]
+        composite = tf.RaggedTensor.from_row_lengths(tf.range(3), [1, 0, 2]), tf.sparse.from_dense([[0, 7]])
+        return arrays, tf.strings.join([text, text]), *composite
 
-    value = result(strategy, make)
-    assert isinstance(value, np.ndarray)
-    assert value.dtype == dtype
-    np.testing.assert_array_equal(value, np.array([[0, 1], [1, 0]], dtype))
-
-
-def test_strings_come_as_bytes(strategy):
-    assert result(strategy, double_text, tf.constant(["ä", "b"])).tolist() == ["ää".encode(), b"bb"]
-
-
-@tf.function
-def double_text(text):
-    return tf.strings.join([text, text])
-
-
-def test_ragged_and_sparse_results_keep_their_type_on_the_client(strategy):
-    @tf.function
-    def make():
-        return tf.RaggedTensor.from_row_lengths(tf.range(3), [1, 0, 2]), tf.sparse.from_dense([[0, 7]])
-
-    ragged, sparse = result(strategy, make)
+    arrays, text, ragged, sparse = strategy.schedule(make, (tf.constant(["ä", "b"]),)).result(TIMEOUT)
+    for value, dtype in zip(arrays, dtypes, strict=True):
+        assert isinstance(value, np.ndarray)
+        assert value.dtype == dtype
+        np.testing.assert_array_equal(value, np.array([[0, 1], [1, 0]], dtype))
+    assert text.tolist() == ["ää".encode(), b"bb"]
     assert ragged.to_list() == [[0], [], [1, 2]]
     np.testing.assert_array_equal(tf.sparse.to_dense(sparse), [[0, 7]])
     assert all("/job:chief" in tensor.device for tensor in (ragged.values, sparse.values))
@@ -94,16 +72,11 @@ def test_a_result_reflects_the_updates_made_by_the_function(strategy):  # row 23
             variable.assign_add(1.0)
         return [variable.read_value() for variable in variables]
 
-    assert result(strategy, update) == [1, 2, 3]
+    assert strategy.schedule(update).result(TIMEOUT) == [1, 2, 3]
     assert [variable.numpy() for variable in variables] == [1, 2, 3]
     devices = [variable.device for variable in variables]
     assert devices[0] == devices[2] != devices[1]
     assert all(device.startswith("/job:ps/") for device in devices)
-
-
-def test_local_results_waits_for_running_functions(strategy):
-    futures = {"a": [strategy.schedule(double, args=(tf.constant(x),)) for x in range(3)], "b": "text"}
-    assert strategy.local_results(futures) == {"a": [0, 2, 4], "b": "text"}
 
 
 def test_futures_work_with_the_standard_library(strategy):
@@ -113,24 +86,13 @@ def test_futures_work_with_the_standard_library(strategy):
     assert concurrent.futures.wait(futures, TIMEOUT).not_done == set()
 
 
-def test_a_callback_runs_when_the_result_is_there(strategy):
-    results, called = [], threading.Event()
-
-    def note(future):
-        results.append(future.result(timeout=0))
-        called.set()
-
-    strategy.schedule(double, args=(tf.constant(4),)).add_done_callback(note)
-    assert called.wait(TIMEOUT)
-    assert results == [8]
-
-
-@pytest.mark.parametrize("verb", ["schedule", "join", "done"])
+@pytest.mark.parametrize("verb", ["schedule", "join", "done", "cancel_all"])
 def test_a_callback_that_would_wait_for_itself_gets_an_error(strategy, verb):
     calls = {"schedule": lambda: strategy.schedule(double, args=(tf.constant(1),))}
-    errors, called = [], threading.Event()
+    errors, results, called = [], [], threading.Event()
 
-    def call(_):
+    def call(future):
+        results.append(future.result(timeout=0))
         try:
             calls.get(verb, getattr(strategy, verb))()
         except RuntimeError as error:
@@ -143,17 +105,18 @@ def test_a_callback_that_would_wait_for_itself_gets_an_error(strategy, verb):
     future.add_done_callback(call)
     gate.open()
     assert called.wait(TIMEOUT)
+    assert results == [future.result()]
     assert f"{verb} was called on a worker's thread" in str(errors[0])
 
 
 def test_results_and_arguments_survive_the_death_of_every_worker(strategy, shared_cluster):  # rows 24, 25
     total = tf.function(tf.reduce_sum)
     argument = tf.constant([1, 2, 3])
-    assert on_every_worker(strategy, total, argument) == [6, 6, 6]
+    workers = range(len(strategy.cluster.workers))
+    assert on_every_worker(strategy, total, argument) == [6] * len(workers)
     futures = [strategy.schedule(total, args=(argument,)) for _ in range(6)]
     fetched = strategy.local_results(futures[:3])
     strategy.join(TIMEOUT)
-    workers = range(len(strategy.cluster.workers))
     for index in workers:
         shared_cluster.kill("worker", index)
     try:
@@ -164,6 +127,6 @@ def test_results_and_arguments_survive_the_death_of_every_worker(strategy, share
         for index in workers:
             shared_cluster.wait_ready("worker", index)
     # The restarted workers do not have the tensor and the function that the former processes had.
-    assert on_every_worker(strategy, total, argument) == [6, 6, 6]
+    assert on_every_worker(strategy, total, argument) == [6] * len(workers)
     assert strategy.local_results(futures) == [6] * 6
     wait_until(lambda: not unhealthy(strategy))
