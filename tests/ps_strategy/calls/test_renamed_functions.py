@@ -15,7 +15,7 @@ from tests.ps_strategy.local_context import local_context
 
 TIMEOUT = 60.0
 WORKERS = 4
-BEFORE, AFTER, LATER = [1], [2], [3]
+BEFORE, AFTER, LATER, LAST = [1], [2], [3], [4]
 
 
 @pytest.fixture
@@ -24,25 +24,16 @@ def functions(monkeypatch):
     return RenamedFunctions()
 
 
-def test_a_function_that_failed_has_another_name_after_the_recovery(functions):
+def test_a_function_that_failed_gets_a_new_name_for_each_recovery(functions, monkeypatch):
     functions.record_failure("step", BEFORE)
     assert functions.present("step", BEFORE) == "step"
+    assert functions.present("other", AFTER) == "other"
     assert functions.present("step", AFTER) == "step'"
     assert functions.present("step", LATER) == "step'"
-
-
-def test_a_function_without_a_failed_call_keeps_its_name(functions):
-    functions.record_failure("step", BEFORE)
-    assert functions.present("other", AFTER) == "other"
-
-
-def test_a_function_gets_a_new_name_for_each_recovery(functions, monkeypatch):
-    functions.record_failure("step", BEFORE)
-    assert functions.present("step", AFTER) == "step'"
-    functions.record_failure("step", AFTER)
-    assert functions.present("step", AFTER) == "step'"
+    functions.record_failure("step", LATER)
+    assert functions.present("step", LATER) == "step'"
     monkeypatch.setattr(traced_function, "under_another_name", lambda concrete: f"{concrete}''")
-    assert functions.present("step", LATER) == "step''"
+    assert functions.present("step", LAST) == "step''"
 
 
 def test_all_workers_get_the_same_function(functions, monkeypatch):

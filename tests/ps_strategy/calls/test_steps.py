@@ -91,7 +91,7 @@ def test_an_error_of_a_run_is_that_of_the_future(strategy):
 @pytest.mark.long
 def test_only_the_runs_of_a_killed_worker_are_made_again(strategy, shared_cluster):
     with strategy.scope():
-        counter, begun = tf.Variable(0), tf.Variable([0, 0, 0])
+        counter, begun = tf.Variable(0), tf.Variable([0, 0])
 
     @tf.function
     def step():
@@ -121,7 +121,7 @@ def test_only_the_runs_of_a_killed_worker_are_made_again(strategy, shared_cluste
     assert future.completed == sum(event.count for event in ended if event.name == "step") == len(numbers) == 900
     assert 900 <= counter.numpy() <= 900 + again
     assert again < 450
-    assert {0, 2} <= set(workers)
+    assert 0 in workers
 
 
 def test_what_cannot_be_stacked_is_refused(strategy):
@@ -134,22 +134,15 @@ def test_what_cannot_be_stacked_is_refused(strategy):
     with pytest.raises(ValueError, match="shapes"):
         future.result(TIMEOUT)
     strategy.join(TIMEOUT)
-
-
-def test_a_range_of_examples_is_refused(strategy):
+    # Nor is a range of examples one of each run.
     epochs = coordinator.data.Epochs(coordinator.data.client(np.arange(8)), batch_size=2)
     positions = next(iter(epochs.on(strategy)))
     with pytest.raises(ValueError, match="each run"):
         strategy.schedule(tf.function(lambda positions: positions), args=(positions,), steps=2)
 
 
-def test_stacked_results_are_arguments_of_later_functions(strategy):
-    rows = strategy.schedule(tf.function(lambda: tf.ones([3])), steps=4)
-    total = strategy.schedule(tf.function(tf.reduce_sum), args=(rows,))
-    assert total.result(TIMEOUT) == 12.0
-
-
 def test_map_returns_futures_in_the_order_of_the_arguments(strategy):
-    double = tf.function(lambda x, y: 2 * x + y)
-    futures = strategy.map(double, ((tf.constant(number), tf.constant(1)) for number in range(20)))
-    assert strategy.local_results(futures) == [2 * number + 1 for number in range(20)]
+    double = tf.function(lambda x, y: 2 * x + tf.reduce_sum(y))
+    stacked = strategy.schedule(tf.function(lambda: tf.constant(1)), steps=4)
+    futures = strategy.map(double, ((tf.constant(number), stacked) for number in range(20)))
+    assert strategy.local_results(futures) == [2 * number + 4 for number in range(20)]
