@@ -19,18 +19,6 @@ def lines(tmp_path) -> pathlib.Path:
     return path
 
 
-@pytest.fixture(params=["function", "ready"])
-def distribute(strategy, request):
-    """Distributes the dataset of a function: by the function, or as a dataset that is created on the client."""
-
-    def distributed(make):
-        if request.param == "ready":
-            return strategy.experimental_distribute_dataset(make())
-        return strategy.experimental_distribute_datasets_from_function(lambda _: make())
-
-    return distributed
-
-
 def numbers(lines, cache):
     return tf.data.TextLineDataset(str(lines)).map(lambda line: tf.strings.to_number(line, tf.int64)).cache(str(cache))
 
@@ -38,91 +26,69 @@ def numbers(lines, cache):
 def complete(folder) -> list[int]:
     """The workers with a complete cache, as the names of its files say; there is no other file."""
     names = [name.partition("worker-")[2] for name in os.listdir(folder)]
-    owners = sorted(int(name.split(".")[0]) for name in names if name.endswith(".index"))
-    assert len(names) == 2 * len(owners)
-    return owners
+    files = [tuple(name.split(".")[:2]) for name in names if name.endswith(".index")]
+    assert {tuple(name.split(".")[:2]) for name in names} == set(files), names
+    return sorted(int(owner) for owner, _ in files)
 
 
-def test_each_worker_caches_in_a_file_of_its_own_and_reads_it_again(distribute, strategy, lines, tmp_path):
-    dataset = distribute(lambda: numbers(lines, tmp_path / "caches" / "file"))
-    (tmp_path / "caches").mkdir()
-    assert on_every_worker(strategy, total, iter(dataset)) == [6, 6, 6]
-    lines.write_text("7\n")
-    for _ in range(2):
-        assert on_every_worker(strategy, total, iter(dataset)) == [6, 6, 6]
-    assert complete(tmp_path / "caches") == [0, 1, 2]
-    again = distribute(lambda: numbers(lines, tmp_path / "caches" / "file"))
-    assert on_every_worker(strategy, total, iter(again)) == [6, 6, 6], "as if the program had started again"
+@pytest.mark.parametrize("form", ["function", "ready"])
+def test_each_worker_caches_in_a_file_of_its_own_and_reads_it_again(strategy, lines, tmp_path, form):
+    def distribute():
+        if form == "ready":
+            return strategy.experimental_distribute_dataset(numbers(lines, folder / "file"))
+        return strategy.experimental_distribute_datasets_from_function(lambda _: numbers(lines, folder / "file"))
 
-
-def test_an_iterator_reads_all_while_another_one_is_in_the_middle(distribute, strategy, lines, tmp_path):
-    dataset = distribute(lambda: numbers(lines, tmp_path / "file"))
+    stock, folder = tf.data.Dataset.cache, tmp_path / "caches"
+    folder.mkdir()
+    dataset = distribute()
     left = iter(dataset)
-    assert on_every_worker(strategy, first, left) == [1, 1, 1]
-    assert on_every_worker(strategy, total, iter(dataset)) == [6, 6, 6]
-    assert on_every_worker(strategy, total, left) == [5, 5, 5]
+    assert on_every_worker(strategy, first, left) == [1, 1]
+    assert on_every_worker(strategy, total, iter(dataset)) == [6, 6], "while another one is in the middle"
+    assert on_every_worker(strategy, total, left) == [5, 5]
+    lines.write_text("7\n")
+    assert on_every_worker(strategy, total, iter(dataset)) == [6, 6]
+    assert on_every_worker(strategy, total, iter(distribute())) == [6, 6], "as if the program had started again"
+    assert set(complete(folder)) == {0, 1}
+    assert tf.data.Dataset.cache is stock
+    # Caches of the client, and those in memory, stay as they are.
+    assert list(tf.data.Dataset.range(2).cache(str(tmp_path / "own")).as_numpy_iterator()) == [0, 1]
+    assert {"own.data-00000-of-00001", "own.index"} <= {*os.listdir(tmp_path)}
 
 
-def test_a_worker_that_dies_while_it_writes_begins_a_new_file(distribute, strategy, shared_cluster, lines, tmp_path):
+def test_a_worker_that_dies_while_it_writes_begins_a_new_file(strategy, shared_cluster, lines, tmp_path, caplog):
     (tmp_path / "caches").mkdir()
-    dataset = distribute(lambda: numbers(lines, tmp_path / "caches" / "file"))
-    iterator = iter(dataset)
-    assert on_every_worker(strategy, first, iterator) == [1, 1, 1]
-    shared_cluster.restart("worker", 0)
-    assert strategy.schedule(total, (iterator,), worker=0).result(TIMEOUT) == 6
-    assert [strategy.schedule(total, (iterator,), worker=worker).result(TIMEOUT) for worker in (1, 2)] == [5, 5]
-    assert complete(tmp_path / "caches") == [0, 1, 2], "what it had begun is deleted"
-
-
-def test_a_position_in_a_file_that_is_not_complete_is_given_up_with_a_warning(
-    strategy, shared_cluster, lines, tmp_path, caplog
-):
-    iterator = iter(strategy.experimental_distribute_dataset(numbers(lines, tmp_path / "file").repeat(2)))
-    assert on_every_worker(strategy, first, iterator) == [1, 1, 1]
+    iterator = iter(strategy.experimental_distribute_dataset(numbers(lines, tmp_path / "caches" / "file").repeat(2)))
+    assert on_every_worker(strategy, first, iterator) == [1, 1]
     iterator.serialize()
     shared_cluster.restart("worker", 0)
     assert strategy.schedule(total, (iterator,), worker=0).result(TIMEOUT) == 12
     assert "worker/replica:0/task:0/device:CPU:0 begins at the beginning of its data" in caplog.text
+    assert strategy.schedule(total, (iterator,), worker=1).result(TIMEOUT) == 11
+    assert complete(tmp_path / "caches") == [0, 1], "what it had begun is deleted"
     iterator.serialize()
     shared_cluster.restart("worker", 0)
     assert strategy.schedule(total, (iterator,), worker=0).result(TIMEOUT) == 0, "the file is complete"
 
 
-def test_files_of_other_shares_are_not_read(strategy, tmp_path):
+def test_files_of_other_shares_and_of_each_element_are_not_read(strategy, tmp_path):
     def shard(context):
+        def cached(number):
+            return tf.data.Dataset.range(number).cache(
+                tf.strings.join([str(tmp_path / "elements"), tf.strings.as_string(number)])
+            )
+
         data = tf.data.Dataset.range(6).shard(context.num_input_pipelines, context.input_pipeline_id)
-        return data.cache(str(tmp_path / "file"))
+        return data.cache(str(tmp_path / "file")).concatenate(tf.data.Dataset.range(2, 4).flat_map(cached))
 
     dataset = strategy.experimental_distribute_datasets_from_function(shard)
-    assert on_every_worker(strategy, total, iter(dataset)) == [3, 5, 7]
-    names = {name.rpartition(".worker-")[0] for name in os.listdir(tmp_path)}
-    assert names == {"file.share-0-of-3", "file.share-1-of-3", "file.share-2-of-3"}
-
-
-def test_a_dataset_may_cache_in_a_file_for_each_element(strategy, tmp_path):
-    def one_for_each():
-        def cached(number):
-            name = tf.strings.join([str(tmp_path / "file"), tf.strings.as_string(number)])
-            return tf.data.Dataset.range(number).cache(name)
-
-        return tf.data.Dataset.range(2, 4).flat_map(cached)
-
-    dataset = strategy.experimental_distribute_datasets_from_function(lambda _: one_for_each())
     for _ in range(2):
-        assert on_every_worker(strategy, total, iter(dataset)) == [4, 4, 4]
-    assert len(os.listdir(tmp_path)) == 2 * 2 * 3
+        assert on_every_worker(strategy, total, iter(dataset)) == [10, 13]
+    names = {name.rpartition(".worker-")[0] for name in os.listdir(tmp_path)}
+    shares = [f"share-{worker}-of-2" for worker in range(2)]
+    assert names == {f"{name}.{share}" for name in ("file", "elements2", "elements3") for share in shares}
 
 
-def test_a_cache_in_memory_and_caches_of_the_client_stay_as_they_are(distribute, strategy, tmp_path):
-    stock = tf.data.Dataset.cache
-    dataset = distribute(lambda: tf.data.Dataset.range(4).cache())
-    assert on_every_worker(strategy, total, iter(dataset)) == [6, 6, 6]
-    assert tf.data.Dataset.cache is stock
-    assert list(tf.data.Dataset.range(2).cache(str(tmp_path / "file")).as_numpy_iterator()) == [0, 1]
-    assert sorted(os.listdir(tmp_path)) == ["file.data-00000-of-00001", "file.index"]
-
-
-@pytest.mark.parametrize("name", ["file", "odd *?[1]", "ü\n"])
+@pytest.mark.parametrize("name", ["odd *?[1]", "ü\n"])
 def test_a_complete_file_is_chosen_or_else_a_new_one(tmp_path, name):
     def chosen():
         return own_file(tf.constant(str(tmp_path / name)), "worker-1").numpy().decode()
