@@ -10,8 +10,8 @@ from tests.ps_strategy.gate import Gate
 
 TIMEOUT = 120.0
 STEPS = 4
-# For each of three workers a fused call, and some more.
-COUNT = 3 * (STEPS + 2)
+# For each of two workers a fused call, and some more.
+COUNT = 2 * (STEPS + 2)
 
 
 class FusedCalls:

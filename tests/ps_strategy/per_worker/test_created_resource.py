@@ -28,10 +28,10 @@ def test_each_worker_has_a_queue_of_its_own(strategy):
     def take():
         return queue.dequeue()
 
-    assert on_every_worker(strategy, put, tf.constant(3, tf.int64)) == [1, 1, 1]
+    assert on_every_worker(strategy, put, tf.constant(3, tf.int64)) == [1, 1]
     assert strategy.schedule(put, (tf.constant(4, tf.int64),), worker=1).result(TIMEOUT) == 2
-    assert on_every_worker(strategy, take) == [3, 3, 3]
-    assert on_every_worker(strategy, tf.function(queue.size)) == [0, 1, 0]
+    assert on_every_worker(strategy, take) == [3, 3]
+    assert on_every_worker(strategy, tf.function(queue.size)) == [0, 1]
     assert queue.size().numpy() == 0, "the client has one, too"
 
 
@@ -52,9 +52,9 @@ def test_a_module_of_a_variable_a_table_and_a_generator_is_one_resource(strategy
         counter = strategy.create_per_worker_resource(Counter)
     step = tf.function(counter)
     first = on_every_worker(strategy, step, tf.constant(5, tf.int64))
-    assert [(count, size) for count, size, _ in first] == [(1, 1)] * 3
+    assert [(count, size) for count, size, _ in first] == [(1, 1)] * 2
     assert len({float(number) for *_, number in first}) == 1, "they began with the same seed"
-    again = strategy.schedule(step, (tf.constant(6, tf.int64),), worker=2).result(TIMEOUT)
+    again = strategy.schedule(step, (tf.constant(6, tf.int64),), worker=1).result(TIMEOUT)
     assert again[:2] == (2, 2)
     assert again[2] != first[0][2]
     assert counter.count.numpy() == 0
@@ -69,10 +69,10 @@ def test_a_worker_that_was_restarted_creates_its_resource_again(strategy, shared
         queue.enqueue(tf.constant(1, tf.int64))
         return queue.size()
 
-    assert on_every_worker(strategy, put) == [1, 1, 1]
+    assert on_every_worker(strategy, put) == [1, 1]
     shared_cluster.kill("worker", 1)
     shared_cluster.restart("worker", 1)
-    assert on_every_worker(strategy, put) == [2, 1, 2]
+    assert on_every_worker(strategy, put) == [2, 1]
 
 
 def test_a_resource_that_cannot_be_created_fails_the_functions_that_use_it(strategy):

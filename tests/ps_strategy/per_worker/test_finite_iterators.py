@@ -14,24 +14,17 @@ from tests.ps_strategy.fusing.fused_calls import TIMEOUT, FusedCalls
 from tests.ps_strategy.gate import Gate
 from tests.ps_strategy.per_worker.elements import first
 
-EXAMPLES = 103
+EXAMPLES = 53
 # More than there are workers, and few enough that the loop leaves them the processors.
 _AHEAD = 20
 
 
-def sharded(context):
-    numbers = tf.data.Dataset.range(EXAMPLES)
-    return numbers.shard(context.num_input_pipelines, context.input_pipeline_id)
-
-
 @pytest.fixture
 def dataset(strategy):
+    def sharded(context):
+        return tf.data.Dataset.range(EXAMPLES).shard(context.num_input_pipelines, context.input_pipeline_id)
+
     return strategy.experimental_distribute_datasets_from_function(sharded)
-
-
-@tf.function
-def pair(iterator, other):
-    return next(iterator), next(other)
 
 
 def schedule_all(strategy, *iterators, function=first):
@@ -54,13 +47,6 @@ def visited(futures):
 
 
 def test_a_loop_until_the_end_visits_every_example_once_in_each_epoch(strategy, dataset):
-    for _ in range(3):
-        futures = schedule_all(strategy, iter(dataset))
-        strategy.join(TIMEOUT)
-        assert visited(futures) == dict.fromkeys(range(EXAMPLES), 1)
-
-
-def test_variables_optimizers_and_metrics_count_each_element_once(strategy, dataset):
     with strategy.scope():
         count, weight = tf.Variable(0), keras.Variable(1.0)
         optimizer, mean = keras.optimizers.SGD(), keras.metrics.Mean()
@@ -84,7 +70,7 @@ def test_variables_optimizers_and_metrics_count_each_element_once(strategy, data
 
 def test_join_raises_the_end_of_data_and_says_how_to_write_the_loop(strategy, dataset):
     gate = Gate(strategy)
-    gate.occupy(3)
+    gate.occupy(2)
     iterator = iter(dataset)
     futures = [strategy.schedule(first, args=(iterator,)) for _ in range(EXAMPLES + 2)]
     gate.open()
@@ -97,30 +83,23 @@ def test_join_raises_the_end_of_data_and_says_how_to_write_the_loop(strategy, da
 
 
 def test_finite_data_in_fused_calls_is_visited_once(strategy, dataset, monkeypatch):
+    @tf.function
+    def take_if(iterator, number):
+        return next(iterator) if iterator is not None else number
+
+    zero = tf.constant(0, tf.int64)
     fused, iterator = FusedCalls(strategy, monkeypatch), iter(dataset)
-    taken = [int(strategy.schedule(first, (iterator,), worker=worker).result(TIMEOUT)) for worker in range(3)]
-    futures = fused.run(first, [(iterator,)] * (EXAMPLES - 3))
-    assert visited(futures) + Counter(taken) == dict.fromkeys(range(EXAMPLES), 1)
+    taken = [int(strategy.schedule(take_if, (iterator, zero), worker=worker).result(TIMEOUT)) for worker in range(2)]
+    # Steps without an element are fused with each other only.
+    none = [(None, tf.constant(number, tf.int64)) for number in range(24)]
+    futures = fused.run(take_if, [(iterator, zero)] * (EXAMPLES - 2) + none)
+    assert visited(futures[:-24]) + Counter(taken) == dict.fromkeys(range(EXAMPLES), 1)
+    assert visited(futures[-24:]) == dict.fromkeys(range(24), 1)
     assert sum(fused.sizes) > EXAMPLES // 2
     assert not any(future.exception(0) for future in futures)
     with pytest.raises(tf.errors.OutOfRangeError):
         schedule_all(strategy, iterator)[0].result(TIMEOUT)
     strategy.join(TIMEOUT)
-
-
-def test_steps_without_an_element_are_fused_with_each_other_only(strategy, dataset, monkeypatch):
-    fused, iterator = FusedCalls(strategy, monkeypatch), iter(dataset)
-
-    @tf.function
-    def take_if(iterator, number):
-        return next(iterator) if iterator is not None else number
-
-    many = [(iterator, number) for number in range(EXAMPLES)]
-    none = [(None, tf.constant(number, tf.int64)) for number in range(24)]
-    futures = fused.run(take_if, [(iterator, tf.constant(0, tf.int64)) for _ in many] + none)
-    assert visited(futures[:EXAMPLES]) == dict.fromkeys(range(EXAMPLES), 1)
-    assert visited(futures[EXAMPLES:]) == dict.fromkeys(range(24), 1)
-    assert fused.sizes
 
 
 def test_a_step_of_several_elements_may_end_in_the_middle(strategy, dataset):
@@ -137,10 +116,11 @@ def test_a_step_of_several_elements_may_end_in_the_middle(strategy, dataset):
 
 
 def test_a_step_reads_two_iterators_until_one_has_ended(strategy, dataset):
+    pair = tf.function(lambda iterator, other: (next(iterator), next(other)))
     short = iter(strategy.experimental_distribute_dataset(tf.data.Dataset.range(5)))
     futures = schedule_all(strategy, iter(dataset), short, function=pair)
     pairs = [future.result() for future in futures if future.exception(TIMEOUT) is None]
-    assert Counter(int(second) for _, second in pairs) == dict.fromkeys(range(5), 3)
+    assert Counter(int(second) for _, second in pairs) == dict.fromkeys(range(5), 2)
 
 
 def test_the_end_of_a_functions_own_data_is_its_own_error(strategy, dataset):
@@ -173,7 +153,7 @@ def test_functions_that_ask_for_the_end_never_raise_it(strategy, dataset, kind):
         return total
 
     iterator = iter(dataset)
-    totals = [strategy.schedule(rest, args=(iterator,), worker=worker) for worker in range(3)]
+    totals = [strategy.schedule(rest, args=(iterator,), worker=worker) for worker in range(2)]
     strategy.join(TIMEOUT)
     assert sum(int(total.result()) for total in totals) == sum(range(EXAMPLES))
 
