@@ -57,7 +57,6 @@ def inputs() -> dict[str, Any]:
 
 
 def save(model: Any, folder: Path) -> None:
-    """Saves the model in every way, with its variables and predictions."""
     model.save(folder / "model.keras")
     model.save_weights(folder / "model.weights.h5")
     tf.train.Checkpoint(model=model, optimizer=model.optimizer).save(str(folder / "checkpoint"))
@@ -67,11 +66,7 @@ def save(model: Any, folder: Path) -> None:
 
 
 def load_and_check(folder: Path, device: str) -> tuple[dict[str, Any], Any]:
-    """Loads everything, and checks values, predictions, and that the devices of variables have `device` in their names.
-
-    Args:
-      folder: given to `save`.
-      device: part of a name.
+    """Loads everything; checks values, predictions, and that the names of the variables' devices contain `device`.
 
     Returns:
       The models, by how they were saved, and what was exported.
@@ -92,18 +87,14 @@ def load_and_check(folder: Path, device: str) -> tuple[dict[str, Any], Any]:
     return models, served
 
 
-def _load_model(folder: Path) -> Any:
-    return keras.models.load_model(folder / "model.keras")
-
-
-def _load_weights(folder: Path) -> Any:
+def _with_weights(folder: Path) -> Any:
     model = make_model()
     model.optimizer.build(model.trainable_variables)
     model.load_weights(folder / "model.weights.h5")
     return model
 
 
-def _restore(folder: Path) -> Any:
+def _restored(folder: Path) -> Any:
     model = make_model()
     model.optimizer.build(model.trainable_variables)
     checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
@@ -112,9 +103,9 @@ def _restore(folder: Path) -> Any:
 
 
 _LOADS: dict[str, Callable[[Path], Any]] = {
-    "save": _load_model,
-    "save_weights": _load_weights,
-    "Checkpoint": _restore,
+    "save": lambda folder: keras.models.load_model(folder / "model.keras"),
+    "save_weights": _with_weights,
+    "Checkpoint": _restored,
 }
 
 

@@ -27,6 +27,7 @@ def squares(rows):
     return tf.reduce_sum(rows * rows)
 
 
+@tf.autograph.experimental.do_not_convert
 def looked_up_in_branch(table):
     # Not known while it is traced.
     is_larger = tf.reduce_sum(tf.gather(table, [0])) < 100.0
@@ -38,32 +39,23 @@ LOSSES = {
     "rows of rank 2": lambda table: squares(tf.gather(table, [IDS[:3], IDS[3:]])),
     "rows, looked up": lambda table: squares(tf.nn.embedding_lookup(table, IDS, name="rows")),
     "elements": lambda table: squares(tf.gather_nd(table, [[7, 1], [0, 0], [7, 1]])),
-    "all": lambda table: squares(tf.convert_to_tensor(table)),
     "a slice": lambda table: squares(table[2:8:2]),
     "a product": lambda table: squares(tf.matmul(table, tf.ones([WIDTH, 3]))),
     "rows and all": lambda table: squares(tf.gather(table, IDS)) + squares(table),
     "rows twice": lambda table: squares(tf.gather(table, IDS)) * squares(tf.gather(table, IDS[2:])),
-    "rows in a branch": tf.autograph.experimental.do_not_convert(looked_up_in_branch),
+    "rows in a branch": looked_up_in_branch,
     "rows in a function": lambda table: tf.function(lambda: squares(tf.gather(table, IDS)))(),
 }
 
 
-def test_gradients_in_a_step_are_those_of_a_plain_variable(strategy, table):
-    @tf.function
-    def step():
+def test_gradients_in_a_step_and_on_the_client_are_those_of_a_plain_variable(strategy, table):
+    def step(table=table):
         return {name: tf.convert_to_tensor(gradient(table, loss)) for name, loss in LOSSES.items()}
 
-    found = strategy.schedule(step).result(TIMEOUT)
-    plain = tf.Variable(TABLE)
-    for name, loss in LOSSES.items():
-        np.testing.assert_allclose(found[name], tf.convert_to_tensor(gradient(plain, loss)), rtol=1e-6, err_msg=name)
-
-
-def test_gradients_on_the_client_are_those_of_a_plain_variable(table):
-    plain = tf.Variable(TABLE)
-    for name, loss in LOSSES.items():
-        found, expected = (tf.convert_to_tensor(gradient(each, loss)) for each in (table, plain))
-        np.testing.assert_allclose(found, expected, rtol=1e-6, err_msg=name)
+    expected = step(tf.Variable(TABLE))
+    for found in (step(), strategy.schedule(tf.function(step)).result(TIMEOUT)):
+        for name in LOSSES:
+            np.testing.assert_allclose(found[name], expected[name], rtol=1e-6, err_msg=name)
 
 
 def read_in_a_loop(table):
@@ -73,8 +65,7 @@ def read_in_a_loop(table):
     return total
 
 
-@pytest.mark.parametrize("place", ["client", "worker"])
-def test_a_gradient_through_a_loop_is_that_of_a_plain_variable(strategy, table, place):
+def test_a_gradient_through_a_loop_is_that_of_a_plain_variable(strategy, table):
     @tf.function
     def step():
         return tf.convert_to_tensor(gradient(table, read_in_a_loop))
@@ -82,10 +73,9 @@ def test_a_gradient_through_a_loop_is_that_of_a_plain_variable(strategy, table, 
     plain = tf.Variable(TABLE)
     expected = tf.function(lambda: gradient(plain, read_in_a_loop))()
     # So many that they are fused.
-    found = [step()] if place == "client" else [strategy.schedule(step) for _ in range(40)]
-    for each in found:
-        value = each if place == "client" else each.result(TIMEOUT)
-        np.testing.assert_allclose(value, expected, rtol=1e-6)
+    futures = [strategy.schedule(step) for _ in range(40)]
+    for found in (step(), *[future.result(TIMEOUT) for future in futures]):
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 def test_a_gradient_through_a_loop_is_refused_for_a_large_variable_but_not_within(table, monkeypatch):
@@ -97,32 +87,36 @@ def test_a_gradient_through_a_loop_is_refused_for_a_large_variable_but_not_withi
     def within():
         total = tf.zeros([ROWS, WIDTH])
         for _ in tf.range(2):
-            total += tf.convert_to_tensor(
-                gradient(table, tf.autograph.experimental.do_not_convert(looked_up_in_branch))
-            )
+            total += tf.convert_to_tensor(gradient(table, looked_up_in_branch))
         return total
 
-    expected = tf.convert_to_tensor(gradient(tf.Variable(TABLE), lambda table: squares(tf.gather(table, IDS))))
+    expected = tf.convert_to_tensor(gradient(tf.Variable(TABLE), LOSSES["rows"]))
     np.testing.assert_allclose(within(), 2 * expected, rtol=1e-6)
 
 
 def test_the_gradient_of_rows_has_the_rows_with_their_indices_in_the_whole(strategy, table):
     @tf.function
+    def inner(ids):
+        return squares(tf.gather(table, ids))
+
+    @tf.function
     def step(ids):
-        found = gradient(table, lambda table: squares(tf.gather(table, ids)))
-        assert isinstance(found, tf.IndexedSlices)
-        return found.values, found.indices, found.dense_shape
+        found = {
+            "rows": gradient(table, lambda table: squares(tf.gather(table, ids))),
+            "of a function": gradient(table, lambda _: inner(ids)),
+            "in a branch": gradient(
+                table, lambda table: tf.cond(ids[0] > 0, lambda: squares(tf.gather(table, ids)), lambda: 0.0)
+            ),
+        }
+        return {name: (each.values, each.indices, each.dense_shape) for name, each in found.items()}
 
     for ids in (IDS, IDS[::-1]):
-        values, indices, shape = strategy.schedule(step, args=(np.array(ids),)).result(TIMEOUT)
-        assert indices.tolist() == ids
-        assert shape.tolist() == [ROWS, WIDTH]
-        np.testing.assert_array_equal(values, 2 * TABLE[ids])
-
-
-def test_a_step_that_needs_the_gradient_of_rows_reads_rows_alone(strategy, table):
-    found = tf.function(lambda: gradient(table, LOSSES["rows"]).values).get_concrete_function()
-    assert "ReadVariableOp" not in {operation.type for operation in found.graph.get_operations()}
+        for name, found in strategy.schedule(step, args=(np.array(ids),)).result(TIMEOUT).items():
+            values, indices, shape = found
+            assert (indices.tolist(), shape.tolist()) == (ids, [ROWS, WIDTH]), name
+            np.testing.assert_array_equal(values, 2 * TABLE[ids], err_msg=name)
+    rows_alone = tf.function(lambda: gradient(table, LOSSES["rows"]).values).get_concrete_function()
+    assert "ReadVariableOp" not in {operation.type for operation in rows_alone.graph.get_operations()}
 
 
 def test_the_tape_watches_it_as_any_variable(sharded, table):
@@ -130,9 +124,7 @@ def test_the_tape_watches_it_as_any_variable(sharded, table):
         tf.gather(table, IDS)
     assert [each is table for each in tape.watched_variables()] == [True]
     fixed = sharded(TABLE, parts=3, trainable=False)
-    with tf.GradientTape() as tape:
-        value = squares(tf.gather(fixed, IDS))
-    assert tape.gradient(value, fixed) is None
+    assert gradient(fixed, LOSSES["rows"]) is None
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(fixed)
         value = squares(tf.gather(fixed, IDS)) + squares(tf.gather(table, IDS))
@@ -143,10 +135,12 @@ def test_the_tape_watches_it_as_any_variable(sharded, table):
 
 def test_gradients_of_gradients_are_those_of_a_plain_variable(table):
     def second(table):
-        with tf.GradientTape() as tape:
-            first = tf.convert_to_tensor(gradient(table, lambda table: tf.reduce_sum(tf.gather(table, IDS) ** 3)))
-            value = squares(first)
-        return tf.convert_to_tensor(tape.gradient(value, table))
+        def of_first(table):
+            return squares(
+                tf.convert_to_tensor(gradient(table, lambda table: tf.reduce_sum(tf.gather(table, IDS) ** 3)))
+            )
+
+        return tf.convert_to_tensor(gradient(table, of_first))
 
     np.testing.assert_allclose(tf.function(second)(table), second(tf.Variable(TABLE)), rtol=1e-5)
 

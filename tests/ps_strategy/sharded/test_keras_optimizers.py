@@ -10,6 +10,7 @@ from tests.ps_strategy.keras.internals.test_row_updates import Training as _Trai
 from tests.ps_strategy.keras.test_optimizers import CHANGE_WHOLE_VARIABLES, OPTIMIZERS
 
 TIMEOUT = 240.0
+PARTITIONER = tf.distribute.experimental.partitioners.FixedShardsPartitioner(3)
 ALL = {**BY_ROWS, **{name: OPTIMIZERS[name] for name in sorted(CHANGE_WHOLE_VARIABLES)}}
 # One for each way to change a variable.
 DEFAULT = ("SGD, Nesterov's", "AdamW", "Adam, global_clipnorm", "Nadam in a LossScaleOptimizer", "Lamb")
@@ -28,7 +29,7 @@ class Training(_Training):
 @pytest.fixture(scope="module", params=[DEFAULT, pytest.param(tuple(ALL), marks=pytest.mark.long)], ids=["some", "all"])
 def trainings(strategy, sharded_scope, request):
     """Trainings on the cluster after some steps, by the names of their optimizers."""
-    with sharded_scope(tf.distribute.experimental.partitioners.FixedShardsPartitioner(3)):
+    with sharded_scope(PARTITIONER):
         trainings = {name: Training(ALL[name]) for name in request.param}
 
     @tf.function
@@ -48,7 +49,7 @@ def summed(gradient):
     return tf.constant(found)
 
 
-def test_rows_and_slots_change_as_those_of_plain_variables(trainings):
+def test_rows_and_slots_change_as_those_of_plain_variables_and_have_their_servers(trainings):
     for name, training in trainings.items():
         here = Training(ALL[name])
         for gradient, dense in zip(GRADIENTS, DENSE, strict=True):
@@ -57,57 +58,37 @@ def test_rows_and_slots_change_as_those_of_plain_variables(trainings):
             here.step(tf.constant(dense))
         for value, expected in zip(training.values(), here.values(), strict=True):
             np.testing.assert_allclose(value, expected, rtol=1e-6, atol=1e-6, err_msg=name)
-
-
-def test_slots_are_in_parts_beside_those_of_their_variable(trainings):
-    with_slots = set()
-    for name, training in trainings.items():
         table = training.variables[0].value
         assert [part.shape[0] for part in table.variables] == [3, 3, 3]
         slots = [each.value for each in training.optimizer.variables if each.shape == (ROWS, WIDTH)]
-        with_slots |= {name for _ in slots}
+        assert slots or name not in ("AdamW", "Ftrl", "use_ema", "Lamb")
         for slot in slots:
             assert [part.device for part in slot.variables] == [part.device for part in table.variables], name
-    expected = {"Adam, AMSGrad", "AdamW", "Ftrl", "use_ema", "Lamb", "gradient_accumulation_steps"}
-    assert with_slots >= expected.intersection(trainings)
 
 
-def test_a_gradient_of_rows_leaves_the_other_rows_and_their_slots(strategy, sharded_scope):
-    with sharded_scope(tf.distribute.experimental.partitioners.FixedShardsPartitioner(3)):
+def test_a_gradient_of_rows_reads_and_changes_these_rows_alone(strategy, sharded_scope):
+    with sharded_scope(PARTITIONER):
         training = Training(BY_ROWS["AdamW"])
     before = [np.asarray(each) for each in training.state()]
-    step = tf.function(lambda gradient: training.step(gradient, IDS))
-    strategy.schedule(step, args=(GRADIENTS[0],)).result(TIMEOUT)
+    step = tf.function(training.step)
+    strategy.schedule(step, args=(GRADIENTS[0], IDS)).result(TIMEOUT)
     for variable, value in zip(training.state(), before, strict=True):
         if variable.shape[:1] == (ROWS,):
             np.testing.assert_array_equal(np.asarray(variable)[OTHERS], value[OTHERS])
             assert not np.any(np.isclose(np.asarray(variable)[TOUCHED], value[TOUCHED]))
 
-
-def test_an_update_by_rows_reads_no_part_as_a_whole(sharded_scope):
-    with sharded_scope(tf.distribute.experimental.partitioners.FixedShardsPartitioner(3)):
-        table = keras.Variable(np.ones([ROWS, WIDTH], np.float32))
-        optimizer = keras.optimizers.Adam(0.1)
-        optimizer.build([table])
-
-    @tf.function
-    def step(values, indices):
-        optimizer.apply([tf.IndexedSlices(values, indices, tf.constant([ROWS, WIDTH]))], [table])
-
     graph = step.get_concrete_function(tf.constant(GRADIENTS[0]), tf.constant(IDS)).graph
-    parts = {part.handle.ref() for slot in [table, *optimizer.variables] for part in getattr(slot.value, "parts", ())}
+    tables = [each.value for each in training.state() if each.shape[:1] == (ROWS,)]
+    parts = {part.handle.ref() for table in tables for part in table.parts}
     inside = {inner.ref() for outer, inner in graph.captures if outer.ref() in parts}
-    reads = [each.type for each in graph.get_operations() if each.inputs and each.inputs[0].ref() in inside]
-    assert len(parts) == 9
-    assert "ReadVariableOp" not in reads
-    assert reads.count("ResourceGather") >= 6
-    devices = {each.device for each in graph.get_operations() if each.type == "ResourceScatterNdAdd"}
-    assert len(devices) == 2
+    used = [each for each in graph.get_operations() if each.inputs and each.inputs[0].ref() in inside]
+    assert "ReadVariableOp" not in {each.type for each in used}
+    assert len({each.device for each in used if each.type == "ResourceScatterNdAdd"}) == 2
 
 
 def test_racing_workers_lose_no_addition_to_slots(strategy, sharded_scope):
     rows, width, in_a_step, steps = 60, 64, 4, 20
-    with sharded_scope(tf.distribute.experimental.partitioners.FixedShardsPartitioner(3)):
+    with sharded_scope(PARTITIONER):
         table = keras.Variable(initializer="zeros", shape=(rows, width))
         adagrad = keras.optimizers.Adagrad(0.1, initial_accumulator_value=0.0)
         adagrad.build([table])

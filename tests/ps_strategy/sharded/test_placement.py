@@ -1,6 +1,5 @@
 """Tests of the servers that parts and variables of different sizes are placed on."""
 
-import collections
 import types
 
 import pytest
@@ -8,7 +7,6 @@ import tensorflow as tf
 
 from coordinator.ps_strategy.sharded.creation import Placement
 
-DEVICES = ("a", "b", "c")
 MB = 2**20
 
 
@@ -16,12 +14,11 @@ MB = 2**20
 def placed():
     """Returns a function that places variables of these sizes in MB, one after the other or as parts of one."""
     variables: list = []
-    placement = Placement(DEVICES, lambda: variables)
+    placement = Placement(("a", "b", "c"), lambda: variables)
 
     def place(sizes, at_once=False):
-        groups = [sizes] if at_once else [[size] for size in sizes]
         devices = []
-        for group in groups:
+        for group in [sizes] if at_once else [[size] for size in sizes]:
             found = placement.next_devices([int(size * MB) for size in group])
             variables.extend(
                 types.SimpleNamespace(device=device, shape=tf.TensorShape([int(size * MB / 4)]), dtype=tf.float32)
@@ -34,7 +31,7 @@ def placed():
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-@pytest.mark.parametrize("sizes", [[8] * 7, [0.01, 0.5, 0, 0.9] * 2, [4, 3.9, 3.9, 3.9, 3.8], [64, 63, 63, 64]])
+@pytest.mark.parametrize("sizes", [[0.01, 0.5, 0, 0.9] * 2, [4, 3.9, 3.9, 3.9, 3.8], [64, 63, 63, 64]])
 def test_equal_and_small_variables_are_placed_in_turn(placed, sizes, at_once):
     assert placed(sizes, at_once) == ("abc" * 3)[: len(sizes)]
 
@@ -42,7 +39,7 @@ def test_equal_and_small_variables_are_placed_in_turn(placed, sizes, at_once):
 def test_large_variables_go_where_the_fewest_bytes_are(placed):
     # In turn, one server would have all of the large ones.
     sizes = [100, 2, 2, 100, 2, 2, 100, 2, 2]
-    held = collections.Counter()
+    held = dict.fromkeys("abc", 0)
     for device, size in zip(placed(sizes), sizes, strict=True):
         held[device] += size
     assert max(held.values()) <= 110

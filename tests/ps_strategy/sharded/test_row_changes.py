@@ -14,7 +14,6 @@ REPEATED = [17, 31, 0, 17, 31, 31, 5]
 UPDATES = np.random.default_rng(1).integers(1, 5, size=(len(IDS), WIDTH)).astype(np.float32)
 BY_SLICES = ("scatter_add", "scatter_sub", "scatter_min", "scatter_max", "scatter_mul", "scatter_div", "scatter_update")
 BY_INDICES = ("scatter_nd_add", "scatter_nd_sub", "scatter_nd_min", "scatter_nd_max", "scatter_nd_update")
-DEPENDS_ON_ORDER = ("update",)
 
 
 def change(variable, method, ids, updates):
@@ -23,57 +22,27 @@ def change(variable, method, ids, updates):
     return getattr(variable, method)(tf.IndexedSlices(updates, tf.constant(ids)))
 
 
-def all_changes(variable, change_and_read):
+def all_changes(variable):
     """Returns the values after each method, by its name, and whether indices are repeated."""
     found = {}
     for method in (*BY_SLICES, *BY_INDICES):
         for ids in (IDS, REPEATED):
-            if ids is IDS or not method.endswith(DEPENDS_ON_ORDER):
-                found[f"{method} of {ids}"] = change_and_read(variable, method, ids)
+            if ids is IDS or not method.endswith("update"):
+                with tf.control_dependencies([variable.assign(VALUE)]):
+                    change(variable, method, ids, UPDATES)
+                    found[f"{method} of {ids}"] = tf.identity(variable.read_value())
     return found
 
 
-@pytest.fixture(scope="module")
-def expected():
-    plain = tf.Variable(VALUE)
-
-    def changed(variable, method, ids):
-        change(variable.assign(VALUE), method, ids, UPDATES)
-        return variable.numpy()
-
-    return all_changes(plain, changed)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("parts", [3, 4], ids=["uneven", "even"])
-def test_rows_change_in_a_step_as_those_of_a_plain_variable(strategy, sharded, expected, parts):
-    variable = sharded(VALUE, parts=parts)
-
-    def changed(variable, method, ids):
-        with tf.control_dependencies([variable.assign(VALUE)]):
-            change(variable, method, ids, UPDATES)
-            return variable.read_value()
-
-    @tf.function
-    def step():
-        return all_changes(variable, changed)
-
-    found = strategy.schedule(step).result(TIMEOUT)
-    for name, value in expected.items():
-        np.testing.assert_array_equal(found[name], value, err_msg=name)
-
-
-@pytest.mark.long
-def test_rows_change_on_the_client_as_those_of_a_plain_variable(sharded, expected):
-    variable = sharded(VALUE, parts=3)
-
-    def changed(variable, method, ids):
-        variable.assign(VALUE)
-        change(variable, method, ids, UPDATES)
-        return variable.numpy()
-
-    for name, value in all_changes(variable, changed).items():
-        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+@pytest.mark.parametrize("place", ["client", pytest.param("step", marks=pytest.mark.long)])
+def test_rows_change_as_those_of_a_plain_variable(strategy, sharded, place):
+    expected = all_changes(tf.Variable(VALUE))
+    for parts in (3, 4) if place == "step" else (3,):
+        variable = sharded(VALUE, parts=parts)
+        step = tf.function(lambda variable=variable: all_changes(variable))
+        found = strategy.schedule(step).result(TIMEOUT) if place == "step" else all_changes(variable)
+        for name, value in expected.items():
+            np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
 def test_what_a_change_returns_has_the_new_value(sharded):
@@ -83,56 +52,49 @@ def test_what_a_change_returns_has_the_new_value(sharded):
         assert np.sum(tf.convert_to_tensor(changed).numpy(), axis=1).tolist() == [0, 2, 0, 0, 2]
 
 
-def test_one_number_is_added_to_all_elements_of_the_rows(sharded):
-    variable = sharded(np.zeros([5, 2], np.float32), parts=2)
-    variable.scatter_add(tf.IndexedSlices(tf.constant(3.0), tf.constant([4, 0, 4])))
-    assert variable.numpy()[:, 1].tolist() == [3, 0, 0, 0, 6]
-
-
-def test_single_elements_change_by_scatter_nd(strategy, sharded):
-    variable = sharded(np.zeros([5, 2], np.float32), parts=3)
+def test_single_elements_and_one_number_change_rows_in_a_step(strategy, sharded):
+    variable, other = (sharded(np.zeros([5, 2], np.float32), parts=3) for _ in range(2))
 
     @tf.function
     def step():
         variable.scatter_nd_add([[4, 1], [0, 0], [4, 1]], [1.0, 2.0, 3.0])
         variable.scatter_nd_update([[2, 1]], [7.0])
+        other.scatter_add(tf.IndexedSlices(tf.constant(3.0), tf.constant([4, 0, 4])))
 
     strategy.schedule(step).result(TIMEOUT)
     assert variable.numpy().tolist() == [[2, 0], [0, 0], [0, 7], [0, 0], [0, 4]]
+    assert other.numpy().tolist() == [[3, 3], [0, 0], [0, 0], [0, 0], [6, 6]]
 
 
-@pytest.mark.parametrize("index", [5, -1])
-def test_an_index_out_of_range_is_refused_and_changes_no_other_row(sharded, index):
+def test_other_rows_than_its_own_and_other_changes_are_refused(sharded):
     variable = sharded(np.zeros([5, 2], np.float32), parts=3)
     for method in (*BY_SLICES, *BY_INDICES):
-        with pytest.raises(tf.errors.InvalidArgumentError):
-            change(variable, method, [index], np.ones([1, 2], np.float32))
-    assert not variable.numpy().any()
-
-
-def test_what_is_not_indexed_slices_is_refused(sharded):
-    variable = sharded(np.zeros([5, 2], np.float32), parts=2)
+        for index in (5, -1):
+            with pytest.raises(tf.errors.InvalidArgumentError):
+                change(variable, method, [index], np.ones([1, 2], np.float32))
     for method in BY_SLICES:
         with pytest.raises(TypeError, match="IndexedSlices"):
             getattr(variable, method)(tf.ones([2, 2]))
+    assert not variable.numpy().any()
 
 
-@pytest.mark.long
-def test_racing_workers_lose_no_addition_to_a_row(strategy, sharded):
-    variable = sharded(np.zeros([9, 64], np.float32), parts=3)
-    ids = [8, 0, 4, 8]
-    ones = tf.ones([len(ids), 64])
-    in_a_step, steps = 20, 60
+def test_racing_workers_lose_no_addition(strategy, sharded):
+    rows, whole = (sharded(np.zeros([9, 64], np.float32), parts=3) for _ in range(2))
+    ids = tf.constant([8, 0, 4, 8])
+    in_a_step, steps = 10, 30
 
     @tf.function
     def step():
         for _ in tf.range(in_a_step):
-            variable.scatter_add(tf.IndexedSlices(2.0 * ones, tf.constant(ids)))
-            variable.scatter_sub(tf.IndexedSlices(ones, tf.constant(ids)))
+            rows.scatter_add(tf.IndexedSlices(tf.fill([4, 64], 2.0), ids))
+            rows.scatter_sub(tf.IndexedSlices(tf.ones([4, 64]), ids))
+            whole.assign_add(tf.fill([9, 64], 3.0))
+            whole.assign_sub(tf.ones([9, 64]))
 
     for _ in range(steps):
         strategy.schedule(step)
     strategy.join(TIMEOUT)
     count = in_a_step * steps
-    np.testing.assert_array_equal(variable[:, 0], [count, 0, 0, 0, count, 0, 0, 0, 2 * count])
-    np.testing.assert_array_equal(np.ptp(variable.numpy(), axis=1), np.zeros(9))
+    expected = np.array([count, 0, 0, 0, count, 0, 0, 0, 2 * count])
+    np.testing.assert_array_equal(rows, np.repeat(expected[:, np.newaxis], 64, axis=1))
+    np.testing.assert_array_equal(whole, np.full([9, 64], 2 * count))

@@ -3,7 +3,6 @@
 import types
 
 import keras
-import pytest
 import tensorflow as tf
 
 from coordinator.ps_strategy.keras.internals import patches
@@ -13,27 +12,19 @@ ROWS = 2**30 + 2**29
 FAR = 2 * ROWS - 1
 
 
-@pytest.fixture(scope="module")
-def table():
-    """Two parts whose memory is reserved, and only used where a row is written."""
-
+def test_rows_have_numbers_of_any_size_and_kind(monkeypatch):
+    # Memory is reserved, and only used where a row is written.
     def part():
         return tf.raw_ops.Empty(shape=[ROWS, 1], dtype=tf.bfloat16, init=False)
 
     parts = [tf.Variable(part, shape=[ROWS, 1], dtype=tf.bfloat16) for _ in range(2)]
     table = ShardedVariable(parts, "table", trainable=True)
     table.scatter_update(tf.IndexedSlices(tf.constant([[1], [2], [3]], tf.bfloat16), [0, 2**31 + 5, FAR]))
-    return table
-
-
-def test_rows_are_read_by_numbers_of_any_kind(table):
     assert table.sparse_read([FAR, 0, 2**31 + 5])[:, 0].numpy().tolist() == [3, 1, 2]
     for index in (FAR, -1, tf.constant(FAR, tf.int64), tf.constant(-1)):
         assert table[index].numpy() == [3]
     assert table[2**31 + 5 : 2**31 + 6].numpy() == [[2]]
 
-
-def test_gradients_are_of_the_whole_shape(table):
     def gradient():
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(tf.gather(table, [FAR, 0]))
@@ -42,11 +33,8 @@ def test_gradients_are_of_the_whole_shape(table):
 
     for compute in (gradient, tf.function(gradient)):
         indices, shape = compute()
-        assert indices.numpy().tolist() == [FAR, 0]
-        assert shape.numpy().tolist() == [2 * ROWS, 1]
+        assert (indices.numpy().tolist(), shape.numpy().tolist()) == ([FAR, 0], [2 * ROWS, 1])
 
-
-def test_keras_looks_rows_up_by_narrow_numbers_too(table, monkeypatch):
     # As if it were on a parameter server.
     monkeypatch.setattr(patches, "_table_on_server", lambda _: table)
     variable = types.SimpleNamespace(_maybe_autocast=lambda rows: rows)
