@@ -1,4 +1,4 @@
-"""What the programs of these tests have in common: models, data, what one device makes of them, and a client.
+"""What the scenarios of these tests have in common: models, data, what one device makes of them, and a client.
 
 What is called "difference" is the largest one between the weights of a model and those that the same batches give it on
 one device.
@@ -6,18 +6,22 @@ one device.
 
 import functools
 import json
+import re
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import coordinator
 from coordinator.testing import LocalCluster
 
 EXAMPLES, BATCH, STEPS = 64, 16, 8
+TOLERANCE = 1e-5
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(EXAMPLES, 5)).astype(np.float32)
 SERIES = RANDOM.normal(size=(EXAMPLES, 4, 5)).astype(np.float32)
@@ -32,27 +36,6 @@ def dense_model() -> keras.Model:
 
 def recurrent_model() -> keras.Model:
     return keras.Sequential([keras.Input((4, 5)), keras.layers.LSTM(6), keras.layers.Dense(3)])
-
-
-class OwnStep(keras.Model):
-    """A model with a `train_step` of its own, which is built by its first batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers_in_order = [keras.layers.Dense(8, "relu"), keras.layers.Dense(3)]
-
-    def call(self, inputs: Any) -> Any:
-        for layer in self.layers_in_order:
-            inputs = layer(inputs)
-        return inputs
-
-    def train_step(self, data: Any) -> Any:
-        x, y = data
-        with tf.GradientTape() as tape:
-            loss = self.compute_loss(x, y, self(x, training=True))
-        self.optimizer.apply(tape.gradient(loss, self.trainable_weights), self.trainable_weights)
-        # The mean over the replicas of the sums that each has of the loss.
-        return {"own": loss * tf.distribute.get_strategy().num_replicas_in_sync}
 
 
 def loss() -> keras.losses.Loss:
@@ -73,21 +56,14 @@ OPTIMIZERS = {"Nadam": lambda: keras.optimizers.Nadam(0.01), "AdamW": decaying_a
 
 
 class OneDevice:
-    """What one device makes of a model in two epochs.
-
-    Attributes:
-      initial: the weights before.
-      weights: those afterwards.
-      history: of `fit`.
-    """
+    """What one device makes of a model in two epochs: the weights before and afterwards, and the history of `fit`."""
 
     def __init__(self, make: Callable[[], keras.Model], x: Any, optimizer: Callable[[], Any] = adam) -> None:
         keras.utils.set_random_seed(1)
         model = make()
         model.compile(optimizer(), loss(), metrics=["accuracy"])
         self.initial = model.get_weights()
-        arguments = {"batch_size": BATCH, "epochs": 2, "shuffle": False, "verbose": 0}
-        self.history = model.fit(x, Y, **arguments).history
+        self.history = model.fit(x, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history
         self.weights = model.get_weights()
 
     def difference(self, model: keras.Model) -> float:
@@ -102,54 +78,44 @@ def one_device(name: str) -> OneDevice:
 
 
 class Client:
-    """A client of workers with two devices each; a subclass has methods that return observations.
+    """A client of workers with two devices each; a subclass has methods that check something."""
 
-    Args:
-      strategy: the strategy.
-      cluster: the cluster.
-      folder: for checkpoints.
-    """
-
-    def __init__(self, strategy: Any, cluster: LocalCluster, folder: str) -> None:
+    def __init__(self, strategy: Any, cluster: LocalCluster) -> None:
         self.strategy = strategy
         self.cluster = cluster
-        self.folder = folder
 
     def results(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Returns what a scheduled function returns, with a list of the values of all replicas for each value."""
         found = self.strategy.schedule(tf.function(function, autograph=False), args).result()
         return tf.nest.map_structure(
             lambda each: [np.asarray(part).tolist() for part in self.strategy.experimental_local_results(each)], found
         )
 
-    def concrete(self, function: Any, *args: Any) -> Any:
-        with self.strategy.extended.scheduled_tracing():
-            return function.get_concrete_function(*args)
-
-    def refusal(self, function: Callable[[], Any]) -> str:
-        try:
+    def assert_refused(self, words: str, function: Callable[[], Any]) -> None:
+        """Asserts that a scheduled function fails with an error of these words."""
+        with pytest.raises(Exception, match=re.escape(words)):
             self.strategy.schedule(tf.function(function, autograph=False)).result()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the test compares the message
-            return f"{type(error).__name__}: {error}"
-        return "none"
 
 
-def replica_number() -> Any:
-    return tf.distribute.get_replica_context().replica_id_in_sync_group
+def check(kind: type[Client], models: Mapping[str, Sequence[str]]) -> None:
+    """Prints, as a JSON object, the traceback of each method that the arguments name after the number of workers.
 
-
-def write_observations(kind: type[Client]) -> None:
-    """Prints a JSON object with what the methods return that the program's arguments name.
-
-    They come after the folder and the number of workers.
+    Args:
+      kind: a class with these methods.
+      models: what methods need of one device, beside the dense model, by their names.
     """
-    folder, workers, *names = sys.argv[1:]
-    for model in ("dense", *(OPTIMIZERS if "optimizers" in names else ()), *{"recurrent"}.intersection(names)):
+    workers, *names = sys.argv[1:]
+    for model in ("dense", *(model for name in names for model in models.get(name, ()))):
         one_device(model)
     options = coordinator.Options(reconnect_interval=0.1, heartbeat_interval=0.2)
+    found = dict.fromkeys(names, "")
     with (
         LocalCluster(workers=int(workers), ps=1, devices_per_worker=2) as cluster,
         coordinator.ParameterServerStrategy(cluster.resolver, options=options) as strategy,
     ):
-        client = kind(strategy, cluster, folder)
-        found = {name: getattr(client, name)() for name in names}
+        for name in names:
+            try:
+                getattr(kind(strategy, cluster), name)()
+            except Exception:  # noqa: BLE001 - the test of this scenario fails with it
+                found[name] = traceback.format_exc()
     sys.stdout.write(json.dumps(found))

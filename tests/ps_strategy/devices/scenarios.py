@@ -1,0 +1,437 @@
+"""What `test_devices.py` checks on workers with two devices each, as methods; see `client.py`."""
+
+import contextlib
+import logging
+import tempfile
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import coordinator
+from coordinator.ps_strategy.fusing.graph_copies import packed_function
+from tests.ps_strategy.devices.client import (
+    BATCH,
+    EXAMPLES,
+    KEYS,
+    MEAN,
+    OPTIMIZERS,
+    SERIES,
+    STEPS,
+    SUM,
+    TOLERANCE,
+    Client,
+    X,
+    Y,
+    adam,
+    check,
+    dense_model,
+    loss,
+    one_device,
+    recurrent_model,
+)
+
+ARRAYS = {"x": X, "y": Y, "batch_size": BATCH, "shuffle": False}
+DEVICES = ["/device:CPU:0", "/device:CPU:1"]
+
+
+def number_of_replica() -> Any:
+    """Returns 1 on the first device, 2 on the second one."""
+    return tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.float32) + 1.0
+
+
+class Scenarios(Client):
+    def each_device_is_a_replica_and_replicas_combine_their_values(self) -> None:
+        strategy = self.strategy
+
+        def replica() -> Any:
+            context, number = tf.distribute.get_replica_context(), number_of_replica()
+            rows = tf.IndexedSlices(number[None, None], context.replica_id_in_sync_group[tf.newaxis], [2, 1])
+            summed = context.all_reduce(SUM, {"number": number, "rows": rows})
+            return number, summed["number"], tf.convert_to_tensor(summed["rows"]), context.all_gather(number[None], 0)
+
+        def combined() -> Any:
+            values = strategy.run(lambda: tf.fill([2], number_of_replica()))
+            sums = (strategy.reduce(kind, values, axis=0) for kind in (SUM, MEAN))
+            return (*sums, strategy.gather(values, 0))
+
+        assert strategy.num_replicas_in_sync == 2
+        number, summed, rows, gathered = self.results(lambda: strategy.run(replica))
+        assert (number, summed, rows, gathered) == ([1, 2], [3, 3], [[[1], [2]]] * 2, [[1, 2]] * 2)
+        assert self.results(combined) == ([6], [1.5], [[1, 1, 2, 2]])
+        self.assert_refused("the same for all replicas", lambda: strategy.reduce(SUM, tf.constant(1.0)))
+
+    def a_variable_is_changed_by_what_its_aggregation_makes_of_all_replicas(self) -> None:
+        kinds, run = tf.VariableAggregation, self.strategy.run
+        with self.strategy.scope():
+            total, first = (tf.Variable(1.0, aggregation=kind) for kind in (kinds.SUM, kinds.ONLY_FIRST_REPLICA))
+            mean = tf.Variable([1.0, 1.0], aggregation=kinds.MEAN)
+            none = tf.Variable(0.0)
+            state = keras.random.SeedGenerator(7)
+            metric = keras.metrics.Mean()
+            weight = keras.Variable("ones", shape=(1,))
+
+        def replica() -> Any:
+            number = number_of_replica()
+            weight.assign(tf.nn.relu(weight - 4.0 * (number - 1.0)))
+            total.assign_add(number)
+            total.assign(total - number * 10.0)
+            first.assign(number * 3.0)
+            mean.assign_sub([number, 0.0])
+            metric.update_state(number)
+            return total.read_value(), state.next()
+
+        reads, seeds = self.results(lambda: run(replica))
+        # 1 + (1 + 2) - (10 + 20); the first replica's 3; 1 - (1 + 2) / 2; (1 + 0) / 2.
+        assert [each.numpy().tolist() for each in (total, first, mean, weight)] == [-26, 3, [-0.5, 1], [0.5]]
+        assert (reads, seeds) == ([-26, -26], [[7, 0], [7, 1]])
+        assert (float(metric.result()), float(metric.count)) == (1.5, 2)
+
+        def descend() -> None:
+            with tf.GradientTape() as tape:
+                gradient = tape.gradient(weight * 2.0, weight.value)
+            weight.assign_sub(gradient)
+
+        row = tf.IndexedSlices(tf.constant([1.0]), tf.constant([0]))
+        self.assert_refused("created without an aggregation", lambda: run(lambda: none.assign_add(1.0)))
+        self.assert_refused("call assign of the variable", lambda: run(descend))
+        self.assert_refused("outside of strategy.run", lambda: run(lambda: mean.scatter_update(row)))
+        self.assert_refused("not its value plus something", lambda: run(lambda: metric.total.assign(5.0)))
+
+    def datasets_have_an_element_for_each_replica(self) -> None:
+        strategy, seen = self.strategy, []
+
+        def of_function(context: tf.distribute.InputContext) -> tf.data.Dataset:
+            seen.extend([context.num_replicas_in_sync, context.get_per_replica_batch_size(6)])
+            return tf.data.Dataset.range(8).batch(3).map(lambda each: {"x": each})
+
+        options = tf.distribute.InputOptions(experimental_per_replica_buffer_size=2, experimental_fetch_to_device=False)
+        per_worker = strategy.experimental_distribute_datasets_from_function(of_function, options)
+        whole = strategy.experimental_distribute_dataset(tf.data.Dataset.range(8).batch(3))
+        values = strategy.experimental_distribute_values_from_function(lambda each: each.replica_id_in_sync_group * 5)
+        for dataset, expected in (
+            (per_worker, [{"x": [[0, 1, 2], [3, 4, 5]]}, {"x": [[6, 7], []]}]),
+            (whole, [[[0, 1], [2]], [[3, 4], [5]], [[6], [7]]]),
+        ):
+            iterator = iter(dataset)
+            assert [self.results(next_of, iterator) for _ in expected] == expected
+        assert (seen, [*strategy.experimental_local_results(values)]) == ([2, 3], [0, 5])
+
+    def what_is_done_once_for_a_worker_is_refused_on_each_of_its_devices(self) -> None:
+        strategy = self.strategy
+        with strategy.scope():
+            variable = tf.Variable([1.0])
+            rule = coordinator.updates.Asynchronous(keras.optimizers.SGD(0.1), [variable])
+
+        def pull() -> Any:
+            with rule.pull() as version:
+                return version
+
+        def update_with_parts() -> Any:
+            def merged(strategy: Any, values: Any) -> Any:
+                return strategy.extended.update(variable, lambda each, value: each.assign(value), args=(values,))
+
+            return tf.distribute.get_replica_context().merge_call(merged, args=(number_of_replica()[None],))
+
+        for words, function in (
+            ("rule.pull() is used once for all devices of a worker", pull),
+            (
+                "rule.push() is used once for all devices of a worker",
+                lambda: rule.push([tf.constant([1.0])], tf.constant(0, tf.int64)),
+            ),
+            ("differs between the replicas", update_with_parts),
+            # As by TensorFlow's other strategies.
+            (
+                "Please use `tf.keras.losses.Reduction.SUM`",
+                lambda: tf_keras.losses.MeanSquaredError()(tf.zeros([2, 1]), tf.ones([2, 1])),
+            ),
+        ):
+            self.assert_refused(words, lambda function=function: strategy.run(function))  # type: ignore[misc]
+        with pytest.raises(RuntimeError, match="was called on the client"):
+            strategy.run(lambda: 0)
+
+    def a_loop_equals_one_device_and_reads_and_changes_variables_once(self) -> None:
+        operations = self._loop(None)
+        assert [operations[kind] for kind in ("reads", "reads in loops and calls", "changes")] == [4, 0, 4]
+
+    def rules_take_gradients_that_were_summed_on_the_worker(self) -> None:
+        for kind in (coordinator.updates.Asynchronous, coordinator.updates.ModelAverage, _synchronous):
+            self._loop(kind)
+
+    def a_rule_has_the_gradients_of_two_workers_with_two_devices_each(self) -> None:
+        one = one_device("dense")
+        with self.strategy.scope():
+            model = dense_model()
+            model.set_weights(one.initial)
+            rule = coordinator.updates.Synchronous(adam(), model.trainable_variables, grads_to_wait=4)
+            model.compile(rule, loss())
+        # An update has the gradients of all parts of a batch.
+        for first in 2 * [*range(0, EXAMPLES, BATCH)]:
+            batch = slice(first, first + BATCH)
+            model.fit(X[batch], Y[batch], batch_size=BATCH // 4, shuffle=False, verbose=0)
+        assert one.difference(model) < TOLERANCE
+        assert int(model.optimizer.iterations) == STEPS
+        assert len(rule.statistics().clocks) == 2
+        self._loop(lambda *given: coordinator.updates.Synchronous(*given, grads_to_wait=2))
+
+    def _loop(self, rule_class: Any) -> dict[str, Any]:
+        """Trains two epochs by a loop of its own as one device does; returns what its step does with variables."""
+        strategy, one = self.strategy, one_device("dense")
+        with strategy.scope():
+            model = dense_model()
+            model.set_weights(one.initial)
+            optimizer, metric = adam(), keras.metrics.Mean()
+            optimizer.build(model.trainable_variables)
+            rule = rule_class and rule_class(optimizer, model.trainable_variables)
+        loss_of = loss()
+
+        def replica(x: Any, y: Any) -> Any:
+            with tf.GradientTape() as tape:
+                value = loss_of(y, model(x))
+            gradients = tape.gradient(value, model.trainable_variables)
+            metric.update_state(value * strategy.num_replicas_in_sync)
+            if rule is None:
+                optimizer.apply(gradients, model.trainable_variables)
+            return value, gradients
+
+        def step(iterator: Any) -> Any:
+            with contextlib.nullcontext() if rule is None else rule.pull() as version:
+                value, gradients = strategy.run(replica, args=next(iterator))
+            if rule is not None:
+                rule.push([strategy.reduce(SUM, each) for each in gradients], version)
+            return strategy.reduce(SUM, value)
+
+        concrete = self._train(tf.function(step, autograph=False))
+        if rule is not None:
+            rule.settle()
+        assert one.difference(model) < TOLERANCE, rule
+        assert int(optimizer.iterations) == STEPS, rule
+        # Each device of each worker has had a part of each batch.
+        assert float(metric.count) == 2 * len(strategy.cluster.workers) * STEPS
+        operations = operations_of(concrete, model.trainable_variables)
+        assert operations["devices"] == DEVICES
+        return operations
+
+    def _train(self, step: Any) -> Any:
+        """Schedules a step with the batches of two epochs; returns what it was traced into.
+
+        Several workers have parts of the same batches, one after the other.
+        """
+        workers = len(self.strategy.cluster.workers)
+
+        def data(context: tf.distribute.InputContext) -> tf.data.Dataset:
+            size = context.get_per_replica_batch_size(BATCH // workers)
+            batches = tf.data.Dataset.from_tensor_slices((X, Y)).repeat().batch(size, drop_remainder=True)
+            return batches.shard(context.num_input_pipelines, context.input_pipeline_id)
+
+        iterator = iter(self.strategy.experimental_distribute_datasets_from_function(data))
+        for _ in range(STEPS):
+            for worker in range(workers):
+                self.strategy.schedule(step, args=(iterator,), worker=worker if workers > 1 else None)
+            if workers > 1:
+                self.strategy.join()
+        self.strategy.join()
+        with self.strategy.extended.scheduled_tracing():
+            return step.get_concrete_function(iterator)
+
+    def loops_of_a_recurrent_model_share_one_read_of_each_variable(self) -> None:
+        one = one_device("recurrent")
+        with self.strategy.scope():
+            model = recurrent_model()
+            model.set_weights(one.initial)
+            model.compile(adam(), loss())
+        model.fit(SERIES, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+        assert one.difference(model) < TOLERANCE
+
+        def predict(x: Any) -> Any:
+            parts = tf.split(x, 2)
+            values = self.strategy.experimental_distribute_values_from_function(
+                lambda context: parts[context.replica_id_in_sync_group]
+            )
+            return self.strategy.gather(self.strategy.run(model, args=(values,)), 0)
+
+        with self.strategy.extended.scheduled_tracing():
+            concrete = tf.function(predict).get_concrete_function(tf.TensorSpec([BATCH, 4, 5]))
+        assert operations_of(concrete, model.trainable_variables)["reads in loops and calls"] == 2 * 3
+        # Those of the LSTM are read in front of the loops of both devices, which read none.
+        packed = packed_function(concrete)
+        nodes = packed.graph.get_operations()
+        reads = [node.inputs[0].name for node in nodes if node.type == "ReadVariableOp"]
+        assert len(reads) == len({*reads}) == 5
+        assert sum(node.type == "StatelessWhile" for node in nodes) == 2
+
+    def fit_equals_one_device_whatever_the_data(self) -> None:
+        dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH)
+        per_worker = self.strategy.experimental_distribute_dataset(dataset)
+        source = coordinator.data.arrays(X, Y)
+
+        def of_function(context: tf.distribute.InputContext) -> tf.data.Dataset:
+            return tf.data.Dataset.from_tensor_slices((X, Y)).batch(context.get_per_replica_batch_size(BATCH))
+
+        def endless(context: tf.distribute.InputContext) -> tf.data.Dataset:
+            return of_function(context).repeat()
+
+        self._fit("several steps in a call", ARRAYS, steps_per_execution=2)
+        self._fit("a dataset", {"x": dataset, "validation_data": dataset})
+        self._fit("a per-worker dataset", {"x": per_worker, "validation_data": per_worker})
+        self._fit("a dataset function", {"x": of_function, "validation_data": of_function})
+        self._fit("endless data", {"x": endless, "steps_per_epoch": 4}, steps_per_execution=2)
+        self._fit("a source", {"x": source, "batch_size": BATCH, "shuffle": False, "validation_data": source})
+        self._fit("an asynchronous rule", ARRAYS, rule=coordinator.updates.Asynchronous)
+        self._fit("a synchronous rule", ARRAYS, rule=_synchronous)
+        for name in OPTIMIZERS:
+            self._fit(name, ARRAYS)
+
+    def _fit(self, name: str, data: dict[str, Any], rule: Any = None, **compiled: Any) -> None:
+        expected = one_device(name if name in OPTIMIZERS else "dense")
+        with self.strategy.scope():
+            model = dense_model()
+            model.set_weights(expected.initial)
+            made = OPTIMIZERS.get(name, adam)()
+            made = rule(made, model.trainable_variables) if rule else made
+            model.compile(made, loss(), metrics=["accuracy"], **compiled)
+        history = model.fit(**data, epochs=2, verbose=0).history
+        evaluated = model.evaluate(X, Y, verbose=0)
+        assert expected.difference(model) < TOLERANCE, name
+        for log in ("loss", "accuracy"):
+            np.testing.assert_allclose(history[log], expected.history[log], atol=TOLERANCE, err_msg=name)
+        assert abs(history.get("val_loss", evaluated[:1])[-1] - evaluated[0]) < TOLERANCE, name
+        assert int(model.optimizer.iterations) == STEPS, name
+
+    def models_of_any_kind_are_trained_or_refused(self) -> None:
+        arguments = {"batch_size": 15, "epochs": 1, "shuffle": False, "verbose": 0}
+        with self.strategy.scope():
+            own = OwnStep()
+            own.compile(adam(), loss())
+            layers = [keras.layers.Dense(8), keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)]
+            normalized = keras.Sequential([keras.Input((5,)), *layers, keras.layers.Dense(3)])
+            normalized.compile(adam(), loss())
+            accumulating = dense_model()
+            accumulating.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2), loss())
+        assert own.fit(X, Y, **arguments).history["own"][0] > 0
+        assert own.predict(X[:5], verbose=0).shape == (5, 3)
+        normalized.fit(X, Y, **arguments)
+        assert all(np.isfinite(each.numpy()).all() for each in normalized.non_trainable_variables)
+        seed = next(each for each in normalized.non_trainable_variables if "seed" in each.path)
+        assert int(seed.numpy()[1]) == 2 * 5
+        with pytest.raises(ValueError, match="gradient_accumulation_steps accumulates in each replica"):
+            accumulating.fit(X, Y, **arguments)
+
+    def rows_of_a_table_are_looked_up_on_each_device_and_changed_once(self) -> None:
+        def fit(model: keras.Model) -> list[float]:
+            return model.fit(KEYS, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history["loss"]
+
+        one, two = self._table("one", self._fit_on_one_device), self._table("two", fit)
+        np.testing.assert_allclose(two, one, atol=TOLERANCE)
+
+    def _table(self, name: str, fit: Callable[[Any], list[float]]) -> list[float]:
+        def rows(keys: Any, dim: int) -> Any:
+            return tf.ones([tf.size(keys), dim]) * tf.cast(keys, tf.float32)[:, None] * 0.1
+
+        with self.strategy.scope():
+            table = coordinator.embeddings.Table(name, 4, 100, adam(), initializer=rows)
+            layers = [coordinator.embeddings.Embedding(table), keras.layers.Flatten()]
+            last = keras.layers.Dense(3, kernel_initializer="ones")
+            model = keras.Sequential([keras.Input((2,), dtype="int64"), *layers, last])
+            model.compile(adam(), loss())
+        losses = fit(model)
+        assert (table.statistics().steps, table.statistics().size) == (STEPS, 7)
+        return losses
+
+    def _fit_on_one_device(self, model: keras.Model) -> list[float]:
+        loss_of = loss()
+
+        @tf.function
+        def step(keys: Any, y: Any) -> Any:
+            with tf.GradientTape() as tape:
+                # Keras divides it by the number of replicas.
+                value = loss_of(y, model(keys, training=True)) * self.strategy.num_replicas_in_sync
+            model.optimizer.apply(tape.gradient(value, model.trainable_variables), model.trainable_variables)
+            return value
+
+        batches = [slice(first, first + BATCH) for _ in range(2) for first in range(0, EXAMPLES, BATCH)]
+        losses = [float(self.strategy.schedule(step, args=(KEYS[each], Y[each])).result()) for each in batches]
+        return [float(np.mean(losses[:4])), float(np.mean(losses[4:]))]
+
+    def servers_are_lost_and_a_worker_with_other_devices_takes_no_part(self) -> None:
+        strategy, cluster = self.strategy, self.cluster
+        with strategy.scope():
+            count = tf.Variable(0.0, aggregation=tf.VariableAggregation.SUM)
+        manager = tf.train.CheckpointManager(tf.train.Checkpoint(count=count), tempfile.mkdtemp(), max_to_keep=1)
+        strategy.restore_from(manager)
+
+        def replica() -> Any:
+            count.assign_add(1.0)
+            return number_of_replica()
+
+        function = tf.function(lambda: strategy.reduce(SUM, strategy.run(replica)))
+
+        def run_twenty() -> None:
+            assert [int(each.result()) for each in [strategy.schedule(function) for _ in range(20)]] == [3] * 20
+
+        run_twenty()
+        manager.save()
+        cluster.restart("worker", 0)
+        run_twenty()
+        said: list[str] = []
+        logging.getLogger("coordinator").addFilter(lambda record: said.append(record.getMessage()) or True)
+        strategy.cluster.add_worker(cluster.start_worker(devices=1))
+        cluster.restart("ps", 0)
+        run_twenty()
+        # Those since the checkpoint are lost with the parameter server. What was run again counts again.
+        assert float(count) >= 2 * 40
+        assert any("has 1 CPU device, and the other workers have 2 CPU devices" in each for each in said), said
+
+
+class OwnStep(keras.Model):
+    """A model with a `train_step` of its own, which is built by its first batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers_in_order = keras.Sequential([keras.layers.Dense(8, "relu"), keras.layers.Dense(3)])
+
+    def call(self, inputs: Any) -> Any:
+        return self.layers_in_order(inputs)
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        self.optimizer.apply(tape.gradient(loss, self.trainable_weights), self.trainable_weights)
+        # The mean over the replicas of the sums that each has of the loss.
+        return {"own": loss * tf.distribute.get_strategy().num_replicas_in_sync}
+
+
+def next_of(iterator: Any) -> Any:
+    return next(iterator)
+
+
+def _synchronous(*given: Any) -> Any:
+    return coordinator.updates.Synchronous(*given, grads_to_wait=1)
+
+
+def operations_of(concrete: Any, variables: Sequence[Any]) -> dict[str, Any]:
+    """Returns how many operations read and change variables, and the devices of multiplications."""
+    handles = {id(variable.value.handle) for variable in variables}
+    captured = concrete.captured_inputs
+    symbolic = concrete.inputs[len(concrete.inputs) - len(captured) :]
+    names = {inside.op.name for outside, inside in zip(captured, symbolic, strict=True) if id(outside) in handles}
+    definition = concrete.graph.as_graph_def()
+    mine = [node for node in definition.node if node.input and node.input[0] in names]
+    inner = [node for function in definition.library.function for node in function.node_def]
+    return {
+        "reads": sum(node.op == "ReadVariableOp" for node in mine),
+        "reads in loops and calls": sum(node.op == "ReadVariableOp" for node in inner),
+        "changes": sum(node.op.startswith("Assign") for node in mine),
+        "devices": sorted({node.device for node in definition.node if node.op == "MatMul"}),
+    }
+
+
+if __name__ == "__main__":
+    needed = {Scenarios.loops_of_a_recurrent_model_share_one_read_of_each_variable: ["recurrent"]}
+    needed[Scenarios.fit_equals_one_device_whatever_the_data] = [*OPTIMIZERS]
+    check(Scenarios, {scenario.__name__: models for scenario, models in needed.items()})
