@@ -7,13 +7,8 @@ versions are given to `.ci/matrix`, are left out.
 import pathlib
 import re
 
-
-def main() -> None:
-    text = (pathlib.Path(__file__).parent.parent / "pyproject.toml").read_text()
-    for name, version, marker in re.findall(r'"([\w-]+)>=([\d.]+)[^;"]*(;[^"]*)?"', text):
-        if name not in ("tensorflow", "keras", "tf_keras"):
-            parts = version.split(".")
-            print(f"{name}~={'.'.join((parts + ['0', '0'])[: max(3, len(parts))])}{marker}")
-
-
-main()
+text = (pathlib.Path(__file__).parent.parent / "pyproject.toml").read_text()
+for name, version, marker in re.findall(r'"([\w-]+)>=([\d.]+)[^;"]*(;[^"]*)?"', text):
+    if name not in ("tensorflow", "keras", "tf_keras"):
+        patch = ".0" * (2 - version.count("."))
+        print(f"{name}~={version}{patch}{marker}")

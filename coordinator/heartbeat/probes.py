@@ -50,6 +50,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from coordinator.addresses import parse_address
+from coordinator.background_thread import start_once
 from coordinator.time_limit import time_limit
 
 # In seconds. A host that is up accepts or refuses a connection in a fraction of `_CONNECT_TIMEOUT`.
@@ -203,6 +204,37 @@ class TaskStatus:
     devices: tuple[str, ...]
 
 
+def begin_request(method: Any, request: Any, timeout: float | None) -> concurrent.futures.Future[Any]:
+    """Makes a request on a new thread. The future raises `grpc.RpcError`, or ValueError if the channel is closed.
+
+    From Python 3.12 on, no thread can be started while the process ends. Then the request is made on this thread;
+    without a timeout RuntimeError is raised. (gRPC's own futures need a thread too, and would never be done.)
+    """
+    answer: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+    def make() -> None:
+        try:
+            answer.set_result(method(request, timeout=timeout))
+        except (grpc.RpcError, ValueError) as error:
+            answer.set_exception(error)
+
+    try:
+        start_once("coordinator-request", make)
+    except RuntimeError:
+        if timeout is None:
+            raise
+        make()
+    return answer
+
+
+def code_of(answer: concurrent.futures.Future[Any]) -> grpc.StatusCode:
+    """Waits for the answer to a request; returns its code. Raises ValueError if the channel is closed."""
+    error: Any = answer.exception()
+    if isinstance(error, ValueError):
+        raise error
+    return grpc.StatusCode.OK if error is None else error.code()
+
+
 class TaskProbe:
     """Asks the server at one `host:port` for its status. Every method may be called from any thread."""
 
@@ -219,8 +251,8 @@ class TaskProbe:
 
     def begin_status(self, timeout: float) -> Callable[[], TaskStatus | None]:
         """Begins a probe without waiting; returns a function that waits for the result of `status`."""
-        call = self._get_status.future(b"", timeout=timeout)
-        return lambda: _decode(call.result()) if call.code() is grpc.StatusCode.OK else None
+        answer = begin_request(self._get_status, b"", timeout)
+        return lambda: _decode(answer.result()) if code_of(answer) is grpc.StatusCode.OK else None
 
     def close(self) -> None:
         """Closes the connection. Probes in progress return None."""
@@ -322,11 +354,10 @@ class ServerLinks:
         # Guards the next attributes. No thread waits while it holds this lock.
         self._lock = threading.Lock()
         self._channels: dict[str, grpc.Channel] = {}
-        self._asked: dict[Link, tuple[Any, float]] = {}
+        self._asked: dict[Link, tuple[concurrent.futures.Future[Any], float]] = {}
         # Link -> when the link was last found to work.
         self._whole: dict[Link, float] = {}
         self._is_closed = False
-        self._freeing: set[Any] = set()
 
     def broken(self, links: Collection[Link]) -> dict[Link, str]:
         """Asks, in parallel, about links whose sources answer the client; returns broken links with descriptions.
@@ -336,7 +367,7 @@ class ServerLinks:
         questions = {link: question for link in links if (question := self._ask(link)) is not None}
         # The wait takes only the rest of a question's timeout, because an earlier call may have waited already.
         deadline = max((asked_at + self._timeout for _, asked_at in questions.values()), default=0.0)
-        concurrent.futures.wait([_done(call) for call, _ in questions.values()], max(0.0, deadline - time.monotonic()))
+        concurrent.futures.wait([answer for answer, _ in questions.values()], max(0.0, deadline - time.monotonic()))
         described = {link: self._words(link, *question) for link, question in questions.items()}
         return {link: words for link, words in described.items() if words}
 
@@ -349,8 +380,8 @@ class ServerLinks:
         for channel in channels:
             channel.close()
 
-    def _ask(self, link: Link) -> tuple[Any, float] | None:
-        """Returns a question's call, and when the question was asked; None after `close`, or if the answer is known."""
+    def _ask(self, link: Link) -> tuple[concurrent.futures.Future[Any], float] | None:
+        """Returns the answer to a question, and when it was asked; None after `close`, or if the answer is known."""
         with self._lock:
             if self._is_closed or time.monotonic() - self._whole.get(link, -_FRESH) < _FRESH:
                 return None
@@ -364,37 +395,30 @@ class ServerLinks:
             for job, address in ((_HERE, link.source), (_THERE, link.target)):
                 request.config.cluster_def.job.add(name=job).tasks.add(key=0, value=address)
             create = channel.unary_unary(CREATE_SESSION, request_serializer=CreateSessionRequest.SerializeToString)
-            asked = self._asked[link] = create.future(request), time.monotonic()
+            try:
+                asked = self._asked[link] = begin_request(create, request, None), time.monotonic()
+            except RuntimeError:  # the process ends
+                return None
         asked[0].add_done_callback(functools.partial(self._free, channel))
         return asked
 
-    def _free(self, channel: grpc.Channel, call: Any) -> None:
-        """Frees the session that a server has made for its answer; called on a thread of gRPC."""
-        # The channel may have been closed.
-        with contextlib.suppress(ValueError):
-            if call.code() is grpc.StatusCode.OK:
-                handle = CreateSessionResponse.FromString(call.result()).session_handle
-                close = channel.unary_unary(CLOSE_SESSION, request_serializer=CloseSessionRequest.SerializeToString)
-                freeing = close.future(CloseSessionRequest(session_handle=handle), timeout=self._timeout)
-                # gRPC cancels a request that nothing references.
-                self._freeing.add(freeing)
-                freeing.add_done_callback(self._freeing.discard)
+    def _free(self, channel: grpc.Channel, answer: concurrent.futures.Future[Any]) -> None:
+        """Frees the session that a server has made for its answer."""
+        if answer.exception() is None:
+            handle = CreateSessionResponse.FromString(answer.result()).session_handle
+            close = channel.unary_unary(CLOSE_SESSION, request_serializer=CloseSessionRequest.SerializeToString)
+            begin_request(close, CloseSessionRequest(session_handle=handle), self._timeout)
 
-    def _words(self, link: Link, call: Any, asked_at: float) -> str:
+    def _words(self, link: Link, answer: concurrent.futures.Future[Any], asked_at: float) -> str:
         """Describes a broken link; returns "" if the link works."""
-        if not call.done():
+        if not answer.done():
             return f"no answer for {time.monotonic() - asked_at:.0f} s"
+        error: Any = answer.exception()
         with self._lock:
-            if self._asked.get(link, (None,))[0] is call:
+            if self._asked.get(link, (None,))[0] is answer:
                 del self._asked[link]
-            if call.code() not in _UNREACHED:
+            # ValueError: `close` was called.
+            if error is None or isinstance(error, ValueError) or error.code() not in _UNREACHED:
                 self._whole[link] = time.monotonic()
                 return ""
-        return f"{call.code().name}: {call.details()}".partition("\n")[0]
-
-
-def _done(call: Any) -> concurrent.futures.Future[None]:
-    """Returns a future for a gRPC call, because `concurrent.futures.wait` does not accept gRPC's own futures."""
-    future: concurrent.futures.Future[None] = concurrent.futures.Future()
-    call.add_done_callback(lambda _: future.set_result(None))
-    return future
+        return f"{error.code().name}: {error.details()}".partition("\n")[0]

@@ -30,6 +30,7 @@ Promises:
   Python lock while it waits.
 """
 
+import contextlib
 import dataclasses
 import enum
 import functools
@@ -44,7 +45,7 @@ import weakref
 from collections.abc import Callable, Collection
 from typing import Any
 
-import grpc
+import grpc.experimental
 import portpicker
 import tensorflow as tf
 
@@ -58,7 +59,9 @@ from coordinator.heartbeat.probes import (
     KEEP_ALIVE,
     ContainersRequest,
     ContextRequest,
+    begin_request,
     channel_options,
+    code_of,
 )
 from coordinator.options import Options
 from coordinator.ps_strategy.membership.cluster_definition import CLIENT_JOB, ClusterDefinition, client_server_def
@@ -73,7 +76,10 @@ _LATEST_VIEW = 2**62
 _RENEWALS_PER_TIMEOUT = 4
 # If dead hosts were detected, a dead host would look like a host without the client, whose objects would be freed.
 _CHANNEL_OPTIONS = channel_options(1_000, detect_dead_host=False)
-_GOODBYE_OPTIONS = channel_options(500, detect_dead_host=False)
+_GOODBYE_OPTIONS = (
+    *channel_options(500, detect_dead_host=False),
+    (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1),
+)
 
 _LIST = "coordinator/clients"
 _MARKER = "coordinator/mark"
@@ -117,13 +123,13 @@ class RemoteContext:
 
     def begin_renewal(self, timeout: float) -> Callable[[], Answer]:
         """Sends a keep-alive without waiting. Returns a function that waits for the answer."""
-        call = self._keep_alive.future(ContextRequest(context_id=self._context_id), timeout=timeout)
-        return lambda: _ANSWERS.get(call.code(), Answer.UNKNOWN)
+        answer = begin_request(self._keep_alive, ContextRequest(context_id=self._context_id), timeout)
+        return lambda: _ANSWERS.get(code_of(answer), Answer.UNKNOWN)
 
     def release(self, timeout: float) -> Answer:
         """Has the server free the context, whichever process created it. Returns `HELD` also if there is no context."""
         request = ContextRequest(context_id=self._context_id, context_view_id=_LATEST_VIEW)
-        return _ANSWERS.get(self._close_context.future(request, timeout=timeout).code(), Answer.UNKNOWN)
+        return _ANSWERS.get(code_of(begin_request(self._close_context, request, timeout)), Answer.UNKNOWN)
 
     def close(self) -> None:
         """Closes the connection; the context stays."""
@@ -174,12 +180,11 @@ class ClientLease:
         self.hold(())
 
     def _renew_on_time(self) -> None:
-        in_progress: list[Callable[[], Answer]] = []
         while not self._thread.stopping.wait(self._interval):
             with self._lock:
-                # The answers are not awaited, so that a frozen server delays no other server. `in_progress` keeps the
-                # requests alive, because gRPC cancels a request that is no longer referenced.
-                in_progress[:] = [context.begin_renewal(self._interval) for context in self._held.values()]
+                # The answers are not awaited, so that a frozen server delays no other server.
+                for context in self._held.values():
+                    context.begin_renewal(self._interval)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -304,16 +309,20 @@ def _is_ended_by_error() -> bool:
 
 
 def delete_markers(context_id: int, addresses: Collection[str], timeout: float) -> None:
-    """Deletes the markers of a client on servers in parallel; a server that does not answer keeps its marker."""
+    """Deletes the markers of a client on servers in parallel; a server that does not answer keeps its marker.
+
+    At the end of a process, Python 3.12 and later start no thread, which other requests of gRPC need.
+    """
     request = ContainersRequest(container=[_container_of(context_id)])
     channels = [grpc.insecure_channel(address, options=_GOODBYE_OPTIONS) for address in addresses]
     serialize = ContainersRequest.SerializeToString
     calls = [
-        channel.unary_unary(CLEANUP_ALL, request_serializer=serialize).future(request, timeout=timeout)
+        channel.unary_stream(CLEANUP_ALL, request_serializer=serialize)(request, timeout=timeout)
         for channel in channels
     ]
     for call, channel in zip(calls, channels, strict=True):
-        call.code()  # Waits for the answer.
+        with contextlib.suppress(grpc.RpcError):
+            list(call)  # Waits for the answer.
         channel.close()
 
 

@@ -405,11 +405,14 @@ class Membership:
                 continue
             if self._heartbeat.state(address).liveness is Liveness.SILENT:
                 continue
+            pending[task] = probe.begin_status(self._options.probe_timeout)
+        statuses: dict[Task, TaskStatus] = {}
+        for task, wait in pending.items():
             # ValueError: another thread has removed or moved the server and closed its probe.
             with contextlib.suppress(ValueError):
-                pending[task] = probe.begin_status(self._options.probe_timeout)
-        statuses = {task: wait() for task, wait in pending.items()}
-        return {task: status for task, status in statuses.items() if status is not None}
+                if (status := wait()) is not None:
+                    statuses[task] = status
+        return statuses
 
     def _answering(self, tasks: Iterable[Task]) -> set[Task]:
         """Returns the servers that answer now and are not refused."""

@@ -302,7 +302,14 @@ class RangeIterator(EpochIterator):
     def _enumerate_iterator(self) -> Iterator[Any]:
         feed = self._get_iterator()
         for place in feed.turns():
-            yield place, place + self.steps_per_execution - 1, feed
+            yield (place, place + self.steps_per_execution - 1, feed) if _turns_have_ends() else (place, feed)
+
+
+@functools.cache
+def _turns_have_ends() -> bool:
+    """Returns whether a turn names its last batch besides its first one, as in Keras 3.11 and later."""
+    # Private: Keras' loop unpacks the turns.
+    return len(next(iter(StockEpochIterator.__base__(x=np.zeros([1, 1]))))) == 3
 
 
 @contextlib.contextmanager

@@ -129,7 +129,7 @@ def test_data_that_is_not_on_the_client_passes_through_the_loop(extension: Recor
         turns = 0
         # Without a warning.
         with iterator.catch_stop_iteration():
-            for _, _, feed in iterator:
+            for *_, feed in iterator:
                 next(feed)
                 turns += 1
         assert calls, ADVICE
