@@ -30,8 +30,17 @@ from coordinator.launch.serve import SERVED_JOBS
 from coordinator.launch.task_config import TaskConfig, visible_gpus
 from coordinator.options import check_number
 from coordinator.version import __version__
+from coordinator.versions import NEWEST, off, unknown
 
-_PACKAGES = ("tensorflow", "keras", "grpcio", "protobuf", "numpy", "psutil")
+# Each with its other distributions.
+_PACKAGES = (
+    ("tensorflow", "tf-nightly", "tensorflow-cpu"),
+    ("keras", "keras-nightly"),
+    ("grpcio",),
+    ("protobuf",),
+    ("numpy",),
+    ("psutil",),
+)
 _EPHEMERAL_PORTS = pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range")
 _ROUND_TRIPS = 9
 _MOST_AT_ONCE = 32
@@ -89,11 +98,12 @@ def _examine(config: TaskConfig | None, timeout: float) -> Iterator[Finding]:
 def _surroundings() -> Iterator[Finding]:
     system = f"{platform.system()} {platform.release()} {platform.machine()}"
     yield Finding("python", f"{platform.python_version()} on {system}")
-    for package in _PACKAGES:
-        try:
-            yield Finding(package, importlib.metadata.version(package))
-        except importlib.metadata.PackageNotFoundError:
-            yield Finding(package, "is not installed", is_problem=True)
+    installed = {name: version for name, *others in _PACKAGES if (version := _version(name, *others)) is not None}
+    for package, *_ in _PACKAGES:
+        yield Finding(package, installed.get(package, "is not installed"), is_problem=package not in installed)
+    versions = {name: version for name, version in installed.items() if name in NEWEST}
+    for remark in unknown(versions) + off(versions):
+        yield Finding("versions", remark)
     memory = psutil.virtual_memory()
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     gib = f"{memory.available / 2**30:.1f} GiB of {memory.total / 2**30:.1f} GiB memory available"
@@ -104,6 +114,13 @@ def _surroundings() -> Iterator[Finding]:
         yield Finding("loopback", "servers on localhost can be closed to other machines")
     except (OSError, LaunchError) as error:
         yield Finding("loopback", f"servers are open to other machines, see docs/security.md: {error}", is_problem=True)
+
+
+def _version(*distributions: str) -> str | None:
+    for name in distributions:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name)
+    return None
 
 
 def _ports(config: TaskConfig) -> Iterator[Finding]:

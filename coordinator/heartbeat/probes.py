@@ -35,7 +35,6 @@ classes, because TensorFlow registers messages of the same names in the default 
 
 import asyncio
 import concurrent.futures
-import contextlib
 import dataclasses
 import enum
 import functools

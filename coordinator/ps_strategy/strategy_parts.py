@@ -13,6 +13,9 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import keras
+import tensorflow as tf
+
 from coordinator.events.event_stream import EventStream, log_written_as
 from coordinator.options import Options
 from coordinator.ps_strategy.calls.function_tracer import FunctionTracer
@@ -36,6 +39,7 @@ from coordinator.ps_strategy.tensorflow_internals.process import (
     profiles_reported,
 )
 from coordinator.ps_strategy.tensorflow_internals.unstored_variable import loops_differentiable
+from coordinator.versions import unknown
 from coordinator.workers.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -98,6 +102,7 @@ class StrategyParts:
         Raises RuntimeError if Keras does not run on TensorFlow, and errors of `Membership.connected`.
         """
         check_backend()
+        _warn_of_unknown_versions()
         exit_stack.enter_context(client_environment())
         exit_stack.enter_context(log_written_as(options.log_format))
         membership = Membership.connected(ClusterDefinition.from_resolver(cluster_resolver), options)
@@ -156,6 +161,12 @@ class StrategyParts:
             add_idle_callback=scheduler.cluster.add_idle_callback,
             refuse_closed=scheduler.queue.refuse_stopped,
         )
+
+
+@functools.cache
+def _warn_of_unknown_versions() -> None:
+    for text in unknown({"tensorflow": tf.__version__, "keras": keras.__version__}):
+        _logger.warning("%s: if something is wrong, try that version first, and report what differs.", text)
 
 
 def _warn_of_profile(folder: str) -> None:

@@ -1,3 +1,4 @@
+import importlib.metadata
 import json
 import re
 
@@ -21,6 +22,20 @@ def test_without_a_cluster_the_installation_and_the_machine_are_examined(capsys:
     assert "servers on localhost can be closed to other machines" in printed
     assert "TF_CONFIG is not set" in printed
     assert printed.endswith("No problem found.\n")
+
+
+@pytest.mark.parametrize(
+    ("tensorflow", "words"),
+    [("2.19.1", "2.19.1 cannot be silenced"), ("2.99.0", "2.99.0 is newer than 2."), ("2.21.0", "")],
+)
+def test_the_features_that_are_off_and_unknown_versions_are_listed(
+    tensorflow: str, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: tensorflow if name == "tensorflow" else "3.15")
+    assert main(["doctor"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("   versions ")]
+    assert len(lines) == bool(words)
+    assert words in "".join(lines)
 
 
 def test_each_task_answers_in_some_time_or_it_is_said_why_it_does_not(

@@ -46,6 +46,9 @@ _READ_BY_TESTS = {
 }
 
 _distributions_of_import = functools.cache(importlib.metadata.packages_distributions)
+_STABLE = {"tf-nightly": "tensorflow", "keras-nightly": "keras", "tf-keras-nightly": "tf_keras"}
+# Only Python 3.10 needs them.
+_BACKPORTS = {"async_timeout", "exceptiongroup"}
 
 
 def import_graph() -> grimp.ImportGraph:
@@ -61,9 +64,10 @@ def import_graph() -> grimp.ImportGraph:
 
 
 def distributions_of(graph: grimp.ImportGraph, module: str) -> set[str]:
-    """Returns the names of the installed distributions that a module imports."""
+    """Returns the names of the distributions that a module imports."""
     imported = {name for name in graph.find_modules_directly_imported_by(module) if graph.is_module_squashed(name)}
-    return {_distributions_of_import()[name][0] for name in imported - sys.stdlib_module_names}
+    found = {_distributions_of_import()[name][0] for name in imported - sys.stdlib_module_names - _BACKPORTS}
+    return {_STABLE.get(name, name) for name in found}
 
 
 def build_file() -> str:
