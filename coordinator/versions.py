@@ -13,14 +13,14 @@ _OFF_BEFORE = (
     (
         "tensorflow",
         (2, 21),
-        "cannot be silenced while it runs, so its C++ code logs the loss of a server too; TF_CPP_MIN_LOG_LEVEL=3 in the "
-        "program's environment silences it",
+        "cannot be silenced while it runs, so its C++ code logs the loss of a server too; TF_CPP_MIN_LOG_LEVEL=3 in "
+        "the program's environment silences it",
     ),
 )
 
 
 def unknown(versions: Mapping[str, str]) -> list[str]:
-    """Returns a text for each version, of "tensorflow" and "keras", that is a newer minor version than the tests know."""
+    """Returns a text for each version of "tensorflow" or "keras" that is a newer minor version than the tests know."""
     return [
         f"{package} {version} is newer than {'.'.join(map(str, NEWEST[package]))}, the newest that was tested"
         for package, version in versions.items()

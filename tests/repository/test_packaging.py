@@ -29,11 +29,11 @@ def requirements(built: Path) -> dict[str, set[str]]:
     """The names of the required distributions, by extra; those that are always required have the extra ''."""
     found: dict[str, set[str]] = {"": set()}
     extra = ""
-    for line in (built / "coordinator_tf.egg-info" / "requires.txt").read_text().split():
+    for line in (built / "coordinator_tf.egg-info" / "requires.txt").read_text().splitlines():
         if line.startswith("["):
             extra = line.strip("[]")
             found[extra] = set()
-        else:
+        elif line:
             found[extra].add(re.split(r"[^\w.-]", line, maxsplit=1)[0])
     return found
 

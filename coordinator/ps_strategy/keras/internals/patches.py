@@ -43,7 +43,7 @@ _logger = logging.getLogger("coordinator")
 
 _KINDS = ("train", "test", "predict")
 
-# Private: names that differ between Keras 3.15 and 3.16. The class that defines `compile` is `Trainer` in 3.15,
+# Private: names that differ between Keras 3.10 to 3.15 and 3.16. The class that defines `compile` is `Trainer` in 3.15,
 # `BaseTrainer` in 3.16. The module with `keras.ops.take` is `backend.numpy` in 3.15, `backend.ops.numpy` in 3.16.
 Trainer: Any = next(kind for kind in keras.Model.__mro__ if "compile" in vars(kind))
 numpy_operations: Any = getattr(backend, "ops", backend).numpy
