@@ -5,12 +5,13 @@ that start their own cluster, which may take long, and those of the shared clust
 """
 
 import contextlib
+import dataclasses
 import gc
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,7 +20,7 @@ from tests.leftovers import Leftovers
 from tests.program_runner import PreloadedInterpreter, ProgramRunner
 
 if TYPE_CHECKING:
-    from coordinator import ParameterServerStrategy
+    from coordinator import ClusterStatistics, ParameterServerStrategy
     from coordinator.ps_strategy.tensorflow_internals.handles import TracedFunctions
     from coordinator.testing import LocalCluster
 
@@ -119,6 +120,37 @@ def settled_strategy(request: pytest.FixtureRequest) -> Iterator[None]:
         # Functions of this test must not make the next tests fail.
         scheduler_of(strategy).queue.fail_all(error, if_idle=True)
         strategy.join(timeout=SETTLING_TIMEOUT)
+
+
+class Counted:
+    """What the shared cluster has counted since the beginning of the test."""
+
+    def __init__(self, strategy: "ParameterServerStrategy") -> None:
+        from tests.ps_strategy.every_worker import finish_own_work
+
+        finish_own_work(strategy)
+        strategy.settled(SETTLING_TIMEOUT)
+        self._strategy, self._before = strategy, strategy.cluster.statistics()
+
+    def __call__(self) -> "ClusterStatistics":
+        """Returns the differences of all counts, once all that has ended is counted."""
+        self._strategy.settled(SETTLING_TIMEOUT)
+        after, before = self._strategy.cluster.statistics(), self._before
+        workers = tuple(map(_difference, after.workers, before.workers))
+        servers = tuple(map(_difference, after.parameter_servers, before.parameter_servers))
+        return _difference(dataclasses.replace(after, workers=workers, parameter_servers=servers), before)
+
+
+def _difference(after: Any, before: Any) -> Any:
+    now = ("index", "device", "state", "waiting", "running", "workers", "parameter_servers")
+    names = [field.name for field in dataclasses.fields(after) if field.name not in now]
+    return dataclasses.replace(after, **{name: getattr(after, name) - getattr(before, name) for name in names})
+
+
+@pytest.fixture
+def counted(strategy: "ParameterServerStrategy") -> Counted:
+    """Returns the statistics of the shared cluster as differences: other tests have used it before."""
+    return Counted(strategy)
 
 
 @pytest.fixture(autouse=True)
