@@ -12,14 +12,13 @@ import tensorflow as tf
 
 from coordinator.ps_strategy.calls.client_functions import Futures, GraphFuture
 from tests.deadline import wait_until
-from tests.ps_strategy.every_worker import finish_own_work
 from tests.ps_strategy.failure_programs import waiting_client_functions
 from tests.ps_strategy.gate import Gate
 
 TIMEOUT = 60.0
 
 
-def test_a_loop_schedules_and_join_waits_in_the_order_of_the_program(strategy, counter, add):
+def test_a_loop_schedules_and_join_waits_in_the_order_of_the_program(strategy, counter, add, counted):
     seen = []
 
     @tf.function
@@ -34,14 +33,12 @@ def test_a_loop_schedules_and_join_waits_in_the_order_of_the_program(strategy, c
         strategy.join()
         return counter.read_value(), strategy.local_results({"last": last, "count": count}), strategy.done()
 
-    finish_own_work(strategy)
-    before = strategy.cluster.statistics().finished
     train.get_concrete_function(tf.constant(0))
-    assert strategy.cluster.statistics().finished == before
+    assert counted().finished == 0
     value, results, is_done = train(tf.constant(6))
     assert [int(value) for value in seen] == [100, 100, 102, 102, 106, 106]
     assert (value.numpy(), results["last"].numpy(), results["count"].numpy(), is_done.numpy()) == (107, 107, 6, True)
-    assert strategy.cluster.statistics().finished == before + 4
+    assert counted().finished == 4
 
 
 def test_a_function_that_schedules_may_be_called_by_others_and_in_loops(strategy, counter, add):
