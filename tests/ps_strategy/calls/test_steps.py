@@ -7,7 +7,6 @@ import tensorflow as tf
 import coordinator
 from coordinator.updates.rule_state import pause
 from tests.deadline import wait_until
-from tests.ps_strategy.every_worker import finish_own_work
 from tests.ps_strategy.fusing.fused_calls import FusedCalls
 
 TIMEOUT = 60.0
@@ -23,7 +22,7 @@ def is_fused(request, strategy, monkeypatch):
         assert any(size > 1 for size in fused.sizes)
 
 
-def test_each_output_is_stacked_in_the_order_of_the_runs(strategy, is_fused):
+def test_each_output_is_stacked_in_the_order_of_the_runs(strategy, is_fused, counted):
     with strategy.scope():
         counter = tf.Variable(0)
 
@@ -35,12 +34,10 @@ def test_each_output_is_stacked_in_the_order_of_the_runs(strategy, is_fused):
         text = tf.strings.as_string(number)
         return {"number": number, "row": row, "text": (text, tf.fill([2], text)), "nothing": None, "empty": row[:0]}
 
-    finish_own_work(strategy)
-    before = strategy.cluster.statistics().finished
     future = strategy.schedule(step, args=(2.0,), steps=STEPS)
     result = future.result(TIMEOUT)
     strategy.join(TIMEOUT)
-    assert counter.numpy() == strategy.cluster.statistics().finished - before == future.completed == STEPS
+    assert counter.numpy() == counted().finished == future.completed == STEPS
     assert (result["number"].shape, result["number"].dtype) == ((STEPS,), np.int32)
     np.testing.assert_array_equal(result["row"], np.tile([0.0, 2.0, 4.0], [STEPS, 1]))
     assert result["row"].dtype == np.float32
@@ -89,7 +86,7 @@ def test_an_error_of_a_run_is_that_of_the_future(strategy):
 
 
 @pytest.mark.long
-def test_only_the_runs_of_a_killed_worker_are_made_again(strategy, shared_cluster):
+def test_only_the_runs_of_a_killed_worker_are_made_again(strategy, shared_cluster, counted):
     with strategy.scope():
         counter, begun = tf.Variable(0), tf.Variable([0, 0])
 
@@ -102,7 +99,6 @@ def test_only_the_runs_of_a_killed_worker_are_made_again(strategy, shared_cluste
 
     ended = []
     stop = strategy.on_event(lambda event: ended.append(event) if event.kind == "closures_finished" else None)
-    before = strategy.cluster.statistics()
     future = strategy.schedule(step, steps=900)
     wait_until(lambda: future.completed and begun.numpy()[1])
     try:
@@ -112,11 +108,11 @@ def test_only_the_runs_of_a_killed_worker_are_made_again(strategy, shared_cluste
     finally:
         shared_cluster.restart("worker", 1)
         wait_until(strategy.cluster.workers[1].healthy)
-    after = strategy.cluster.statistics()
-    again = after.retried - before.retried
-    assert after.workers[1].losses == before.workers[1].losses + 1
-    # The library's own closures count as well, and may have waited for a worker that another test lost.
-    wait_until(lambda: sum(event.count for event in ended) == after.finished - before.finished)
+    after = counted()
+    again = after.retried
+    assert after.workers[1].losses == 1
+    # The library's own closures count as well.
+    assert sum(event.count for event in ended) == after.finished
     stop()
     assert future.completed == sum(event.count for event in ended if event.name == "step") == len(numbers) == 900
     assert 900 <= counter.numpy() <= 900 + again
