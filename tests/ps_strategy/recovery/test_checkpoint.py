@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.ps_strategy.every_worker import finish_own_work, on_every_worker
+from tests.ps_strategy.every_worker import on_every_worker
 
 TIMEOUT = 60.0
 
@@ -46,7 +46,7 @@ def test_variables_of_all_parameter_servers_are_saved_and_restored(strategy, var
     assert weights.numpy().tolist() == [7.0, 8.0]
 
 
-def test_what_is_saved_in_quiet_is_a_snapshot_and_training_goes_on(strategy, tmp_path):
+def test_what_is_saved_in_quiet_is_a_snapshot_and_training_goes_on(strategy, tmp_path, counted):
     with strategy.scope():
         first, second = tf.Variable(0), tf.Variable(0)
     assert first.device != second.device
@@ -58,15 +58,13 @@ def test_what_is_saved_in_quiet_is_a_snapshot_and_training_goes_on(strategy, tmp
             second.assign_add(1)
 
     checkpoint = tf.train.Checkpoint(first=first, second=second)
-    finish_own_work(strategy)
-    before = strategy.cluster.statistics().finished
     futures = [strategy.schedule(train) for _ in range(200)]
     saved = []
     for number in range(3):
         futures[50 * number].result(TIMEOUT)
         with strategy.quiet(TIMEOUT):
             path = checkpoint.write(str(tmp_path / f"saved{number}"))
-            saved.append((path, strategy.cluster.statistics().finished - before))
+            saved.append((path, counted().finished))
     strategy.join(TIMEOUT)
     assert first.numpy() == second.numpy() == 200
     for path, finished in saved:
