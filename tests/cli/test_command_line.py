@@ -8,90 +8,165 @@ from pathlib import Path
 
 import pytest
 
+import coordinator
 from coordinator.cli.command_line import main
 
 TIMEOUT = 120.0
 NESTED = "[" * 100_000
 JOB = "manifest kubernetes --name a --image b"
+SERVE = "serve --job worker --index 0 --address localhost:1"
+IN_A_STEP = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NODELIST": "n"}
 
 
-def task(address: str) -> str:
-    return '{"cluster": {"chief": ["a:1"], "ps": ["' + address + '"]}, "task": {"type": "chief", "index": 0}}'
+def task(address: str, job: str = "chief", index: int = 0) -> str:
+    cluster = '{"cluster": {"chief": ["a:1"], "worker": ["c:1", "d:2"], "ps": ["' + address + '"]}'
+    return f'{cluster}, "task": {{"type": "{job}", "index": {index}}}}}'
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "p.py").touch()
-    (tmp_path / "nested.json").write_text(NESTED)
-    (tmp_path / "other.json").write_text('{"traceEvents": {"a": 1}}')
-    (tmp_path / "huge.json").write_text(
-        '{"traceEvents": [{"name": "thread_name", "tid": 1, "args": {"name": "worker 0"}},'
-        '{"ph": "X", "tid": 1, "ts": 0, "dur": 0, "args": {"outcome": "finished", "closures": 1}}]}'
-    )
+    for name, text in {
+        "p.py": "",
+        "nested.json": NESTED,
+        "other.json": '{"traceEvents": {"a": 1}}',
+        "huge.json": '{"traceEvents": [{"name": "thread_name", "tid": 1, "args": {"name": "worker 0"}},'
+        '{"ph": "X", "tid": 1, "ts": 0, "dur": 0, "args": {"outcome": "finished", "closures": 1}}]}',
+    }.items():
+        (tmp_path / name).write_text(text)
     monkeypatch.delenv("TF_CONFIG", raising=False)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "config", "words"),
-    [
-        (
-            "run --hosts h --ssh '\"ssh' p.py",
-            "",
-            "--ssh must be a command as a shell takes it, got '\"ssh': No closing",
-        ),
-        ("run --hosts h --ssh '' p.py", "", "--ssh must be a command, got nothing."),
-        ("run --hosts h:99999999999999999999 p.py", "", "--hosts must name hosts as in 'a:2,b:4', with 1 to 9999"),
-        ("run \udcff.py", "", "There is no program \\udcff.py"),
-        ("serve", NESTED, "TF_CONFIG is not JSON: maximum recursion depth"),
-        ("serve", '{"task": ' + 5000 * "9" + "}", "TF_CONFIG is not JSON: Exceeds the limit"),
-        ("serve --job ps --index 99999999999 --address a:1", "", "must be an integer below 2147483648"),
-        ("serve --job ps --index 0 --address a:99999999999", "", "must be a 'host:port'"),
-        ("doctor", task("\\ud800:1"), "must be a 'host:port'"),
-        ("doctor", '{"cluster": {"ps": {"99999999999": "a:1"}}, "task": {"type": "ps", "index": 0}}', "of at least 0"),
-        ("profile --logdir out a..b:1", "", "No server answers"),
-        (f"profile --logdir out {300 * 'x'}:1", "", "No server answers"),
-        ("profile --logdir out --pid -1", "", "--pid must be the number of a process, got -1."),
-        ("profile --logdir out --pid 99999999999999999999", "", "cannot be read"),
-        (f"{JOB} --workers 99999999999", "", "--workers must be an integer from 1 to 100000"),
-        ("simulate --from-trace nested.json", "", "--from-trace cannot read the trace nested.json: RecursionError"),
-        ("simulate --from-trace other.json", "", "--from-trace cannot read the trace other.json: AttributeError"),
-        ("simulate --from-trace huge.json", "", "--from-trace cannot read the trace huge.json: ZeroDivisionError"),
-        ("simulate --workers 99999999999999999999", "", "--workers must be at most 1000000, got 9999"),
-        ("slurm p.py", "", "This is no task of a Slurm step"),
-    ],
-)
-def test_what_cannot_work_is_one_line(
-    arguments: str, config: str, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+# The command, TF_CONFIG, and words of the line.
+REFUSED = [
+    ("run --hosts h --ssh '\"ssh' p.py", "", "--ssh must be a command as a shell takes it, got '\"ssh': No closing"),
+    ("run --hosts h --ssh '' p.py", "", "--ssh must be a command, got nothing."),
+    ("run --hosts h:99999999999999999999 p.py", "", "--hosts must name hosts as in 'a:2,b:4', with 1 to 9999"),
+    ("run --hosts one:2 --workers 3 p.py", "", "--workers 3 is more than the hosts have: 2."),
+    ("run --hosts one:2 --ps-hosts two --ps 2 p.py", "", "--ps 2 is more than the hosts have: 1."),
+    ("run --ps-hosts two p.py", "", "--ps-hosts needs --hosts or --hostfile"),
+    ("run --hosts one --hostfile x p.py", "", "--hosts and --hostfile cannot both be given."),
+    ("run --hosts one --evaluator-workers 1 p.py", "", "--evaluator-workers cannot be used with --hosts"),
+    ("run \udcff.py", "", "There is no program \\udcff.py"),
+    ("run .", "", "is a folder"),
+    ("run -m there.is.none", "", "There is no module there.is.none"),
+    ("run --workers 0 p.py", "", "--workers must be at least 1, got 0"),
+    ("run --ps 0 p.py", "", "--ps must be at least 1, got 0"),
+    ("run --restarts -1 p.py", "", "--restarts must be an integer of at least 0, got -1"),
+    ("run --gpus-per-worker -1 p.py", "", "--gpus-per-worker must be an integer of at least 0, got -1"),
+    ("run --evaluator-timeout inf p.py", "", "--evaluator-timeout must be a number of seconds"),
+    ("run --start-timeout nan p.py", "", "--start-timeout must be a number of seconds"),
+    ("run --workers 3 --gpus-per-worker 1 p.py", {"CUDA_VISIBLE_DEVICES": "0,1"}, "3 GPUs for 3 workers"),
+    ("run --env TF_CONFIG={} p.py", "", "--env cannot set TF_CONFIG"),
+    ("run --log-dir p.py/logs p.py", "", "Give another --log-dir"),
+    ("run --trace none/trace.json p.py", "", "--trace must be a file in a folder that exists"),
+    ("run --token-file p.py p.py", "", "--token-file needs --dashboard."),
+    ("run --dashboard=127.0.0.1:80/a/b p.py", "", "--dashboard must be 'host:port', such as '127.0.0.1:0', or 'host"),
+    ("run --dashboard=127.0.0.1:0/t --token-file p.py p.py", "", "--token-file cannot be given beside a token"),
+    ("run --dashboard --token-file none p.py", "", "--token-file none: No such file or directory."),
+    ("serve", "", "TF_CONFIG is not set"),
+    ("serve", "nonsense", "TF_CONFIG is not JSON"),
+    ("serve", "[]", "TF_CONFIG must be a JSON object"),
+    ("serve", NESTED, "TF_CONFIG is not JSON: maximum recursion depth"),
+    ("serve", '{"task": ' + 5000 * "9" + "}", "TF_CONFIG is not JSON: Exceeds the limit"),
+    ("serve", task("b:1", "worker", 3), "no task 3 in job 'worker'"),
+    ("serve", task("b:1"), "/job:chief/task:0 is not a server"),
+    ("serve --job ps --index 99999999999 --address a:1", "", "must be an integer below 2147483648"),
+    ("serve --job ps --index 0 --address a:99999999999", "", "must be a 'host:port'"),
+    (f"{SERVE} --devices 0", "", "The devices of a server must be an integer of at least 1, got 0."),
+    ("doctor", task("\\ud800:1"), "must be a 'host:port'"),
+    ("doctor", '{"cluster": {"ps": {"99999999999": "a:1"}}, "task": {"type": "ps", "index": 0}}', "of at least 0"),
+    ("doctor", '{"cluster": {"worker": ["a:1"]}}', "TF_CONFIG's 'task' must be an object with 'type' and 'index'"),
+    ("doctor --timeout 0", "", "--timeout must be a number of seconds above 0, got 0.0."),
+    ("profile --logdir out a..b:1", "", "No server answers"),
+    (f"profile --logdir out {300 * 'x'}:1", "", "No server answers"),
+    ("profile --logdir out", "", "There is no cluster to profile: TF_CONFIG is not set."),
+    ("profile --logdir out --seconds 0", "", "--seconds must be a number above 0 and at most 60, got 0.0."),
+    ("profile --logdir out --pid 1 a:1", "", "--pid cannot be given beside addresses."),
+    ("profile --logdir out --pid -1", "", "--pid must be the number of a process, got -1."),
+    ("profile --logdir out --pid 99999999999999999999", "", "cannot be read"),
+    (f"{JOB} --workers 99999999999", "", "--workers must be an integer from 1 to 100000"),
+    (f"{JOB} python \udcff", "", "'\\udcff' is not UTF-8, as all text of Kubernetes is."),
+    ("simulate --from-trace nested.json", "", "--from-trace cannot read the trace nested.json: RecursionError"),
+    ("simulate --from-trace other.json", "", "--from-trace cannot read the trace other.json: AttributeError"),
+    ("simulate --from-trace huge.json", "", "--from-trace cannot read the trace huge.json: ZeroDivisionError"),
+    ("simulate --workers 99999999999999999999", "", "--workers must be at most 1000000, got 9999"),
+    ("simulate --rule hogwild", "", "--rule must be of asynchronous, synchronous, stale_synchronous, bounded_delay,"),
+    ("simulate --rule bounded_delay --max-delay -1", "", "--max-delay must be an integer of at least 0, or inf"),
+    ("simulate --latency -5ms", "", "--latency must be a time"),
+    ("simulate --compute weibull(1s,2)", "", "--compute has no distribution 'weibull'; it may be one of constant"),
+    ("simulate --model-bytes 100", "", "--model-bytes must be a size with its unit, such as 500kB"),
+    ("simulate --pushes 9 --json /none/out.json", "", "--json cannot be written to /none/out.json"),
+    ("testbed --workers 0", "", "--workers must be an integer from 1 to 16, got 0."),
+    ("testbed --delays -0.5,1", "", "--delays must be a number of seconds from 0 to 3600, got -0.5."),
+    ("testbed --modes hogwild", "", "--modes must be of sequential, synchronous, asynchronous, got 'hogwild'."),
+    ("testbed --data cifar10", "", "--folder is needed with --data cifar10"),
+    ("testbed --batch-size 600", "", "--batch-size must be at most 533, a worker's part of the images."),
+    ("testbed --output /dev/null/results", "", "--output cannot be created: "),
+    ("slurm p.py", "", "This is no task of a Slurm step"),
+    ("slurm --ps 0 p.py", IN_A_STEP, "--ps must be at least 1"),
+    ("slurm --ps 2 p.py", IN_A_STEP, "give srun --ntasks 4 or more"),
+]
+
+
+def test_what_cannot_work_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, given, words in REFUSED:
+        environment = given if isinstance(given, dict) else {"TF_CONFIG": given} if given else {}
+        with monkeypatch.context() as patch:
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            command = [os.fsdecode(word.encode("utf-8", "surrogateescape")) for word in shlex.split(arguments)]
+            assert main(command) == 2, arguments
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == 1, (arguments, lines)
+        assert lines[0].startswith(f"coordinator {command[0]}: "), arguments
+        assert words in lines[0], (arguments, lines)
+
+
+URLS = [
+    *(f"run {option} gs://bucket/there p.py" for option in ("--log-dir", "--trace", "--hostfile")),
+    *(f"simulate {option} gs://bucket/there" for option in ("--from-trace", "--plot", "--trace", "--json")),
+    *(f"testbed {option} gs://bucket/there" for option in ("--output", "--folder")),
+    "profile --logdir gs:/bucket/there localhost:1",
+]
+
+
+def test_other_arguments_are_refused_with_the_usage_and_urls_for_local_files(
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    if config:
-        monkeypatch.setenv("TF_CONFIG", config)
-    given = [os.fsdecode(word.encode("utf-8", "surrogateescape")) for word in shlex.split(arguments)]
-    assert main(given) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"coordinator {given[0]}: ")
-    assert words in line
+    usage = "usage: coordinator"
+    wrong = dict.fromkeys(["", "walk", "run --workers two p.py", "run --work=2", "run --env A p.py"], usage)
+    wrong |= {"run": "arguments are required: PROGRAM\n", **dict.fromkeys(URLS, "local file system")}
+    for arguments, words in wrong.items():
+        with pytest.raises(SystemExit) as ended:
+            main(arguments.split())
+        assert ended.value.code == 2
+        assert words in capsys.readouterr().err.replace("after pathlib has changed it", "local file system"), arguments
 
 
-def test_a_host_name_that_cannot_be_one_is_a_finding(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("TF_CONFIG", task("worker-0..svc:2222"))
-    assert main(["doctor", "--timeout", "0.1"]) == 1
-    assert "worker-0..svc:2222" in capsys.readouterr().out
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"coordinator {coordinator.__version__}\n"
 
 
-@pytest.mark.parametrize("arguments", [JOB, "run --dry-run p.py"])
-def test_a_closed_output_is_no_traceback(arguments: str) -> None:
-    done = command(f'exec "$0" -m coordinator {arguments} >&-')
-    assert (done.returncode, done.stderr) == (0, b"")
-
-
-def test_a_full_disk_is_one_line() -> None:
+def test_an_output_that_cannot_be_written_is_no_traceback() -> None:
+    for arguments in (JOB, "run --dry-run p.py"):
+        done = command(f'exec "$0" -m coordinator {arguments} >&-')
+        assert (done.returncode, done.stderr) == (0, b"")
     done = command(f'exec "$0" -m coordinator {JOB} > /dev/full')
     words = b"coordinator manifest: its output cannot be written: No space left on device.\n"
     assert (done.returncode, done.stderr) == (1, words)
     assert command(f'exec "$0" -m coordinator {JOB} > /dev/full 2> /dev/full').returncode == 1
+    # SIGPIPE, as other commands end; the shell is the parent and tells of it by 128 + 13.
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "coordinator", *JOB.split()], stdout=writing, stderr=subprocess.PIPE, check=False
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, b"")
 
 
 def test_a_folder_that_is_gone_is_one_line() -> None:

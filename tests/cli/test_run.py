@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import termios
 from pathlib import Path
@@ -28,14 +27,6 @@ OBEDIENT = """
         # Not signal.pause: Python handles no signal that comes just before it begins.
         select.select([], [], [], 0.1)
 """
-# The chief ends with the first given code (or, if it is negative, by that signal), the evaluator with the second.
-ENDING = """
-    import json, os, sys
-    role = json.loads(os.environ["TF_CONFIG"])["task"]["type"]
-    code = int(sys.argv[1 if role == "chief" else 2])
-    print(role, "ends", flush=True)
-    os.kill(os.getpid(), -code) if code < 0 else sys.exit(code)
-"""
 # The chief ends on a request from its terminal; the evaluator never ends.
 EVALUATED = """
     import json, os, signal
@@ -45,160 +36,103 @@ EVALUATED = """
     while True:
         signal.pause()
 """
-# What the program sees of its cluster.
-CLUSTER = """
-    import json, os
-    config = json.loads(os.environ["TF_CONFIG"])
-    print(config["task"]["type"], "sees", [address for tasks in config["cluster"].values() for address in tasks])
-    print({job: len(tasks) for job, tasks in config["cluster"].items()})
-"""
 
 
-def test_the_program_gets_its_role_its_arguments_and_its_exit_code_through(
-    program: Writer, environment: Environment, tmp_path: Path
+def test_the_program_finds_a_cluster_that_answers_on_this_machine_alone(
+    program: Writer, environment: Environment
 ) -> None:
     path = program("""
-        import os, pathlib, sys
-        pathlib.Path(sys.argv[1]).write_text("\\0".join([os.environ["TF_CONFIG"], *sys.argv[2:]]))
+        import json, os, sys
+        from coordinator.heartbeat.probes import TaskProbe
+        from tests.heartbeat.reach import MOMENT, answers, own_addresses
+        config = json.loads(os.environ["TF_CONFIG"])
+        for address in config["cluster"]["worker"] + config["cluster"]["ps"]:
+            port = int(address.rpartition(":")[2])
+            assert not any(answers(own, port, MOMENT) for own in own_addresses())
+            print(TaskProbe(address).status(timeout=5).devices)
+        counts = {job: len(addresses) for job, addresses in config["cluster"].items()}
+        print("seen", json.dumps([config["task"], counts, sys.argv[1:], os.environ["CUDA_VISIBLE_DEVICES"]]))
         sys.exit(7)
     """)
-    seen = tmp_path / "seen"
-    arguments = ["--workers", "9", "--", "--epochs=3", "-x", ""]
-    with CommandProcess("run", "--workers", 2, "--ps", 1, path, seen, *arguments, environment=environment) as command:
-        assert command.wait_ended() == 7
-    tf_config, *rest = seen.read_text().split("\0")
-    assert rest == arguments
-    config = json.loads(tf_config)
-    assert config["task"] == {"type": "chief", "index": 0}
-    assert {job: len(addresses) for job, addresses in config["cluster"].items()} == {"chief": 1, "worker": 2, "ps": 1}
-    assert not command.left()
-
-
-def test_every_server_answers_before_the_program_starts(program: Writer, environment: Environment) -> None:
-    path = program("""
-        import json, os
-        from coordinator.heartbeat.probes import TaskProbe
-        cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
-        for address in cluster["worker"] + cluster["ps"]:
-            print(TaskProbe(address).status(timeout=5).devices)
-    """)
-    with CommandProcess("run", "--workers", 2, "--ps", 2, path, environment=environment) as command:
-        assert command.wait_ended() == 0
-    for task in ("worker/replica:0/task:0", "worker/replica:0/task:1", "ps/replica:0/task:0", "ps/replica:0/task:1"):
-        assert f"/job:{task}/device:CPU:0" in command.output
-
-
-def test_servers_are_reached_on_this_machine_alone(program: Writer, environment: Environment) -> None:
-    path = program("""
-        import json, os
-        from tests.heartbeat.reach import MOMENT, answers, own_addresses
-        cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
-        for address in cluster["worker"] + cluster["ps"]:
-            port = int(address.rpartition(":")[2])
-            print(answers("127.0.0.1", port), any(answers(own, port, MOMENT) for own in own_addresses()))
-    """)
-    with CommandProcess("run", path, environment=environment) as command:
-        assert command.wait_ended() == 0, command.output
-    assert command.output.count("True False") == 2
+    given = ["--workers", "9", "--", "--epochs=3", "-x", ""]
+    environment["CUDA_VISIBLE_DEVICES"] = "5"
+    with CommandProcess("run", "--workers", 2, path, *given, environment=environment) as command:
+        assert command.wait_ended() == 7, command.output
+        assert not command.left()
+    for name in ("worker/replica:0/task:0", "worker/replica:0/task:1", "ps/replica:0/task:0"):
+        assert f"/job:{name}/device:CPU:0" in command.output
+    [task, counts, arguments, devices] = json.loads(command.wait_output(r"seen (.*)\r\n")[1])
+    assert task == {"type": "chief", "index": 0}
+    assert counts == {"chief": 1, "worker": 2, "ps": 1}
+    assert arguments == given
+    assert devices == "5"
+    # What the servers print: parameter servers alone are kept from the GPU.
+    for name, seen in {"worker 1": "5", "ps 0": ""}.items():
+        assert f"[{name}] {{'CUDA_VISIBLE_DEVICES': '{seen}', 'TF_CPP_MIN_LOG_LEVEL': '2'}}" in command.output
 
 
 @pytest.mark.parametrize(
-    ("chief", "evaluator", "exit_code"),
+    ("chief", "exit_code", "words"),
     [
-        (0, 5, 5),
-        (-9, 0, 137),
-        pytest.param(0, 0, 0, marks=pytest.mark.long),
-        pytest.param(3, 0, 3, marks=pytest.mark.long),
-        pytest.param(0, -6, 134, marks=pytest.mark.long),
+        (0, 143, "the evaluator has not ended within 0.5 s of the chief: terminating it"),
+        (4, 4, "the chief ended with code 4: ending the evaluator"),
     ],
 )
-def test_the_exit_code_is_that_of_the_program_that_failed(
-    program: Writer, environment: Environment, chief: int, evaluator: int, exit_code: int
-) -> None:
-    path = program(ENDING)
-    with CommandProcess("run", "--evaluator", path, chief, evaluator, environment=environment) as command:
-        assert command.wait_ended() == exit_code, command.output
-    assert not command.left()
-
-
-def test_the_chief_reads_the_terminal_and_a_slow_evaluator_is_terminated(
-    program: Writer, environment: Environment
+def test_the_evaluator_ends_after_the_chief_whose_failure_counts_first(
+    program: Writer, environment: Environment, chief: int, exit_code: int, words: str
 ) -> None:
     options = ["--evaluator", "--evaluator-timeout", "0.5"]
     with CommandProcess("run", *options, program(EVALUATED), environment=environment) as command:
         command.wait_output(r"\[evaluator\] evaluator waits")
         command.wait_output("chief asks: ")
-        command.type("0\n")
-        assert command.wait_ended() == 143
-        assert "the evaluator has not ended within 0.5 s of the chief: terminating it" in command.output
-        assert not command.left()
-
-
-def test_a_chief_that_fails_ends_the_evaluator(program: Writer, environment: Environment) -> None:
-    with CommandProcess("run", "--evaluator", program(EVALUATED), environment=environment) as command:
-        command.wait_output(r"\[evaluator\] evaluator waits")
-        command.wait_output("chief asks: ")
-        command.type("4\n")
-        assert command.wait_ended() == 4
-        assert "the chief ended with code 4: ending the evaluator" in command.output
+        command.type(f"{chief}\n")
+        assert command.wait_ended() == exit_code
+        assert words in command.output
         assert not command.left()
 
 
 @pytest.mark.long
 def test_the_evaluator_may_have_a_cluster_of_its_own(program: Writer, environment: Environment) -> None:
-    path = program(CLUSTER + EVALUATED)
-    with CommandProcess("run", "--evaluator-workers", 2, path, environment=environment) as command:
-        own = command.wait_output(r"\[evaluator\] evaluator sees \[(.*)\]")[1]
-        command.wait_output(r"\[evaluator\] evaluator waits")
-        others = command.wait_output(r"chief sees \[(.*)\]")[1]
-        assert not set(own.split(", ")) & set(others.split(", "))
-        # Each program prints this on the next line.
-        for counts in ("{'worker': 2, 'ps': 1, 'evaluator': 1}", "{'worker': 1, 'ps': 1, 'chief': 1}"):
-            command.wait_output(re.escape(counts))
+    report = """
+    import json, os
+    print("sees", json.dumps(json.loads(os.environ["TF_CONFIG"])["cluster"]), flush=True)
+"""
+    with CommandProcess(
+        "run", "--evaluator-workers", 2, program(report + EVALUATED), environment=environment
+    ) as command:
+        own = json.loads(command.wait_output(r"\[evaluator\] sees (.*)\r\n")[1])
+        others = json.loads(command.wait_output(r"(?<!\[evaluator\] )sees (.*)\r\n")[1])
+        assert [sorted(each) for each in (own, others)] == [["evaluator", "ps", "worker"], ["chief", "ps", "worker"]]
+        assert (len(own["worker"]), len(others["worker"])) == (2, 1)
+        assert not {*own["worker"], *own["ps"]} & {*others["worker"], *others["ps"]}
+        command.wait_output("chief asks: ")
         [server] = [process for process in command.record() if process.name() == "worker-1"]
         server.kill()
-        pattern = r"the evaluator's /job:worker/task:1 ended unexpectedly, .*: starting it again, .* log: (\S+)"
-        log = Path(command.wait_output(pattern)[1])
-        command.wait_output("chief asks: ")
+        command.wait_output("the evaluator's /job:worker/task:1 ended unexpectedly, .*: starting it again")
         command.type("4\n")
         assert command.wait_ended() == 4
         assert not command.left()
-    assert log.name == "evaluator-worker-1.log"
-    assert "/job:worker/task:1 serves on" in log.read_text()
 
 
-def test_ctrl_c_reaches_the_program_once_and_ends_everything(program: Writer, environment: Environment) -> None:
-    with CommandProcess("run", "--workers", 2, program(OBEDIENT), environment=environment) as command:
+def test_ctrl_c_reaches_the_program_once_and_a_second_one_kills_it(program: Writer, environment: Environment) -> None:
+    with CommandProcess("run", "--workers", 2, program(OBEDIENT), "stubborn", environment=environment) as command:
         command.wait_output("waits")
         # The program, three servers, and the process that they are forked from.
         assert len(command.record()) == 5
+        command.type("\x03")
+        command.wait_output("chief got SIGINT")
         command.type("\x03")
         assert command.wait_ended() == 130
         assert command.output.count("chief got SIGINT") == 1
         assert not command.left()
 
 
-@pytest.mark.parametrize(
-    ("number", "exit_code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.long), (signal.SIGTERM, 143)]
-)
-def test_a_signal_to_the_process_group_works_like_ctrl_c(
-    program: Writer, environment: Environment, number: signal.Signals, exit_code: int
-) -> None:
+def test_a_signal_to_the_process_group_reaches_the_program_once(program: Writer, environment: Environment) -> None:
     with CommandProcess("run", program(OBEDIENT), environment=environment) as command:
         command.wait_output("waits")
-        os.killpg(command.pid, number)
-        assert command.wait_ended() == exit_code
+        os.killpg(command.pid, signal.SIGTERM)
+        assert command.wait_ended() == 143
         assert command.output.count("chief got") == 1
-        assert not command.left()
-
-
-def test_a_second_ctrl_c_kills_a_program_that_does_not_end(program: Writer, environment: Environment) -> None:
-    with CommandProcess("run", program(OBEDIENT), "stubborn", environment=environment) as command:
-        command.wait_output("waits")
-        command.type("\x03")
-        command.wait_output("chief got SIGINT")
-        command.type("\x03")
-        assert command.wait_ended() == 130
         assert not command.left()
 
 
@@ -260,28 +194,3 @@ def test_a_server_that_does_not_start_ends_the_run_and_shows_why(program: Writer
         assert "the fake server fails as requested" in command.output
         assert "waits" not in command.output
         assert not command.left()
-
-
-def test_a_server_that_does_not_answer_in_time_ends_the_run(program: Writer, environment: Environment) -> None:
-    with CommandProcess("run", "--start-timeout", "0.01", program(OBEDIENT), environment=environment) as command:
-        assert command.wait_ended() == 1
-        assert re.search(r"/job:(worker|ps)/task:0 at \S+ does not answer, [0-9.]+ s after its start", command.output)
-        assert not command.left()
-
-
-def test_only_parameter_servers_are_kept_from_the_gpu(
-    program: Writer, environment: Environment, tmp_path: Path
-) -> None:
-    path = program("""
-        import os
-        print({name: os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "TF_CPP_MIN_LOG_LEVEL")})
-    """)
-    environment["CUDA_VISIBLE_DEVICES"] = "5"
-    with CommandProcess("run", "--log-dir", tmp_path, path, environment=environment) as command:
-        assert command.wait_ended() == 0
-    texts = {
-        "chief": command.output,
-        **{job: (tmp_path / "latest" / f"{job}-0.log").read_text() for job in ("worker", "ps")},
-    }
-    for job, devices in {"chief": "5", "worker": "5", "ps": ""}.items():
-        assert f"{{'CUDA_VISIBLE_DEVICES': '{devices}', 'TF_CPP_MIN_LOG_LEVEL': '2'}}" in texts[job]

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.cli.command_line import main
 from tests.cli.conftest import Environment, Writer
 from tests.launch.command_process import CommandProcess
 
@@ -41,7 +40,7 @@ LOOKING = """
 """
 
 
-@pytest.mark.parametrize("source", ["environment", "file"])
+@pytest.mark.parametrize("source", ["environment", pytest.param("file", marks=pytest.mark.long)])
 def test_a_token_of_ones_own_stands_in_no_command_line(
     program: Writer, environment: Environment, source: str, tmp_path: Path
 ) -> None:
@@ -56,34 +55,3 @@ def test_a_token_of_ones_own_stands_in_no_command_line(
     with CommandProcess("run", *options, program(LOOKING), environment=environment) as command:
         assert command.wait_ended() == 0, command.output
     assert re.search(r"chief has 127\.0\.0\.1:\d+/my-secret False", command.output)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--token-file", "FILE"], "--token-file needs --dashboard."),
-        (["--dashboard=127.0.0.1:0/token", "--token-file", "FILE"], "--token-file cannot be given beside a token"),
-        (["--dashboard", "--token-file", "none"], "--token-file none: No such file or directory."),
-        (["--dashboard", "--token-file", "."], "--token-file .: Is a directory."),
-        (["--dashboard", "--token-file", "FILE"], "has no token: it must be letters, digits"),
-    ],
-)
-def test_a_file_without_use_or_token_is_one_line(
-    program: Writer, options: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "token"
-    path.write_text("a/b")
-    path.chmod(0o600)
-    given = [option.replace("FILE", str(path)) for option in options]
-    assert main(["run", *given, str(program("pass"))]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert words in line
-
-
-@pytest.mark.parametrize("address", ["8080", "127.0.0.1:80/a/b"])
-def test_what_is_no_address_is_refused_before_anything_starts(
-    program: Writer, environment: Environment, address: str
-) -> None:
-    with CommandProcess("run", f"--dashboard={address}", program(PRINTING), environment=environment) as command:
-        assert command.wait_ended() == 2
-    assert "--dashboard must be 'host:port', such as '127.0.0.1:0', or 'host:port/token'" in command.output

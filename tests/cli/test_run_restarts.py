@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import textwrap
 from pathlib import Path
@@ -57,14 +56,6 @@ def test_a_program_that_fails_is_started_again_in_its_role_on_the_same_servers(
     assert json.loads(configs[0])["task"] == {"type": "chief", "index": 0}
 
 
-def test_the_last_code_counts_when_no_restart_is_left(
-    program: Path, environment: dict[str, str], tmp_path: Path
-) -> None:
-    with CommandProcess("run", "--restarts", 1, program, tmp_path / "starts", 3, 4, environment=environment) as command:
-        assert command.wait_ended() == 4
-        assert command.output.count("starting it again") == 1
-
-
 def test_servers_and_evaluator_keep_running_while_the_program_is_started_again(
     program: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -81,18 +72,6 @@ def test_servers_and_evaluator_keep_running_while_the_program_is_started_again(
         command.type("\x03")
         assert command.wait_ended() == 130
         assert not command.left()
-
-
-def test_an_interrupted_program_is_not_started_again(
-    program: Path, environment: dict[str, str], tmp_path: Path
-) -> None:
-    with CommandProcess(
-        "run", "--restarts", 3, program, tmp_path / "starts", WAITS, environment=environment
-    ) as command:
-        command.wait_output("start 1")
-        command.type("\x03")
-        assert command.wait_ended() == 130
-    assert not re.search("start 2|starting it again", command.output)
 
 
 # Prints the id of each process that serves as the first parameter server, until it is typed a line.
@@ -154,80 +133,20 @@ CALLING = """
 """
 
 
-@pytest.mark.parametrize("name", ["worker-0", "ps-0"])
 def test_a_server_that_dies_while_others_start_is_back_before_the_program_begins(
-    name: str, environment: dict[str, str], tmp_path: Path
+    environment: dict[str, str], tmp_path: Path
 ) -> None:
     path, go = tmp_path / "program.py", tmp_path / "go"
     path.write_text(textwrap.dedent(CALLING))
     environment |= {"FAKE_SLOW": "worker-1", "FAKE_GO": str(go)}
     options = ["--workers", 2, "--tee", "--log-dir", tmp_path / "logs"]
     with CommandProcess("run", *options, path, environment=environment) as command:
-        server(command, name, start=1).kill()
+        server(command, "ps-0", start=1).kill()
         command.wait_output(r"by SIGKILL .*: starting it again, restart 1 of 3\.")
-        server(command, name, start=2).kill()
+        server(command, "ps-0", start=2).kill()
         # It waits for its second restart, and nothing else is awaited.
         command.wait_output(r"by SIGKILL .*: starting it again in 1 s, restart 2 of 3\.")
         go.touch()
         command.wait_output("all answer")
         assert command.wait_ended() == 0
         assert not command.left()
-
-
-def test_a_server_without_restarts_that_dies_while_others_start_is_not_awaited(
-    environment: dict[str, str], tmp_path: Path
-) -> None:
-    path, go = tmp_path / "program.py", tmp_path / "go"
-    path.write_text("print('the program begins')")
-    environment |= {"FAKE_SLOW": "worker-1", "FAKE_GO": str(go)}
-    options = ["--workers", 2, "--server-restarts", 0, "--tee", "--log-dir", tmp_path / "logs"]
-    with CommandProcess("run", *options, path, environment=environment) as command:
-        server(command, "worker-0", start=1).kill()
-        command.wait_output("by SIGKILL .*; the program continues without it")
-        go.touch()
-        command.wait_output("the program begins")
-        assert command.wait_ended() == 0
-
-
-# Prints in its steps, whose count is restored from the checkpoint when the parameter server is lost.
-COUNTING = """
-    import sys, tempfile
-    import tensorflow as tf
-    import coordinator
-    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-    with coordinator.ParameterServerStrategy(resolver) as strategy:
-        with strategy.scope():
-            count = tf.Variable(0, dtype=tf.int64)
-        manager = tf.train.CheckpointManager(tf.train.Checkpoint(count=count), tempfile.mkdtemp(), max_to_keep=2)
-        strategy.restore_from(manager)
-
-        @tf.function
-        def step():
-            done = count.assign_add(1)
-            tf.print("step", done)
-            return done
-
-        while (done := int(strategy.schedule(step).result())) < 40:
-            if done == 20:
-                manager.save()
-                input("reached 20")
-        print("counted", done, flush=True)
-"""
-
-
-@pytest.mark.cluster
-@pytest.mark.long
-def test_a_training_goes_on_after_its_parameter_server_was_killed_and_shows_it(tmp_path: Path) -> None:
-    path = tmp_path / "program.py"
-    path.write_text(textwrap.dedent(COUNTING))
-    with CommandProcess("run", path, environment=os.environ) as command:
-        command.wait_output("reached 20")
-        parameter_server(command).kill()
-        command.wait_output("/job:ps/task:0 ended unexpectedly, by SIGKILL")
-        command.type("\n")
-        command.wait_output("/job:ps/task:0 recovered from checkpoint .*, at step")
-        assert command.wait_ended() == 0
-        assert not command.left()
-    assert "counted 40" in command.output
-    for done in (1, 21, 40):
-        assert re.search(rf"\r\x1b\[K\[worker 0\] step {done}\r\n", command.output)

@@ -1,10 +1,8 @@
-import json
-import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import pytest
 
@@ -17,55 +15,12 @@ from tests.launch.command_process import CommandProcess
 TIMEOUT = 120.0
 
 
-def tf_config(job: str = "worker", index: int = 0, **cluster: list[str]) -> str:
-    return json.dumps({"cluster": cluster or {"worker": ["b:2"]}, "task": {"type": job, "index": index}})
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        (None, "TF_CONFIG is not set"),
-        (" ", "TF_CONFIG is not set"),
-        ("nonsense", "TF_CONFIG is not JSON"),
-        ("[]", "TF_CONFIG must be a JSON object"),
-        (tf_config("worker", 3, worker=["b:2", "c:3"]), "no task 3 in job 'worker'"),
-        (tf_config("chief", chief=["a:1"], worker=["b:2"]), "/job:chief/task:0 is not a server"),
-        (tf_config("evaluator", evaluator=["a:1"], worker=["b:2"]), "/job:evaluator/task:0 is not a server"),
-    ],
-)
-def test_a_wrong_task_is_refused_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str | None, words: str
-) -> None:
-    monkeypatch.delenv("TF_CONFIG", raising=False)
-    if text is not None:
-        monkeypatch.setenv("TF_CONFIG", text)
-    assert main(["serve"]) == 2
-    error = capsys.readouterr().err
-    assert words in error
-    assert error.startswith("coordinator serve: ")
-    assert error.count("\n") == 1
-
-
-def test_a_port_in_use_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    [address] = free_addresses(1)
-    host, _, port = address.partition(":")
-    monkeypatch.setenv("TF_CONFIG", tf_config(worker=[address]))
-    with socket.create_server((host, int(port))):
-        assert main(["serve"]) == 2
-    assert f"cannot serve on {address}: port {port}: Address already in use" in capsys.readouterr().err
-
-
-def test_a_number_of_devices_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
-    task = ["--job", "worker", "--index", "0", "--address", free_addresses(1)[0]]
-    assert main(["serve", *task, "--devices", "0"]) == 2
-    words = "The devices of a server must be an integer of at least 1, got 0."
-    assert capsys.readouterr().err == f"coordinator serve: {words}\n"
-
-
-def test_a_port_in_use_is_refused_for_health_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_in_use_is_refused_for_the_server_and_for_health(capsys: pytest.CaptureFixture[str]) -> None:
     [address] = free_addresses(1)
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
+        assert main(["serve", "--job", "worker", "--index", "0", "--address", f"127.0.0.1:{port}"]) == 2
+        assert f"cannot serve on 127.0.0.1:{port}: port {port}: Address already in use" in capsys.readouterr().err
         assert main(["serve", "--job", "ps", "--index", "4", "--address", address, "--health-port", port]) == 2
     words = f"health on port {port}: Address already in use. Give it another --health-port."
     assert capsys.readouterr().err == f"coordinator serve: /job:ps/task:4 cannot report its {words}\n"
@@ -79,7 +34,8 @@ ENDINGS: dict[str, Callable[[subprocess.Popen[str]], object]] = {
 }
 
 
-def check_ending(ending: str, environment: Mapping[str, str]) -> None:
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_server_reports_that_it_serves_and_ends_with_code_0(environment: Environment, ending: str) -> None:
     task = ["--job", "worker", "--index", "0", "--address", *free_addresses(1)]
     with subprocess.Popen(
         [sys.executable, "-m", "coordinator", "serve", *task, "--exit-with-parent"],
@@ -102,17 +58,6 @@ def test_a_server_ends_when_its_parent_is_silent(environment: Environment) -> No
     command = [sys.executable, "-m", "coordinator", "serve", *task, "--exit-with-parent", "0.2"]
     with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE) as server:
         assert server.wait(TIMEOUT) == 0
-
-
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_a_server_reports_that_it_serves_and_ends_with_code_0(environment: Environment, ending: str) -> None:
-    check_ending(ending, environment)
-
-
-@pytest.mark.cluster
-@pytest.mark.long
-def test_a_real_server_ends_with_code_0() -> None:
-    check_ending("SIGTERM", os.environ)
 
 
 @pytest.mark.parametrize(

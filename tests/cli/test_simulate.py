@@ -15,17 +15,6 @@ def test_one_cluster_gives_a_summary_with_advice(capsys: pytest.CaptureFixture[s
     assert "\nnote: max_delay counts updates" in printed
 
 
-def test_several_rules_give_a_table_a_plot_and_records(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    names = "asynchronous,synchronous,stale_synchronous,bounded_delay,model_average"
-    files = ["--plot", str(tmp_path / "out.png"), "--json", str(tmp_path / "out.json")]
-    assert main(["simulate", "--compare", names, "--max-delay", "2", "--pushes", "500", *files]) == 0
-    rows = capsys.readouterr().out.splitlines()[2:]
-    assert [row.partition("(")[0].split()[0] for row in rows] == names.split(",")
-    records = json.loads((tmp_path / "out.json").read_text())
-    assert [record["rule"].partition("(")[0] for record in records] == names.split(",")
-    assert (tmp_path / "out.png").stat().st_size > 10_000
-
-
 def test_a_trace_shows_the_workers_and_the_pushes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     words = f"--workers 2 --compute 10ms --pushes 100 --deaths 1@0.2s+0.1s --trace {path}"
@@ -53,35 +42,6 @@ def test_a_sweep_gives_a_row_and_a_record_for_each_value(capsys: pytest.CaptureF
     records = json.loads((tmp_path / "out.json").read_text())
     assert [record["workers"] for record in records] == [1, 2, 4, 1, 2, 4]
     assert (tmp_path / "out.png").stat().st_size > 10_000
-
-
-def test_a_seed_gives_the_same_summary_except_its_own_speed(capsys: pytest.CaptureFixture[str]) -> None:
-    outputs = []
-    for _ in range(2):
-        assert main(["simulate", "--seed", "3", "--compute", "exponential(1ms)", "--pushes", "500"]) == 0
-        outputs.append(capsys.readouterr().out.splitlines()[:-1])
-    assert outputs[0] == outputs[1]
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        (["--workers", "0"], "--workers must be an integer of at least 1, got 0."),
-        (["--rule", "hogwild"], "--rule must be of asynchronous, synchronous, stale_synchronous, bounded_delay,"),
-        (["--rule", "bounded_delay", "--max-delay", "-1"], "--max-delay must be an integer of at least 0, or inf"),
-        (["--latency", "-5ms"], "--latency must be a time"),
-        (["--compute", "weibull(1s,2)"], "--compute has no distribution 'weibull'; it may be one of constant(20ms),"),
-        (["--model-bytes", "100"], "--model-bytes must be a size with its unit, such as 500kB"),
-        (["--plot", "/nowhere/out.png"], "--plot cannot be written to /nowhere/out.png"),
-        (["--json", "/nowhere/out.json"], "--json cannot be written to /nowhere/out.json"),
-    ],
-)
-def test_a_wrong_option_is_refused_in_one_line_with_the_allowed_values(
-    options: list[str], reason: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["simulate", "--pushes", "100", *options]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"coordinator simulate: {reason}")
 
 
 def test_a_negative_value_is_no_option() -> None:

@@ -124,34 +124,6 @@ def test_a_job_that_is_ended_saves_first_and_continues_when_it_is_started_again(
     assert slurm.call("squeue", "--noheader") == ""
 
 
-def test_it_must_be_started_by_srun(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.delenv("SLURM_PROCID", raising=False)
-    assert main(["slurm", "--ps", "2", __file__]) == 2
-    assert capsys.readouterr().err.startswith("coordinator slurm: This is no task of a Slurm step")
-
-
-@pytest.mark.parametrize(("rank", "lines"), [("0", 1), ("1", 0)])
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [(["--ps", "0", __file__], "--ps must be at least 1"), (["--ps", "2", __file__], "give srun --ntasks 4 or more")],
-)
-def test_what_cannot_work_is_said_by_one_task(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    rank: str,
-    lines: int,
-    arguments: list[str],
-    words: str,
-) -> None:
-    step = {"PROCID": rank, "STEP_NUM_TASKS": "3", "STEP_NUM_NODES": "1", "STEP_NODELIST": "node1"}
-    for name, value in step.items():
-        monkeypatch.setenv(f"SLURM_{name}", value)
-    assert main(["slurm", *arguments]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == lines
-    assert lines == 0 or words in error
-
-
 @pytest.mark.parametrize("arguments", [["--trace", "/none/trace.json", __file__], ["/none/program.py"]])
 def test_a_server_needs_no_files_of_the_program_on_its_node(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]

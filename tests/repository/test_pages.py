@@ -117,7 +117,7 @@ def test_the_snippets_about_update_rules_run_as_one_program(run_program: Program
 
 
 @runs_servers
-@pytest.mark.parametrize(("number", "name"), enumerate(["compat", "own names"]))
+@pytest.mark.parametrize(("number", "name"), [(0, "compat"), (1, "own names")])
 def test_the_programs_for_those_who_migrate_run(
     run_program: ProgramRunner, tmp_path: Path, number: int, name: str
 ) -> None:
