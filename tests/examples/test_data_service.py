@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from tests import ROOT
 from tests.deadline import wait_until
-from tests.ps_strategy.keras.fit.counted_model import CountedModel
 
 TRAIN = ROOT / "examples" / "data_service/train.py"
 SERVE = ROOT / "examples" / "data_service/serve.py"
@@ -36,23 +35,6 @@ def dispatcher():
     workers = [service.WorkerServer(service.WorkerConfig(address, heartbeat_interval_ms=100)) for _ in range(2)]
     yield address
     del workers, server
-
-
-# TensorFlow's own, of `distribute` in a function.
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore:To make it possible to preserve tf.data options")
-def test_each_epoch_of_fit_repeats_a_job(strategy, dispatcher):
-    with strategy.scope():
-        model = CountedModel(40)
-        model.compile("sgd", "mse")
-
-    def dataset_fn(context):
-        numbers = tf.data.Dataset.range(40).batch(5)
-        examples = numbers.map(lambda ids: (tf.cast(ids[:, tf.newaxis], tf.float32) * [1.0, 0.0], tf.zeros_like(ids)))
-        return examples.apply(service.distribute("distributed_epoch", f"grpc://{dispatcher}", job_name="epochs"))
-
-    model.fit(dataset_fn, epochs=3, verbose=0)
-    assert (model.visits.numpy() == 3).all()
 
 
 @pytest.mark.long

@@ -1,10 +1,7 @@
 import errno
 import io
 import os
-import pty
 import re
-import termios
-import tty
 
 import pytest
 
@@ -34,15 +31,6 @@ def test_on_a_terminal_a_line_replaces_a_progress_bar() -> None:
     assert re.fullmatch(r"\r\x1b\[K[0-9-]{10} [0-9:]{8} coordinator: hello.\n", errors.getvalue())
 
 
-def test_in_a_file_a_line_has_no_control_characters() -> None:
-    output, errors = io.StringIO(), io.StringIO()
-    console = Console(output, errors)
-    console.forward("evaluator", "loss 1")
-    console.say("hello.")
-    assert output.getvalue() == "[evaluator] loss 1\n"
-    assert re.fullmatch(r"[0-9-]{10} [0-9:]{8} coordinator: hello.\n", errors.getvalue())
-
-
 @pytest.mark.parametrize("error", [errno.EPIPE, errno.EIO, errno.ENOSPC])
 def test_an_output_that_takes_nothing_does_not_fail(error: int) -> None:
     console = Console(Broken(error), Broken(error))
@@ -50,23 +38,3 @@ def test_an_output_that_takes_nothing_does_not_fail(error: int) -> None:
     console.forward_error("ps 0", "loss 1")
     console.show("hello.")
     console.say("hello.")
-
-
-def test_the_cursor_is_shown_again_only_on_a_terminal() -> None:
-    terminal, file = Terminal(), io.StringIO()
-    with open(os.devnull) as no_terminal:
-        for output in (terminal, file):
-            with pytest.raises(KeyError), Console(output, output).restored(keyboard=no_terminal.fileno()):
-                raise KeyError
-    assert terminal.getvalue() == "\x1b[?25h"
-    assert file.getvalue() == ""
-
-
-def test_a_terminal_of_another_process_is_not_changed() -> None:
-    controller, terminal = pty.openpty()
-    with Console(io.StringIO(), io.StringIO()).restored(keyboard=terminal):
-        tty.setraw(terminal)
-        raw = termios.tcgetattr(terminal)
-    assert termios.tcgetattr(terminal) == raw
-    os.close(controller)
-    os.close(terminal)

@@ -83,45 +83,83 @@ def messages(job: RecordedJob, event: Event, now: float = 0.0) -> str:
     return " ".join(text for kind, text in job.advance(event, now) if kind == "report")
 
 
-def test_the_programs_start_when_every_server_answers() -> None:
-    job = alone()
-    assert job.state is State.STARTING
-    assert advance(job, SERVERS_READY) == [AGAIN]
-    assert job.state is State.RUNNING
-    assert job.deadline == math.inf
+def received(number: signal.Signals) -> Event:
+    return methodcaller("signal_received", number)
 
 
-def test_a_server_that_does_not_come_up_ends_the_run() -> None:
-    job = alone()
-    assert messages(job, methodcaller("servers_failed", "it burnt")) == "it burnt"
-    assert (job.state, job.exit_code) == (State.ENDED, 1)
+def send(number: signal.Signals) -> list[Action]:
+    return [("send", number)]
 
 
-@pytest.mark.parametrize(("code", "exit_code"), [(0, 0), (7, 7), (-9, 137), (-11, 139)])
-def test_the_exit_code_is_that_of_the_chief(code: int, exit_code: int) -> None:
-    job = alone()
-    assert advance(job, SERVERS_READY, chief(code)) == []
-    assert (job.state, job.exit_code) == (State.ENDED, exit_code)
+FAILED = methodcaller("servers_failed", "it burnt")
+
+# What follows when the servers answer, with how many restarts of the program; the actions that the last event leads
+# to; and the exit code, or the state if the run goes on.
+ALONE: list[tuple[list[Event], int, list[Action], int | State]] = [
+    ([], 0, [AGAIN], State.RUNNING),
+    ([chief(0)], 2, [], 0),
+    ([chief(7)], 0, [], 7),
+    ([chief(-9)], 0, [], 137),
+    ([chief(-9)], 2, [AGAIN], State.RUNNING),
+    ([chief(-9), chief(0)], 2, [], 0),
+    ([chief(-9), chief(3), chief(4)], 2, [], 4),
+    # It was interrupted.
+    ([chief(130)], 2, [], 130),
+    ([chief(-2)], 2, [], 130),
+    ([received(signal.SIGTSTP)], 0, [("suspend", None)], State.RUNNING),
+    ([CTRL_C], 2, send(signal.SIGINT), State.STOPPING),
+    ([CTRL_C, CTRL_C], 2, [KILL], State.STOPPING),
+    ([CTRL_C, CTRL_C, chief(-9)], 2, [], 130),
+    ([received(signal.SIGTERM), chief(1)], 2, [], 143),
+    ([received(signal.SIGHUP), chief(1)], 2, [], 129),
+]
+WITH_EVALUATOR: list[tuple[list[Event], int, list[Action], int | State]] = [
+    ([chief(0), evaluator(0)], 0, [], 0),
+    ([chief(0), evaluator(3)], 0, [], 3),
+    ([evaluator(-6), chief(0)], 0, [], 134),
+    ([evaluator(3)], 1, [], State.RUNNING),
+    ([evaluator(3), chief(4)], 0, [], 4),
+    ([evaluator(3), chief(5)], 1, [AGAIN], State.RUNNING),
+    ([evaluator(3), chief(5), chief(0)], 1, [], 3),
+    ([chief(5)], 0, [TERMINATE], State.STOPPING),
+    ([chief(5), evaluator(-15)], 0, [], 5),
+    ([chief(-9), chief(0)], 1, [], State.AWAITING_EVALUATOR),
+    ([chief(5), chief(6)], 1, [TERMINATE], State.STOPPING),
+    ([chief(0), CTRL_C], 0, send(signal.SIGINT), State.STOPPING),
+    ([chief(0), CTRL_C, evaluator(-2)], 0, [], 130),
+    ([received(signal.SIGTERM), chief(0)], 0, [], State.STOPPING),
+    ([received(signal.SIGTERM), chief(0), evaluator(0)], 0, [], 143),
+]
 
 
-@pytest.mark.parametrize("first", ["chief", "evaluator"])
-@pytest.mark.parametrize(("chief_code", "evaluator_code", "exit_code"), [(0, 0, 0), (0, 3, 3), (0, -6, 134)])
-def test_the_exit_code_is_that_of_the_evaluator_if_the_chief_ends_with_0(
-    first: str, chief_code: int, evaluator_code: int, exit_code: int
+@pytest.mark.parametrize(("make", "cases"), [(alone, ALONE), (with_evaluator, WITH_EVALUATOR)])
+def test_what_ends_the_programs_and_with_which_code(
+    make: Callable[..., RecordedJob], cases: list[tuple[list[Event], int, list[Action], int | State]]
 ) -> None:
-    job = with_evaluator()
-    ends = [chief(chief_code), evaluator(evaluator_code)]
-    assert advance(job, SERVERS_READY, *(ends if first == "chief" else reversed(ends))) == []
-    assert (job.state, job.exit_code) == (State.ENDED, exit_code)
+    for number, (events, restarts, actions, end) in enumerate(cases):
+        job = make(restarts=restarts)
+        assert advance(job, SERVERS_READY, *events) == actions, number
+        if isinstance(end, State):
+            assert job.state is end, number
+        else:
+            assert (job.state, job.exit_code) == (State.ENDED, end), number
 
 
-def test_an_evaluator_that_fails_is_mentioned_and_training_continues() -> None:
-    job = with_evaluator()
+def test_what_failed_is_said() -> None:
+    job = with_evaluator(restarts=2)
     advance(job, SERVERS_READY)
     assert "evaluator ended with code 3" in messages(job, evaluator(3))
-    assert job.state is State.RUNNING
-    advance(job, chief(4))
-    assert (job.state, job.exit_code) == (State.ENDED, 4)
+    assert messages(job, chief(-9)) == "the chief was ended by SIGKILL: starting it again, restart 1 of 2."
+    assert messages(job, chief(255)) == "the chief ended with code 255: starting it again, restart 2 of 2."
+
+
+@pytest.mark.parametrize(("event", "exit_code"), [(CTRL_C, 130), (FAILED, 1)])
+def test_what_ends_the_run_before_the_programs_start(event: Event, exit_code: int) -> None:
+    job = alone()
+    assert job.state is State.STARTING
+    assert advance(job, event) == []
+    assert (job.state, job.exit_code) == (State.ENDED, exit_code)
+    assert advance(job, SERVERS_READY) == []
 
 
 def test_a_slow_evaluator_is_mentioned_after_10_s_and_terminated_at_its_timeout() -> None:
@@ -137,49 +175,19 @@ def test_a_slow_evaluator_is_mentioned_after_10_s_and_terminated_at_its_timeout(
     assert (job.state, job.exit_code) == (State.ENDED, 143)
 
 
-def test_an_evaluator_timeout_below_the_notice_is_kept() -> None:
-    job = with_evaluator(evaluator_timeout=2)
-    advance(job, SERVERS_READY, chief(0), now=0)
-    assert job.deadline == 2
-    assert "has not ended within 2 s" in messages(job, TIME_PASSED, now=2)
-
-
-def test_an_evaluator_that_ignores_the_signal_is_killed() -> None:
+def test_programs_that_ignore_a_signal_are_killed_after_their_time() -> None:
     job = with_evaluator(evaluator_timeout=2)
     advance(job, SERVERS_READY, chief(0))
-    advance(job, TIME_PASSED, now=2)
+    assert "has not ended within 2 s" in messages(job, TIME_PASSED, now=2)
     assert job.deadline == 7
     assert advance(job, TIME_PASSED, now=7) == [KILL]
-    assert advance(job, evaluator(-9)) == []
+    advance(job, evaluator(-9))
     assert (job.state, job.exit_code) == (State.ENDED, 137)
-
-
-def test_a_chief_that_fails_ends_the_evaluator_at_once_and_its_code_stays() -> None:
-    job = with_evaluator()
-    assert advance(job, SERVERS_READY, chief(5)) == [TERMINATE]
-    assert advance(job, evaluator(-15)) == []
-    assert (job.state, job.exit_code) == (State.ENDED, 5)
-
-
-@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_a_signal_goes_to_the_programs_which_have_15_s(number: signal.Signals, exit_code: int) -> None:
-    job = with_evaluator()
-    assert advance(job, SERVERS_READY, methodcaller("signal_received", number), now=100) == [("send", number)]
-    assert job.deadline == 115
-    assert advance(job, chief(0), now=101) == []
-    assert job.state is State.STOPPING
-    assert advance(job, evaluator(0), now=102) == []
-    assert (job.state, job.exit_code) == (State.ENDED, exit_code)
-
-
-def test_programs_that_ignore_the_signal_for_15_s_are_killed() -> None:
     job = alone()
     advance(job, SERVERS_READY, CTRL_C, now=100)
     assert advance(job, TIME_PASSED, now=114) == []
     assert advance(job, TIME_PASSED, now=115) == [KILL]
     assert job.deadline == math.inf
-    assert advance(job, chief(-9)) == []
-    assert job.exit_code == 130
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
@@ -192,27 +200,6 @@ def test_a_signal_that_is_repeated_leaves_the_program_its_time(number: signal.Si
     assert advance(job, CTRL_C, now=2.0) == [KILL]
     assert advance(job, chief(-9), now=3.0) == []
     assert (job.state, job.exit_code) == (State.ENDED, 128 + number)
-
-
-def test_a_second_ctrl_c_kills_at_once() -> None:
-    job = alone()
-    assert advance(job, SERVERS_READY, CTRL_C, CTRL_C) == [KILL]
-    advance(job, chief(-9))
-    assert (job.state, job.exit_code) == (State.ENDED, 130)
-
-
-def test_a_signal_ends_the_wait_for_the_evaluator() -> None:
-    job = with_evaluator()
-    assert advance(job, SERVERS_READY, chief(0), CTRL_C) == [("send", signal.SIGINT)]
-    advance(job, evaluator(-2))
-    assert (job.state, job.exit_code) == (State.ENDED, 130)
-
-
-def test_a_signal_before_the_programs_start_ends_the_run() -> None:
-    job = alone()
-    assert advance(job, CTRL_C) == []
-    assert (job.state, job.exit_code) == (State.ENDED, 130)
-    assert advance(job, SERVERS_READY) == []
 
 
 def test_each_server_that_ends_is_started_again_a_limited_number_of_times() -> None:
@@ -294,14 +281,6 @@ def test_a_server_that_ends_while_others_start_is_started_again_as_later() -> No
     assert "it is not started again" in messages(job, server_ended("ps-0"), 6.0)
 
 
-def test_a_restart_that_is_pending_when_all_others_are_ready_is_made() -> None:
-    job = alone(server_restarts=3)
-    advance(job, server_ended("ps-0"), server_ended("ps-0"))
-    assert advance(job, SERVERS_READY) == [AGAIN]
-    assert job.deadline == 1.0
-    assert advance(job, TIME_PASSED, now=1.0) == [("start_server", "ps-0")]
-
-
 def test_a_server_without_a_restart_left_is_given_up_while_others_start() -> None:
     job = alone(server_restarts=1)
     advance(job, server_ended("worker-0"))
@@ -331,73 +310,3 @@ def test_while_the_run_ends_no_server_is_started_again(event: Event) -> None:
 def test_servers_are_started_again_while_the_evaluator_runs() -> None:
     job = with_evaluator(server_restarts=1)
     assert advance(job, SERVERS_READY, chief(0), server_ended("worker-0")) == [("start_server", "worker-0")]
-
-
-def test_a_suspended_terminal_suspends_the_programs() -> None:
-    job = alone()
-    assert advance(job, SERVERS_READY, methodcaller("signal_received", signal.SIGTSTP)) == [("suspend", None)]
-    assert job.state is State.RUNNING
-
-
-@pytest.mark.parametrize(
-    ("code", "outcome"), [(-9, "was ended by SIGKILL"), (3, "ended with code 3"), (255, "ended with code 255")]
-)
-def test_a_chief_that_fails_is_started_again_and_reported(code: int, outcome: str) -> None:
-    job = alone(restarts=2)
-    advance(job, SERVERS_READY)
-    expected = f"the chief {outcome}: starting it again, restart 1 of 2."
-    assert job.advance(chief(code), 0.0) == [("report", expected), AGAIN]
-    assert job.state is State.RUNNING
-    assert job.deadline == math.inf
-
-
-def test_a_chief_that_keeps_failing_ends_the_run_with_its_last_code() -> None:
-    job = alone(restarts=2)
-    assert advance(job, SERVERS_READY, chief(-9)) == [AGAIN]
-    assert advance(job, chief(3)) == [AGAIN]
-    assert advance(job, chief(4)) == []
-    assert (job.state, job.exit_code) == (State.ENDED, 4)
-
-
-def test_a_chief_that_succeeds_after_a_restart_ends_the_run_successfully() -> None:
-    job = alone(restarts=2)
-    assert advance(job, SERVERS_READY, chief(-9), chief(0)) == []
-    assert (job.state, job.exit_code) == (State.ENDED, 0)
-
-
-@pytest.mark.parametrize(("code", "exit_code"), [(0, 0), (130, 130), (-2, 130)])
-def test_a_chief_that_succeeds_or_is_interrupted_is_not_started_again(code: int, exit_code: int) -> None:
-    job = alone(restarts=2)
-    assert advance(job, SERVERS_READY, chief(code)) == []
-    assert (job.state, job.exit_code) == (State.ENDED, exit_code)
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_after_a_signal_to_the_command_nothing_is_started_again(number: signal.Signals) -> None:
-    job = alone(restarts=2)
-    assert advance(job, SERVERS_READY, methodcaller("signal_received", number), chief(1)) == []
-    assert (job.state, job.exit_code) == (State.ENDED, 128 + number)
-
-
-def test_the_evaluator_runs_while_the_chief_is_started_again() -> None:
-    job = with_evaluator(restarts=1)
-    assert advance(job, SERVERS_READY, chief(-9)) == [AGAIN]
-    assert advance(job, chief(0)) == []
-    assert job.state is State.AWAITING_EVALUATOR
-    assert advance(job, evaluator(0)) == []
-    assert (job.state, job.exit_code) == (State.ENDED, 0)
-
-
-def test_an_evaluator_that_fails_is_not_started_again() -> None:
-    job = with_evaluator(restarts=1)
-    assert advance(job, SERVERS_READY, evaluator(3)) == []
-    assert advance(job, chief(5)) == [AGAIN]
-    assert advance(job, chief(0)) == []
-    assert (job.state, job.exit_code) == (State.ENDED, 3)
-
-
-def test_an_evaluator_is_ended_when_no_restart_is_left() -> None:
-    job = with_evaluator(restarts=1)
-    assert advance(job, SERVERS_READY, chief(5), chief(6)) == [TERMINATE]
-    assert advance(job, evaluator(-15)) == []
-    assert (job.state, job.exit_code) == (State.ENDED, 6)

@@ -29,15 +29,6 @@ def test_kubernetes_accepts_the_objects(version: str, settings: dict[str, Any]) 
         validation.validate(item, version, strict=True)
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_kubernetes_would_refuse_a_mistake(version: str) -> None:
-    validation = importlib.import_module("kubernetes_validate")
-    (job,) = (item for item in objects({}, jobset=False) if item["kind"] == "Job")
-    job["spec"]["podReplacementPolicies"] = "Failed"
-    with pytest.raises(validation.ValidationError):
-        validation.validate(job, version, strict=True)
-
-
 @pytest.mark.parametrize("settings", [{}, LARGE], ids=["small", "large"])
 def test_the_job_set_has_only_fields_that_job_sets_have(settings: dict[str, Any]) -> None:
     models = importlib.import_module("kubeflow_trainer_api.models")

@@ -40,12 +40,3 @@ def test_an_unexpected_error_of_a_thread_ends_the_run(job: LocalJob, monkeypatch
     monkeypatch.setattr(LocalServers, "wait_ready", fail)
     with pytest.raises(OSError, match="too many open files"):
         job.run()
-
-
-def test_a_server_that_cannot_be_started_raises(job: LocalJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: LocalServers) -> None:
-        raise LaunchError("The server could not be started: no memory.")
-
-    monkeypatch.setattr(LocalServers, "start", fail)
-    with pytest.raises(LaunchError, match="no memory"):
-        job.run()

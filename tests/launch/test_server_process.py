@@ -5,7 +5,6 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from coordinator.errors import ClusterSpecError, LaunchError
@@ -13,7 +12,6 @@ from coordinator.launch.server_process import LocalServers, ServerProcess, free_
 from coordinator.launch.server_starter import ForkServerProcess
 from coordinator.launch.task_config import TaskConfig
 from tests.launch.fake_tensorflow import STARTS_A_THREAD, write_fake_tensorflow
-from tests.program_runner import ProgramRunner
 
 TIMEOUT = 60.0
 
@@ -67,29 +65,6 @@ def test_a_frozen_server_does_not_answer_until_it_is_thawed(server: ServerProces
     server.wait_ready(TIMEOUT)
 
 
-@pytest.mark.parametrize("environment", ["forked", "fresh"], indirect=True)
-def test_a_frozen_server_can_be_killed(server: ServerProcess) -> None:
-    server.start()
-    server.send(signal.SIGSTOP)
-    server.kill()
-    assert not server.is_alive()
-
-
-def test_a_running_server_is_not_started_again(server: ServerProcess) -> None:
-    server.start()
-    with pytest.raises(LaunchError, match="already runs"):
-        server.start()
-
-
-@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGCONT])
-def test_a_server_that_does_not_run_gets_no_signal(server: ServerProcess, number: signal.Signals) -> None:
-    with pytest.raises(LaunchError, match="/job:worker/task:0 is not running"):
-        server.send(number)
-    server.kill()
-    with pytest.raises(LaunchError, match="before it served"):
-        server.wait_ready(0.1)
-
-
 def test_a_port_that_is_taken_is_named(server: ServerProcess) -> None:
     with socket.create_server(("127.0.0.1", server.config.port)):
         server.start()
@@ -109,38 +84,6 @@ def test_another_server_on_the_port_does_not_count_as_this_one(
     with pytest.raises(LaunchError, match="Address already in use"):
         server.wait_ready(TIMEOUT)
     other.kill()
-
-
-def test_a_server_that_cannot_be_started_raises(
-    server: ServerProcess, tmp_path: Path, fork_server: ForkServerProcess
-) -> None:
-    lost = ServerProcess(server.config, tmp_path / "nowhere", {}, fork_server)
-    with pytest.raises(LaunchError, match="could not be started"):
-        lost.start()
-    assert not lost.log_path.exists()
-
-
-def test_it_ends_when_the_process_that_started_it_is_killed(
-    run_program: ProgramRunner, environment: dict[str, str]
-) -> None:
-    program = """
-        import os, pathlib, signal
-        from coordinator.launch.server_process import free_addresses
-        from coordinator.launch.server_process import ServerProcess
-        from coordinator.launch.server_starter import ForkServerProcess
-        from coordinator.launch.task_config import TaskConfig
-        config = TaskConfig({"worker": free_addresses(1)}, "worker", 0)
-        fork_server = ForkServerProcess(pathlib.Path("fork-server.log"))
-        server = ServerProcess(config, pathlib.Path(), os.environ, fork_server)
-        server.start()
-        server.wait_ready(60)
-        print(server.pid, flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
-    """
-    folders = {"PYTHONPATH": os.pathsep.join([os.environ["PYTHONPATH"], environment["PYTHONPATH"]])}
-    result = run_program(program, environment=folders, exit_code=-signal.SIGKILL)
-    with contextlib.suppress(psutil.NoSuchProcess):
-        psutil.Process(int(result.stdout)).wait(10)
 
 
 def test_several_servers_start_together_and_none_is_left(tmp_path: Path, environment: dict[str, str]) -> None:

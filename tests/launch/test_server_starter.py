@@ -3,7 +3,6 @@ import resource
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from coordinator.launch.server_process import LocalServers, ServerProcess, free_
 from coordinator.launch.server_starter import UNKNOWN_EXIT_CODE, ForkServerProcess
 from coordinator.launch.task_config import TaskConfig
 from tests.deadline import wait_until
-from tests.launch.fake_tensorflow import STARTS_A_THREAD, write_fake_tensorflow
+from tests.launch.fake_tensorflow import write_fake_tensorflow
 from tests.launch.forked import is_same_program
 
 TIMEOUT = 60.0
@@ -108,32 +107,6 @@ def test_environment_variables_read_while_loading_need_a_fresh_process(tasks: Ta
     assert servers[1].exit_code == -signal.SIGKILL
 
 
-def test_a_process_with_several_threads_is_not_forked(tasks: Tasks) -> None:
-    tasks.load(begin=STARTS_A_THREAD)
-    server = tasks.server()
-    server.start()
-    server.wait_ready(TIMEOUT)
-    assert not is_forked(server)
-
-
-def test_servers_load_tensorflow_without_keras(tasks: Tasks) -> None:
-    (tasks.folder / "fake" / "keras.py").write_text("raise RuntimeError('Keras is loaded')")
-    # The real one does the same.
-    tasks.load(begin="try:\n    import keras\nexcept ImportError:\n    pass\n")
-    server = tasks.server()
-    server.start()
-    server.wait_ready(TIMEOUT)
-
-
-def test_an_error_while_loading_tensorflow_is_in_the_servers_log(tasks: Tasks) -> None:
-    tasks.load(begin="raise ImportError('this one is broken')\n")
-    server = tasks.server()
-    server.start()
-    with pytest.raises(LaunchError, match="ended with code 1 before it served") as raised:
-        server.wait_ready(TIMEOUT)
-    assert "this one is broken" in str(raised.value)
-
-
 def test_a_fork_server_killed_while_it_loads_is_started_again_for_its_servers(tasks: Tasks) -> None:
     tasks.load(begin=WAITS)
     servers = [tasks.server(0), tasks.server(1)]
@@ -182,21 +155,6 @@ def test_a_request_that_a_fork_server_has_no_room_for_costs_no_other_server(
     servers[1].start()
     servers[1].wait_ready(TIMEOUT)
     assert process(servers[1]).ppid() == fork_server
-
-
-def test_a_server_that_is_cancelled_before_its_start_never_begins(tasks: Tasks) -> None:
-    tasks.load(begin=WAITS)
-    servers = [tasks.server(0), tasks.server(1)]
-    for server in servers:
-        server.start()
-    killing = threading.Thread(target=servers[0].kill)
-    killing.start()
-    assert servers[0].is_alive()
-    tasks.let_load()
-    killing.join(TIMEOUT)
-    assert servers[0].exit_code == -signal.SIGKILL
-    servers[1].wait_ready(TIMEOUT)
-    assert servers[0].log_path.read_text() == ""
 
 
 def test_closing_does_not_wait_until_tensorflow_is_loaded(tasks: Tasks) -> None:

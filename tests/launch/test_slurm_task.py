@@ -121,26 +121,6 @@ def test_a_killed_server_comes_back_and_all_end_with_the_program(tmp_path: Path,
 
 
 @pytest.mark.long
-def test_a_server_that_dies_while_others_start_is_started_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FAKE_SLOW", "worker-1")
-    monkeypatch.setenv("FAKE_GO", str(tmp_path / "go"))
-    step = Step(tmp_path, 4, "0")
-    output = step.tasks[2].stdout
-    assert output is not None
-    while "serves on" not in output.readline():
-        pass
-    step.kill_server("worker-0")
-    assert ": starting it again, restart 1 of 3.\n" in output.readline()
-    while "serves on" not in output.readline():
-        pass
-    (tmp_path / "go").touch()
-    step.outputs()
-    assert step.codes() == [0, 0, 0, 0]
-
-
-@pytest.mark.long
 @pytest.mark.parametrize(("what", "codes"), [("7", [7, 0, 0, 0]), ("0", [0, 0, 0, 5])])
 def test_the_evaluators_code_counts_if_the_chief_succeeds(tmp_path: Path, what: str, codes: list[int]) -> None:
     step = Step(tmp_path, 4, "--evaluator", what)
@@ -152,14 +132,6 @@ def test_the_evaluators_code_counts_if_the_chief_succeeds(tmp_path: Path, what: 
 
 
 @pytest.mark.long
-def test_an_evaluator_that_is_busy_after_its_time_is_ended_and_the_step_succeeds(tmp_path: Path) -> None:
-    step = Step(tmp_path, 4, "--evaluator", "--evaluator-timeout", "0.5", "busy")
-    outputs = step.outputs()
-    assert step.codes() == [0, 0, 0, 0]
-    assert "coordinator: the evaluator has not ended within 0.5 s of the chief: terminating it.\n" in outputs[3]
-
-
-@pytest.mark.long
 def test_a_signal_ends_the_program_and_then_the_servers(tmp_path: Path) -> None:
     step = Step(tmp_path, 3, "wait")
     assert step.tasks[0].stdout is not None
@@ -167,15 +139,6 @@ def test_a_signal_ends_the_program_and_then_the_servers(tmp_path: Path) -> None:
     step.send(signal.SIGTERM)
     step.outputs()
     assert step.codes() == [143, 0, 0]
-
-
-@pytest.mark.long
-def test_the_first_task_says_which_one_did_not_come(tmp_path: Path) -> None:
-    step = Step(tmp_path, 3, "--start-timeout", "10", "0")
-    step.tasks[2].kill()
-    chief = step.outputs()[0]
-    assert step.codes()[0] == 1
-    assert "The tasks 2 did not start within 10 s." in chief or "(task 2 of the step) ended before it served" in chief
 
 
 @pytest.mark.long

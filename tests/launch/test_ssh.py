@@ -6,7 +6,7 @@ import pytest
 
 from coordinator.errors import LaunchError
 from coordinator.launch import ssh
-from coordinator.launch.ssh import SshHost, SshProcess
+from coordinator.launch.ssh import SshHost
 
 # Prints what it reads as long as that is not closed.
 ECHO = "#!/bin/sh\nexec cat\n"
@@ -33,27 +33,6 @@ def test_a_server_hears_from_this_process_until_it_is_closed(tmp_path: Path, mon
     os.close(reading)
     with pytest.raises(LaunchError, match="closed"):
         a.start_server({}, 2)
-
-
-def test_servers_of_a_host_that_does_not_answer_share_the_time_to_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ssh, "_END_TIMEOUT", 1.0)
-    a = host(tmp_path, "#!/bin/sh\nexec sleep 600\n")
-    processes = [a.start_server({}, 2) for _ in range(3)]
-    waits = []
-
-    def wait(self: SshProcess, timeout: float | None = None) -> int | None:
-        waits.append(timeout)
-        return original(self, timeout)
-
-    original = SshProcess.wait
-    monkeypatch.setattr(SshProcess, "wait", wait)
-    a.close()
-    for process in processes:
-        process.kill()
-    assert sum(waits) < 1.5
-    assert [original(process, 0) for process in processes] == [-9, -9, -9]
 
 
 @pytest.mark.parametrize(("code", "exit_code"), [(0, 0), (2, 2), (137, -9), (255, 255)])

@@ -1,5 +1,4 @@
 import os
-import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +6,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-import coordinator.testing
 from coordinator.errors import ClusterSpecError, LaunchError
 from coordinator.heartbeat.probes import TaskProbe
 from coordinator.launch import server_process
@@ -37,17 +35,6 @@ def quick_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     return folders
-
-
-@pytest.mark.long
-def test_every_server_of_a_real_cluster_answers_as_itself(cluster: LocalCluster) -> None:
-    assert {job: len(addresses) for job, addresses in cluster.spec.items()} == {"worker": 1, "ps": 1}
-    for job, addresses in cluster.spec.items():
-        for index, address in enumerate(addresses):
-            with TaskProbe(address) as probe:
-                status = probe.status(timeout=10)
-            assert status is not None
-            assert f"/job:{job}/replica:0/task:{index}/device:CPU:0" in status.devices
 
 
 def test_real_servers_are_forked_from_a_process_that_loaded_tensorflow(cluster: LocalCluster) -> None:
@@ -116,23 +103,6 @@ def test_a_frozen_worker_does_not_answer_and_keeps_its_incarnation(cluster: Loca
         assert probe.status(timeout=0.5) is None
         cluster.thaw("worker", 0)
         assert probe.status(timeout=10) == before
-
-
-def test_the_resolver_has_the_addresses_of_the_servers(cluster: LocalCluster) -> None:
-    resolver = cluster.resolver
-    assert resolver is cluster.resolver
-    assert resolver.cluster_spec().as_dict() == cluster.spec
-    assert (resolver.task_type, resolver.task_id, resolver.rpc_layer) == ("chief", 0, "grpc")
-
-
-@pytest.mark.usefixtures("quick_servers")
-def test_a_restart_replaces_the_process_of_a_running_server() -> None:
-    with LocalCluster(workers=2, ps=1) as cluster:
-        before = dict(cluster.processes)
-        assert set(before) == {("worker", 0), ("worker", 1), ("ps", 0)}
-        cluster.restart("worker", 1)
-        assert cluster.pid("worker", 1) != before["worker", 1]
-        assert cluster.pid("worker", 0) == before["worker", 0]
 
 
 @pytest.mark.usefixtures("quick_servers")
@@ -211,72 +181,6 @@ def test_a_port_that_was_stolen_while_its_server_was_down_is_named() -> None:
         cluster.restart("worker", 0)
 
 
-@pytest.mark.long
-def test_its_servers_end_with_a_test_run_that_is_killed(run_program: ProgramRunner, quick_servers: str) -> None:
-    program = """
-        import os, signal
-        from coordinator.testing import LocalCluster
-        cluster = LocalCluster(workers=2, ps=1).start()
-        print(*cluster.processes.values(), flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
-    """
-    result = run_program(program, environment={"PYTHONPATH": quick_servers}, exit_code=None)
-    assert result.returncode == -signal.SIGKILL
-    assert len(result.stdout.split()) == 3
-
-
-@pytest.mark.parametrize(("job", "index"), [("worker", 1), ("ps", -1), ("chief", 0)])
-@pytest.mark.parametrize("verb", ["kill", "restart", "freeze", "thaw", "pid", "is_alive", "wait_ready"])
-def test_an_unknown_server_is_refused(cluster: LocalCluster, verb: str, job: str, index: int) -> None:
-    with pytest.raises(ClusterSpecError, match="there are /job:worker/task:0, /job:ps/task:0"):
-        getattr(cluster, verb)(job, index)
-
-
-@pytest.mark.parametrize(
-    "counts", [{"workers": 0}, {"ps": 0}, {"workers": 1.5}, {"ps": True}, {"workers": "2"}, {"devices_per_worker": 0}]
-)
-def test_a_cluster_without_servers_is_refused(counts: dict[str, int]) -> None:
-    with pytest.raises(ClusterSpecError, match="at least 1, got"):
-        LocalCluster(**counts)
-
-
-def test_it_is_not_used_before_it_is_started() -> None:
-    cluster = LocalCluster()
-    assert repr(cluster) == "LocalCluster(workers=2, ps=1, not started)"
-    assert cluster.spec == {}
-    with pytest.raises(LaunchError, match="not started"):
-        cluster.kill("worker", 0)
-    with pytest.raises(LaunchError, match="not started"):
-        assert cluster.resolver
-    cluster.close()
-
-
-def test_it_is_not_started_twice(cluster: LocalCluster) -> None:
-    with pytest.raises(LaunchError, match="was started already"):
-        cluster.start()
-
-
-def test_its_repr_says_which_servers_run(cluster: LocalCluster) -> None:
-    assert f"/job:worker/task:0 at {cluster.spec['worker'][0]} runs" in repr(cluster)
-
-
-def test_starting_servers_loads_no_tensorflow(run_program: ProgramRunner) -> None:
-    program = """
-        import sys
-        import coordinator.cli.command_line
-        from coordinator.testing import LocalCluster
-        assert "tensorflow" not in sys.modules
-    """
-    run_program(program, fresh=True)
-
-
-def test_only_public_names_can_be_imported() -> None:
-    assert {"FakeRuntime", "LocalCluster"} <= set(dir(coordinator.testing))
-    assert coordinator.testing.LocalCluster is LocalCluster
-    with pytest.raises(AttributeError, match="RemoteCluster"):
-        assert coordinator.testing.RemoteCluster
-
-
 def test_a_cluster_starts_although_its_fork_server_is_killed_while_it_loads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,3 +196,17 @@ if not killed.exists():
     with LocalCluster(workers=2, ps=1) as cluster:
         assert all(cluster.is_alive(job, 0) for job in ("worker", "ps"))
     assert (tmp_path / "fake" / "tensorflow" / "killed").exists()
+
+
+def test_servers_that_do_not_exist_are_refused(cluster: LocalCluster) -> None:
+    for verb in ("kill", "restart", "freeze", "thaw", "pid", "is_alive", "wait_ready"):
+        for job, index in (("worker", 1), ("ps", -1), ("chief", 0)):
+            with pytest.raises(ClusterSpecError, match="there are /job:worker/task:0, /job:ps/task:0"):
+                getattr(cluster, verb)(job, index)
+    for counts in ({"workers": 0}, {"ps": True}, {"workers": 1.5}, {"devices_per_worker": 0}):
+        with pytest.raises(ClusterSpecError, match="at least 1, got"):
+            LocalCluster(**counts)
+    with pytest.raises(LaunchError, match="was started already"):
+        cluster.start()
+    with pytest.raises(LaunchError, match="not started"):
+        LocalCluster().kill("worker", 0)
