@@ -65,21 +65,6 @@ def test_a_small_grid_is_trained_on_real_servers_and_results_are_written(
     assert staleness["asynchronous", "0.2"] > 1
 
 
-@pytest.mark.long
-def test_a_simulated_grid_is_trained_without_servers_and_gives_the_same_files(
-    run_program: ProgramRunner, tmp_path: Path
-) -> None:
-    results, grid = tmp_path / "results", ["--workers", "2,3", "--delays", "0,1"]
-    printed = run_program(COORDINATOR, "testbed", "--simulated", *grid, "--output", results, timeout=280).stdout
-    names = ["losses.csv", "summary.csv", "summary.txt"]
-    names += [f"loss_{workers}_workers{end}.png" for workers in (2, 3) for end in ("", "_over_time")]
-    assert {path.name for path in results.iterdir()} == set(names)
-    assert (results / "summary.txt").read_text() in f"{printed}\n"
-    assert "; in virtual time\n" in printed
-    findings = ["more delay, slower convergence", "no delay, synchronous and asynchronous about the same"]
-    assert all(f"\n{finding}: agrees\n" in printed for finding in findings)
-
-
 @pytest.mark.cluster
 @pytest.mark.release
 def test_ctrl_c_writes_the_results_so_far_and_leaves_no_process(tmp_path: Path) -> None:

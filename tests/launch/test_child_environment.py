@@ -1,10 +1,7 @@
 import os
 from pathlib import Path
 
-import pytest
-
 import coordinator
-from coordinator.launch import server_process
 from coordinator.launch.server_process import program_environment, server_environment
 from coordinator.launch.task_config import TaskConfig
 
@@ -30,12 +27,6 @@ def test_a_process_takes_memory_of_a_gpu_as_it_needs_it_unless_told_otherwise():
 def test_a_server_imports_the_package_that_started_it() -> None:
     assert server_environment({}, WORKER)["PYTHONPATH"] == ROOT
     assert server_environment({"PYTHONPATH": "/a"}, WORKER)["PYTHONPATH"] == f"{ROOT}{os.pathsep}/a"
-
-
-def test_an_installed_package_is_not_put_before_the_standard_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_process.sysconfig, "get_path", lambda name: ROOT)
-    assert server_environment({"PYTHONPATH": "/a"}, WORKER)["PYTHONPATH"] == "/a"
-    assert "PYTHONPATH" not in server_environment({}, WORKER)
 
 
 def test_no_server_gets_the_token_of_the_dashboard() -> None:

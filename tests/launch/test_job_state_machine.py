@@ -250,24 +250,6 @@ def test_starts_on_a_host_that_cannot_be_reached_do_not_count_for_some_minutes()
     assert "it is not started again" in messages(job, failed, now + 75.0)
 
 
-def test_a_host_that_is_back_has_the_time_again_when_it_is_lost_the_next_time() -> None:
-    job = alone(server_restarts=2)
-    advance(job, SERVERS_READY, server_ended("ps-0"))
-    assert "still restart 1 of 2." in messages(job, server_ended("ps-0", has_served=False), 590.0)
-    assert "restart 2 of 2." in messages(job, server_ended("ps-0"), 3000.0)
-    assert "still restart 2 of 2." in messages(job, server_ended("ps-0", has_served=False), 3300.0)
-    assert advance(job, server_ended("ps-0"), now=4000.0) == []
-
-
-def test_a_server_that_waits_for_its_restart_is_forgotten_when_the_run_ends() -> None:
-    job = alone(server_restarts=2)
-    advance(job, SERVERS_READY, server_ended("ps-0"), server_ended("ps-0"))
-    assert job.deadline == 1.0
-    advance(job, CTRL_C)
-    assert job.deadline == 15.0
-    assert advance(job, TIME_PASSED, now=2.0) == []
-
-
 def test_a_server_that_ends_while_others_start_is_started_again_as_later() -> None:
     job = alone(server_restarts=3)
     assert advance(job, server_ended("ps-0")) == [("start_server", "ps-0")]
@@ -300,11 +282,13 @@ def test_a_run_that_ends_while_servers_start_starts_none_again(event: Event) -> 
     assert advance(job, server_ended("worker-0"), now=2.0) == []
 
 
-@pytest.mark.parametrize("event", [CTRL_C, chief(5)])
-def test_while_the_run_ends_no_server_is_started_again(event: Event) -> None:
-    job = with_evaluator(server_restarts=2)
-    assert advance(job, SERVERS_READY, event, server_ended("ps-0")) == []
-    assert advance(job, chief(5), evaluator(0), server_ended("ps-0")) == []
+def test_while_the_run_ends_no_server_is_started_again() -> None:
+    for event in (CTRL_C, chief(5)):
+        job = with_evaluator(server_restarts=2)
+        advance(job, SERVERS_READY, server_ended("ps-0"), server_ended("ps-0"))
+        assert job.deadline == 1.0
+        assert advance(job, event, TIME_PASSED, server_ended("worker-0"), now=2.0) == []
+        assert advance(job, chief(5), evaluator(0), server_ended("ps-0")) == []
 
 
 def test_servers_are_started_again_while_the_evaluator_runs() -> None:

@@ -109,13 +109,3 @@ def test_the_program_alone_has_rights_and_workers_alone_gpus(jobset: bool) -> No
         assert ("nvidia.com/gpu" in container(template)["resources"]["limits"]) == (job == "worker")
         mounts = [mount["mountPath"] for mount in container(template).get("volumeMounts", ())]
         assert mounts == ([] if job == "worker" else ["/checkpoints"])
-
-
-def test_servers_of_a_job_set_are_started_again_and_end_with_the_program() -> None:
-    (job_set,) = objects(jobset=True)["JobSet"]
-    assert job_set["spec"]["successPolicy"] == {"operator": "All", "targetReplicatedJobs": ["chief"]}
-    for job in job_set["spec"]["replicatedJobs"]:
-        spec = job["template"]["spec"]
-        if job["name"] != "chief":
-            assert spec["template"]["spec"]["restartPolicy"] == "OnFailure"
-            assert spec["backoffLimit"] > 1000

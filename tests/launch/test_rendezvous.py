@@ -44,24 +44,6 @@ def test_processes_find_each_other_and_exchange_objects(group: str) -> None:
     others[2].close()
 
 
-def test_other_programs_on_the_ports_are_left_alone(group: str) -> None:
-    first = random.Random(group).sample(range(10_000, 32_768), 32)[0]
-    with contextlib.ExitStack() as opened, concurrent.futures.ThreadPoolExecutor() as threads:
-        foreign = opened.enter_context(socket.create_server(("127.0.0.1", first)))
-        answering = threads.submit(lambda: foreign.accept()[0])
-        accepting = threads.submit(slurm.accept, group, [1], is_local=True, timeout=TIMEOUT)
-        stranger = threads.submit(slurm.connect, group, 5, "127.0.0.1", 0.5)
-        connecting = threads.submit(slurm.connect, group, 1, "127.0.0.1", TIMEOUT)
-        with answering.result(TIMEOUT) as connection:
-            connection.sendall(b"220 mail.example.org\r\n")
-        link = connecting.result(TIMEOUT)
-        [accepted] = accepting.result(TIMEOUT).values()
-        with pytest.raises(LaunchError, match=r"did not answer within 0\.5 s"):
-            stranger.result(TIMEOUT)
-        link.close()
-        accepted.close()
-
-
 KEY = b"of the group"
 # What says nothing, does not end, is no object, lacks something, or has something of another kind. And what knows all
 # but the key.

@@ -73,19 +73,6 @@ def test_a_port_that_is_taken_is_named(server: ServerProcess) -> None:
     assert f"port {server.config.port}: Address already in use" in str(raised.value)
 
 
-def test_another_server_on_the_port_does_not_count_as_this_one(
-    server: ServerProcess, tmp_path: Path, environment: dict[str, str], fork_server: ForkServerProcess
-) -> None:
-    config = TaskConfig({"ps": [server.config.address]}, "ps", 0)
-    other = ServerProcess(config, tmp_path, environment, fork_server)
-    other.start()
-    other.wait_ready(TIMEOUT)
-    server.start()
-    with pytest.raises(LaunchError, match="Address already in use"):
-        server.wait_ready(TIMEOUT)
-    other.kill()
-
-
 def test_several_servers_start_together_and_none_is_left(tmp_path: Path, environment: dict[str, str]) -> None:
     servers = LocalServers(free_cluster({"worker": 2, "ps": 1}), tmp_path, environment)
     servers.start()

@@ -1,6 +1,5 @@
 import os
 import resource
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -94,19 +93,6 @@ def test_servers_have_one_parent_and_separate_sessions_tasks_and_folders(
     assert not (tmp_path / "fork-server.log").read_text()
 
 
-def test_environment_variables_read_while_loading_need_a_fresh_process(tasks: Tasks) -> None:
-    servers = [tasks.server(0), tasks.server(1, TF_CPP_MIN_LOG_LEVEL="0", LONG="x" * 100_000)]
-    for server in servers:
-        server.start()
-    for server in servers:
-        server.wait_ready(TIMEOUT)
-    assert [is_forked(server) for server in servers] == [True, False]
-    assert process(servers[1]).environ()["TF_CPP_MIN_LOG_LEVEL"] == "0"
-    servers[1].send(signal.SIGSTOP)
-    servers[1].kill()
-    assert servers[1].exit_code == -signal.SIGKILL
-
-
 def test_a_fork_server_killed_while_it_loads_is_started_again_for_its_servers(tasks: Tasks) -> None:
     tasks.load(begin=WAITS)
     servers = [tasks.server(0), tasks.server(1)]
@@ -166,19 +152,6 @@ def test_closing_does_not_wait_until_tensorflow_is_loaded(tasks: Tasks) -> None:
     assert servers["worker", 0].pid is None
     with pytest.raises(LaunchError, match="closed"):
         servers["worker", 0].start()
-
-
-def test_closing_does_not_wait_for_a_fork_server_that_is_stopped(tasks: Tasks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_starter, "_END_TIMEOUT", 0.1)
-    server = tasks.server()
-    server.start()
-    server.wait_ready(TIMEOUT)
-    forked = psutil.Process(server.pid)
-    fork_server = forked.parent()
-    fork_server.suspend()
-    tasks.close()
-    assert not fork_server.is_running()
-    wait_until(lambda: not forked.is_running() or forked.status() == psutil.STATUS_ZOMBIE)
 
 
 def test_servers_outlive_a_killed_fork_server_and_start_again(tasks: Tasks) -> None:

@@ -168,36 +168,6 @@ def test_a_port_that_another_program_took_before_its_server_is_replaced(
     assert not list((tmp_path / "temporary").iterdir())
 
 
-@pytest.mark.usefixtures("quick_servers")
-def test_a_port_that_was_stolen_while_its_server_was_down_is_named() -> None:
-    with LocalCluster(workers=1, ps=1) as cluster:
-        cluster.kill("worker", 0)
-        host, _, port = cluster.spec["worker"][0].partition(":")
-        with (
-            socket.create_server((host, int(port))),
-            pytest.raises(LaunchError, match=f"port {port}: Address already in use"),
-        ):
-            cluster.restart("worker", 0)
-        cluster.restart("worker", 0)
-
-
-def test_a_cluster_starts_although_its_fork_server_is_killed_while_it_loads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begin = """
-import os, pathlib, signal
-killed = pathlib.Path(__file__).with_name("killed")
-if not killed.exists():
-    killed.touch()
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-    fake = write_fake_tensorflow(tmp_path / "fake", begin=begin)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([fake, os.environ["PYTHONPATH"]]))
-    with LocalCluster(workers=2, ps=1) as cluster:
-        assert all(cluster.is_alive(job, 0) for job in ("worker", "ps"))
-    assert (tmp_path / "fake" / "tensorflow" / "killed").exists()
-
-
 def test_servers_that_do_not_exist_are_refused(cluster: LocalCluster) -> None:
     for verb in ("kill", "restart", "freeze", "thaw", "pid", "is_alive", "wait_ready"):
         for job, index in (("worker", 1), ("ps", -1), ("chief", 0)):
