@@ -12,6 +12,23 @@ from tests.launch.fake_tensorflow import write_fake_tensorflow
 Writer = Callable[[str], Path]
 Environment = dict[str, str]
 
+# Reports the cluster, then waits for a line; meanwhile it says when a new process serves as a task.
+WATCHING = """
+    import json, os, select, sys
+    from coordinator.heartbeat.probes import TaskProbe
+    cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
+    print("cluster", json.dumps(cluster), flush=True)
+    seen = set()
+    while not select.select([0], [], [], 0.05)[0]:
+        for job in ("worker", "ps"):
+            for index, address in enumerate(cluster[job]):
+                with TaskProbe(address) as probe:
+                    status = probe.status(timeout=5)
+                if status is not None and status.incarnation not in seen:
+                    seen.add(status.incarnation)
+                    print(job, index, "answers anew", flush=True)
+"""
+
 
 @pytest.fixture
 def program(tmp_path: Path) -> Writer:

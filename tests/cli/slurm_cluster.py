@@ -57,11 +57,7 @@ def install() -> None:
 
 
 class SlurmCluster:
-    """The running cluster.
-
-    Args:
-      folder: an empty one.
-    """
+    """The running cluster."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         self._folder = folder
@@ -74,12 +70,7 @@ class SlurmCluster:
         self._environment.pop("TF_CPP_MIN_LOG_LEVEL", None)
 
     def submit(self, step: str, *options: str) -> str:
-        """Submits a job of six tasks on three nodes; returns its number.
-
-        Args:
-          step: what follows `srun`.
-          *options: further options of `sbatch`.
-        """
+        """Submits a job of six tasks on three nodes; returns its number."""
         command = ["sbatch", "--parsable", "--nodes=3", "--ntasks=6", f"--output={self._folder}/%j.out", *options]
         return self.call(*command, "--wrap", f"exec srun {step}")
 

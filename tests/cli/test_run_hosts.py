@@ -14,27 +14,10 @@ import pytest
 
 from coordinator.cli.command_line import main
 from coordinator.launch.server_process import free_addresses
-from tests.cli.conftest import Environment, Writer
+from tests.cli.conftest import WATCHING, Environment, Writer
 from tests.cli.fake_ssh import write_fake_ssh
 from tests.deadline import wait_until
 from tests.launch.command_process import CommandProcess
-
-# Reports the cluster, then waits for a line; meanwhile it says when a new process serves as a task.
-WATCHING = """
-    import json, os, select, sys
-    from coordinator.heartbeat.probes import TaskProbe
-    cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
-    print("cluster", json.dumps(cluster), flush=True)
-    seen = set()
-    while not select.select([0], [], [], 0.05)[0]:
-        for job in ("worker", "ps"):
-            for index, address in enumerate(cluster[job]):
-                with TaskProbe(address) as probe:
-                    status = probe.status(timeout=5)
-                if status is not None and status.incarnation not in seen:
-                    seen.add(status.incarnation)
-                    print(job, index, "answers anew", flush=True)
-"""
 
 
 def servers_of(processes: list[psutil.Process]) -> dict[str, psutil.Process]:

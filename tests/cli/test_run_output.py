@@ -9,13 +9,12 @@ import pytest
 from tests.cli.conftest import Environment, Writer
 from tests.launch.command_process import CommandProcess
 
-# Writes as TensorFlow's C++ code, a child process, Python and the library do; then it fails.
+# Writes as TensorFlow's C++ code, Python and the library do; then it fails.
 OUTPUTS = """
-    import json, logging, os, subprocess, sys
+    import json, logging, os, sys
     role = json.loads(os.environ["TF_CONFIG"])["task"]["type"]
     os.write(2, b"WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\\n")
     os.write(2, b"E0000 00:00:1795427232.196302    3986 cuda_platform.cc:52] failed call to cuInit\\n")
-    subprocess.run("echo from a child >&2", shell=True)
     print("drawn", file=sys.stderr, end="\\r", flush=True)
     logging.getLogger("coordinator").info("a detail")
     logging.getLogger("coordinator").warning("a worker was lost")
@@ -26,18 +25,32 @@ OUTPUTS = """
 LOGGED = "failed call to cuInit"
 
 
-def test_the_terminal_shows_the_programs_own_output_and_events_as_lines(
-    program: Writer, environment: Environment
+def test_the_terminal_shows_the_programs_own_output_and_a_folder_has_the_logs(
+    program: Writer, environment: Environment, tmp_path: Path
 ) -> None:
     environment.pop("TF_CPP_MIN_LOG_LEVEL", None)
-    with CommandProcess("run", program(OUTPUTS), environment=environment) as command:
+    folder = tmp_path / "some" / "logs"
+    with CommandProcess("run", "--log-dir", folder, program(OUTPUTS), environment=environment) as command:
         assert command.wait_ended() == 1
     assert LOGGED not in command.output
     assert "absl::InitializeLog" not in command.output
-    assert "from a child\r\n" in command.output
     event = r"drawn\r\r\x1b\[K\d{4}-\d\d-\d\d [0-9:]{8} coordinator: a worker was lost\r\na warning\r\nTraceback"
     assert re.search(event, command.output)
     assert "\r\nValueError: of the chief:\r\nI0000 00:00:1.2 3 x.cc:4] two lines\r\n" in command.output
+    [run] = [found for found in folder.iterdir() if not found.is_symlink()]
+    assert (folder / "latest").resolve() == run
+    assert {log.name for log in run.iterdir()} == {"worker-0.log", "ps-0.log", "fork-server.log", "chief-0.log"}
+    assert LOGGED in (run / "chief-0.log").read_text()
+
+
+def test_without_a_folder_no_log_is_kept_and_a_child_writes_to_the_terminal(
+    program: Writer, environment: Environment
+) -> None:
+    source = "import subprocess; subprocess.run('echo from a child >&2', shell=True)"
+    with CommandProcess("run", program(source), environment=environment) as command:
+        assert command.wait_ended() == 0
+    assert "from a child\r\n" in command.output
+    assert not list(Path(environment["TMPDIR"]).iterdir())
 
 
 # How a program or its libraries may configure logging, and what stands in a line before the message.
@@ -77,21 +90,6 @@ def test_a_sitecustomize_of_the_user_still_runs(program: Writer, environment: En
     with CommandProcess("run", program("import sitecustomize"), environment=environment) as command:
         assert command.wait_ended() == 0
     assert command.output.partition("starting 1 worker")[2].count("customized") == 1
-
-
-def test_logs_are_written_only_if_a_folder_is_given(program: Writer, environment: Environment, tmp_path: Path) -> None:
-    folder = tmp_path / "some" / "logs"
-    with CommandProcess("run", "--log-dir", folder, program(OUTPUTS), environment=environment) as command:
-        assert command.wait_ended() == 1
-    [run] = [found for found in folder.iterdir() if not found.is_symlink()]
-    assert (folder / "latest").resolve() == run
-    assert {log.name for log in run.iterdir()} == {"worker-0.log", "ps-0.log", "fork-server.log", "chief-0.log"}
-    assert LOGGED in (run / "chief-0.log").read_text()
-    assert LOGGED not in command.output
-    assert "ValueError: of the chief" in command.output
-    with CommandProcess("run", program("pass"), environment=environment) as command:
-        assert command.wait_ended() == 0
-    assert not list(Path(environment["TMPDIR"]).iterdir())
 
 
 def test_lines_of_the_evaluator_have_a_prefix_and_keep_a_progress_bar_intact(

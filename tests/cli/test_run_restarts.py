@@ -3,109 +3,58 @@
 import json
 import os
 import signal
-import textwrap
 from pathlib import Path
 
 import psutil
-import pytest
 
+from tests.cli.conftest import WATCHING, Environment, Writer
 from tests.launch.command_process import CommandProcess
 
-# The chief ends as its next argument says: by a signal (negative) or with a code; the evaluator waits for a signal.
+# The chief ends with the code of its next argument, or waits for a signal, as the evaluator does.
 PROGRAM = """
-    import json, os, pathlib, select, signal, sys
+    import json, os, pathlib, select, sys
+    wait = lambda: [select.select([], [], [], 0.1) for _ in iter(int, 1)]
     if json.loads(os.environ["TF_CONFIG"])["task"]["type"] == "evaluator":
         print("evaluator", os.getpid(), "waits")
-        while True:
-            signal.pause()
-    starts = pathlib.Path(sys.argv[1])
-    with starts.open("a") as file:
-        file.write(os.environ["TF_CONFIG"] + "\\n")
-    number = len(starts.read_text().splitlines())
-    code = int(sys.argv[1 + number])
-    assert os.environ["COORDINATOR_RESTART_COUNT"] == str(number - 1)
-    print(f"start {number} {os.getpid()}", flush=True)
-    while code == 99:
-        # Not signal.pause: Python handles no signal that comes just before it begins.
-        select.select([], [], [], 0.1)
-    os.kill(os.getpid(), -code) if code < 0 else sys.exit(code)
+        wait()
+    number = int(os.environ["COORDINATOR_RESTART_COUNT"])
+    print(f"start {number} {os.getpid()} {os.environ['TF_CONFIG']}", flush=True)
+    wait() if sys.argv[1 + number] == "wait" else sys.exit(int(sys.argv[1 + number]))
 """
-WAITS = 99
 
 
-@pytest.fixture
-def program(tmp_path: Path) -> Path:
-    path = tmp_path / "program.py"
-    path.write_text(textwrap.dedent(PROGRAM))
-    return path
-
-
-def test_a_program_that_fails_is_started_again_in_its_role_on_the_same_servers(
-    program: Path, environment: dict[str, str], tmp_path: Path
+def test_a_program_that_fails_is_started_again_in_its_role_beside_the_same_servers(
+    program: Writer, environment: Environment
 ) -> None:
-    starts = tmp_path / "starts"
-    command = CommandProcess("run", "--restarts", 3, program, starts, -9, 7, 0, environment=environment)
-    with command:
-        assert command.wait_ended() == 0
-        assert not command.left()
-    assert "coordinator: the chief was ended by SIGKILL: starting it again, restart 1 of 3." in command.output
-    assert "coordinator: the chief ended with code 7: starting it again, restart 2 of 3." in command.output
-    configs = starts.read_text().splitlines()
-    assert len(configs) == 3
-    assert len(set(configs)) == 1
-    assert json.loads(configs[0])["task"] == {"type": "chief", "index": 0}
-
-
-def test_servers_and_evaluator_keep_running_while_the_program_is_started_again(
-    program: Path, environment: dict[str, str], tmp_path: Path
-) -> None:
-    options = ["--evaluator", "--evaluator-timeout", "0.5", "--restarts", 1]
-    arguments = [program, tmp_path / "starts", WAITS, WAITS]
-    with CommandProcess("run", *options, *arguments, environment=environment) as command:
+    options = ["--evaluator", "--evaluator-timeout", "0.5", "--restarts", 3]
+    with CommandProcess("run", *options, program(PROGRAM), "wait", 7, "wait", environment=environment) as command:
         evaluator = int(command.wait_output(r"evaluator (\d+) waits")[1])
-        first = int(command.wait_output(r"start 1 (\d+)")[1])
+        first, config = command.wait_output(r"start 0 (\d+) (.*)\r\n").groups()
         before = {process.pid for process in command.record()}
-        os.kill(first, signal.SIGKILL)
-        second = int(command.wait_output(r"start 2 (\d+)")[1])
-        assert {second, evaluator} <= {process.pid for process in command.record()}
-        assert all(psutil.pid_exists(pid) for pid in before - {first})
+        os.kill(int(first), signal.SIGKILL)
+        third, config_again = command.wait_output(r"start 2 (\d+) (.*)\r\n").groups()
+        assert {int(third), evaluator} <= {process.pid for process in command.record()}
+        assert all(psutil.pid_exists(pid) for pid in before - {int(first)})
         command.type("\x03")
         assert command.wait_ended() == 130
         assert not command.left()
-
-
-# Prints the id of each process that serves as the first parameter server, until it is typed a line.
-WATCHING = """
-    import json, os, pathlib, select, sys
-    from coordinator.heartbeat.probes import TaskProbe
-    address = json.loads(os.environ["TF_CONFIG"])["cluster"]["ps"][0]
-    seen = set()
-    while not select.select([0], [], [], 0.05)[0]:
-        with TaskProbe(address) as probe:
-            status = probe.status(timeout=5)
-        if status is not None and status.incarnation not in seen:
-            seen.add(status.incarnation)
-            print(f"server {len(seen)} answers", flush=True)
-"""
-
-
-def parameter_server(command: CommandProcess) -> psutil.Process:
-    [server] = [each for each in command.record() if each.is_running() and each.name() == "ps-0"]
-    return server
+    assert config == config_again
+    assert json.loads(config)["task"] == {"type": "chief", "index": 0}
+    assert "coordinator: the chief was ended by SIGKILL: starting it again, restart 1 of 3." in command.output
+    assert "coordinator: the chief ended with code 7: starting it again, restart 2 of 3." in command.output
+    assert "restart 3 of 3" not in command.output, "it was interrupted"
 
 
 def test_a_server_that_dies_is_started_again_on_its_port_up_to_its_limit(
-    environment: dict[str, str], tmp_path: Path
+    program: Writer, environment: Environment
 ) -> None:
-    path = tmp_path / "program.py"
-    path.write_text(textwrap.dedent(WATCHING))
-    with CommandProcess("run", "--server-restarts", 1, path, environment=environment) as command:
-        command.wait_output("server 1 answers")
-        parameter_server(command).kill()
+    with CommandProcess("run", "--server-restarts", 1, program(WATCHING), environment=environment) as command:
+        for number in (1, 2):
+            command.wait_output(rf"(?s)(ps 0 answers anew.*){{{number}}}")
+            [server] = [each for each in command.record() if each.is_running() and each.name() == "ps-0"]
+            server.kill()
         again = r"/job:ps/task:0 ended unexpectedly, by SIGKILL .*: starting it again, restart 1 of 1. Its log: (\S+)"
         log = Path(command.wait_output(again)[1])
-        command.wait_output("server 2 answers")
-        parameter_server(command).kill()
         command.wait_output("/job:ps/task:0 ended .*; its variables are lost with it, and it is not started again")
         command.type("\n")
         assert command.wait_ended() == 0
@@ -134,13 +83,12 @@ CALLING = """
 
 
 def test_a_server_that_dies_while_others_start_is_back_before_the_program_begins(
-    environment: dict[str, str], tmp_path: Path
+    program: Writer, environment: Environment, tmp_path: Path
 ) -> None:
-    path, go = tmp_path / "program.py", tmp_path / "go"
-    path.write_text(textwrap.dedent(CALLING))
+    go = tmp_path / "go"
     environment |= {"FAKE_SLOW": "worker-1", "FAKE_GO": str(go)}
     options = ["--workers", 2, "--tee", "--log-dir", tmp_path / "logs"]
-    with CommandProcess("run", *options, path, environment=environment) as command:
+    with CommandProcess("run", *options, program(CALLING), environment=environment) as command:
         server(command, "ps-0", start=1).kill()
         command.wait_output(r"by SIGKILL .*: starting it again, restart 1 of 3\.")
         server(command, "ps-0", start=2).kill()

@@ -23,12 +23,7 @@ _ON_A_TERMINAL = "import os, sys; os.login_tty(0); os.execv(sys.executable, [sys
 
 
 class CommandProcess:
-    """`python -m coordinator` with some arguments.
-
-    Args:
-      *arguments: its arguments.
-      environment: its environment.
-    """
+    """`python -m coordinator` with some arguments."""
 
     def __init__(self, *arguments: object, environment: Mapping[str, str]):
         self.output = ""

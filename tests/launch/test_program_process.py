@@ -42,11 +42,7 @@ def test_log_lines_of_tensorflow_are_left_out_however_they_are_split(size: int) 
 
 
 def run(
-    source: str,
-    *,
-    on_line: Callable[[str], None] | None,
-    log_path: pathlib.Path | None = FULL,
-    is_copied: bool = False,
+    source: str, *, on_line: Callable[[str], None] | None, log_path: pathlib.Path | None = FULL, is_copied: bool = False
 ) -> tuple[int, str]:
     """Runs a program; returns its code, and what it wrote to standard error."""
     ended: queue.SimpleQueue[int] = queue.SimpleQueue()

@@ -19,12 +19,7 @@ def _run(*command: str) -> None:
 
 
 class Lab:
-    """Some hosts, each connected to a router only; a context manager.
-
-    Args:
-      hosts: their names, a few letters each.
-      folder: an existing folder for what the programs print.
-    """
+    """Some hosts, each connected to a router only; a context manager."""
 
     def __init__(self, hosts: Sequence[str], folder: pathlib.Path) -> None:
         self._hosts = list(hosts)
@@ -63,14 +58,7 @@ class Lab:
     def start(
         self, host: str, log: str, *command: str, environment: Mapping[str, str] | None = None
     ) -> "subprocess.Popen[bytes]":
-        """Starts a Python program on a host; it is killed when the lab is closed.
-
-        Args:
-          host: the host.
-          log: the name of the file that gets what it prints.
-          *command: the arguments of Python.
-          environment: variables that are added.
-        """
+        """Starts a Python program on a host; it is killed when the lab is closed."""
         output: IO[bytes] = self._closing.enter_context((self._folder / log).open("wb"))
         inside = ["ip", "netns", "exec", self._namespace(host), sys.executable, *command]
         environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **(environment or {})}
@@ -91,13 +79,7 @@ class Lab:
         self.start(host, f"{host}.log", "-m", "coordinator", "serve", *task)
 
     def train(self, log: str, *command: str, cluster: Mapping[str, Sequence[str]]) -> "subprocess.Popen[bytes]":
-        """Starts the client on the first host.
-
-        Args:
-          log: the name of the file that gets what it prints.
-          *command: the arguments of Python.
-          cluster: the hosts of each job.
-        """
+        """Starts the client on the first host."""
         addresses = {job: [self.address(host) for host in hosts] for job, hosts in cluster.items()}
         task = {
             "cluster": {**addresses, "chief": [self.address(self._hosts[0])]},

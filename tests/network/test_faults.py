@@ -30,12 +30,7 @@ LOG = "client.log"
 
 
 class Training:
-    """The training in a lab.
-
-    Args:
-      lab: has the servers.
-      folder: of the checkpoints.
-    """
+    """The training in a lab."""
 
     def __init__(self, lab: Lab, folder: Path) -> None:
         self.lab = lab
