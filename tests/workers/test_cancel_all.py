@@ -5,13 +5,11 @@ import dataclasses
 import logging
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from coordinator.errors import ParameterServerLost, StrategyClosedError
+from coordinator.errors import ParameterServerLost
 from coordinator.future import Future
-from coordinator.runtime import FusionKey
 from coordinator.testing.fake_runtime import FakeRuntime, Gate, TransientError
 from coordinator.workers.cluster import WorkerState
 from coordinator.workers.scheduler import Scheduler
@@ -51,30 +49,6 @@ def test_what_waits_and_what_runs_is_cancelled_and_new_work_runs(runtime: FakeRu
             assert (statistics.waiting, statistics.running, statistics.failed) == (0, 0, 0)
             assert (statistics.cancelled, statistics.retried) == (14 * count, 0)
             train_on(scheduler)
-
-
-def test_with_nothing_scheduled_nothing_happens(runtime: FakeRuntime) -> None:
-    with running_scheduler(runtime) as scheduler:
-        scheduler.cancel_all()
-        scheduler.cancel_all()
-        train_on(scheduler)
-
-
-def test_all_closures_of_a_fused_call_are_cancelled(runtime: FakeRuntime) -> None:
-    options = dataclasses.replace(OPTIONS, steps_per_dispatch=4)
-    with running_scheduler(runtime, options) as scheduler:
-        busy, gate = Gate(runtime), Gate(runtime)
-        held = [scheduler.schedule(busy, "hold") for _ in range(2)]
-        busy.wait_arrived(2)
-        key = FusionKey("step", "number")
-        futures = [scheduler.schedule(gate, "step", fusion_key=key) for _ in range(8)]
-        busy.open()
-        concurrent.futures.wait(held, LIMIT)
-        gate.wait_arrived(2)
-        scheduler.cancel_all()
-        assert all(future.cancelled() for future in futures)
-        assert runtime.fused_calls
-        train_on(scheduler)
 
 
 def fail(worker: int) -> None:
@@ -171,23 +145,6 @@ def test_a_call_that_does_not_end_is_reported_and_the_other_workers_go_on(
         assert stuck.cancelled()
 
 
-def test_in_a_callback_on_a_workers_thread_it_is_refused_in_words(runtime: FakeRuntime) -> None:
-    refusals: list[str] = []
-
-    def cancel(done: concurrent.futures.Future[object]) -> None:
-        try:
-            scheduler.cancel_all()
-        except RuntimeError as error:
-            refusals.append(str(error))
-
-    with running_scheduler(runtime) as scheduler:
-        gate = Gate(runtime)
-        scheduler.schedule(gate, "step").add_done_callback(cancel)
-        gate.open()
-        scheduler.join(LIMIT)
-        assert [text[:42] for text in refusals] == ["cancel_all was called on a worker's thread"]
-
-
 def test_callbacks_of_cancelled_futures_may_cancel_again_and_schedule_more(runtime: FakeRuntime) -> None:
     later: list[Future] = []
 
@@ -204,42 +161,3 @@ def test_callbacks_of_cancelled_futures_may_cancel_again_and_schedule_more(runti
         assert all(future.cancelled() for future in futures)
         assert later[0].result(LIMIT) in {0, 1}
         train_on(scheduler)
-
-
-@pytest.mark.usefixtures("frequent_thread_switches")
-def test_two_threads_may_cancel_at_once(runtime: FakeRuntime) -> None:
-    with running_scheduler(runtime) as scheduler, ThreadPoolExecutor() as pool:
-        for _ in range(20):
-            gate = Gate(runtime)
-            futures = [scheduler.schedule(gate, "step") for _ in range(6)]
-            gate.wait_arrived(2)
-            for cancelling in [pool.submit(scheduler.cancel_all) for _ in range(2)]:
-                cancelling.result(LIMIT)
-            assert all(future.cancelled() for future in futures)
-            train_on(scheduler)
-
-
-def test_after_close_it_is_refused_in_words(runtime: FakeRuntime) -> None:
-    with running_scheduler(runtime) as scheduler:
-        pass
-    with pytest.raises(StrategyClosedError, match="the strategy is closed"):
-        scheduler.cancel_all()
-
-
-def test_close_may_come_while_it_waits(runtime: FakeRuntime) -> None:
-    release, began = threading.Event(), threading.Event()
-
-    def wait_in_python(worker: int) -> None:
-        began.set()
-        assert release.wait(LIMIT)
-
-    with running_scheduler(runtime) as scheduler, ThreadPoolExecutor() as pool:
-        stuck = scheduler.schedule(wait_in_python, "stuck")
-        assert began.wait(LIMIT)
-        cancelling = pool.submit(scheduler.cancel_all)
-        concurrent.futures.wait([stuck], LIMIT)
-        closing = pool.submit(scheduler.close)
-        wait_until(lambda: scheduler.queue.is_stopped)
-        release.set()
-        cancelling.result(LIMIT)
-        closing.result(LIMIT)

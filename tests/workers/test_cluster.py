@@ -3,8 +3,6 @@
 import concurrent.futures
 import dataclasses
 import logging
-import os
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -63,13 +61,6 @@ def test_after_join_everything_ran_once_and_join_may_be_repeated(scheduler: Sche
         assert len(ran) == 10 * epoch
 
 
-@pytest.mark.parametrize("result", [None, 1.5, (1, [2], {"three": 3})])
-def test_a_result_is_returned_unchanged_by_each_call(scheduler: Scheduler, result: object) -> None:
-    future = scheduler.schedule(lambda worker: result, "step")
-    assert future.result(LIMIT) is result
-    assert future.result(0) is result
-
-
 # rows 4, 34
 def test_a_worker_closure_runs_there_and_its_error_is_only_in_its_future(
     scheduler: Scheduler, runtime: FakeRuntime
@@ -89,27 +80,6 @@ def test_a_worker_closure_runs_there_and_its_error_is_only_in_its_future(
     assert scheduler.queue.steps() == 3
     scheduler.schedule(index_of, "step")
     scheduler.join(LIMIT)
-
-
-def test_wait_and_as_completed_work_with_futures_of_closures(scheduler: Scheduler, runtime: FakeRuntime) -> None:
-    gate = Gate(runtime)
-    futures = [scheduler.schedule(gate, "step") for _ in range(4)]
-    assert futures[3].cancel()
-    done, pending = concurrent.futures.wait(futures, LIMIT, return_when=concurrent.futures.FIRST_COMPLETED)
-    assert (done, len(pending)) == ({futures[3]}, 3)
-    gate.open()
-    assert set(concurrent.futures.as_completed(futures, LIMIT)) == set(futures)
-    scheduler.join(timeout=LIMIT)
-
-
-def test_two_clusters_in_one_process_do_not_disturb_each_other(scheduler: Scheduler) -> None:
-    with running_scheduler(FakeRuntime(1)) as other:
-        other.schedule(fail, "fail")
-        assert scheduler.schedule(index_of, "step").result(LIMIT) in {0, 1}
-        scheduler.join(LIMIT)
-        with pytest.raises(ZeroDivisionError):
-            other.join(LIMIT)
-    assert scheduler.schedule(index_of, "step").result(LIMIT) in {0, 1}
 
 
 # Errors
@@ -206,28 +176,6 @@ def test_a_callback_that_would_wait_for_itself_is_refused(runtime: FakeRuntime, 
     assert refused == [verb]
 
 
-def test_a_callback_that_exits_ends_no_worker(scheduler: Scheduler, caplog: pytest.LogCaptureFixture) -> None:
-    def leave(_: object) -> None:
-        raise SystemExit
-
-    with caplog.at_level(logging.CRITICAL, logger="concurrent.futures"):
-        for _ in range(4):
-            scheduler.schedule(index_of, "step").add_done_callback(leave)
-        scheduler.join(LIMIT)
-
-
-def test_a_callback_may_close_the_cluster(runtime: FakeRuntime) -> None:
-    closed = threading.Event()
-    gate = Gate(runtime)
-    scheduler = Scheduler(runtime, runtime, OPTIONS)
-    future, waiting = scheduler.schedule(gate, "step"), [scheduler.schedule(gate, "waiting") for _ in range(4)]
-    future.add_done_callback(lambda _: (scheduler.close(), closed.set()))
-    gate.open()
-    assert closed.wait(LIMIT)
-    for closure in waiting:
-        assert closure.exception(LIMIT) is None or isinstance(closure.exception(0), ClosureCancelledError)
-
-
 # Waiting
 
 
@@ -255,31 +203,6 @@ def test_a_stalled_join_logs_what_it_waits_for_and_unavailable_workers(caplog: p
     assert "lost: /job:worker/replica:0/task:1" in report
 
 
-def test_an_interrupted_join_leaves_the_cluster_usable(caplog: pytest.LogCaptureFixture) -> None:
-    runtime = FakeRuntime(workers=1)
-    gate = Gate(runtime)
-    options = dataclasses.replace(OPTIONS, stall_report_interval=0.01)
-
-    def interrupt() -> None:
-        # Once a second report comes, the main thread is certainly in join when this thread sends its signal.
-        wait_until(lambda: caplog.text.count("join waits") >= 2)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    former = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with running_scheduler(runtime, options) as scheduler, ThreadPoolExecutor() as pool:
-            future = scheduler.schedule(gate, "step")
-            interrupting = pool.submit(interrupt)
-            with pytest.raises(KeyboardInterrupt):
-                scheduler.join(LIMIT)
-            interrupting.result(LIMIT)
-            gate.open()
-            scheduler.join(LIMIT)
-            assert future.result(0) == 0
-    finally:
-        signal.signal(signal.SIGINT, former)
-
-
 # Close
 
 
@@ -302,19 +225,6 @@ def test_close_cancels_everything_ends_the_threads_and_may_be_repeated(runtime: 
     for late in (scheduler.schedule, lambda work, name: scheduler.schedule_internal(0, work, name)):
         with pytest.raises(StrategyClosedError, match=r"\(late\) cannot be scheduled: the strategy is closed"):
             late(index_of, "late")
-
-
-def test_the_loss_of_a_worker_is_counted_before_its_cause_is_asked_for(
-    runtime: FakeRuntime, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    may_answer = threading.Event()
-    monkeypatch.setattr(runtime, "describe_loss", lambda worker: f"{may_answer.wait(LIMIT)}")
-    # A worker that is down at the start counts as not connected yet.
-    wait_until(lambda: 0 in scheduler.queue.idle_workers())
-    runtime.kill(0)
-    wait_until(lambda: scheduler.cluster.workers[0].state.value == "lost")
-    assert scheduler.cluster.statistics().workers[0].losses == 1
-    may_answer.set()
 
 
 def test_close_abandons_a_call_that_cannot_be_cancelled_and_logs_it(caplog: pytest.LogCaptureFixture) -> None:

@@ -10,7 +10,6 @@ import pytest
 from coordinator.errors import WorkerLost
 from coordinator.future import Future
 from coordinator.options import Options
-from coordinator.runtime import FiniteInput
 from coordinator.testing.fake_runtime import EndOfDataError, FakeRuntime, Gate
 from coordinator.workers.scheduler import Scheduler
 from tests.deadline import LIMIT, wait_until
@@ -115,18 +114,6 @@ def test_another_error_is_raised_rather_than_the_end_of_data() -> None:
         scheduler.join(LIMIT)
 
 
-def test_without_stop_on_error_only_the_futures_raise_the_end_of_data() -> None:
-    data = FiniteData([1], [2])
-    gate = Gate(runtime := FakeRuntime(2))
-    with running_scheduler(runtime, WITHOUT_STOP) as scheduler:
-        held = [scheduler.schedule(gate, "gate", worker=worker) for worker in range(2)]
-        futures = [data.schedule(scheduler) for _ in range(5)]
-        gate.open()
-        scheduler.join(LIMIT)
-        assert all(future.done() for future in held)
-        assert results(futures) == {1: 1, 2: 1}
-
-
 def test_a_closure_for_one_worker_fails_at_the_end_of_that_workers_data() -> None:
     data = FiniteData([1], [2, 3])
     gate = Gate(runtime := FakeRuntime(2))
@@ -169,29 +156,6 @@ def test_a_lost_worker_is_waited_for_only_if_it_has_data_left(is_ended: bool) ->
         scheduler.join(LIMIT)
 
 
-def test_the_data_of_a_reconnected_worker_begins_again() -> None:
-    runtime, data = FakeRuntime(1), FiniteData([1, 2])
-    with running_scheduler(runtime) as scheduler:
-        schedule_until_the_end(scheduler, data)
-        data.rewind(0)
-        with pytest.raises(EndOfDataError):
-            data.schedule(scheduler)
-        losses = scheduler.cluster.workers[0].statistics().reconnections
-        runtime.restart(0)
-        wait_until(lambda: scheduler.cluster.workers[0].statistics().reconnections > losses)
-        schedule_until_the_end(scheduler, data)
-    assert data.taken == {1: 2, 2: 2}
-
-
-def test_the_data_of_an_added_worker_is_read_too() -> None:
-    runtime, data = FakeRuntime(1), FiniteData([1], [2])
-    with running_scheduler(runtime) as scheduler:
-        schedule_until_the_end(scheduler, data)
-        scheduler.cluster.add_worker("worker1:2222")
-        assert data.schedule(scheduler).result(LIMIT) == 2
-        schedule_until_the_end(scheduler, data)
-
-
 def test_without_the_removed_worker_that_had_data_left_closures_fail() -> None:
     runtime, data = FakeRuntime(2), FiniteData([], [1])
     gate = Gate(runtime)
@@ -225,25 +189,6 @@ def test_a_worker_with_data_left_is_waited_for_as_long_as_its_own_closures_are()
         assert data.schedule(scheduler).result(LIMIT) == 1
 
 
-def test_an_input_that_has_ended_does_not_keep_others_from_its_worker() -> None:
-    runtime, ended, endless = FakeRuntime(1), FiniteInput(EndOfDataError), FiniteInput(EndOfDataError)
-
-    def take_both(_: int) -> None:
-        raise EndOfDataError(ended)
-
-    with running_scheduler(runtime) as scheduler:
-        gate = Gate(runtime)
-        scheduler.schedule(gate, "gate")
-        gate.wait_arrived()
-        both = scheduler.schedule(take_both, "both", inputs=(endless, ended))
-        alone = [scheduler.schedule(index_of, "one", inputs=(endless,)) for _ in range(2)]
-        gate.open()
-        assert isinstance(both.exception(LIMIT), EndOfDataError)
-        assert [future.result(LIMIT) for future in alone] == [0, 0]
-        with pytest.raises(EndOfDataError):
-            scheduler.join(LIMIT)
-
-
 def test_closures_that_wait_apart_keep_their_order_among_the_others() -> None:
     runtime, data = FakeRuntime(2), FiniteData([], range(10))
     gate = Gate(runtime)
@@ -266,19 +211,6 @@ def test_closures_that_wait_apart_keep_their_order_among_the_others() -> None:
         closing.open()
         scheduler.join(LIMIT)
     assert ran == sorted(ran)
-
-
-def test_a_closure_whose_arguments_come_after_the_end_of_data_fails() -> None:
-    runtime, data = FakeRuntime(1), FiniteData([])
-    gate = Gate(runtime)
-    with running_scheduler(runtime, WITHOUT_STOP) as scheduler:
-        argument = scheduler.schedule(gate, "argument")
-        gate.wait_arrived()
-        ends = data.schedule(scheduler)
-        blocked = scheduler.schedule(data, "step", after=[argument], inputs=(data.input,))
-        gate.open()
-        assert isinstance(ends.exception(LIMIT), EndOfDataError)
-        assert isinstance(blocked.exception(LIMIT), EndOfDataError)
 
 
 def test_every_example_is_visited_while_workers_die() -> None:
@@ -304,20 +236,6 @@ def test_every_example_is_visited_while_workers_die() -> None:
             killer.join(LIMIT)
         schedule_until_the_end(scheduler, data)
     assert data.taken == dict.fromkeys(range(EXAMPLES), 1)
-
-
-def test_closing_and_cancelling_end_what_waits_apart() -> None:
-    runtime, data = FakeRuntime(2), FiniteData([], [1])
-    gate = Gate(runtime)
-    with running_scheduler(runtime) as scheduler:
-        scheduler.schedule(gate, "gate", worker=1)
-        gate.wait_arrived()
-        futures = [data.schedule(scheduler) for _ in range(3)]
-        wait_until(lambda: scheduler.queue.statistics().retried)
-        assert futures[1].cancel()
-        assert scheduler.cluster.statistics().waiting == 2
-    assert all(future.done() for future in futures)
-    assert not data.taken
 
 
 def test_cancelling_all_withdraws_what_waits_apart_and_the_end_of_data() -> None:

@@ -10,10 +10,11 @@ import pytest
 
 from coordinator.future import Future
 from coordinator.runtime import FusionKey
-from coordinator.testing.fake_runtime import FakeRuntime, Gate
+from coordinator.testing.fake_runtime import EndOfDataError, FakeRuntime, Gate
 from coordinator.workers.fusion_size import FusionSizeModel
 from tests.deadline import LIMIT, wait_until
 from tests.fake_cluster import OPTIONS, index_of, running_scheduler
+from tests.workers.finite_data import FiniteData
 from tests.workers.fusible_steps import FOUR, SAME_KEY, behind_a_gate, recorder, results, schedule
 
 
@@ -25,35 +26,21 @@ def runtime() -> FakeRuntime:
 def test_adjacent_closures_run_in_one_call_in_order_each_with_its_own_result(runtime: FakeRuntime) -> None:
     order: list[int] = []
     with running_scheduler(runtime, FOUR) as scheduler:
-        gate = behind_a_gate(scheduler, runtime)
-        futures = schedule(scheduler, [recorder(order, number) for number in range(10)])
+        gate, inner = behind_a_gate(scheduler, runtime), Gate(runtime)
+        futures = schedule(scheduler, [inner, *(recorder(order, number) for number in range(1, 10))])
         gate.open()
-        assert results(futures) == order == list(range(10))
+        inner.wait_arrived()
+        assert [future.running() for future in futures] == [True] * 4 + [False] * 6
+        assert (scheduler.cluster.statistics().running, scheduler.cluster.statistics().waiting) == (4, 6)
+        inner.open()
+        assert results(futures) == [0, *order] == list(range(10))
         scheduler.join(LIMIT)
         assert runtime.fused_calls == [(0, 4), (0, 4), (0, 2)]
         assert scheduler.cluster.statistics().finished == 11
         assert scheduler.cluster.statistics().workers[0].finished == 11
 
 
-def test_a_closure_does_not_wait_for_others_like_it(runtime: FakeRuntime) -> None:
-    with running_scheduler(runtime, FOUR) as scheduler:
-        assert results(schedule(scheduler, [lambda _: 1])) == [1]
-    assert runtime.fused_calls == []
-
-
-def test_all_closures_of_a_call_are_running(runtime: FakeRuntime) -> None:
-    with running_scheduler(runtime, FOUR) as scheduler:
-        gate, inner = behind_a_gate(scheduler, runtime), Gate(runtime)
-        futures = schedule(scheduler, [inner] * 5)
-        gate.open()
-        inner.wait_arrived()
-        assert [future.running() for future in futures] == [True] * 4 + [False]
-        assert (scheduler.cluster.statistics().running, scheduler.cluster.statistics().waiting) == (4, 1)
-        inner.open()
-        scheduler.join(LIMIT)
-
-
-@pytest.mark.parametrize(("most", "sizes"), [(1, []), (2, [2, 2, 2]), (3, [3, 3]), (100, [4, 2])])
+@pytest.mark.parametrize(("most", "sizes"), [(1, []), (3, [3, 3]), (100, [4, 2])])
 def test_the_maximal_number_of_fused_steps_is_an_option(runtime: FakeRuntime, most: int, sizes: list[int]) -> None:
     options = dataclasses.replace(OPTIONS, steps_per_dispatch=most)
     with running_scheduler(runtime, options) as scheduler:
@@ -62,15 +49,6 @@ def test_the_maximal_number_of_fused_steps_is_an_option(runtime: FakeRuntime, mo
         gate.open()
         results(futures)
     assert [size for _, size in runtime.fused_calls] == sizes
-
-
-def test_short_steps_are_fused_by_default(runtime: FakeRuntime) -> None:
-    with running_scheduler(runtime) as scheduler:
-        while not runtime.fused_calls:
-            gate = behind_a_gate(scheduler, runtime)
-            futures = schedule(scheduler, [lambda _: None] * 64)
-            gate.open()
-            results(futures)
 
 
 def test_many_runs_may_be_in_a_larger_call_than_closures(runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,17 +94,6 @@ def test_a_worker_asks_for_a_larger_call_and_makes_it_once_it_is_ready(runtime: 
         assert (0, 16) in runtime.requested
 
 
-def test_nothing_is_asked_for_if_the_size_is_set(runtime: FakeRuntime) -> None:
-    runtime.prepared = {}
-    with running_scheduler(runtime, FOUR) as scheduler:
-        gate = behind_a_gate(scheduler, runtime)
-        futures = schedule(scheduler, [index_of] * 8)
-        gate.open()
-        results(futures)
-    assert runtime.fused_calls == [(0, 4), (0, 4)]
-    assert runtime.requested == []
-
-
 def test_no_worker_takes_more_than_its_share_of_the_waiting_closures() -> None:
     runtime = FakeRuntime(2)
     with running_scheduler(runtime, dataclasses.replace(OPTIONS, steps_per_dispatch=64)) as scheduler:
@@ -140,18 +107,6 @@ def test_no_worker_takes_more_than_its_share_of_the_waiting_closures() -> None:
         inner.open()
         assert len(results(futures)) == 10
     assert runtime.fused_calls[0] == (0, 4)
-
-
-def test_a_lost_worker_has_no_share() -> None:
-    runtime = FakeRuntime(2)
-    with running_scheduler(runtime, dataclasses.replace(OPTIONS, steps_per_dispatch=64)) as scheduler:
-        runtime.kill(1)
-        wait_until(lambda: scheduler.cluster.statistics().workers[1].state == "lost")
-        gate = behind_a_gate(scheduler, runtime)
-        futures = schedule(scheduler, [lambda _: None] * 8)
-        gate.open()
-        results(futures)
-    assert runtime.fused_calls == [(0, 8)]
 
 
 def test_closures_of_different_kinds_run_in_separate_calls_in_order(runtime: FakeRuntime) -> None:
@@ -216,3 +171,49 @@ def test_a_call_keeps_nothing_of_its_closures_alive_when_it_is_over(runtime: Fak
         results(futures)
         # The worker's thread may still hold its last call.
         wait_until(lambda: [step() for step in ended] == [None] * 4)
+
+
+def test_a_call_takes_no_more_elements_than_its_worker_has_left() -> None:
+    runtime, data = FakeRuntime(1), FiniteData(range(10))
+    with running_scheduler(runtime, FOUR) as scheduler:
+        gate = behind_a_gate(scheduler, runtime)
+        futures = [data.schedule(scheduler) for _ in range(13)]
+        gate.open()
+        assert results(futures[:10]) == list(range(10))
+        assert all(isinstance(future.exception(LIMIT), EndOfDataError) for future in futures[10:])
+        with pytest.raises(EndOfDataError):
+            scheduler.join(LIMIT)
+    assert runtime.fused_calls == [(0, 4), (0, 4), (0, 2)]
+
+
+def test_calls_are_shared_on_a_worker_that_has_data_when_another_has_none() -> None:
+    runtime, data = FakeRuntime(2), FiniteData([], range(9))
+    with running_scheduler(runtime, FOUR) as scheduler:
+        gate = behind_a_gate(scheduler, runtime, 1)
+        futures = [data.schedule(scheduler) for _ in range(9)]
+        wait_until(lambda: scheduler.queue.statistics().retried)
+        gate.open()
+        assert results(futures) == list(range(9))
+        scheduler.join(LIMIT)
+    assert (1, 4) in runtime.fused_calls
+    assert {worker for worker, _ in runtime.fused_calls} == {1}
+
+
+def test_a_shared_call_overtakes_no_other_closure() -> None:
+    runtime, data = FakeRuntime(2), FiniteData([], range(9))
+    order: list[int] = []
+    with running_scheduler(runtime, FOUR) as scheduler:
+        gate = behind_a_gate(scheduler, runtime, 1)
+        data.schedule(scheduler)
+        wait_until(lambda: scheduler.queue.statistics().retried)
+        closing = behind_a_gate(scheduler, runtime, 0)
+        data.schedule(scheduler).add_done_callback(lambda _: order.append(1))
+        scheduler.schedule(lambda _: order.append(2), "other")
+        for _ in range(4):
+            data.schedule(scheduler).add_done_callback(lambda _: order.append(3))
+        gate.open()
+        wait_until(lambda: len(order) == 6)
+        closing.open()
+        scheduler.join(LIMIT)
+    assert order == sorted(order)
+    assert runtime.fused_calls

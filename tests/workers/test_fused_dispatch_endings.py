@@ -11,7 +11,6 @@ another closure fails, or close      they are withdrawn, as if each ran alone
 """
 
 import dataclasses
-import logging
 import threading
 from collections.abc import Callable
 
@@ -50,62 +49,6 @@ def test_an_error_fails_its_closure_and_the_others_have_results(runtime: FakeRun
         assert runtime.fused_calls == [(0, 4)]
         statistics = scheduler.cluster.statistics()
         assert (statistics.finished, statistics.failed, statistics.retried) == (4, 1, 4)
-
-
-def test_a_function_that_failed_in_a_call_of_several_is_run_alone_afterwards(runtime: FakeRuntime) -> None:
-    with running_scheduler(runtime, dataclasses.replace(FOUR, stop_on_error=False)) as scheduler:
-        for _ in range(2):
-            gate = behind_a_gate(scheduler, runtime)
-            futures = schedule(scheduler, [lambda _: None, fail, lambda _: None, lambda _: None])
-            gate.open()
-            assert isinstance(futures[1].exception(LIMIT), ZeroDivisionError)
-            results([futures[0], *futures[2:]])
-    assert runtime.fused_calls == [(0, 4)]
-
-
-def test_the_log_says_why_functions_of_one_call_run_again_alone(
-    runtime: FakeRuntime, caplog: pytest.LogCaptureFixture
-) -> None:
-    options = dataclasses.replace(FOUR, stop_on_error=False)
-    with caplog.at_level(logging.INFO, logger="coordinator"), running_scheduler(runtime, options) as scheduler:
-        gate = behind_a_gate(scheduler, runtime)
-        futures = schedule(scheduler, [lambda _: None, lambda _: None, fail, lambda _: None])
-        gate.open()
-        assert futures[2].exception(LIMIT)
-        results([*futures[:2], futures[3]])
-    [said] = [record.getMessage() for record in caplog.records if "each alone" in record.getMessage()]
-    assert "4 calls of" in said
-    assert said.endswith("ZeroDivisionError: mine")
-
-
-def test_the_log_says_why_if_the_function_is_not_at_fault(
-    runtime: FakeRuntime, caplog: pytest.LogCaptureFixture
-) -> None:
-    refused = iter([TransientError("Connection refused")])
-
-    def refuse_once(_: int) -> None:
-        for error in refused:
-            raise error
-
-    with caplog.at_level(logging.INFO, logger="coordinator"), running_scheduler(runtime, FOUR) as scheduler:
-        gate = behind_a_gate(scheduler, runtime)
-        futures = schedule(scheduler, [lambda _: None, refuse_once, lambda _: None, lambda _: None])
-        gate.open()
-        results(futures)
-    assert "4 calls of step in one failed and are run again, each alone: transient (TransientError)" in caplog.text
-
-
-def test_an_error_withdraws_the_others_if_it_is_to_stop_all(runtime: FakeRuntime) -> None:
-    with running_scheduler(runtime, FOUR) as scheduler:
-        gate = behind_a_gate(scheduler, runtime)
-        first, second, *rest = schedule(scheduler, [lambda _: 0, fail, *[lambda _: 1] * 6])
-        gate.open()
-        with pytest.raises(ZeroDivisionError, match="mine"):
-            scheduler.join(LIMIT)
-        assert first.result(LIMIT) == 0
-        assert isinstance(second.exception(LIMIT), ZeroDivisionError)
-        assert all(isinstance(future.exception(LIMIT), ClosureCancelledError) for future in rest)
-        assert results(schedule(scheduler, [lambda _: 2])) == [2]
 
 
 def test_the_error_of_another_closure_cancels_a_whole_call() -> None:
@@ -257,12 +200,3 @@ def test_the_call_of_a_removed_worker_is_requeued_as_a_whole() -> None:
         gates[1].open()
         scheduler.cluster.remove_worker(0, timeout=0.01)
         assert results(futures) == [1] * 4
-
-
-def test_closing_withdraws_all_closures_of_a_call(runtime: FakeRuntime) -> None:
-    with running_scheduler(runtime, FOUR) as scheduler:
-        gate, never = behind_a_gate(scheduler, runtime), Gate(runtime)
-        futures = schedule(scheduler, [never] * 6)
-        gate.open()
-        never.wait_arrived()
-    assert all(isinstance(future.exception(LIMIT), ClosureCancelledError) for future in futures)

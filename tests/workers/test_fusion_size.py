@@ -17,38 +17,16 @@ def train(model: FusionSizeModel, overhead: float, each: float, calls: int, trac
     return sizes
 
 
-def test_the_first_call_of_a_function_is_not_fused() -> None:
-    assert FusionSizeModel(None).steps("step", ENOUGH) == 1
-
-
 def test_short_steps_are_fused_until_the_call_takes_a_fortieth_of_the_time() -> None:
+    assert FusionSizeModel(None).steps("step", ENOUGH) == 1
+    # Up to a limit, in few sizes; long steps run alone, and no call takes more than some tenths of a second.
+    assert set(train(FusionSizeModel(None), 1e-3, 1e-6, 2000)) == {1, 4, 16, 64, 256}
+    assert set(train(FusionSizeModel(None), 1e-3, 0.1, 100)) == {1}
+    assert 0.02 + max(train(FusionSizeModel(None), 0.02, 0.02, 200)) * 0.02 <= 0.4
     overhead, each = 1e-3, 1e-3
     size = max(train(FusionSizeModel(None), overhead, each, 200))
     assert overhead / (overhead + size * each) <= 1 / 40
     assert overhead / (overhead + size / 2 * each) > 1 / 40
-
-
-def test_a_larger_traced_size_is_used_if_its_call_is_short_enough() -> None:
-    model = FusionSizeModel(None)
-    each = 0.05
-    assert max(train(model, 0.02, each, 200)) == 4
-    # Two steps would be enough now, but that size is not traced.
-    assert train(model, 0.0025, each, 400)[-30:].count(4) >= 29
-    # Four steps would take too long.
-    assert set(train(model, 0.004, 0.12, 400)[-30:]) == {1}
-
-
-def test_very_short_steps_are_fused_up_to_a_limit() -> None:
-    assert max(train(FusionSizeModel(None), 1e-3, 0.0, 200)) == 256
-
-
-def test_long_steps_run_alone() -> None:
-    assert set(train(FusionSizeModel(None), 1e-3, 0.1, 100)) == {1}
-
-
-def test_no_call_takes_longer_than_a_few_hundred_milliseconds() -> None:
-    overhead, each = 0.02, 0.02
-    assert overhead + max(train(FusionSizeModel(None), overhead, each, 200)) * each <= 0.4
 
 
 def test_a_size_is_not_traced_before_it_would_have_saved_much_of_its_tracing_time() -> None:
@@ -57,10 +35,6 @@ def test_a_size_is_not_traced_before_it_would_have_saved_much_of_its_tracing_tim
     first = next(number for number, size in enumerate(sizes) if size > 1)
     assert 4 * first * (overhead + each) >= sizes[first] * tracing / 2
     assert max(train(FusionSizeModel(None), overhead, each, 5000, tracing)) > max(sizes)
-
-
-def test_few_sizes_are_traced() -> None:
-    assert set(train(FusionSizeModel(None), 1e-3, 1e-6, 2000)) <= {1, 4, 16, 64, 256}
 
 
 def test_a_traced_size_is_used_whenever_enough_closures_wait() -> None:
@@ -89,14 +63,6 @@ def test_a_function_that_failed_in_a_fused_call_runs_alone_from_then_on() -> Non
 @pytest.mark.parametrize(("most", "available", "steps"), [(1, 9, 1), (6, 9, 6), (6, 6, 6), (6, 5, 4), (6, 1, 1)])
 def test_a_fixed_size_needs_no_measurements(most: int, available: int, steps: int) -> None:
     assert FusionSizeModel(most).steps("step", available) == steps
-
-
-def test_measurements_of_unused_functions_are_dropped() -> None:
-    model = FusionSizeModel(4)
-    model.record_error("first")
-    for number in range(1000):
-        model.record(number, 1, 1e-3)
-    assert model.steps("first", ENOUGH) == 4
 
 
 def test_a_size_is_run_only_when_it_is_ready() -> None:

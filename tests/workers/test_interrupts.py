@@ -134,15 +134,7 @@ def test_ctrl_c_may_come_at_any_moment_of_a_call(prepare: Prepare) -> None:
         wait_until(lambda: len(scheduler.queue.idle_workers()) == WORKERS)
 
 
-def test_ctrl_c_in_schedule_with_an_argument_leaves_nothing_that_never_runs() -> None:
-    runtime = FakeRuntime(WORKERS)
-    with running_scheduler(runtime) as scheduler:
-        for gate in interrupted_calls(scheduler, runtime, schedule_with_an_argument):
-            gate.open()
-            scheduler.join(LIMIT)
-
-
-@pytest.mark.parametrize("is_busy", [False, True])
+@pytest.mark.parametrize("is_busy", [pytest.param(False, marks=pytest.mark.long), True])
 def test_ctrl_c_may_come_at_any_moment_while_a_worker_is_removed(is_busy: bool) -> None:
     for number in itertools.count(1):
         runtime, data = FakeRuntime(WORKERS), FiniteData([], [1])
@@ -236,15 +228,3 @@ def test_a_second_ctrl_c_takes_effect_at_once() -> None:
     with pytest.raises(KeyboardInterrupt):
         hang()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-@pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.SIG_DFL])
-def test_a_signal_without_a_python_handler_is_left_alone(handler: signal.Handlers) -> None:
-    signal.signal(signal.SIGINT, handler)
-    assert uninterrupted(lambda: signal.getsignal(signal.SIGINT))() is handler
-
-
-def test_other_threads_do_not_touch_the_handler() -> None:
-    with ThreadPoolExecutor() as pool:
-        inside = pool.submit(uninterrupted(lambda: signal.getsignal(signal.SIGINT))).result(LIMIT)
-    assert inside is signal.default_int_handler

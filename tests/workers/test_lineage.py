@@ -1,7 +1,6 @@
 """Tests of closures that take the results of others, and of closures for one worker, in memory."""
 
 import dataclasses
-import logging
 from collections.abc import Callable
 
 import pytest
@@ -9,7 +8,7 @@ import pytest
 from coordinator.errors import ClosureCancelledError, ClosureInputError, WorkerLost
 from coordinator.future import Future
 from coordinator.testing.fake_runtime import FakeRuntime, Gate
-from tests.deadline import LIMIT, wait_until
+from tests.deadline import LIMIT
 from tests.fake_cluster import OPTIONS, index_of, running_scheduler
 
 ISOLATED = dataclasses.replace(OPTIONS, stop_on_error=False)
@@ -82,19 +81,6 @@ def test_a_closure_that_takes_the_result_of_a_failed_one_fails_with_the_reason()
         scheduler.join(LIMIT)
 
 
-def test_a_closure_that_takes_the_result_of_a_cancelled_one_fails_alone() -> None:
-    runtime = FakeRuntime(workers=1)
-    gate = Gate(runtime)
-    with running_scheduler(runtime) as scheduler:
-        scheduler.schedule(gate, "busy")
-        first = scheduler.schedule(index_of, "first")
-        second = scheduler.schedule(sum_of(first), "second", after=[first])
-        assert first.cancel()
-        assert isinstance(second.exception(LIMIT), ClosureInputError)
-        gate.open()
-        scheduler.join(LIMIT)
-
-
 @pytest.mark.parametrize("ends", ["error of another", "cancel", "close"])
 def test_a_blocked_closure_is_withdrawn_like_any_other(ends: str) -> None:
     runtime = FakeRuntime(workers=2)
@@ -161,16 +147,6 @@ def test_a_closure_for_an_unavailable_worker_times_out_and_others_continue() -> 
         scheduler.join(LIMIT)
         runtime.restart(1)
         assert scheduler.schedule(index_of, "step", worker=1).result(LIMIT) == 1
-
-
-def test_a_closure_for_one_worker_that_fails_stops_the_others_as_any_error_does(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    with caplog.at_level(logging.ERROR), running_scheduler(FakeRuntime(workers=2)) as scheduler:
-        scheduler.schedule(fail, "fail", worker=1)
-        with pytest.raises(ZeroDivisionError):
-            wait_until(lambda: scheduler.schedule(index_of, "more", worker=0) is None)
-        scheduler.join(LIMIT)
 
 
 # Errors that only their future raises

@@ -2,9 +2,7 @@
 
 import contextlib
 import dataclasses
-import itertools
-import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator
 
 import pytest
 
@@ -67,22 +65,6 @@ def test_a_quiet_period_begins_although_a_worker_hangs_on_a_broken_link() -> Non
         future.cancel()
 
 
-def test_a_join_that_waits_names_the_worker_and_its_link(caplog: pytest.LogCaptureFixture) -> None:
-    with running(1, dataclasses.replace(QUICK, stall_report_interval=0.05)) as (runtime, scheduler):
-        runtime.cut(0)
-        gate = Gate(runtime)
-        gate.open()
-        scheduler.schedule(gate, "step")
-        wait_until(lambda: scheduler.cluster.workers[0].loss)
-        with pytest.raises(TimeoutError):
-            scheduler.join(0.5)
-        assert "worker0:2222 does not answer)" in caplog.text
-        assert "No progress" in caplog.text
-        assert "Lost: /job:worker/replica:0/task:0 (for " in caplog.text
-        runtime.mend(0)
-        scheduler.join(LIMIT)
-
-
 @pytest.mark.parametrize("fails", [False, True])
 def test_functions_wait_until_the_parameter_servers_reach_each_other(
     fails: bool, caplog: pytest.LogCaptureFixture
@@ -129,28 +111,3 @@ def test_a_transient_failure_on_a_broken_link_is_not_counted() -> None:
             wait_until(lambda times=times: scheduler.cluster.workers[0].statistics().losses == times)
             runtime.mend(0)
         assert future.result(LIMIT) == 0
-
-
-def test_workers_are_asked_about_old_calls_alone_and_more_and_more_seldom() -> None:
-    asked = []
-
-    class Asked(FakeRuntime):
-        def broken_links(self, workers: Collection[int]) -> Mapping[int, str]:
-            asked.append((set(workers), time.monotonic()))
-            return super().broken_links(workers)
-
-    runtime, timeout = Asked(2), 0.1
-    with running_scheduler(runtime, dataclasses.replace(QUICK, heartbeat_timeout=timeout)) as scheduler:
-        gate = Gate(runtime)
-        scheduler.schedule(gate, "step", worker=1)
-        gate.wait_arrived()
-        [attempt] = scheduler.queue.attempts()
-        wait_until(lambda: len(asked) >= 4)
-        gate.open()
-        workers, times = zip(*asked[:4], strict=True)
-        assert workers == ({1},) * 4
-        ages = [at - attempt.started for at in times]
-        assert ages[0] >= timeout / 5
-        assert all(later - earlier >= timeout for earlier, later in itertools.pairwise(ages))
-        # Twice as old each time, once the call is older than the timeout.
-        assert ages[3] >= 2 * ages[2] - QUICK.heartbeat_interval

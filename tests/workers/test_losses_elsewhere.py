@@ -1,6 +1,5 @@
 """Tests that a closure that was lost with its worker is tried on another one, and of when it is quarantined."""
 
-import dataclasses
 import threading
 from collections import Counter
 
@@ -8,7 +7,7 @@ import pytest
 
 from coordinator.errors import ClosureQuarantined
 from coordinator.future import Future
-from coordinator.runtime import FiniteInput, FusionKey
+from coordinator.runtime import FiniteInput
 from coordinator.testing.fake_runtime import EndOfDataError, FakeRuntime, Gate
 from coordinator.workers.cluster import WorkerState
 from coordinator.workers.scheduler import Scheduler
@@ -55,21 +54,6 @@ def test_a_lost_closure_waits_for_another_worker_that_is_busy() -> None:
         assert deadly.runs == {0: 1, 1: 1}
 
 
-def test_calls_that_were_lost_together_all_go_to_another_worker() -> None:
-    runtime = FakeRuntime(2)
-    with running_scheduler(runtime, dataclasses.replace(OPTIONS, steps_per_dispatch=4)) as scheduler:
-        busy, gate, deadly = Gate(runtime), Gate(runtime), Deadly(runtime, 0)
-        scheduler.schedule(busy, "busy", worker=1)
-        scheduler.schedule(gate, "gate", worker=0)
-        gate.wait_arrived()
-        busy.wait_arrived()
-        futures = [scheduler.schedule(deadly, "step", fusion_key=FusionKey("step", ())) for _ in range(4)]
-        gate.open()
-        wait_until(lambda: scheduler.cluster.statistics().retried == 4)
-        busy.open()
-        assert [future.result(LIMIT) for future in futures] == [1] * 4
-
-
 def test_a_lost_closure_runs_on_the_same_worker_if_all_others_are_away() -> None:
     runtime = FakeRuntime(2)
     with running_scheduler(runtime) as scheduler:
@@ -87,30 +71,6 @@ def test_a_lost_closure_runs_on_the_same_worker_if_all_others_are_away() -> None
         future = scheduler.schedule(fail_once, "step")
         assert future.result(LIMIT) == 0
         assert future.attempts == 2
-
-
-def test_a_closure_that_waits_for_another_worker_runs_when_that_one_is_lost() -> None:
-    runtime = FakeRuntime(2)
-    with running_scheduler(runtime) as scheduler:
-        busy, first = Gate(runtime), threading.Event()
-        scheduler.schedule(busy, "busy", worker=1)
-        busy.wait_arrived()
-
-        def fail_once(worker: int) -> int:
-            if not first.is_set():
-                first.set()
-                runtime.kill(worker)
-                runtime.restart(worker)
-            return worker
-
-        future = scheduler.schedule(fail_once, "step")
-        wait_until(lambda: scheduler.cluster.workers[0].statistics().losses == 1)
-        wait_state(scheduler, 0, WorkerState.LIVE)
-        runtime.kill(1)
-        assert future.result(LIMIT) == 0
-        busy.open()
-        runtime.restart(1)
-        scheduler.join(LIMIT)
 
 
 def lose_on_the_only_worker(runtime: FakeRuntime, scheduler: Scheduler) -> tuple[Deadly, Future]:
@@ -148,16 +108,6 @@ def test_a_closure_that_kills_two_workers_is_quarantined_and_its_error_names_the
             scheduler.join(LIMIT)
 
 
-def test_a_closure_that_kills_the_only_worker_is_quarantined() -> None:
-    runtime = FakeRuntime(1)
-    with running_scheduler(runtime) as scheduler:
-        future = scheduler.schedule(Deadly(runtime, 0), "step")
-        with pytest.raises(ClosureQuarantined, match=r"No worker but /job:worker/replica:0/task:0 could run it\."):
-            future.result(LIMIT)
-        with pytest.raises(ClosureQuarantined):
-            scheduler.join(LIMIT)
-
-
 def test_a_closure_that_awaits_another_worker_is_quarantined_if_it_is_removed() -> None:
     runtime = FakeRuntime(2)
     with running_scheduler(runtime) as scheduler:
@@ -187,18 +137,6 @@ def test_a_closure_for_one_worker_is_quarantined_by_its_losses_there() -> None:
         assert isinstance(future.exception(LIMIT), ClosureQuarantined)
         with pytest.raises(ClosureQuarantined):
             scheduler.join(LIMIT)
-
-
-def test_runs_that_were_lost_are_made_by_another_worker() -> None:
-    runtime = FakeRuntime(2)
-    with running_scheduler(runtime) as scheduler:
-        busy, deadly = Gate(runtime), Deadly(runtime, 0)
-        scheduler.schedule(busy, "busy", worker=1)
-        busy.wait_arrived()
-        future = scheduler.schedule(deadly, "step", steps=4)
-        wait_until(lambda: scheduler.cluster.statistics().retried == 4)
-        busy.open()
-        assert future.result(LIMIT) == [1] * 4
 
 
 def test_a_lost_closure_runs_again_where_alone_its_data_is_left() -> None:

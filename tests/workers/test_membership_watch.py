@@ -1,16 +1,19 @@
 """Tests of workers that are added, removed and moved while closures run, in memory."""
 
+import dataclasses
 import logging
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from coordinator.errors import ClosureCancelledError, StrategyClosedError, WorkerLost
-from coordinator.testing.fake_runtime import FakeRuntime, Gate
+from coordinator.errors import WorkerLost
+from coordinator.testing.fake_runtime import EndOfDataError, FakeRuntime, Gate
 from coordinator.workers.cluster import WorkerState
 from coordinator.workers.scheduler import WorkerAddresses, change_between
 from tests.deadline import LIMIT, wait_until
-from tests.fake_cluster import index_of, running_scheduler
+from tests.fake_cluster import OPTIONS, index_of, running_scheduler
+from tests.workers.finite_data import FiniteData
 
 PRESENT = {0: "a:1", 1: "b:1", 2: "c:1"}
 
@@ -73,24 +76,6 @@ def test_a_removed_worker_finishes_its_closure_and_frees_its_number() -> None:
         assert scheduler.cluster.statistics().retried == 0
 
 
-def test_a_removed_worker_requeues_a_closure_that_takes_too_long() -> None:
-    runtime = FakeRuntime(workers=2)
-    gate, busy = Gate(runtime), Gate(runtime)
-
-    def work(worker: int) -> int:
-        return gate(worker) if worker == 0 else worker
-
-    with running_scheduler(runtime) as scheduler:
-        scheduler.schedule_internal(1, busy, "busy")
-        busy.wait_arrived()
-        future = scheduler.schedule(work, "step")
-        gate.wait_arrived()
-        scheduler.cluster.remove_worker(0, timeout=0.001)
-        busy.open()
-        assert future.result(LIMIT) == 1
-        scheduler.join(LIMIT)
-
-
 def test_a_lost_worker_can_be_removed_and_its_own_closures_fail() -> None:
     runtime = FakeRuntime(workers=2)
     with running_scheduler(runtime) as scheduler:
@@ -105,18 +90,6 @@ def test_a_lost_worker_can_be_removed_and_its_own_closures_fail() -> None:
             scheduler.schedule(index_of, "late", worker=0)
         with pytest.raises(ValueError, match=r"no worker 0 to remove; there are \[1\]"):
             scheduler.cluster.remove_worker(0)
-
-
-def test_the_removal_of_the_last_worker_is_logged_and_work_waits_for_the_next(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    runtime = FakeRuntime(workers=1)
-    with running_scheduler(runtime) as scheduler:
-        scheduler.cluster.remove_worker(0)
-        assert "task:0 is removed; no worker is left, and functions wait until one is added" in caplog.text
-        waiting = scheduler.schedule(index_of, "step")
-        scheduler.cluster.add_worker("host:1")
-        assert waiting.result(LIMIT) == 0
 
 
 def test_a_blocked_closure_for_a_removed_worker_fails_when_it_is_unblocked() -> None:
@@ -207,14 +180,43 @@ def test_workers_that_have_indices_keep_them() -> None:
     assert interrupted.is_set()
 
 
-def test_close_during_changes_leaves_nothing_behind() -> None:
-    runtime = FakeRuntime(workers=2)
+class SlowReconnection(FakeRuntime):
+    """Reconnects a worker only once a test allows it."""
+
+    def __init__(self, workers: int) -> None:
+        super().__init__(workers)
+        self.has_begun, self.may_end = threading.Event(), threading.Event()
+
+    def reconnect(self, worker: int) -> bool:
+        self.has_begun.set()
+        return self.may_end.wait(LIMIT) and super().reconnect(worker)
+
+
+def test_a_worker_that_is_removed_while_it_is_reconnected_is_not_waited_for() -> None:
+    runtime, data = SlowReconnection(2), FiniteData([], [1])
+    with running_scheduler(runtime) as scheduler, ThreadPoolExecutor() as pool:
+        runtime.kill(1)
+        assert runtime.has_begun.wait(LIMIT)
+        runtime.restart(1)
+        worker = scheduler.cluster.workers[1]
+        removing = pool.submit(scheduler.cluster.remove_worker, 1)
+        wait_until(lambda: worker.state is WorkerState.STOPPED)
+        runtime.may_end.set()
+        removing.result(LIMIT)
+        assert isinstance(data.schedule(scheduler).exception(LIMIT), EndOfDataError)
+
+
+def test_a_closure_that_a_removed_worker_gives_back_late_fails_and_is_not_waited_for() -> None:
+    runtime = FakeRuntime(2)
     gate = Gate(runtime)
-    with running_scheduler(runtime) as scheduler:
-        futures = [scheduler.schedule(gate, "held") for _ in range(3)]
-        gate.wait_arrived(2)
-        scheduler.cluster.add_worker("new:1")
-        gate.wait_arrived(3)
-    assert {type(future.exception(0)) for future in futures} == {ClosureCancelledError}
-    with pytest.raises(StrategyClosedError, match="A worker cannot be added"):
-        scheduler.cluster.add_worker("newer:1")
+    with running_scheduler(runtime, dataclasses.replace(OPTIONS, close_timeout=0.01)) as scheduler:
+        future = scheduler.schedule(gate, "step", worker=1)
+        gate.wait_arrived()
+        runtime.freeze(1)
+        # The call cannot be cancelled, so that the worker is removed before it has ended.
+        scheduler.cluster.remove_worker(1, timeout=0)
+        assert not future.done()
+        runtime.thaw(1)
+        assert isinstance(future.exception(LIMIT), WorkerLost)
+        with pytest.raises(WorkerLost, match="may run only on worker 1, which was removed"):
+            scheduler.join(LIMIT)

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from coordinator import background_thread
 from coordinator.errors import ClosureCancelledError, ParameterServerLost
 from coordinator.testing.fake_runtime import FakeRuntime, Gate
 from coordinator.workers.cluster import WorkerState
@@ -144,30 +143,6 @@ def test_a_parameter_server_that_is_moved_is_recovered_at_its_new_address() -> N
         assert (server.losses, server.recoveries) == (1, 1)
 
 
-def test_a_save_waits_for_the_next_recovery_if_one_was_not_the_last() -> None:
-    runtime = FakeRuntime(workers=1)
-    with running_scheduler(runtime) as scheduler, ThreadPoolExecutor() as pool:
-        restorer = Restorer(runtime, scheduler)
-
-        def recover() -> bool:
-            is_back = restorer.recover()
-            if restorer.recoveries == 1 and is_back:
-                runtime.lose_parameter_server()
-            return is_back
-
-        scheduler.recovery.recover_with(recover)
-        runtime.lose_parameter_server()
-        waiting = pool.submit(scheduler.recovery.wait_recovered, LIMIT)
-        restorer.restart()
-        wait_until(lambda: restorer.recoveries == 1)
-        attempts = restorer.attempts
-        wait_until(lambda: restorer.attempts > attempts + 1)
-        assert not waiting.done()
-        restorer.restart()
-        assert waiting.result(LIMIT)
-        assert restorer.recoveries == 2
-
-
 def test_a_parameter_server_lost_while_idle_is_recovered_before_it_is_needed() -> None:
     runtime = FakeRuntime(workers=2)
     with running_scheduler(runtime) as scheduler:
@@ -244,32 +219,6 @@ def test_a_parameter_server_that_stays_down_too_long_is_an_error_and_may_return(
         scheduler.schedule(gate, "again").result(LIMIT)
         scheduler.join(LIMIT)
     assert re.search(r"Recovery has waited for \d+ s: /job:ps/task:1 was lost\.", caplog.text)
-
-
-def test_an_impossible_recovery_is_raised_even_if_nothing_was_scheduled() -> None:
-    runtime = FakeRuntime(workers=1)
-    with running_scheduler(runtime) as scheduler:
-        restorer = Restorer(runtime, scheduler)
-        restorer.error = OSError("the checkpoint is unreadable")
-        runtime.lose_parameter_server()
-        wait_until(lambda: restorer.attempts > 0)
-        with pytest.raises(OSError, match="unreadable"):
-            wait_until(lambda: scheduler.schedule(index_of, "more") is None)
-        restorer.error = None
-        restorer.restart()
-        wait_until(lambda: restorer.recoveries == 1)
-
-
-def test_close_does_not_wait_for_a_recovery() -> None:
-    runtime = FakeRuntime(workers=2)
-    gate = Gate(runtime)
-    with running_scheduler(runtime) as scheduler:
-        restorer = Restorer(runtime, scheduler)
-        future = scheduler.schedule(gate, "step")
-        gate.wait_arrived()
-        runtime.lose_parameter_server()
-        wait_until(lambda: restorer.attempts > 0)
-    assert isinstance(future.exception(0), ClosureCancelledError)
 
 
 def test_waiting_for_a_recovery_returns_its_outcome() -> None:
@@ -371,27 +320,3 @@ def test_a_recovery_that_ends_while_its_loss_is_reported_leaves_no_pause(monkeyp
         scheduler.recovery.begin_if_lost()
         assert scheduler.schedule(index_of, "step").result(LIMIT) == 0
         assert not scheduler.queue.is_paused
-
-
-def test_a_recovery_goes_on_after_an_unexpected_error_of_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background_thread, "_FIRST_PAUSE", 0.001)
-    runtime = FakeRuntime(workers=1)
-    with running_scheduler(runtime) as scheduler:
-        resume, failed = scheduler.queue.resume, []
-
-        def recover() -> bool:
-            runtime.restore_parameter_server()
-            return True
-
-        def fail_once() -> None:
-            if not failed:
-                failed.append(True)
-                raise OSError("broken")
-            resume()
-
-        scheduler.recovery.recover_with(recover)
-        monkeypatch.setattr(scheduler.queue, "resume", fail_once)
-        runtime.lose_parameter_server()
-        assert scheduler.schedule(index_of, "step").result(LIMIT) == 0
-        assert failed
-        assert "thread_failed" in {event.kind for event in scheduler.queue.events.since(0)[0]}

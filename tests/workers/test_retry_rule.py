@@ -34,10 +34,6 @@ def test_the_decision_after_the_first_second_and_third_failure_of_a_kind(
     assert [may_retry(failure, count, OPTIONS) for count in range(1, len(decisions) + 1)] == decisions
 
 
-def test_every_kind_of_failure_has_a_decision() -> None:
-    assert {may_retry(Failure(kind, KeyError()), 1, OPTIONS) for kind in FailureKind} == {RETRY, FAIL}
-
-
 @pytest.mark.parametrize(
     ("kind", "options"),
     [(FailureKind.TRANSIENT, Options(transient_retries=0)), (FailureKind.WORKER_LOST, Options(max_attempts=1))],

@@ -6,10 +6,8 @@ import logging
 import pytest
 
 from coordinator.errors import ClosureCancelledError
-from coordinator.queueing.closure import Attempt
 from coordinator.queueing.closure_queue import ClosureQueue
 from coordinator.testing.fake_runtime import FakeRuntime, Gate
-from coordinator.workers.cluster import FusedDispatch
 from tests.deadline import LIMIT, wait_until
 from tests.fake_cluster import OPTIONS, index_of, running_scheduler
 
@@ -72,22 +70,6 @@ def test_the_straggler_may_win_and_the_second_attempt_is_dropped() -> None:
         wait_until(lambda: scheduler.cluster.statistics().running == 0)
         assert future.result(0) == winner == f"of worker {future.worker}"
         assert scheduler.cluster.statistics().finished == 1
-
-
-def test_a_straggler_is_tried_on_every_worker_until_one_is_quick() -> None:
-    runtime = FakeRuntime(workers=3)
-    gate, busy = Gate(runtime), Gate(runtime)
-    slow = SlowOn(gate, 0, 1)
-    with running_scheduler(runtime) as scheduler:
-        scheduler.schedule_internal(2, busy, "busy")
-        busy.wait_arrived()
-        future = scheduler.schedule(slow, "step", timeout=SHORT)
-        gate.wait_arrived(2)
-        busy.open()
-        assert future.result(LIMIT) == 2
-        scheduler.join(LIMIT)
-    assert sorted(slow.started[:2]) == [0, 1]
-    assert slow.started[2:] == [2]
 
 
 def test_join_does_not_wait_for_a_straggler_that_cannot_be_cancelled() -> None:
@@ -176,23 +158,3 @@ def test_a_frozen_workers_closure_runs_elsewhere_when_its_connections_are_closed
         assert scheduler.cluster.statistics().workers[0].losses == 1
     assert "task:0 was lost" in caplog.text
     assert "task:0 reconnected" in caplog.text
-
-
-def test_overdue_runs_that_become_fewer_are_not_counted_as_waiting_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    gather, begun = FusedDispatch.gather, []
-
-    with running_scheduler(FakeRuntime(1), dataclasses.replace(OPTIONS, max_queued_closures=39)) as scheduler:
-
-        def late(dispatch: FusedDispatch, attempt: Attempt) -> list[Attempt]:
-            begun.append(attempt)
-            if len(begun) == 1:
-                # Its closure is overdue, and waits again, before the call begins.
-                wait_until(lambda: attempt.closure.is_queued)
-            return gather(dispatch, attempt)
-
-        monkeypatch.setattr(FusedDispatch, "gather", late)
-        future = scheduler.schedule(index_of, "step", steps=40, worker=0, timeout=0.001)
-        assert future.result(LIMIT) == [0] * 40
-        scheduler.join(LIMIT)
-        assert scheduler.cluster.statistics().waiting == 0
-        assert scheduler.schedule(index_of, "step").result(LIMIT) == 0
