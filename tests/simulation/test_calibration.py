@@ -76,14 +76,6 @@ def test_a_host_without_time_to_spare_is_simulated_as_fast_as_the_training(tmp_p
     assert 20.0 < rates[1] < 40.0
 
 
-def test_another_number_of_parameter_servers_is_refused_beside_a_trace(
-    path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for options in (["--ps", "2"], ["--sweep", "ps=1,2"]):
-        assert main(["simulate", "--from-trace", str(path), *options]) != 0
-        assert "--ps cannot be given with --from-trace" in capsys.readouterr().err
-
-
 def test_what_is_no_trace_of_a_training_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     with pytest.raises(SettingError, match="cannot read the trace"):

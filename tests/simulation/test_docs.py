@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.known_results import RESULTS
 from coordinator.cli.command_line import main
 from tests import ROOT
 
 PAGE = (ROOT / "docs" / "simulation.md").read_text(encoding="utf-8")
-MODEL = (ROOT / "docs" / "simulation_model.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"```sh\n(coordinator simulate .*?)\n```\n\n```\n(.*?)\n```", PAGE, re.DOTALL)
 _NUMBER = re.compile(r"(?<![\w.])[0-9][0-9,]*\.?[0-9]*(?:e[+-]?[0-9]+)?")
 
@@ -57,15 +55,3 @@ def test_the_programs_of_the_page_run(capsys: pytest.CaptureFixture[str]) -> Non
     programs = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     exec("\n".join(programs), {"__name__": "page"})  # noqa: S102 - it is what a reader runs
     assert capsys.readouterr().out.startswith("<Result: 16 workers, 4 ps, bounded_delay(")
-
-
-def test_every_known_result_is_in_the_table_of_the_page() -> None:
-    assert re.findall(r"^\| `(\w+)\.png`", MODEL, re.MULTILINE) == list(RESULTS)
-
-
-def test_every_file_and_link_on_the_page_exists() -> None:
-    names = re.findall(r"`((?:benchmarks|coordinator)/[\w/.]+)`", PAGE + MODEL)
-    links = re.findall(r"\]\(([^)#]+)\)", PAGE + MODEL)
-    assert names
-    assert all((ROOT / name).exists() for name in names)
-    assert all((ROOT / "docs" / link).exists() for link in links)

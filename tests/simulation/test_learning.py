@@ -48,41 +48,10 @@ def test_model_averaging_alone_is_gradient_descent_seen_one_step_late() -> None:
     assert losses(ModelAverage()).losses == pytest.approx(expected)
 
 
-class Slope:
-    """A loss that falls by one with each step of one worker alone."""
-
-    initial = (0.0,)
-
-    def gradient(self, parameters, generator):
-        return np.ones_like(parameters)
-
-    def loss(self, parameters):
-        return parameters[0]
-
-
-def test_model_averaging_averages_nothing_away_that_a_worker_has_learned() -> None:
-    result = losses(ModelAverage(), problem=Slope(), workers=3, pushes=60, rate=1.0)
-    # The first push of each worker adds nothing, since each step is seen one push late.
-    assert result.losses[-1] == pytest.approx(-(60 - 3) / 3)
-
-
-def test_a_synchronous_update_is_the_mean_of_its_gradients() -> None:
-    result = losses(BoundedDelay(0, grads_to_wait=4), workers=4, pushes=40)
-    assert result.losses[::4] == pytest.approx([2.5 * 0.9 ** (2 * step) for step in range(11)])
-
-
 def test_an_old_gradient_is_that_of_the_model_that_was_pulled() -> None:
     result = losses(Asynchronous(), workers=2, compute=[1.0, 1.5], pushes=3, rate=0.5)
     # At 1 s: x = 1 - 0.5. At 1.5 s worker 1's gradient of the first x: 0.5 - 0.5. At 2 s worker 0's of 0.5: -0.25.
     assert result.losses == pytest.approx([2.5, 2.5 * 0.25, 0.0, 2.5 * 0.0625])
-
-
-def test_modulation_divides_the_rate_of_a_stale_gradient() -> None:
-    def tenth(staleness: int) -> float:
-        return 0.1 if staleness else 1.0
-
-    result = losses(Asynchronous(tenth), workers=2, compute=[1.0, 1.5], pushes=2, rate=0.5)
-    assert result.losses == pytest.approx([2.5, 2.5 * 0.25, 2.5 * 0.45**2])
 
 
 @pytest.mark.parametrize("problem", [LogisticRegression(), SmallNetwork()], ids=lambda problem: type(problem).__name__)

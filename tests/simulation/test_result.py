@@ -1,11 +1,16 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from coordinator.errors import SettingError
+from coordinator.simulation import picture
 from coordinator.simulation.learning import Learning, LogisticRegression
-from coordinator.simulation.result import advice, aligned, summary, table
-from coordinator.simulation.rules import BoundedDelay, StaleSynchronous, Synchronous
+from coordinator.simulation.result import advice, table
+from coordinator.simulation.rules import Asynchronous, BoundedDelay, Delayed, StaleSynchronous, Synchronous
 from coordinator.simulation.setting import Setting
 from coordinator.simulation.simulated_cluster import simulate
+from coordinator.simulation.simulated_tasks import Death
 
 
 @pytest.fixture(scope="module")
@@ -26,28 +31,6 @@ def test_percentiles_are_observed_values(result) -> None:
     assert result.p99_staleness == ordered[2969]
     assert result.staleness_percentile(50) == ordered[1499]
     assert result.max_staleness == ordered[-1]
-
-
-def test_the_throughput_over_time_is_that_of_all_pushes(result) -> None:
-    middles, rates = result.throughput(bins=20)
-    assert len(middles) == len(rates) == 20
-    assert (rates * result.seconds / 20).sum() == pytest.approx(3000)
-
-
-def test_a_result_without_pushes_has_figures() -> None:
-    result = simulate(Setting(compute=10.0, seconds=1.0))
-    assert (result.mean_staleness, result.p99_staleness, result.max_staleness) == (0, 0, 0)
-    assert result.compute_share == pytest.approx(1.0)
-    assert "0 updates/s" in repr(result)
-
-
-def test_a_summary_has_a_line_for_each_kind_of_figure() -> None:
-    result = simulate(Setting(workers=2, rule=BoundedDelay(1), compute=0.1, pushes=20))
-    lines = summary(result).splitlines()
-    assert lines[0] == "cluster        2 workers, 1 ps, bounded_delay(max_delay=1)"
-    assert lines[1] == "updates        20 /s"
-    titles = [line[:13].rstrip() for line in lines]
-    assert titles == ["cluster", "updates", "gradients", "staleness", "workers' time", "home server", "simulated"]
 
 
 def test_a_table_has_a_row_for_each_and_a_loss_where_something_is_learned() -> None:
@@ -76,11 +59,44 @@ def test_advice_says_what_stands_out_and_what_to_try(setting, words: str) -> Non
     assert words in sentence
 
 
-def test_the_first_column_is_left_aligned_and_figures_are_right_aligned():
-    text = aligned(("fault", "ours"), [("killed", "1.50 s"), ("frozen for long", "12.00 s")])
-    assert text.splitlines() == [
-        "fault               ours",
-        "---------------  -------",
-        "killed            1.50 s",
-        "frozen for long  12.00 s",
-    ]
+def drawn(rule=None, workers: int = 12, learning: Learning | None = None):
+    return simulate(
+        Setting(
+            workers=workers,
+            rule=rule or Asynchronous(),
+            compute="lognormal(50ms,0.4)",
+            latency=0.002,
+            deaths=[Death(0, 0.2, 0.3)],
+            pushes=600,
+            learning=learning,
+        )
+    )
+
+
+LEARNING = Learning(LogisticRegression())
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: picture.picture(drawn(BoundedDelay(2), learning=LEARNING)),
+        lambda: picture.comparison([("one", drawn(learning=LEARNING)), ("two", drawn(learning=LEARNING))]),
+        lambda: picture.scaling("workers", [2, 4], [("one", [drawn(workers=2), drawn(workers=4)])]),
+        pytest.param(lambda: picture.picture(drawn(Delayed(float("inf")))), marks=pytest.mark.long),
+    ],
+    ids=["one that learns", "rules", "workers", "without updates"],
+)
+def test_every_subplot_has_a_title_and_named_axes(draw, tmp_path: Path) -> None:
+    figure = draw()
+    for axes in figure.axes:
+        assert axes.get_title()
+        assert axes.get_xlabel()
+        assert axes.get_ylabel() or axes.get_title() in {"Speed", "Staleness", "Workers' time"}
+    picture.save(figure, tmp_path / "out.png")
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
+    with pytest.raises(SettingError, match=r"^plot needs matplotlib: pip install 'coordinator-tf\[plots\]'"):
+        picture.new_figure(2, 2)

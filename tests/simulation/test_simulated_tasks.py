@@ -47,14 +47,6 @@ def test_an_unfinished_computation_counts_until_now() -> None:
     assert one.timeline.spans == [Span(Activity.COMPUTE, 10.0, 11.5)]
 
 
-def test_activities_after_a_death_are_removed() -> None:
-    timeline = Timeline(3)
-    for start in (0.0, 1.0, 2.0):
-        timeline.add(Activity.COMPUTE, start, start + 1.0)
-    timeline.truncate(1.5)
-    assert timeline.spans == [Span(Activity.COMPUTE, 0.0, 1.0), Span(Activity.COMPUTE, 1.0, 1.5)]
-
-
 @pytest.mark.parametrize("make", [lambda: Pause(0, -1.0, 1.0), lambda: Pause(0, 1.0, -1.0), lambda: Death(0, math.nan)])
 def test_times_before_the_beginning_are_refused(make) -> None:
     with pytest.raises(SettingError, match="must be a number of seconds of at least 0"):
@@ -62,24 +54,6 @@ def test_times_before_the_beginning_are_refused(make) -> None:
 
 
 MESSAGES = 100_000
-
-
-def test_messages_are_served_one_after_another() -> None:
-    servers = ServerQueues(1, Constant(2.0), np.random.default_rng(0))
-    assert [servers.serve(now, 0.0, 0.0) for now in (0.0, 1.0, 1.5, 10.0)] == [2.0, 4.0, 6.0, 12.0]
-    seen = servers.statistics(16.0)
-    assert seen.mean_wait == pytest.approx((0.0 + 1.0 + 2.5 + 0.0) / 4)
-    assert seen.longest == 2
-    assert seen.utilization == 0.5
-    assert servers.home_free_at == 12.0
-
-
-def test_a_message_to_several_servers_ends_when_the_last_has_served_it() -> None:
-    """Of n exponential times the greatest is 1 + 1/2 + ... + 1/n means on average."""
-    servers = ServerQueues(4, Exponential(1.0), np.random.default_rng(0))
-    nows = np.arange(20_000) * 1000.0
-    taken = [servers.serve(now, 0.0, 0.0) - now for now in nows]
-    assert np.mean(taken) == pytest.approx(1 + 1 / 2 + 1 / 3 + 1 / 4, rel=0.03)
 
 
 @pytest.mark.parametrize(

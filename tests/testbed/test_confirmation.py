@@ -10,17 +10,12 @@ import pytest
 from coordinator.__main__ import main
 from coordinator.testbed.confirmation import (
     Comparison,
-    Confirmation,
     Figures,
     LossComparison,
     difference,
-    draw,
     table,
-    text,
     times_table,
-    verdict,
 )
-from coordinator.testbed.experiment import Experiment
 from coordinator.testbed.results import LossCurve, TrialResult
 from coordinator.testbed.step_times import Run, StepTimes
 from tests.program_runner import COORDINATOR, ProgramRunner
@@ -42,12 +37,6 @@ def test_a_wrong_option_is_refused_in_one_line_with_its_name(
 ) -> None:
     assert main(["testbed", "--confirm", *options]) == 2
     assert capsys.readouterr().err.startswith(f"coordinator testbed: {reason}")
-
-
-def test_options_have_defaults_and_workers_are_listed_once() -> None:
-    assert Confirmation.of({"workers": None, "confirm_seconds": None, "confirm_repeats": None}) == Confirmation()
-    chosen = Confirmation.of({"workers": "4,2,4", "confirm_seconds": 2.0, "confirm_repeats": 5})
-    assert (chosen.workers, chosen.seconds, chosen.repeats, chosen.runs) == ((2, 4), 2.0, 5, 50)
 
 
 @pytest.mark.cluster
@@ -105,16 +94,6 @@ def test_the_tables_have_a_row_for_each() -> None:
     ]
 
 
-def test_differences_within_noise_are_distinguished_from_larger_ones() -> None:
-    apart = [figures(staleness=1.5, rate=20.0), figures(staleness=2.5, rate=20.1)]
-    (agreed, line) = verdict([comparison(figures(), figures(staleness=2.4, rate=30.0), apart)]).splitlines()
-    assert agreed == "0 of 1 settings agree within 10% in mean staleness and in updates/s."
-    assert line == (
-        "SSP, 3: mean staleness +20%; the real runs had 1.50 to 2.50, the simulated value is in that range: within "
-        "noise; updates/s +50%; the real runs had 20.00 to 20.10, the simulated value is outside that range."
-    )
-
-
 def test_several_runs_are_combined_into_one() -> None:
     short = Run(seconds=10.0, updates=30, histogram=np.array([10, 20, 0]), waited=3.0, recorded=[])
     long = Run(seconds=30.0, updates=170, histogram=np.array([0, 100, 70]), waited=5.0, recorded=[])
@@ -127,7 +106,6 @@ def test_several_runs_are_combined_into_one() -> None:
 
 REAL = asynchronous(2, 0.0)
 HIGHER = replace(REAL, losses=1.2 * REAL.losses)
-LATE = asynchronous(3, 1.0, quickness=0.0)
 
 
 def compared(real: list[LossCurve], simulated: list[LossCurve]) -> LossComparison:
@@ -138,25 +116,6 @@ def test_the_difference_is_a_share_of_the_real_loss() -> None:
     assert difference([compared([REAL], [REAL])]) == 0
     assert difference([compared([REAL], [HIGHER])]) == pytest.approx(0.2)
     assert difference([compared([HIGHER], [REAL])]) == pytest.approx(0.2 / 1.2)
-
-
-def test_the_difference_over_the_grid_weighs_each_minibatch_alike() -> None:
-    off, same = compared([REAL], [HIGHER]), compared([LATE], [LATE])
-    total = REAL.smoothed.sum() + LATE.smoothed.sum()
-    assert difference([off, same]) == pytest.approx(0.2 * REAL.smoothed.sum() / total)
-
-
-@pytest.mark.parametrize(("simulated", "verdict"), [(REAL, "0.0%: they agree within"), (HIGHER, "not within 10%")])
-def test_the_table_has_a_row_for_each_training_and_a_verdict(simulated, verdict: str) -> None:
-    printed = text(Experiment(repeats=1), [compared([REAL], [simulated])])
-    assert re.search(r"^asynchronous, 2 workers, delay 0 s +0\.000 ", printed, re.MULTILINE)
-    assert verdict in printed.splitlines()[-1]
-
-
-def test_a_picture_for_each_number_of_workers_has_real_and_simulated_lines(tmp_path: Path) -> None:
-    names = draw([compared([REAL], [HIGHER]), compared([LATE], [LATE])], tmp_path)
-    assert names == ["simulated_2_workers.png", "simulated_3_workers.png"]
-    assert all((tmp_path / name).stat().st_size > 10_000 for name in names)
 
 
 @pytest.mark.cluster

@@ -2,7 +2,7 @@ import pytest
 
 from coordinator.errors import SettingError
 from coordinator.simulation.distribution import FORMS, Constant, LogNormal, RandomDelay
-from coordinator.testbed.experiment import ASYNCHRONOUS, QUICK, SEQUENTIAL, Experiment, Trial
+from coordinator.testbed.experiment import ASYNCHRONOUS, SEQUENTIAL, Experiment, Trial
 
 _UNITLESS = "must be a time of at least 0, in seconds or with its unit: 0.5 or 500ms, got '2h'."
 
@@ -14,11 +14,6 @@ def test_the_default_grid_is_that_of_the_paper() -> None:
     assert experiment.batch_size == (100,)
     assert len(experiment.trials()) == 1 + 2 + 3 * 5
     assert experiment.most_workers == 3
-
-
-def test_the_default_takes_under_ten_minutes_and_quick_under_one() -> None:
-    assert Experiment().seconds < 600
-    assert Experiment.of({"quick": True}).seconds < 40
 
 
 def test_options_are_read_as_text() -> None:
@@ -56,12 +51,6 @@ def test_optimizers_rates_decays_and_batch_sizes_are_axes_of_the_grid() -> None:
     assert "minibatches of 50 in each training" in str(experiment)
     assert ", optimizer adam, sgd, learning rate 0.01, 0.02, seed 0;" in str(experiment)
     assert ", learning rate 0.01, weight decay 0, 0.1, " in str(Experiment(weight_decay=(0.0, 0.1)))
-
-
-def test_given_options_override_those_of_quick() -> None:
-    experiment = Experiment.of({"quick": True, "delays": "1.5"})
-    assert experiment.delays == (1.5,)
-    assert experiment.batches == QUICK["batches"]
 
 
 @pytest.mark.parametrize(

@@ -31,13 +31,6 @@ def test_cifar10_is_read_from_its_folder_and_the_last_tenth_is_held_out(tmp_path
     assert data.held_out_labels.tolist() == [0, 1]
 
 
-def test_the_images_of_the_test_are_held_out_where_there_are_any(tmp_path: Path) -> None:
-    write_binary(tmp_path, "data_batch_1.bin", batch(12))
-    write_binary(tmp_path, "test_batch.bin", batch(2, first_label=5))
-    data = load(Experiment(data="cifar10", folder=tmp_path, batch_size=3))
-    assert (len(data.labels), data.held_out_labels.tolist()) == (12, [5, 6])
-
-
 def pickled_by_python_2(content: Any) -> bytes:
     """Returns a pickle as Python 2 wrote it: bytes are text, and NumPy's functions have their former names."""
     modern = pickle.dumps(content, protocol=3)
@@ -126,19 +119,6 @@ def test_the_binary_format_gives_the_same_images_as_the_python_format(tmp_path: 
     expected_images, expected_labels = load_cifar10(tmp_path / "py")
     np.testing.assert_array_equal(images, expected_images)
     assert labels.tolist() == expected_labels.tolist() == [4, 5, 6, 8, 9, 0]
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (bytes(3074), "has 3074 bytes, not records of 3073"),
-        (b"\x0a" + bytes(3072), "has no label from 0 to 9 for each of its 1 images"),
-    ],
-)
-def test_a_binary_file_of_something_else_is_refused(tmp_path: Path, content: bytes, reason: str) -> None:
-    (tmp_path / "data_batch_1.bin").write_bytes(content)
-    with pytest.raises(SettingError, match=f"folder has a file data_batch_1.bin that {reason}"):
-        load_cifar10(tmp_path)
 
 
 @pytest.mark.long

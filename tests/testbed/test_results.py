@@ -1,10 +1,13 @@
+import csv
 import math
-from dataclasses import replace
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from coordinator.testbed.experiment import ASYNCHRONOUS, SEQUENTIAL, SYNCHRONOUS, Experiment, Trial
+from coordinator.testbed.report import Report
 from coordinator.testbed.results import LossCurve, TrialResult, findings, is_rising, spikes_of, steadiness
 from tests.testbed.made_up import asynchronous, curve, result
 
@@ -51,22 +54,6 @@ def test_curves_like_those_of_the_paper_agree_with_it() -> None:
     ]
 
 
-def test_a_difference_for_some_numbers_of_workers_agrees_partly_and_is_named() -> None:
-    steady = [*AS_FOUND[:-1], TrialResult([replace(AS_FOUND[-1].curves[0], losses=AS_FOUND[2].curves[0].losses)])]
-    instability, *_ = findings(steady, 1.0)
-    assert instability.verdict == "agrees in 1 of 2 cases"
-    assert str(instability).splitlines() == [
-        "more delay, more instability: agrees in 1 of 2 cases",
-        "  2 workers: rise 0.00, 1.00 with 0, 1 s",
-        "  3 workers: rise 0.00, 0.00 with 0, 1 s  <- not so",
-    ]
-
-
-def test_a_training_that_never_learns_is_the_slowest() -> None:
-    slowness = findings([trained(2, 0.0), trained(2, 1.0, quickness=0.0)], 1.0)[1]
-    assert str(slowness).splitlines()[1] == "  2 workers: 28, never batches with 0, 1 s"
-
-
 @pytest.mark.parametrize(
     ("quickness", "spikes", "verdict"),
     [
@@ -93,19 +80,6 @@ def of(losses: list[float]) -> LossCurve:
         seconds=1.0,
         accuracy=0.25,
     )
-
-
-def test_the_smoothed_loss_is_the_mean_of_the_last_ten() -> None:
-    smoothed = of([float(number) for number in range(30)]).smoothed
-    assert len(smoothed) == 30
-    assert smoothed[0] == 0
-    assert smoothed[1] == pytest.approx(0.5)
-    assert smoothed[29] == pytest.approx(np.mean(range(20, 30)))
-
-
-def test_the_final_loss_is_the_mean_of_the_last_tenth() -> None:
-    assert of([5.0] * 18 + [1.0, 3.0]).final_loss == 2.0
-    assert of([4.0]).final_loss == 4.0
 
 
 def test_minibatches_and_time_are_counted_until_the_smoothed_loss_is_first_below() -> None:
@@ -151,7 +125,75 @@ def test_values_of_an_axis_are_compared_all_else_being_equal() -> None:
     assert str(rate).endswith("; means of 2 trainings each")
 
 
-def test_only_trainings_with_all_values_count() -> None:
-    rate, optimizer = steadiness(RESULTS[:3])
-    assert optimizer.trainings == rate.trainings == 1
-    assert optimizer.rises == pytest.approx((1.0, 0.0), abs=0.1)
+EXPERIMENT = Experiment(workers=(2,), delays=(0.0, 1.0), batches=200)
+CURVES = [
+    curve(Trial(SEQUENTIAL, 1)),
+    curve(Trial(SYNCHRONOUS, 2)),
+    asynchronous(2, 0.0),
+    asynchronous(2, 1.0, spikes=1, quickness=0.0),
+]
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_report_has_all_losses_a_summary_and_plots(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "results"
+    names = Report(EXPERIMENT, folder).write(CURVES)
+    assert names == ["losses.csv", "summary.csv", "summary.txt", "loss_2_workers.png", "loss_2_workers_over_time.png"]
+    assert sorted(path.name for path in folder.iterdir()) == sorted(names)
+    assert (folder / "loss_2_workers.png").stat().st_size > 10_000
+    losses = rows(folder / "losses.csv")
+    assert len(losses) == 4 * 200
+    assert losses[200] == {
+        "mode": "synchronous",
+        "workers": "2",
+        "delay_s": "0.0",
+        "optimizer": "sgd",
+        "learning_rate": "0.01",
+        "weight_decay": "0.0",
+        "batch_size": "100",
+        "seed": "0",
+        "batch": "1",
+        "time_s": "0.1",
+        "loss": "3",
+        "smoothed_loss": "3",
+    }
+    quick, never = rows(folder / "summary.csv")[2:]
+    columns = ("delay_s", "spikes", "rise", "accuracy", "batches_to_target", "seconds_to_target")
+    assert [quick[column] for column in columns] == ["0.0", "0", "0", "0.5", "28", "2.8"]
+    assert [never[column] for column in columns] == ["1.0", "1", "1", "0.5", "", ""]
+
+
+def test_the_summary_has_settings_results_and_whether_the_paper_agrees(tmp_path: Path) -> None:
+    text = Report(EXPERIMENT, tmp_path).text(CURVES)
+    assert text.startswith(
+        "digits, 200 minibatches of 100 in each training, steps of 0.2 s, learning rate 0.01, seed 0;"
+    )
+    (row,) = re.findall(r"^asynchronous, 2 workers, delay 1 s +(.*)$", text, re.MULTILINE)
+    assert row.split() == ["1", "1.00", "4.000", "50.0%", "never", "never", "1.0", "1.0"]
+    assert "\nmore delay, more instability: agrees\n  2 workers: rise 0.00, 1.00 with 0, 1 s\n" in text
+    assert "Stopped" not in text
+
+
+def test_several_runs_are_shown_by_their_mean_and_spread(tmp_path: Path) -> None:
+    trial = Trial(ASYNCHRONOUS, 2, 1.0)
+    runs = [curve(trial, quickness=quickness, seed=seed) for seed, quickness in enumerate((0.05, 0.04, 0.0))]
+    experiment = Experiment(modes=[ASYNCHRONOUS], workers=(2,), delays=(1.0,), repeats=3)
+    report = Report(experiment, tmp_path)
+    text = report.text(runs)
+    assert ", seeds 0 to 2;" in text
+    (row,) = re.findall(r"^asynchronous, 2 workers, delay 1 s +(.*)$", text, re.MULTILINE)
+    cells = re.split(r"  +", row)
+    assert cells[2].startswith("1.0")
+    assert "±1.7" in cells[2]
+    assert cells[4:6] == ["34 (28 to never)", "3.4 (2.8 to never)"]
+    assert "means of 3 runs" in text
+    assert "Stopped after 2 of 3 trainings." in report.text(runs[:2])
+    report.write(runs)
+    assert [row["seed"] for row in rows(tmp_path / "summary.csv")] == ["0", "1", "2"]
+
+
+SEQUENCE, TOGETHER = result(Trial(SEQUENTIAL, 1)), result(Trial(SYNCHRONOUS, 2))

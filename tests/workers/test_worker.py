@@ -345,3 +345,12 @@ def test_a_preparation_that_fails_or_is_lost_is_not_repeated_and_holds_up_no_oth
         statistics = scheduler.cluster.statistics()
         assert (statistics.finished, statistics.failed, statistics.retried, statistics.cancelled) == (0, 0, 0, 0)
         assert "function_quarantined" not in {event.kind for event in scheduler.queue.events.since(0)[0]}
+
+
+def test_the_builder_builds_what_is_requested_until_it_is_stopped() -> None:
+    runtime = FakeRuntime(1)
+    built = threading.Event()
+    with running_scheduler(runtime):
+        runtime.builds.request(built.set)
+        assert built.wait(LIMIT)
+    assert not [thread for thread in threading.enumerate() if thread.name == "coordinator-build"]
