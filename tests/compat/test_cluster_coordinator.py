@@ -1,10 +1,13 @@
-"""Tests of `ClusterCoordinator`: scheduling and results. They follow the meaning of TensorFlow's own tests."""
+"""Tests of `ClusterCoordinator`: scheduling, results and errors. They follow the meaning of TensorFlow's own tests."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.compat import ClusterCoordinator, RemoteValue
+from coordinator.compat import ClosureInputError, ClusterCoordinator, RemoteValue
+from coordinator.errors import ClosureCancelledError, ParameterServerLost
+from coordinator.future import Future
+from tests.ps_strategy.gate import Gate
 
 
 @pytest.fixture
@@ -64,16 +67,6 @@ def test_functions_that_return_nothing_give_none(cluster_coordinator, counter):
         assert values[0].get() is None
 
 
-def test_arguments_are_passed_by_position_and_by_name(cluster_coordinator):
-    @tf.function
-    def subtract(a, b=1, c=0):
-        return a - b - c
-
-    assert cluster_coordinator.schedule(subtract, args=(tf.constant(5),)).fetch() == 4
-    assert cluster_coordinator.schedule(subtract, args=[tf.constant(5)], kwargs={"b": tf.constant(3)}).fetch() == 2
-    assert cluster_coordinator.schedule(subtract, kwargs={"a": np.int32(5), "b": np.int32(2), "c": 2}).fetch() == 1
-
-
 def test_anything_but_a_tensorflow_function_is_refused(cluster_coordinator):
     words = r"`tf.distribute.experimental.coordinator.ClusterCoordinator.schedule` only accepts a `tf.function` or a"
     for fn in (lambda: 1, None):
@@ -118,3 +111,154 @@ def test_gather_and_local_results_are_those_of_one_replica(strategy, cluster_coo
 
     gathered, [local] = cluster_coordinator.schedule(step, args=(tf.constant([1, 2]),)).fetch()
     assert gathered.tolist() == local.tolist() == [2, 4]
+
+
+@pytest.fixture
+def future():
+    return Future("step", 0)
+
+
+def test_it_is_one_of_tensorflows_remote_values(future):
+    assert isinstance(RemoteValue(future), tf.distribute.coordinator.RemoteValue)
+    assert isinstance(RemoteValue(future), tf.distribute.experimental.coordinator.RemoteValue)
+
+
+def test_fetch_gives_numpy_values_and_get_gives_tensors_of_the_same_types(future):
+    result = {"a": (np.float16(2), np.arange(3)), "b": [b"text", None, np.array([b"x"], object)]}
+    future.set_result(result)
+    assert RemoteValue(future).fetch() == result
+    got = RemoteValue(future).get()
+    tf.nest.assert_same_structure(got, result)
+    assert [part.dtype for part in (*got["a"], got["b"][0], got["b"][2])] == [tf.float16, tf.int64] + 2 * [tf.string]
+    assert all(tf.is_tensor(part) for part in (*got["a"], got["b"][0], got["b"][2]))
+    assert got["b"][1] is None
+    assert got["a"][1].numpy().tolist() == [0, 1, 2]
+
+
+def test_fetch_turns_ragged_results_into_numpy_and_leaves_sparse_ones(future):
+    ragged, sparse = tf.ragged.constant([[1], [2, 3]]), tf.sparse.from_dense([[0, 7]])
+    future.set_result((ragged, sparse))
+    assert RemoteValue(future).get() == (ragged, sparse)
+    rows, same = RemoteValue(future).fetch()
+    assert [list(row) for row in rows] == [[1], [2, 3]]
+    assert same is sparse
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ClosureCancelledError("another one failed"), tf.errors.CancelledError),
+        (ParameterServerLost("/job:ps/task:0", "The server is gone."), tf.errors.UnavailableError),
+        (tf.errors.OutOfRangeError(None, None, "End of sequence"), tf.errors.OutOfRangeError),
+        (ClosureInputError("no data"), ClosureInputError),
+    ],
+    ids=lambda value: getattr(value, "__name__", type(value).__name__),
+)
+def test_fetch_and_get_raise_the_errors_that_tensorflow_documents(future, error, kind):
+    future.set_exception(error)
+    for verb in (RemoteValue(future).fetch, RemoteValue(future).get):
+        with pytest.raises(kind) as caught:
+            verb()
+        assert caught.value is error or caught.value.__cause__ is error
+        assert str(error) in str(caught.value)
+
+
+@tf.function
+def succeed(x):
+    return 2 * x
+
+
+@tf.function
+def fail(x):
+    tf.debugging.assert_equal(x, 0, "must be zero")
+    return x
+
+
+@tf.function
+def take(iterator):
+    return next(iterator)
+
+
+ONE = tf.constant(1)
+
+
+def schedule(cluster_coordinator, fn, count=1):
+    return [cluster_coordinator.schedule(fn, args=(ONE,)) for _ in range(count)]
+
+
+def test_join_raises_the_error_of_a_function_and_then_is_clean(cluster_coordinator):
+    for _ in range(2):
+        schedule(cluster_coordinator, succeed, 3)
+        [failed] = schedule(cluster_coordinator, fail)
+        with pytest.raises(tf.errors.InvalidArgumentError, match="must be zero"):
+            cluster_coordinator.join()
+        cluster_coordinator.join()
+        assert cluster_coordinator.done()
+        with pytest.raises(tf.errors.InvalidArgumentError, match="must be zero"):
+            failed.fetch()
+
+
+def test_a_later_schedule_raises_the_error(cluster_coordinator):
+    schedule(cluster_coordinator, fail)
+
+    def schedule_forever():
+        while True:
+            schedule(cluster_coordinator, succeed)
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="must be zero"):
+        schedule_forever()
+    cluster_coordinator.join()
+
+
+def test_a_cancelled_function_raises_tensorflows_cancelled_error(strategy, cluster_coordinator):
+    gate = Gate(strategy, failure="must not pass")
+    gate.occupy(len(strategy.cluster.workers))
+    waiting = schedule(cluster_coordinator, succeed, 2)
+    gate.open()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="must not pass"):
+        cluster_coordinator.join()
+    # A free worker may have run the last of them before the error was known.
+    outcomes = [error_of(value) for value in waiting]
+    cancelled = [error for error in outcomes if isinstance(error, tf.errors.CancelledError)]
+    assert cancelled
+    assert all("Please reschedule the function" in str(error) for error in cancelled)
+    assert schedule(cluster_coordinator, succeed)[0].fetch() == 2
+
+
+def error_of(value):
+    try:
+        value.fetch()
+    except tf.errors.OpError as error:
+        return error
+    return None
+
+
+def test_an_input_that_fails_fails_the_functions_that_use_it(cluster_coordinator):
+    def make_dataset():
+        return tf.data.Dataset.from_tensors(tf.io.read_file("/no/such/file"))
+
+    unreadable = iter(cluster_coordinator.create_per_worker_dataset(make_dataset))
+    # If it is not used, it does no harm.
+    assert schedule(cluster_coordinator, succeed)[0].fetch() == 2
+    value = cluster_coordinator.schedule(take, args=(unreadable,))
+    with pytest.raises(ClosureInputError, match="iterator of make_dataset could not be created"):
+        cluster_coordinator.join()
+    with pytest.raises(ClosureInputError, match="/no/such/file") as caught:
+        value.fetch()
+    assert isinstance(caught.value.original_exception, tf.errors.NotFoundError)
+
+
+def test_iterators_can_be_used_after_an_error_and_their_end_is_out_of_range(cluster_coordinator):
+    iterator = iter(cluster_coordinator.create_per_worker_dataset(tf.data.Dataset.range(2)))
+    schedule(cluster_coordinator, fail)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="must be zero"):
+        cluster_coordinator.join()
+    assert cluster_coordinator.schedule(take, args=(iterator,)).fetch() < 2
+
+    def schedule_forever():
+        while True:
+            cluster_coordinator.schedule(take, args=(iterator,))
+
+    with pytest.raises(tf.errors.OutOfRangeError):
+        schedule_forever()
+    cluster_coordinator.join()

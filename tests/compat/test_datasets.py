@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from coordinator.compat import ClosureInputError, ClusterCoordinator, PerWorkerValues
+from coordinator.compat import ClusterCoordinator, PerWorkerValues
 
 
 @pytest.fixture
@@ -80,13 +80,3 @@ def test_what_is_no_dataset_is_refused_in_words(cluster_coordinator):
 
 def make_three():
     return 3
-
-
-def test_a_dataset_begun_on_the_client_is_an_input_error(cluster_coordinator):
-    begun = tf.data.Dataset.range(1, 10)
-    dataset = cluster_coordinator.create_per_worker_dataset(tf.function(lambda: begun.shuffle(9)))
-    value = cluster_coordinator.schedule(take, args=(iter(dataset),))
-    with pytest.raises(ClosureInputError, match="made outside of it, on the client"):
-        cluster_coordinator.join()
-    with pytest.raises(ClosureInputError):
-        value.fetch()

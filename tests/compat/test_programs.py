@@ -143,26 +143,6 @@ def test_methods_of_an_object_are_scheduled_with_several_iterators_and_steps_in_
         assert trainer.weights.numpy().ravel().tolist() == [12 * total] * 4
 
 
-def test_an_evaluation_collects_the_outputs_of_every_call(strategy, cluster_coordinator):
-    with strategy.scope():
-        offset = tf.Variable(10.0)
-
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.float32), tf.TensorSpec([], tf.int32)])
-    def evaluate(values, number):
-        per_replica = strategy.run(lambda x: x + offset, args=(values,))
-        return {"number": number, "outputs": strategy.gather(per_replica, axis=0)}
-
-    remote_values = [
-        cluster_coordinator.schedule(evaluate, args=(tf.fill([number], float(number)), tf.constant(number)))
-        for number in range(1, 6)
-    ]
-    cluster_coordinator.join()
-    for number, result in enumerate(cluster_coordinator.fetch(remote_values), start=1):
-        assert result["number"] == number
-        assert result["outputs"].tolist() == [10.0 + number] * number
-    assert strategy.experimental_local_results(remote_values[0].get()["outputs"])[0].numpy().tolist() == [11.0]
-
-
 def test_fit_and_scheduled_functions_take_turns(strategy, cluster_coordinator):
     with strategy.scope():
         model = dense_model(1)

@@ -1,16 +1,20 @@
-"""What the dashboard shows, computed from events and counts in no time."""
+"""What the dashboard shows and exports, computed from events and counts in no time."""
 
+import dataclasses
 import json
 import math
+import shutil
+import subprocess
 
 import pytest
 
 from coordinator.dashboard.aggregator import Aggregator
 from coordinator.dashboard.dashboard import state_of, target_of
-from coordinator.dashboard.snapshot import ServerUsage, WorkerRow
+from coordinator.dashboard.metrics import metrics_of
+from coordinator.dashboard.snapshot import ServerUsage, Snapshot, UsageRecord
 from coordinator.events.event_stream import Event
 from coordinator.statistics import ClusterStatistics, WorkerStatistics
-from tests.dashboard.made_cluster import STARTED, MadeCluster
+from tests.dashboard.made_cluster import MadeCluster
 
 
 def statistics(*finished: int, state: str = "live") -> ClusterStatistics:
@@ -82,14 +86,6 @@ def test_the_timeline_has_what_happened_but_no_ordinary_closures(aggregator: Agg
     assert (snapshot.checkpoint, snapshot.checkpoint_time) == ("/folder/ckpt-7", 3.0)
 
 
-def test_one_failure_a_thousand_times_does_not_push_all_else_out_of_the_timeline(aggregator: Aggregator) -> None:
-    failures = [Event(1.0 + call, "closures_failed", "worker 0", "step", detail="no") for call in range(1000)]
-    aggregator.add([Event(0.5, "worker_joined", "worker 0"), *failures], 0, 1001.0)
-    timeline = aggregator.snapshot(1002.0, statistics(0)).timeline
-    assert [entry.kind for entry in timeline] == ["worker_joined", "closures_failed"]
-    assert timeline[-1].time == 1000.0
-
-
 def test_reported_values_have_a_history_of_means_and_no_nan(aggregator: Aggregator) -> None:
     for second in range(1, 4):
         events = [
@@ -118,27 +114,6 @@ def test_the_history_of_a_long_run_is_short_and_begins_at_its_beginning(
     assert set(history.values["loss"]) == {0.5}
 
 
-def test_the_rates_of_a_server_are_those_since_it_was_asked_before(aggregator: Aggregator) -> None:
-    aggregator.add_usage([ServerUsage("ps 0", 10.0, True, 100, cpu=1.0, received=1000, sent=0)])
-    usage = ServerUsage("ps 0", 12.0, True, 200, cpu=4.0, received=3000, sent=500)
-    for _ in range(2):
-        aggregator.add_usage([usage])
-    (row,) = aggregator.snapshot(13.0, statistics(0)).servers
-    assert (row.usage, row.cores, row.receiving, row.sending) == (usage, 1.5, 1000.0, 250.0)
-    aggregator.add_usage([ServerUsage("ps 0", 14.0, True, 50, cpu=0.1, received=4000, sent=600)])
-    assert aggregator.snapshot(14.0, statistics(0)).servers[0].cores == 0.0
-
-
-def test_a_state_leaves_out_the_segments_that_were_sent_before() -> None:
-    snapshot = MadeCluster(4).run(30)
-    whole, later = json.loads(state_of(snapshot)), json.loads(state_of(snapshot, STARTED + 29.0))
-    assert len(whole["stream"]) > 40
-    assert 4 <= len(later["stream"]) < 20
-    assert all(segment[2] >= STARTED + 29.0 for segment in later["stream"])
-    assert {**whole, "stream": 0} == {**later, "stream": 0}
-    assert set(whole["workers"][0]) == set(WorkerRow.__dataclass_fields__)
-
-
 def test_advice_comes_with_the_second_usage_and_is_a_sentence_of_the_state(aggregator: Aggregator) -> None:
     for second in range(1, 22, 2):
         aggregator.add([Event(float(second), "closures_started", "worker 0", "train_step")], 0, float(second))
@@ -149,3 +124,97 @@ def test_advice_comes_with_the_second_usage_and_is_a_sentence_of_the_state(aggre
     assert (snapshot.advice.bottleneck, snapshot.advice.busy) == ("parameter server 0", 0.5)
     assert json.loads(state_of(snapshot))["advice"] == snapshot.advice.text
     assert json.loads(target_of(snapshot))["expected"]["1"] == pytest.approx(5.0)
+
+
+BEGIN = ServerUsage(
+    "ps 0", 10.0, cpu=5.0, processors=2.0, machine="1f", host="a", machine_cpu=100.0, machine_processors=4
+)
+
+
+@pytest.fixture
+def record() -> UsageRecord:
+    record = UsageRecord()
+    record.add([BEGIN])
+    return record
+
+
+def used(record: UsageRecord, **changes: float) -> dict[str, float]:
+    record.add([dataclasses.replace(BEGIN, **changes)])
+    return {resource.name: resource.share for resource in record.resources()}
+
+
+def test_shares_are_of_the_processors_of_the_task_and_of_its_host(record: UsageRecord) -> None:
+    assert record.resources() == ()
+    assert used(record, time=12.0, cpu=7.0, machine_cpu=104.0) == {
+        "parameter server 0": 0.5,
+        "the processors of host a": 0.5,
+    }
+
+
+def test_tasks_on_one_host_share_its_processors_and_another_host_has_others(record: UsageRecord) -> None:
+    client = dataclasses.replace(BEGIN, task="client", processors=1.0)
+    other = dataclasses.replace(BEGIN, task="ps 1", machine="2e", host="b")
+    record.add([client, other])
+    record.add([dataclasses.replace(each, time=12.0, cpu=6.0, machine_cpu=108.0) for each in (client, other)])
+    assert used(record, time=12.0, machine_cpu=108.0) == {
+        "parameter server 0": 0.0,
+        "the client": 0.5,
+        "parameter server 1": 0.25,
+        "the processors of host a": 1.0,
+        "the processors of host b": 1.0,
+    }
+
+
+def test_shares_are_of_the_window_and_the_rows_of_the_page_of_the_latest_two(record: UsageRecord) -> None:
+    record = UsageRecord(10.0)
+    for second in range(0, 31, 2):
+        # One processor for 20 s, then two.
+        cpu = 5.0 + second + max(0, second - 20)
+        record.add([dataclasses.replace(BEGIN, time=10.0 + second, cpu=cpu, machine_cpu=100.0 + 4 * second)])
+    assert record.period() == (30.0, 40.0)
+    assert record.resources()[0].share == pytest.approx(1.0)
+    ((latest, before),) = record.pairs()
+    assert (latest.time, before.time) == (40.0, 38.0)
+
+
+@pytest.fixture(scope="module")
+def snapshot() -> Snapshot:
+    cluster = MadeCluster(3)
+    cluster.run(5)
+    cluster.checkpoint()
+    cluster.fail(1)
+    return cluster.run(5, away=[2])
+
+
+def test_each_metric_has_its_help_its_type_and_one_line_for_each_label(snapshot: Snapshot) -> None:
+    lines = metrics_of(snapshot).splitlines()
+    assert f"coordinator_closures_finished_total {snapshot.finished}" in lines
+    assert 'coordinator_worker_up{worker="2"} 0' in lines
+    assert 'coordinator_worker_up{worker="1"} 1' in lines
+    assert 'coordinator_events_total{kind="worker_lost"} 1' in lines
+    assert f'coordinator_reported_value{{name="loss"}} {snapshot.values["loss"]!r}' in lines
+    assert 'coordinator_parameter_server_resident_memory_bytes{task="ps 0"} 912000000' in lines
+    names = [line.split()[2] for line in lines if line.startswith("# HELP")]
+    assert names == [line.split()[2] for line in lines if line.startswith("# TYPE")]
+    assert len(names) == len(set(names)) > 25
+    strange = Snapshot(0.0, 0.0, "", values={'a"b\\c\n': 1.5})
+    assert 'coordinator_reported_value{name="a\\"b\\\\c\\n"} 1.5\n' in metrics_of(strange)
+
+
+def test_staleness_is_a_cumulative_histogram(snapshot: Snapshot) -> None:
+    (rule,) = snapshot.rules
+    name = 'coordinator_rule_staleness_updates_bucket{rule="BoundedDelay",number="0",le='
+    found = [line.removeprefix(name) for line in metrics_of(snapshot).splitlines() if line.startswith(name)]
+    buckets = [(edge.strip('"'), int(count)) for edge, count in (each.split("} ") for each in found)]
+    assert [edge for edge, _ in buckets] == ["0", "1", "2", "4", "+Inf"]
+    assert [count for _, count in buckets][:3] == [sum(rule.histogram[:size]) for size in (1, 2, 3)]
+    assert buckets[-1][1] == rule.pushes
+
+
+@pytest.mark.release
+def test_the_linter_of_prometheus_finds_nothing(snapshot: Snapshot) -> None:
+    promtool = shutil.which("promtool")
+    assert promtool, "promtool is not installed: apt-get install prometheus"
+    text = metrics_of(snapshot)
+    lint = subprocess.run([promtool, "check", "metrics"], check=False, input=text, capture_output=True, text=True)
+    assert (lint.returncode, lint.stdout + lint.stderr) == (0, "")

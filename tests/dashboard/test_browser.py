@@ -42,32 +42,6 @@ TRAINING = """
         strategy.report(loss=1 / futures[-1].result())
 """
 
-# Returns the contrast of each text with what is behind it, as WCAG 2 defines it, and the text.
-CONTRASTS = """
-    const parse = (color) => {
-        const [red, green, blue, alpha = 1] = color.match(/[\\d.]+/g).map(Number);
-        return [red, green, blue, alpha];
-    };
-    const over = (top, below) => [0, 1, 2].map((each) => top[3] * top[each] + (1 - top[3]) * below[each]);
-    const behind = (element) => {
-        const own = parse(getComputedStyle(element).backgroundColor);
-        return own[3] === 1 || !element.parentElement ? own : over(own, behind(element.parentElement));
-    };
-    const luminance = (color) => {
-        const linear = color.map((each) => each / 255).map(
-            (each) => each <= 0.04045 ? each / 12.92 : ((each + 0.055) / 1.055) ** 2.4);
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];
-    };
-    const hasText = (element) => element.checkVisibility({visibilityProperty: true})
-        && [...element.childNodes].some((node) => node.nodeType === Node.TEXT_NODE && node.data.trim());
-    return [...document.body.querySelectorAll("*")].filter(hasText).map((element) => {
-        const background = behind(element);
-        const text = over(parse(getComputedStyle(element).color), background);
-        const [dark, light] = [luminance(text), luminance(background.slice(0, 3))].sort((a, b) => a - b);
-        return [(light + 0.05) / (dark + 0.05), `${element.tagName} ${element.className} ${element.textContent}`];
-    });
-"""
-
 
 @pytest.fixture
 def browser() -> Iterator[object]:
@@ -94,34 +68,6 @@ def test_all_of_a_cluster_is_shown_without_an_error_at_any_width(browser: object
             _show(browser, workers, width)
     # That the servers are gone at the end is no error.
     assert [entry["message"] for entry in browser.get_log("browser") if "ERR_" not in entry["message"]] == []
-
-
-def test_light_and_dark_differ_and_all_text_has_the_contrast_that_wcag_asks_for(browser: object) -> None:
-    cluster = MadeCluster(4)
-    cluster.run(10)
-    cluster.checkpoint()
-    cluster.fail(1)
-    publisher = Publisher(cluster.run(2, away=[3]))
-    server = PageServer(PageAddress("127.0.0.1", 0), publisher)
-    try:
-        browser.get(server.url)
-        wait_until(lambda: texts(browser, "#workers tr.lost"))
-        brightness = {}
-        for scheme in ("light", "dark"):
-            feature = {"name": "prefers-color-scheme", "value": scheme}
-            browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
-            color = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
-            brightness[scheme] = max(map(int, re.findall(r"\d+", color)))
-            for state in ("lost", "waiting", "live"):
-                browser.execute_script("document.getElementById('connection').dataset.state = arguments[0]", state)
-                contrasts = browser.execute_script(CONTRASTS)
-                assert len(contrasts) > 50
-                assert [each for each in contrasts if each[0] < 4.5] == [], (scheme, state)
-        assert brightness["dark"] < 64
-        assert brightness["light"] > 192
-    finally:
-        publisher.close()
-        server.close(30.0)
 
 
 def _show(browser: object, workers: int, width: int) -> None:

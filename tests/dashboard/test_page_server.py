@@ -4,16 +4,23 @@ import contextlib
 import dataclasses
 import http.client
 import json
+import logging
 import re
 import socket
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 
 import pytest
 
 from coordinator.addresses import PageAddress
-from coordinator.dashboard.dashboard import PageServer, Publisher
+from coordinator.dashboard import dashboard as module
+from coordinator.dashboard.dashboard import Dashboard, PageServer, Publisher
 from coordinator.errors import LaunchError
+from coordinator.events.event_stream import EventStream
+from coordinator.statistics import ClusterStatistics
 from tests.dashboard.made_cluster import MadeCluster
+from tests.deadline import wait_until
 
 # Not a secret.
 TOKEN = "-".join(["open", "sesame"])
@@ -173,10 +180,32 @@ def test_a_port_in_use_is_one_clear_error(server: PageServer, publisher: Publish
         PageServer(PageAddress("127.0.0.1", server.server_port), publisher)
 
 
-def test_tokens_are_random_unless_given(publisher: Publisher, server: PageServer) -> None:
-    others = [PageServer(PageAddress("localhost", 0), publisher) for _ in range(2)]
-    assert len({server.token, *(other.token for other in others)}) == 3
-    assert all(len(other.token) >= 20 for other in others)
-    assert others[0].url == f"http://localhost:{others[0].server_port}/{others[0].token}/"
-    for other in others:
-        other.close(30.0)
+COUNTS = ClusterStatistics(waiting=0, running=0, finished=0, failed=0, cancelled=0, retried=0)
+
+
+def test_the_page_goes_on_after_counts_that_could_not_be_read(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "_INTERVAL", 0.01)
+    monkeypatch.setattr(module, "_INTERVAL_UNWATCHED", 0.01)
+    read: list[int] = []
+
+    def statistics() -> ClusterStatistics:
+        read.append(1)
+        if 1 < len(read) < 5:
+            raise ValueError("not now")
+        return dataclasses.replace(COUNTS, finished=len(read))
+
+    def finished() -> int:
+        with urllib.request.urlopen(dashboard.url + "api/state", timeout=30) as answer:
+            return json.load(answer)["finished"]
+
+    with caplog.at_level(logging.ERROR, logger="coordinator"):
+        dashboard = Dashboard(PageAddress("127.0.0.1", 0), statistics, EventStream(), list, list)
+        try:
+            wait_until(lambda: finished() >= 5)
+        finally:
+            dashboard.close()
+    assert [record.getMessage() for record in caplog.records] == [
+        "The dashboard could not show what is new; it keeps trying."
+    ]

@@ -36,12 +36,6 @@ def test_the_rate_is_at_most_what_the_processors_of_a_host_can_do() -> None:
     assert scale_advice(load).text.endswith("; the processors of host a are the bottleneck (90%).")
 
 
-def test_fewer_workers_may_be_as_fast_where_something_is_full() -> None:
-    for workers, share, is_said in ((4, 0.97, True), (4, 0.9, False), (1, 0.97, False)):
-        text = scale_advice(Load(workers, 40.0, [Resource("the client", share)])).text
-        assert text.endswith("Fewer workers may be as fast.") == is_said
-
-
 def test_a_program_that_schedules_too_little_is_told_so() -> None:
     advice = scale_advice(Load(4, 40.0, [FREE], idle=0.5, waiting=0))
     assert (advice.target, advice.bottleneck, advice.expected[8]) == (2, "the program", 40.0)

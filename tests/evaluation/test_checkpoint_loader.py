@@ -36,12 +36,6 @@ def test_weights_and_iterations_come_from_a_weights_file(tmp_path: Path) -> None
     assert load_keras(model, str(tmp_path / "ckpt-3.weights.h5")) == 30
 
 
-def test_a_step_counter_of_the_user_precedes_the_iterations(tmp_path: Path) -> None:
-    training, model = TinyTraining(tmp_path, user_step=tf.Variable(45, dtype=tf.int64)), build_model()
-    assert load_keras(model, training.save(30)) == 45
-    assert int(model.optimizer.iterations) == 45
-
-
 @pytest.mark.parametrize("suffix", ["-1", "-1.weights.h5"])
 def test_the_counter_inside_a_loss_scaling_optimizer_is_found(tmp_path: Path, suffix: str) -> None:
     trained = build_model()
@@ -77,13 +71,6 @@ def test_a_model_that_does_not_fit_is_an_error_that_names_its_variable(tmp_path:
         load_keras(model, str(tmp_path / "ckpt-1.weights.h5"))
     with pytest.raises(EvaluationError, match=r"(?s)ckpt-1.weights.h5.*does not fit.*\(4, 5\).*\(4, 3\)"):
         load_keras(build_model(units=5), str(tmp_path / "ckpt-1.weights.h5"))
-
-
-def test_a_model_saved_under_another_name_is_an_error_that_lists_the_names(tmp_path: Path) -> None:
-    trained = build_model()
-    path = tf.train.Checkpoint(net=trained, optimizer=trained.optimizer).write(str(tmp_path / "ckpt-1"))
-    with pytest.raises(EvaluationError, match=r"no value for .*\['net', 'optimizer'\]"):
-        load_keras(build_model(), path)
 
 
 @pytest.mark.parametrize("suffix", [".data-00000-of-00001", ".weights.h5"])
@@ -136,19 +123,6 @@ def test_a_module_saved_as_the_root_is_loaded(tmp_path: Path) -> None:
     assert line.weight.numpy().tolist() == [1.0, 2.0]
 
 
-def test_a_checkpoint_object_gives_the_names_and_keeps_no_other_values(tmp_path: Path) -> None:
-    net, step = Line([0.0]), tf.Variable(0)
-    names = tf.train.Checkpoint(net=net, step=step)
-    for count in (1, 2):
-        assert (
-            load_trackable(names, saved(tmp_path, net=Line([float(count)]), step=tf.Variable(count), extra=Line([5.0])))
-            == count
-        )
-        assert net.weight.numpy() == count
-        assert step.numpy() == count
-    assert set(tf.train.TrackableView(names).children(names)) == {"net", "step"}
-
-
 def test_a_missing_variable_is_an_error_that_names_it(tmp_path: Path) -> None:
     line = Line([0.0])
     line.extra = tf.Variable(1.0, name="extra")
@@ -156,23 +130,10 @@ def test_a_missing_variable_is_an_error_that_names_it(tmp_path: Path) -> None:
         load_trackable(line, saved(tmp_path, model=Line([1.0]), step=tf.Variable(1)))
 
 
-def test_a_missing_table_is_an_error_that_names_it(tmp_path: Path) -> None:
-    line = Line([0.0])
-    line.table = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, -1)
-    with pytest.raises(EvaluationError, match=r"does not fit.*MutableHashTable"):
-        load_trackable(line, saved(tmp_path, model=Line([1.0]), step=tf.Variable(1)))
-
-
 # row 190
 def test_a_module_checkpoint_without_a_step_counter_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(EvaluationError, match="holds no counter of training steps"):
         load_trackable(Line([0.0]), saved(tmp_path, model=Line([1.0])))
-
-
-@pytest.mark.parametrize("empty", [tf.Module(), tf.train.Checkpoint(model=tf.Module())])
-def test_an_object_without_variables_has_nothing_to_load(empty: object) -> None:
-    with pytest.raises(EvaluationError, match="Nothing to load"):
-        CheckpointLoader(empty).require_variables()
 
 
 def test_a_weights_file_is_refused_for_a_module() -> None:

@@ -2,7 +2,6 @@ import dataclasses
 import os
 from pathlib import Path
 
-import h5py
 import pytest
 
 from coordinator.evaluation import EvaluationResult
@@ -11,14 +10,12 @@ from coordinator.evaluation.checkpoint_watch import (
     CheckpointWatch,
     Move,
     Situation,
-    advice,
-    find_newest,
     newest_checkpoint,
     next_move,
 )
-from coordinator.evaluation.status_files import TrainingMarker, append_result
+from coordinator.evaluation.status_files import TrainingMarker
 from tests.deadline import wait_until
-from tests.evaluation.tiny_training import TinyTraining, set_written
+from tests.evaluation.tiny_training import set_written
 
 CHECKPOINT = CheckpointFile("/runs/ckpt-3", 100)
 RESULT = EvaluationResult("/runs/ckpt-3", 3, 30, {"loss": 1.0}, 0.0, 100)
@@ -80,47 +77,6 @@ def test_a_weights_file_settles_once_it_stops_changing(tmp_path: Path) -> None:
     wait_until(lambda: not watch.look().is_settling)
 
 
-def test_a_known_result_does_not_belong_to_a_later_checkpoint_of_that_name(tmp_path: Path) -> None:
-    path = tmp_path / "a-1.index"
-    path.write_text("x")
-    known = EvaluationResult("/elsewhere/a-1", 1, 10, {}, 0.0, path.stat().st_mtime_ns)
-    append_result(tmp_path, known)
-    watch = build_watch(tmp_path)
-    assert watch.look().result == known
-    assert watch.look().evaluated_at_start == watch.look().newest
-    set_written(str(path), 10.0)
-    assert watch.look().result is None
-
-
-def test_patience_runs_out_only_for_the_unreadable_checkpoint(tmp_path: Path) -> None:
-    (tmp_path / "a-1.index").write_text("x")
-    watch = build_watch(tmp_path)
-    damaged = watch.look().newest
-    assert watch.add_unreadable(damaged)
-    assert not watch.add_unreadable(damaged)
-    assert watch.look().is_long_unreadable
-    (tmp_path / "a-2.index").write_text("x")
-    set_written(str(tmp_path / "a-2.index"), 10.0)
-    assert not watch.look().is_long_unreadable
-
-
-@pytest.mark.parametrize(
-    ("situation", "said"),
-    [
-        (Situation(), ["a first checkpoint in '/runs'", "31 s", "both processes see the same one"]),
-        (Situation(newest=CHECKPOINT), ["until the checkpoint '/runs/ckpt-3' can be read", "incomplete"]),
-        (Situation(newest=CHECKPOINT, result=RESULT), ["newer than '/runs/ckpt-3'", "mark_training_finished"]),
-        (
-            Situation(newest=CHECKPOINT, result=RESULT, marker=TrainingMarker(True, 0.0, 99)),
-            ["newer than '/runs/ckpt-3'", "a later training seems to run"],
-        ),
-    ],
-)
-def test_advice_says_what_is_awaited_and_what_to_check(situation: Situation, said: list[str]) -> None:
-    text = advice(situation, "/runs", 31.2)
-    assert all(part in text for part in said), text
-
-
 @pytest.mark.parametrize(
     ("name", "number"),
     [
@@ -160,17 +116,6 @@ def test_a_checkpoint_replaced_since_it_was_found_is_an_error(tmp_path: Path) ->
     checkpoint.require_unchanged()  # what was read before the deletion is complete
 
 
-def test_copying_a_weights_file_takes_no_lock_that_could_stop_training(tmp_path: Path) -> None:
-    path = str(tmp_path / "a.weights.h5")
-    with h5py.File(path, "w") as file:
-        CheckpointFile.of_file(path).copy_to(str(tmp_path / "best-1"))
-        file["still"] = [1.0]
-    copy = CheckpointFile.of_file(path).copy_to(str(tmp_path / "best-1"))
-    with h5py.File(copy, "r") as copied, h5py.File(path, "a") as file:
-        file["again"] = [2.0]
-        assert list(copied) == ["still"]
-
-
 def found(name: str, written_ns: int) -> CheckpointFile:
     return CheckpointFile(f"/d/{name}", written_ns)
 
@@ -197,12 +142,3 @@ def test_the_newest_is_the_latest_listed_or_a_later_unlisted_one(
 ) -> None:
     checkpoint = newest_checkpoint(checkpoints, latest, listed)
     assert (checkpoint.name if checkpoint else None) == newest
-
-
-def test_a_weights_file_newer_than_the_state_file_is_found(tmp_path: Path) -> None:
-    training = TinyTraining(tmp_path)
-    training.save(1)
-    path = str(tmp_path / "ckpt-5.weights.h5")
-    training.model.save_weights(path)
-    set_written(path, 1.0)
-    assert find_newest(str(tmp_path)).path == path

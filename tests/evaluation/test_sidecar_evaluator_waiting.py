@@ -10,7 +10,6 @@ import keras
 import pytest
 import tensorflow as tf
 
-from coordinator import SidecarEvaluator
 from coordinator.errors import EvaluationError
 from coordinator.evaluation import (
     latest_result,
@@ -23,9 +22,7 @@ from tests.evaluation.tiny_training import (
     Background,
     Logged,
     TinyTraining,
-    build_data,
     build_evaluator,
-    build_model,
 )
 
 
@@ -100,11 +97,6 @@ def test_the_stop_event_and_stop_end_a_wait_at_once(
     assert running.result(DEADLINE) == []
 
 
-def test_a_timeout_error_says_what_was_awaited(tmp_path: Path) -> None:
-    with pytest.raises(TimeoutError, match=f"waiting for a first checkpoint in .*{tmp_path.name}"):
-        build_evaluator(tmp_path).start(timeout=0.05)
-
-
 # row 197
 def test_an_unreadable_checkpoint_is_retried_until_there_is_a_newer_one(tmp_path: Path) -> None:
     training = TinyTraining(tmp_path)
@@ -151,13 +143,6 @@ def test_a_lost_server_is_not_retried(tmp_path: Path, monkeypatch: pytest.Monkey
         build_evaluator(tmp_path).start(DEADLINE)
 
 
-def test_a_checkpoint_that_does_not_fit_is_an_error_with_the_reason(tmp_path: Path) -> None:
-    TinyTraining(tmp_path).save(1)
-    with pytest.raises(EvaluationError, match=r"kernel' has shape \(4, 5\) in the evaluator and \(4, 3\)"):
-        build_evaluator(tmp_path, model=build_model(units=5)).start(DEADLINE)
-    assert results(tmp_path) == []
-
-
 def test_an_error_of_the_users_function_is_raised_and_nothing_is_recorded(tmp_path: Path) -> None:
     def fail(step: int) -> dict[str, float]:
         raise FileNotFoundError("the evaluation data")
@@ -192,10 +177,3 @@ def test_invalid_settings_are_refused_by_the_constructor(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=message):
         build_evaluator(Path("train"), **settings)
-
-
-def test_endless_data_need_a_number_of_steps(tmp_path: Path) -> None:
-    data = build_data().repeat()
-    with pytest.raises(ValueError, match="Give steps="):
-        SidecarEvaluator(build_model(), data, tmp_path)
-    SidecarEvaluator(build_model(), data, tmp_path, steps=1)

@@ -74,15 +74,6 @@ def test_a_second_fit_counts_from_the_beginning(fit, tmp_path: Path) -> None:
         assert len(history["loss"]) == len(sidecar.results) == 3
 
 
-def test_callbacks_that_keep_the_weights_of_the_moment_are_refused(tmp_path: Path) -> None:
-    for callback in (
-        keras.callbacks.EarlyStopping("loss", restore_best_weights=True),
-        keras.callbacks.ModelCheckpoint("best.keras", monitor="loss", save_best_only=True),
-    ):
-        with pytest.raises(ValueError, match=r"which were trained on since.*best_dir"):
-            SidecarMetrics(tmp_path, [callback])
-
-
 PROGRAM = '''
 import sys
 

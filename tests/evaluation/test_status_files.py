@@ -1,4 +1,3 @@
-import math
 import os
 from pathlib import Path
 
@@ -29,15 +28,6 @@ def build_result(number: int) -> EvaluationResult:
     return EvaluationResult(f"/there/ckpt-{number}", number, number * 10, {"loss": 0.5}, 1.25, 7)
 
 
-@pytest.mark.parametrize("half", ['{"checkpoint": "/there/ck', build_result(2).to_json(), '{"half":\n'])
-def test_a_half_written_last_line_is_ignored(tmp_path: Path, half: str) -> None:
-    append_result(tmp_path, build_result(1))
-    with open(tmp_path / RESULTS_FILE, "a") as file:
-        file.write(half)
-    assert latest_result(tmp_path) == build_result(1)
-    assert results(tmp_path) == [build_result(1)]
-
-
 def test_a_half_written_line_is_repaired_by_the_next(tmp_path: Path) -> None:
     append_result(tmp_path, build_result(1))
     with open(tmp_path / RESULTS_FILE, "a") as file:
@@ -51,13 +41,6 @@ def test_a_broken_line_in_the_middle_is_an_error_that_names_it(tmp_path: Path) -
     with pytest.raises(EvaluationError, match=r"Line 2 of .*broken"):
         results(tmp_path)
     assert latest_result(tmp_path) == build_result(2)
-
-
-def test_a_nan_metric_can_be_read_back(tmp_path: Path) -> None:
-    append_result(tmp_path, EvaluationResult("a-1", 1, 1, {"loss": float("nan")}, 0.0))
-    result = latest_result(tmp_path)
-    assert result is not None
-    assert math.isnan(result.metrics["loss"])
 
 
 def test_files_of_a_directory_or_a_url_are_created_and_the_last_marker_counts(
