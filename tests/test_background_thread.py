@@ -65,20 +65,6 @@ def test_a_thread_that_is_stopped_while_it_pauses_ends_and_releases_what_it_used
     assert not work.arrived.is_set()
 
 
-@pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt])
-def test_who_waits_for_work_that_is_done_once_is_told_of_its_error(
-    error: type[BaseException], caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail() -> None:
-        raise error("no")
-
-    reported: list[BaseException] = []
-    background_thread.start_once("coordinator-test", fail, reported.append).join(LIMIT)
-    assert [type(each) for each in reported] == [error]
-    [message] = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
-    assert message.startswith(f"The thread coordinator-test met an unexpected {error.__name__} and ends. ")
-
-
 def in_child(check: Callable[[], object]) -> None:
     """Calls a function in a process that is forked from this one; fails if it raises."""
     child = os.fork()

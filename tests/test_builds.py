@@ -57,17 +57,6 @@ def test_each_preparation_ends_once_it_is_done_cancelled_or_dropped() -> None:
     assert ended == [1, 0, 3]
 
 
-def test_what_cannot_be_scheduled_is_dropped() -> None:
-    builds, refused = Builds(), []
-    builds.schedule = refused.append
-    builds.prepare(Preparation(0, None, "prepare"))
-    builds.prepare(Preparation(1, None, "prepare"))
-    assert [preparation.worker for preparation in refused] == [0, 1]
-    cluster = Workers(builds, 1)
-    builds.prepare(Preparation(2, None, "prepare"))
-    assert cluster.begun == [2]
-
-
 def test_requests_are_taken_in_order_until_the_end() -> None:
     builds, made = Builds(), []
 

@@ -1,10 +1,7 @@
 """Tests of the class hierarchy of errors."""
 
 import concurrent.futures
-import dataclasses
 import inspect
-
-import pytest
 
 from coordinator import errors
 from coordinator.errors import Rollback
@@ -35,12 +32,6 @@ def test_the_error_tree_contains_every_error() -> None:
     assert {error: error.__bases__ for error in TREE} == TREE
 
 
-@pytest.mark.parametrize("error", [errors.WorkerLost, errors.ParameterServerLost])
-def test_a_lost_task_is_named(error: type[errors.TaskLost]) -> None:
-    lost = error("/job:ps/replica:0/task:1", "It left.")
-    assert (lost.task, str(lost)) == ("/job:ps/replica:0/task:1", "It left.")
-
-
 ROLLBACK = Rollback(
     parameter_servers=("/job:ps/task:0", "/job:ps/task:1"),
     checkpoint="folder/ckpt-3",
@@ -55,10 +46,3 @@ def test_the_text_of_a_rollback_says_what_was_lost() -> None:
     assert str(ROLLBACK) == (
         "/job:ps/task:0, /job:ps/task:1 recovered from checkpoint folder/ckpt-3, 20 steps back, at step 100 (2.2 s)"
     )
-
-
-@pytest.mark.parametrize("unknown", ["step_before", "step_after"])
-def test_an_unknown_number_of_lost_steps_is_left_out(unknown: str) -> None:
-    rolled_back = dataclasses.replace(ROLLBACK, checkpoint=None, **{unknown: None})
-    assert rolled_back.steps_lost is None
-    assert str(rolled_back) == "/job:ps/task:0, /job:ps/task:1 recovered from the initial values (2.2 s)"

@@ -36,23 +36,6 @@ def test_the_base_class_has_exactly_the_attributes_that_are_created_lazily() -> 
 
 
 @pytest.mark.parametrize("set_outcome", [result, error, cancellation])
-def test_a_future_without_waiters_never_creates_a_condition(set_outcome: Callable[[Future], None]) -> None:
-    future = new_future()
-    assert not future.done()
-    assert not future.cancelled()
-    assert not future.running()
-
-    set_outcome(future)
-    assert future.done()
-    assert future.cancelled() is (set_outcome is cancellation)
-    if set_outcome is result:
-        assert future.result(0) is future
-    if set_outcome is not cancellation:
-        assert isinstance(future.exception(0), ValueError) is (set_outcome is error)
-        assert future._made_condition is None
-
-
-@pytest.mark.parametrize("set_outcome", [result, error, cancellation])
 @pytest.mark.parametrize("is_watched", [False, True])
 def test_an_outcome_is_never_replaced(set_outcome: Callable[[Future], None], is_watched: bool) -> None:
     future = new_future()
@@ -70,25 +53,11 @@ def by_result(futures: list[Future], seen: Counter[Future]) -> None:
         seen[future] += 1
 
 
-def by_exception(futures: list[Future], seen: Counter[Future]) -> None:
-    for future in reversed(futures):
-        assert future.exception(LIMIT) is None
-        seen[future] += 1
-
-
 def by_wait(futures: list[Future], seen: Counter[Future]) -> None:
     done, not_done = concurrent.futures.wait(futures, timeout=LIMIT)
     assert not not_done
     assert all(future.done() for future in done)
     seen.update(done)
-
-
-def by_first_completed(futures: list[Future], seen: Counter[Future]) -> None:
-    left: set[concurrent.futures.Future[object]] = set(futures)
-    while left:
-        done, left = concurrent.futures.wait(left, LIMIT, concurrent.futures.FIRST_COMPLETED)
-        assert done
-        seen.update(done)  # type: ignore[arg-type]
 
 
 def by_as_completed(futures: list[Future], seen: Counter[Future]) -> None:
@@ -104,7 +73,7 @@ def by_callback(futures: list[Future], seen: Counter[Future]) -> None:
     seen.update(called)
 
 
-WAYS = [by_result, by_exception, by_wait, by_first_completed, by_as_completed, by_callback]
+WAYS = [by_result, by_wait, by_as_completed, by_callback]
 
 
 @pytest.mark.parametrize("repeat", range(4))

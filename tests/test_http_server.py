@@ -113,27 +113,6 @@ def test_a_request_that_comes_byte_by_byte_is_ended_in_time(
         wait_until(is_left)
 
 
-def test_a_request_without_an_end_is_not_kept(server: HttpServer) -> None:
-    with connect(server) as connection, contextlib.suppress(ConnectionError):
-        for _ in range(1000):
-            connection.sendall(b"x" * 10_000)
-        pytest.fail("ten megabytes were taken")
-
-
-def test_a_peer_that_takes_nothing_is_left(
-    server: HttpServer, answers: Answers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http_server, "_PEER_TIMEOUT", 0.1)
-
-    def flood(request: Request) -> None:
-        request.send(HTTPStatus.OK, "text/plain", b"x" * (64 << 20))
-
-    monkeypatch.setattr(server, "answer", flood)
-    with connect(server, REQUEST):
-        wait_until(lambda: len(threads()) == 2)
-        wait_until(lambda: len(threads()) == 1)
-
-
 def test_more_requests_than_may_be_answered_at_a_time_wait_for_their_turn(server: HttpServer, answers: Answers) -> None:
     content = REQUEST.replace(b"/page", b"/wait")
     with contextlib.ExitStack() as opened:
@@ -153,14 +132,6 @@ def test_the_oldest_stream_ends_for_one_more_and_no_page_does(server: HttpServer
         # All that was sent has an end.
         assert opened.enter_context(streams[0].makefile("rb")).read()
         assert all(connection.recv(1) for connection in streams[1:])
-
-
-def test_an_answer_that_fails_is_logged_and_ends_its_connection_alone(
-    server: HttpServer, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert ask(server, REQUEST.replace(b"/page", b"/fail")) == b""
-    assert "could not answer a request" in caplog.text
-    assert ask(server).endswith(b"/page")
 
 
 def test_too_many_open_files_are_logged_once_and_waited_out(

@@ -52,20 +52,6 @@ def test_values_go_with_their_map_or_when_they_are_dropped() -> None:
     assert other[key] == "of another map"
 
 
-def test_keys_are_told_apart_by_identity() -> None:
-    class Same(Key):
-        def __eq__(self, other: object) -> bool:
-            return True
-
-        __hash__ = None  # type: ignore[assignment]
-
-    values: OwnedValues[int] = OwnedValues()
-    one, other = Same(), Same()
-    assert values.setdefault(one, 1) == 1
-    assert values.setdefault(one, 2) == 1
-    assert values.get(other) is None
-
-
 @pytest.mark.parametrize("key", [3, "text", Key().method, print], ids=lambda key: type(key).__name__)
 def test_what_has_no_attributes_is_never_found_and_cannot_be_added(key: object) -> None:
     values: OwnedValues[int] = OwnedValues()

@@ -1,6 +1,5 @@
 """Tests of the queue without workers: order, capacity and errors."""
 
-import contextlib
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -221,43 +220,6 @@ def test_an_error_reaches_a_put_that_waits_for_room(stalls: Stalls) -> None:
         with pytest.raises(ValueError, match="first"):
             putting.result(LIMIT)
     assert queue.is_settled()
-
-
-@pytest.mark.parametrize("threads", [raise_by_put, raise_by_wait])
-def test_one_of_several_waiting_threads_raises_the_error(
-    stalls: Stalls, threads: Callable[[ClosureQueue], None]
-) -> None:
-    queue = new_queue(stalls, capacity=1)
-    put_new(queue, 1)
-    failing = take(queue)
-    put_new(queue, 2)
-    other = take(queue)
-    put_new(queue, 3)
-    barrier = threading.Barrier(4, timeout=LIMIT)
-
-    def wait_in_queue(number: int) -> str:
-        barrier.wait()
-        try:
-            if threads is raise_by_wait:
-                queue.wait_settled(LIMIT)
-            else:
-                queue.put(new_closure(queue, number), LIMIT)
-        except ValueError:
-            return "raised"
-        return "went on"
-
-    with ThreadPoolExecutor() as pool:
-        outcomes = [pool.submit(wait_in_queue, number) for number in range(3)]
-        barrier.wait()
-        fail(queue, failing, ValueError("first"))
-        stalls.wait_for("0 closures wait", "closure 2 (step)")
-        queue.requeue(other)
-        with contextlib.ExitStack() as finishing:
-            if threads is raise_by_put:
-                finishing.callback(queue.stop)
-                for _ in range(2):
-                    queue.finish([take(queue)], [None])
-            assert sorted(outcome.result(LIMIT) for outcome in outcomes) == ["raised", "went on", "went on"]
 
 
 @pytest.mark.parametrize("waiter", [raise_by_done, put_new])

@@ -1,7 +1,6 @@
 """Tests of the queue without workers: cancellation, time-outs, interrupts and stopping."""
 
 import contextlib
-import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from coordinator.errors import ClosureCancelledError, StrategyClosedError
-from coordinator.future import Future
 from coordinator.queueing.closure import Attempt, ErrorScope, shared_cancellations
 from coordinator.queueing.closure_queue import ClosureQueue
 from coordinator.statistics import ClusterStatistics
@@ -66,35 +64,6 @@ def test_a_closure_cancelled_while_it_runs_ends_at_once_and_its_attempt_is_await
     queue.wait_settled(LIMIT)
     assert closure.future.cancelled()
     assert queue.statistics() == ClusterStatistics(waiting=0, running=0, finished=0, failed=0, cancelled=1, retried=0)
-
-
-def test_a_cancel_that_races_with_a_worker_is_atomic(stalls: Stalls) -> None:
-    rounds = 300
-    queue = new_queue(stalls, capacity=rounds)
-    barrier = threading.Barrier(2, timeout=LIMIT)
-
-    def finish_all() -> None:
-        while (attempt := queue.take(0)) is not None:
-            queue.finish([attempt], ["ran"])
-
-    def cancel(futures: list[Future]) -> list[bool]:
-        barrier.wait()
-        return [future.cancel() for future in futures]
-
-    with ThreadPoolExecutor() as pool:
-        futures = [put_new(queue, number).future for number in range(rounds)]
-        cancelling = pool.submit(cancel, futures)
-        barrier.wait()
-        consuming = pool.submit(finish_all)
-        queue.wait_settled(LIMIT)
-        withdrawn = cancelling.result(LIMIT)
-        queue.wait_settled(LIMIT)
-        queue.stop()
-        consuming.result(LIMIT)
-    for future, was_withdrawn in zip(futures, withdrawn, strict=True):
-        assert future.cancelled() if was_withdrawn else future.result(0) == "ran"
-    statistics = queue.statistics()
-    assert (statistics.cancelled, statistics.finished) == (sum(withdrawn), rounds - sum(withdrawn))
 
 
 # Waiting

@@ -16,10 +16,10 @@ from coordinator.runtime import FailureKind, FusionKey
 from coordinator.testing.fake_runtime import EndOfDataError, FakeRuntime, Gate
 from coordinator.workers.scheduler import Scheduler
 from tests.deadline import LIMIT, wait_until
-from tests.fake_cluster import OPTIONS, check_events, index_of, running_scheduler
+from tests.fake_cluster import check_events, index_of, running_scheduler
 from tests.queueing.closure_queue_bench import Stalls, fail, new_queue, put_new, take
 from tests.workers.finite_data import FiniteData, shards
-from tests.workers.fusible_steps import FOUR, SAME_KEY, behind_a_gate
+from tests.workers.fusible_steps import FOUR, SAME_KEY
 from tests.workers.test_quiet import quiet_on_a_thread
 
 
@@ -176,22 +176,6 @@ def test_a_slow_worker_makes_fewer_runs() -> None:
         assert (slow.finished, fast.finished) == (1, 99)
 
 
-def test_runs_that_a_removed_worker_has_not_begun_are_made_by_others() -> None:
-    runtime = FakeRuntime(2)
-    gates = [Gate(runtime), Gate(runtime)]
-    with running_scheduler(runtime) as scheduler:
-        future = schedule(scheduler, lambda worker: gates[worker](worker), 100)
-        for gate in gates:
-            gate.wait_arrived()
-        removing = threading.Thread(target=scheduler.cluster.remove_worker, args=[0])
-        removing.start()
-        wait_until(lambda: len(scheduler.cluster.workers) == 1)
-        gates[0].open()
-        removing.join(LIMIT)
-        gates[1].open()
-        assert sorted(future.result(LIMIT)) == [0, *[1] * 99]
-
-
 def test_what_the_library_schedules_does_not_wait_for_the_end_of_many_runs(runtime: FakeRuntime) -> None:
     gate = Gate(runtime)
     order: list[str] = []
@@ -249,19 +233,6 @@ def test_a_run_that_exceeds_its_timeout_is_made_on_another_worker() -> None:
         assert future.result(LIMIT) == [1] * 20
         gate.open()
     assert runtime.fused_calls == []
-
-
-def test_a_full_queue_takes_many_runs_when_there_is_room_for_one(runtime: FakeRuntime) -> None:
-    with running_scheduler(runtime, dataclasses.replace(OPTIONS, max_queued_closures=2)) as scheduler:
-        gate = behind_a_gate(scheduler, runtime)
-        future = schedule(scheduler, index_of, 10)
-        scheduling = threading.Thread(target=scheduler.schedule, args=[index_of, "next"])
-        scheduling.start()
-        gate.open()
-        assert future.result(LIMIT) == [0] * 10
-        scheduling.join(LIMIT)
-        scheduler.join(LIMIT)
-        assert scheduler.cluster.statistics().finished == 12
 
 
 @pytest.mark.parametrize("steps", [0, -1, 1.5])

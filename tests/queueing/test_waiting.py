@@ -7,10 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from coordinator.future import Future
-from coordinator.queueing import closure_queue
 from coordinator.queueing.closure import Closure, ErrorScope
 from coordinator.queueing.closure_queue import ClosureQueue
-from coordinator.queueing.queue_state import QueueState
 from coordinator.testing import FakeRuntime
 
 TIMEOUT = 30.0
@@ -47,25 +45,6 @@ def test_a_stalled_wait_is_reported_without_holding_the_lock() -> None:
     expected = r"No progress for \d+ s: join waits for closures; 1 closures wait"
     assert len(reports) == 2
     assert all(re.match(expected, text) for text in reports)
-
-
-def test_a_wait_with_progress_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Progressing(QueueState):
-        """Makes progress whenever its progress is read, and settles in the end."""
-
-        reads = 0
-
-        @property
-        def progress(self) -> tuple[int, ...]:
-            self.reads += 1
-            self.unsettled = int(self.reads <= 8)
-            return (self.reads,)
-
-    state = Progressing()
-    state.unsettled = 1
-    monkeypatch.setattr(closure_queue, "QueueState", lambda: state)
-    new_queue(0.01).wait_settled()
-    assert state.reads > 8
 
 
 # Waits that are given up when their user does not wait any more.

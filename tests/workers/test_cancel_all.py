@@ -9,7 +9,6 @@ from collections.abc import Callable
 import pytest
 
 from coordinator.errors import ParameterServerLost
-from coordinator.future import Future
 from coordinator.testing.fake_runtime import FakeRuntime, Gate, TransientError
 from coordinator.workers.cluster import WorkerState
 from coordinator.workers.scheduler import Scheduler
@@ -143,21 +142,3 @@ def test_a_call_that_does_not_end_is_reported_and_the_other_workers_go_on(
         assert behind.result(LIMIT) == 1
         scheduler.join(LIMIT)
         assert stuck.cancelled()
-
-
-def test_callbacks_of_cancelled_futures_may_cancel_again_and_schedule_more(runtime: FakeRuntime) -> None:
-    later: list[Future] = []
-
-    def cancel(done: concurrent.futures.Future[object]) -> None:
-        scheduler.cancel_all()
-        later.append(scheduler.schedule(index_of, "instead"))
-
-    with running_scheduler(runtime) as scheduler:
-        gate = Gate(runtime)
-        futures = [scheduler.schedule(gate, "step") for _ in range(6)]
-        gate.wait_arrived(2)
-        futures[3].add_done_callback(cancel)
-        scheduler.cancel_all()
-        assert all(future.cancelled() for future in futures)
-        assert later[0].result(LIMIT) in {0, 1}
-        train_on(scheduler)

@@ -100,20 +100,6 @@ def test_nothing_else_is_withdrawn_when_data_ends() -> None:
         assert scheduler.done()
 
 
-def test_another_error_is_raised_rather_than_the_end_of_data() -> None:
-    data = FiniteData([], [])
-
-    def fail(_: int) -> None:
-        raise KeyError
-
-    with running_scheduler(FakeRuntime(2)) as scheduler:
-        assert isinstance(data.schedule(scheduler).exception(LIMIT), EndOfDataError)
-        scheduler.schedule(fail, "fail")
-        with pytest.raises(KeyError):
-            scheduler.join(LIMIT)
-        scheduler.join(LIMIT)
-
-
 def test_a_closure_for_one_worker_fails_at_the_end_of_that_workers_data() -> None:
     data = FiniteData([1], [2, 3])
     gate = Gate(runtime := FakeRuntime(2))

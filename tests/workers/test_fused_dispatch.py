@@ -1,17 +1,14 @@
 """Tests of which closures run in one call, and that each has its own future and result."""
 
 import dataclasses
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from coordinator.future import Future
 from coordinator.runtime import FusionKey
 from coordinator.testing.fake_runtime import EndOfDataError, FakeRuntime, Gate
-from coordinator.workers.fusion_size import FusionSizeModel
 from tests.deadline import LIMIT, wait_until
 from tests.fake_cluster import OPTIONS, index_of, running_scheduler
 from tests.workers.finite_data import FiniteData
@@ -49,19 +46,6 @@ def test_the_maximal_number_of_fused_steps_is_an_option(runtime: FakeRuntime, mo
         gate.open()
         results(futures)
     assert [size for _, size in runtime.fused_calls] == sizes
-
-
-def test_many_runs_may_be_in_a_larger_call_than_closures(runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FusionSizeModel, "steps", lambda model, function, available, ready: available)
-    with running_scheduler(runtime) as scheduler:
-        gate = behind_a_gate(scheduler, runtime)
-        futures = schedule(scheduler, [index_of] * 200)
-        gate.open()
-        results(futures)
-        sizes = [size for _, size in runtime.fused_calls]
-        assert scheduler.schedule(index_of, "step", fusion_key=SAME_KEY, steps=200).result(LIMIT) == [0] * 200
-    assert sizes == [64, 64, 64, 8]
-    assert runtime.fused_calls[-1] == (0, 200)
 
 
 def test_a_worker_asks_for_a_larger_call_and_makes_it_once_it_is_ready(runtime: FakeRuntime) -> None:
@@ -141,22 +125,6 @@ def test_nothing_is_fused_if_a_closure_may_not_be_repeated(runtime: FakeRuntime,
         gate.open()
         results(futures)
     assert runtime.fused_calls == []
-
-
-def test_a_full_queue_has_room_for_as_many_as_were_taken(runtime: FakeRuntime) -> None:
-    options = dataclasses.replace(FOUR, max_queued_closures=4)
-    with running_scheduler(runtime, options) as scheduler:
-        gate = behind_a_gate(scheduler, runtime)
-        futures = schedule(scheduler, [lambda _: 1] * 4)
-        more: list[Future] = []
-        blocked = [threading.Thread(target=lambda: more.extend(schedule(scheduler, [lambda _: 2]))) for _ in range(4)]
-        for thread in blocked:
-            thread.start()
-        gate.open()
-        for thread in blocked:
-            thread.join(LIMIT)
-        assert results(futures) == [1] * 4
-        assert results(more) == [2] * 4
 
 
 def test_a_call_keeps_nothing_of_its_closures_alive_when_it_is_over(runtime: FakeRuntime) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import pytest
 
 from coordinator.errors import ClosureCancelledError, ClosureQuarantined, ParameterServerLost
-from coordinator.testing.fake_runtime import FakeRuntime, Gate, TransientError
+from coordinator.testing.fake_runtime import FakeRuntime, Gate
 from tests.deadline import LIMIT, wait_until
 from tests.fake_cluster import running_scheduler
 from tests.workers.fusible_steps import FOUR, behind_a_gate, recorder, results, schedule
@@ -105,23 +105,6 @@ def test_a_closure_that_kills_workers_is_quarantined_without_those_fused_with_it
             scheduler.join(LIMIT)
 
 
-def test_a_transient_failure_has_each_closure_of_the_call_run_again_alone(runtime: FakeRuntime) -> None:
-    refusals = iter([True])
-
-    def refuse_once(_: int) -> int:
-        if next(refusals, False):
-            raise TransientError
-        return 1
-
-    with running_scheduler(runtime, FOUR) as scheduler:
-        gate = behind_a_gate(scheduler, runtime)
-        futures = schedule(scheduler, [lambda _: 0, refuse_once, lambda _: 2, lambda _: 3])
-        gate.open()
-        assert results(futures) == [0, 1, 2, 3]
-        assert scheduler.cluster.statistics().retried == 4
-    assert runtime.fused_calls == [(0, 4)]
-
-
 def test_cancelling_one_future_of_a_call_does_not_cancel_the_others(runtime: FakeRuntime) -> None:
     order: list[int] = []
     with running_scheduler(runtime, FOUR) as scheduler:
@@ -147,20 +130,6 @@ def test_a_call_of_which_all_futures_are_cancelled_is_cancelled(runtime: FakeRun
         never.wait_arrived()
         assert all(future.cancel() for future in futures)
         scheduler.join(LIMIT)
-
-
-def test_a_call_is_requeued_as_a_whole_during_a_recovery(runtime: FakeRuntime) -> None:
-    with running_scheduler(runtime, FOUR) as scheduler:
-        gate, inner = behind_a_gate(scheduler, runtime), Gate(runtime)
-        futures = schedule(scheduler, [inner] * 4)
-        gate.open()
-        inner.wait_arrived()
-        scheduler.queue.pause("a test holds it")
-        assert scheduler.queue.wait_idle(LIMIT)
-        assert scheduler.cluster.statistics().waiting == 4
-        inner.open()
-        scheduler.queue.resume()
-        assert results(futures) == [0] * 4
 
 
 def test_a_lost_parameter_server_is_reported_although_the_worker_dies_as_well(

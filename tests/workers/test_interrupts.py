@@ -1,7 +1,6 @@
 """Tests of Ctrl-C in the main thread, on workers in memory: wherever it comes, the strategy stays usable."""
 
 import dataclasses
-import functools
 import itertools
 import os
 import signal
@@ -15,14 +14,12 @@ from typing import Any
 
 import pytest
 
-from coordinator.errors import WorkerLost
 from coordinator.queueing.waits import uninterrupted
-from coordinator.testing.fake_runtime import EndOfDataError, FakeRuntime, Gate
+from coordinator.testing.fake_runtime import FakeRuntime, Gate
 from coordinator.workers.scheduler import Scheduler
 from tests import ROOT
 from tests.deadline import LIMIT, wait_until
 from tests.fake_cluster import OPTIONS, index_of, running_scheduler
-from tests.workers.finite_data import FiniteData
 
 WORKERS = 2
 CAPACITY = 8
@@ -132,30 +129,6 @@ def test_ctrl_c_may_come_at_any_moment_of_a_call(prepare: Prepare) -> None:
             assert (statistics.waiting, statistics.running) == (0, 0)
         # Each worker is still woken when there is something for it.
         wait_until(lambda: len(scheduler.queue.idle_workers()) == WORKERS)
-
-
-@pytest.mark.parametrize("is_busy", [pytest.param(False, marks=pytest.mark.long), True])
-def test_ctrl_c_may_come_at_any_moment_while_a_worker_is_removed(is_busy: bool) -> None:
-    for number in itertools.count(1):
-        runtime, data = FakeRuntime(WORKERS), FiniteData([], [1])
-        with running_scheduler(runtime) as scheduler:
-            assert isinstance(data.schedule(scheduler, worker=0).exception(LIMIT), EndOfDataError)
-            if is_busy:
-                gate = Gate(runtime)
-                scheduler.schedule(gate, "busy", worker=1)
-                gate.wait_arrived()
-            else:
-                runtime.kill(1)
-            futures = [data.schedule(scheduler), scheduler.schedule(index_of, "step", worker=1)]
-            remove = functools.partial(scheduler.cluster.remove_worker, 1, timeout=0)
-            was_interrupted = is_interrupted_at(number, remove)
-            if len(scheduler.cluster.workers) == WORKERS:
-                remove()
-            errors = [type(future.exception(LIMIT)) for future in futures]
-            assert errors == [EndOfDataError, WorkerLost]
-        if not was_interrupted:
-            break
-    assert number > 3
 
 
 WAITS: dict[str, Callable[[Scheduler, Gate], object]] = {

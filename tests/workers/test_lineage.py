@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from coordinator.errors import ClosureCancelledError, ClosureInputError, WorkerLost
+from coordinator.errors import ClosureInputError, WorkerLost
 from coordinator.future import Future
 from coordinator.testing.fake_runtime import FakeRuntime, Gate
 from tests.deadline import LIMIT
@@ -79,29 +79,6 @@ def test_a_closure_that_takes_the_result_of_a_failed_one_fails_with_the_reason()
         late = scheduler.schedule(sum_of(first), "late", after=[first])
         assert isinstance(late.exception(LIMIT), ClosureInputError)
         scheduler.join(LIMIT)
-
-
-@pytest.mark.parametrize("ends", ["error of another", "cancel", "close"])
-def test_a_blocked_closure_is_withdrawn_like_any_other(ends: str) -> None:
-    runtime = FakeRuntime(workers=2)
-    gate = Gate(runtime)
-    with running_scheduler(runtime) as scheduler:
-        first = scheduler.schedule(gate, "first")
-        blocked = scheduler.schedule(sum_of(first), "blocked", after=[first])
-        gate.wait_arrived()
-        if ends == "cancel":
-            assert blocked.cancel()
-            assert blocked.cancelled()
-        elif ends == "error of another":
-            scheduler.schedule(fail, "fail")
-            with pytest.raises(ZeroDivisionError):
-                scheduler.join(LIMIT)
-            assert isinstance(blocked.exception(0), ClosureCancelledError)
-        gate.open()
-        if ends == "cancel":
-            scheduler.join(LIMIT)
-            assert first.result(0) in {0, 1}
-    assert blocked.done()
 
 
 # Input affinity

@@ -54,25 +54,6 @@ def test_a_lost_closure_waits_for_another_worker_that_is_busy() -> None:
         assert deadly.runs == {0: 1, 1: 1}
 
 
-def test_a_lost_closure_runs_on_the_same_worker_if_all_others_are_away() -> None:
-    runtime = FakeRuntime(2)
-    with running_scheduler(runtime) as scheduler:
-        runtime.kill(1)
-        wait_state(scheduler, 1, WorkerState.LOST)
-        first = threading.Event()
-
-        def fail_once(worker: int) -> int:
-            if not first.is_set():
-                first.set()
-                runtime.kill(worker)
-                runtime.restart(worker)
-            return worker
-
-        future = scheduler.schedule(fail_once, "step")
-        assert future.result(LIMIT) == 0
-        assert future.attempts == 2
-
-
 def lose_on_the_only_worker(runtime: FakeRuntime, scheduler: Scheduler) -> tuple[Deadly, Future]:
     """Has worker 0 lost with a closure as often as a closure may be, while worker 1 is away."""
     runtime.kill(1)
@@ -128,15 +109,6 @@ def test_a_closure_that_waits_for_another_worker_runs_on_one_that_joins() -> Non
         wait_until(lambda: deadly.runs[0] == OPTIONS.max_attempts)
         assert scheduler.cluster.add_worker("another:2222") == 2
         assert future.result(LIMIT) == 2
-
-
-def test_a_closure_for_one_worker_is_quarantined_by_its_losses_there() -> None:
-    runtime = FakeRuntime(2)
-    with running_scheduler(runtime) as scheduler:
-        future = scheduler.schedule(Deadly(runtime, 0), "step", worker=0)
-        assert isinstance(future.exception(LIMIT), ClosureQuarantined)
-        with pytest.raises(ClosureQuarantined):
-            scheduler.join(LIMIT)
 
 
 def test_a_lost_closure_runs_again_where_alone_its_data_is_left() -> None:

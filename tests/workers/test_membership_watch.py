@@ -3,17 +3,15 @@
 import dataclasses
 import logging
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from coordinator.errors import WorkerLost
-from coordinator.testing.fake_runtime import EndOfDataError, FakeRuntime, Gate
+from coordinator.testing.fake_runtime import FakeRuntime, Gate
 from coordinator.workers.cluster import WorkerState
 from coordinator.workers.scheduler import WorkerAddresses, change_between
 from tests.deadline import LIMIT, wait_until
 from tests.fake_cluster import OPTIONS, index_of, running_scheduler
-from tests.workers.finite_data import FiniteData
 
 PRESENT = {0: "a:1", 1: "b:1", 2: "c:1"}
 
@@ -92,19 +90,6 @@ def test_a_lost_worker_can_be_removed_and_its_own_closures_fail() -> None:
             scheduler.cluster.remove_worker(0)
 
 
-def test_a_blocked_closure_for_a_removed_worker_fails_when_it_is_unblocked() -> None:
-    runtime = FakeRuntime(workers=2)
-    gate = Gate(runtime)
-    with running_scheduler(runtime) as scheduler:
-        first = scheduler.schedule(gate, "first", worker=1)
-        blocked = scheduler.schedule(index_of, "blocked", worker=0, after=[first])
-        scheduler.cluster.remove_worker(0)
-        gate.open()
-        assert isinstance(blocked.exception(LIMIT), WorkerLost)
-        with pytest.raises(WorkerLost):
-            scheduler.join(LIMIT)
-
-
 def test_a_worker_that_moved_is_lost_and_reconnected_at_its_new_address() -> None:
     runtime = FakeRuntime(workers=2)
     gate = Gate(runtime)
@@ -178,32 +163,6 @@ def test_workers_that_have_indices_keep_them() -> None:
             scheduler.cluster.add_worker("newer:1", -1)
         assert not interrupted.is_set()
     assert interrupted.is_set()
-
-
-class SlowReconnection(FakeRuntime):
-    """Reconnects a worker only once a test allows it."""
-
-    def __init__(self, workers: int) -> None:
-        super().__init__(workers)
-        self.has_begun, self.may_end = threading.Event(), threading.Event()
-
-    def reconnect(self, worker: int) -> bool:
-        self.has_begun.set()
-        return self.may_end.wait(LIMIT) and super().reconnect(worker)
-
-
-def test_a_worker_that_is_removed_while_it_is_reconnected_is_not_waited_for() -> None:
-    runtime, data = SlowReconnection(2), FiniteData([], [1])
-    with running_scheduler(runtime) as scheduler, ThreadPoolExecutor() as pool:
-        runtime.kill(1)
-        assert runtime.has_begun.wait(LIMIT)
-        runtime.restart(1)
-        worker = scheduler.cluster.workers[1]
-        removing = pool.submit(scheduler.cluster.remove_worker, 1)
-        wait_until(lambda: worker.state is WorkerState.STOPPED)
-        runtime.may_end.set()
-        removing.result(LIMIT)
-        assert isinstance(data.schedule(scheduler).exception(LIMIT), EndOfDataError)
 
 
 def test_a_closure_that_a_removed_worker_gives_back_late_fails_and_is_not_waited_for() -> None:

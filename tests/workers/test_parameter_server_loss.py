@@ -6,7 +6,6 @@ import pytest
 
 from coordinator.errors import ClosureCancelledError, ParameterServerLost
 from coordinator.testing.fake_runtime import FakeRuntime, Gate
-from coordinator.workers.cluster import WorkerState
 from coordinator.workers.scheduler import Scheduler
 from tests.deadline import LIMIT, wait_until
 from tests.fake_cluster import index_of, running_scheduler
@@ -32,15 +31,6 @@ def lost_with_a_worker(runtime: FakeRuntime, scheduler: Scheduler, gate: Gate) -
     runtime.lose_parameter_server(PARAMETER_SERVER)
 
 
-def lost_when_no_worker_is_left(runtime: FakeRuntime, scheduler: Scheduler, gate: Gate) -> None:
-    held = [scheduler.schedule(gate, "held") for _ in scheduler.cluster.workers]
-    gate.wait_arrived(len(held))
-    for worker in scheduler.cluster.workers:
-        runtime.kill(worker.index)
-    wait_until(lambda: all(worker.state is WorkerState.LOST for worker in scheduler.cluster.workers))
-    runtime.lose_parameter_server(PARAMETER_SERVER)
-
-
 CALLERS: dict[str, Callable[[Scheduler, Gate], object]] = {
     "join": lambda scheduler, gate: scheduler.join(LIMIT),
     "schedule": lambda scheduler, gate: wait_until(lambda: scheduler.schedule(gate, "more") is None),
@@ -50,9 +40,7 @@ CALLERS: dict[str, Callable[[Scheduler, Gate], object]] = {
 
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("caller", CALLERS)
-@pytest.mark.parametrize(
-    "loses", [lost_in_calls, lost_before_any_call, lost_with_a_worker, lost_when_no_worker_is_left]
-)
+@pytest.mark.parametrize("loses", [lost_in_calls, lost_before_any_call, lost_with_a_worker])
 def test_the_error_names_the_lost_parameter_server_and_the_cluster_stays_usable(
     loses: Callable[[FakeRuntime, Scheduler, Gate], None], caller: str, workers: int
 ) -> None:

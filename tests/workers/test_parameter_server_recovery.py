@@ -293,30 +293,3 @@ def test_a_restore_that_ends_the_program_or_waits_for_closures_is_an_error() -> 
             runtime.lose_parameter_server()
             with pytest.raises(error, match=words):
                 scheduler.join(LIMIT)
-
-
-def test_a_recovery_that_ends_while_its_loss_is_reported_leaves_no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    runtime = FakeRuntime(workers=1)
-    with running_scheduler(runtime) as scheduler:
-        recovered = threading.Event()
-
-        def recover() -> bool:
-            runtime.restore_parameter_server()
-            recovered.set()
-            return True
-
-        scheduler.recovery.recover_with(recover)
-        pause = scheduler.queue.pause
-
-        def late(reason: str) -> None:
-            # On a thread that is not the recovery's own, another thread may run a whole recovery first.
-            if threading.current_thread() is not scheduler.recovery.thread:
-                assert recovered.wait(LIMIT)
-                wait_until(lambda: scheduler.cluster.statistics().parameter_servers[0].recoveries == 1)
-            pause(reason)
-
-        monkeypatch.setattr(scheduler.queue, "pause", late)
-        runtime.lose_parameter_server()
-        scheduler.recovery.begin_if_lost()
-        assert scheduler.schedule(index_of, "step").result(LIMIT) == 0
-        assert not scheduler.queue.is_paused

@@ -5,7 +5,6 @@ import logging
 
 import pytest
 
-from coordinator.errors import ClosureCancelledError
 from coordinator.queueing.closure_queue import ClosureQueue
 from coordinator.testing.fake_runtime import FakeRuntime, Gate
 from tests.deadline import LIMIT, wait_until
@@ -86,30 +85,6 @@ def test_join_does_not_wait_for_a_straggler_that_cannot_be_cancelled() -> None:
         assert future.result(0) == 1
         runtime.thaw(0)
         assert scheduler.schedule_internal(0, index_of, "hello").result(LIMIT) == 0
-
-
-def test_a_straggler_that_fails_after_another_attempt_won_has_no_effect() -> None:
-    runtime = FakeRuntime(workers=2)
-    gate, busy = Gate(runtime), Gate(runtime)
-
-    def work(worker: int) -> int:
-        if worker == 1:
-            return 1
-        try:
-            return gate(worker)
-        except ClosureCancelledError:
-            raise ZeroDivisionError from None
-
-    with running_scheduler(runtime) as scheduler:
-        scheduler.schedule_internal(1, busy, "busy")
-        busy.wait_arrived()
-        future = scheduler.schedule(work, "step", timeout=SHORT)
-        gate.wait_arrived()
-        busy.open()
-        assert future.result(LIMIT) == 1
-        scheduler.schedule_internal(0, index_of, "hello").result(LIMIT)
-        scheduler.join(LIMIT)
-        assert scheduler.cluster.statistics().failed == 0
 
 
 def test_without_a_time_limit_no_closure_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:

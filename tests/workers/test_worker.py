@@ -125,17 +125,6 @@ def test_the_loss_and_the_return_of_a_worker_are_logged(caplog: pytest.LogCaptur
     assert re.search(r"/job:worker/replica:0/task:0 reconnected after \d+\.\d s\.", caplog.text)
 
 
-def test_workers_that_are_down_at_the_start_join_later_without_delaying_others() -> None:
-    runtime = FakeRuntime(workers=3)
-    runtime.kill(0)
-    runtime.kill(1)
-    with running_scheduler(runtime) as scheduler:
-        assert scheduler.schedule(index_of, "step").result(LIMIT) == 2
-        runtime.restart(1)
-        assert scheduler.schedule_internal(1, index_of, "step").result(LIMIT) == 1
-        assert unhealthy(scheduler) == ("/job:worker/replica:0/task:0",)
-
-
 def refused(times: int) -> Callable[[int], int]:
     """Returns work that fails this number of times before it succeeds."""
     left = [times]
@@ -282,24 +271,6 @@ def test_a_callback_of_a_future_cannot_end_the_thread_of_its_worker(error: type[
         assert [future.result(LIMIT) for future in futures] == [0] * 3
         scheduler.join(LIMIT)
         assert scheduler.cluster.workers[0].is_alive()
-
-
-def test_all_futures_are_cancelled_although_the_callback_of_one_is_interrupted() -> None:
-    runtime = FakeRuntime(1)
-    with running_scheduler(runtime) as scheduler:
-        gate = Gate(runtime)
-        scheduler.schedule(gate, "first")
-        gate.wait_arrived()
-        waiting = [scheduler.schedule(gate, "step") for _ in range(3)]
-
-        def interrupt(_: object) -> None:
-            raise KeyboardInterrupt
-
-        waiting[0].add_done_callback(interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            scheduler.cancel_all()
-        assert all(future.cancelled() for future in waiting)
-        scheduler.join(LIMIT)
 
 
 def test_what_a_worker_prepares_is_neither_counted_nor_awaited() -> None:
