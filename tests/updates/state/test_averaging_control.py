@@ -42,7 +42,7 @@ def test_a_change_that_a_server_has_not_stored_does_not_count_but_its_worker_doe
     assert divisor(1, 1) == 2
 
 
-def test_what_comes_late_from_a_lost_worker_does_not_count(control, divisor):
+def test_what_comes_late_from_a_lost_worker_or_generation_does_not_count(control, divisor):
     divisor(0, 1, connection=3)
     divisor(1, 1)
     control.remove(0, True)
@@ -50,10 +50,8 @@ def test_what_comes_late_from_a_lost_worker_does_not_count(control, divisor):
     assert divisor(1, 2) == 1
     assert divisor(0, 2, connection=4) == 2
     assert control.count(ids_of(0, 3, connection=3))[1:] == (False, False)
-
-
-def test_what_comes_late_from_an_older_generation_does_not_count(control):
-    assert control.count(ids_of(0, 1, generation=GENERATION + 1))[1:] == (False, False)
+    # Of an older generation.
+    assert control.count(ids_of(0, 3, connection=4, generation=GENERATION + 1))[1:] == (False, False)
 
 
 def test_an_idle_worker_counts_until_the_others_have_averaged_often_without_it(control, divisor):
@@ -64,12 +62,8 @@ def test_an_idle_worker_counts_until_the_others_have_averaged_often_without_it(c
     assert divisors == [2] * (2 * PATIENCE + 1) + [1]
     # It trains again.
     assert divisor(0, 2) == 2
-
-
-def test_a_worker_that_was_idle_for_a_moment_counts_as_before(control, divisor):
-    divisor(0, 1)
-    divisor(1, 1)
+    # For a moment.
     for number in range(3 * PATIENCE):
         control.remove(0, False)
-        assert divisor(0, 2 + number) == 2
-        assert divisor(1, 2 + number) == 2
+        assert divisor(0, 3 + number) == 2
+        assert divisor(1, 100 + number) == 2

@@ -6,9 +6,10 @@ import pytest
 import tensorflow as tf
 
 from tests.deadline import wait_until
-from tests.updates.descent import value_of
+from tests.ps_strategy.every_worker import concrete_function
+from tests.updates.descent import TIMEOUT, pushing_step, value_of
 from tests.updates.parts_of_rules import finish_updates, log_of, stores_of
-from tests.updates.rules.delayed_steps import TIMEOUT, entries, make_rule, new_step
+from tests.updates.rules.delayed_steps import entries, make_rule, new_step
 from tests.updates.state.locked_sections import waits_under_locks
 from tests.updates.state.unfinished_pushes import add, ids
 
@@ -41,18 +42,8 @@ def test_a_push_that_did_not_reach_all_servers_or_was_not_queued_is_in_no_update
     assert value_of(variables) == -2.0
 
 
-@pytest.mark.parametrize(
-    ("finisher", "made_on"),
-    [
-        pytest.param("a pull", [0], marks=pytest.mark.long),
-        pytest.param("a pull", [], marks=pytest.mark.long),
-        pytest.param("a pull", [0, 1], marks=pytest.mark.long),
-        pytest.param("the client", [], marks=pytest.mark.long),
-        ("the client", [0]),
-        pytest.param("the client", [0, 1], marks=pytest.mark.long),
-    ],
-)
 @pytest.mark.long
+@pytest.mark.parametrize(("finisher", "made_on"), [("a pull", [0]), ("a pull", [0, 1]), ("the client", [])])
 def test_an_update_that_a_dead_worker_left_unfinished_is_finished_once(strategy, variables, made_on, finisher):
     rule = make_rule(strategy, variables, 0)
     stores, log = stores_of(rule), log_of(rule)
@@ -79,18 +70,7 @@ def test_an_update_that_a_dead_worker_left_unfinished_is_finished_once(strategy,
 
 
 @pytest.mark.long
-def test_a_push_of_an_abandoned_call_is_not_queued(strategy, variables):
-    rule = make_rule(strategy, variables, NEVER)
-    step = new_step(strategy, rule, variables)
-    step(1)
-    fence = rule.state.workers.fence
-    fence.assign(tf.fill(fence.shape, tf.constant(2**62, tf.int64)))
-    step(1)
-    assert (rule.statistics().rejected, len(entries(rule))) == (1, 1)
-
-
-@pytest.mark.long
-def test_applied_rows_are_removed_although_earlier_ones_wait(strategy, variables):
+def test_applied_rows_are_removed_and_pushes_of_abandoned_calls_not_queued(strategy, variables):
     rule = make_rule(strategy, variables, lambda worker, time: NEVER if worker == 0 else 0.0)
     step = new_step(strategy, rule, variables)
     for _ in range(3):
@@ -100,45 +80,35 @@ def test_applied_rows_are_removed_although_earlier_ones_wait(strategy, variables
     lists = tf.unstack(stores_of(rule)[0].lists.read_value())
     # Three and the last, and the same number of empty slots.
     assert {int(tf.raw_ops.TensorListLength(input_handle=rows)) for rows in lists} <= {4, 5, 6, 7, 8}
-    assert rule.flush() == 4
+    fence = rule.state.workers.fence
+    fence.assign(tf.fill(fence.shape, tf.constant(2**62, tf.int64)))
+    step(1)
+    # It has applied the last one that was due.
+    assert (rule.statistics().rejected, len(entries(rule))) == (1, 3)
+    assert rule.flush() == 3
     assert value_of(variables) == -312.0
 
 
 @pytest.mark.long
 def test_no_operation_under_a_lock_waits_for_another_machine(strategy, variables):
     rule = make_rule(strategy, variables, lambda worker, time: tf.random.uniform([]))
-
-    @tf.function
-    def step():
-        with rule.pull() as version:
-            pass
-        return rule.push([tf.ones(variable.shape) for variable in variables], version)
-
-    with tf.distribute.ReplicaContext(strategy, 0):
-        concrete = step.get_concrete_function()
-    assert waits_under_locks(concrete) == []
+    step = pushing_step(rule, [tf.ones(variable.shape) for variable in variables])
+    assert waits_under_locks(concrete_function(strategy, step)) == []
 
 
 @pytest.mark.long
 def test_killing_workers_loses_no_queued_gradient(strategy, shared_cluster, variables):
-    rule = make_rule(strategy, variables, lambda worker, time: NEVER if worker == 2 else 0.05)
-    step = new_step(strategy, rule, variables)
-    step(1000, worker=2)
-
-    @tf.function
-    def one():
-        with rule.pull() as version:
-            pass
-        return rule.push([tf.ones(variable.shape) for variable in variables], version)
-
+    rule = make_rule(strategy, variables, lambda worker, time: NEVER if worker == 1 else 0.05)
+    new_step(strategy, rule, variables)(1000, worker=1)
+    one = pushing_step(rule, [tf.ones(variable.shape) for variable in variables])
+    futures = [strategy.schedule(one) for _ in range(60)]
+    wait_until(lambda: rule.statistics().pushes >= 15)
+    shared_cluster.kill("worker", 1)
     try:
-        futures = [strategy.schedule(one) for _ in range(60)]
-        wait_until(lambda: rule.statistics().pushes >= 15)
-        shared_cluster.kill("worker", 2)
         assert [bool(future.result(TIMEOUT)) for future in futures] == [True] * 60
     finally:
-        shared_cluster.restart("worker", 2)
-        wait_until(strategy.cluster.workers[2].healthy)
+        shared_cluster.restart("worker", 1)
+        wait_until(strategy.cluster.workers[1].healthy)
     strategy.join(TIMEOUT)
     rule.flush()
     statistics = rule.statistics()

@@ -45,12 +45,8 @@ def test_the_mean_moves_by_each_change_divided_by_the_number_of_workers(average,
     assert variable.numpy() == 17.5
 
 
-def test_a_change_that_is_not_counted_is_not_added(control, server, average):
-    assert server.store([[100.0]], ids_of(0, 1))
-    assert average(1, 1, 8.0) == 18
-
-
-def test_a_change_that_is_stored_or_asked_for_again_is_added_once(control, server, average, variable):
+def test_a_change_that_is_not_counted_is_not_added_and_a_counted_one_once(control, server, average, variable):
+    assert server.store([[100.0]], ids_of(1, 1))
     for _ in range(2):
         assert average(0, 1, 8.0) == 18
     assert average(0, 2, 1.0) == 19
@@ -112,7 +108,7 @@ def test_the_mean_follows_what_else_changes_the_shared_variables(server, average
     assert average(0, 2, 1.0) == 24
 
 
-def test_the_mean_does_not_drift_however_many_changes_are_added(average, variable):
+def test_the_mean_does_not_drift_however_many_changes_are_added(average):
     changes = np.random.default_rng(1).normal(size=200).astype(np.float32) * 1e3
     for number, change in enumerate(changes):
         found = average(0, number + 1, change)
@@ -120,15 +116,15 @@ def test_the_mean_does_not_drift_however_many_changes_are_added(average, variabl
 
 
 def test_models_of_several_dtypes_are_averaged_in_the_widest(request, control):
-    variables = [tf.Variable(tf.zeros([1, 2], dtype)) for dtype in (tf.float64, tf.bfloat16, tf.float32)]
-    server = Server(variables, request.node.name)
+    variables = [tf.Variable(tf.zeros([1, 2], dtype)) for dtype in (tf.float64, tf.float32)]
+    server = Server([*variables, tf.Variable(tf.ones([1], tf.bfloat16))], request.node.name)
     for worker, change in enumerate((1.0, 2.0**-50)):
         ids = ids_of(worker, 1)
-        assert server.store([np.full([1, 2], change)] * 3, ids)
+        assert server.store([*[np.full([1, 2], change)] * 2, [0.0]], ids)
         counted, *_ = control.count(ids)
     server.advance(counted)
     assert variables[0].numpy().tolist() == [[1 + 2.0**-51] * 2]
-    assert variables[2].numpy().tolist() == [[1] * 2]
+    assert variables[1].numpy().tolist() == [[1] * 2]
 
 
 def test_a_small_change_of_a_narrow_variable_is_not_rounded_away(request, control):
@@ -139,8 +135,5 @@ def test_a_small_change_of_a_narrow_variable_is_not_rounded_away(request, contro
         assert server.store([[2.0**-10]], ids)
         server.advance(control.count(ids)[0])
     assert variable.numpy().tolist() == [1 + 64 * 2.0**-10]
-
-
-def test_a_variable_whose_shape_is_not_known_is_refused():
     with pytest.raises(ValueError, match="known shape"):
         Server([tf.Variable(tf.zeros([1]), shape=[None])], "refused")

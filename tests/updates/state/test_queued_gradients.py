@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from coordinator.updates import Delayed
-from tests.updates.descent import descend, run
+from tests.updates.descent import new_rule, run
 from tests.updates.parts_of_rules import model_of
 from tests.updates.rules.delayed_steps import entries, make_rule
 
@@ -66,28 +66,14 @@ def assert_mixed(variables):
         np.testing.assert_array_equal(variable.numpy(), expected)
 
 
-@pytest.mark.parametrize("delay", [NEVER, 0])
 @pytest.mark.long
-def test_pushes_may_differ_in_sparse_dense_and_missing_gradients(strategy, mixed, delay):
-    with strategy.scope():
-        rule = Delayed(descend, mixed, delay=delay, embeddings=[mixed[1]], learning_rate=1.0)
-    push = push_of_kinds(strategy, rule)
-    for kind, value in PUSHES:
-        push(kind, value)
-    assert rule.flush() == (5 if delay else 1)
-    assert_mixed(mixed)
-
-
-@pytest.mark.long
-def test_a_checkpoint_contains_queued_gradients_with_delays_and_order(strategy, mixed, tmp_path):
-    def new_rule():
-        return Delayed(
-            descend, mixed, delay=lambda worker, time: delay.read_value(), embeddings=[mixed[1]], learning_rate=1.0
-        )
-
+def test_pushes_of_any_kind_are_in_a_checkpoint_with_delays_and_order(strategy, mixed, tmp_path):
     with strategy.scope():
         delay = tf.Variable(NEVER, dtype=tf.float64, trainable=False)
-        rule = new_rule()
+    rule, again = (
+        new_rule(strategy, Delayed, mixed, delay=lambda worker, time: delay.read_value(), embeddings=[mixed[1]])
+        for _ in range(2)
+    )
     push = push_of_kinds(strategy, rule)
     for kind, value in PUSHES[:4]:
         push(kind, value)
@@ -99,8 +85,6 @@ def test_a_checkpoint_contains_queued_gradients_with_delays_and_order(strategy, 
     saved = rule.statistics()
 
     # Another program's rule, with a queued push that is not in the checkpoint.
-    with strategy.scope():
-        again = new_rule()
     push_again = push_of_kinds(strategy, again)
     delay.assign(NEVER)
     push_again("whole", 1000.0)

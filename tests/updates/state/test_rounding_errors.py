@@ -4,27 +4,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.updates import Asynchronous, Synchronous
 from tests.deadline import wait_until
-from tests.updates.descent import descend, run
+from tests.updates.descent import new_rule, pushing_step, run
 
 # Of 8 significant bits: 1 + 2**-9 is sent as 1, and the difference is kept.
 FINE = 1 + 2**-9
 
 
-def new_rule(strategy, variables, make=Asynchronous, **options):
-    with strategy.scope():
-        return make(descend, variables, learning_rate=1.0, transfer_dtype=tf.bfloat16, error_feedback=True, **options)
-
-
-def pushing_step(rule):
-    @tf.function
-    def step(gradient):
-        with rule.pull() as version:
-            pass
-        return rule.push([gradient], version)
-
-    return step
+def new_step(strategy, variable, kind="asynchronous", **options):
+    rule = new_rule(strategy, kind, [variable], transfer_dtype=tf.bfloat16, **{"error_feedback": True} | options)
+    return rule, pushing_step(rule, lambda gradient: [gradient])
 
 
 def push(strategy, step, *values, worker=0):
@@ -36,10 +25,8 @@ def test_the_sum_of_pushes_differs_from_the_exact_one_by_one_rounding(strategy):
     gradients = (random.normal(size=(steps, 50)) * 10.0 ** random.integers(-3, 3, (steps, 50))).astype(np.float32)
     with strategy.scope():
         variable, other = tf.Variable(tf.zeros([50])), tf.Variable(tf.zeros([50]))
-    step = pushing_step(new_rule(strategy, [variable]))
-    with strategy.scope():
-        without = Asynchronous(descend, [other], learning_rate=1.0, transfer_dtype=tf.bfloat16)
-    step_without = pushing_step(without)
+    _, step = new_step(strategy, variable)
+    _, step_without = new_step(strategy, other, error_feedback=False)
     for gradient in gradients:
         run(strategy, step, 0, tf.constant(gradient))
         run(strategy, step_without, 0, tf.constant(gradient))
@@ -55,7 +42,7 @@ def test_the_sum_of_pushes_differs_from_the_exact_one_by_one_rounding(strategy):
 def test_what_is_too_small_for_one_push_arrives_with_later_ones(strategy):
     with strategy.scope():
         variable = tf.Variable([0.0])
-    step = pushing_step(new_rule(strategy, [variable]))
+    _, step = new_step(strategy, variable)
     found = []
     for _ in range(5):
         push(strategy, step, FINE)
@@ -69,15 +56,8 @@ def test_what_is_too_small_for_one_push_arrives_with_later_ones(strategy):
 def test_a_rejected_push_leaves_the_error_as_it_was(strategy):
     with strategy.scope():
         variable = tf.Variable([0.0])
-    rule = new_rule(strategy, [variable], Synchronous, grads_to_wait=1)
-    step = pushing_step(rule)
-
-    @tf.function
-    def late(gradient):
-        with rule.pull() as version:
-            pass
-        return rule.push([gradient], version - 1)
-
+    rule, step = new_step(strategy, variable, "synchronous")
+    late = pushing_step(rule, lambda gradient: [gradient], 1)
     assert push(strategy, step, FINE)
     assert variable.numpy().tolist() == [-1.0]
     assert not run(strategy, late, 0, tf.constant([FINE]))
@@ -89,7 +69,7 @@ def test_a_rejected_push_leaves_the_error_as_it_was(strategy):
 def test_a_push_that_is_not_finite_leaves_the_error_as_it_was(strategy):
     with strategy.scope():
         variable = tf.Variable([0.0, 0.0])
-    step = pushing_step(new_rule(strategy, [variable]))
+    _, step = new_step(strategy, variable)
     push(strategy, step, FINE, FINE)
     push(strategy, step, np.inf, np.nan)
     variable.assign([0.0, 0.0])
@@ -101,7 +81,7 @@ def test_a_push_that_is_not_finite_leaves_the_error_as_it_was(strategy):
 def test_each_worker_has_errors_and_a_restarted_one_begins_with_zero(strategy, shared_cluster):
     with strategy.scope():
         variable = tf.Variable([0.0])
-    step = pushing_step(new_rule(strategy, [variable]))
+    _, step = new_step(strategy, variable)
     for worker in (0, 1):
         push(strategy, step, FINE, worker=worker)
     assert variable.numpy().tolist() == [-2.0]
@@ -119,7 +99,7 @@ def test_each_worker_has_errors_and_a_restarted_one_begins_with_zero(strategy, s
 def test_errors_of_fused_steps_are_kept_from_step_to_step(strategy):
     with strategy.scope():
         variable = tf.Variable([0.0])
-    step = pushing_step(new_rule(strategy, [variable]))
+    _, step = new_step(strategy, variable)
     for _ in range(200):
         strategy.schedule(step, args=(tf.constant([FINE]),))
     strategy.join()
@@ -131,4 +111,4 @@ def test_a_variable_of_an_unknown_shape_is_refused(strategy):
     with strategy.scope():
         variable = tf.Variable([1.0], shape=[None])
     with pytest.raises(ValueError, match="error_feedback needs variables of known shapes: that of 'Variable:0' is"):
-        new_rule(strategy, [variable])
+        new_step(strategy, variable)

@@ -1,15 +1,8 @@
 """Rules and steps for the tests of reads during a pull."""
 
-import tensorflow as tf
-
 from coordinator.updates import Asynchronous
-from tests.ps_strategy.every_worker import concrete_function
-
-TIMEOUT = 120.0
-
-
-def descend(variable, gradient, rate):
-    variable.assign_sub(tf.cast(rate, variable.dtype) * gradient)
+from tests.ps_strategy.every_worker import TIMEOUT, concrete_function
+from tests.updates.descent import descend
 
 
 def new_rule(variables, embeddings=()):

@@ -5,7 +5,9 @@ import pytest
 import tensorflow as tf
 
 from coordinator.ps_strategy.fusing.message_packing import MAX_PACKED_BYTES
+from coordinator.ps_strategy.tensorflow_internals.functions import built_function
 from coordinator.updates.model import transfer
+from tests.ps_strategy.fusing.random_transfers import SERVERS, RandomTransfers, run_on_worker
 
 
 def sent(tensors, signature=None):
@@ -53,64 +55,36 @@ def test_tensors_of_one_dtype_are_sent_in_one_message():
     assert messages(graph) == ["float32", "int64"]
 
 
-@pytest.mark.parametrize("rows", [0, 1, 5])
-def test_the_first_dimension_may_be_unknown(rows):
-    tensors = [tf.ones([rows, 3]), tf.range(2.0), tf.fill([rows], 2.0), tf.constant(4.0)]
+def test_the_first_dimension_may_be_unknown():
     signature = [tf.TensorSpec([None, 3]), tf.TensorSpec([2]), tf.TensorSpec([None]), tf.TensorSpec([])]
+    for rows in (0, 1, 5):
+        tensors = [tf.ones([rows, 3]), tf.range(2.0), tf.fill([rows], 2.0), tf.constant(4.0)]
+        arrived, size, graph = sent(tensors, signature)
+        assert_same(arrived, tensors)
+        assert size == 4 * (3 * rows + 2 + rows + 1)
+        # With a header of integers.
+        assert messages(graph) == ["int32"]
+
+
+def test_what_is_large_or_of_unknown_shape_and_strings_are_sent_separately():
+    largest = tf.range(MAX_PACKED_BYTES // 4, dtype=tf.float32)
+    tensors = [
+        tf.ones([2, 3]),
+        tf.constant(["a", "bc"]),
+        tf.range(MAX_PACKED_BYTES // 4 + 1, dtype=tf.float32),
+        tf.ones([3]),
+        largest,
+        tf.zeros([0]),
+        tf.zeros([3, 0]),
+        tf.constant(2.0),
+    ]
+    signature = [tf.TensorSpec(None), *(tf.TensorSpec(each.shape, each.dtype) for each in tensors[1:])]
     arrived, size, graph = sent(tensors, signature)
     assert_same(arrived, tensors)
-    assert size == 4 * (3 * rows + 2 + rows + 1)
-    # With a header of integers.
-    assert messages(graph) == ["int32"]
-
-
-def test_a_tensor_of_unknown_shape_is_sent_separately():
-    tensors = [tf.ones([2, 3]), tf.ones([2, 2]), tf.ones([4])]
-    signature = [tf.TensorSpec(None), tf.TensorSpec([2, None]), tf.TensorSpec([4])]
-
-    @tf.function(autograph=False)
-    def there(*given):
-        arrived, size = transfer(given, None, None)
-        return arrived, size
-
-    concrete = there.get_concrete_function(*signature)
-    arrived, size = concrete(*tensors)
-    assert_same(arrived, tensors)
-    assert size == 4 * (6 + 4 + 4)
-    assert messages(concrete.graph) == []
-
-
-def test_empty_tensors_and_scalars_arrive():
-    tensors = [tf.zeros([0]), tf.constant(1.0), tf.zeros([3, 0]), tf.zeros([0, 2]), tf.constant(2.0)]
-    arrived, size, _ = sent(tensors)
-    assert_same(arrived, tensors)
-    assert size == 8
-
-
-def test_a_large_tensor_is_sent_separately():
-    largest = tf.range(MAX_PACKED_BYTES // 4, dtype=tf.float32)
-    too_large = tf.range(MAX_PACKED_BYTES // 4 + 1, dtype=tf.float32)
-    arrived, size, graph = sent([tf.ones([3]), largest, too_large])
-    assert_same(arrived, [tf.ones([3]), largest, too_large])
-    assert size == 4 * 3 + MAX_PACKED_BYTES + MAX_PACKED_BYTES + 4
+    assert size == 4 * (6 + MAX_PACKED_BYTES // 4 + 1 + 3 + MAX_PACKED_BYTES // 4 + 1)
     [packed] = [each for each in graph.get_operations() if each.type == "ConcatV2"]
-    assert packed.outputs[0].shape == [3 + MAX_PACKED_BYTES // 4]
-
-
-def test_strings_are_sent_separately_and_count_as_zero_bytes():
-    tensors = [tf.constant(["a", "bc"]), tf.constant("d"), tf.constant([1.0])]
-    arrived, size, graph = sent(tensors)
-    assert_same(arrived, tensors)
-    assert size == 4
-    assert messages(graph) == []
-
-
-def test_a_transfer_of_no_tensors_has_a_size_of_zero():
-    @tf.function(autograph=False)
-    def there():
-        return transfer([], None, None)[1]
-
-    assert there() == 0
+    assert packed.outputs[0].shape == [3 + MAX_PACKED_BYTES // 4 + 1]
+    assert transfer([], None, None)[1] == 0
 
 
 def test_tensors_are_joined_on_the_source_and_split_on_the_target():
@@ -121,3 +95,23 @@ def test_tensors_are_joined_on_the_source_and_split_on_the_target():
     graph = there.get_concrete_function(tf.TensorSpec([2]), tf.TensorSpec([3])).graph
     devices = {each.type: each.device for each in graph.get_operations()}
     assert (devices["ConcatV2"], devices["SplitV"]) == ("/job:ps/task:1/device:CPU:0", "/job:worker/device:CPU:0")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("to_server", [True, False])
+def test_a_packed_transfer_of_every_dtype_keeps_the_bits(strategy, to_server):
+    transfers = RandomTransfers(7)
+    source, target = (None, SERVERS[1]) if to_server else (SERVERS[1], None)
+
+    def fn(*fed):
+        sent = transfers(*fed)
+        with tf.device(source):
+            sent = [tf.identity(tensor) for tensor in sent]
+        arrived = transfer(sent, source, target)[0]
+        with tf.device(target):
+            arrived = [tf.identity(tensor) for tensor in arrived]
+        return [*map(tf.identity, arrived), *map(tf.identity, sent)]
+
+    concrete = built_function(fn, transfers.signature, lambda _: None)
+    found = run_on_worker(concrete, transfers.fed)
+    assert found[: len(found) // 2] == found[len(found) // 2 :]

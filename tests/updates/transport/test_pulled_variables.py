@@ -2,7 +2,6 @@
 
 import collections
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -151,39 +150,26 @@ def test_a_rule_that_waits_sends_one_message_per_server_and_dtype(strategy, vari
     assert sorted(tensor.op.device for tensor in sent) == sorted({variable.device for variable in variables})
 
 
-def test_gradients_are_those_of_ordinary_reads(strategy, rule, variables):
+def test_gradients_of_any_order_are_those_of_ordinary_reads(strategy, rule, variables):
     def gradients(x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(variables[1] ** 2 * x + variables[2] * variables[1] + tf.gather(variables[3], [0, 0]))
-        return tape.gradient(loss, variables)
+        with tf.GradientTape() as outer:
+            with tf.GradientTape(persistent=True) as tape:
+                rows = tf.gather(variables[3], [0, 0])
+                loss = tf.reduce_sum(variables[1] ** 2 * x + variables[2] ** 3 * variables[1] + rows)
+            first, again = (tape.gradient(loss, variables[1:]) for _ in range(2))
+        return first, again, outer.gradient(first[1], variables[2]), tape.gradient(loss, variables[0])
 
     @tf.function
     def step(x):
         with rule.pull():
-            inside = gradients(x)
-        return inside[1:], gradients(x)[1:]
+            *inside, nothing = gradients(x)
+        *outside, _ = gradients(x)
+        assert nothing is None
+        return inside, outside
 
-    inside, outside = result(strategy, step, tf.constant(3.0))
-    for found, usual in zip(inside, outside, strict=True):
+    for found, usual in zip(*map(tf.nest.flatten, result(strategy, step, tf.constant(3.0))), strict=True):
         np.testing.assert_array_equal(tf.convert_to_tensor(found), tf.convert_to_tensor(usual))
-    assert gradients(tf.constant(3.0))[0] is None
-
-
-def test_gradients_of_gradients_and_of_several_tapes_are_right(strategy, rule, variables):
-    @tf.function
-    def step():
-        with rule.pull():
-            with tf.GradientTape() as outer:
-                with tf.GradientTape(persistent=True) as inner:
-                    loss = tf.reduce_sum(variables[2] ** 3)
-                first = inner.gradient(loss, variables[2])
-                again = inner.gradient(loss, variables[2])
-            return first, again, outer.gradient(first, variables[2])
-
-    first, again, second = result(strategy, step)
-    np.testing.assert_allclose(first, [12.0, 12.0])
-    np.testing.assert_allclose(again, [12.0, 12.0])
-    np.testing.assert_allclose(second, [12.0, 12.0])
+        assert np.any(tf.convert_to_tensor(found))
 
 
 def test_loops_and_branches_read_the_same_copy_and_a_separate_function_the_variable(strategy, rule, variables):
@@ -209,28 +195,3 @@ def test_loops_and_branches_read_the_same_copy_and_a_separate_function_the_varia
     total, gradients, _ = result(strategy, step, tf.constant(False))
     np.testing.assert_allclose(total, [3 * 103.0 + 10.0 + 2 * 203.0] * 2)
     np.testing.assert_allclose(gradients[1], [10.0, 10.0])
-
-
-def test_an_embedding_of_keras_reads_and_changes_single_rows(strategy):
-    initial = np.arange(20.0, dtype=np.float32).reshape(10, 2)
-    with strategy.scope():
-        embedding = keras.layers.Embedding(10, 2, weights=initial)
-        table = embedding.embeddings.value
-        rule = updates.Asynchronous(keras.optimizers.SGD(1.0), [table], embeddings=[table])
-
-    @tf.function
-    def step():
-        def body(ids):
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_sum(embedding(ids))
-            [gradient] = tape.gradient(loss, [table])
-            assert isinstance(gradient, tf.IndexedSlices)
-            return loss, [gradient]
-
-        return rule.run(body, tf.constant([1, 9, 1]))
-
-    reads = reads_of(traced(strategy, step), table)
-    assert "ResourceGather" in reads
-    assert "ReadVariableOp" not in reads
-    result(strategy, step)
-    np.testing.assert_array_equal(initial[:, 0] - table[:, 0], np.bincount([1, 9, 1], minlength=10))
