@@ -116,13 +116,16 @@ def test_it_saves_at_the_steps_and_keeps_the_latest(training):
 
 @pytest.mark.parametrize("background", [True, False])
 def test_a_save_is_of_its_moment(tmp_path, background):
-    training = Training(tmp_path, background=background)
+    training = Training(tmp_path, background=background, keep=None)
     training.variable.assign([3.0, 4.0])
     path = training.checkpoints.save(now=True)
     training.variable.assign([9.0, 9.0])
     assert training.checkpoints.wait() == path
     assert value_in(path) == [3.0, 4.0]
     assert not list(tmp_path.glob("*_temp"))
+    # All are kept without a policy.
+    training.train(50)
+    assert len(training.checkpoints.history) == 6
 
 
 def test_what_is_being_written_is_not_the_latest(training, gate):
@@ -146,8 +149,7 @@ def test_what_is_being_written_is_not_the_latest(training, gate):
 
 def test_a_long_wait_for_a_checkpoint_is_reported(training, gate, caplog, monkeypatch):
     monkeypatch.setattr(checkpoints, "_STALL_REPORT_INTERVAL", 0.02)
-    training.steps = 10
-    training.checkpoints.save()
+    training.checkpoints.save(now=True)
     with pytest.raises(TimeoutError):
         training.checkpoints.wait(0.1)
     gate.set()
@@ -157,29 +159,29 @@ def test_a_long_wait_for_a_checkpoint_is_reported(training, gate, caplog, monkey
 
 def test_training_continues_where_it_was_when_it_starts_again(training):
     training.train(25)
+    left = pathlib.Path(training.directory) / "ckpt-3_temp"
+    left.mkdir()
+    (left / "part-client0-00000.index").write_text("")
     checkpoints = training.started()
     assert training.variable.numpy().tolist() == [20.0, 40.0]
+    # What a killed program left is deleted, and its number not used again.
+    assert not left.exists()
     assert training.train(9) == []
-    assert training.train(1) == ["ckpt-3"]
+    assert training.train(1) == ["ckpt-4"]
     assert [each.step for each in checkpoints.history] == [10, 20, 30]
 
 
-def test_steps_go_back_with_a_recovery(training):
-    training.train(25)
+def test_steps_go_back_with_a_recovery_and_a_damaged_checkpoint_is_forgotten(training):
+    training.train(35)
     assert training.recover() == training.checkpoints.latest
-    assert training.variable.numpy().tolist() == [20.0, 40.0]
-    training.steps = 20
-    assert training.train(10) == ["ckpt-3"]
-    assert [each.step for each in training.checkpoints.history] == [10, 20, 30]
-
-
-def test_a_damaged_checkpoint_is_forgotten_and_training_goes_on(training):
-    training.train(30)
+    assert training.variable.numpy().tolist() == [30.0, 60.0]
+    training.steps = 30
     pathlib.Path(f"{training.checkpoints.latest}.index").write_bytes(b"")
     assert training.recover().endswith("ckpt-2")
     training.steps = 20
     assert training.train(10) == ["ckpt-4"]
     assert names(training.checkpoints) == ["ckpt-1", "ckpt-2", "ckpt-4"]
+    assert [each.step for each in training.checkpoints.history] == [10, 20, 30]
 
 
 def test_what_a_recovery_has_undone_is_not_listed(training, gate):
@@ -227,10 +229,6 @@ def test_a_write_that_fails_when_another_client_has_begun_deletes_nothing(tmp_pa
     assert content(tmp_path) == before
 
 
-def failing(*_) -> None:
-    raise tf.errors.NotFoundError(None, None, "The other client has deleted ckpt-1_temp.")
-
-
 def test_a_former_client_is_told_by_each_save(tmp_path):
     first = Training(tmp_path)
     first.train(10)
@@ -239,6 +237,10 @@ def test_a_former_client_is_told_by_each_save(tmp_path):
         first.steps += 10
         with pytest.raises(CheckpointsTakenOver, match=r"End this program\. Or, if the other one has ended"):
             first.checkpoints.save(now)
+
+
+def failing(*_) -> None:
+    raise tf.errors.NotFoundError(None, None, "The other client has deleted ckpt-1_temp.")
 
 
 @pytest.mark.parametrize("background", [True, False])
@@ -283,29 +285,26 @@ def test_a_checkpoint_whose_list_cannot_be_written_is_not_the_latest(training, m
     assert not list(pathlib.Path(training.directory).glob("ckpt-2*"))
 
 
-def test_the_best_is_kept_by_what_is_reported(tmp_path):
-    training = Training(tmp_path, keep=[Latest(1), Best("loss", mode="min")])
+def test_the_best_is_kept_by_what_is_reported_or_an_evaluator_has_found(tmp_path):
+    training = Training(tmp_path / "reported", keep=[Latest(1), Best("loss", mode="min")])
     for loss in (0.5, 0.1, 0.3, 0.7):
         [name] = training.train(10)
-        assert training.checkpoints.report(str(tmp_path / name), loss=loss)
+        assert training.checkpoints.report(str(tmp_path / "reported" / name), loss=loss)
     assert names(training.checkpoints) == ["ckpt-2", "ckpt-4"]
-    assert training.checkpoints.best == str(tmp_path / "ckpt-2")
+    assert training.checkpoints.best.endswith("ckpt-2")
     assert training.checkpoints.report(40, loss=0.05)
     assert not training.checkpoints.report(30, loss=0.0)
     training.checkpoints.wait()
-    assert training.started().best == str(tmp_path / "ckpt-4")
-
-
-def test_the_best_is_kept_by_what_an_evaluator_has_found(tmp_path):
-    training = Training(tmp_path, keep=[Latest(1), Best("accuracy", mode="max")])
+    assert training.started().best.endswith("ckpt-4")
+    training = Training(tmp_path / "found", keep=[Latest(1), Best("accuracy", mode="max")])
     for accuracy in (0.9, 0.2, 0.4):
         training.train(10)
         found = CheckpointFile.of_file(f"{training.checkpoints.latest}.index")
         metrics = {"accuracy": accuracy}
         result = evaluation.EvaluationResult(found.path, found.number, 10, metrics, 0.0, found.written_ns)
-        evaluation.status_files.append_result(tmp_path, result)
+        evaluation.status_files.append_result(tmp_path / "found", result)
     assert names(training.checkpoints) == ["ckpt-1", "ckpt-3"]
-    assert training.checkpoints.best == str(tmp_path / "ckpt-1")
+    assert training.checkpoints.best.endswith("ckpt-1")
 
 
 def test_nothing_is_deleted_while_it_is_unknown_which_are_best(tmp_path, caplog):
@@ -326,22 +325,6 @@ def test_the_checkpoints_of_a_manager_are_taken_over(tmp_path):
     assert training.variable.numpy().tolist() == [3.0, 3.0]
     assert training.train(10) == ["ckpt-4"]
     assert names(training.checkpoints) == ["ckpt-2", "ckpt-3", "ckpt-4"]
-
-
-def test_what_a_killed_program_left_is_deleted_and_its_number_not_used_again(training):
-    training.train(10)
-    left = pathlib.Path(training.directory) / "ckpt-2_temp"
-    left.mkdir()
-    (left / "part-client0-00000.index").write_text("")
-    training.started()
-    assert not left.exists()
-    assert training.train(10) == ["ckpt-3"]
-
-
-def test_all_are_kept_without_a_policy(tmp_path):
-    training = Training(tmp_path, keep=None)
-    training.train(50)
-    assert len(training.checkpoints.history) == 5
 
 
 def test_nothing_is_saved_without_a_strategy(tmp_path):

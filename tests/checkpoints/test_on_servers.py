@@ -102,11 +102,11 @@ def test_a_checkpoint_is_a_snapshot_of_everything(strategy, tmp_path, background
     everything = Everything(strategy)
     settings = {"save": [EverySteps(50)], "background": background}
     checkpoints = begun(strategy, everything.checkpoint, tmp_path, lambda: everything.counted.count, **settings)
-    everything.train(200, checkpoints)
+    everything.train(120, checkpoints)
     checkpoints.save(now=True)
     checkpoints.wait(DEADLINE)
     assert len(checkpoints.history) >= 2
-    assert checkpoints.history[-1].step == 200
+    assert checkpoints.history[-1].step == 120
     for each in checkpoints.history:
         everything.train_rows(7)
         everything.checkpoint.restore(each.path).assert_consumed()

@@ -36,15 +36,10 @@ def test_the_programs_of_the_page_train_their_tables(run_program, tmp_path, prog
 @pytest.mark.cluster
 @pytest.mark.release
 @pytest.mark.timeout(200)
-def test_the_fragment_with_a_sharded_table_runs(run_program, tmp_path):
-    program = [IMPORTS, RESOLVER, SHARDED, "print(len(table.variables), 'parts')", "strategy.close()"]
-    assert train(run_program, tmp_path, "\n".join(program)) == "2 parts\n"
-
-
-@pytest.mark.cluster
-@pytest.mark.release
-@pytest.mark.timeout(200)
-def test_the_fragment_with_deltas_runs(run_program, tmp_path):
+def test_the_fragments_with_a_sharded_table_and_with_deltas_run(run_program, tmp_path):
+    sharded = f"{SHARDED}\nprint(len(table.variables), 'parts')"
+    program = "\n".join([IMPORTS, RESOLVER, sharded, "strategy.close()"])
+    assert train(run_program, tmp_path, program) == "2 parts\n"
     before, _, last = GROWING.rpartition("strategy.close()\n")
     saved = SAVED.replace('"saved/', f'"{tmp_path}/')
     program = [before, "model = keras.Sequential()", saved, "print('restored')", "strategy.close()", last]
@@ -66,6 +61,7 @@ def build_model(table):
     return model
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.shuffle=True")  # Keras' own, about any dataset
 def test_the_fragments_with_a_ragged_layer_train_and_serve(strategy, tmp_path):
     dataset = tf.data.Dataset.from_tensor_slices((tf.RaggedTensor.from_tensor(IDS, padding=0), LABELS)).batch(4)

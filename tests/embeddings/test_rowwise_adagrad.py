@@ -41,13 +41,6 @@ def test_the_state_is_a_number_for_each_row_of_any_rank():
         np.testing.assert_allclose(variable, np.full(variable.shape, 0.5))
 
 
-def test_a_row_without_any_gradient_stays():
-    optimizer, [table] = built(TABLE)
-    optimizer.apply([tf.constant(GRADIENTS[0] * [[1.0], [0.0], [1.0], [0.0]], tf.float32)], [table])
-    np.testing.assert_array_equal(np.asarray(table)[1::2], TABLE[1::2])
-    assert np.all(np.isfinite(table))
-
-
 def test_without_a_strategy_a_sparse_gradient_is_summed_to_a_dense_one():
     ids, values = [2, 0, 2], GRADIENTS[0, :3]
     sparse_optimizer, [sparse] = built(TABLE)
@@ -57,6 +50,8 @@ def test_without_a_strategy_a_sparse_gradient_is_summed_to_a_dense_one():
     optimizer, [table] = built(TABLE)
     optimizer.apply([tf.constant(gradient)], [table])
     np.testing.assert_array_equal(sparse, table)
+    # A row without any gradient stays.
+    np.testing.assert_array_equal(np.asarray(table)[[1, 3]], TABLE[[1, 3]])
 
 
 # Keras' own conversion, which NumPy 2 warns of.
@@ -79,10 +74,6 @@ def test_its_state_is_on_the_server_of_its_variable(strategy):
     slots = [each for each in optimizer.variables if each.path.endswith("accumulator")]
     assert [slot.value.device for slot in slots] == [variable.value.device for variable in variables]
     assert len({slot.value.device for slot in slots}) == 2
-
-
-def test_wrong_arguments_are_refused():
-    with pytest.raises(ValueError, match="initial_accumulator_value must be at least 0, got -1"):
-        RowwiseAdagrad(initial_accumulator_value=-1.0)
-    with pytest.raises(ValueError, match="epsilon must be positive, got 0"):
-        RowwiseAdagrad(epsilon=0.0)
+    for wrong in ({"initial_accumulator_value": -1.0}, {"epsilon": 0.0}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            RowwiseAdagrad(**wrong)

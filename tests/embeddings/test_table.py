@@ -33,21 +33,6 @@ def test_keys_get_rows_in_training_alone(strategy):
     assert statistics.bytes == 3 * (DIM * 4 + 8 + 8 + 8)
 
 
-def test_strings_and_small_integers_are_keys(strategy):
-    table = make_table(strategy)
-    trainer = Trainer(strategy, table)
-    words = np.array([["red", "green"], ["", "red"]], object)
-    trainer.train(words)
-    trainer.train(np.array([1, 2], np.int32))
-    assert table.size() == 5
-    rows = table.lookup(words)
-    np.testing.assert_array_equal(rows[0, 0], rows[1, 1])
-    assert rows.shape == (2, 2, DIM)
-    assert table.lookup(tf.constant(5)).shape == [DIM]
-    with pytest.raises(TypeError, match="Keys of a table are integers or strings, got float32"):
-        table.lookup([0.5])
-
-
 def test_several_look_ups_in_one_step_add_up(strategy):
     table = make_table(strategy)
 
@@ -139,25 +124,3 @@ def test_a_table_that_does_not_fit_the_machine_is_refused(strategy):
     for wrong in ({"when_full": "wait"}, {"admission": 3}, {"eviction": [3]}, {"optimizer": "adam"}, {"capacity": 0}):
         with pytest.raises((TypeError, ValueError), match=next(iter(wrong))):
             make_table(strategy, **wrong)
-
-
-CREATION = """
-import keras
-
-import coordinator
-from coordinator.testing import LocalCluster
-
-with LocalCluster(workers=1, ps=1) as cluster:
-    strategy = coordinator.ParameterServerStrategy(cluster.resolver)
-    with strategy.scope():
-        coordinator.embeddings.Table("words", 4, 10, keras.optimizers.SGD())
-    strategy.close()
-"""
-
-
-@pytest.mark.long
-def test_a_new_table_makes_tensorflow_warn_of_nothing(run_program):
-    logged = run_program(CREATION, environment={"TF_CPP_MIN_LOG_LEVEL": "1"}).stderr
-    # Not every machine has the file in which a container's limit stands.
-    assert "cgroup" not in logged
-    assert not [line for line in logged.splitlines() if line.startswith("W0")]

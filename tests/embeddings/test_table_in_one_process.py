@@ -52,26 +52,15 @@ def test_keras_trains_a_table_and_predicts_with_it(trained):
     assert table.size() == 40
 
 
-def test_a_table_is_restored_in_another_model(trained):
-    _, table, path = trained
-    model, other = build()
-    tf.train.Checkpoint(model=model).read(path).expect_partial()
-    np.testing.assert_array_equal(other.lookup(KEYS), table.lookup(KEYS))
-    assert other.statistics() == table.statistics()
-
-
-@pytest.mark.long
 def test_the_sidecar_loads_tables(trained):
     trained_model, table, path = trained
     model, other = build()
     checkpoint = CheckpointFile.of_file(f"{path}.index")
     assert CheckpointLoader(model).load(checkpoint, checkpoint.path) == 6
     np.testing.assert_array_equal(other.lookup(KEYS), table.lookup(KEYS))
+    assert other.statistics() == table.statistics()
     inputs = KEYS.reshape(-1, 2)
     np.testing.assert_array_equal(model.predict(inputs, verbose=0), trained_model.predict(inputs, verbose=0))
-    root = tf.train.Checkpoint(model=build()[0])
-    assert CheckpointLoader(root).load(checkpoint, checkpoint.path) == 6
-    np.testing.assert_array_equal(root.model.predict(inputs, verbose=0), model.predict(inputs, verbose=0))
 
 
 def test_the_sidecar_refuses_what_does_not_fit(trained, tmp_path):
@@ -85,23 +74,6 @@ def test_the_sidecar_refuses_what_does_not_fit(trained, tmp_path):
     root = tf.train.Checkpoint(step=tf.Variable(0, dtype=tf.int64), table=Table("words", DIM, 100, subtract))
     with pytest.raises(EvaluationError, match="holds nothing of <Table 'words'"):
         CheckpointLoader(root).load(checkpoint, checkpoint.path)
-
-
-def test_steps_deltas_and_evictions(tmp_path):
-    table = Table("words", DIM, 100, subtract, eviction=OlderThan(1))
-    step = make_step(table)
-    rows = step(tf.constant(KEYS), tf.ones([40, DIM]))
-    full = tf.train.Checkpoint(table=table).write(str(tmp_path / "full"))
-    for _ in range(2):
-        step(tf.constant(KEYS[:10]), tf.ones([10, DIM]))
-    assert table.evict() == 30
-    table.save_delta(str(tmp_path / "delta"))
-    np.testing.assert_allclose(table.lookup(KEYS[:10]), rows[:10] - 1.5, rtol=1e-5)
-    other = Table("words", DIM, 100, subtract, eviction=OlderThan(1))
-    tf.train.Checkpoint(table=other).read(full).assert_consumed()
-    assert other.size() == 40
-    other.restore_delta(str(tmp_path / "delta"))
-    np.testing.assert_array_equal(other.lookup(KEYS), table.lookup(KEYS))
 
 
 def contents_of(table):
@@ -135,23 +107,21 @@ def test_of_rows_that_have_no_room_the_newest_are_restored(tmp_path, caplog):
     assert table.evict() > 0
     train(np.arange(100_000, 110_000))
     table.save_delta(str(tmp_path / "delta"))
-    for when_full in ("evict_oldest", "default_row"):
-        other = Table("words", DIM, 60_000, subtract, when_full=when_full)
-        caplog.clear()
-        tf.train.Checkpoint(table=other).read(full).assert_consumed()
-        assert_newest(other, saved, 60_000)
-        assert "has no room for 30000 rows" in "".join(caplog.messages)
-        statistics = other.statistics()
-        assert (statistics.admitted, statistics.evicted, statistics.size) == (90_000, 30_000, 60_000)
-        # What is left out has to be removed where the whole checkpoint was restored.
-        with pytest.raises(ValueError, match="has no delta: save it first"):
-            other.save_delta(str(tmp_path / "other"))
-        other.restore_delta(str(tmp_path / "delta"))
-        rows = contents_of(other)
-        assert set(range(50_000, 60_000)) | set(range(100_000, 110_000)) <= rows.keys()
-        assert rows.items() <= contents_of(table).items()
-        tf.train.Checkpoint(table=other).write(str(tmp_path / "other_full"))
+    other = Table("words", DIM, 60_000, subtract, when_full="default_row")
+    tf.train.Checkpoint(table=other).read(full).assert_consumed()
+    assert_newest(other, saved, 60_000)
+    assert "has no room for 30000 rows" in "".join(caplog.messages)
+    statistics = other.statistics()
+    assert (statistics.admitted, statistics.evicted, statistics.size) == (90_000, 30_000, 60_000)
+    # What is left out has to be removed where the whole checkpoint was restored.
+    with pytest.raises(ValueError, match="has no delta: save it first"):
         other.save_delta(str(tmp_path / "other"))
+    other.restore_delta(str(tmp_path / "delta"))
+    rows = contents_of(other)
+    assert set(range(50_000, 60_000)) | set(range(100_000, 110_000)) <= rows.keys()
+    assert rows.items() <= contents_of(table).items()
+    tf.train.Checkpoint(table=other).write(str(tmp_path / "other_full"))
+    other.save_delta(str(tmp_path / "other"))
     refusing = Table("words", DIM, 60_000, subtract)
     with pytest.raises(
         tf.errors.InvalidArgumentError, match=r"has room for 60000 rows\. Create it with a larger capacity"
@@ -183,23 +153,19 @@ def observations(pushes, folder):
         train(first, 10)
     note(table, write_rows(table, f"{folder}/more{pushes}", tf.float32, exported).sizes)
     table.save_delta(f"{folder}/delta{pushes}")
-    for capacity in (60, 20):
-        other = Table("words", DIM, capacity, subtract, **options)
-        tf.train.Checkpoint(table=other).read(full).assert_consumed()
-        note(other)
-        other.restore_delta(f"{folder}/delta{pushes}")
-        note(other)
+    other = Table("words", DIM, 20, subtract, **options)
+    tf.train.Checkpoint(table=other).read(full).assert_consumed()
+    note(other)
+    other.restore_delta(f"{folder}/delta{pushes}")
+    note(other)
     note(table, table.evict())
     return found
 
 
-@pytest.mark.parametrize(
-    "pushes",
-    [2**31 - 3, *(pytest.param(pushes, marks=pytest.mark.long) for pushes in (2**32 - 3, 2**40))],
-)
+@pytest.mark.parametrize("pushes", [2**31 - 3, pytest.param(2**40, marks=pytest.mark.long)])
 def test_a_table_does_the_same_after_billions_of_pushes(tmp_path, pushes):
     few = observations(10, tmp_path)
-    assert [len(rows) for rows, *_ in few] == [50, 10, 50, 10, 20, 40]
+    assert [len(rows) for rows, *_ in few] == [50, 10, 20, 40]
     assert observations(pushes, tmp_path) == few
 
 
@@ -233,12 +199,6 @@ def test_checkpoints_and_deltas_with_narrow_stamps_are_restored(tmp_path):
     assert contents_of(other) == contents_of(table)
 
 
-def test_more_rows_than_a_server_can_number_are_refused(monkeypatch):
-    monkeypatch.setattr(coordinator.embeddings.table, "check_fits", lambda *_: None)
-    with pytest.raises(ValueError, match=r"'words' would have 4,294,967,296 rows on one parameter server, and Tensor"):
-        Table("words", DIM, 2**32, subtract)
-
-
 def test_a_table_that_was_saved_and_restored_ends_with_its_last_reference(tmp_path):
     table = Table("words", DIM, 100, subtract)
     tf.train.Checkpoint(table=table).read(tf.train.Checkpoint(table=table).write(str(tmp_path / "a")))
@@ -248,10 +208,15 @@ def test_a_table_that_was_saved_and_restored_ends_with_its_last_reference(tmp_pa
     assert rows() is None
 
 
-def test_another_strategy_is_refused():
-    other = tf.distribute.OneDeviceStrategy("/cpu:0")
-    with other.scope(), pytest.raises(RuntimeError, match=r"inside strategy\.scope"):
+def test_what_cannot_be_created_is_refused(monkeypatch):
+    with (
+        tf.distribute.OneDeviceStrategy("/cpu:0").scope(),
+        pytest.raises(RuntimeError, match=r"inside strategy\.scope"),
+    ):
         Table("words", DIM, 100, subtract)
+    monkeypatch.setattr(coordinator.embeddings.table, "check_fits", lambda *_: None)
+    with pytest.raises(ValueError, match=r"'words' would have 4,294,967,296 rows on one parameter server, and Tensor"):
+        Table("words", DIM, 2**32, subtract)
 
 
 INDEX = """
