@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
+import tensorflow as tf
 
 from coordinator.errors import ClusterSpecError, LaunchError, VersionMismatchError
 from coordinator.heartbeat.heartbeat_process import Liveness, ServerState
@@ -60,7 +61,7 @@ def members(handshake) -> Iterator[Membership]:
     members.close()
 
 
-def test_a_worker_that_freed_our_context_is_lost_and_reconnected(lease, members):
+def test_a_server_that_freed_our_context_is_lost_and_reconnected(lease, members):
     members.connect()
     before = members.begin_attempt(0)
     lease.freed_on.add(ADDRESSES[FIRST])
@@ -68,10 +69,6 @@ def test_a_worker_that_freed_our_context_is_lost_and_reconnected(lease, members)
     assert members.is_reachable(1)
     assert members.reconnect(0)
     assert members.begin_attempt(0) != before
-
-
-def test_a_parameter_server_that_freed_our_context_is_lost(lease, members):
-    members.connect()
     assert members.lost_parameter_server() is None
     lease.freed_on.add(ADDRESSES[PS])
     assert "not heard from for long" in str(members.lost_parameter_server())
@@ -109,7 +106,7 @@ def test_one_worker_too_many_is_not_added(members):
     assert list(members.worker_addresses) == [0, 1]
 
 
-def test_a_server_of_another_version_makes_connect_raise(handshake, members):
+def test_a_server_of_another_version_makes_connect_raise_and_is_not_connected_again(handshake, members):
     def refuse(new, addresses):
         handshake.refused[1] = VersionMismatchError("It runs another TensorFlow.")
         return {}
@@ -117,10 +114,6 @@ def test_a_server_of_another_version_makes_connect_raise(handshake, members):
     handshake.admit = refuse
     with pytest.raises(VersionMismatchError):
         members.connect()
-
-
-def test_a_refused_server_is_not_connected_again(handshake, members):
-    handshake.refused[1] = VersionMismatchError("It runs another TensorFlow.")
     with pytest.raises(TimeoutError, match=r"/job:ps/task:0 \(ps:1\), any worker .* did not answer"):
         members.connect()
 
@@ -136,17 +129,17 @@ def test_a_missing_server_is_named_with_what_a_connection_to_it_shows(members, m
         f"ps:1: {Obstacle.UNRESOLVED.value}; first:1, second:1: {Obstacle.REFUSED.value}. See also "
         "Options.connect_timeout."
     )
+    assert membership.shortened([f"w{index}" for index in range(100)]) == "w0, w1, w2, w3 and 96 more"
 
 
 def test_a_wait_for_servers_says_what_is_awaited_and_for_how_long(handshake, monkeypatch, caplog):
     options = Options(connect_timeout=1, stall_report_interval=0.01, reconnect_interval=0.01)
     members = Membership(ClusterDefinition(ADDRESSES, None, "grpc"), "client:1", options)
     answering = membership.Membership._answering  # noqa: SLF001 - replaced below
-    is_reported = lambda: "Waiting for" in caplog.text  # noqa: E731 - a name for what is awaited
     monkeypatch.setattr(
         membership.Membership,
         "_answering",
-        lambda self, tasks: answering(self, tasks) if is_reported() else {FIRST, SECOND},
+        lambda self, tasks: answering(self, tasks) if "Waiting for" in caplog.text else {FIRST, SECOND},
     )
     members.connect()
     assert f"Waiting for /job:ps/task:0 (ps:1) to answer, 0 s of at most 1 s. ps:1: {Obstacle.REFUSED.value}." in [
@@ -155,25 +148,15 @@ def test_a_wait_for_servers_says_what_is_awaited_and_for_how_long(handshake, mon
     members.close()
 
 
-def test_long_lists_of_missing_servers_are_shortened():
-    assert membership.shortened(["a"]) == "a"
-    assert membership.shortened([f"w{index}" for index in range(100)]) == "w0, w1, w2, w3 and 96 more"
-
-
 def test_the_loss_of_a_server_is_described_by_what_a_connection_to_it_shows(lease, members, monkeypatch):
     members.connect()
     assert members.describe_loss(0) == "first:1 answers again"
     lease.freed_on.add(ADDRESSES[FIRST])
-    assert (
-        members.describe_loss(0)
-        == "first:1 was restarted, or not heard from for long, and lost what this program had there"
-    )
+    assert "first:1 was restarted, or not heard from for long, and lost" in members.describe_loss(0)
     monkeypatch.setattr(membership.Membership, "_probe", lambda self, tasks: {})
     assert members.describe_loss(0) == f"first:1 does not answer: {Obstacle.REFUSED.value}"
     lost = str(members.lost_parameter_server())
-    assert lost.startswith(
-        f"The parameter server /job:ps/task:0 was lost (ps:1 does not answer: {Obstacle.REFUSED.value})."
-    )
+    assert f"/job:ps/task:0 was lost (ps:1 does not answer: {Obstacle.REFUSED.value})." in lost
     assert members.describe_loss(7) == "it was removed"
 
 
@@ -182,24 +165,19 @@ def test_a_port_of_the_client_that_is_in_use_is_refused_by_its_number(monkeypatc
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         definition = ClusterDefinition(ADDRESSES, f"127.0.0.1:{port}", "grpc")
-        with pytest.raises(
-            LaunchError, match=f"/job:chief/task:0, cannot serve on 127.0.0.1:{port}: port {port}: Address"
-        ):
+        with pytest.raises(LaunchError, match=f"cannot serve on 127.0.0.1:{port}: port {port}: Address"):
             Membership.connected(definition, Options())
 
 
 def test_a_further_strategy_says_that_the_client_keeps_its_address(monkeypatch, caplog):
     monkeypatch.setattr(clients, "current_server_def", lambda: server_def("grpc", "localhost:1", {}))
-    for reserved in (None, "localhost:1"):
+    for reserved in (None, "localhost:1", "localhost:2"):
+        assert not caplog.text
         assert clients.join_as_client(ClusterDefinition(ADDRESSES, reserved, "grpc")) == "localhost:1"
-    assert not caplog.text
-    assert clients.join_as_client(ClusterDefinition(ADDRESSES, "localhost:2", "grpc")) == "localhost:1"
     assert "reserves localhost:2 for /job:chief/task:0, but this program keeps the server at localhost:1" in caplog.text
 
 
 def test_connecting_that_fails_although_all_answer_names_the_likely_cause(members, monkeypatch, caplog):
-    import tensorflow as tf
-
     def fail(definition, client_timeout):
         raise tf.errors.InternalError(None, None, "Not of my kind.")
 
