@@ -37,17 +37,14 @@ class FakeKubernetes:
 
     Args:
       certificate: a file with a certificate and its key; None for plain HTTP.
-
-    Attributes:
-      url: its URL.
-      token: the only one that it accepts; None for any.
-      requests: the parameters of each request.
-      gone_status: of the answer to a watch of what is forgotten: 410, or 200 with an event that says so.
     """
 
     def __init__(self, certificate: pathlib.Path | None = None) -> None:
+        # The only one that it accepts; None for any.
         self.token: str | None = None
+        # The parameters of each request.
         self.requests: list[dict[str, str]] = []
+        # Of the answer to a watch of what is forgotten: 410, or 200 with an event that says so.
         self.gone_status = 410
         self._changed = threading.Condition()
         self._pods: dict[str, dict[str, Any]] = {}
@@ -55,7 +52,7 @@ class FakeKubernetes:
         self._version = 100
         self._forgotten = 100
         # Watches that began before it are ended.
-        self._ended = 0
+        self.ended = 0
         self._is_closed = False
         outer = self
 
@@ -103,7 +100,7 @@ class FakeKubernetes:
             self._version += 1
             self._forgotten = self._version
             self._events.clear()
-            self._ended += 1
+            self.ended += 1
             self._changed.notify_all()
 
     def wait_watched(self, count: int = 1, timeout: float = 30.0) -> None:
@@ -141,17 +138,12 @@ class FakeKubernetes:
     def events_after(self, version: int, ended: int, deadline: float) -> list[tuple[int, dict[str, Any]]] | None:
         """Waits for events; None if the watch has ended."""
         with self._changed:
-            while not (self._is_closed or self._ended > ended):
+            while not (self._is_closed or self.ended > ended):
                 if found := [event for event in self._events if event[0] > version]:
                     return found
                 if not self._changed.wait(deadline - time.monotonic()):
                     return None
         return None
-
-    @property
-    def ended(self) -> int:
-        """How often all watches have been ended."""
-        return self._ended
 
     def _record(self, kind: str, changed: dict[str, Any]) -> None:
         with self._changed:
