@@ -1,7 +1,6 @@
 """Tests of two clients on one directory of checkpoints, the former of which wakes up after the other has begun."""
 
 import contextlib
-import json
 import os
 import shutil
 
@@ -81,14 +80,10 @@ def test_the_newest_client_goes_on_where_the_former_one_vanished(tmp_path):
     assert third[1].save(4.0) == "ckpt-4"
     with pytest.raises(CheckpointsTakenOver):
         third[0].save(9.0)
-
-
-def test_a_client_that_calls_restore_from_again_owns_the_directory_again(tmp_path):
-    first, second = Client(tmp_path), Client(tmp_path)
-    first.recovery.restore_from(first.manager)
-    first.save(1.0)
+    third[0].recovery.restore_from(third[0].manager)
+    third[0].save(9.0)
     with pytest.raises(CheckpointsTakenOver):
-        second.save(2.0)
+        third[1].save(5.0)
 
 
 def test_a_save_during_which_another_client_begins_is_neither_listed_nor_deletes(tmp_path):
@@ -106,16 +101,12 @@ def test_a_save_during_which_another_client_begins_is_neither_listed_nor_deletes
     assert second[0].save(5.0) == "ckpt-3"
     assert second[0].recover() == ("ckpt-3", 5.0)
 
-
-def test_a_save_whose_files_another_client_deletes_says_so(tmp_path):
-    client = Client(tmp_path)
-
     def deleted(path):
         Client(tmp_path)
-        raise tf.errors.NotFoundError(None, None, "ckpt-1_temp is gone.")
+        raise tf.errors.NotFoundError(None, None, "ckpt-4_temp is gone.")
 
     with saved_in_blocks(2**26, deleted), pytest.raises(CheckpointsTakenOver):
-        client.save(1.0)
+        second[0].save(6.0)
 
 
 def test_a_checkpoint_that_another_client_has_written_over_is_not_restored(tmp_path):
@@ -162,12 +153,12 @@ def test_copying_the_directory_changes_no_owner(tmp_path):
     assert client.recover() == ("ckpt-1", 1.0)
 
 
-@pytest.mark.parametrize("text", ["", "{", "3", '{"number": 3}', "\x00" * 100])
-def test_a_damaged_record_is_nobodys(tmp_path, text):
+def test_a_damaged_record_is_nobodys(tmp_path):
     client = Client(tmp_path)
-    (tmp_path / OWNER_FILE).write_text(text)
-    client.save(1.0)
-    assert client.recover() == ("ckpt-1", 1.0)
+    for text in ("", "{", "3", '{"number": 3}', "\x00" * 100):
+        (tmp_path / OWNER_FILE).write_text(text)
+        client.save(1.0)
+        assert client.recover()[1] == 1.0, text
     Client(tmp_path)
     with pytest.raises(CheckpointsTakenOver):
         client.save(2.0)
@@ -184,13 +175,6 @@ def test_a_file_system_that_shows_a_former_record_for_a_while_names_no_other_cli
     (tmp_path / OWNER_FILE).write_text(records[2])
     with pytest.raises(CheckpointsTakenOver):
         clients[1].save(9.0)
-
-
-def test_the_record_says_who_the_owner_is(tmp_path):
-    Client(tmp_path)
-    record = json.loads((tmp_path / OWNER_FILE).read_text())
-    assert record["process"] == os.getpid()
-    assert {"number", "former", "host", "program", "since"} <= record.keys()
 
 
 def test_a_directory_that_cannot_be_written_is_only_read(tmp_path, caplog):

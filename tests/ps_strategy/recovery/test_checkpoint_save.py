@@ -81,23 +81,18 @@ def failing(save, servers, *errors):
     return fail_or_save
 
 
-def test_a_save_records_the_progress_of_training(manager, servers):
+def test_a_manager_saves_while_no_function_runs(manager, servers):
+    was_quiet, own = [], manager.save
+    save = manager.save = lambda *args, **kwargs: (was_quiet.append(servers.is_quiet), own(*args, **kwargs))[1]
     servers.recovery.restore_from(manager)
     path = manager.save(checkpoint_number=5)
     assert path == manager.latest_checkpoint
     assert path.endswith("ckpt-5")
-    assert servers.waits == 0
-    servers.lost = True
-    rollback = servers.recovery.recover()
-    assert (rollback.checkpoint, rollback.step_before, rollback.step_after) == (path, 7, 7)
-
-
-def test_a_manager_saves_while_no_function_runs(manager, servers):
-    was_quiet, save = [], manager.save
-    manager.save = lambda *args, **kwargs: (was_quiet.append(servers.is_quiet), save(*args, **kwargs))[1]
-    servers.recovery.restore_from(manager)
-    assert manager.save() == manager.latest_checkpoint
-    assert (was_quiet, servers.quiet_periods, servers.is_quiet) == ([True], 1, False)
+    assert (was_quiet, servers.quiet_periods, servers.is_quiet, servers.waits) == ([True], 1, False, 0)
+    for source in (manager, lambda: None):
+        servers.recovery.restore_from(source)
+        servers.recovery.release_manager()
+        assert manager.save == save
 
 
 def test_a_save_that_a_lost_server_made_fail_is_repeated(manager, servers):
@@ -105,13 +100,9 @@ def test_a_save_that_a_lost_server_made_fail_is_repeated(manager, servers):
     servers.recovery.restore_from(manager)
     assert manager.save() == manager.latest_checkpoint
     assert servers.waits == 2
-
-
-def test_nothing_is_saved_while_variables_are_missing(manager, servers):
-    servers.recovery.restore_from(manager)
     servers.lost = True
-    assert manager.save() == manager.latest_checkpoint
-    assert servers.waits == 1
+    assert manager.save() == manager.latest_checkpoint, "nothing is saved while variables are missing"
+    assert servers.waits == 3
 
 
 def test_a_server_that_does_not_return_is_named(manager, servers):
@@ -159,23 +150,6 @@ def test_a_save_that_was_not_due_records_nothing(servers, tmp_path):
     assert manager.save() is None
 
 
-def test_releasing_restores_the_managers_original_save(manager, servers):
-    own = manager.save
-    servers.recovery.restore_from(manager)
-    assert manager.save != own
-    servers.recovery.release_manager()
-    assert manager.save == own
-    servers.recovery.restore_from(manager)
-    manager.save = own
-    servers.recovery.release_manager()
-    assert manager.save == own
-
-
-@pytest.fixture
-def asynchronous() -> tf.train.CheckpointOptions:
-    return tf.train.CheckpointOptions(enable_async=True)
-
-
 def ways_to_save(manager):
     """Each saves or restores the manager's checkpoint with the options that it is given."""
     checkpoint, prefix = manager.checkpoint, f"{manager.directory}/other"
@@ -192,11 +166,17 @@ def ways_to_save(manager):
     }
 
 
-def test_a_checkpoint_is_not_saved_or_restored_asynchronously(manager, servers, asynchronous):
+def test_a_checkpoint_is_not_saved_or_restored_asynchronously(manager, servers):
+    asynchronous = tf.train.CheckpointOptions(enable_async=True)
     servers.recovery.restore_from(manager)
+    with pytest.raises(ValueError, match="enable_async"):
+        manager.save(options=asynchronous)
+    assert manager.save().endswith("ckpt-1"), "a refused save is not counted"
     for use in ways_to_save(manager).values():
         with pytest.raises(ValueError, match=r"enable_async=True.*Leave enable_async out"):
             use(asynchronous)
+        with pytest.raises(ValueError, match="enable_async"):
+            use(tf.train.CheckpointOptions(experimental_enable_async_checkpoint=True))
         use(tf.train.CheckpointOptions())
     # The checkpoint is restored as it was saved, not asynchronously.
     manager.checkpoint.step.assign(8)
@@ -205,19 +185,6 @@ def test_a_checkpoint_is_not_saved_or_restored_asynchronously(manager, servers, 
     servers.recovery.release_manager()
     assert manager.save(options=asynchronous)
     manager.checkpoint.sync()
-
-
-def test_the_former_name_of_the_option_is_refused_as_well(manager, servers):
-    servers.recovery.restore_from(manager)
-    with pytest.raises(ValueError, match="enable_async"):
-        manager.save(options=tf.train.CheckpointOptions(experimental_enable_async_checkpoint=True))
-
-
-def test_a_refused_save_is_not_counted(manager, servers, asynchronous):
-    servers.recovery.restore_from(manager)
-    with pytest.raises(ValueError, match="enable_async"):
-        manager.save(options=asynchronous)
-    assert manager.save().endswith("ckpt-1")
 
 
 def steps_of_a_recovery(servers) -> tuple[int, int]:
