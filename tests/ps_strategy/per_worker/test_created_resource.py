@@ -15,7 +15,7 @@ def new_queue():
     return tf.queue.FIFOQueue(10, [tf.int64], [[]])
 
 
-def test_each_worker_has_a_queue_of_its_own(strategy):
+def test_each_worker_has_a_queue_of_its_own(strategy, shared_cluster):
     with strategy.scope():
         queue = strategy.create_per_worker_resource(new_queue)
 
@@ -24,15 +24,15 @@ def test_each_worker_has_a_queue_of_its_own(strategy):
         queue.enqueue(value)
         return queue.size()
 
-    @tf.function
-    def take():
-        return queue.dequeue()
-
     assert on_every_worker(strategy, put, tf.constant(3, tf.int64)) == [1, 1]
     assert strategy.schedule(put, (tf.constant(4, tf.int64),), worker=1).result(TIMEOUT) == 2
-    assert on_every_worker(strategy, take) == [3, 3]
+    assert on_every_worker(strategy, tf.function(queue.dequeue)) == [3, 3]
     assert on_every_worker(strategy, tf.function(queue.size)) == [0, 1]
     assert queue.size().numpy() == 0, "the client has one, too"
+    # A worker that was restarted creates its own again.
+    shared_cluster.kill("worker", 1)
+    shared_cluster.restart("worker", 1)
+    assert on_every_worker(strategy, put, tf.constant(3, tf.int64)) == [1, 1]
 
 
 def test_a_module_of_a_variable_a_table_and_a_generator_is_one_resource(strategy):
@@ -61,20 +61,6 @@ def test_a_module_of_a_variable_a_table_and_a_generator_is_one_resource(strategy
     assert counter.count.device.startswith("/job:chief")
 
 
-def test_a_worker_that_was_restarted_creates_its_resource_again(strategy, shared_cluster):
-    queue = strategy.create_per_worker_resource(new_queue)
-
-    @tf.function
-    def put():
-        queue.enqueue(tf.constant(1, tf.int64))
-        return queue.size()
-
-    assert on_every_worker(strategy, put) == [1, 1]
-    shared_cluster.kill("worker", 1)
-    shared_cluster.restart("worker", 1)
-    assert on_every_worker(strategy, put) == [2, 1]
-
-
 def test_a_resource_that_cannot_be_created_fails_the_functions_that_use_it(strategy):
     calls = []
 
@@ -100,16 +86,13 @@ def test_what_is_no_resource_is_refused(strategy):
         strategy.create_per_worker_resource(lambda: 1 // 0)
 
 
-def test_resources_of_the_client_are_refused_by_words(strategy):
+def test_resources_of_the_client_but_a_summary_writer_are_refused_by_words(strategy, tmp_path):
     with strategy.scope():
         queue = new_queue()
     iterator = iter(tf.data.Dataset.range(3))
     for fn in (queue.dequeue, lambda: next(iterator)):
         with pytest.raises(ValueError, match=r"resource of the client .* strategy\.create_per_worker_resource"):
             strategy.schedule(tf.function(fn))
-
-
-def test_a_summary_writer_of_the_client_may_be_used_as_before(strategy, tmp_path):
     writer = tf.summary.create_file_writer(str(tmp_path))
 
     @tf.function

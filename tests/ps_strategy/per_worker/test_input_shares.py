@@ -67,17 +67,13 @@ def sharded(context):
 
 
 def test_a_dataset_is_made_again_when_its_share_changes(workers, distribution):
-    dataset = distribution.from_function(sharded)
-    assert [of_worker(dataset, worker) for worker in workers] == [[0, 2, 4, 6, 8, 10], [1, 3, 5, 7, 9, 11]]
-    workers.append(2)
-    assert [of_worker(dataset, worker) for worker in workers] == [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8, 11]]
-
-
-def test_a_dataset_may_be_made_while_there_is_no_worker(workers, distribution):
+    # It may be made while there is no worker.
     workers.clear()
     dataset = distribution.from_function(sharded)
     workers += [0, 1]
     assert [of_worker(dataset, worker) for worker in workers] == [[0, 2, 4, 6, 8, 10], [1, 3, 5, 7, 9, 11]]
+    workers.append(2)
+    assert [of_worker(dataset, worker) for worker in workers] == [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8, 11]]
 
 
 def test_endless_iterators_begin_again_with_new_shares_and_others_with_the_next_iter(workers, distribution):

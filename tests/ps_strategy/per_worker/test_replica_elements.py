@@ -34,17 +34,14 @@ def test_consecutive_elements_of_any_shape_are_one_element_for_all_replicas():
     ]
 
 
-def test_a_replica_without_an_element_at_the_end_gets_a_batch_of_no_rows():
+def test_the_last_elements_are_filled_up_with_no_rows_or_left_out():
     grouped = one_for_each_replica(tf.data.Dataset.from_tensor_slices(np.ones([5, 2])).batch(2), 2)
     assert int(grouped.cardinality()) == 2
     assert elements(grouped)[1] == [[[1.0, 1.0]], []]
     assert grouped.element_spec.value_type.__name__ == "PerReplica"
-
-
-def test_an_incomplete_element_of_fixed_batches_is_left_out():
-    grouped = one_for_each_replica(tf.data.Dataset.range(7).batch(2, drop_remainder=True), 2)
-    assert elements(grouped) == [[[0, 1], [2, 3]]]
-    assert int(grouped.cardinality()) == 1
+    of_fixed_batches = one_for_each_replica(tf.data.Dataset.range(7).batch(2, drop_remainder=True), 2)
+    assert elements(of_fixed_batches) == [[[0, 1], [2, 3]]]
+    assert int(of_fixed_batches.cardinality()) == 1
 
 
 def test_an_endless_dataset_stays_endless_and_its_position_can_be_saved(tmp_path):
@@ -58,14 +55,10 @@ def test_an_endless_dataset_stays_endless_and_its_position_can_be_saved(tmp_path
     assert elements([next(checkpoint.iterator)]) == expected == [[[4, 5], [0, 1]]]
 
 
-@pytest.mark.parametrize("divide", [one_for_each_replica, divided_among_replicas])
-def test_a_dataset_for_one_replica_is_not_changed(divide):
+def test_datasets_for_one_replica_or_with_parts_already_are_not_changed():
     dataset = tf.data.Dataset.range(3).batch(2)
-    assert divide(dataset, 1) is dataset
-
-
-def test_elements_that_have_parts_already_are_not_grouped_again():
-    divided = divided_among_replicas(tf.data.Dataset.range(4).batch(2), 2)
+    assert one_for_each_replica(dataset, 1) is divided_among_replicas(dataset, 1) is dataset
+    divided = divided_among_replicas(dataset, 2)
     assert one_for_each_replica(divided, 2) is divided
 
 
@@ -77,8 +70,5 @@ def test_batches_of_any_kind_are_divided_by_rows():
     found = [[list(map(readable, each.values)) for each in element] for element in divided]
     assert found[0] == [[[0, 1], [2]], [np.eye(5)[:2].tolist(), np.eye(5)[2:3].tolist()], [[[1], []], [[2, 3]]]]
     assert found[1] == [[[3], [4]], [np.eye(5)[3:4].tolist(), np.eye(5)[4:].tolist()], [[[4]], [[5]]]]
-
-
-def test_an_element_that_is_no_batch_cannot_be_divided():
     with pytest.raises(ValueError, match="divided among the 2 devices of a worker"):
         divided_among_replicas(tf.data.Dataset.range(4), 2)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import gc
-import sys
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,11 +9,7 @@ import pytest
 import tensorflow as tf
 
 from coordinator import ClosureCancelledError, ClosureInputError
-from coordinator.ps_strategy.per_worker.resource import (
-    PerWorkerHandles,
-    PerWorkerResource,
-    WorkerCopies,
-)
+from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, PerWorkerResource, WorkerCopies
 from coordinator.testing.fake_runtime import FakeRuntime, Gate
 from tests.deadline import LIMIT
 from tests.fake_cluster import OPTIONS, running_scheduler
@@ -45,26 +40,13 @@ def resource(workshop):
     return PerWorkerResource("vocabulary", workshop.build)
 
 
-def test_no_copy_is_created_before_it_is_used(workshop, resource):
+def test_a_copy_is_created_once_per_worker_and_connection_when_it_is_used(workshop, resource):
     assert workshop.built_for == []
-    assert repr(resource) == "<PerWorkerResource vocabulary>"
-
-
-def test_a_copy_is_created_once_per_worker(workshop, resource):
-    assert [resource.value_on(local_context(worker)) for worker in (0, 1, 0, 1)] == [
-        "copy 1",
-        "copy 2",
-        "copy 1",
-        "copy 2",
-    ]
-    assert workshop.built_for == [(0, 1), (1, 1)]
-
-
-def test_only_a_restarted_worker_creates_its_copy_again(workshop, resource):
-    for connection_number in (1, 2, 2):
-        resource.value_on(local_context(0, connection_number))
-        resource.value_on(local_context(1))
+    found = [resource.value_on(local_context(*where)) for where in ((0, 1), (1, 1), (0, 1), (1, 1), (0, 2), (0, 2))]
+    assert found == ["copy 1", "copy 2", "copy 1", "copy 2", "copy 3", "copy 3"]
     assert workshop.built_for == [(0, 1), (1, 1), (0, 2)]
+    constant = PerWorkerResource("constant", lambda _: tf.constant(1))
+    assert constant.value_on(local_context()).device.endswith("/device:CPU:0"), "in the device scope of its worker"
 
 
 def test_a_copy_is_created_again_when_its_share_has_changed(workshop):
@@ -89,23 +71,6 @@ def test_a_copy_is_created_again_after_it_was_reset(workshop, resource, on_all):
     assert [resource.value_on(local_context(0)) for _ in range(2)] == ["copy 2", "copy 2"]
 
 
-def test_the_use_of_a_copy_that_exists_calls_nothing(resource):
-    context = local_context()
-    copy, called = resource.value_on(context), []
-    sys.setprofile(lambda frame, event, _: called.append(frame.f_code.co_name) if event == "call" else None)
-    try:
-        again = resource.value_on(context)
-    finally:
-        sys.setprofile(None)
-    assert again is copy
-    assert called == ["value_on"]
-
-
-def test_a_copy_is_created_in_the_device_scope_of_its_worker():
-    resource = PerWorkerResource("constant", lambda _: tf.constant(1))
-    assert resource.value_on(local_context()).device.endswith("/device:CPU:0")
-
-
 def test_a_copy_that_cannot_be_created_is_an_input_error_with_its_cause(workshop, resource):
     workshop.error = tf.errors.NotFoundError(None, None, "no such file")
     with pytest.raises(
@@ -113,22 +78,13 @@ def test_a_copy_that_cannot_be_created_is_an_input_error_with_its_cause(workshop
     ) as caught:
         resource.value_on(local_context())
     assert caught.value.__cause__ is workshop.error
-
-
-def test_creating_a_copy_is_retried_after_a_failure(workshop, resource):
-    workshop.error = ValueError("not yet")
-    with pytest.raises(ClosureInputError):
-        resource.value_on(local_context())
+    # Errors of this library are passed on as they are.
+    for workshop.error in (ClosureCancelledError("stop"), ClosureInputError("table could not be made")):
+        with pytest.raises(type(workshop.error)) as caught:
+            resource.value_on(local_context())
+        assert caught.value is workshop.error
     workshop.error = None
-    assert resource.value_on(local_context()) == "copy 2"
-
-
-@pytest.mark.parametrize("error", [ClosureCancelledError("stop"), ClosureInputError("table could not be made")])
-def test_errors_of_this_library_are_passed_on_as_they_are(workshop, resource, error):
-    workshop.error = error
-    with pytest.raises(type(error)) as caught:
-        resource.value_on(local_context())
-    assert caught.value is error
+    assert resource.value_on(local_context()) == "copy 4", "it is tried again"
 
 
 def test_the_handle_of_a_variable_maps_to_the_copies_while_the_variable_exists(resource):
@@ -145,6 +101,16 @@ def test_the_handle_of_a_variable_maps_to_the_copies_while_the_variable_exists(r
     assert len(handles.handles_of_copies) == 0
 
 
+def test_nested_functions_capture_a_handle_that_maps_to_the_copies(resource):
+    handles = PerWorkerHandles()
+    variable = tf.Variable(1)
+    handles.add(variable, resource)
+    inner = tf.function(lambda: variable + 1)
+    outer = tf.function(lambda: tf.data.Dataset.range(2).map(lambda _: inner()).reduce(0, lambda a, b: a + b))
+    [captured] = outer.get_concrete_function().captured_inputs
+    assert handles.resource_for(captured) is resource
+
+
 def test_what_stands_for_the_index_of_a_worker_keeps_no_graph_alive():
     handles = PerWorkerHandles()
     variable = tf.Variable(1)
@@ -159,23 +125,6 @@ def test_what_stands_for_the_index_of_a_worker_keeps_no_graph_alive():
     del step
     gc.collect()
     assert graph() is None
-
-
-def test_nested_functions_capture_a_handle_that_maps_to_the_copies(resource):
-    handles = PerWorkerHandles()
-    variable = tf.Variable(1)
-    handles.add(variable, resource)
-
-    @tf.function
-    def inner():
-        return variable + 1
-
-    @tf.function
-    def outer():
-        return tf.data.Dataset.range(2).map(lambda _: inner()).reduce(0, lambda a, b: a + b)
-
-    [captured] = outer.get_concrete_function().captured_inputs
-    assert handles.resource_for(captured) is resource
 
 
 def test_work_on_all_workers_ends_when_a_parameter_server_is_lost():
