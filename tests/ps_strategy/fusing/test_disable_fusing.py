@@ -22,7 +22,4 @@ def test_disabled_fusing_is_found_in_a_function_and_in_nested_functions():
 
     for function in (lambda _: unfusable(), lambda _: inner(), in_a_branch, in_a_loop, tf.function(in_a_loop)):
         assert not may_be_fused(tf.function(function, autograph=False).get_concrete_function(tf.TensorSpec([])))
-
-
-def test_a_function_may_be_fused_by_default():
     assert may_be_fused(tf.function(lambda x: x + 1).get_concrete_function(tf.TensorSpec([])))

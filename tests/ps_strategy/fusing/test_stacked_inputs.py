@@ -45,22 +45,15 @@ def test_arguments_that_are_bound_once_are_those_that_are_bound_for_each_step(st
         assert one.dtype == other.dtype
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [(np.array("a"), np.array("b")), (1.0, 2.0), (np.int32(1), np.int64(2)), (np.zeros(1, ">i4"), np.ones(1, ">i4"))],
-)
-def test_other_arguments_are_bound_for_each_step(one, other):
-    assert StackedInputs.of_arguments([[one], [other]], list) is None
-
-
-def test_arrays_that_the_function_converts_are_bound_for_each_step():
+def test_other_arguments_are_bound_for_each_step():
+    others = [("a", "b"), (1.0, 2.0), (np.int32(1), np.int64(2)), (np.zeros(1, ">i4"), np.ones(1, ">i4"))]
+    for one, other in [(np.array("a"), np.array("b")), *others]:
+        assert StackedInputs.of_arguments([[one], [other]], list) is None, one
+    # Arrays that the function converts, and one tensor in two places.
     steps = [[np.float64(1)], [np.float64(2)]]
     concrete = concrete_of(steps, tf.TensorSpec([], tf.float32))
     assert StackedInputs.of_arguments(steps, lambda flat: bound_with(concrete, flat)) is None
     assert StackedInputs.of_steps([bound_with(concrete, step) for step in steps]).values[0].dtype == tf.float32
-
-
-def test_one_tensor_in_two_places_is_bound_for_each_step():
     one, other = tf.constant(1), tf.constant(2)
     concrete = concrete_of([[one, one]])
     assert StackedInputs.of_arguments([[one, one], [other, other]], lambda flat: bound_with(concrete, flat)) is None
