@@ -62,8 +62,7 @@ def test_a_loop_a_branch_a_map_and_a_function_share_one_read():
     assert reads(hoisted(step, tf.ones([2, 2]))) == (1, 0)
 
 
-@pytest.mark.parametrize("number", [0, 2])
-def test_branches_of_a_switch_share_one_read_and_what_one_changes_is_read_in_it(number):
+def test_branches_of_a_switch_share_one_read_and_what_one_changes_is_read_in_it():
     weight, changed = tf.Variable([2.0]), tf.Variable([3.0])
 
     def change():
@@ -75,7 +74,7 @@ def test_branches_of_a_switch_share_one_read_and_what_one_changes_is_read_in_it(
         x = tf.switch_case(number, [lambda: x * weight, lambda: x + weight, change])
         return x + weight
 
-    concrete = hoisted(step, tf.ones([1]), tf.constant(number))
+    concrete = hoisted(step, tf.ones([1]), tf.constant(2))
     assert reads(concrete) == (1, 1)
     assert [each.type for each in concrete.graph.get_operations() if "Case" in each.type] == ["Case"]
 
@@ -115,9 +114,7 @@ def test_a_read_sees_the_changes_before_the_loop_and_none_after_it():
     assert reads(hoisted(step, tf.ones([1]))) == (4, 0)
 
 
-def test_what_a_function_changes_is_hoisted_out_of_its_own_loops():
-    weight = tf.Variable([2.0])
-
+def changed_in_a_function_after_its_loop(weight, _, x):
     @tf.function
     def function(x):
         for _ in tf.range(3):
@@ -125,55 +122,50 @@ def test_what_a_function_changes_is_hoisted_out_of_its_own_loops():
         weight.assign(x)
         return x
 
-    @tf.function
-    def step(x):
-        return function(x) + function(x)
-
-    assert reads(hoisted(step, tf.ones([1]))) == (0, 1)
+    return function(x) + function(x)
 
 
-def test_what_a_loop_changes_is_read_in_each_iteration():
-    weight = tf.Variable([2.0])
-
-    @tf.function
-    def step(x):
-        for _ in tf.range(3):
-            x = x * weight
-            weight.assign_add([1.0])
-        return x
-
-    assert reads(hoisted(step, tf.ones([1]))) == (0, 1)
+def changed_in_the_loop(weight, _, x):
+    for _ in tf.range(3):
+        x = x * weight
+        weight.assign_add([1.0])
+    return x
 
 
-def test_a_variable_that_a_function_is_given_twice_is_read_where_it_was():
-    weight = tf.Variable([2.0])
-
+def given_twice(weight, _, x):
     @tf.function
     def change(given):
         given.assign_add([1.0])
         return weight + 1.0
 
-    step = tf.function(lambda: change(weight))
-    assert reads(hoisted(step)) == (0, 1)
+    return x + change(weight)
 
 
-def test_read_value_reads_in_each_iteration():
-    weight = tf.Variable([2.0])
+def read_by_read_value(weight, _, x):
+    for _ in tf.range(3):
+        x = x * weight.read_value()
+    return x
 
-    @tf.function
-    def step(x):
-        for _ in tf.range(3):
-            x = x * weight.read_value()
-        return x
 
-    assert reads(hoisted(step, tf.ones([1]))) == (0, 1)
+def rows_looked_up(_, table, x):
+    for number in tf.range(3):
+        x = x + table.sparse_read(number) + table[0]
+    return x
+
+
+def test_a_variable_that_may_change_meanwhile_is_read_where_it_was():
+    weight, table = tf.Variable([2.0]), tf.Variable([[1.0], [2.0], [3.0]])
+    steps = [changed_in_a_function_after_its_loop, changed_in_the_loop, given_twice, read_by_read_value, rows_looked_up]
+    for step in steps:
+        function = tf.function(lambda x, step=step: step(weight, table, x))
+        assert reads(hoisted(function, tf.ones([1]))) == (0, 1), step.__name__
 
 
 def test_a_loop_that_waits_for_a_variable_reads_it_in_each_iteration():
-    clocks, flag = tf.Variable([5.0, 6.0]), tf.Variable(1)
+    clocks, flag, weights = tf.Variable([5.0, 6.0]), tf.Variable(1), tf.Variable([0.5, 0.25])
 
     @tf.function
-    def step(x):
+    def waiting(x):
         while tf.reduce_min(clocks) < x:
             x -= 1.0
         go_on = tf.constant(True)
@@ -182,48 +174,31 @@ def test_a_loop_that_waits_for_a_variable_reads_it_in_each_iteration():
             go_on = last < 1
         return x
 
-    assert reads(hoisted(step, tf.constant(9.0))) == (0, 2)
-
-
-def test_weights_are_hoisted_although_they_decide_when_a_loop_ends():
-    weights = tf.Variable([0.5, 0.25])
-
     @tf.function
-    def step(x):
+    def decided_by_weights(x):
         while tf.reduce_sum(x) > 1.0:
             x = x * weights
         return x
 
-    assert reads(hoisted(step, tf.constant([9.0, 9.0]))) == (1, 0)
+    assert reads(hoisted(waiting, tf.constant(9.0))) == (0, 2)
+    assert reads(hoisted(decided_by_weights, tf.constant([9.0, 9.0]))) == (1, 0)
 
 
-@pytest.mark.parametrize("size", [MAX_PACKED_BYTES // 4, MAX_PACKED_BYTES // 4 + 1])
-def test_a_large_variable_is_read_in_the_branch_that_needs_it(size):
-    table = tf.Variable(tf.zeros([size]))
+def test_a_large_variable_is_read_in_the_branch_that_needs_it():
+    for size, expected in ((MAX_PACKED_BYTES // 4, (1, 0)), (MAX_PACKED_BYTES // 4 + 1, (0, 1))):
+        table = tf.Variable(tf.zeros([size]))
 
-    @tf.function
-    def step(x):
-        return tf.cond(x > 0, lambda: tf.reduce_sum(table) + x, lambda: x)
+        @tf.function
+        def step(x, table=table):
+            return tf.cond(x > 0, lambda: tf.reduce_sum(table) + x, lambda: x)
 
-    assert reads(hoisted(step, tf.constant(1.0))) == ((1, 0) if size * 4 <= MAX_PACKED_BYTES else (0, 1))
-
-
-def test_rows_are_looked_up_in_each_iteration():
-    table = tf.Variable([[1.0], [2.0], [3.0]])
-
-    @tf.function
-    def step(x):
-        for number in tf.range(3):
-            x = x + table.sparse_read(number) + table
-        return x
-
-    assert reads(hoisted(step, tf.zeros([3, 1]))) == (0, 1)
+        captured = tf.function(lambda x, step=step.python_function: step(x))
+        assert reads(hoisted(captured, tf.constant(1.0))) == expected
 
 
-@pytest.mark.parametrize("kind", ["LSTM", pytest.param("GRU", marks=pytest.mark.long)])
-def test_a_step_of_a_recurrent_model_reads_each_variable_once(kind):
+def test_a_step_of_a_recurrent_model_reads_each_variable_once():
     keras.utils.set_random_seed(1)
-    model = keras.Sequential([keras.Input([5, 2]), getattr(keras.layers, kind)(3), keras.layers.Dense(1)])
+    model = keras.Sequential([keras.Input([5, 2]), keras.layers.LSTM(3), keras.layers.Dense(1)])
     rate = tf.Variable(0.1)
 
     @tf.function

@@ -1,7 +1,5 @@
 """Tests that tensors of every dtype arrive bit for bit in packed messages."""
 
-import contextlib
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -22,15 +20,6 @@ from tests.ps_strategy.fusing.random_transfers import (
 )
 
 
-@contextlib.contextmanager
-def grappler(*, is_used):
-    """Enables or disables TensorFlow's graph optimizer in a scope."""
-    before = tf.config.optimizer.get_experimental_options()
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": not is_used})
-    yield
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False, **before})
-
-
 def built(transfers, is_packed):
     """Returns the concrete function of a random graph, with or without packed transfers."""
     messages = []
@@ -49,27 +38,18 @@ def run_here(concrete, fed):
     return [bits(value) for value in results(concrete, *fed)]
 
 
-def cases(*default):
-    """Returns pytest parameters: dtypes, and whether TensorFlow optimizes the graph; most are marked as long."""
-    for name, dtypes in {"all": DTYPES, "common": COMMON, "words": WORDS}.items():
-        for is_optimized in (True, False):
-            case = f"{name}-{'' if is_optimized else 'no-'}grappler"
-            yield pytest.param(dtypes, is_optimized, id=case, marks=() if case in default else pytest.mark.long)
-
-
-@pytest.mark.parametrize(("dtypes", "is_optimized"), [*cases("all-grappler")])
-def test_packed_tensors_of_every_dtype_keep_their_bits(dtypes, is_optimized):
+@pytest.mark.parametrize("dtypes", [DTYPES, pytest.param(WORDS, marks=pytest.mark.long)], ids=["all", "words"])
+def test_packed_tensors_of_every_dtype_keep_their_bits(dtypes):
     transfers = RandomTransfers(0, dtypes)
-    with grappler(is_used=is_optimized):
-        found, expected = (run_here(built(transfers, is_packed), transfers.fed) for is_packed in (True, False))
+    found, expected = (run_here(built(transfers, is_packed), transfers.fed) for is_packed in (True, False))
     assert found == expected
 
 
-@pytest.mark.parametrize(("dtypes", "is_optimized"), [*cases()])
-def test_packed_tensors_keep_their_bits_on_real_servers(strategy, dtypes, is_optimized):
+@pytest.mark.long
+@pytest.mark.parametrize("dtypes", [DTYPES, COMMON, WORDS], ids=["all", "common", "words"])
+def test_packed_tensors_keep_their_bits_on_real_servers(strategy, dtypes):
     transfers = RandomTransfers(1, dtypes)
-    with grappler(is_used=is_optimized):
-        found, expected = (run_on_worker(built(transfers, is_packed), transfers.fed) for is_packed in (True, False))
+    found, expected = (run_on_worker(built(transfers, is_packed), transfers.fed) for is_packed in (True, False))
     assert found == expected
 
 
@@ -77,8 +57,7 @@ def test_packed_tensors_keep_their_bits_on_real_servers(strategy, dtypes, is_opt
     "dtypes",
     [
         pytest.param([tf.int8, tf.float32, tf.bool, tf.string], id="some"),
-        pytest.param(COMMON, id="common", marks=pytest.mark.long),
-        *(pytest.param([dtype], id=dtype.name, marks=pytest.mark.long) for dtype in [*DTYPES, *FED_ONLY]),
+        pytest.param([*DTYPES, *FED_ONLY], id="all", marks=pytest.mark.long),
     ],
 )
 def test_arguments_and_results_of_fused_calls_keep_their_bits(strategy, monkeypatch, dtypes):
