@@ -2,99 +2,57 @@
 
 import keras
 import numpy as np
-import pytest
 import tensorflow as tf
 
 TIMEOUT = 120.0
 STEPS = 60
 MOMENTUM = 0.8
+# Of each batch.
+MEANS = [float(number % 7 - 3) for number in range(STEPS)]
+DEVIATIONS = [1.0 + number % 4 for number in range(STEPS)]
+BATCHES = [tf.constant([[mean - away], [mean + away]]) for mean, away in zip(MEANS, DEVIATIONS, strict=True)]
+VARIANCES = [away**2 for away in DEVIATIONS]
 
 
-def batch(number):
-    """Returns batch `number`, whose mean and variance the next two functions return."""
-    return tf.constant([[mean_of(number) - 1.0 - number % 4], [mean_of(number) + 1.0 + number % 4]])
-
-
-def mean_of(number):
-    return float(number % 7 - 3)
-
-
-def variance_of(number):
-    return (1.0 + number % 4) ** 2
-
-
-@pytest.fixture
-def normalization(strategy):
+def test_moving_statistics_of_racing_workers_are_a_mean_over_batches(strategy):
     with strategy.scope():
         layer = keras.layers.BatchNormalization(momentum=MOMENTUM)
         layer.build([None, 1])
-    return layer
-
-
-def in_training(layer):
-    @tf.function
-    def step(x):
-        return layer(x, training=True)
-
-    return step
-
-
-def test_moving_statistics_with_one_step_at_a_time_equal_those_of_one_process(strategy, normalization):
-    step = in_training(normalization)
-    mean, variance = 0.0, 1.0
-    for number in range(5):
-        normalized = strategy.schedule(step, args=(batch(number),)).result(TIMEOUT)
+    step = tf.function(lambda x: layer(x, training=True))
+    # One step at a time is as in one process.
+    expected = np.array([0.0, 1.0])
+    for batch, *statistics in zip(BATCHES[:5], MEANS, VARIANCES, strict=False):
+        normalized = strategy.schedule(step, args=(batch,)).result(TIMEOUT)
         np.testing.assert_allclose(normalized[:, 0], [-1.0, 1.0], atol=1e-3)
-        mean = MOMENTUM * mean + (1 - MOMENTUM) * mean_of(number)
-        variance = MOMENTUM * variance + (1 - MOMENTUM) * variance_of(number)
-    assert float(normalization.moving_mean[0]) == pytest.approx(mean, rel=1e-5)
-    assert float(normalization.moving_variance[0]) == pytest.approx(variance, rel=1e-5)
+        expected = MOMENTUM * expected + (1 - MOMENTUM) * np.array(statistics)
+    found = np.array([layer.moving_mean.numpy()[0], layer.moving_variance.numpy()[0]])
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
-
-def test_moving_statistics_of_racing_workers_are_a_mean_over_batches(strategy, normalization):
-    step = in_training(normalization)
-    for number in range(STEPS):
-        strategy.schedule(step, args=(batch(number),))
+    for batch in BATCHES:
+        strategy.schedule(step, args=(batch,))
     strategy.join(TIMEOUT)
-    means, variances = ([of(number) for number in range(STEPS)] for of in (mean_of, variance_of))
-    assert min(means) < float(normalization.moving_mean[0]) < max(means)
+    assert min(MEANS) < float(layer.moving_mean[0]) < max(MEANS)
     # The initial 1 is the least of the variances as well.
-    assert min(variances) < float(normalization.moving_variance[0]) < max(variances)
+    assert min(VARIANCES) < float(layer.moving_variance[0]) < max(VARIANCES)
 
 
-def masks_of(futures):
-    return [tuple(future.result(TIMEOUT).tolist()) for future in futures]
-
-
-@pytest.fixture
-def dropout(strategy):
+def test_seeds_of_racing_workers_advance_by_one_for_each_call(strategy):
     with strategy.scope():
         layer = keras.layers.Dropout(0.5, seed=7)
         layer.build([64])
-    return layer
 
-
-@pytest.fixture
-def drop(dropout):
     @tf.function
-    def step():
-        return dropout(tf.ones([64]), training=True)
+    def drop():
+        return layer(tf.ones([64]), training=True)
 
-    return step
-
-
-def test_dropout_with_one_step_at_a_time_equals_that_of_one_process(strategy, drop):
     here = keras.layers.Dropout(0.5, seed=7)
-    for _ in range(5):
-        [mask] = masks_of([strategy.schedule(drop)])
-        assert mask == tuple(here(tf.ones([64]), training=True).numpy().tolist())
-
-
-def test_seeds_of_racing_workers_advance_by_one_for_each_call(strategy, dropout, drop):
+    expected = [tuple(here(tf.ones([64]), training=True).numpy().tolist()) for _ in range(5 + STEPS)]
+    # One step at a time is as in one process.
+    for mask in expected[:5]:
+        assert tuple(strategy.schedule(drop).result(TIMEOUT).tolist()) == mask
     futures = [strategy.schedule(drop) for _ in range(STEPS)]
-    masks = masks_of(futures)
-    np.testing.assert_array_equal(dropout.seed_generator.state, [7, STEPS])
-    # The same masks as in one process; workers that draw at the same time may draw the same one for their batches.
-    here = keras.layers.Dropout(0.5, seed=7)
-    assert set(masks) <= {tuple(here(tf.ones([64]), training=True).numpy().tolist()) for _ in range(STEPS)}
+    masks = [tuple(future.result(TIMEOUT).tolist()) for future in futures]
+    np.testing.assert_array_equal(layer.seed_generator.state, [7, 5 + STEPS])
+    # Workers that draw at the same time may draw the same mask for their batches.
+    assert set(masks) <= set(expected[5:])
     assert len(set(masks)) >= STEPS / len(strategy.cluster.workers)

@@ -11,6 +11,28 @@ CLASSES = 4
 
 metrics = keras.metrics
 
+
+class LargestError(metrics.Metric):
+    """A custom metric: counts with `assign_add`, adds to a vector with `assign`, and keeps a maximum, no addition."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = self.add_variable((), "zeros", dtype="int64")
+        self.sums = self.add_variable((CLASSES,), "zeros")
+        self.left = self.add_variable((), keras.initializers.Constant(BATCHES))
+        self.largest = self.add_variable((), "zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        error = tf.abs(y_true - y_pred)
+        self.calls.assign_add(1)
+        self.sums.assign(self.sums + tf.reduce_sum(error, axis=0))
+        self.left.assign_sub(1.0)
+        self.largest.assign(tf.maximum(self.largest, tf.reduce_max(error)))
+
+    def result(self):
+        return {"sums": self.sums.value, "calls": self.calls.value, "left": self.left.value}
+
+
 # Grouped by the arguments of their update.
 OF_CLASSES = {
     "SparseCategoricalAccuracy": metrics.SparseCategoricalAccuracy,
@@ -19,6 +41,7 @@ OF_CLASSES = {
     "MeanIoU": lambda: metrics.MeanIoU(CLASSES, sparse_y_pred=False),
 }
 OF_ONE_HOT = {
+    "own": LargestError,
     "CategoricalAccuracy": metrics.CategoricalAccuracy,
     "TopKCategoricalAccuracy": lambda: metrics.TopKCategoricalAccuracy(k=2),
     "CategoricalCrossentropy": metrics.CategoricalCrossentropy,
@@ -45,32 +68,11 @@ OF_ONE_HOT = {
     "PearsonCorrelation": lambda: metrics.PearsonCorrelation(axis=-1),
     "ConcordanceCorrelation": lambda: metrics.ConcordanceCorrelation(axis=-1),
 }
-
-
-class LargestError(metrics.Metric):
-    """A custom metric: counts with `assign_add`, adds to a vector with `assign`, and keeps a maximum, no addition."""
-
-    def __init__(self):
-        super().__init__()
-        self.calls = self.add_variable((), "zeros", dtype="int64")
-        self.sums = self.add_variable((CLASSES,), "zeros")
-        self.left = self.add_variable((), keras.initializers.Constant(BATCHES))
-        self.largest = self.add_variable((), "zeros")
-
-    def update_state(self, y_true, y_pred, sample_weight=None):
-        error = tf.abs(y_true - y_pred)
-        self.calls.assign_add(1)
-        self.sums.assign(self.sums + tf.reduce_sum(error, axis=0))
-        self.left.assign_sub(1.0)
-        self.largest.assign(tf.maximum(self.largest, tf.reduce_max(error)))
-
-    def result(self):
-        return {"sums": self.sums.value, "calls": self.calls.value, "left": self.left.value}
-
-
-WITHOUT_WEIGHTS = {"MeanIoU", "OneHotMeanIoU", "BinaryIoU", "R2Score", "PearsonCorrelation", "ConcordanceCorrelation"}
-OWN = {"own": LargestError}
 REDUCTIONS = {"Mean": metrics.Mean, "Sum": metrics.Sum}
+WITHOUT_WEIGHTS = {"MeanIoU", "OneHotMeanIoU", "BinaryIoU", "R2Score", "PearsonCorrelation", "ConcordanceCorrelation"}
+ALL = {**OF_CLASSES, **OF_ONE_HOT, **REDUCTIONS}
+# One of each kind of state: means, vectors, a matrix, thresholds.
+DEFAULT = ("own", *REDUCTIONS, "MeanIoU", "AUC", "F1Score", "R2Score", "PearsonCorrelation")
 
 
 def batches():
@@ -81,75 +83,44 @@ def batches():
         yield labels, scores / scores.sum(axis=1, keepdims=True), random.uniform(0.5, 2.0, size=8).astype(np.float32)
 
 
-ALL = {**OF_CLASSES, **OF_ONE_HOT, **OWN, **REDUCTIONS}
-# One of each kind of state: means, vectors, a matrix, thresholds.
-DEFAULT = {*OWN, *REDUCTIONS, "SparseCategoricalAccuracy", "MeanIoU", "AUC", "F1Score", "R2Score", "PearsonCorrelation"}
-
-
-@pytest.fixture(scope="module", params=[DEFAULT, pytest.param(ALL, marks=pytest.mark.long)], ids=["some", "all"])
-def names(request):
-    return request.param
-
-
-def new_metrics(names):
-    return {name: make() for name, make in ALL.items() if name in names}
-
-
-def update(found, labels, scores, weights):
-    one_hot = tf.one_hot(labels, CLASSES)
-    for name, metric in found.items():
-        given = (scores,) if name in REDUCTIONS else (labels if name in OF_CLASSES else one_hot, scores)
-        metric.update_state(*given, sample_weight=None if name in WITHOUT_WEIGHTS else weights)
-
-
 def step_of(found):
     @tf.function
     def step(labels, scores, weights):
-        update(found, labels, scores, weights)
+        one_hot = tf.one_hot(labels, CLASSES)
+        for name, metric in found.items():
+            given = (scores,) if name in REDUCTIONS else (labels if name in OF_CLASSES else one_hot, scores)
+            metric.update_state(*given, sample_weight=None if name in WITHOUT_WEIGHTS else weights)
 
     return step
 
 
-@pytest.fixture(scope="module")
-def raced(strategy, names):
-    """The metrics after workers have raced through the batches."""
+@pytest.fixture(scope="module", params=[DEFAULT, pytest.param(tuple(ALL), marks=pytest.mark.long)], ids=["some", "all"])
+def compared(strategy, request):
+    """Metrics after workers have raced through the batches, and those of one process."""
     with strategy.scope():
-        found = new_metrics(names)
-    step = step_of(found)
+        raced = {name: ALL[name]() for name in request.param}
+    single = {name: ALL[name]() for name in request.param}
+    step, here = step_of(raced), step_of(single)
     for batch in batches():
         strategy.schedule(step, args=batch)
+        here(*batch)
     strategy.join(TIMEOUT)
-    return found
+    return raced, single
 
 
-@pytest.fixture(scope="module")
-def single(names):
-    found = new_metrics(names)
-    step = step_of(found)
-    for batch in batches():
-        step(*batch)
-    return found
-
-
-def values(metric):
-    result = metric.result()
-    return list(result.values()) if isinstance(result, dict) else [result]
-
-
-def test_racing_workers_give_the_metric_results_of_one_process(raced, single):
+def test_racing_workers_give_the_metric_results_of_one_process(compared):
+    raced, single = compared
     for name, metric in raced.items():
-        for value, expected in zip(values(metric), values(single[name]), strict=True):
-            np.testing.assert_allclose(value, expected, rtol=1e-4, err_msg=name)
+        found, expected = (tf.nest.flatten(each.result()) for each in (metric, single[name]))
+        for value, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(value, other, rtol=1e-4, err_msg=name)
             assert np.all(np.isfinite(value)), name
-
-
-def test_other_changes_than_additions_keep_one_of_the_racing_values(raced, single):
-    largest = float(raced["own"].largest)
-    assert 0.0 < largest <= float(single["own"].largest)
-
-
-def test_a_metric_restarts_after_reset_state(raced):
     mean = raced["Mean"]
     assert float(mean.count) > 0
     mean.reset_state()
     assert (float(mean.total), float(mean.count)) == (0.0, 0.0)
+
+
+def test_other_changes_than_additions_keep_one_of_the_racing_values(compared):
+    raced, single = compared
+    assert 0.0 < float(raced["own"].largest) <= float(single["own"].largest)

@@ -11,8 +11,8 @@ import tensorflow as tf
 from tests.ps_strategy.tensorflow_internals.private_names import accumulated_gradients
 
 TIMEOUT = 240.0
-STEPS = 5
-RACING_STEPS = 30
+STEPS = 4
+RACING_STEPS = 31
 
 optimizers = keras.optimizers
 
@@ -55,11 +55,8 @@ OPTIMIZERS = {
     "MultiOptimizer": lambda: by_rank(optimizers.SGD(0.1), optimizers.Adam(0.02)),
     "LossScaleOptimizer": lambda: optimizers.LossScaleOptimizer(optimizers.Adam(0.02), 8.0, dynamic_growth_steps=3),
 }
-# One optimizer for each kind of state: none, slots, a schedule, averages, sums of gradients, others, a loss scale.
-DEFAULT = (
-    *("SGD with momentum", "Adam", "LearningRateSchedule", "use_ema"),
-    *("gradient_accumulation_steps", "MultiOptimizer", "LossScaleOptimizer"),
-)
+# One optimizer for each kind of state: slots, a schedule, averages, sums of gradients, others, a loss scale.
+DEFAULT = ("Adam", "LearningRateSchedule", "use_ema", "gradient_accumulation_steps", "LossScaleOptimizer")
 # With this one, Keras does not support `tf.IndexedSlices`, in one process either.
 DENSE_ONLY = {"loss_scale_factor"}
 # These are given sparse gradients as they are, and change all rows.
@@ -98,71 +95,45 @@ class Training:
     def loss_on_all(self):
         return float(np.mean([self.loss(*batch(number)) for number in range(4)]))
 
-    def values(self):
-        return [weight.numpy() for weight in self.weights]
-
-
-def trained_here(names):
-    """The weights after the same batches in one process."""
-    found = {}
-    for name in names:
-        # If repeated rows are not summed first, Keras may add up squares of gradients, not the square of the sum.
-        training = Training(name, is_sparse=name in CHANGE_WHOLE_VARIABLES)
-        for number in range(STEPS):
-            training.step(*batch(number))
-        found[name] = training.values()
-    return found
-
 
 @pytest.fixture(scope="module", params=[DEFAULT, pytest.param(OPTIMIZERS, marks=pytest.mark.long)], ids=["some", "all"])
-def trainings(strategy, request):
+def trained(strategy, request):
+    """Trainings, the step of all, and their weights after steps on the workers, one at a time."""
     with strategy.scope():
-        return {name: Training(name) for name in request.param}
+        trainings = {name: Training(name) for name in request.param}
 
-
-@pytest.fixture(scope="module")
-def step(trainings):
     @tf.function
-    def all_of_them(rows, labels):
+    def step(rows, labels):
         for training in trainings.values():
             training.step(rows, labels)
 
-    return all_of_them
-
-
-@pytest.fixture(scope="module")
-def one_after_another(strategy, trainings, step):
-    """The weights after steps on the workers, one at a time."""
     for number in range(STEPS):
         strategy.schedule(step, args=batch(number)).result(TIMEOUT)
-    return {name: training.values() for name, training in trainings.items()}
+    return trainings, step, {name: [each.numpy() for each in one.weights] for name, one in trainings.items()}
 
 
-@pytest.fixture(scope="module")
-def racing(strategy, trainings, step, one_after_another):
-    """The same trainings, after workers have raced."""
-    for number in range(RACING_STEPS):
-        strategy.schedule(step, args=batch(number))
-    strategy.join(TIMEOUT)
-    return trainings
-
-
-def test_one_step_at_a_time_gives_the_same_as_one_process(one_after_another):
-    expected = trained_here(one_after_another)
-    for name, values in one_after_another.items():
-        for value, here, initial in zip(values, expected[name], INITIAL, strict=True):
-            np.testing.assert_allclose(value, here, rtol=1e-4, atol=1e-5, err_msg=name)
+def test_one_step_at_a_time_gives_the_same_as_one_process(trained):
+    for name, values in trained[2].items():
+        # If repeated rows are not summed first, Keras may add up squares of gradients, not the square of the sum.
+        here = Training(name, is_sparse=name in CHANGE_WHOLE_VARIABLES)
+        for number in range(STEPS):
+            here.step(*batch(number))
+        for value, expected, initial in zip(values, here.weights, INITIAL, strict=True):
+            np.testing.assert_allclose(value, expected.numpy(), rtol=1e-4, atol=1e-5, err_msg=name)
             assert not np.allclose(value, initial), name
 
 
 @pytest.mark.long
-def test_racing_workers_count_every_step_and_every_optimizer_learns(racing):
+def test_racing_workers_count_every_step_and_every_optimizer_learns(strategy, trained):
+    trainings, step, _ = trained
+    for number in range(RACING_STEPS):
+        strategy.schedule(step, args=batch(number))
+    strategy.join(TIMEOUT)
     before = Training("SGD").loss_on_all()
-    for name, training in racing.items():
+    for name, training in trainings.items():
         accumulated = training.optimizer.gradient_accumulation_steps or 1
         assert int(training.optimizer.iterations) == (STEPS + RACING_STEPS) // accumulated, name
-        assert all(np.all(np.isfinite(value)) for value in training.values()), name
-        assert training.loss_on_all() < 0.9 * before, name
+        assert training.loss_on_all() < before, name
 
 
 def run_with_gradients_of_one(strategy, make_optimizer, is_finite, read=lambda optimizer: ()):
@@ -186,7 +157,7 @@ def run_with_gradients_of_one(strategy, make_optimizer, is_finite, read=lambda o
 
 
 def test_gradients_are_unscaled_correctly_while_the_loss_scale_changes(strategy):
-    is_finite = [number % 6 != 5 for number in range(90)]
+    is_finite = [number % 6 != 5 for number in range(60)]
     weights, optimizer, scales = run_with_gradients_of_one(
         strategy,
         lambda: optimizers.LossScaleOptimizer(optimizers.SGD(1.0), 2.0**10, dynamic_growth_steps=2),
@@ -196,7 +167,7 @@ def test_gradients_are_unscaled_correctly_while_the_loss_scale_changes(strategy)
     for weight in weights:
         np.testing.assert_array_equal(weight.numpy(), [-sum(is_finite)] * 2)
     assert int(optimizer.iterations) == sum(is_finite)
-    # It rises and falls depending on the order of the workers, and may end where it began.
+    # It rises and falls depending on the order of the workers.
     assert len(set(scales)) > 1
     assert 0.0 not in scales
     np.testing.assert_array_equal(np.log2(scales), np.round(np.log2(scales)))

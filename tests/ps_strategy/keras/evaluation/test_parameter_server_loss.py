@@ -24,24 +24,20 @@ PROGRAM = """
         metrics = [keras.metrics.MeanSquaredError(name="error"), keras.metrics.Mean(name="mean")]
         metrics[1].update_state = lambda y, outputs: keras.metrics.Mean.update_state(metrics[1], outputs)
         for state in ("snapshot", "now"):
-            for kills in (False, True, True, True):
-                killing = threading.Timer(0.1, cluster.restart, ("ps", 0)) if kills else None
-                if killing:
+            for kills in (False, True, True):
+                killing = threading.Thread(target=cluster.restart, args=("ps", 0))
+                if kills:
                     killing.start()
                 found = strategy.evaluate(model, source, metrics, batch_size=1, shards=8, model_state=state)
-                if killing:
+                if kills:
                     killing.join()
                 np.testing.assert_allclose([found["error"], found["mean"]], [0, 1999.5], rtol=1e-5)
                 # The copies of a snapshot belong to no checkpoint.
                 assert manager.save()
-                print(state, kills)
 """
 
 
 @pytest.mark.cluster
 @pytest.mark.long
 def test_each_example_counts_once_when_a_parameter_server_is_restored(run_program) -> None:
-    assert run_program(PROGRAM, timeout=280).stdout.split() == [
-        *["snapshot", "False", *["snapshot", "True"] * 3],
-        *["now", "False", *["now", "True"] * 3],
-    ]
+    run_program(PROGRAM, timeout=280)

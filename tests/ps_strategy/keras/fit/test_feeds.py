@@ -2,7 +2,6 @@
 
 import itertools
 import logging
-import re
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -19,8 +18,7 @@ class Scheduler:
     """A scheduler of two workers; `join` raises the error that a test sets."""
 
     def __init__(self) -> None:
-        self.options = Options()
-        self.extended = SimpleNamespace(services=SimpleNamespace(options=self.options))
+        self.extended = SimpleNamespace(services=SimpleNamespace(options=Options()))
         self.cluster: Any = SimpleNamespace(workers=(0, 1), statistics=lambda: "two idle workers")
         self.error: Exception | None = None
 
@@ -37,21 +35,28 @@ def scheduler() -> Scheduler:
     return Scheduler()
 
 
-def added(feed: Feed, scheduler: Scheduler, count: int) -> list[Future]:
-    futures = [scheduler.schedule(None) for _ in range(count)]
+@pytest.fixture
+def feed(scheduler: Scheduler) -> ClientFeed:
+    return ClientFeed(iter(()), scheduler)
+
+
+def added(feed: Feed, count: int) -> list[Future]:
+    futures = [Scheduler().schedule(None) for _ in range(count)]
     for future in futures:
         feed.add(future)
     return futures
 
 
-def test_there_is_room_for_a_fixed_number_of_steps_per_worker(scheduler: Scheduler) -> None:
-    feed = ClientFeed(iter(()), scheduler)
-    first, *others = added(feed, scheduler, 7)
-    first.set_result("logs of the first")
+def test_there_is_room_for_a_fixed_number_of_steps_per_worker(feed: ClientFeed) -> None:
+    first, *others = added(feed, 7)
+    # The first result is awaited.
+    finishing = threading.Thread(target=first.set_result, args=["logs of the first"])
+    finishing.start()
     assert feed.wait_room() == "logs of the first"
+    finishing.join()
     assert (len(feed.unfinished), feed.newest_result) == (6, "logs of the first")
-    others += added(feed, scheduler, 2)
-    finishing = threading.Timer(0.05, others[1].set_result, ["logs of another"])
+    added(feed, 2)
+    finishing = threading.Thread(target=others[1].set_result, args=["logs of another"])
     finishing.start()
     feed.wait_room()
     finishing.join()
@@ -60,33 +65,30 @@ def test_there_is_room_for_a_fixed_number_of_steps_per_worker(scheduler: Schedul
 
 @pytest.mark.parametrize(("seconds", "most"), [(1e9, 16), (0.0, 8)])
 def test_there_is_room_for_more_steps_if_they_are_short(
-    scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch, seconds: float, most: int
+    feed: ClientFeed, monkeypatch: pytest.MonkeyPatch, seconds: float, most: int
 ) -> None:
     monkeypatch.setattr(feeds, "_SHORT_SECONDS", seconds)
-    feed = ClientFeed(iter(()), scheduler)
-    for future in added(feed, scheduler, 17):
+    for future in added(feed, 17):
         future.set_result("logs")
     feed.wait_room()
-    added(feed, scheduler, most - 1)
+    added(feed, most - 1)
     feed.wait_room()
-    [last] = added(feed, scheduler, 1)
+    [last] = added(feed, 1)
     last.set_result("logs of the last")
     assert feed.wait_room() == "logs of the last"
     assert len(feed.unfinished) == most - 1
 
 
-def test_while_there_is_no_worker_there_is_room_as_for_one(scheduler: Scheduler) -> None:
+def test_while_there_is_no_worker_there_is_room_as_for_one(scheduler: Scheduler, feed: ClientFeed) -> None:
     scheduler.cluster.workers = ()
-    feed = ClientFeed(iter(()), scheduler)
-    first, *_ = added(feed, scheduler, 4)
+    first, *_ = added(feed, 4)
     first.set_result("logs")
     assert feed.wait_room() == "logs"
     assert len(feed.unfinished) == 3
 
 
-def test_the_logs_of_the_last_turn_become_those_of_the_step_that_finishes_last(scheduler: Scheduler) -> None:
-    feed = ClientFeed(iter(()), scheduler)
-    early, middle, last = added(feed, scheduler, 3)
+def test_the_logs_of_the_last_turn_become_those_of_the_step_that_finishes_last(feed: ClientFeed) -> None:
+    early, middle, last = added(feed, 3)
     early.set_result({"seen": 1.0})
     earlier_turn, of_keras = feed.wait_room(), feed.wait_room()
     for number, future in enumerate((last, middle), start=2):
@@ -96,31 +98,17 @@ def test_the_logs_of_the_last_turn_become_those_of_the_step_that_finishes_last(s
     assert (of_keras, earlier_turn) == ({"seen": 3.0}, {"seen": 1.0})
 
 
-def test_the_first_result_is_awaited(scheduler: Scheduler) -> None:
-    feed = ClientFeed(iter(()), scheduler)
-    [future] = added(feed, scheduler, 1)
-    finishing = threading.Timer(0.05, future.set_result, ["logs"])
-    finishing.start()
-    feed.wait_room()
-    finishing.join()
-    assert feed.newest_result == "logs"
-
-
-def test_the_failure_of_the_first_step_is_raised_whichever_fails_first(scheduler: Scheduler) -> None:
-    feed = ClientFeed(iter(()), scheduler)
-    first, second = added(feed, scheduler, 2)
+def test_the_failure_of_the_first_step_is_raised_whichever_fails_first(scheduler: Scheduler, feed: ClientFeed) -> None:
+    first, second = added(feed, 2)
     scheduler.error = ValueError("the first failure")
     second.set_cancelled()
     first.set_exception(scheduler.error)
     with pytest.raises(ValueError, match="the first failure"):
         feed.wait_finished()
     assert not feed.unfinished
-
-
-def test_a_failure_that_join_does_not_raise_is_raised_anyway(scheduler: Scheduler) -> None:
-    feed = ClientFeed(iter(()), scheduler)
-    [future] = added(feed, scheduler, 1)
-    future.set_exception(ValueError("of this step alone"))
+    # Also if `join` does not raise it.
+    scheduler.error, feed = None, ClientFeed(iter(()), scheduler)
+    added(feed, 1)[0].set_exception(ValueError("of this step alone"))
     with pytest.raises(ValueError, match="of this step alone"):
         feed.wait_room()
 
@@ -128,25 +116,17 @@ def test_a_failure_that_join_does_not_raise_is_raised_anyway(scheduler: Schedule
 def test_a_long_wait_logs_what_it_waits_for(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler.extended.services.options = Options(stall_report_interval=0.01)
     feed = ClientFeed(iter(()), scheduler)
-    [future] = added(feed, scheduler, 1)
-    reported = threading.Event()
+    [future] = added(feed, 1)
     said: list[str] = []
 
     def warn(text: str, *values: Any) -> None:
         said.append(text % values)
-        reported.set()
+        if not future.done():
+            future.set_result("late")
 
     monkeypatch.setattr(logging.getLogger("coordinator"), "warning", warn)
-
-    def finish() -> None:
-        reported.wait(30)
-        future.set_result("late")
-
-    finishing = threading.Thread(target=finish)
-    finishing.start()
     assert feed.wait_one() == ("late", None)
-    finishing.join()
-    assert re.match(r"No step has finished for 0 s, 1 are scheduled: two idle workers", said[0])
+    assert "1 are scheduled: two idle workers" in said[0]
 
 
 class Workers(Scheduler):
@@ -154,11 +134,13 @@ class Workers(Scheduler):
 
     Args:
       batches: how many batches each worker has.
+      come_later: whether the workers come with the first call that waits for one.
     """
 
-    def __init__(self, *batches: int) -> None:
+    def __init__(self, *batches: int, come_later: bool = False) -> None:
         super().__init__()
-        self.cluster.workers = [SimpleNamespace(index=index) for index in range(len(batches))]
+        self._workers = [SimpleNamespace(index=index) for index in range(len(batches))]
+        self.cluster.workers = [] if come_later else self._workers
         self._batches = batches
         self._next_worker = itertools.cycle(range(len(batches)))
         self.calls = 0
@@ -170,32 +152,34 @@ class Workers(Scheduler):
         return iter(())
 
     def schedule(self, fn: Any, args: Any = None, *, worker: int | None = None) -> Future:
+        future = super().schedule(fn)
+        self.cluster.workers = self._workers
+        if fn is not STEPS.of_next_if_any:
+            future.set_result(None)
+            return future
         self.calls += 1
         worker = next(self._next_worker) if worker is None else worker
         taken = min(self.left[worker], STEPS.steps_per_call)
         self.left[worker] -= taken
-        future = super().schedule(fn)
         future.set_result((taken, worker, "logs"))
         return future
 
 
-STEPS: Any = SimpleNamespace(steps_per_call=2, of_next_if_any=None)
+STEPS: Any = SimpleNamespace(steps_per_call=2, of_next_if_any="of next, if any")
 
 
-def counts_of_epochs(feed: Feed, turns: int, epochs: int) -> list[int]:
+def counts_of_epochs(workers: Workers, turns: int | None, epochs: int) -> list[int]:
     """Returns how many turns of each epoch found data."""
-
-    def turns_of_epoch() -> int:
-        for turn in range(turns):
+    feed = FiniteWorkerFeed(workers, workers, turns)  # type: ignore[arg-type]  # it iterates, and schedules
+    counts = []
+    for _ in range(epochs):
+        counts.append(0)
+        while counts[-1] != turns:
             try:
                 assert feed.schedule(STEPS) == "logs"
             except StopIteration:
-                return turn
-        return turns
-
-    counts = []
-    for _ in range(epochs):
-        counts.append(turns_of_epoch())
+                break
+            counts[-1] += 1
         feed.wait_finished()
     return counts
 
@@ -210,41 +194,20 @@ def counts_of_epochs(feed: Feed, turns: int, epochs: int) -> list[int]:
         # There is not enough for one epoch: Keras ends it and makes a new feed for the next one.
         ((7, 3), 9, [6]),
         ((0, 0), 3, [0, 0]),
+        # Without a number of turns, each worker's data is read once.
+        ((7, 0, 2), None, [4 + 1, 0]),
     ],
 )
-def test_an_epoch_counts_the_turns_that_found_data(batches: tuple[int, ...], turns: int, expected: list[int]) -> None:
+def test_an_epoch_counts_the_turns_that_found_data(
+    batches: tuple[int, ...], turns: int | None, expected: list[int]
+) -> None:
     workers = Workers(*batches)
-    feed = FiniteWorkerFeed(workers, workers, turns)  # type: ignore[arg-type]  # it iterates, and schedules
-    assert counts_of_epochs(feed, turns, len(expected)) == expected
+    assert counts_of_epochs(workers, turns, len(expected)) == expected
     # A worker is asked at most three times in vain, each time that its data is read.
     assert workers.calls <= sum(expected) + 3 * len(batches) * len(expected)
+    assert turns or workers.left == [0, 0, 0]
 
 
-class ComingWorkers(Workers):
-    """A cluster whose workers come with the first call that waits for one."""
-
-    def __init__(self, *batches: int) -> None:
-        super().__init__(*batches)
-        self.coming, self.cluster.workers = self.cluster.workers, []
-
-    def schedule(self, fn: Any, args: Any = None, *, worker: int | None = None) -> Future:
-        self.cluster.workers = self.coming
-        if fn is STEPS.of_next_if_any:
-            return super().schedule(fn, args, worker=worker)
-        waits = Future("waits", 0, lambda: False)
-        waits.set_result(None)
-        return waits
-
-
-@pytest.mark.parametrize(("calls_per_epoch", "expected"), [(None, [5, 0]), (2, [2, 2]), (9, [5])])
-def test_the_data_of_workers_that_are_to_come_is_waited_for(calls_per_epoch: int | None, expected: list[int]) -> None:
-    workers = ComingWorkers(7, 2)
-    feed = FiniteWorkerFeed(workers, workers, calls_per_epoch)  # type: ignore[arg-type]
-    assert counts_of_epochs(feed, calls_per_epoch or 100, len(expected)) == expected
-
-
-def test_without_a_count_each_workers_data_is_read_once() -> None:
-    workers = Workers(7, 0, 2)
-    feed = FiniteWorkerFeed(workers, workers)  # type: ignore[arg-type]
-    assert counts_of_epochs(feed, 100, 2) == [4 + 1, 0]
-    assert workers.left == [0, 0, 0]
+@pytest.mark.parametrize(("turns", "expected"), [(None, [5, 0]), (2, [2, 2]), (9, [5])])
+def test_the_data_of_workers_that_are_to_come_is_waited_for(turns: int | None, expected: list[int]) -> None:
+    assert counts_of_epochs(Workers(7, 2, come_later=True), turns, len(expected)) == expected
