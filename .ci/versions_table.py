@@ -6,7 +6,7 @@ again keeps its row.
 
 import pathlib
 import sys
-import xml.etree.ElementTree as ElementTree
+from xml.etree import ElementTree
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "versions.md"
@@ -15,8 +15,8 @@ HEAD = ["| Python | TensorFlow | Keras | Others | Passed | Failed | Date |", "|-
 
 def row(file: pathlib.Path) -> str:
     """Returns the row of one result; the name of its suite has the versions."""
-    suite = ElementTree.parse(file).getroot().find("testsuite")  # noqa: S314 - written by pytest
-    python, tensorflow, keras, others = (suite.get("name").split() + ["newest"])[:4]
+    suite = ElementTree.parse(file).getroot().find("testsuite")
+    python, tensorflow, keras, others = [*suite.get("name").split(), "newest"][:4]
     failed = int(suite.get("failures")) + int(suite.get("errors"))
     passed = int(suite.get("tests")) - failed - int(suite.get("skipped"))
     date = suite.get("timestamp").partition("T")[0]

@@ -64,8 +64,9 @@ class HeartbeatClient:
         self._link.setblocking(False)
         self._watched: dict[str, int] = {}
         self.passed: dict[int, int] = {}
-        # With -P, modules in this package's folder do not take precedence over Python's modules of the same name.
-        command = [sys.executable, "-P", "-m", "coordinator.heartbeat.heartbeat_process", "--client", str(os.getpid())]
+        # With -P, modules in the current folder do not take precedence over Python's modules of the same name.
+        command = [sys.executable, *(["-P"] if sys.version_info >= (3, 11) else [])]
+        command += ["-m", "coordinator.heartbeat.heartbeat_process", "--client", str(os.getpid())]
         command += ["--link", str(its_end.fileno()), "--interval", str(interval), "--timeout", str(timeout)]
         try:
             with its_end:
