@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+from coordinator.clock import Clock
 from coordinator.options import Options
 from coordinator.testing.fake_runtime import FakeRuntime
 from coordinator.workers.scheduler import Scheduler
@@ -16,9 +17,11 @@ OPTIONS = Options(
 
 
 @contextlib.contextmanager
-def running_scheduler(runtime: FakeRuntime, options: Options = OPTIONS) -> Iterator[Scheduler]:
+def running_scheduler(
+    runtime: FakeRuntime, options: Options = OPTIONS, clock: Clock | None = None
+) -> Iterator[Scheduler]:
     """Runs on `runtime` until the block ends."""
-    with contextlib.closing(Scheduler(runtime, runtime, options)) as scheduler:
+    with contextlib.closing(Scheduler(runtime, runtime, options, clock=clock)) as scheduler:
         yield scheduler
 
 

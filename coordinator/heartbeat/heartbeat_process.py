@@ -37,7 +37,6 @@ import resource
 import signal
 import socket
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -117,16 +116,17 @@ class WatchedServer:
             await asyncio.sleep(_PAUSE)
 
     async def _probe_again_and_again(self) -> None:
+        loop = asyncio.get_running_loop()
         async with AsyncTaskProbe(self._address) as probe:
             while True:
-                begun = time.monotonic()
+                begun = loop.time()
                 state = await self._probe_once(probe)
                 known = self._state.liveness, self._state.incarnation
                 if state is not None and (state.liveness, state.incarnation) != known:
                     if state.liveness is not Liveness.ANSWERING:
                         state = dataclasses.replace(state, obstacle=await find_obstacle(self._address))
                     self._set_state(state)
-                await asyncio.sleep(max(0.0, begun + self._interval - time.monotonic()))
+                await asyncio.sleep(max(0.0, begun + self._interval - loop.time()))
 
     def hold(self, identity: int, connection: socket.socket) -> None:
         """Keeps a duplicate of a connection of the client."""
@@ -147,15 +147,17 @@ class WatchedServer:
             self.release(identity)
 
     async def _probe_once(self, probe: AsyncTaskProbe) -> ServerState | None:
-        begun = time.monotonic()
+        # The time of a loop is that of `time.monotonic`, except in tests.
+        now = asyncio.get_running_loop().time
+        begun = now()
         try:
             status = await probe.status(self._timeout)
         except TimeoutError:
-            now = time.monotonic()
-            return ServerState(Liveness.SILENT, None, now) if now - begun < self._timeout + _LONGEST_DELAY else None
+            is_in_time = now() - begun < self._timeout + _LONGEST_DELAY
+            return ServerState(Liveness.SILENT, None, now()) if is_in_time else None
         if status is None:
-            return ServerState(Liveness.GONE, None, time.monotonic())
-        return ServerState(Liveness.ANSWERING, status.incarnation, time.monotonic())
+            return ServerState(Liveness.GONE, None, now())
+        return ServerState(Liveness.ANSWERING, status.incarnation, now())
 
     def _set_state(self, state: ServerState) -> None:
         self._state = state

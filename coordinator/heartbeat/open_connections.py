@@ -20,15 +20,16 @@ import os
 import socket
 import stat
 import sys
-import time
 from collections.abc import Collection, Iterator
 
 import psutil
 
 from coordinator.addresses import parse_address
+from coordinator.clock import Clock
 
-# A lookup is valid for `KNOWN_LIFETIME` seconds, and the failure of a lookup for `_UNKNOWN_LIFETIME` seconds.
-KNOWN_LIFETIME, _UNKNOWN_LIFETIME = 60.0, 5.0
+_CLOCK = Clock()
+# A lookup is valid for `_KNOWN_LIFETIME` seconds, and the failure of a lookup for `_UNKNOWN_LIFETIME` seconds.
+_KNOWN_LIFETIME, _UNKNOWN_LIFETIME = 60.0, 5.0
 # Linux's TCP_SYN_SENT, as TCP_INFO gives it.
 _SYN_SENT = 2
 # The number of the system call pidfd_getfd, which Python does not wrap; the same on every machine.
@@ -54,14 +55,15 @@ class Endpoint:
 class EndpointLookup:
     """Resolves addresses and caches the results. Only one thread at a time may use it."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock = _CLOCK) -> None:
+        self._clock = clock
         self._endpoints: dict[str, frozenset[Endpoint]] = {}
-        self.valid_until: dict[str, float] = {}
+        self._valid_until: dict[str, float] = {}
 
     def owners(self, addresses: Collection[str]) -> dict[Endpoint, str]:
         """Maps the endpoints of addresses, `host:port`, to the addresses; drops all other addresses from the cache."""
         for address in self._endpoints.keys() - set(addresses):
-            del self._endpoints[address], self.valid_until[address]
+            del self._endpoints[address], self._valid_until[address]
         for address in addresses:
             if address not in self._endpoints:
                 self._look_up(address)
@@ -69,8 +71,8 @@ class EndpointLookup:
 
     def renew(self) -> None:
         """Looks up the address with the oldest result again, if the result has expired."""
-        oldest = min(self.valid_until, key=self.valid_until.__getitem__, default=None)
-        if oldest is not None and self.valid_until[oldest] <= time.monotonic():
+        oldest = min(self._valid_until, key=self._valid_until.__getitem__, default=None)
+        if oldest is not None and self._valid_until[oldest] <= self._clock.now():
             self._look_up(oldest)
 
     def _look_up(self, address: str) -> None:
@@ -81,7 +83,7 @@ class EndpointLookup:
             infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
             endpoints = frozenset(Endpoint.of(str(endpoint[0]), port) for *_, endpoint in infos)
         self._endpoints[address] = endpoints
-        self.valid_until[address] = time.monotonic() + (KNOWN_LIFETIME if endpoints else _UNKNOWN_LIFETIME)
+        self._valid_until[address] = self._clock.now() + (_KNOWN_LIFETIME if endpoints else _UNKNOWN_LIFETIME)
 
 
 @dataclasses.dataclass(frozen=True)

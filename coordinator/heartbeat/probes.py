@@ -40,7 +40,6 @@ import enum
 import functools
 import socket
 import threading
-import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
@@ -50,6 +49,7 @@ from google.protobuf.message import DecodeError
 
 from coordinator.addresses import parse_address
 from coordinator.background_thread import start_once
+from coordinator.clock import Clock
 from coordinator.time_limit import time_limit
 
 # In seconds. A host that is up accepts or refuses a connection in a fraction of `_CONNECT_TIMEOUT`.
@@ -331,6 +331,7 @@ _UNREACHED = frozenset(
         grpc.StatusCode.UNKNOWN,
     }
 )
+_CLOCK = Clock()
 # How long an answer is valid, in seconds.
 _FRESH = 1.0
 
@@ -348,8 +349,9 @@ class ServerLinks:
     A server that has not answered for `timeout` seconds does not reach the other server.
     """
 
-    def __init__(self, timeout: float) -> None:
+    def __init__(self, timeout: float, clock: Clock = _CLOCK) -> None:
         self._timeout = timeout
+        self._clock = clock
         # Guards the next attributes. No thread waits while it holds this lock.
         self._lock = threading.Lock()
         self._channels: dict[str, grpc.Channel] = {}
@@ -366,7 +368,7 @@ class ServerLinks:
         questions = {link: question for link in links if (question := self._ask(link)) is not None}
         # The wait takes only the rest of a question's timeout, because an earlier call may have waited already.
         deadline = max((asked_at + self._timeout for _, asked_at in questions.values()), default=0.0)
-        concurrent.futures.wait([answer for answer, _ in questions.values()], max(0.0, deadline - time.monotonic()))
+        concurrent.futures.wait([answer for answer, _ in questions.values()], max(0.0, deadline - self._clock.now()))
         described = {link: self._words(link, *question) for link, question in questions.items()}
         return {link: words for link, words in described.items() if words}
 
@@ -382,7 +384,7 @@ class ServerLinks:
     def _ask(self, link: Link) -> tuple[concurrent.futures.Future[Any], float] | None:
         """Returns the answer to a question, and when it was asked; None after `close`, or if the answer is known."""
         with self._lock:
-            if self._is_closed or time.monotonic() - self._whole.get(link, -_FRESH) < _FRESH:
+            if self._is_closed or self._clock.now() - self._whole.get(link, -_FRESH) < _FRESH:
                 return None
             known = self._asked.get(link)
             if known is not None:
@@ -395,7 +397,7 @@ class ServerLinks:
                 request.config.cluster_def.job.add(name=job).tasks.add(key=0, value=address)
             create = channel.unary_unary(CREATE_SESSION, request_serializer=CreateSessionRequest.SerializeToString)
             try:
-                asked = self._asked[link] = begin_request(create, request, None), time.monotonic()
+                asked = self._asked[link] = begin_request(create, request, None), self._clock.now()
             except RuntimeError:  # the process ends
                 return None
         asked[0].add_done_callback(functools.partial(self._free, channel))
@@ -411,13 +413,13 @@ class ServerLinks:
     def _words(self, link: Link, answer: concurrent.futures.Future[Any], asked_at: float) -> str:
         """Describes a broken link; returns "" if the link works."""
         if not answer.done():
-            return f"no answer for {time.monotonic() - asked_at:.0f} s"
+            return f"no answer for {self._clock.now() - asked_at:.0f} s"
         error: Any = answer.exception()
         with self._lock:
             if self._asked.get(link, (None,))[0] is answer:
                 del self._asked[link]
             # ValueError: `close` was called.
             if error is None or isinstance(error, ValueError) or error.code() not in _UNREACHED:
-                self._whole[link] = time.monotonic()
+                self._whole[link] = self._clock.now()
                 return ""
         return f"{error.code().name}: {error.details()}".partition("\n")[0]

@@ -14,9 +14,9 @@ import contextlib
 import dataclasses
 import logging
 import threading
-import time
 from collections.abc import Callable
 
+from coordinator.clock import Clock
 from coordinator.errors import ParameterServerLost, Rollback
 from coordinator.events.event_stream import task_of_device
 from coordinator.options import Options
@@ -31,10 +31,11 @@ _logger = logging.getLogger("coordinator")
 class RecoveryLoop(QueueThread):
     """Watches the parameter servers and recovers them while the queue is paused."""
 
-    def __init__(self, servers: Servers, queue: ClosureQueue, options: Options) -> None:
+    def __init__(self, servers: Servers, queue: ClosureQueue, options: Options, clock: Clock) -> None:
         super().__init__("coordinator-recovery", self._watch, queue)
         self._servers = servers
         self._options = options
+        self._clock = clock
         self._recover: Callable[[], Rollback | bool] | None = None
         self._missing: Callable[[], ParameterServerLost | None] = servers.lost_parameter_server
         self._meanwhile: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
@@ -113,12 +114,12 @@ class RecoveryLoop(QueueThread):
 
         `timeout` is in seconds; None for `Options.parameter_server_timeout`.
         """
-        deadline = time.monotonic() + (self._options.parameter_server_timeout if timeout is None else timeout)
+        deadline = self._clock.now() + (self._options.parameter_server_timeout if timeout is None else timeout)
         failures = self._failures
         while True:
             self.begin_if_lost()
             with self._lock:
-                remaining = max(0.0, deadline - time.monotonic())
+                remaining = max(0.0, deadline - self._clock.now())
                 over = self._changed.wait_for(lambda: not self._begun.is_set() or self.stopping.is_set(), remaining)
             if not over or self.stopping.is_set():
                 return False
@@ -160,7 +161,7 @@ class RecoveryLoop(QueueThread):
             self._queue.fail_all(lost, if_idle=False)
 
     def _recover_and_resume(self) -> None:
-        lost_at, loss = time.monotonic(), self._loss
+        lost_at, loss = self._clock.now(), self._loss
         # Only this thread pauses and resumes the queue, so a pause and a resume cannot overtake each other.
         self._queue.pause(str(loss))
         text = "%s was lost; no function runs until it answers again and the variables are restored, at most %g s."
@@ -175,7 +176,7 @@ class RecoveryLoop(QueueThread):
             self._failures += 1
             self._queue.fail_all(error, if_idle=True)
         else:
-            _logger.warning("The parameter servers are back after %.1f s.", time.monotonic() - lost_at)
+            _logger.warning("The parameter servers are back after %.1f s.", self._clock.now() - lost_at)
             self._record_return(rollback)
         # `_begun` is cleared before `resume`: a loss that is noticed from here on begins another recovery.
         self._begun.clear()
@@ -204,7 +205,7 @@ class RecoveryLoop(QueueThread):
                     return None, done if isinstance(done, Rollback) else None
             except BaseException as error:  # noqa: BLE001 - the user's thread is to raise it
                 return error, None
-            now = time.monotonic()
+            now = self._clock.now()
             lost = self._servers.lost_parameter_server()
             if lost is not None:
                 self._record_loss(lost)
@@ -214,7 +215,7 @@ class RecoveryLoop(QueueThread):
             if now - lost_at > self._options.parameter_server_timeout:
                 text = "The parameter servers could not be recovered in time."
                 return lost or ParameterServerLost("/job:ps", text), None
-            self.stopping.wait(self._options.reconnect_interval)
+            self._clock.wait(self.stopping, self._options.reconnect_interval)
         return None, None
 
     def _record_loss(self, error: BaseException) -> None:
@@ -225,14 +226,14 @@ class RecoveryLoop(QueueThread):
         task = task_of_device(error.task if isinstance(error, ParameterServerLost) else "/job:ps")
         with self._lock:
             is_new = task not in self._away
-            self._away.setdefault(task, time.monotonic())
+            self._away.setdefault(task, self._clock.now())
             if is_new and (known := self._statistics.get(task)):
                 self._statistics[task] = dataclasses.replace(known, state="lost", losses=known.losses + 1)
         if is_new:
             self._queue.events.record("parameter_server_lost", task, detail=str(error))
 
     def _record_return(self, rollback: Rollback | None) -> None:
-        now = time.monotonic()
+        now = self._clock.now()
         with self._lock:
             away, self._away = {task: now - lost_at for task, lost_at in self._away.items()}, {}
             for task, seconds in away.items():

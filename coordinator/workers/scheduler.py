@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from coordinator.background_thread import refuse_forked
+from coordinator.clock import Clock
 from coordinator.errors import ClosureInputError, StrategyClosedError
 from coordinator.events.event_stream import log_event
 from coordinator.events.trace import Listeners, Trace
@@ -119,8 +120,9 @@ class MembershipWatch(QueueThread):
 class Scheduler:
     """Runs closures on the workers of one runtime.
 
-    `concatenated` joins the results of consecutive `Runtime.run_steps`, which are lists by default. Users have
-    `cluster` as `strategy.cluster`. `queue.events` records events, which `listeners` pass to callbacks and traces.
+    `concatenated` joins the results of consecutive `Runtime.run_steps`, which are lists by default. Recoveries wait by
+    `clock`. Users have `cluster` as `strategy.cluster`. `queue.events` records events, which `listeners` pass to
+    callbacks and traces.
     """
 
     def __init__(
@@ -129,6 +131,7 @@ class Scheduler:
         servers: Servers,
         options: Options,
         concatenated: Callable[[Sequence[Any]], Any] = lambda results: [*itertools.chain.from_iterable(results)],
+        clock: Clock | None = None,
     ) -> None:
         self.servers = servers
         self._options = options
@@ -138,7 +141,7 @@ class Scheduler:
         )
         self._cancel = queue.cancel
         self._concatenated = concatenated
-        self.recovery = RecoveryLoop(servers, queue, options)
+        self.recovery = RecoveryLoop(servers, queue, options, clock or Clock())
         self.cluster = Cluster(runtime, servers, queue, self.recovery, options)
         self.listeners = Listeners(queue.events, options.close_timeout)
         if options.log_format == "json":

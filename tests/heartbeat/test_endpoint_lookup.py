@@ -1,10 +1,9 @@
 import socket
-import time
 
 import pytest
 
-from coordinator.heartbeat import open_connections as endpoint_lookup
 from coordinator.heartbeat.open_connections import Endpoint, EndpointLookup
+from tests.virtual_clock import VirtualClock
 
 A, B = Endpoint.of("10.0.0.1", 80), Endpoint.of("10.0.0.2", 80)
 
@@ -24,76 +23,43 @@ def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
     return names
 
 
-def expire(lookup: EndpointLookup, address: str) -> None:
-    lookup.valid_until[address] = time.monotonic()
-
-
-@pytest.mark.parametrize("spelling", ["127.0.0.1", "::ffff:127.0.0.1"])
-def test_an_endpoint_has_one_spelling(spelling: str) -> None:
-    assert Endpoint.of(spelling, 80) == Endpoint.of("127.0.0.1", 80)
-
-
-def test_the_zone_of_a_link_is_left_out() -> None:
+def test_an_endpoint_has_one_spelling_and_no_zone() -> None:
+    assert Endpoint.of("::ffff:127.0.0.1", 80) == Endpoint.of("127.0.0.1", 80)
     assert Endpoint.of("fe80::1%eth0", 80) == Endpoint.of("fe80::1", 80)
-
-
-def test_an_ip_address_is_its_own_endpoint() -> None:
     assert EndpointLookup().owners(["127.0.0.1:80", "[::1]:81"]) == {
         Endpoint.of("127.0.0.1", 80): "127.0.0.1:80",
         Endpoint.of("::1", 81): "[::1]:81",
     }
 
 
-def test_a_name_has_all_its_addresses(names: dict[str, list[str]]) -> None:
-    names["worker"] = ["10.0.0.1", "10.0.0.2"]
-    assert EndpointLookup().owners(["worker:80"]) == {A: "worker:80", B: "worker:80"}
-
-
-def test_a_name_is_looked_up_once(names: dict[str, list[str]]) -> None:
-    names["worker"] = ["10.0.0.1"]
-    lookup = EndpointLookup()
+def test_a_name_is_looked_up_once_until_its_addresses_expire(names: dict[str, list[str]]) -> None:
+    names["worker"], clock = ["10.0.0.1", "10.0.0.2"], VirtualClock()
+    lookup = EndpointLookup(clock)
     for _ in range(3):
-        lookup.owners(["worker:80"])
+        assert lookup.owners(["worker:80"]) == {A: "worker:80", B: "worker:80"}
         lookup.renew()
     assert names[""] == ["worker"]
+    for present, found in ((["10.0.0.2"], {B: "worker:80"}), ([], {})):
+        names["worker"] = present
+        clock.advance(60.0)
+        lookup.renew()
+        assert lookup.owners(["worker:80"]) == found
 
 
-def test_a_name_that_moved_to_another_host_is_followed(names: dict[str, list[str]]) -> None:
-    names["worker"] = ["10.0.0.1"]
-    lookup = EndpointLookup()
-    lookup.owners(["worker:80"])
-    names["worker"] = ["10.0.0.2"]
-    expire(lookup, "worker:80")
-    lookup.renew()
-    assert lookup.owners(["worker:80"]) == {B: "worker:80"}
-
-
-def test_a_name_that_is_unknown_for_a_moment_keeps_its_addresses(names: dict[str, list[str]]) -> None:
-    names["worker"] = ["10.0.0.1"]
-    lookup = EndpointLookup()
-    lookup.owners(["worker:80"])
+def test_a_name_that_is_unknown_keeps_its_addresses_and_is_looked_up_soon(names: dict[str, list[str]]) -> None:
+    names["worker"], clock = ["10.0.0.1"], VirtualClock()
+    lookup = EndpointLookup(clock)
+    lookup.owners(["worker:80", "unknown:80"])
     del names["worker"]
-    expire(lookup, "worker:80")
+    clock.advance(5.0)
     lookup.renew()
-    assert lookup.owners(["worker:80"]) == {A: "worker:80"}
-
-
-def test_an_unknown_name_has_no_endpoints_and_is_looked_up_again(names: dict[str, list[str]]) -> None:
-    lookup = EndpointLookup()
-    assert lookup.owners(["worker:80"]) == {}
-    assert lookup.valid_until["worker:80"] < time.monotonic() + endpoint_lookup.KNOWN_LIFETIME / 2
-
-
-def test_one_lookup_renews_one_name(names: dict[str, list[str]]) -> None:
-    names |= {"one": ["10.0.0.1"], "two": ["10.0.0.2"]}
-    lookup = EndpointLookup()
-    lookup.owners(["one:80", "two:80"])
-    expire(lookup, "two:80")
-    expire(lookup, "one:80")
     lookup.renew()
-    assert names[""] == ["one", "two", "two"]
-    lookup.renew()
-    assert names[""] == ["one", "two", "two", "one"]
+    assert names[""] == ["worker", "unknown", "unknown"]
+    clock.advance(60.0)
+    for _ in range(2):
+        lookup.renew()
+    assert sorted(names[""][3:]) == ["unknown", "worker"], "one look-up renews one name"
+    assert lookup.owners(["worker:80", "unknown:80"]) == {A: "worker:80"}
 
 
 def test_an_address_that_is_no_longer_needed_is_dropped(names: dict[str, list[str]]) -> None:

@@ -1,12 +1,14 @@
-"""The client's side of the heartbeat, with the real process behind it."""
+"""The client's side of the heartbeat, with the real process and real servers: what happens, and in which order.
 
-import logging
+When states change is shown by `test_watched_server.py`, on a virtual loop.
+"""
+
+import contextlib
 import math
 import os
 import signal
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,15 +24,14 @@ from coordinator.testing import StatusServer
 from tests.deadline import LIMIT, wait_until
 from tests.program_runner import ProgramRunner
 
-# Far more than a healthy server needs to answer on a busy machine, in seconds.
-TIMEOUT = 1.0
+ANSWERING, GONE, SILENT = Liveness.ANSWERING, Liveness.GONE, Liveness.SILENT
 
 
 @pytest.fixture
 def heartbeat() -> Iterator[Heartbeat]:
-    heartbeat = Heartbeat(interval=0.1, timeout=TIMEOUT)
-    yield heartbeat
-    heartbeat.close()
+    # A healthy server needs far less than the timeout to answer, on a busy machine too.
+    with contextlib.closing(Heartbeat(interval=0.1, timeout=1.0)) as heartbeat:
+        yield heartbeat
 
 
 @pytest.fixture
@@ -58,234 +59,135 @@ def connect(address: str) -> socket.socket:
     return connection
 
 
-def test_a_server_is_unknown_until_it_was_probed() -> None:
-    heartbeat = Heartbeat()
-    assert heartbeat.state("127.0.0.1:1") == ServerState(Liveness.UNKNOWN)
-    heartbeat.close()
+def is_open(connection: socket.socket) -> bool:
+    connection.setblocking(False)
+    try:
+        return connection.recv(1) != b""
+    except BlockingIOError:
+        return True
 
 
-def test_a_server_that_answers_has_its_incarnation_since_now(heartbeat: Heartbeat, address: str) -> None:
-    begun = time.monotonic()
-    with StatusServer(address, incarnation=7):
-        heartbeat.watch(address)
-        state = wait_state(heartbeat, address, Liveness.ANSWERING)
-    assert state.incarnation == 7
-    assert begun <= state.since <= time.monotonic()
-
-
-def test_a_killed_server_is_gone_and_not_silent(heartbeat: Heartbeat, address: str) -> None:
-    with StatusServer(address):
-        heartbeat.watch(address)
-        wait_state(heartbeat, address, Liveness.ANSWERING)
-    wait_state(heartbeat, address, Liveness.GONE)
-    assert heartbeat.state(address).liveness is not Liveness.SILENT
-    assert heartbeat.state(address).last_silence == -math.inf
-
-
-def test_connections_to_a_frozen_server_are_shut_down_until_it_thaws(
+def test_connections_to_a_frozen_server_alone_are_shut_down_until_it_thaws(
     heartbeat: Heartbeat, address: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    heartbeat.watch(address)
-    with caplog.at_level(logging.WARNING, "coordinator"), StatusServer(address) as server:
-        with connect(address) as connection:
+    neighbour = address.replace("127.0.0.1", "127.0.0.2")
+    assert heartbeat.state(address) == ServerState(Liveness.UNKNOWN)
+    for watched in (address, neighbour):
+        heartbeat.watch(watched)
+    with (
+        StatusServer(address, 7) as server,
+        StatusServer(neighbour),
+        connect(address) as one,
+        connect(neighbour) as two,
+    ):
+        for connection in (one, two):
             wait_passed(heartbeat, connection)
-            wait_state(heartbeat, address, Liveness.ANSWERING)
-            server.freeze()
-            assert connection.recv(1) == b""
-            wait_state(heartbeat, address, Liveness.SILENT)
-            assert heartbeat.state(address).liveness is Liveness.SILENT
-            assert heartbeat.state(address).last_silence == math.inf
+        before = wait_state(heartbeat, address, ANSWERING)
+        assert (before.incarnation, before.last_silence) == (7, -math.inf)
+        wait_state(heartbeat, neighbour, ANSWERING)
+        server.freeze()
+        assert one.recv(1) == b""
+        silent = wait_state(heartbeat, address, SILENT)
+        assert silent.last_silence == math.inf
         host, _, port = address.rpartition(":")
         with socket.create_connection((host, int(port)), timeout=LIMIT) as opened:
             assert opened.recv(1) == b""
         server.thaw()
-        state = wait_state(heartbeat, address, Liveness.ANSWERING)
-        assert heartbeat.state(address).last_silence == state.since
+        after = wait_state(heartbeat, address, ANSWERING)
+        assert before.since < silent.since < after.since == after.last_silence
         with connect(address) as connection:
             wait_passed(heartbeat, connection)
-            assert heartbeat.state(address).liveness is Liveness.ANSWERING
-            connection.settimeout(0.0)
-            with pytest.raises(BlockingIOError):
-                connection.recv(1)
-    silent, again = (record.getMessage() for record in caplog.records)
-    assert silent.startswith(f"{address} has not answered for 1 s: it accepts connections but does not answer")
+            assert heartbeat.state(address).liveness is ANSWERING
+            assert is_open(connection)
+        assert is_open(two), "a server on another host with the same port"
+        server.kill()
+        assert wait_state(heartbeat, address, GONE).last_silence == after.since
+    silent_line, again = (record.getMessage() for record in caplog.records if address in record.getMessage())
+    assert silent_line.startswith(f"{address} has not answered for 1 s: it accepts connections but does not answer")
     assert again.startswith(f"{address} answers again after ")
 
 
-@pytest.mark.long
-def test_of_two_servers_on_one_port_only_the_frozen_one_is_silent(heartbeat: Heartbeat, address: str) -> None:
+def test_a_server_that_was_forgotten_is_unknown_and_left_alone(heartbeat: Heartbeat, address: str) -> None:
     neighbour = address.replace("127.0.0.1", "127.0.0.2")
-    with StatusServer(address) as server, StatusServer(neighbour), connect(address) as one, connect(neighbour) as other:
-        heartbeat.watch(address)
-        heartbeat.watch(neighbour)
-        wait_passed(heartbeat, one)
-        wait_passed(heartbeat, other)
-        wait_state(heartbeat, neighbour, Liveness.ANSWERING)
-        server.freeze()
-        assert one.recv(1) == b""
-        assert heartbeat.state(neighbour).liveness is Liveness.ANSWERING
-        other.settimeout(0.0)
-        with pytest.raises(BlockingIOError):
-            other.recv(1)
-
-
-def test_a_server_that_was_forgotten_is_unknown(heartbeat: Heartbeat, address: str) -> None:
-    with StatusServer(address):
-        heartbeat.watch(address)
-        wait_state(heartbeat, address, Liveness.ANSWERING)
-        heartbeat.forget(address)
+    heartbeat.watch(address)
+    with StatusServer(address) as server, StatusServer(neighbour) as other, connect(address) as connection:
+        wait_passed(heartbeat, connection)
+        wait_state(heartbeat, address, ANSWERING)
+        for _ in range(2):
+            heartbeat.forget(address)
         assert heartbeat.state(address) == ServerState(Liveness.UNKNOWN)
-        heartbeat.forget(address)
+        server.freeze()
+        # The process carries out this line after that one, and finds a server silent which it began to probe later.
+        other.freeze()
+        heartbeat.watch(neighbour)
+        wait_state(heartbeat, neighbour, SILENT)
+        assert is_open(connection)
+        server.thaw()
         heartbeat.watch(address)
-        wait_state(heartbeat, address, Liveness.ANSWERING)
+        wait_state(heartbeat, address, ANSWERING)
 
 
 def test_a_connection_that_was_closed_here_ends(heartbeat: Heartbeat) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    with socket.create_server(("127.0.0.1", 0)) as server, contextlib.ExitStack() as opened:
         host, port = server.getsockname()
         heartbeat.watch(f"{host}:{port}")
         with socket.create_connection((host, port)) as connection:
             wait_passed(heartbeat, connection)
             # The connection of the probe may have been accepted first.
-            accepted = [server.accept()[0], server.accept()[0]]
+            accepted = [opened.enter_context(server.accept()[0]) for _ in range(2)]
             here = connection.getsockname()
         ours = next(each for each in accepted if each.getpeername() == here)
         ours.settimeout(LIMIT)
         assert ours.recv(1) == b""
-        for each in accepted:
-            each.close()
 
 
-@pytest.mark.parametrize("address", ["worker", "worker:", ":80", "worker:http"])
-def test_an_invalid_address_is_refused(heartbeat: Heartbeat, address: str) -> None:
-    with pytest.raises(ValueError, match="host:port"):
+def test_texts_that_are_no_host_names_hide_no_other_server(heartbeat: Heartbeat, address: str) -> None:
+    for invalid in ("worker", "worker:", ":80", "worker:http"):
+        with pytest.raises(ValueError, match="host:port"):
+            heartbeat.watch(invalid)
+    no_host_names = ["worker-0..svc:2222", f"{64 * 'a'}.svc:2222", ".:2222", "a\0b:2222"]
+    for name in no_host_names:
+        heartbeat.watch(name)
+    for name in no_host_names:
+        wait_until(lambda name=name: heartbeat.state(name).obstacle is Obstacle.UNRESOLVED)
+    with StatusServer(address):
         heartbeat.watch(address)
+        wait_state(heartbeat, address, ANSWERING)
+    assert f"{address} answering" in repr(heartbeat)
 
 
-def test_a_killed_process_is_restarted(heartbeat: Heartbeat, address: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_killed_process_is_restarted_and_signals_of_a_terminal_do_not_end_it(
+    heartbeat: Heartbeat, address: str, caplog: pytest.LogCaptureFixture
+) -> None:
     heartbeat.watch(address)
     with StatusServer(address) as server, connect(address) as connection:
         wait_passed(heartbeat, connection)
-        wait_state(heartbeat, address, Liveness.ANSWERING)
-        killed = heartbeat.process
-        assert killed is not None
-        with caplog.at_level(logging.WARNING, "coordinator"):
-            os.kill(killed.pid, signal.SIGKILL)
-            wait_until(lambda: heartbeat.process not in (None, killed))
+        wait_state(heartbeat, address, ANSWERING)
+        first = heartbeat.process
+        assert first is not None
+        assert os.getsid(first.pid) == first.pid
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            os.kill(first.pid, number)
+        with connect(address) as another:
+            wait_passed(heartbeat, another)
+        assert heartbeat.process is first
+        os.kill(first.pid, signal.SIGKILL)
+        wait_until(lambda: heartbeat.process not in (None, first))
         server.freeze()
         assert connection.recv(1) == b""
-    [record] = [record for record in caplog.records if "is restarted" in record.getMessage()]
-    assert f"({killed.pid}) ended with code -9" in record.getMessage()
+    [line] = [record.getMessage() for record in caplog.records if "is restarted" in record.getMessage()]
+    assert f"({first.pid}) ended with code -9" in line
 
 
-def test_closing_ends_the_process_at_once_and_may_be_repeated() -> None:
-    heartbeat = Heartbeat(interval=60.0, timeout=60.0)
+def test_closing_ends_the_process_with_code_0_and_may_be_repeated() -> None:
+    heartbeat = Heartbeat(interval=600.0, timeout=600.0)
     heartbeat.watch("127.0.0.1:1")
     wait_until(lambda: heartbeat.process is not None)
-    begun = time.monotonic()
-    heartbeat.close()
-    heartbeat.close()
-    assert time.monotonic() - begun < LIMIT
+    for _ in range(2):
+        heartbeat.close()
+    assert heartbeat.process is not None
+    assert heartbeat.process.end(0.0) == 0
     heartbeat.watch("127.0.0.1:1")
-
-
-def test_its_repr_names_the_watched_servers(heartbeat: Heartbeat, address: str) -> None:
-    assert repr(heartbeat) == "<Heartbeat: watches nothing>"
-    heartbeat.watch(address)
-    wait_state(heartbeat, address, Liveness.GONE)
-    assert repr(heartbeat) == f"<Heartbeat: {address} gone>"
-
-
-HELD_UP = """
-    import ctypes, faulthandler, os, signal, socket, sys, threading, time
-
-    from coordinator.heartbeat.heartbeat import Heartbeat
-    from coordinator.heartbeat.open_connections import Endpoint, OpenConnections
-    from coordinator.heartbeat.heartbeat_process import Liveness
-
-    faulthandler.dump_traceback_later(60, exit=True)
-    # Calls through it keep Python's global lock: no other thread runs until they return.
-    libc = ctypes.PyDLL(None)
-    host, port, server = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    heartbeat = Heartbeat(interval=0.1, timeout=1.0)
-    heartbeat.watch(f"{host}:{port}")
-    pause = threading.Event()
-    while heartbeat.state(f"{host}:{port}").liveness is not Liveness.ANSWERING:
-        pause.wait(0.01)
-
-    def wait_end(connection):
-        received = ctypes.create_string_buffer(4096)
-        while libc.recv(connection.fileno(), received, len(received), 0) > 0:
-            pass
-
-    connection = socket.create_connection((host, port))
-    while os.fstat(connection.fileno()).st_ino not in heartbeat.process.passed:
-        pause.wait(0.01)
-"""
-
-
-def test_a_call_that_blocks_all_threads_of_the_client_is_freed(run_program: ProgramRunner, address: str) -> None:
-    host, _, port = address.rpartition(":")
-    with StatusServer(address) as server:
-        run_program(
-            HELD_UP
-            + """
-    os.kill(server, signal.SIGSTOP)
-    wait_end(connection)
-    os.kill(server, signal.SIGCONT)
-    heartbeat.close()
-    """,
-            host,
-            port,
-            server.pid,
-            fresh=True,
-        )
-
-
-def test_a_connection_opened_while_all_threads_are_blocked_is_shut_down(
-    run_program: ProgramRunner, address: str
-) -> None:
-    """If the system allows the process to duplicate descriptors of the client."""
-    host, _, port = address.rpartition(":")
-    with StatusServer(address) as server:
-        run_program(
-            HELD_UP
-            + """
-    os.kill(server, signal.SIGSTOP)
-    while heartbeat.state(f"{host}:{port}").liveness is not Liveness.SILENT:
-        pause.wait(0.01)
-    is_allowed = bool(OpenConnections(heartbeat.process.pid).find({Endpoint.of(host, port)}))
-    end = (2).to_bytes(2, sys.byteorder) + port.to_bytes(2, "big") + socket.inet_aton(host) + bytes(8)
-    with socket.socket() as late:
-        # The lock is not handed over between the two calls.
-        sys.setswitchinterval(1000)
-        assert libc.connect(late.fileno(), end, len(end)) == 0
-        if is_allowed:
-            wait_end(late)
-    sys.setswitchinterval(0.005)
-    os.kill(server, signal.SIGCONT)
-    heartbeat.close()
-    """,
-            host,
-            port,
-            server.pid,
-            fresh=True,
-        )
-
-
-NO_HOST_NAMES = ["worker-0..svc:2222", f"{64 * 'a'}.svc:2222", ".:2222", "a\0b:2222"]
-
-
-@pytest.mark.parametrize("no_host_name", NO_HOST_NAMES)
-def test_a_text_that_is_no_host_name_hides_no_other_server(
-    heartbeat: Heartbeat, address: str, no_host_name: str
-) -> None:
-    heartbeat.watch(no_host_name)
-    wait_until(lambda: heartbeat.state(no_host_name).obstacle is Obstacle.UNRESOLVED)
-    with StatusServer(address):
-        heartbeat.watch(address)
-        wait_state(heartbeat, address, Liveness.ANSWERING)
-    wait_state(heartbeat, address, Liveness.GONE)
 
 
 def test_the_heartbeat_goes_on_after_an_unexpected_error(
@@ -301,8 +203,83 @@ def test_the_heartbeat_goes_on_after_an_unexpected_error(
         return find(connections, peers)
 
     monkeypatch.setattr(OpenConnections, "find", fail_once)
-    with StatusServer(address):
-        heartbeat.watch(address)
-        wait_until(failed.is_set)
-        wait_state(heartbeat, address, Liveness.ANSWERING)
+    heartbeat.watch(address)
+    assert failed.wait(LIMIT)
+    wait_state(heartbeat, address, GONE)
     assert "The thread coordinator-heartbeat met an unexpected RuntimeError" in caplog.text
+
+
+def test_calls_that_block_all_threads_of_the_client_end(run_program: ProgramRunner, address: str) -> None:
+    """Also on a connection opened meanwhile, if the process may duplicate descriptors of the client."""
+    host, _, port = address.rpartition(":")
+    with StatusServer(address) as server:
+        run_program(
+            """
+            import ctypes, faulthandler, os, signal, socket, sys, threading
+
+            from coordinator.heartbeat.heartbeat import Heartbeat
+            from coordinator.heartbeat.open_connections import Endpoint, OpenConnections
+            from coordinator.heartbeat.heartbeat_process import Liveness
+
+            faulthandler.dump_traceback_later(60, exit=True)
+            # Calls through it keep Python's global lock: no other thread runs until they return.
+            libc = ctypes.PyDLL(None)
+            host, port, server = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+            heartbeat, pause = Heartbeat(interval=0.1, timeout=1.0), threading.Event()
+            heartbeat.watch(f"{host}:{port}")
+
+            def wait_state(liveness):
+                while heartbeat.state(f"{host}:{port}").liveness is not liveness:
+                    pause.wait(0.01)
+
+            def wait_end(connection):
+                received = ctypes.create_string_buffer(4096)
+                while libc.recv(connection.fileno(), received, len(received), 0) > 0:
+                    pass
+
+            wait_state(Liveness.ANSWERING)
+            connection = socket.create_connection((host, port))
+            while os.fstat(connection.fileno()).st_ino not in heartbeat.process.passed:
+                pause.wait(0.01)
+            os.kill(server, signal.SIGSTOP)
+            wait_end(connection)
+            wait_state(Liveness.SILENT)
+            is_allowed = bool(OpenConnections(heartbeat.process.pid).find({Endpoint.of(host, port)}))
+            end = (2).to_bytes(2, sys.byteorder) + port.to_bytes(2, "big") + socket.inet_aton(host) + bytes(8)
+            with socket.socket() as late:
+                # The lock is not handed over between the two calls.
+                sys.setswitchinterval(1000)
+                assert libc.connect(late.fileno(), end, len(end)) == 0
+                if is_allowed:
+                    wait_end(late)
+            sys.setswitchinterval(0.005)
+            os.kill(server, signal.SIGCONT)
+            heartbeat.close()
+            """,
+            host,
+            port,
+            server.pid,
+            fresh=True,
+        )
+
+
+def test_the_process_imports_what_the_client_does_and_ends_when_it_is_killed(
+    tmp_path: Any, run_program: ProgramRunner
+) -> None:
+    """It starts with modules of any name beside the program. The runner fails a program that leaves a process."""
+    (tmp_path / "programs" / "statistics.py").write_text("raise ImportError('not this one')")
+    run_program(
+        """
+        import os, select, signal
+        from coordinator.heartbeat.heartbeat import HeartbeatClient
+
+        child = HeartbeatClient(interval=0.1, timeout=1.0)
+        child.update({"127.0.0.1:1": 0}, {}, None)
+        assert select.select([child], [], [], 30)[0]
+        assert child.receive()[0]["liveness"] == "gone"
+        # Neither its pipe for errors nor its link may stay open elsewhere, or it does not notice.
+        os.kill(os.getpid(), signal.SIGKILL)
+        """,
+        exit_code=-signal.SIGKILL,
+        fresh=True,
+    )

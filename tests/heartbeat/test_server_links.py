@@ -18,9 +18,7 @@ from coordinator.heartbeat.probes import (
     ServerLinks,
 )
 from tests.deadline import LIMIT, wait_until
-
-# In seconds; far shorter than `LIMIT`.
-TIMEOUT = 0.2
+from tests.virtual_clock import VirtualClock
 
 
 class Master(grpc.GenericRpcHandler):
@@ -67,17 +65,29 @@ def link(master: Master) -> Iterator[Link]:
     server.stop(None).wait()
 
 
+class Links:
+    """Asks anew each time: the answers before are old by then."""
+
+    def __init__(self, timeout: float) -> None:
+        self._clock = VirtualClock()
+        self._links = ServerLinks(timeout, self._clock)
+        self.close = self._links.close
+
+    def broken(self, link: Link) -> dict[Link, str]:
+        self._clock.advance(1.0)
+        return self._links.broken([link])
+
+
 @pytest.fixture
-def links(monkeypatch: pytest.MonkeyPatch) -> Iterator[ServerLinks]:
-    monkeypatch.setattr("coordinator.heartbeat.probes._FRESH", 0.0)
-    with contextlib.closing(ServerLinks(TIMEOUT)) as links:
+def links() -> Iterator[Links]:
+    with contextlib.closing(Links(LIMIT)) as links:
         yield links
 
 
 def test_a_server_that_answers_reaches_the_other_and_what_it_made_is_freed(
-    master: Master, link: Link, links: ServerLinks
+    master: Master, link: Link, links: Links
 ) -> None:
-    assert links.broken([link]) == {}
+    assert links.broken(link) == {}
     [request] = master.asked
     assert request.target == f"grpc://{link.source}"
     jobs = {job.name: [(task.key, task.value) for task in job.tasks] for job in request.config.cluster_def.job}
@@ -85,46 +95,36 @@ def test_a_server_that_answers_reaches_the_other_and_what_it_made_is_freed(
     wait_until(lambda: master.closed == ["session 1"])
 
 
-@pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL, grpc.StatusCode.CANCELLED])
-def test_a_server_that_fails_to_reach_the_other_says_so(
-    master: Master, link: Link, links: ServerLinks, code: grpc.StatusCode
-) -> None:
-    master.error = code
-    assert links.broken([link]) == {link: f"{code.name}: Connection refused"}
-    master.error = None
-    assert links.broken([link]) == {}
+def test_a_server_that_fails_to_reach_the_other_says_so(master: Master, link: Link, links: Links) -> None:
+    for code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL, grpc.StatusCode.CANCELLED):
+        master.error = code
+        assert links.broken(link) == {link: f"{code.name}: Connection refused"}
+        master.error = None
+        assert links.broken(link) == {}
+    # A server that does not know the question shows nothing.
+    for code in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.INVALID_ARGUMENT):
+        master.error = code
+        assert links.broken(link) == {}
 
 
-@pytest.mark.parametrize("code", [grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.INVALID_ARGUMENT])
-def test_a_server_that_does_not_know_the_question_shows_nothing(
-    master: Master, link: Link, links: ServerLinks, code: grpc.StatusCode
-) -> None:
-    master.error = code
-    assert links.broken([link]) == {}
-
-
-def test_an_unanswered_question_is_asked_once_and_answered_when_the_link_is_whole(
-    master: Master, link: Link, links: ServerLinks
-) -> None:
+def test_an_unanswered_question_is_asked_once_and_answered_when_the_link_is_whole(master: Master, link: Link) -> None:
     master.gate.clear()
-    for _ in range(3):
-        assert links.broken([link])[link].startswith("no answer for ")
-    assert len(master.asked) == 1
-    master.gate.set()
-    wait_until(lambda: links.broken([link]) == {})
-    assert len(master.asked) == 1
-    wait_until(lambda: master.closed == ["session 1"])
-    assert links.broken([link]) == {}
-    assert len(master.asked) == 2
+    with contextlib.closing(Links(timeout=0.1)) as links:
+        for _ in range(3):
+            assert links.broken(link)[link].startswith("no answer for ")
+        assert len(master.asked) == 1
+        master.gate.set()
+        wait_until(lambda: links.broken(link) == {})
+        assert len(master.asked) == 1
+        wait_until(lambda: master.closed == ["session 1"])
+        wait_until(lambda: links.broken(link) == {})
+        assert len(master.asked) == 2
 
 
-def test_many_threads_share_a_question_and_its_answer(
-    master: Master, link: Link, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("coordinator.heartbeat.probes._FRESH", LIMIT)
+def test_many_threads_share_a_question_and_its_answer(master: Master, link: Link) -> None:
     master.gate.clear()
     with (
-        contextlib.closing(ServerLinks(LIMIT)) as links,
+        contextlib.closing(ServerLinks(LIMIT, VirtualClock())) as links,
         concurrent.futures.ThreadPoolExecutor(8) as pool,
     ):
         asking = [pool.submit(links.broken, [link]) for _ in range(8)]

@@ -1,9 +1,7 @@
 """Tests of parameter servers that are lost and recovered, in memory: alone or with workers, at different times."""
 
 import contextlib
-import dataclasses
 import logging
-import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +14,7 @@ from coordinator.workers.cluster import WorkerState
 from coordinator.workers.scheduler import Scheduler
 from tests.deadline import LIMIT, wait_until
 from tests.fake_cluster import OPTIONS, index_of, running_scheduler
+from tests.virtual_clock import VirtualClock
 
 
 class Restorer:
@@ -200,25 +199,26 @@ def test_calls_that_hang_on_a_lost_parameter_server_are_cancelled_and_run_again(
 def test_a_parameter_server_that_stays_down_too_long_is_an_error_and_may_return(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    runtime = FakeRuntime(workers=2)
-    options = dataclasses.replace(OPTIONS, parameter_server_timeout=0.05, stall_report_interval=0.01)
+    runtime, clock = FakeRuntime(workers=2), VirtualClock()
     gate = Gate(runtime)
-    with caplog.at_level(logging.WARNING, logger="coordinator"), running_scheduler(runtime, options) as scheduler:
+    with caplog.at_level(logging.WARNING), running_scheduler(runtime, OPTIONS, clock) as scheduler:
         restorer = Restorer(runtime, scheduler)
         future = scheduler.schedule(gate, "step")
         gate.wait_arrived()
         runtime.lose_parameter_server("/job:ps/task:1")
+        wait_until(lambda: restorer.attempts)
+        assert "Recovery has waited" not in caplog.text
+        clock.advance(OPTIONS.parameter_server_timeout + 1)
         with pytest.raises(ParameterServerLost, match="/job:ps/task:1"):
             scheduler.join(LIMIT)
         assert isinstance(future.exception(LIMIT), ClosureCancelledError | ParameterServerLost)
         restorer.restart()
         gate.open()
-        wait_until(lambda: restorer.recoveries == 1)
-        with contextlib.suppress(ParameterServerLost):
-            scheduler.join(LIMIT)  # It may have been lost once more by now.
+        wait_until(lambda: clock.advance(OPTIONS.reconnect_interval) or restorer.recoveries)
+        scheduler.settled(LIMIT)
         scheduler.schedule(gate, "again").result(LIMIT)
         scheduler.join(LIMIT)
-    assert re.search(r"Recovery has waited for \d+ s: /job:ps/task:1 was lost\.", caplog.text)
+    assert "Recovery has waited for 601 s: /job:ps/task:1 was lost." in caplog.text
 
 
 def test_waiting_for_a_recovery_returns_its_outcome() -> None:
