@@ -17,9 +17,7 @@ from tests.repository.test_readme import README
 
 pytestmark = [pytest.mark.release, pytest.mark.timeout(900)]
 
-NOT_OF_A_CHECKOUT = shutil.ignore_patterns(
-    ".git", "*venv", ".*_cache", "__pycache__", "*.egg-info", "build", "dist", "logs"
-)
+NOT_OF_A_CHECKOUT = shutil.ignore_patterns(".git", "*venv", ".*_cache", "__pycache__", "*.egg-info", "logs")
 
 
 def run(*command: str | Path, folder: Path) -> str:
