@@ -110,19 +110,6 @@ def test_a_fork_server_killed_while_it_loads_is_started_again_for_its_servers(ta
     assert len(fork_servers()) == 1
 
 
-def test_a_server_whose_fork_servers_all_end_says_how_in_its_log(tasks: Tasks) -> None:
-    starts = tasks.folder / "starts"
-    tasks.load(begin=f"import os\nopen({str(starts)!r}, 'a').write('1')\nprint('no room', flush=True)\nos._exit(7)\n")
-    server = tasks.server()
-    server.start()
-    with pytest.raises(LaunchError, match=r"ended with code 255 .* before it served") as raised:
-        server.wait_ready(TIMEOUT)
-    assert "the fork server ended with code 7 before it. The log of the fork server ends with:\nno room" in str(
-        raised.value
-    )
-    assert starts.read_text() == "111"
-
-
 def test_a_request_that_a_fork_server_has_no_room_for_costs_no_other_server(
     tasks: Tasks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
