@@ -237,3 +237,26 @@ def test_cancelling_all_withdraws_what_waits_apart_and_the_end_of_data() -> None
         assert all(future.cancelled() for future in futures)
         scheduler.join(LIMIT)
         assert data.schedule(scheduler).result(LIMIT) == 1
+
+
+def test_the_data_of_a_reconnected_worker_begins_again() -> None:
+    runtime, data = FakeRuntime(1), FiniteData([1, 2])
+    with running_scheduler(runtime) as scheduler:
+        schedule_until_the_end(scheduler, data)
+        data.rewind(0)
+        with pytest.raises(EndOfDataError):
+            data.schedule(scheduler)
+        losses = scheduler.cluster.workers[0].statistics().reconnections
+        runtime.restart(0)
+        wait_until(lambda: scheduler.cluster.workers[0].statistics().reconnections > losses)
+        schedule_until_the_end(scheduler, data)
+    assert data.taken == {1: 2, 2: 2}
+
+
+def test_the_data_of_an_added_worker_is_read_too() -> None:
+    runtime, data = FakeRuntime(1), FiniteData([1], [2])
+    with running_scheduler(runtime) as scheduler:
+        schedule_until_the_end(scheduler, data)
+        scheduler.cluster.add_worker("worker1:2222")
+        assert data.schedule(scheduler).result(LIMIT) == 2
+        schedule_until_the_end(scheduler, data)

@@ -11,13 +11,14 @@ another closure fails, or close      they are withdrawn, as if each ran alone
 """
 
 import dataclasses
+import logging
 import threading
 from collections.abc import Callable
 
 import pytest
 
 from coordinator.errors import ClosureCancelledError, ClosureQuarantined, ParameterServerLost
-from coordinator.testing.fake_runtime import FakeRuntime, Gate
+from coordinator.testing.fake_runtime import FakeRuntime, Gate, TransientError
 from tests.deadline import LIMIT, wait_until
 from tests.fake_cluster import running_scheduler
 from tests.workers.fusible_steps import FOUR, behind_a_gate, recorder, results, schedule
@@ -169,3 +170,23 @@ def test_the_call_of_a_removed_worker_is_requeued_as_a_whole() -> None:
         gates[1].open()
         scheduler.cluster.remove_worker(0, timeout=0.01)
         assert results(futures) == [1] * 4
+
+
+def test_a_transient_failure_has_each_closure_of_the_call_run_again_alone(
+    runtime: FakeRuntime, caplog: pytest.LogCaptureFixture
+) -> None:
+    refusals = iter([True])
+
+    def refuse_once(_: int) -> int:
+        if next(refusals, False):
+            raise TransientError
+        return 1
+
+    with caplog.at_level(logging.INFO, logger="coordinator"), running_scheduler(runtime, FOUR) as scheduler:
+        gate = behind_a_gate(scheduler, runtime)
+        futures = schedule(scheduler, [lambda _: 0, refuse_once, lambda _: 2, lambda _: 3])
+        gate.open()
+        assert results(futures) == [0, 1, 2, 3]
+        assert scheduler.cluster.statistics().retried == 4
+    assert runtime.fused_calls == [(0, 4)]
+    assert "4 calls of step in one failed and are run again, each alone: transient (TransientError)" in caplog.text

@@ -105,3 +105,13 @@ def test_a_worker_goes_beyond_its_share_for_as_long_as_another_call_takes() -> N
     train(model, 1e-3, 0.1, 500)
     assert model.beyond_share("step") == 0
     assert FusionSizeModel(8).beyond_share("step") == 0
+
+
+def test_a_larger_traced_size_is_used_if_its_call_is_short_enough() -> None:
+    model = FusionSizeModel(None)
+    each = 0.05
+    assert max(train(model, 0.02, each, 200)) == 4
+    # Two steps would be enough now, but that size is not traced.
+    assert train(model, 0.0025, each, 400)[-30:].count(4) >= 29
+    # Four steps would take too long.
+    assert set(train(model, 0.004, 0.12, 400)[-30:]) == {1}

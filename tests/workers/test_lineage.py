@@ -142,3 +142,16 @@ def test_an_error_may_concern_its_own_future_alone() -> None:
         assert scheduler.done()
         assert {future.result(0) for future in [held, *waiting]} <= {0, 1}
         assert scheduler.cluster.statistics().failed == 1
+
+
+def test_a_closure_that_takes_the_result_of_a_cancelled_one_fails_alone() -> None:
+    runtime = FakeRuntime(workers=1)
+    gate = Gate(runtime)
+    with running_scheduler(runtime) as scheduler:
+        scheduler.schedule(gate, "busy")
+        first = scheduler.schedule(index_of, "first")
+        second = scheduler.schedule(sum_of(first), "second", after=[first])
+        assert first.cancel()
+        assert isinstance(second.exception(LIMIT), ClosureInputError)
+        gate.open()
+        scheduler.join(LIMIT)

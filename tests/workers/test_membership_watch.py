@@ -179,3 +179,15 @@ def test_a_closure_that_a_removed_worker_gives_back_late_fails_and_is_not_waited
         assert isinstance(future.exception(LIMIT), WorkerLost)
         with pytest.raises(WorkerLost, match="may run only on worker 1, which was removed"):
             scheduler.join(LIMIT)
+
+
+def test_the_removal_of_the_last_worker_is_logged_and_work_waits_for_the_next(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    runtime = FakeRuntime(workers=1)
+    with running_scheduler(runtime) as scheduler:
+        scheduler.cluster.remove_worker(0)
+        assert "task:0 is removed; no worker is left, and functions wait until one is added" in caplog.text
+        waiting = scheduler.schedule(index_of, "step")
+        scheduler.cluster.add_worker("host:1")
+        assert waiting.result(LIMIT) == 0

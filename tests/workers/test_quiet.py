@@ -199,3 +199,35 @@ def test_waits_that_could_not_end_are_refused(runtime: FakeRuntime) -> None:
         gate.open()
         scheduler.join(LIMIT)
         assert "quiet was called on a worker's thread" in refused[0]
+
+
+def test_a_worker_that_waits_for_the_others_goes_on(runtime: FakeRuntime) -> None:
+    # The heartbeat, after which an idle worker would be reported by itself, is longer than the test may take.
+    with running_scheduler(runtime, dataclasses.replace(OPTIONS, heartbeat_interval=4 * LIMIT)) as scheduler:
+        idle: set[int] = set()
+
+        def report(worker: int) -> None:
+            with runtime.changed:
+                idle.add(worker)
+                runtime.changed.notify_all()
+
+        def wait_for_the_other(worker: int) -> int:
+            runtime.wait_at_gate(worker, lambda: 1 - worker in idle)
+            return worker
+
+        scheduler.cluster.add_idle_callback(report)
+        scheduler.schedule(index_of, "step", worker=1).result(LIMIT)
+        future = scheduler.schedule(wait_for_the_other, "step", worker=0)
+        wait_until(lambda: scheduler.cluster.statistics().running == 1)
+        with scheduler.quiet(LIMIT):
+            assert future.done()
+            assert idle == {0, 1}
+
+
+def test_cancel_all_inside_withdraws_what_waits(scheduler: Scheduler) -> None:
+    with scheduler.quiet(LIMIT):
+        future = scheduler.schedule(index_of, "step")
+        scheduler.cancel_all()
+        assert future.cancelled()
+        later = scheduler.schedule(index_of, "step")
+    later.result(LIMIT)

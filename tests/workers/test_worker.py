@@ -325,3 +325,11 @@ def test_the_builder_builds_what_is_requested_until_it_is_stopped() -> None:
         runtime.builds.request(built.set)
         assert built.wait(LIMIT)
     assert not [thread for thread in threading.enumerate() if thread.name == "coordinator-build"]
+
+
+def test_why_a_function_is_run_again_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="coordinator"), running_scheduler(FakeRuntime(workers=1)) as scheduler:
+        scheduler.schedule(refused(1), "step")
+        scheduler.join(LIMIT)
+    device = "/job:worker/replica:0/task:0"
+    assert f"closure 0 (step) failed on {device} and is run again: transient (TransientError)" in caplog.text
