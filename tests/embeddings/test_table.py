@@ -92,21 +92,6 @@ def test_messages_of_several_tables_are_shared(strategy):
     assert messages(tables) == 4
 
 
-def test_a_server_prepares_its_part_once_for_all_steps_of_a_call(strategy):
-    table = make_table(strategy, when_full="evict_oldest")
-    keys, gradient = tf.TensorSpec([None], tf.int64), tf.TensorSpec([], tf.float32)
-    graph = make_step(table).get_concrete_function(keys, gradient).graph.as_graph_def()
-    functions = {each.signature.name: each for each in graph.library.function}
-    whole = {name for name, each in functions.items() if "_noinline" in each.attr and each.attr["_noinline"].b}
-    # A look-up and a change of rows on each server.
-    called = [node.attr["f"].func.name for node in graph.node if node.op == "StatefulPartitionedCall"]
-    assert len(called) == 2 * len(table.shards)
-    assert whole.issuperset(called)
-    # What is seldom done is not prepared with it.
-    rest = {node.op for name in functions.keys() - whole for node in functions[name].node_def}
-    assert rest.isdisjoint({"MutexLock", "LookupTableFindV2", "LookupTableInsertV2"})
-
-
 def test_what_is_no_gradient_of_the_table_is_refused(strategy):
     table = make_table(strategy)
     for wrong in (None, tf.ones([2, DIM])):

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from coordinator.embeddings import Constant, OlderThan, Table
-from tests.embeddings.tables import Trainer, make_table
+from tests.embeddings.tables import make_table
 
 DEFAULT = -1.0
 KEYS = 400
@@ -77,27 +77,3 @@ def test_no_look_up_sees_a_part_of_an_update(strategy):
     futures = [strategy.schedule(step) for _ in range(100)]
     assert [future.result() for future in futures] == [0] * len(futures)
     np.testing.assert_array_equal(table.lookup(np.arange(size)), np.full([size, width], len(futures)))
-
-
-@pytest.mark.long
-def test_the_index_can_be_derived_from_the_rows(strategy):
-    table = make_table(strategy, 100, initializer=Constant(1.0), eviction=OlderThan(1), when_full="default_row")
-    trainer = Trainer(strategy, table)
-    trainer.train(np.arange(60))
-    for _ in range(2):
-        trainer.train(np.arange(40, 60))
-    table.evict()
-    before, statistics = table.lookup(np.arange(60)).numpy(), table.statistics()
-    for shard in table.shards:
-        nothing = tf.zeros([0], tf.int64)
-        tf.raw_ops.LookupTableImportV2(table_handle=shard.index.resource_handle, keys=nothing, values=nothing)
-    assert not table.lookup(np.arange(60)).numpy().any()
-    for shard in table.shards:
-        shard.rebuild()
-    np.testing.assert_array_equal(table.lookup(np.arange(60)), before)
-    assert table.statistics() == statistics
-    # The free rows are known, too.
-    trainer.train(np.arange(1000, 1030))
-    assert table.statistics().refused == 0
-    trainer.train(np.arange(2000, 2200))
-    assert table.size() == 100

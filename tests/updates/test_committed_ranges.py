@@ -15,8 +15,7 @@ from coordinator.updates.rule_state import COUNTS, pause
 from tests.deadline import wait_until
 from tests.ps_strategy.every_worker import concrete_function
 from tests.updates.descent import TIMEOUT, descend, mostly_long, new_rule, run, value_of
-from tests.updates.parts_of_rules import committed_of, log_of, stores_of
-from tests.updates.state.unfinished_pushes import add, ids
+from tests.updates.parts_of_rules import committed_of
 
 SIZE = 10**6
 
@@ -61,33 +60,6 @@ def test_a_range_that_is_pushed_again_changes_nothing(name, make_rule, push_with
     assert int(rule.version) == 4
     statistics = rule.statistics()
     assert (statistics.updates, statistics.pushes, statistics.rejected) == (4, 8, 4)
-
-
-@pytest.mark.long
-def test_a_repeated_push_finishes_the_update_of_a_dead_worker(make_rule, push_with, variables):
-    rule = make_rule("bounded delay", max_delay=None)
-    push = push_with(rule)
-    push(0)
-    for store in stores_of(rule):
-        add(rule, store, ids(1)[0], 3.0)
-
-    @tf.function
-    def commit():
-        with tf.device(rule.state.home):
-            zero, number = tf.constant(0, tf.int64), tf.constant(7, tf.int64)
-            rule.state.workers.pulled_version.scatter_nd_update([[900 + 1]], [0])
-            return log_of(rule).add(tf.identity(ids(1)[0]), zero, zero, zero, tf.identity(number))
-
-    accepted, _, update = commit()
-    assert accepted
-    stores_of(rule)[0].use_once(update)
-    push(7)
-    assert value_of(variables) == -4.0
-    assert rule.version.numpy() == 2
-    # What was refused is on no server.
-    for store in stores_of(rule):
-        rows = tf.unstack(store.lists.read_value())[-1]
-        assert int(tf.raw_ops.TensorListLength(input_handle=rows)) == 0
 
 
 def test_a_checkpoint_has_the_ranges_whose_gradients_it_has(strategy, variables, epochs, make_rule, tmp_path):
@@ -201,28 +173,6 @@ class Counting:
         """Fails unless the model has seen each example once."""
         assert all((count.numpy() == 1).all() for count in self._counts)
         assert int(self.rule.version) == 200
-
-
-@pytest.mark.long
-def test_a_range_whose_function_fails_after_its_push_counts_once(strategy):
-    with strategy.scope():
-        times = tf.Variable(0, trainable=False)
-
-    def fail_at_first(number):
-        if number == 30 and times.assign_add(1) == 1:
-            tf.debugging.assert_equal(number, tf.constant(0, tf.int64), "after the push")
-
-    counting = Counting(strategy, fail_at_first)
-
-    def train():
-        for positions in counting.epochs.on(strategy):
-            strategy.schedule(counting.step, (positions,))
-
-    with pytest.raises(tf.errors.InvalidArgumentError, match="after the push"):
-        train()
-    train()
-    counting.check()
-    assert counting.rule.statistics().rejected >= 1
 
 
 @pytest.mark.long

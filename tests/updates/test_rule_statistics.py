@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.updates import RuleStatistics, Staleness, StaleSynchronous
+from coordinator.updates import RuleStatistics, Staleness
 from coordinator.updates.rule_state import LAST_SEEN, MAX_STALENESS, WAITED
 from tests.ps_strategy.every_worker import on_every_worker
 from tests.updates.descent import TIMEOUT, new_rule, pushing_step, run
@@ -128,18 +128,3 @@ def test_statistics_agree_with_each_other_while_workers_push(strategy, variables
             assert sum(statistics.clocks.values()) == statistics.pushes - statistics.rejected, statistics
         assert statistics.updates <= statistics.pushes - statistics.rejected
     assert sum(found[-1].clocks.values()) == PUSHES - found[-1].rejected
-
-
-@pytest.mark.long
-def test_clocks_do_not_count_steps_that_a_worker_skipped(strategy, variables):
-    rule = new_rule(strategy, StaleSynchronous, variables, get_model_frequency=2, max_lead=1)
-    state, step = rule.state, pushing_step(rule, ONES)
-    run(strategy, step, 0)
-    # From then on the client does not change the state of worker 0.
-    strategy.settled(TIMEOUT)
-    assert not state.workers.is_active.numpy()[0]
-    state.clocks.scatter_nd_update([[0]], tf.constant([7], tf.int64))
-    state.workers.is_active.scatter_nd_update([[0]], [True])
-    run(strategy, step, 1)
-    assert state.clocks.numpy()[1] == 8
-    assert rule.statistics().clocks == {0: 1, 1: 1}

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from coordinator import updates
 from tests.ps_strategy.sharded.partitioners import partitioned
-from tests.updates.descent import mostly_long, new_rule, pushing_step, run
+from tests.updates.descent import mostly_long, pushing_step, run
 
 ROWS, WIDTH, STEPS = 8, 2, 4
 IDS = np.array([1, 7, 1, 6])
@@ -69,20 +69,6 @@ def test_pushed_rows_and_parts_change_as_in_one_process_with_dense_gradients(str
     np.testing.assert_array_equal(np.asarray(variables[0])[OTHERS], TABLE[OTHERS])
     assert not np.any(np.isclose(np.asarray(variables[0])[TOUCHED], TABLE[TOUCHED]))
     assert int(optimizer.iterations) == STEPS
-
-
-@pytest.mark.long
-def test_every_push_of_racing_workers_is_in_every_part(strategy):
-    with strategy.scope(), partitioned(3):
-        table, kernel = tf.Variable(tf.zeros([9, 4])), tf.Variable(tf.zeros([5, 4]))
-    rule, ids = new_rule(strategy, "asynchronous", [table, kernel], embeddings=[table]), tf.constant([8, 0, 4, 8])
-    step = pushing_step(rule, lambda: [tf.IndexedSlices(tf.ones([4, 4]), ids), tf.ones_like(kernel.read_value())])
-    for _ in range(40):
-        strategy.schedule(step)
-    strategy.join()
-    np.testing.assert_array_equal(-table.numpy()[:, 0], [40, 0, 0, 0, 40, 0, 0, 0, 80])
-    np.testing.assert_array_equal(kernel, np.full([5, 4], -40.0))
-    assert rule.statistics().updates == 40
 
 
 def test_the_gradient_of_a_sharded_variable_is_clipped_as_a_whole(strategy):

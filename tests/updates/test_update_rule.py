@@ -120,17 +120,6 @@ def test_a_rule_must_be_created_in_the_scope(strategy, variables):
             Asynchronous(descend, variables, learning_rate=0.5)
 
 
-def test_variables_and_embeddings_are_checked(strategy, variables):
-    with strategy.scope():
-        for bad, embeddings, message in [
-            ([], [], "at least one variable"),
-            ([variables[0], variables[0]], [], "twice"),
-            (variables[:2], [variables[2]], "is not among the rule's variables"),
-        ]:
-            with pytest.raises(ValueError, match=message):
-                Asynchronous(descend, bad, embeddings=embeddings, learning_rate=0.5)
-
-
 def test_a_rule_refuses_the_settings_of_other_rules(strategy, variables):
     for name in ("once", "transfer_dtype", "allow_duplicate_indices", "grads_to_wait"):
         message = rf"ModelAverage.__init__\(\) got an unexpected keyword argument '{name}'"

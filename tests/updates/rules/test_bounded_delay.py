@@ -94,29 +94,6 @@ def test_zero_delay_with_all_workers_in_an_update_equals_one_process(strategy, v
     assert rule.version.numpy() == 10
 
 
-@pytest.mark.release
-@pytest.mark.parametrize("max_delay", [0, 2])
-def test_no_worker_waits_for_a_dead_one(strategy, shared_cluster, variables, make_rule, may_end, max_delay):
-    rule = make_rule(max_delay=max_delay)
-    step = step_of(rule, variables)
-    killed = strategy.schedule(held_step(rule, variables, may_end), worker=1)
-    # It has a gradient in flight when it dies.
-    wait_until(lambda: rule.state.workers.pulled_version.numpy()[1] != NO_STEP)
-    futures = [strategy.schedule(step, worker=0) for _ in range(20)]
-    wait_until(lambda: rule.state.workers.is_waiting.numpy()[0])
-    shared_cluster.kill("worker", 1)
-    try:
-        assert all(future.result(TIMEOUT) for future in futures)
-    finally:
-        may_end.assign(True)
-        shared_cluster.restart("worker", 1)
-    assert killed.result(TIMEOUT)
-    statistics = rule.statistics()
-    assert (statistics.updates, statistics.rejected) == (21, 0)
-    assert statistics.staleness.max <= max_delay
-    assert value_of(variables) == -21.0
-
-
 @pytest.mark.long
 def test_no_worker_waits_for_a_failed_step_or_for_one_whose_data_has_ended(strategy, variables, make_rule):
     def few_or_many(context):

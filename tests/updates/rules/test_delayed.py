@@ -3,16 +3,14 @@
 import math
 import time
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from coordinator.updates import Delayed, Synchronous, decisions
 from tests.updates import descent
-from tests.updates.descent import pushing_step, value_of
+from tests.updates.descent import value_of
 from tests.updates.rules.delayed_steps import entries, make_rule, new_step
-from tests.updates.small_model import loss_and_gradients, new_model
 
 NEVER = math.inf
 
@@ -69,30 +67,6 @@ def test_the_delay_may_depend_on_the_worker_and_the_time_and_be_random(strategy,
     assert ((delays >= 1e5) & (delays <= 2e5)).all()
     assert rule.flush() == 3
     assert value_of(variables) == -1111.0
-
-
-@pytest.mark.long
-def test_adam_with_delayed_gradients_equals_adam_in_one_process(strategy):
-    batches = list(tf.random.stateless_normal([6, 8, 4], [5, 7]))
-    with strategy.scope():
-        model, optimizer = new_model(), keras.optimizers.Adam(0.1)
-        rule = Delayed(optimizer, model.trainable_variables, delay=NEVER)
-
-    step = pushing_step(rule, lambda x: loss_and_gradients(model, x)[1])
-    alone, adam = new_model(), keras.optimizers.Adam(0.1)
-    for some in (batches[:3], batches[3:]):
-        for x in some:
-            assert descent.run(strategy, step, 0, x)
-        assert rule.flush() == 3
-        iterations, pushed = int(adam.iterations.numpy()), [loss_and_gradients(alone, x)[1] for x in some]
-        for gradients in pushed:
-            # Each is applied with the iteration count that its step has pulled.
-            adam.iterations.assign(iterations)
-            adam.apply(gradients, alone.trainable_variables)
-        adam.iterations.assign(iterations + 3)
-    for shared, own in zip(model.trainable_variables, alone.trainable_variables, strict=True):
-        np.testing.assert_allclose(shared.numpy(), own.numpy(), rtol=2e-4, atol=1e-5)
-    assert int(optimizer.iterations.numpy()) == 6 == rule.version.numpy()
 
 
 @pytest.mark.long

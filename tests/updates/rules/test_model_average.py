@@ -1,11 +1,10 @@
 """Tests of model averaging: local models, and their mean, which is computed at the same time as gradients."""
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.updates import Asynchronous, ModelAverage
+from coordinator.updates import Asynchronous
 from tests.deadline import wait_until
 from tests.ps_strategy.every_worker import TIMEOUT
 from tests.updates.descent import new_rule, pushing_step
@@ -70,52 +69,7 @@ def test_a_worker_that_joins_late_or_idles_changes_nothing_by_that(strategy, wei
     np.testing.assert_allclose(weights[0].numpy(), [12, 12], rtol=1e-6)
 
 
-@pytest.mark.long
-def test_one_worker_alone_trains_as_one_process_does(strategy):
-    inputs = np.random.default_rng(1).normal(size=[8, 8, 3]).astype(np.float32)
-
-    def new():
-        return [tf.Variable(tf.ones([3, 1])), tf.Variable(tf.zeros([1]))], keras.optimizers.Adam(0.1)
-
-    def gradients_of(weights, batch):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((tf.matmul(batch, weights[0]) + weights[1] - tf.reduce_sum(batch, 1)) ** 2)
-        return tape.gradient(loss, weights)
-
-    with strategy.scope():
-        weights, optimizer = new()
-        rule = ModelAverage(optimizer, weights)
-    step = pushing_step(rule, lambda batch: gradients_of(weights, batch))
-    expected, own_optimizer = new()
-    for batch in inputs:
-        run_on(strategy, step, 1, tf.constant(batch))
-        own_optimizer.apply(gradients_of(expected, tf.constant(batch)), expected)
-    rule.abort()
-    for weight, value in zip(weights, expected, strict=True):
-        np.testing.assert_allclose(weight.numpy(), value.numpy(), rtol=1e-5, atol=1e-6)
-    assert int(optimizer.iterations) == len(inputs)
-
-
 # In parallel with the computation.
-
-
-@pytest.mark.long
-def test_averaging_completes_while_gradients_are_computed(strategy, weights):
-    rule = make_rule(strategy, weights)
-
-    @tf.function
-    def step():
-        with rule.pull() as version:
-            # Simulates a long computation: it ends when the averaging of this step has been counted.
-            polls = poll_until(lambda: rule.version.read_value() > version)
-            with tf.control_dependencies([polls]):
-                gradients = [tf.ones_like(weight) for weight in weights]
-        rule.push(gradients, version)
-        return polls
-
-    for _ in range(3):
-        assert run_on(strategy, step, 0) < MAX_POLLS
-    assert rule.version.numpy() == 3
 
 
 @pytest.mark.long
@@ -246,6 +200,22 @@ def test_abort_gives_all_workers_the_exact_mean_of_variables_of_all_dtypes(strat
     for weight, values in zip(weights, models, strict=True):
         mean = values.astype(np.float64).mean(0)
         np.testing.assert_array_equal(weight.numpy(), mean.astype(values.dtype))
+
+
+@pytest.mark.release
+def test_abort_does_not_wait_for_a_worker_that_is_dead(strategy, shared_cluster, weights):
+    rule = make_rule(strategy, weights, period=NEVER)
+    step = ascent(rule, weights)
+    for worker, by in enumerate((2.0, 50.0)):
+        run(strategy, step, worker, by)
+    shared_cluster.kill("worker", 1)
+    try:
+        wait_until(lambda: strategy.cluster.statistics().workers[1].state == "lost")
+        rule.abort(TIMEOUT)
+        assert weights[1].numpy() == 2
+    finally:
+        shared_cluster.restart("worker", 1)
+    assert run(strategy, step, 1) == 2
 
 
 # Embeddings and other rules.

@@ -44,25 +44,6 @@ def test_the_pushes_of_others_are_seen_only_with_the_next_pull(strategy, weights
 
 
 @pytest.mark.long
-def test_several_steps_in_one_function_pull_as_often_as_in_several(strategy, weights):
-    rule = make_rule(strategy, weights, get_model_frequency=4)
-
-    @tf.function
-    def steps():
-        versions = tf.TensorArray(tf.int64, 6)
-        for number in tf.range(6):
-            with rule.pull() as version:
-                gradients = [weight.read_value() - 1.0 for weight in weights]
-            rule.push(gradients, version)
-            versions = versions.write(number, version)
-        return versions.stack()
-
-    assert run(strategy, steps, 0).tolist() == [0, 0, 0, 0, 4, 4]
-    assert run(strategy, steps, 0).tolist() == [4, 4, 8, 8, 8, 8]
-    assert rule.statistics().pulls == 3
-
-
-@pytest.mark.long
 def test_variables_that_are_too_large_to_be_packed_have_copies(strategy):
     with strategy.scope():
         large = tf.Variable(tf.zeros([2**18 + 1]))

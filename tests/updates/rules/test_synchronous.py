@@ -6,7 +6,6 @@ import pytest
 import tensorflow as tf
 
 from coordinator.updates import Synchronous
-from tests.deadline import wait_until
 from tests.ps_strategy.sharded.partitioners import partitioned
 from tests.updates.descent import TIMEOUT, new_rule, pushing_step, run, value_of
 from tests.updates.parts_of_rules import log_of
@@ -119,23 +118,3 @@ def test_every_minibatch_is_applied_once_although_gradients_are_rejected(strateg
     assert statistics.pushes - statistics.rejected == 31 == sum(statistics.clocks.values())
     assert rule.flush() == 1
     assert value_of(variables) == -16.0
-
-
-@pytest.mark.release
-def test_a_worker_that_dies_during_a_step_is_not_waited_for(strategy, shared_cluster, variables):
-    rule = new_rule(strategy, Synchronous, variables, grads_to_wait=2)
-    step = whole_step(rule, variables)
-    strategy.schedule(step).result(TIMEOUT)
-    # At any point of a step.
-    for worker in (0, 1):
-        version = int(rule.version.numpy())
-        futures = [strategy.schedule(step) for _ in range(30)]
-        wait_until(lambda least=version + 2 + 3 * worker: rule.version.numpy() >= least)
-        shared_cluster.kill("worker", worker)
-        try:
-            assert [future.result(TIMEOUT) for future in futures] == [1.0] * 30
-            strategy.join(TIMEOUT)
-            assert_consistent(rule, variables, 2)
-        finally:
-            shared_cluster.restart("worker", worker)
-            wait_until(strategy.cluster.workers[worker].healthy)

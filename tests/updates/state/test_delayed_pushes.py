@@ -5,9 +5,8 @@ import math
 import pytest
 import tensorflow as tf
 
-from tests.deadline import wait_until
 from tests.ps_strategy.every_worker import concrete_function
-from tests.updates.descent import TIMEOUT, pushing_step, value_of
+from tests.updates.descent import pushing_step, value_of
 from tests.updates.parts_of_rules import finish_updates, log_of, stores_of
 from tests.updates.rules.delayed_steps import entries, make_rule, new_step
 from tests.updates.state.locked_sections import waits_under_locks
@@ -94,26 +93,3 @@ def test_no_operation_under_a_lock_waits_for_another_machine(strategy, variables
     rule = make_rule(strategy, variables, lambda worker, time: tf.random.uniform([]))
     step = pushing_step(rule, [tf.ones(variable.shape) for variable in variables])
     assert waits_under_locks(concrete_function(strategy, step)) == []
-
-
-@pytest.mark.long
-def test_killing_workers_loses_no_queued_gradient(strategy, shared_cluster, variables):
-    rule = make_rule(strategy, variables, lambda worker, time: NEVER if worker == 1 else 0.05)
-    new_step(strategy, rule, variables)(1000, worker=1)
-    one = pushing_step(rule, [tf.ones(variable.shape) for variable in variables])
-    futures = [strategy.schedule(one) for _ in range(60)]
-    wait_until(lambda: rule.statistics().pushes >= 15)
-    shared_cluster.kill("worker", 1)
-    try:
-        assert [bool(future.result(TIMEOUT)) for future in futures] == [True] * 60
-    finally:
-        shared_cluster.restart("worker", 1)
-        wait_until(strategy.cluster.workers[1].healthy)
-    strategy.join(TIMEOUT)
-    rule.flush()
-    statistics = rule.statistics()
-    taken = statistics.pushes - statistics.rejected
-    assert taken >= 61
-    # All of them, each once, on both servers.
-    assert (statistics.updates, statistics.staleness.count) == (taken, taken)
-    assert value_of(variables) == -1000.0 - (taken - 1)

@@ -95,18 +95,6 @@ def test_each_worker_has_errors_and_a_restarted_one_begins_with_zero(strategy, s
     assert variable.numpy().tolist() == [-2.0 - 2**-9]
 
 
-@pytest.mark.long
-def test_errors_of_fused_steps_are_kept_from_step_to_step(strategy):
-    with strategy.scope():
-        variable = tf.Variable([0.0])
-    _, step = new_step(strategy, variable)
-    for _ in range(200):
-        strategy.schedule(step, args=(tf.constant([FINE]),))
-    strategy.join()
-    workers = len(strategy.cluster.workers)
-    np.testing.assert_allclose(-variable.numpy(), [200 * FINE], rtol=0, atol=workers * 2**-8)
-
-
 def test_a_variable_of_an_unknown_shape_is_refused(strategy):
     with strategy.scope():
         variable = tf.Variable([1.0], shape=[None])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.updates.rule_state import COUNTS, MAX_STALENESS, NO_CLOCK, RuleState, RuleStatistics
+from coordinator.updates.rule_state import COUNTS, MAX_STALENESS, RuleState, RuleStatistics
 from tests.ps_strategy.every_worker import TIMEOUT, on_every_worker
 from tests.updates.descent import run
 
@@ -67,20 +67,3 @@ def test_steps_and_times_are_recorded_by_worker(strategy, state):
     assert np.all(last > first)
     assert waited.tolist() == [3.0, 3.0]
     assert not state.seconds.numpy()[2:].any()
-
-
-def test_the_slowest_clock_is_that_of_the_other_active_workers(strategy, state):
-    @tf.function(autograph=False)
-    def slowest():
-        with state.lock.hold():
-            return [state.slowest_clock(besides=tf.constant(worker, tf.int64)) for worker in range(3)]
-
-    assert run(strategy, slowest) == [NO_CLOCK] * 3
-
-    def with_rows(variable, rows):
-        indices = [[number] for number in range(len(rows))]
-        variable.assign(tf.tensor_scatter_nd_update(variable, indices, tf.constant(rows, variable.dtype)))
-
-    with_rows(state.clocks, [5, 3, 1])
-    with_rows(state.workers.is_active, [True, True, False])
-    assert run(strategy, slowest) == [3, 5, 3]

@@ -66,17 +66,6 @@ def test_repeated_rows_are_summed():
     assert without_repeats(dense) is dense
 
 
-def test_rows_that_were_made_unique_are_not_compared_again():
-    @tf.function
-    def is_same(ids):
-        unique, positions = tf.unique(ids)
-        slices = tf.IndexedSlices(tf.ones([tf.size(unique), 2]), unique)
-        of_positions = tf.IndexedSlices(tf.ones([tf.size(ids), 2]), positions)
-        return without_repeats(slices) is slices, without_repeats(of_positions) is of_positions
-
-    assert is_same(tf.constant([3, 1, 3])) == (True, False)
-
-
 def test_gradients_are_flattened_and_rebuilt():
     gradients = {0: tf.ones([2]), 2: rows([1], [[1.0]], 3), 3: tf.zeros([])}
     tensors = flat(gradients)
