@@ -113,7 +113,7 @@ def test_removing_incomplete_pushes_drops_no_accepted_gradient(strategy, variabl
     assert value_of(variables) == -3.0
 
 
-def test_a_push_of_an_abandoned_call_is_not_accepted_and_no_checkpoint_has_waiting_ones(rule, push, tmp_path):
+def test_a_push_of_an_abandoned_call_is_not_accepted_and_waiting_ones_are_not_saved(rule, push, tmp_path):
     assert push(0)
     newer = rule.state.workers.fence
     newer.assign(tf.fill(newer.shape, tf.constant(2**40, tf.int64)))

@@ -76,16 +76,6 @@ def test_of_two_updates_that_read_and_write_one_is_lost_without_locking_alone(st
     assert rule.version.numpy() == rule.statistics().updates == 2
 
 
-@pytest.mark.long
-def test_updates_that_only_add_lose_nothing_without_locking(strategy, variables):
-    rule = new_rule(strategy, "asynchronous", variables, use_locking=False)
-    run(strategy, ones_for(rule, variables), PUSHES)
-    assert value_of(variables) == -PUSHES
-    statistics = rule.statistics()
-    assert statistics.updates == statistics.pushes == statistics.pulls == statistics.staleness.count == PUSHES
-    assert sum(statistics.clocks.values()) == PUSHES
-
-
 @pytest.mark.parametrize(("allowed", "indices"), [(False, [3, 1, 0]), (True, [3, 1, 3])])
 def test_rows_of_one_index_are_summed_unless_there_may_be_several(strategy, allowed, indices):
     with strategy.scope():

@@ -1,11 +1,10 @@
 """Tests of the state of a rule on its home server, and of its counters."""
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
 from coordinator.updates.rule_state import COUNTS, MAX_STALENESS, RuleState, RuleStatistics
-from tests.ps_strategy.every_worker import TIMEOUT, on_every_worker
+from tests.ps_strategy.every_worker import TIMEOUT
 from tests.updates.descent import run
 
 
@@ -49,21 +48,3 @@ def test_counters_are_incremented_by_name_and_none_is_lost(strategy, state):
     assert {name: getattr(found, name) for name in COUNTS} == {name: expected.get(name, 0) for name in COUNTS}
     histogram = {slot: count for slot, count in enumerate(found.staleness.histogram) if count}
     assert histogram == {0: 60, 3: 60, MAX_STALENESS: 90}
-
-
-def test_steps_and_times_are_recorded_by_worker(strategy, state):
-    @tf.function(autograph=False)
-    def step():
-        with state.lock.hold():
-            state.advance_clock(strategy.extended.services.worker_index())
-        with state.lock.hold():
-            state.record_seen(strategy.extended.services.worker_index(), waited=1.5)
-
-    for _ in range(2):
-        on_every_worker(strategy, step)
-    assert state.clocks.numpy()[:3].tolist() == [2, 2, 0]
-    first, last, waited = state.seconds.numpy()[:2].T
-    assert np.all(first > 0)
-    assert np.all(last > first)
-    assert waited.tolist() == [3.0, 3.0]
-    assert not state.seconds.numpy()[2:].any()

@@ -8,7 +8,6 @@ import tensorflow as tf
 from coordinator.ps_strategy.fusing.message_packing import MAX_PACKED_BYTES
 from coordinator.ps_strategy.keras.internals.optimizers import variable_of, without_repeats
 from coordinator.updates import Asynchronous
-from coordinator.updates.gradients import flat, rebuilt
 from coordinator.updates.model import Model
 from tests.updates.descent import mostly_long, pushing_step, run
 
@@ -29,7 +28,7 @@ def test_a_model_groups_its_variables_by_server(variables):
     assert model.pulled_at_once() == [0, 1, 3]
 
 
-def test_a_large_variable_is_not_pulled_ahead_of_its_use_and_those_of_keras_are_unwrapped(strategy):
+def test_large_variables_are_pulled_when_used_and_those_of_keras_unwrapped(strategy):
     with strategy.scope():
         variables = [tf.Variable(tf.zeros([MAX_PACKED_BYTES // 4 + more])) for more in (0, 1)]
         of_keras = keras.Variable([1.0])
@@ -64,19 +63,6 @@ def test_repeated_rows_are_summed():
     np.testing.assert_array_equal(gradient.values, [[9.0, 12.0], [10.0, 20.0]])
     dense = tf.ones([2])
     assert without_repeats(dense) is dense
-
-
-def test_gradients_are_flattened_and_rebuilt():
-    gradients = {0: tf.ones([2]), 2: rows([1], [[1.0]], 3), 3: tf.zeros([])}
-    tensors = flat(gradients)
-    assert [tensor.shape.as_list() for tensor in tensors] == [[2], [1, 1], [1], []]
-    again = rebuilt(gradients, [2 * tensor for tensor in tensors])
-    assert list(again) == [0, 2, 3]
-    dense, sparse, scalar = again.values()
-    np.testing.assert_array_equal(tf.convert_to_tensor(dense), [2.0, 2.0])
-    assert scalar == 0
-    assert isinstance(sparse, tf.IndexedSlices)
-    assert (sparse.values.numpy().tolist(), sparse.indices.numpy().tolist()) == ([[2.0]], [2])
 
 
 OPTIMIZERS = {
