@@ -3,8 +3,7 @@
 import tensorflow as tf
 
 from coordinator.ps_strategy.calls.tensorflow_runtime import TensorFlowRuntime
-from coordinator.ps_strategy.calls.traced_function import TracedFunction
-from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, WorkerContext
+from coordinator.ps_strategy.per_worker.resource import WorkerContext
 from coordinator.ps_strategy.tensorflow_internals.functions import CancellationManager
 from coordinator.runtime import Builds
 from tests.ps_strategy.membership.fake_servers import FIRST
@@ -25,12 +24,6 @@ def test_work_is_told_which_device_of_its_worker_calls_functions(servers, connec
 def context_of_both():
     """Returns a worker whose functions are called on another one's device."""
     return WorkerContext(0, *WORKERS, 0, CancellationManager(), Builds())
-
-
-def test_a_function_is_called_on_that_device(strategy):
-    context = context_of_both()
-    traced = TracedFunction(tf.function(lambda: tf.constant(3.0)).get_concrete_function(), PerWorkerHandles())
-    assert [traced.call_on(where).device for where in (context, context.on_cpu)] == [WORKERS[1], WORKERS[0]]
 
 
 def test_the_dataset_of_a_worker_is_made_on_its_cpu(strategy):

@@ -1,7 +1,6 @@
 """What happens to running and waiting functions, and to threads that wait for them, when one function fails."""
 
 import concurrent.futures
-import threading
 
 import pytest
 import tensorflow as tf
@@ -11,12 +10,6 @@ from tests.ps_strategy.every_worker import scheduler_of
 from tests.ps_strategy.gate import Gate
 
 TIMEOUT = 60.0
-
-VERBS = {
-    "schedule": lambda strategy, fn: strategy.schedule(fn),
-    "join": lambda strategy, _: strategy.join(TIMEOUT),
-    "done": lambda strategy, _: strategy.done(),
-}
 
 
 @pytest.fixture
@@ -31,61 +24,26 @@ def failing(strategy):
     return Gate(strategy, failure="first error")
 
 
-def test_an_error_cancels_running_functions_and_the_strategy_stays_usable(
-    strategy, endless, failing, count, counter
-):  # row 35
-    [running] = endless.occupy()
-    failing.occupy()
+@pytest.mark.parametrize("verb", ["schedule", "join", "done"])
+def test_an_error_cancels_what_runs_and_waits_and_the_strategy_stays_usable(
+    strategy, endless, failing, count, counter, verb
+):  # rows 35, 38, 39, 40
+    running = endless.occupy() + failing.occupy()
+    waiting = [strategy.schedule(count) for _ in range(4)]
     failing.open()
+    concurrent.futures.wait(running[1:], TIMEOUT)
     with pytest.raises(tf.errors.InvalidArgumentError, match="first error"):
-        strategy.join(TIMEOUT)
-    with pytest.raises(coordinator.ClosureCancelledError, match="Please reschedule"):
-        running.result(timeout=0)
-    assert isinstance(running.exception(timeout=0), concurrent.futures.CancelledError)
+        getattr(strategy, verb)(*([count] if verb == "schedule" else []))
+    for future in (running[0], *waiting):
+        with pytest.raises(coordinator.ClosureCancelledError, match=r"another closure failed .* Please reschedule"):
+            future.result(timeout=0)
+        assert isinstance(future.exception(timeout=0), concurrent.futures.CancelledError)
+    assert strategy.local_results(waiting) == [None] * 4
+    assert counter.numpy() == 0
     for _ in range(6):
         strategy.schedule(count)
     strategy.join(TIMEOUT)
     assert counter.numpy() == 6
-
-
-def test_an_error_withdraws_waiting_functions(strategy, endless, failing, count, counter):  # row 39
-    endless.occupy()
-    failing.occupy()
-    waiting = [strategy.schedule(count) for _ in range(4)]
-    failing.open()
-    with pytest.raises(tf.errors.InvalidArgumentError, match="first error"):
-        strategy.join(TIMEOUT)
-    assert strategy.local_results(waiting) == [None] * 4
-    for future in waiting:
-        with pytest.raises(coordinator.ClosureCancelledError, match=r"another closure failed .* Please reschedule"):
-            future.result(timeout=0)
-    assert counter.numpy() == 0
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_the_next_call_raises_the_first_error_when_all_functions_have_ended(
-    strategy, endless, failing, count, verb
-):  # rows 38, 39, 40
-    futures = endless.occupy() + failing.occupy()
-    futures.append(strategy.schedule(count))
-    failing.open()
-    concurrent.futures.wait(futures[1:2], TIMEOUT)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="first error"):
-        VERBS[verb](strategy, count)
-    assert all(future.done() for future in futures)
-    assert strategy.done()
-    strategy.join(timeout=0)
-
-
-def test_two_threads_that_join_both_return_and_one_gets_the_error(strategy, endless, failing):  # row 40
-    endless.occupy()
-    failing.occupy()
-    with concurrent.futures.ThreadPoolExecutor(2) as threads:
-        joins = [threads.submit(strategy.join, TIMEOUT) for _ in range(2)]
-        failing.open()
-        errors = [join.exception(TIMEOUT) for join in joins]
-    assert sum(error is None for error in errors) == 1
-    assert any(isinstance(error, tf.errors.InvalidArgumentError) for error in errors)
 
 
 def test_iterators_survive_an_error(strategy, endless, failing):  # row 36
@@ -133,15 +91,3 @@ def test_a_future_can_be_cancelled_while_it_waits_and_while_it_runs(strategy, co
         with pytest.raises(concurrent.futures.CancelledError):
             cancelled.result()
     assert strategy.local_results(waiting) == [1, None, 2]
-
-
-def test_join_returns_when_all_waiting_functions_were_cancelled(strategy, count):
-    gate = Gate(strategy)
-    gate.occupy(len(strategy.cluster.workers))
-    futures = [strategy.schedule(count) for _ in range(2)]
-    joining = threading.Thread(target=strategy.join, args=(TIMEOUT,))
-    joining.start()
-    assert all(future.cancel() for future in futures)
-    gate.open()
-    joining.join(TIMEOUT)
-    assert not joining.is_alive()

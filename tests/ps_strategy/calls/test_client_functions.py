@@ -240,12 +240,6 @@ def test_calls_on_several_threads_do_not_hold_each_other_up(strategy, counter, a
         assert not thread.is_alive()
 
 
-def test_a_function_that_runs_on_a_worker_cannot_schedule(strategy, add):
-    nested = tf.function(lambda: strategy.schedule(add, args=(1,)))
-    with pytest.raises(RuntimeError, match="Functions are scheduled and awaited on the client"):
-        strategy.schedule(nested)
-
-
 def test_handles_of_arrays_are_the_memory_of_tensors():
     # What the life of a future depends on: TensorFlow uses an aligned array, and keeps the object that was returned.
     futures = Futures()

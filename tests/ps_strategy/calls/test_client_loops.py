@@ -3,7 +3,6 @@
 import pytest
 import tensorflow as tf
 
-from coordinator.queueing.closure import RunsFuture
 from coordinator.workers.scheduler import Scheduler
 from tests.ps_strategy.gate import Gate
 
@@ -81,22 +80,6 @@ def test_a_loop_over_endless_data_does_not_wait_for_its_runs(strategy, steps):
     gate.open()
     strategy.join(TIMEOUT)
     assert steps[-1] == 20
-
-
-def test_results_that_are_not_used_are_not_kept(strategy, steps, monkeypatch):
-    futures = []
-    discard = RunsFuture.discard
-    monkeypatch.setattr(RunsFuture, "discard", lambda future: (futures.append(future), discard(future)))
-    large = tf.function(lambda: tf.zeros([1000]))
-
-    @tf.function
-    def train():
-        for _ in tf.range(20):
-            strategy.schedule(large)
-        strategy.join()
-
-    train()
-    assert (steps, futures[0].result(TIMEOUT), futures[0].completed) == ([20], None, 20)
 
 
 def test_a_loop_that_does_anything_else_schedules_in_each_iteration(strategy, counter, add, steps):

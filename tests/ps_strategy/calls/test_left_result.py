@@ -88,19 +88,6 @@ def test_result_fetches_what_was_left_once_in_the_structure_of_the_function(prog
     assert (made.attempts, made.may_have_run_twice, int(program.made)) == (1, False, 1)
 
 
-def test_an_error_of_a_function_whose_result_is_left_is_raised_as_any_other(program):
-    @tf.function
-    def fail(x):
-        tf.debugging.assert_equal(x, 1, "not one")
-        return x
-
-    future = program.left(fail, tf.constant(2))
-    with pytest.raises(tf.errors.InvalidArgumentError, match="not one"):
-        program.strategy.join(TIMEOUT)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="not one"):
-        future.result(TIMEOUT)
-
-
 def test_what_was_lost_with_its_worker_is_computed_again_by_lineage(program, shared_cluster):
     made = program.left(program.make, tf.constant(3.0))
     doubled = program.left(program.double, made)

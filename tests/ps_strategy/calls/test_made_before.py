@@ -3,8 +3,6 @@
 import pytest
 import tensorflow as tf
 
-from tests.ps_strategy.every_worker import TIMEOUT
-
 PROGRAM = """
     import keras
     import tensorflow as tf
@@ -71,13 +69,3 @@ def test_a_function_that_reads_a_dataset_of_the_client_is_refused_when_traced(st
     for read in (tf.function(in_a_loop), reduced, tf.function(lambda: reduced() + 1)):
         with pytest.raises(ValueError, match=r"reads a tf\.data\.Dataset of the client.*distribute_dataset"):
             strategy.schedule(read)
-
-
-def test_a_function_may_capture_other_variant_values_of_the_client(strategy):
-    numbers = tf.raw_ops.TensorListFromTensor(tensor=tf.range(4), element_shape=tf.constant([], tf.int32))
-
-    @tf.function
-    def length():
-        return tf.raw_ops.TensorListLength(input_handle=numbers)
-
-    assert strategy.schedule(length).result(TIMEOUT) == 4

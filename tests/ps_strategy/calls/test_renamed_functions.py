@@ -1,7 +1,5 @@
 """Tests that a function of which a call has failed is called by another name after a recovery."""
 
-import concurrent.futures
-
 import pytest
 import tensorflow as tf
 
@@ -34,14 +32,6 @@ def test_a_function_that_failed_gets_a_new_name_for_each_recovery(functions, mon
     assert functions.present("step", LATER) == "step'"
     monkeypatch.setattr(traced_function, "under_another_name", lambda concrete: f"{concrete}''")
     assert functions.present("step", LAST) == "step''"
-
-
-def test_all_workers_get_the_same_function(functions, monkeypatch):
-    monkeypatch.setattr(traced_function, "under_another_name", lambda _: object())
-    functions.record_failure("step", BEFORE)
-    with concurrent.futures.ThreadPoolExecutor(WORKERS) as pool:
-        calls = [pool.submit(functions.present, "step", AFTER) for _ in range(WORKERS)]
-        assert len({call.result(TIMEOUT) for call in calls}) == 1
 
 
 def test_a_name_that_cannot_be_registered_is_tried_again_at_the_next_call(functions, monkeypatch):

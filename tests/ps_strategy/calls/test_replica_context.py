@@ -139,17 +139,3 @@ def test_updates_and_gradients_of_variables_on_servers_work_in_a_step(strategy, 
 
     assert result(strategy, step, tf.constant(2.5)) == 10
     assert variable.numpy() == 2.5
-
-
-def test_values_made_for_each_replica_are_those_of_one(strategy):
-    ones = strategy.experimental_distribute_values_from_function(lambda each: tf.fill([2], each.num_replicas_in_sync))
-    assert result(strategy, tf.function(lambda x: x + 1), ones).tolist() == [2, 2]
-
-    @tf.function
-    def step():
-        def value_fn(context):
-            return tf.constant(10 * context.num_replicas_in_sync + context.replica_id_in_sync_group)
-
-        return strategy.run(lambda x: 2 * x, args=(strategy.experimental_distribute_values_from_function(value_fn),))
-
-    assert result(strategy, step) == 20

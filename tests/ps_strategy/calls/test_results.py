@@ -1,16 +1,12 @@
 """Tests of the results of futures: their structure, their types and their lifetime."""
 
 import collections
-import concurrent.futures
-import threading
 
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from tests.deadline import wait_until
 from tests.ps_strategy.every_worker import on_every_worker, unhealthy
-from tests.ps_strategy.gate import Gate
 
 TIMEOUT = 60.0
 
@@ -77,36 +73,6 @@ def test_a_result_reflects_the_updates_made_by_the_function(strategy):  # row 23
     devices = [variable.device for variable in variables]
     assert devices[0] == devices[2] != devices[1]
     assert all(device.startswith("/job:ps/") for device in devices)
-
-
-def test_futures_work_with_the_standard_library(strategy):
-    futures = [strategy.schedule(double, args=(tf.constant(x),)) for x in range(10)]
-    results = sorted(future.result() for future in concurrent.futures.as_completed(futures, TIMEOUT))
-    assert results == list(range(0, 20, 2))
-    assert concurrent.futures.wait(futures, TIMEOUT).not_done == set()
-
-
-@pytest.mark.parametrize("verb", ["schedule", "join", "done", "cancel_all"])
-def test_a_callback_that_would_wait_for_itself_gets_an_error(strategy, verb):
-    calls = {"schedule": lambda: strategy.schedule(double, args=(tf.constant(1),))}
-    errors, results, called = [], [], threading.Event()
-
-    def call(future):
-        results.append(future.result(timeout=0))
-        try:
-            calls.get(verb, getattr(strategy, verb))()
-        except RuntimeError as error:
-            errors.append(error)
-        called.set()
-
-    # A callback that is added while the function runs is called by the worker's thread, not by this one.
-    gate = Gate(strategy)
-    [future] = gate.occupy()
-    future.add_done_callback(call)
-    gate.open()
-    assert called.wait(TIMEOUT)
-    assert results == [future.result()]
-    assert f"{verb} was called on a worker's thread" in str(errors[0])
 
 
 def test_results_and_arguments_survive_the_death_of_every_worker(strategy, shared_cluster):  # rows 24, 25

@@ -1,8 +1,6 @@
 """Tests of the warning about a function that is traced for each call, which names the argument that causes it."""
 
-import gc
 import logging
-import weakref
 
 import numpy as np
 import pytest
@@ -97,17 +95,3 @@ def test_the_warning_names_other_causes(warnings):
         assert words in warnings()[-1]
         assert "flag" not in warnings()[-1]
         assert len(warnings()[-1]) < 500
-
-
-def test_neither_functions_nor_arguments_are_kept_alive(warnings):
-    class Argument:
-        pass
-
-    retraced = RetraceWarnings()
-    function, argument = tf.function(lambda: tf.constant(1.0)), Argument()
-    retraced.note(function, "step", {"x": argument, "y": [argument]})
-    alive = weakref.ref(function), weakref.ref(argument)
-    del function, argument
-    gc.collect()
-    assert [each() for each in alive] == [None, None]
-    assert warnings() == []

@@ -1,7 +1,6 @@
 """Tests of what may be scheduled, with which arguments, and of the queue as the caller sees it."""
 
 import functools
-import threading
 
 import numpy as np
 import pytest
@@ -9,7 +8,7 @@ import tensorflow as tf
 
 import coordinator
 from tests.deadline import wait_until
-from tests.ps_strategy.every_worker import finish_own_work, scheduler_of
+from tests.ps_strategy.every_worker import finish_own_work
 from tests.ps_strategy.gate import Gate
 
 TIMEOUT = 60.0
@@ -140,16 +139,6 @@ def test_a_function_may_create_its_variables_on_its_first_call(strategy):
     assert "/job:ps" in lazy.variable.device
 
 
-def test_a_function_is_traced_once_for_all_workers_and_again_for_a_new_shape(strategy):
-    total = tf.function(tf.reduce_sum)
-    for _ in range(12):
-        strategy.schedule(total, args=(tf.ones([2]),))
-    strategy.join(TIMEOUT)
-    assert total.experimental_get_tracing_count() == 1
-    assert result(strategy, total, tf.ones([3])) == 3
-    assert total.experimental_get_tracing_count() == 2
-
-
 def test_scheduling_works_inside_and_outside_of_the_scope(strategy, count, counter):  # row 11
     with strategy.scope():
         strategy.schedule(count)
@@ -157,19 +146,6 @@ def test_scheduling_works_inside_and_outside_of_the_scope(strategy, count, count
     strategy.schedule(count)
     strategy.join(TIMEOUT)
     assert counter.numpy() == 2
-
-
-def test_join_with_nothing_scheduled_returns_at_once_each_time(strategy, count, counter):  # rows 17, 19
-    for _ in range(2):
-        strategy.join(timeout=0)
-        assert strategy.done()
-    futures = [strategy.schedule(count) for _ in range(5)]
-    for future in futures:
-        future.result(TIMEOUT)
-    for _ in range(2):
-        strategy.join(TIMEOUT)
-        assert strategy.done()
-        assert counter.numpy() == 5
 
 
 def test_thousands_of_functions_complete(strategy):  # row 15
@@ -185,20 +161,6 @@ def test_thousands_of_functions_complete(strategy):  # row 15
     wait_until(lambda: sum(worker.finished for worker in strategy.cluster.statistics().workers) >= after.finished)
 
 
-def test_threads_may_schedule_at_once(strategy, counter, add):
-    def schedule_some():
-        for amount in range(1, 41):
-            strategy.schedule(add, args=(tf.constant(amount),))
-
-    threads = [threading.Thread(target=schedule_some) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(TIMEOUT)
-    strategy.join(TIMEOUT)
-    assert counter.numpy() == 2 * sum(range(1, 41))
-
-
 def test_done_is_false_while_something_runs_and_join_says_what(strategy):
     gate = Gate(strategy)
     gate.occupy()
@@ -208,21 +170,3 @@ def test_done_is_false_while_something_runs_and_join_says_what(strategy):
     gate.open()
     strategy.join(TIMEOUT)
     assert strategy.done()
-
-
-def test_a_full_queue_blocks_schedule_until_there_is_room(strategy, count, counter, monkeypatch):  # row 8
-    monkeypatch.setattr(scheduler_of(strategy).queue, "capacity", 2)
-    gate = Gate(strategy)
-    gate.occupy(len(strategy.cluster.workers))
-    for _ in range(2):
-        strategy.schedule(count)
-    third = threading.Thread(target=strategy.schedule, args=(count,))
-    third.start()
-    third.join(timeout=0.1)
-    assert third.is_alive()
-    assert strategy.cluster.statistics().waiting == 2
-    gate.open()
-    third.join(TIMEOUT)
-    assert not third.is_alive()
-    strategy.join(TIMEOUT)
-    assert counter.numpy() == 3

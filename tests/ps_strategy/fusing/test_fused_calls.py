@@ -16,13 +16,11 @@ def fused(strategy, monkeypatch):
     return FusedCalls(strategy, monkeypatch)
 
 
-# Arrays and tensors are equal for the function, but are passed differently.
-@pytest.mark.parametrize("is_tensor", [True, pytest.param(False, marks=pytest.mark.long)], ids=["tensors", "arrays"])
-def test_each_call_has_its_own_arguments_and_its_own_result(strategy, fused, is_tensor):
+def test_each_call_has_its_own_arguments_and_its_own_result(strategy, fused):
     @tf.function
-    def fn(x, y, text, nothing, constant=3):
+    def fn(x, array, y, text, nothing, shared, constant=3):
         return {
-            "sum": x + tf.cast(y, tf.float32),
+            "sum": array + shared * tf.cast(y, tf.float32),
             "pair": (y * constant, tf.strings.join([text, "!"])),
             "rows": tf.boolean_mask(x, x[:, 0] >= 0),
             "ragged": tf.RaggedTensor.from_row_lengths(tf.range(y % 3), [y % 3]),
@@ -30,9 +28,12 @@ def test_each_call_has_its_own_arguments_and_its_own_result(strategy, fused, is_
             "nothing": nothing,
         }
 
+    shared = tf.constant(1.0)
+
     def arguments(number):
+        # Arrays and tensors are equal for the function, but are passed differently.
         x = np.full([2, 3], number, np.float32)
-        return (tf.constant(x) if is_tensor else x), tf.constant(number), tf.constant(f"text {number}"), None
+        return tf.constant(x), x, np.int32(number), tf.constant(f"text {number}"), None, shared
 
     alone = strategy.schedule(fn, arguments(0), worker=0).result(TIMEOUT)
     results = [future.result(timeout=0) for future in fused.run(fn, map(arguments, range(COUNT)))]

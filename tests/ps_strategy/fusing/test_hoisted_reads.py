@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy.fusing.graph_copies import packed_function, servers_of_resources
+from coordinator.ps_strategy.fusing.graph_copies import packed_function
 from coordinator.ps_strategy.fusing.message_packing import MAX_PACKED_BYTES
 from tests.ps_strategy.tensorflow_internals.private_names import call_flat
 
@@ -77,21 +77,6 @@ def test_branches_of_a_switch_share_one_read_and_what_one_changes_is_read_in_it(
     concrete = hoisted(step, tf.ones([1]), tf.constant(2))
     assert reads(concrete) == (1, 1)
     assert [each.type for each in concrete.graph.get_operations() if "Case" in each.type] == ["Case"]
-
-
-def test_a_loop_without_side_effects_delays_no_other_operation():
-    weight = tf.Variable([2.0])
-
-    @tf.function
-    def step(x):
-        for _ in tf.range(3):
-            x = x * weight
-        return x
-
-    concrete = hoisted(step, tf.ones([1]))
-    types = {operation.type for operation in concrete.graph.get_operations()}
-    assert "StatelessWhile" in types
-    assert "While" not in types
 
 
 def test_a_read_sees_the_changes_before_the_loop_and_none_after_it():
@@ -216,65 +201,6 @@ def test_a_step_of_a_recurrent_model_reads_each_variable_once():
     loops = [each for each in concrete.graph.get_operations() if "While" in each.type]
     assert len(loops) == 2
     assert not any(tensor.dtype == tf.resource for loop in loops for tensor in loop.inputs)
-
-
-def messages(concrete, handles):
-    """Returns what goes from one server to another in a step: source, target, tensor; the worker is "".
-
-    Args:
-      concrete: the function.
-      handles: the servers of those of its inputs that are handles of variables, by their positions.
-    """
-    places = {concrete.inputs[position].op.name: server for position, server in handles.items()}
-    operations = concrete.graph.get_operations()
-    for operation in operations:
-        used = [places[tensor.op.name] for tensor in operation.inputs if tensor.dtype == tf.resource]
-        device = operation.device if tf.DeviceSpec.from_string(operation.device).job else ""
-        places.setdefault(operation.name, device or next(iter(used), ""))
-    found = {
-        (places[tensor.op.name], places[operation.name], tensor.name)
-        for operation in operations
-        for tensor in operation.inputs
-        if tensor.dtype != tf.resource and tensor.op.type != "Const"
-    }
-    # At the end of a step, the worker waits for all servers.
-    found |= {
-        (places[other.name], places[operation.name], other.name)
-        for operation in operations
-        for other in operation.control_inputs
-        if places[operation.name]
-    }
-    return [(source, target) for source, target, _ in sorted(found) if source != target]
-
-
-@pytest.mark.cluster
-def test_a_step_of_a_recurrent_model_is_a_message_to_each_server_and_one_back(strategy):
-    with strategy.scope():
-        model = keras.Sequential([keras.Input([30, 2]), keras.layers.LSTM(3), keras.layers.Dense(1)])
-
-    @tf.function
-    def step(x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(model(x, training=True) ** 2)
-        gradients = tape.gradient(loss, model.trainable_variables)
-        for variable, gradient in zip(model.trainable_variables, gradients, strict=True):
-            with tf.device(variable.value.device):
-                variable.value.assign_sub(0.1 * gradient)
-
-    with strategy.extended.scheduled_tracing():
-        concrete = step.get_concrete_function(tf.zeros([4, 30, 2]))
-    servers = servers_of_resources(concrete)
-    handles = {
-        position: servers[tensor.op.name]
-        for position, tensor in enumerate(concrete.inputs)
-        if tensor.op.name in servers
-    }
-    used = set(handles.values())
-    assert len(used) == 2
-    assert len(messages(concrete, handles)) > 10
-    assert sorted(messages(packed_function(concrete), handles)) == sorted(
-        [*(("", server) for server in used), *((server, "") for server in used)]
-    )
 
 
 @pytest.mark.cluster

@@ -72,66 +72,6 @@ def test_tensors_of_one_stage_and_direction_form_one_message():
     np.testing.assert_array_equal(results(concrete, x), [expected])
 
 
-def test_tensors_of_all_types_and_shapes_arrive_unchanged():
-    def values(rows):
-        generator = np.random.default_rng(3)
-        return [
-            generator.normal(size=[2, 3]).astype(np.float32),
-            generator.normal(size=[rows, 2]),
-            generator.integers(-9, 9, [rows]),
-            np.float16(2.5),
-            generator.integers(0, 255, [5]).astype(np.uint8),
-            generator.normal(size=[rows, 1, 2]).astype(np.float32),
-            np.zeros([0], np.int32),
-            generator.integers(-99, 99, [2, 1]).astype(np.int8),
-            *[np.full([3], 7, dtype) for dtype in (np.int16, np.uint16, np.uint32, np.uint64)],
-            generator.normal(size=[2]).astype(tf.bfloat16.as_numpy_dtype),
-        ]
-
-    opens = {1, 2, 5}
-
-    def fn(*given):
-        return [tf.identity(arrived) for arrived in on(0, *[value + 1 for value in given])]
-
-    specs = [
-        tf.TensorSpec([None, *value.shape[1:]] if number in opens else value.shape, value.dtype)
-        for number, value in enumerate(values(4))
-    ]
-    concrete = built(fn, *specs)
-    assert directions(concrete) == [("", SERVERS[0])] * 2 + [(SERVERS[0], "")] * 2, "the empty one is sent separately"
-    for rows in (4, 0, 1):
-        given = values(rows)
-        for found, value in zip(results(concrete, *given), given, strict=True):
-            np.testing.assert_array_equal(found, value + value.dtype.type(1) + value.dtype.type(1))
-            assert found.dtype == value.dtype
-
-
-@pytest.mark.parametrize("has_numbers", [True, False])
-def test_four_byte_words_arrive_unchanged_even_if_they_are_nan_as_floats(has_numbers):
-    """Words of four bytes, which are denormal, infinite or NaN as floating-point numbers."""
-    words = np.array([[1, 2], [0x7F800001, 0x7FC12345], [-1, 0x7F800000]], np.int64)
-    given = [words, words[:, 0], words.astype(np.int32), words.astype(np.int32).view(np.float64)]
-    if has_numbers:
-        given.append(words.astype(np.int32).view(np.float32))
-
-    def fn(*tensors):
-        with tf.device(SERVERS[0]):
-            there = [tf.reverse(tensor, [0]) for tensor in tensors]
-        return [tf.reverse(tensor, [0]) for tensor in there]
-
-    opens = {0, 2}
-    specs = [
-        tf.TensorSpec([None if number in opens else 3, *value.shape[1:]], value.dtype)
-        for number, value in enumerate(given)
-    ]
-    concrete = built(lambda *tensors: fn(*[tf.reverse(tensor, [0]) for tensor in tensors]), *specs)
-    assert directions(concrete) == [("", SERVERS[0]), (SERVERS[0], "")]
-    kinds = {tensor.dtype for op in concrete.graph.get_operations() if op.type == "SplitV" for tensor in op.outputs}
-    assert kinds == {tf.int32}, "other values than floats must not be sent as floats"
-    for found, value in zip(results(concrete, *given), given, strict=True):
-        assert found[::-1].tobytes() == value.tobytes()
-
-
 def test_one_tensor_of_unknown_length_needs_no_header():
     def fn(x, y):
         return on(1, x + 1, y + 1)
@@ -201,23 +141,6 @@ def test_a_tensor_that_is_only_moved_is_sent_with_those_it_is_used_with(is_await
     # The first one is sent separately, then both together.
     assert directions(concrete) == [("", SERVERS[0])] * 2 + [(SERVERS[0], "")] * 2
     assert results(concrete, 5) == [34 if is_awaited_by_control else 58]
-
-
-def test_a_tensor_that_is_needed_at_once_waits_for_no_later_one():
-    def fn(x):
-        a, b = on(0, 2 * x, 3 * x)
-        # `a` is used before `b` has arrived, and again with it.
-        at_once = a * 7
-        (c,) = on(0, at_once)
-        return [c + a, c * b]
-
-    concrete = built(fn, tf.TensorSpec([], tf.int32))
-    assert results(concrete, 5) == [78 + 11, 78 * 16]
-    nodes = {node.name: node for node in concrete.graph.as_graph_def().node}
-    [sent] = [name for source, _, name in messages(concrete) if source == SERVERS[0] and "concat" in name]
-    assert sum(nodes[name.partition("/")[0]].op == "AddV2" for name in nodes[sent].input) < 2
-    first = next(node for node in nodes.values() if node.op == "Mul" and any("add" in name for name in node.input))
-    assert not any("split" in name or "Reshape" in name for name in first.input)
 
 
 def dequeued(_):

@@ -9,12 +9,11 @@ import pytest
 import tensorflow as tf
 
 from coordinator.ps_strategy.calls import traced_function
-from coordinator.ps_strategy.calls.traced_function import PreparedFunction, TracedFunction
+from coordinator.ps_strategy.calls.traced_function import TracedFunction
 from coordinator.ps_strategy.fusing import graph_copies
 from coordinator.ps_strategy.fusing.graph_copies import calls_before_packing
 from tests.deadline import wait_until
 from tests.ps_strategy.every_worker import builds_of
-from tests.ps_strategy.tensorflow_internals.private_names import wait_for_own_calls
 
 TIMEOUT = 120.0
 Pair = collections.namedtuple("Pair", ["sum", "more"])
@@ -91,27 +90,6 @@ def test_a_packed_function_has_the_effects_and_results_of_the_original(strategy,
         assert result["pair"].sum == pytest.approx(total)
         assert result["rows"].to_list() == [pytest.approx([each + x for each in a]), []]
     assert second.numpy().item() == pytest.approx(b)
-
-
-def test_the_error_by_which_a_function_is_prepared_is_not_kept(strategy, pair, called, monkeypatch):
-    prepare_on, kept = PreparedFunction.prepare_on, []
-
-    def noted(*args):
-        prepare_on(*args)
-        try:
-            wait_for_own_calls()
-        except tf.errors.OpError as error:
-            kept.append(error)
-
-    monkeypatch.setattr(PreparedFunction, "prepare_on", noted)
-    first, second = pair
-
-    @tf.function
-    def step():
-        return tf.reduce_sum(first) + second
-
-    assert until_packed(strategy, step, called)[-1] == [[6.0]]
-    assert not kept
 
 
 def test_a_packed_function_reads_finite_data_to_its_end(strategy, pair, called):

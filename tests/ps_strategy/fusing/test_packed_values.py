@@ -38,7 +38,7 @@ def run_here(concrete, fed):
     return [bits(value) for value in results(concrete, *fed)]
 
 
-@pytest.mark.parametrize("dtypes", [DTYPES, pytest.param(WORDS, marks=pytest.mark.long)], ids=["all", "words"])
+@pytest.mark.parametrize("dtypes", [DTYPES, WORDS], ids=["all", "words"])
 def test_packed_tensors_of_every_dtype_keep_their_bits(dtypes):
     transfers = RandomTransfers(0, dtypes)
     found, expected = (run_here(built(transfers, is_packed), transfers.fed) for is_packed in (True, False))

@@ -72,32 +72,16 @@ def called(draw):
     return tf.function(draw, autograph=False)()
 
 
-def called_by_a_called_one(draw):
-    return called(functools.partial(called, draw))
-
-
 def in_a_branch(draw):
     yes = tf.timestamp() > 0.0
     zeros = functools.partial(tf.nest.map_structure, tf.zeros_like)
     return tf.cond(yes, draw, lambda: zeros(draw()))
 
 
-def in_a_switch(draw):
-    zeros = functools.partial(tf.nest.map_structure, tf.zeros_like)
-    return tf.switch_case(tf.cast(tf.timestamp() < 0.0, tf.int32), [draw, lambda: zeros(draw())])
-
-
 def in_a_loop(draw):
     first = draw()
     zeros = tf.nest.map_structure(tf.zeros_like, first)
     return tf.while_loop(lambda i, _: i < 2, lambda i, _: (i + 1, draw()), (0, zeros))[1]
-
-
-def in_a_map(draw):
-    return tf.nest.map_structure(
-        lambda each: each[0], tf.map_fn(lambda _: draw(), tf.range(1), fn_output_signature=tf.nest.map_structure(
-            lambda each: tf.TensorSpec(each.shape, each.dtype), draw()))
-    )  # fmt: skip
 
 
 def in_a_branch_of_a_loop_in_a_called_one(draw):
@@ -115,10 +99,7 @@ def computed_again_for_a_gradient(draw):
 
 
 DEPTHS = [
-    called_by_a_called_one,
     in_a_branch,
-    in_a_switch,
-    in_a_map,
     in_a_branch_of_a_loop_in_a_called_one,
     computed_again_for_a_gradient,
 ]
@@ -165,12 +146,6 @@ def test_copies_draw_different_numbers_from_every_operation(depth):
     assert repeated(drawn) == {}
 
 
-def test_copies_draw_different_numbers_with_any_seeds():
-    for seeds in ((0, 0), (0, 7), (3, 0)):
-        concrete = drawing(in_a_loop, dict(zip(["seed", "seed2"], seeds, strict=True)), FEW).get_concrete_function()
-        assert repeated(drawn_in_copies(concrete, 3)) == {}, seeds
-
-
 def test_a_packed_function_with_hoisted_reads_draws_other_numbers_in_loops():
     scale = tf.Variable(tf.ones([2]))
 
@@ -215,13 +190,3 @@ def test_dropout_and_augmentation_of_scheduled_functions_differ_in_each_step(str
         assert (images != others).any()
         assert (mask != other_mask).any()
         assert (dropped != other_dropped).any()
-
-
-def test_runs_of_one_function_draw_different_numbers(strategy, monkeypatch):
-    tf.random.set_seed(6)
-    inner = tf.function(lambda: tf.random.uniform([4]))
-    step = tf.function(lambda: tf.cond(tf.timestamp() > 0.0, inner, lambda: tf.zeros([4])))
-    calls = FusedCalls(strategy, monkeypatch)
-    found = strategy.schedule(step, steps=12, worker=0).result(LIMIT)
-    assert max(calls.sizes) == STEPS
-    assert len(np.unique(found, axis=0)) == 12

@@ -4,31 +4,11 @@ import pytest
 import tensorflow as tf
 
 import coordinator
-from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, worker_number
 from tests.ps_strategy.every_worker import on_every_worker
 from tests.ps_strategy.fusing.fused_calls import COUNT, STEPS, FusedCalls
 from tests.ps_strategy.per_worker.elements import total
 
 WORKERS = 2
-
-
-def test_nothing_is_created_for_a_number_until_it_is_read_in_any_scope(monkeypatch, caplog):
-    monkeypatch.setattr(tf.get_logger(), "handlers", [caplog.handler])
-    handles = PerWorkerHandles()
-    read = worker_number("number", handles, lambda context: context.index)
-    assert not handles.handles_of_copies
-
-    def refuse(next_creator, **kwargs):
-        raise AssertionError("the variable is created in the scope of the function that reads it")
-
-    with tf.variable_creator_scope(refuse):
-        first, second = (tf.function(read).get_concrete_function() for _ in range(2))
-    assert len(handles.handles_of_copies) == 1
-    [captured], [again] = first.captured_inputs, second.captured_inputs
-    assert captured is again
-    assert handles.resource_for(captured) is not None
-    assert (first.output_dtypes, first.output_shapes) == (tf.int64, tf.TensorShape([]))
-    assert not caplog.records
 
 
 def test_shards_by_the_workers_index_are_disjoint_and_complete(strategy):  # row 13
@@ -41,29 +21,6 @@ def test_shards_by_the_workers_index_are_disjoint_and_complete(strategy):  # row
     dataset = strategy.experimental_distribute_datasets_from_function(shard)
     assert on_every_worker(strategy, total, iter(dataset)) == [56, 49]
     assert len(traces) == 1
-
-
-def test_the_index_and_the_pipelines_number_have_one_type(strategy):
-    def dataset_fn(context):
-        number = context.input_pipeline_id
-        assert isinstance(number, int)
-        assert ["a", "b", "c"][number] == "abc"[number]
-        index = coordinator.get_current_worker_index()
-        differences = [tf.constant(number) - index, tf.convert_to_tensor(number) - index, number - index]
-        equal = [tf.constant(number) == index, index == number, tf.equal(number, index)]
-        numbers = tf.data.Dataset.from_tensors(tf.stack([number, *differences])).map(lambda found: (found, number))
-        return numbers.map(lambda found, number: (found, number, tf.stack([*equal, number == index])))
-
-    @tf.function
-    def step(iterator):
-        found, number, equal = next(iterator)
-        index = coordinator.get_current_worker_index()
-        tf.debugging.assert_equal(found, tf.stack([number, 0, 0, 0]))
-        tf.debugging.assert_equal(number, index)
-        return index + number, tf.reduce_all(equal)
-
-    iterator = iter(strategy.experimental_distribute_datasets_from_function(dataset_fn))
-    assert on_every_worker(strategy, step, iterator) == [(0, True), (2, True)]
 
 
 def test_every_function_sees_the_index_of_its_worker_also_by_tensorflows_own_name(strategy, monkeypatch):
