@@ -27,17 +27,14 @@ def to_key(x):
 CALLS = {
     "map": lambda f: dataset().map(lambda x, y: (y, f(x))),
     "parallel map": lambda f: dataset().map(lambda x, y: f(x), num_parallel_calls=2).batch(2),
-    "filter": lambda f: dataset().filter(lambda x, y: f(x) > 0.0),
     "parallel interleave": lambda f: dataset().interleave(lambda x, y: single(f(x)), num_parallel_calls=2),
     "scan": lambda f: dataset().scan((0.0, 0), lambda state, each: (state, f(each[0]))),
-    "reduce": lambda f: dataset().reduce((0.0, 0), lambda state, each: (f(each[0]), state[1])),
     "key of a group": lambda f: dataset().group_by_window(lambda x, y: to_key(f(x)), lambda k, each: each, 2),
     "reduced group": lambda f: dataset().group_by_window(
         lambda x, y: to_key(x), lambda k, each: each.map(lambda x, y: f(x)), 2
     ),
     "tf.map_fn": lambda f: tf.map_fn(f, tf.constant([1.0, 2.0])),
     "tf.cond": lambda f: tf.cond(tf.random.uniform([]) > 0.5, lambda: f(1.0), lambda: 0.0),
-    "tf.switch_case": lambda f: tf.switch_case(tf.random.uniform([], 0, 2, tf.int32), [lambda: 0.0, lambda: f(1.0)]),
 }
 
 

@@ -95,13 +95,7 @@ def grouped(factor, offset):
 USES = [
     (lambda a, b: elements(pairs().map(lambda x, y: x * a + b, num_parallel_calls=2)), [5.0, 7.0, 9.0]),
     (lambda a, b: elements(pairs().filter(lambda x, y: x * b > a + 1.0).map(lambda x, y: y)), [20.0, 30.0]),
-    (
-        lambda a, b: elements(pairs().interleave(lambda x, y: tf.data.Dataset.from_tensors(x * a + b))),
-        [5.0, 7.0, 9.0],
-    ),
-    (lambda a, b: elements(pairs().scan(0.0, lambda s, e: (s + e[0], s * a + b))), [3.0, 5.0, 9.0]),
     (grouped, [2.0, 4.0, 6.0]),
-    (lambda a, b: tf.map_fn(lambda x: x * a + b, tf.constant(NUMBERS)), [5.0, 7.0, 9.0]),
     (lambda a, b: tf.scan(lambda s, x: s * a + x * b, tf.constant(NUMBERS)), [1.0, 8.0, 25.0]),
     (lambda a, b: while_loop(a, b)[1], 8.0),
     (lambda a, b: tf.cond(a > 1.0, lambda: a + b, a.read_value), 5.0),

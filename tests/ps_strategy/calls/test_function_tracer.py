@@ -12,7 +12,6 @@ from coordinator.ps_strategy.calls import function_tracer
 from coordinator.ps_strategy.calls.function_tracer import FunctionTracer, TraceCache
 from coordinator.ps_strategy.calls.traced_function import TracedFunction
 from coordinator.ps_strategy.fusing.repeated_function import StackedInputs
-from coordinator.ps_strategy.per_worker.dataset import PerWorkerIterator
 from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles
 from tests.ps_strategy.local_context import local_context
 
@@ -78,14 +77,6 @@ def test_arguments_that_a_trace_may_depend_on_otherwise_are_never_cached(functio
         for args in ([argument], [[argument]]):
             cache.add(function, args, traced, ())
             assert cache.find(function, args) is None, argument
-
-
-def test_an_iterator_may_be_a_default_value(function, traced):
-    iterator = PerWorkerIterator("numbers", tf.TensorSpec([], tf.int64), lambda _: tf.data.Dataset.range(3), 1, None)
-    cache = TraceCache()
-    cache.add(function, [], traced, ({"numbers": iterator},))
-    assert list(cache.find(function, []).iterators) == [iterator]
-    assert cache.find(function, []).most_fused_on(0) == 0, "it is not known how many elements it has"
 
 
 def test_tensors_on_other_devices_are_fused_only_if_they_are_the_same(function, traced, monkeypatch):

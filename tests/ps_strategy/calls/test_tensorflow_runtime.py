@@ -135,16 +135,6 @@ def test_a_worker_that_dies_while_it_is_connected_affects_no_other(servers, conn
     assert len(set(first.connections)) == 1, "the first worker keeps its resources"
 
 
-def test_a_worker_that_dies_while_another_is_connected_is_left_out_next_time(servers, connect):
-    membership = connect()
-    servers.restart(SECOND)
-    with servers.dying_during_update(FIRST):
-        assert not membership.reconnect(1)
-    assert membership.reconnect(1)
-    assert servers.server_defs[-1] == {PS, SECOND}
-    assert not membership.is_reachable(0)
-
-
 def test_a_failed_attempt_is_classified_by_the_connection_that_it_began_with(servers, connect):
     membership = connect()
     servers.restart(SECOND)

@@ -88,20 +88,9 @@ def in_a_branch_of_a_loop_in_a_called_one(draw):
     return called(lambda: in_a_loop(lambda: in_a_branch(draw)))
 
 
-def computed_again_for_a_gradient(draw):
-    x = tf.constant(1.0)
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        found = draw()
-        noise = sum(tf.reduce_sum(tf.cast(each, tf.float32)) for each in tf.nest.flatten(found))
-        y = tf.recompute_grad(lambda value: value * tf.random.uniform([], seed=3) * noise)(x)
-    return {**found, "gradient": tape.gradient(y, x)}
-
-
 DEPTHS = [
     in_a_branch,
     in_a_branch_of_a_loop_in_a_called_one,
-    computed_again_for_a_gradient,
 ]
 
 

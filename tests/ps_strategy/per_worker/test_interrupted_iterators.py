@@ -121,17 +121,6 @@ def test_an_iterator_that_may_have_ended_early_is_kept_and_logged(strategy, sour
     assert warnings[0].startswith(f"{iterator.name} on /job:worker")
 
 
-def test_the_end_of_data_neither_recreates_an_iterator_nor_warns(strategy, source, caplog):
-    source.open()
-    iterator = source.iterator(endless=False)
-    assert [took(strategy, iterator) for _ in range(6)] == [*range(6)]
-    for _ in range(3):
-        with pytest.raises(tf.errors.OutOfRangeError):
-            took(strategy, iterator)
-    assert "early" not in caplog.text
-    assert "from the beginning" not in caplog.text
-
-
 def test_a_function_that_always_raises_cancelled_fails_with_that_error(strategy, source, monkeypatch):
     # Not ten times: after five failures in a row, the worker is reconnected.
     monkeypatch.setattr(cluster, "may_retry", lambda failure, count, *_, **__: count < 3)

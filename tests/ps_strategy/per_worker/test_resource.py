@@ -2,7 +2,6 @@
 
 import dataclasses
 import gc
-import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -109,22 +108,6 @@ def test_nested_functions_capture_a_handle_that_maps_to_the_copies(resource):
     outer = tf.function(lambda: tf.data.Dataset.range(2).map(lambda _: inner()).reduce(0, lambda a, b: a + b))
     [captured] = outer.get_concrete_function().captured_inputs
     assert handles.resource_for(captured) is resource
-
-
-def test_what_stands_for_the_index_of_a_worker_keeps_no_graph_alive():
-    handles = PerWorkerHandles()
-    variable = tf.Variable(1)
-
-    @tf.function
-    def step():
-        # The first question may come from an optimizer, while a function is traced.
-        assert handles.resource_for(variable.handle) is None
-
-    graph = weakref.ref(step.get_concrete_function().graph)
-    assert not tf.is_symbolic_tensor(handles.worker_index)
-    del step
-    gc.collect()
-    assert graph() is None
 
 
 def test_work_on_all_workers_ends_when_a_parameter_server_is_lost():
