@@ -22,7 +22,7 @@ def functional_model():
     return keras.Model(inputs, dense(1, 3)(hidden))
 
 
-def unbuilt_sequential_model():
+def mixed_model():
     return keras.Sequential([dense(8, 1, activation="tanh"), dense(1, 2)])
 
 
@@ -96,7 +96,7 @@ def train_both(strategy, make_model, tolerance=1e-4):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("make_model", [Subclassed, functional_model, unbuilt_sequential_model, recurrent_model])
+@pytest.mark.parametrize("make_model", [Subclassed, functional_model, recurrent_model])
 def test_a_model_learns_as_in_one_process_and_with_racing_workers(strategy, make_model):
     training = train_both(strategy, make_model)
     devices = {variable.value.device for variable in training.variables()}
@@ -104,11 +104,11 @@ def test_a_model_learns_as_in_one_process_and_with_racing_workers(strategy, make
 
 
 @pytest.mark.long
-def test_mixed_precision_computes_in_16_bits_and_stores_32(strategy, monkeypatch):
+def test_mixed_precision_computes_in_16_bits_and_stores_32(strategy):
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy("mixed_bfloat16")
     try:
-        training = train_both(strategy, unbuilt_sequential_model, tolerance=0.02)
+        training = train_both(strategy, mixed_model, tolerance=0.02)
     finally:
         keras.config.set_dtype_policy(before)
     output = strategy.schedule(tf.function(training.model), args=(FEATURES,)).result()

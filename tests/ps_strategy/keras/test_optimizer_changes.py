@@ -12,7 +12,6 @@ import tensorflow as tf
 from coordinator.ps_strategy.tensorflow_internals.shared_variable import make_shared
 from tests.ps_strategy.keras.test_optimizers import CHANGE_WHOLE_VARIABLES, DEFAULT, DENSE_ONLY, OPTIMIZERS
 from tests.ps_strategy.tensorflow_internals.private_names import function_in
-from tests.updates.descent import mostly_long
 
 SHAPE = (7, 2)
 ROWS_ASSIGNED = "ResourceScatterNdUpdate"
@@ -71,14 +70,7 @@ def new_shared(next_creator, **options):
 
 
 def changes_by_variable(name, is_sparse, scope=None, reads=READS):
-    """Returns the types of the operations that change each variable in a step of an optimizer.
-
-    Args:
-      name: of the optimizer.
-      is_sparse: whether the gradient is of some rows.
-      scope: in which variables are created; None for shared variables in this process.
-      reads: the operations that are left out.
-    """
+    """Returns the types of the operations that change each variable in a step; variables are created in `scope`."""
     with scope or tf.variable_creator_scope(new_shared):
         weights = keras.Variable(np.ones(SHAPE, np.float32), name="table")
         optimizer = OPTIMIZERS[name]()
@@ -109,15 +101,23 @@ def changes_in(graph, variable, reads):
     return found
 
 
-@pytest.mark.parametrize("name", mostly_long(OPTIMIZERS, *DEFAULT))
-def test_dense_gradients_are_applied_by_additions_with_known_exceptions(name):
-    found = changes_by_variable(name, is_sparse=False)
-    assert {each for each, types in found.items() if ASSIGNED in types} == OVERWRITTEN.get(name, set())
-    assert set.union(*found.values()) <= {*ADDED, ASSIGNED}
+def each_optimizer(default, names):
+    """Runs a test with each of these optimizers: all but the default ones in the long suite."""
+    long = pytest.mark.long
+    return pytest.mark.parametrize(
+        "name", [pytest.param(name, marks=() if name in default else long) for name in names]
+    )
 
 
-@pytest.mark.parametrize("name", mostly_long([name for name in OPTIMIZERS if name not in DENSE_ONLY], *DEFAULT))
+@each_optimizer(DEFAULT, OPTIMIZERS)
 def test_sparse_gradients_are_applied_by_additions_with_known_exceptions(name):
+    dense = changes_by_variable(name, is_sparse=False)
+    assert {each for each, types in dense.items() if ASSIGNED in types} == OVERWRITTEN.get(name, set())
+    assert set.union(*dense.values()) <= {*ADDED, ASSIGNED}
+    if name in DENSE_ONLY:
+        with pytest.raises(TypeError, match="IndexedSlices"):
+            changes_by_variable(name, is_sparse=True)
+        return
     found = changes_by_variable(name, is_sparse=True)
     assert {each for each, types in found.items() if ASSIGNED in types} == OVERWRITTEN.get(name, set())
     assert set.union(*found.values()) <= {*ADDED, *ROWS_ADDED, ASSIGNED}
@@ -127,13 +127,7 @@ def test_sparse_gradients_are_applied_by_additions_with_known_exceptions(name):
     assert also_as_a_whole == ALSO_CHANGED_AS_A_WHOLE.get(name, set())
 
 
-DEFAULT_BY_ROWS = {"Adam, AMSGrad", "Ftrl", "weight_decay", "LossScaleOptimizer"}
-
-
-@pytest.mark.parametrize(
-    "name",
-    mostly_long([name for name in OPTIMIZERS if name not in DENSE_ONLY | CHANGE_WHOLE_VARIABLES], *DEFAULT_BY_ROWS),
-)
+@each_optimizer({"Adam, AMSGrad", "Ftrl"}, OPTIMIZERS.keys() - DENSE_ONLY - CHANGE_WHOLE_VARIABLES)
 def test_on_servers_sparse_gradients_only_read_and_change_rows(strategy, name):
     found = changes_by_variable(name, is_sparse=True, scope=strategy.scope(), reads=set())
     by_rows = {slot: types for slot, types in found.items() if slot not in NO_ROWS}
@@ -141,12 +135,6 @@ def test_on_servers_sparse_gradients_only_read_and_change_rows(strategy, name):
         assert set.union(*by_rows.values()) <= {*ROWS_ADDED, ROWS_ASSIGNED, ROWS_READ}
     overwritten = {slot for slot, types in by_rows.items() if ROWS_ASSIGNED in types}
     assert overwritten == {each for each in OVERWRITTEN.get(name, set()) - NO_ROWS if name != "use_ema"}
-
-
-@pytest.mark.parametrize("name", DENSE_ONLY)
-def test_keras_refuses_sparse_gradients_with_these_optimizers(name):
-    with pytest.raises(TypeError, match="IndexedSlices"):
-        changes_by_variable(name, is_sparse=True)
 
 
 def test_every_step_reads_shared_scalars_once():

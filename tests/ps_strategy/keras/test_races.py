@@ -134,25 +134,3 @@ def test_metrics_with_large_states_count_every_batch(strategy):
     np.testing.assert_array_equal(area.false_positives + area.true_negatives, np.full([20_001], classes // 2 * STEPS))
     np.testing.assert_array_equal(score.true_positives, np.full([classes], STEPS))
     np.testing.assert_array_equal(determination.total_mse, np.full([classes], 2 * STEPS))
-
-
-@pytest.mark.long
-def test_large_moving_statistics_are_means_of_whole_batches(strategy):
-    features = 50_000
-    with strategy.scope():
-        layer = keras.layers.BatchNormalization(momentum=0.8)
-        layer.build([None, features])
-
-    @tf.function
-    def step(number):
-        middle, away = tf.cast(number % 7 - 3, tf.float32), tf.cast(1 + number % 4, tf.float32)
-        batch = tf.stack([tf.fill([features], middle - away), tf.fill([features], middle + away)])
-        return tf.reduce_sum(layer(batch, training=True))
-
-    race(strategy, step)
-    # The initial values, 0 and 1, are among those of batches.
-    for statistic, least, most in ((layer.moving_mean, -3.0, 3.0), (layer.moving_variance, 1.0, 16.0)):
-        value = np.asarray(statistic)
-        assert least < value[0] < most
-        # An assignment sets the whole variable: no part of another worker's value is left.
-        np.testing.assert_allclose(value, np.full([features], value[0]), rtol=1e-5)

@@ -66,17 +66,6 @@ def test_a_saved_model_loads_onto_parameter_servers_and_continues_training(strat
         np.testing.assert_allclose(answer, np.load(folder / "output.npy"), rtol=1e-5)
 
 
-def test_a_model_that_was_saved_without_a_strategy_loads_into_parts(strategy, tmp_path):
-    plain = make_model()
-    make_step(plain)(*map(tf.constant, BATCH))
-    save(plain, tmp_path)
-    with strategy.scope(), partitioned(3):
-        models, _ = load_and_check(tmp_path, "/job:ps")
-    for loaded in models.values():
-        assert any(hasattr(variable.value, "parts") for variable in loaded.variables)
-        train(strategy, loaded, steps=1)
-
-
 def test_a_saved_model_loads_without_this_library_and_into_another_cluster(folder, run_program):
     run_program(
         """

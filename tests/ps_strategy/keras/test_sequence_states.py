@@ -1,7 +1,7 @@
 """Layers with `stateful=True`: each worker continues its own sequences."""
 
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -16,56 +16,56 @@ from tests.program_runner import ProgramRunner
 from tests.ps_strategy.every_worker import on_every_worker
 
 TIMEOUT = 60.0
-WORKERS = 3
-STEPS = 6
-LENGTH = 40
+WORKERS = 2
+STEPS = 5
+LENGTH = 10
+LAYERS = [
+    (lambda: keras.layers.RNN(keras.layers.GRUCell(2), stateful=True), [1, 2, 1]),
+    (lambda: keras.layers.Bidirectional(keras.layers.LSTM(2, stateful=True)), [1, 2, 1]),
+    (lambda: keras.layers.ConvLSTM1D(2, 1, stateful=True), [1, 2, 3, 1]),
+]
 
 
-def built(make: Callable[[], Any], shape: list[int]) -> Any:
-    layer = make()
-    layer.build(shape)
-    for weight in layer.trainable_weights:
-        weight.assign(tf.fill(weight.shape, 0.3))
-    return layer
+def built() -> list[Any]:
+    layers = [make() for make, _ in LAYERS]
+    for layer, (_, shape) in zip(layers, LAYERS, strict=True):
+        layer.build(shape)
+        for weight in layer.trainable_weights:
+            weight.assign(tf.fill(weight.shape, 0.3))
+    return layers
 
 
-@pytest.mark.parametrize(
-    ("make", "shape"),
-    [
-        (lambda: keras.layers.SimpleRNN(2, stateful=True), [1, 2, 1]),
-        (lambda: keras.layers.RNN(keras.layers.GRUCell(2), stateful=True), [1, 2, 1]),
-        (lambda: keras.layers.Bidirectional(keras.layers.LSTM(2, stateful=True)), [1, 2, 1]),
-        (lambda: keras.layers.ConvLSTM1D(2, 1, stateful=True), [1, 2, 3, 1]),
-    ],
-    ids=["SimpleRNN", "RNN", "Bidirectional", "ConvLSTM1D"],
-)
 def test_each_worker_continues_its_own_sequences_until_the_client_resets_them(
-    strategy: ParameterServerStrategy, make: Callable[[], Any], shape: list[int]
+    strategy: ParameterServerStrategy,
 ) -> None:
-    here = built(make, shape)
+    here = built()
     with strategy.scope():
-        layer = built(make, shape)
+        layers = built()
 
     @tf.function
-    def step(x: Any) -> Any:
-        return layer(x)
+    def step(value: Any) -> Any:
+        return [layer(tf.fill(shape, value)) for layer, (_, shape) in zip(layers, LAYERS, strict=True)]
 
-    inputs = [tf.fill(shape, 0.1 * (worker + 1)) for worker in range(WORKERS)]
     expected = []
-    for x in inputs:
-        expected.append([here(x).numpy() for _ in range(STEPS)])
-        here.reset_states()
-    assert not np.allclose(expected[0][0], expected[0][1])
+    for worker in range(WORKERS):
+        for layer, (_, shape) in zip(here, LAYERS, strict=True):
+            expected.append([layer(tf.fill(shape, 0.1 * (worker + 1))).numpy() for _ in range(STEPS)])
+            layer.reset_states()
+    assert all(not np.allclose(first, second) for first, second, *_ in expected)
     for _ in range(2):
         # Many at once, which may be fused.
         futures = [
-            [strategy.schedule(step, (x,), worker=number) for number, x in enumerate(inputs)] for _ in range(STEPS)
+            [strategy.schedule(step, (0.1 * (worker + 1),), worker=worker) for worker in range(WORKERS)]
+            for _ in range(STEPS)
         ]
         strategy.join(TIMEOUT)
-        for number in range(WORKERS):
-            found = [each[number].result() for each in futures]
-            np.testing.assert_allclose(found, expected[number], rtol=1e-4)
-        layer.reset_states()
+        for worker in range(WORKERS):
+            found = [each[worker].result() for each in futures]
+            for number in range(len(LAYERS)):
+                wanted = expected[worker * len(LAYERS) + number]
+                np.testing.assert_allclose([each[number] for each in found], wanted, rtol=1e-4)
+        for layer in layers:
+            layer.reset_states()
 
 
 def test_a_restarted_worker_begins_its_sequences_again_and_the_log_says_so(
@@ -82,7 +82,7 @@ def test_a_restarted_worker_begins_its_sequences_again_and_the_log_says_so(
     checkpoint.restore(checkpoint.save(str(tmp_path / "checkpoint"))).assert_consumed()
     assert layer.states[0].numpy() == 0.0
     shared_cluster.restart("worker", 1)
-    assert on_every_worker(strategy, step) == [[[3.0]], [[1.0]], [[3.0]]]
+    assert on_every_worker(strategy, step) == [[[3.0]], [[1.0]]]
     assert "task:1/device:CPU:0 has lost its state of" in caplog.text
 
 
@@ -122,43 +122,36 @@ def dataset(_: Any = None) -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices((X, Y)).batch(1, drop_remainder=True)
 
 
-@pytest.fixture
-def model(strategy: ParameterServerStrategy) -> Iterator[keras.Model]:
-    with strategy.scope():
-        yield counting_model()
-
-
 @pytest.mark.parametrize("make", [counting_model, CountingModel], ids=["built before", "built while traced"])
 def test_each_worker_trains_and_evaluates_on_sequences_of_a_dataset_function(
     strategy: ParameterServerStrategy, make: Callable[[], keras.Model]
 ) -> None:
     with strategy.scope():
         model = make()
-    [layer] = stateful_layers(model)
     for steps in (None, WORKERS * LENGTH // 2):
         history = model.fit(dataset, steps_per_epoch=steps, verbose=0).history
+        [layer] = stateful_layers(model)
         layer.reset_state()
         assert history["loss"] == [0.0]
     assert model.evaluate(dataset, verbose=0) == 0.0
 
 
-@pytest.mark.parametrize(
-    "use",
-    [
-        lambda model: model.fit(X, Y, batch_size=1, shuffle=False, verbose=0),
-        lambda model: model.fit(dataset(), shuffle=False, verbose=0),
-        lambda model: model.fit(coordinator.data.arrays(X, Y), batch_size=1, verbose=0),
-        lambda model: model.evaluate(X, Y, batch_size=1, verbose=0),
-        lambda model: model.evaluate(coordinator.data.arrays(X, Y), batch_size=1, verbose=0),
-        lambda model: model.predict(X, batch_size=1, verbose=0),
-        lambda model: model.train_on_batch(X[:1], Y[:1]),
-        lambda model: model.distribute_strategy.evaluate(model, (X, Y)),
-    ],
-    ids=["fit", "dataset", "source", "evaluate", "evaluated source", "predict", "single batch", "shards"],
-)
-def test_batches_of_one_sequence_are_not_dealt_to_several_workers(model: keras.Model, use: Any) -> None:
-    with pytest.raises(ValueError, match="stateful=True"):
-        use(model)
+def test_batches_of_one_sequence_are_not_dealt_to_several_workers(strategy: ParameterServerStrategy) -> None:
+    with strategy.scope():
+        model = counting_model()
+    source = coordinator.data.arrays(X, Y)
+    for use in (
+        lambda: model.fit(X, Y, batch_size=1, shuffle=False, verbose=0),
+        lambda: model.fit(dataset(), shuffle=False, verbose=0),
+        lambda: model.fit(source, batch_size=1, verbose=0),
+        lambda: model.evaluate(X, Y, batch_size=1, verbose=0),
+        lambda: model.evaluate(source, batch_size=1, verbose=0),
+        lambda: model.predict(X, batch_size=1, verbose=0),
+        lambda: model.train_on_batch(X[:1], Y[:1]),
+        lambda: strategy.evaluate(model, (X, Y)),
+    ):
+        with pytest.raises(ValueError, match="stateful=True"):
+            use()
 
 
 @pytest.mark.cluster

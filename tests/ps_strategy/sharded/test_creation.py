@@ -113,42 +113,6 @@ def test_large_random_values_do_not_depend_on_the_number_of_parts(strategy, monk
         np.testing.assert_array_equal(np.asarray(table), values)
 
 
-CREATION = """
-import re
-import keras, tensorflow as tf
-import coordinator
-from coordinator.testing import LocalCluster
-
-def by_part(partition_shape, partition_offset):
-    return tf.random.stateless_uniform(partition_shape, [1, partition_offset[0]])
-
-def used():
-    with open(f"/proc/{cluster.pid('ps', 0)}/status", encoding="utf-8") as status:
-        return int(re.search(r"^VmHWM:\\s+(\\d+) kB$", status.read(), re.MULTILINE)[1]) << 10
-
-with LocalCluster(workers=1, ps=1) as cluster:
-    partitioner = tf.distribute.experimental.partitioners.FixedShardsPartitioner(2)
-    strategy = coordinator.ParameterServerStrategy(cluster.resolver, partitioner)
-    # The first of 16 MB, which are more than a block.
-    with strategy.scope():
-        small = [tf.Variable(by_part, shape=[2**16, 64], dtype=tf.float32), keras.Variable("normal", shape=(2**16, 64))]
-        for create in (
-            lambda: tf.Variable(by_part, shape=[2**20, 64], dtype=tf.float32),
-            lambda: keras.Variable(keras.initializers.GlorotUniform(), shape=(2**20, 64), dtype="float32"),
-        ):
-            before = used()
-            small.append(create())
-            print((used() - before) / 2**28)
-"""
-
-
-@pytest.mark.long
-@pytest.mark.cluster
-def test_a_server_needs_little_more_memory_than_the_parts_that_it_creates(run_program):
-    for ratio in run_program(CREATION).stdout.split():
-        assert 0.9 < float(ratio) < 1.1
-
-
 def test_slots_are_sharded_like_their_variable(strategy):
     with strategy.scope(), partitioned(3):
         table = keras.Variable(VALUE)

@@ -143,15 +143,3 @@ def test_gradients_of_gradients_are_those_of_a_plain_variable(table):
         return tf.convert_to_tensor(gradient(table, of_first))
 
     np.testing.assert_allclose(tf.function(second)(table), second(tf.Variable(TABLE)), rtol=1e-5)
-
-
-def test_a_custom_gradient_may_read_it_and_a_persistent_tape_gives_it_twice(table):
-    @tf.custom_gradient
-    def halved(rows):
-        return rows, lambda upstream: 0.5 * upstream
-
-    with tf.GradientTape(persistent=True) as tape:
-        rows = halved(tf.gather(table, IDS))
-        losses = [tf.reduce_sum(rows), squares(rows)]
-    for loss, expected in zip(losses, (np.full([6, 2], 0.5), TABLE[IDS]), strict=True):
-        np.testing.assert_array_equal(tape.gradient(loss, table).values, expected)

@@ -1,6 +1,5 @@
 """Tests that optimizers of Keras 3 change a sharded variable and its slots as they change a plain one."""
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -84,25 +83,3 @@ def test_a_gradient_of_rows_reads_and_changes_these_rows_alone(strategy, sharded
     used = [each for each in graph.get_operations() if each.inputs and each.inputs[0].ref() in inside]
     assert "ReadVariableOp" not in {each.type for each in used}
     assert len({each.device for each in used if each.type == "ResourceScatterNdAdd"}) == 2
-
-
-def test_racing_workers_lose_no_addition_to_slots(strategy, sharded_scope):
-    rows, width, in_a_step, steps = 60, 64, 4, 20
-    with sharded_scope(PARTITIONER):
-        table = keras.Variable(initializer="zeros", shape=(rows, width))
-        adagrad = keras.optimizers.Adagrad(0.1, initial_accumulator_value=0.0)
-        adagrad.build([table])
-    ones = tf.IndexedSlices(tf.ones([2 * rows, width]), tf.concat([tf.range(rows)] * 2, 0), tf.constant([rows, width]))
-
-    @tf.function
-    def step():
-        for _ in range(in_a_step):
-            adagrad.apply([ones], [table])
-
-    for _ in range(steps):
-        strategy.schedule(step)
-    strategy.join(TIMEOUT)
-    accumulator = next(each for each in adagrad.variables if each.path.endswith("accumulator"))
-    # Each row occurs twice in a gradient: the square of the sum is added.
-    np.testing.assert_array_equal(accumulator, np.full([rows, width], 4 * in_a_step * steps))
-    assert int(adagrad.iterations) == in_a_step * steps

@@ -102,30 +102,3 @@ def test_training_goes_on_after_it_was_saved(strategy, module, saved):
     np.testing.assert_array_equal(module.add(tf.constant([0], tf.int64)), expected[[0]] + 1)
     module.table.assign(VALUE)
     check(tf.saved_model.load(saved))
-
-
-@pytest.mark.long
-def test_it_is_called_in_a_program_without_this_library_and_saved_there_again(saved, run_program, tmp_path):
-    run_program(
-        """
-        import sys
-
-        import numpy as np
-        import tensorflow as tf
-
-        loaded = tf.saved_model.load(sys.argv[1])
-        found = [loaded.look_up(tf.constant([7, 0], tf.int64))]
-        found.append(loaded.signatures["serving_default"](ids=tf.constant([9], tf.int64))["output_0"])
-        found.append(loaded.add(tf.constant([9], tf.int64)))
-        tf.saved_model.save(loaded, sys.argv[2])
-        again = tf.saved_model.load(sys.argv[2])
-        found.append(again.total())
-        expected = [[15, 17], [1, 3]], [[19, 21]], [[19, 20]], [91, 101]
-        for one, other in zip(found, expected, strict=True):
-            np.testing.assert_array_equal(one, other)
-        assert "coordinator" not in sys.modules
-        """,
-        saved,
-        tmp_path / "again",
-        fresh=True,
-    )

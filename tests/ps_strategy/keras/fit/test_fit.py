@@ -93,25 +93,6 @@ def test_the_logs_of_an_epoch_cover_all_its_steps(strategy: coordinator.Paramete
     assert {name for name in started if not name.startswith("prepare ")} == {"train_step"}
 
 
-@pytest.mark.long
-def test_a_custom_train_step_is_used_and_its_logs_are_reported(strategy: coordinator.ParameterServerStrategy) -> None:
-    class CustomStep(keras.Sequential):
-        def train_step(self, data: Any) -> Any:
-            x, y = data
-            with tf.GradientTape() as tape:
-                loss = self.compute_loss(x, y, self(x, training=True))
-            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
-            return {"my_loss": loss, "count": tf.shape(x)[0], "name": "text", "nested": {"inner": loss}}
-
-    with strategy.scope():
-        model = compiled(strategy, CustomStep(classifier().layers))
-    history = model.fit(X, Y, batch_size=24, epochs=3, verbose=0).history
-    # As in Keras.
-    assert set(history) == {"my_loss", "count", "name", "inner"}
-    assert history["count"] == [24, 24, 24]
-    assert int(model.optimizer.iterations) == 30
-
-
 def test_single_batches_are_trained_on_and_evaluated(strategy: coordinator.ParameterServerStrategy) -> None:
     with strategy.scope():
         model = compiled(strategy, classifier())

@@ -10,10 +10,9 @@ import pytest
 import tensorflow as tf
 
 import coordinator
-from coordinator.data import Epochs, arrays, client
+from coordinator.data import arrays, client
 from tests.program_runner import ProgramRunner
 from tests.ps_strategy.keras.fit.counted_model import CountedModel
-from tests.ps_strategy.sharded.partitioners import partitioned
 
 # Keras reads variables in a way that NumPy 2 warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -82,6 +81,7 @@ def assert_visits(model: CountedModel, times: float) -> None:
 DATA: dict[str, Callable[[coordinator.ParameterServerStrategy], dict[str, Any]]] = {
     "arrays": lambda _: {"x": X, "y": Y, "batch_size": 5},
     "source": lambda _: {"x": arrays(X, Y), "batch_size": 5},
+    "source of the client": lambda _: {"x": client([*zip(X, Y, strict=True)]), "batch_size": 5},
     "tensors": lambda _: {"x": tf.constant(X), "y": tf.constant(Y), "batch_size": 5},
     "dataset": lambda _: {"x": slices().shuffle(EXAMPLES).batch(5), "shuffle": False},
     "endless dataset": lambda _: {"x": slices().batch(2).repeat(), "steps_per_epoch": 12, "shuffle": False},
@@ -111,45 +111,6 @@ def test_each_example_is_trained_on_once_in_each_epoch(
     history = model.fit(**DATA[name](strategy), epochs=2, verbose=0)
     assert_visits(model, 2.0)
     assert len(history.history["loss"]) == 2
-
-
-class CountedRows(keras.Model):
-    """Reads a row of a sharded table for each example, a dict with its number, and counts its visits."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.visits = tf.Variable(tf.zeros([EXAMPLES]), trainable=False)
-        self.table = keras.layers.Embedding(EXAMPLES, 2)
-        self.dense = keras.layers.Dense(1)
-
-    def call(self, x: Any) -> Any:
-        return self.dense(tf.reshape(self.table(x["number"]), [-1, 2]))
-
-    def train_step(self, data: Any) -> Any:
-        numbers = tf.cast(tf.reshape(data[0]["number"], [-1]), tf.int32)
-        self.visits.assign_add(tf.reduce_sum(tf.one_hot(numbers, EXAMPLES), axis=0))
-        return super().train_step(data)
-
-
-@pytest.mark.long
-def test_dicts_of_sources_of_each_kind_train_a_sharded_table(strategy: coordinator.ParameterServerStrategy) -> None:
-    numbers = np.arange(EXAMPLES)
-    examples = [({"number": number}, y) for number, y in zip(numbers, Y, strict=True)]
-    with strategy.scope(), partitioned():
-        model = CountedRows()
-        model({"number": numbers})
-        model.compile(keras.optimizers.SGD(1e-3), "mse")
-    for source in (arrays({"number": numbers}, Y), client(examples), client(lambda: iter(examples))):
-        model.visits.assign(tf.zeros([EXAMPLES]))
-        history = model.fit(source, batch_size=5, epochs=2, validation_data=source, verbose=0).history
-        model.fit(Epochs(source, 4, batches_per_range=2), verbose=0)
-        assert_visits(model, 3.0)  # type: ignore[arg-type]  # it counts, too
-        expected = model.evaluate({"number": numbers}, Y, verbose=0)
-        assert model.evaluate(source, batch_size=6, verbose=0) == pytest.approx(expected)
-        assert strategy.evaluate(model, source)["loss"] == pytest.approx(expected)
-        assert len(history["val_loss"]) == 2
-        with pytest.raises(ValueError, match="steps or validation_steps cannot be given along with a source"):
-            model.evaluate(source, steps=2, verbose=0)
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")  # Keras, whenever it does not know the length
@@ -262,41 +223,32 @@ def test_fit_evaluate_and_predict_wait_for_the_next_worker_while_there_is_none(r
 
     import keras
     import numpy as np
-    import tensorflow as tf
 
     import coordinator
     from coordinator.testing import LocalCluster
     from tests.deadline import wait_until
-
-    x = np.ones([40, 2], "float32")
-    y = x.sum(1)
-
-
-    def finite(context):
-        return tf.data.Dataset.from_tensor_slices((x, y)).batch(10)
-
+    from tests.ps_strategy.keras.fit.test_fit_data import X, Y, own_slices
 
     with LocalCluster(workers=1, ps=1) as cluster, coordinator.ParameterServerStrategy(cluster.resolver) as strategy:
         with strategy.scope():
             model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-            model.compile("sgd", "mse")
-        calls = [
-            lambda: model.fit(x, y, validation_data=(x, y), verbose=0).history["val_loss"][0],
-            lambda: model.fit(finite, verbose=0).history["loss"][0],
-            lambda: model.evaluate(x, y, verbose=0),
-            lambda: strategy.evaluate(model, finite)["loss"],
-            lambda: model.predict(x, verbose=0).mean(),
-        ]
+            model.compile(keras.optimizers.SGD(1e-5), "mse")
+        address = cluster.start_worker()
 
-        def add(address):
+        def add():
             wait_until(lambda: strategy.cluster.statistics().waiting)
             strategy.cluster.add_worker(address)
 
-        address = cluster.start_worker()
-        for call in calls:
+        for call in (
+            lambda: model.fit(X, Y, validation_data=(X, Y), verbose=0).history["val_loss"][0],
+            lambda: model.fit(own_slices, verbose=0).history["loss"][0],
+            lambda: model.evaluate(X, Y, verbose=0),
+            lambda: strategy.evaluate(model, own_slices)["loss"],
+            lambda: model.predict(X, verbose=0).mean(),
+        ):
             (worker,) = strategy.cluster.workers
             strategy.cluster.remove_worker(worker.index)
-            adding = threading.Thread(target=add, args=(address,))
+            adding = threading.Thread(target=add)
             adding.start()
             assert np.isfinite(call())
             adding.join()

@@ -15,6 +15,7 @@ TRAINING = """
 
     import keras
     import numpy as np
+    import pytest
     import tensorflow as tf
 
     import coordinator
@@ -105,6 +106,14 @@ SERVER_DIES = """
             if kind != "source":
                 np.testing.assert_allclose(history["loss"], np.full(2, (SIZE - 1) / 2), rtol=1e-5)
             strategy.close()
+
+        # Without a checkpoint, `fit` names the lost server.
+        strategy = coordinator.ParameterServerStrategy(cluster.resolver)
+        model = compiled(strategy)
+        with pytest.raises(coordinator.ParameterServerLost) as raised:
+            model.fit(x, y, batch_size=20, callbacks=[At({(0, 50): lambda: cluster.kill("ps", 1)})], verbose=0)
+        assert raised.value.task == "/job:ps/task:1"
+        strategy.close()
 """
 
 WORKERS_DIE = """

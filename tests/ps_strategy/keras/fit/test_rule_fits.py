@@ -91,16 +91,13 @@ def test_fit_trains_by_the_rule_with_all_callbacks(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("steps_per_execution", [1, 3])
-def test_one_step_at_a_time_trains_as_one_process(
-    strategy: coordinator.ParameterServerStrategy, steps_per_execution: int
-) -> None:
+def test_one_step_at_a_time_trains_as_one_process(strategy: coordinator.ParameterServerStrategy) -> None:
     def compiled(make: Any) -> keras.Model:
         # A normalization without statistics, which a repeated step would have changed again.
         model = new_model()
         model.layers[1].trainable = False
         optimizer = make(keras.optimizers.Adam(0.01), model.trainable_variables)
-        model.compile(optimizer, "mse", metrics=["mae"], steps_per_execution=steps_per_execution)
+        model.compile(optimizer, "mse", metrics=["mae"], steps_per_execution=3)
         return model
 
     with strategy.scope():
@@ -111,19 +108,6 @@ def test_one_step_at_a_time_trains_as_one_process(
         np.testing.assert_allclose(model.train_on_batch(*batch), expected.train_on_batch(*batch), rtol=1e-4)
     for found, wanted in zip(model.trainable_variables, expected.trainable_variables, strict=True):
         np.testing.assert_allclose(found.numpy(), wanted.numpy(), rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.long
-def test_several_steps_run_in_one_call(strategy: coordinator.ParameterServerStrategy) -> None:
-    with strategy.scope():
-        model = new_model()
-        rule = Synchronous(keras.optimizers.SGD(0.05), model.trainable_variables, grads_to_wait=2)
-        model.compile(optimizer=rule, loss="mse", steps_per_execution=3)
-    losses = model.fit(X, Y, batch_size=8, epochs=3, verbose=0).history["loss"]
-    model.fit(lambda _: tf.data.Dataset.from_tensor_slices((X, Y)).batch(8).repeat(), steps_per_epoch=6, verbose=0)
-    statistics = rule.statistics()
-    assert statistics.pushes - statistics.rejected == 36 + 6
-    assert losses[-1] < losses[0]
 
 
 def test_what_cannot_be_trained_by_a_rule_is_refused(strategy: coordinator.ParameterServerStrategy) -> None:
@@ -160,39 +144,26 @@ def test_what_cannot_be_trained_by_a_rule_is_refused(strategy: coordinator.Param
 class OwnSteps(keras.Model):
     """Trains itself by a rule, as `docs/keras/fit.md` shows."""
 
-    def __init__(self, *, runs: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.dense = keras.layers.Dense(1)
         self.dense.build((None, 4))
         self.error = keras.metrics.Mean("error")
-        self.rule: Any = None
-        self.runs = runs
-
-    def gradients_of(self, x: Any, y: Any) -> tuple[Any, Any]:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((self.dense(x) - y) ** 2)
-        return loss, tape.gradient(loss, self.dense.trainable_variables)
+        self.rule = Asynchronous(keras.optimizers.SGD(0.05), self.dense.trainable_variables)
+        self.compile()
 
     def train_step(self, data: Any) -> dict[str, Any]:
-        if self.runs:
-            loss = self.rule.run(self.gradients_of, *data)
-        else:
-            with self.rule.pull() as version:
-                loss, gradients = self.gradients_of(*data)
-            self.rule.push(gradients, version)
+        x, y = data
+        with self.rule.pull() as version, tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self.dense(x) - y) ** 2)
+        self.rule.push(tape.gradient(loss, self.dense.trainable_variables), version)
         self.error.update_state(loss)
         return {"error": self.error.result()}
 
 
-@pytest.mark.parametrize("runs", [pytest.param(True, marks=pytest.mark.long), False])
-def test_a_train_step_of_ones_own_may_use_a_rule(strategy: coordinator.ParameterServerStrategy, runs: bool) -> None:
+def test_a_train_step_of_ones_own_may_use_a_rule(strategy: coordinator.ParameterServerStrategy) -> None:
     with strategy.scope():
-        model = OwnSteps(runs=runs)
-        optimizer = keras.optimizers.SGD(0.05)
-        kind = Synchronous(optimizer, model.dense.trainable_variables, grads_to_wait=2) if runs else None
-        model.rule = kind or Asynchronous(optimizer, model.dense.trainable_variables)
-        model.compile()
+        model = OwnSteps()
     errors = model.fit(X, Y, batch_size=8, epochs=3, verbose=0).history["error"]
-    statistics = model.rule.statistics()
-    assert statistics.pushes - statistics.rejected == 36
+    assert model.rule.statistics().pushes == 36
     assert errors[-1] < errors[0]

@@ -32,20 +32,16 @@ def test_arrays_are_those_that_keras_would_train_on() -> None:
     assert found([X, X], y=Y, sample_weight=Y * 1.0, batch_size=4)[1] == 4
 
 
-@pytest.mark.parametrize(
-    ("x", "arguments"),
-    [
+def test_other_data_are_left_to_keras() -> None:
+    for x, arguments in (
         (None, {}),
         (X, {"steps_per_epoch": 2}),
         (tf.data.Dataset.range(3), {}),
         (np.array(["a", "b"]), {}),
         (tf.ragged.constant([[1], [2, 3]]), {}),
-        (tf.sparse.from_dense(X), {}),
         (X, {"y": tf.sparse.from_dense(X)}),
-    ],
-)
-def test_other_data_are_left_to_keras(x: Any, arguments: dict[str, Any]) -> None:
-    assert array_inputs(x, {"class_weight": None, **arguments}) is None
+    ):
+        assert array_inputs(x, {"class_weight": None, **arguments}) is None
 
 
 def test_arrays_that_do_not_fit_together_are_refused_by_keras() -> None:

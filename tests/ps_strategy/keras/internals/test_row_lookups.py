@@ -93,53 +93,6 @@ def test_a_layer_that_looks_up_rows_reads_only_them_in_its_own_precision(strateg
     assert model.table.dtype == "float32"
 
 
-@pytest.mark.parametrize("name", ["SGD", "Adam", pytest.param("Adagrad", marks=pytest.mark.long)])
-def test_an_embedding_is_trained_as_in_one_process(strategy, name):
-    def trained(run):
-        embedding = keras.layers.Embedding(ROWS, WIDTH, weights=TABLE)
-        optimizer = getattr(keras.optimizers, name)(0.1)
-        optimizer.build(embedding.trainable_variables)
-
-        @tf.function
-        def step(ids):
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean(embedding(ids) ** 2)
-            optimizer.apply(tape.gradient(loss, embedding.trainable_variables), embedding.trainable_variables)
-
-        # Every step has the same rows, since others stay, and each once, where Keras does not sum those of Adagrad.
-        for ids in ([[1, 2, -1]], [[2, 39, 1]], [[-1, 1, 2]]):
-            run(step, tf.constant(ids))
-        return [variable.numpy() for variable in (embedding.embeddings, *optimizer.variables)]
-
-    with strategy.scope():
-        found = trained(lambda step, ids: result(strategy, step, ids))
-    for one, other in zip(found, trained(lambda step, ids: step(ids)), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-6)
-
-
-@pytest.mark.long
-def test_sgd_of_racing_workers_loses_no_gradient_of_an_embedding(strategy):
-    rows, width, in_a_step, steps = 2048, 64, 10, 60
-    with strategy.scope():
-        embedding = keras.layers.Embedding(rows, width, embeddings_initializer="zeros")
-        embedding.build()
-        optimizer = keras.optimizers.SGD(1.0)
-        optimizer.build(embedding.trainable_variables)
-
-    @tf.function
-    def step():
-        for _ in range(in_a_step):
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_sum(embedding(tf.range(rows)))
-            optimizer.apply(tape.gradient(loss, embedding.trainable_variables), embedding.trainable_variables)
-
-    for _ in range(steps):
-        strategy.schedule(step)
-    strategy.join()
-    np.testing.assert_array_equal(embedding.embeddings, np.full([rows, width], -steps * in_a_step))
-    assert int(optimizer.iterations) == steps * in_a_step
-
-
 def test_a_table_outside_of_servers_is_looked_up_as_in_keras():
     table = keras.Variable(tf.ones([5, 2]))
     look_up = tf.function(lambda ids: keras.ops.take(table, ids, axis=0))

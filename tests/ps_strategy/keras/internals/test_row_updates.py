@@ -31,8 +31,8 @@ BY_ROWS = {
 }
 # One for each way to change a variable, and each option that is not per element.
 DEFAULT = (
-    *("SGD, Nesterov's", "Adagrad", "Adam, AMSGrad", "AdamW", "RMSprop, centered, with momentum", "Ftrl", "use_ema"),
-    *("Adam, global_clipnorm", "Nadam in a LossScaleOptimizer", "MultiOptimizer", "RowwiseAdagrad"),
+    *("SGD, Nesterov's", "Adagrad", "AdamW", "Ftrl", "use_ema", "Adam, global_clipnorm"),
+    *("Nadam in a LossScaleOptimizer", "RowwiseAdagrad"),
 )
 
 
@@ -88,12 +88,8 @@ def test_rows_change_as_with_a_dense_gradient_and_so_do_their_slots(trainings):
         for value, expected in zip(training.values(), here.values(), strict=True):
             np.testing.assert_allclose(value, expected, rtol=1e-6, atol=1e-6, err_msg=name)
         assert not np.allclose(training.values()[0], TABLE[TOUCHED]), name
-
-
-def test_the_other_rows_and_their_slots_stay(trainings):
-    for name, training in trainings.items():
-        new = Training(BY_ROWS[name])
-        for variable, before in zip(training.state(), new.state(), strict=True):
+        # The other rows stay.
+        for variable, before in zip(training.state(), Training(BY_ROWS[name]).state(), strict=True):
             if variable.shape[:1] == (ROWS,) and not variable.path.endswith("average"):
                 np.testing.assert_array_equal(np.asarray(variable)[OTHERS], np.asarray(before)[OTHERS], err_msg=name)
 
@@ -134,18 +130,6 @@ def test_racing_workers_lose_no_addition_to_rows(strategy):
     assert int(plain.iterations) == int(adagrad.iterations) == count
 
 
-def test_rows_change_eagerly_on_the_client_too(strategy):
-    with strategy.scope():
-        remote = Training(lambda: optimizers.Adam(0.1))
-    here = Training(lambda: optimizers.Adam(0.1))
-    for gradient in GRADIENTS[:2]:
-        remote.step(gradient, IDS)
-        here.step(dense(gradient))
-    for value, expected in zip(remote.values(), here.values(), strict=True):
-        np.testing.assert_allclose(value, expected, rtol=1e-6, atol=1e-6)
-    np.testing.assert_array_equal(np.asarray(remote.variables[0])[OTHERS], TABLE[OTHERS])
-
-
 def test_fit_changes_only_the_rows_that_it_looked_up(strategy):
     with strategy.scope():
         model = keras.Sequential([keras.layers.Embedding(ROWS, WIDTH, weights=TABLE), keras.layers.Dense(1)])
@@ -167,11 +151,8 @@ def test_what_needs_whole_variables_is_left_to_keras_and_the_log_says_so_once(st
     class Averaging(optimizers.SGD):
         pass
 
-    makes = [
-        lambda: Layerwise(0.1),
-        lambda: Accumulating(0.1, gradient_accumulation_steps=2),
-        lambda: Averaging(0.1, use_ema=True),
-    ]
+    accumulating, averaging = {"gradient_accumulation_steps": 2}, {"use_ema": True}
+    makes = [lambda: Layerwise(0.1), lambda: Accumulating(0.1, **accumulating), lambda: Averaging(0.1, **averaging)]
     with strategy.scope():
         trainings = [Training(make) for make in [*makes, *makes]]
 

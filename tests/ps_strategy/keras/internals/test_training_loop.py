@@ -106,17 +106,6 @@ def test_the_loop_of_predict_gives_batches(model: keras.Model, extension: Record
     np.testing.assert_array_equal(outputs, np.concatenate([X[:3], X[6:9]]))
 
 
-def test_functions_are_created_once_per_compile(model: keras.Model, extension: Recording) -> None:
-    model.fit(X, X, verbose=0)
-    first = model.train_function
-    model.fit(X, X, verbose=0)
-    assert model.train_function is first
-    model.compile("sgd", "mse")
-    assert model.train_function is None, ADVICE
-    model.make_train_function(force=True)
-    assert model.train_function not in (None, first)
-
-
 @pytest.mark.parametrize("steps", [2, None])
 def test_data_that_is_not_on_the_client_passes_through_the_loop(extension: Recording, steps: int | None) -> None:
     calls: list[Any] = []
