@@ -137,6 +137,7 @@ def test_an_export_deletes_nothing_that_it_has_not_made(strategy, tmp_path, monk
     assert all((tmp_path / name / "mine").exists() for name in ("1.part", "2.part"))
 
 
+@pytest.mark.long
 def test_a_delta_of_what_a_restore_has_undone_is_refused(strategy, tmp_path):
     table = make_table(strategy)
     with strategy.scope():

@@ -33,6 +33,7 @@ def contents(table):
     return found
 
 
+@pytest.mark.long
 def test_a_key_gets_a_row_when_it_is_seen_often_enough(strategy):
     table = make_table(strategy, 20, admission=MinCount(3), default=DEFAULT)
     trainer = Trainer(strategy, table)

@@ -137,6 +137,7 @@ def test_a_change_reaches_all_servers_if_the_step_that_had_it_counted_fails(stra
 # Period, warm-up, abort and resume.
 
 
+@pytest.mark.long
 def test_the_shared_model_is_trained_until_a_worker_has_finished_its_warm_up(strategy, weights):
     rule = make_rule(strategy, weights, warmup_steps=3, period=NEVER)
     step = ascent(rule, weights)
