@@ -26,7 +26,7 @@ def nothing_frozen():
         gc.freeze()
 
 
-def test_what_exists_before_is_not_searched_and_what_comes_later_is():
+def test_what_exists_before_is_not_searched_until_the_object_ends_or_is_forgotten():
     class Node:
         pass
 
@@ -41,12 +41,9 @@ def test_what_exists_before_is_not_searched_and_what_comes_later_is():
     cycle.end_brief_collections()
     gc.collect()
     assert references[0]() is None
-
-
-def test_the_object_itself_is_found_when_it_is_forgotten():
-    cycle = weakref.ref(Cycle())
+    forgotten = weakref.ref(Cycle())
     gc.collect()
-    assert cycle() is None
+    assert forgotten() is None
     assert gc.get_freeze_count() == 0
 
 

@@ -22,14 +22,7 @@ def test_a_callback_gets_the_events_of_a_step_on_a_real_cluster(strategy) -> Non
     events = [received.get_nowait() for _ in range(received.qsize())]
     stop()
     # A worker that an earlier test has restarted may return now.
-    assert [(event.kind, event.name) for event in events if event.name] == [
-        ("closures_started", "step"),
-        ("closures_finished", "step"),
-    ]
-    assert strategy.events.recorded >= 2
-
-
-def test_the_statistics_of_a_real_cluster_have_its_parameter_servers(strategy) -> None:
+    assert [event.kind for event in events if event.name == "step"] == ["closures_started", "closures_finished"]
     servers = strategy.cluster.statistics().parameter_servers
     assert [(server.index, server.device, server.state) for server in servers] == [
         (index, f"/job:ps/replica:0/task:{index}", "live") for index in range(2)

@@ -70,8 +70,8 @@ def loop(strategy: ParameterServerStrategy) -> None:
 
 def rule(strategy: ParameterServerStrategy) -> None:
     with strategy.scope():
-        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-        average = updates.ModelAverage(keras.optimizers.Adam(), model.trainable_variables)
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, use_bias=False)])
+        average = updates.ModelAverage(keras.optimizers.SGD(0.1, momentum=0.9), model.trainable_variables)
 
     @tf.function
     def step() -> None:

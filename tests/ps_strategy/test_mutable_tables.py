@@ -8,10 +8,10 @@ import tensorflow as tf
 
 import coordinator
 from coordinator.ps_strategy.recovery.variable_store import VariableStore
-from tests.ps_strategy.every_worker import on_every_worker, per_worker_handles
+from tests.ps_strategy.every_worker import on_every_worker
 from tests.ps_strategy.fusing.fused_calls import COUNT, STEPS, FusedCalls
 
-WORKERS = 3
+WORKERS = 2
 TIMEOUT = 60.0
 SERVERS = ["/job:ps/replica:0/task:0/device:CPU:0", "/job:ps/replica:0/task:1/device:CPU:0"]
 WORDS = ["a", "b", "other"]
@@ -73,11 +73,10 @@ def test_tables_go_round_robin_over_the_parameter_servers_with_the_variables(str
 
 
 def test_tables_can_be_used_on_the_client(words, vectors):
-    assert words.lookup(tf.constant(WORDS)).numpy().tolist() == [1, 2, -1]
-    assert tf.function(words.lookup)(tf.constant(WORDS)).numpy().tolist() == [1, 2, -1]
-    assert content_of(words) == {b"a": 1, b"b": 2}
+    for look_up in (words.lookup, tf.function(words.lookup)):
+        assert look_up(tf.constant(WORDS)).numpy().tolist() == [1, 2, -1]
     words.remove(tf.constant(["a"]))
-    assert words.size().numpy() == 1
+    assert (content_of(words), words.size().numpy()) == ({b"b": 2}, 1)
     assert vectors.lookup(tf.constant([7, 8], tf.int64)).numpy().tolist() == [[1.0, 2.0], [0.0, 0.0]]
     vectors.erase(tf.constant([7], tf.int64))
     assert content_of(vectors) == {}
@@ -94,28 +93,23 @@ def test_all_workers_use_the_same_table_and_may_return_what_it_gives(strategy, w
         vectors.insert([index], [[tf.cast(index, tf.float32)] * 2])
 
     on_every_worker(strategy, own_entries)
-    assert content_of(words) == {b"a": 1, b"b": 2, b"0": 0, b"1": 1, b"2": 2}
-    assert content_of(vectors) == {7: [1.0, 2.0], 0: [0.0, 0.0], 1: [1.0, 1.0], 2: [2.0, 2.0]}
+    assert content_of(words) == {b"a": 1, b"b": 2, b"0": 0, b"1": 1}
+    assert content_of(vectors) == {7: [1.0, 2.0], 0: [0.0, 0.0], 1: [1.0, 1.0]}
 
-    keys = tf.constant([0, 1, 2, 7], tf.int64)
+    keys = tf.constant([0, 1, 7], tf.int64)
     uses = {
         "look up": (lambda: words.lookup(tf.constant(WORDS)), [1, 2, -1]),
         "another default": (lambda: words.lookup(tf.constant(["?"]), tf.constant([5], tf.int64)), [5]),
-        "vectors": (lambda: vectors.lookup(keys), [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0], [1.0, 2.0]]),
-        "size": (words.size, 5),
-        "export": (lambda: tf.sort(words.export()[1]), [0, 1, 1, 2, 2]),
+        "vectors": (lambda: vectors.lookup(keys), [[0.0, 0.0], [1.0, 1.0], [1.0, 2.0]]),
+        "size": (words.size, 4),
+        "export": (lambda: tf.sort(words.export()[1]), [0, 1, 1, 2]),
     }
     results = on_every_worker(strategy, tf.function(lambda: {name: use() for name, (use, _) in uses.items()}))
     expected = {name: value for name, (_, value) in uses.items()}
     assert [{name: value.tolist() for name, value in result.items()} for result in results] == [expected] * WORKERS
-    keys, values = strategy.schedule(tf.function(words.export)).result(TIMEOUT)
-    assert dict(zip(keys.tolist(), values.tolist(), strict=True)) == content_of(words)
 
 
-@pytest.mark.parametrize(
-    "is_fused", [pytest.param(False, id="alone", marks=pytest.mark.long), pytest.param(True, id="fused")]
-)
-def test_no_insertion_of_racing_workers_is_lost(strategy, words, vectors, monkeypatch, is_fused):
+def test_no_insertion_of_racing_workers_is_lost(strategy, words, vectors, monkeypatch):
     @tf.function
     def insert(number):
         words.insert(tf.strings.as_string([number]), [number])
@@ -123,12 +117,9 @@ def test_no_insertion_of_racing_workers_is_lost(strategy, words, vectors, monkey
         return words.lookup(tf.strings.as_string([number])), vectors.lookup([number])
 
     calls = [(tf.constant(number, tf.int64),) for number in range(100, 100 + 2 * COUNT)]
-    if is_fused:
-        fused = FusedCalls(strategy, monkeypatch)
-        futures = fused.run(insert, calls)
-        assert STEPS in fused.sizes
-    else:
-        futures = [strategy.schedule(insert, args) for args in calls]
+    fused = FusedCalls(strategy, monkeypatch)
+    futures = fused.run(insert, calls)
+    assert STEPS in fused.sizes
     for (number,), future in zip(calls, futures, strict=True):
         found, vector = future.result(TIMEOUT)
         assert (found.tolist(), vector.tolist()) == ([number], [[1.0, float(number)]])
@@ -254,12 +245,3 @@ def test_what_a_deleted_table_holds_on_its_server_is_freed(strategy, store):
     size = tf.raw_ops.LookupTableSizeV2(table_handle=resource.handle())
     assert size == 0
     resource.free()
-
-
-def test_other_tables_are_still_those_of_the_workers(strategy):
-    before = set(map(id, per_worker_handles(strategy).handles_of_copies))
-    with strategy.scope():
-        table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([1], [2]), default_value=0)
-        mutable = make_words()
-    assert len(set(map(id, per_worker_handles(strategy).handles_of_copies)) - before) == 1
-    del table, mutable
