@@ -48,11 +48,7 @@ def change(variable, method, values, indices, is_function):
 @METHOD
 @pytest.mark.parametrize(
     ("row", "rank"),
-    [
-        pytest.param(row, rank, marks=() if (row, rank) in [((), "rank 1"), ((3,), "rank 2")] else pytest.mark.long)
-        for row in [(), (3,), (2, 2)]
-        for rank in INDICES
-    ],
+    [((), "rank 1"), ((3,), "rank 2"), *(pytest.param((2, 2), rank, marks=pytest.mark.long) for rank in INDICES)],
 )
 def test_rows_are_updated_as_those_of_a_plain_variable(method, rank, row, is_function):
     for values in (updates(INDICES[rank], row), 2.5, tf.constant(2.5)):
@@ -65,11 +61,8 @@ def test_rows_are_updated_as_those_of_a_plain_variable(method, rank, row, is_fun
 @pytest.mark.parametrize(
     ("dtype", "methods"),
     [
-        *((dtype, METHODS) for dtype in ("bfloat16", "int32")),
-        *(
-            pytest.param(dtype, METHODS, marks=pytest.mark.long)
-            for dtype in ("float16", "float64", "int8", "uint16", "int64")
-        ),
+        ("bfloat16", METHODS),
+        *(pytest.param(dtype, METHODS, marks=pytest.mark.long) for dtype in ("int32", "float64", "int8")),
         pytest.param("complex64", ["scatter_add", "scatter_sub", "scatter_update"], marks=pytest.mark.long),
     ],
 )
@@ -126,7 +119,7 @@ def test_an_index_out_of_range_is_refused(method, index, is_function):
 
 
 @METHOD
-@pytest.mark.parametrize("shape", [(2, 2), (1, 3), (3,), (3, 3), (1,), (2, 3, 1)])
+@pytest.mark.parametrize("shape", [(2, 2), (1, 3), (2, 3, 1)])
 def test_values_of_another_shape_are_refused(method, shape):
     plain, shared = plain_and_shared((3,))
     with pytest.raises(tf.errors.InvalidArgumentError):

@@ -34,6 +34,7 @@ def test_the_first_profile_is_reported_before_it_begins(profile, tmp_path):
     assert _pywrap_profiler.ProfilerSession is stock
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras' own
 def test_a_fit_that_is_profiled_says_once_that_the_workers_are_not(strategy, tmp_path, caplog):
     with strategy.scope():

@@ -97,20 +97,3 @@ def test_operations_added_in_a_scope_are_listed():
     assert inside.op in operations
     assert before.op not in operations
     assert after.op not in operations
-
-
-def test_the_check_of_locked_operations_finds_operations_that_wait(strategy):
-    with strategy.scope():
-        variables = [tf.Variable(0.0) for _ in range(2)]
-    lock = ServerMutex(NAME, variables[0].device)
-
-    @tf.function(autograph=False)
-    def step(x):
-        with lock.hold():
-            variables[0].assign_add(variables[1] + x * 2.0, read_value=False)
-            with tf.device("/job:worker/task:0/device:CPU:0"):
-                tf.timestamp(name="elsewhere")
-
-    waits = waits_under_locks(concrete_function(strategy, step, tf.constant(1.0)))
-    assert any("ReadVariableOp is not on" in wait for wait in waits)
-    assert any("elsewhere is not on" in wait for wait in waits)
