@@ -85,7 +85,7 @@ def make_layer():
 
 
 @pytest.mark.parametrize("form", ["function", "ready"])
-def test_lookups_in_a_pipeline_work_wherever_table_and_pipeline_are_created(strategy, form):  # rows 164 to 166, 171
+def test_lookups_in_a_pipeline_work_wherever_table_and_pipeline_are_created(strategy, form):  # rows 164, 165, 166, 171
     kinds = [(make_table, "map"), (make_table, "directly"), (make_layer, "map")]
     cases = [*itertools.product(kinds, PLACES, [True, False])]
     iterators = [lookups(strategy, *kind, place, form, in_scope) for kind, place, in_scope in cases]
