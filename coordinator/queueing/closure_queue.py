@@ -231,7 +231,7 @@ class ClosureQueue:
             # It is counted before the first look, because what is under way ends without the lock if nothing waits.
             self._consequence_ended.waiters += 1
             try:
-                # Active workers that are idle report it now.
+                # Active workers that are idle report it now, and the others when they are.
                 for worker in self._state.active:
                     self._state.interrupt(worker)
                 for key, begun in under_way.copy().items():
@@ -399,7 +399,7 @@ class ClosureQueue:
         """Waits at most `timeout` seconds for the next closure that `worker` may run, and starts an attempt.
 
         Returns None if no closure came in time, the worker was interrupted or dismissed, the queue is stopped, or a
-        quiet period waits for the worker's report that it is idle.
+        quiet period or `wait_consequences` waits for the worker's report that it is idle.
         """
         cancellation = self._unused_cancellations.pop(worker, None) or self._new_cancellation()
         state, idle, is_late = self._state, None, False
@@ -419,7 +419,8 @@ class ClosureQueue:
                     state.wake()
                     if state.quiet:
                         self._notify_settled()
-                is_over = is_late or is_interrupted or (state.quiet and worker in state.active)
+                is_to_report = (state.quiet or self._consequence_ended.waiters) and worker in state.active
+                is_over = is_late or is_interrupted or is_to_report
                 if attempt is not None or is_over or state.stopped or worker in state.dismissed:
                     break
                 # The worker waits again if another worker has taken the closure for which this worker woke.

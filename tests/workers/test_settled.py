@@ -52,9 +52,11 @@ def scheduler(runtime: FakeRuntime) -> Iterator[Scheduler]:
 
 
 def test_callbacks_of_futures_of_events_and_of_idle_workers_have_returned(scheduler: Scheduler) -> None:
-    late = Late()
+    late, idle = Late(), []
+    scheduler.cluster.add_idle_callback(idle.append)
     scheduler.schedule(index_of, "step", worker=0).add_done_callback(late)
     late.check_awaited(scheduler, "worker 0")
+    assert idle == [0]
     seen: list[Any] = []
     late = Late(seen.append)
     scheduler.listeners.on_event(late)
