@@ -129,7 +129,7 @@ def test_workers_begin_one_by_one_and_the_decision_gets_worker_and_clock(strateg
     ("before", "order", "during", "after"),
     [([7, 9, 2], (1, 0), [7, 9, 2], [9, 9, 2]), ([7, 9, 12], (0, 1), [12, 9, 12], [12, 12, 12])],
 )
-def test_the_first_worker_joins_at_the_greatest_clock_and_others_at_the_slowest_active_one(
+def test_the_first_worker_joins_at_the_greatest_clock_others_at_the_slowest(
     state, gate, begin, may_end, before, order, during, after
 ):
     set_rows(state.clocks, before)
