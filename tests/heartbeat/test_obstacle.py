@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from coordinator.heartbeat import probes
 from coordinator.heartbeat.probes import Obstacle, find_obstacles
 from coordinator.launch.server_process import free_addresses
 
@@ -70,10 +71,11 @@ def test_an_ip_address_does_not_wait_for_names_that_hang(monkeypatch: pytest.Mon
 
     def hanging(host: str, *args, flags: int = 0, **kwargs):
         if not flags & socket.AI_NUMERICHOST:
-            threading.Event().wait(2.5)  # more than is waited for a name
+            threading.Event().wait(0.3)  # more than is waited for a name
         return resolve(host, *args, flags=flags, **kwargs)
 
     monkeypatch.setattr(socket, "getaddrinfo", hanging)
+    monkeypatch.setattr(probes, "_RESOLVE_TIMEOUT", 0.1)
     names, [address] = [f"no-such-host-{number}.invalid:2222" for number in range(40)], free_addresses(1)
     found = find_obstacles([*names, address])
     assert found == {**dict.fromkeys(names, Obstacle.UNRESOLVED), address: Obstacle.REFUSED}

@@ -30,32 +30,20 @@ def found_for(server: socket.socket) -> list[OpenConnection]:
     return OpenConnections().find({endpoint_of(server)})
 
 
-def test_a_connection_is_found_with_its_descriptor_and_peer(server: socket.socket) -> None:
-    with socket.create_connection(server.getsockname()) as connection:
-        [found] = found_for(server)
-        assert found == OpenConnection(identity_of(connection), connection.fileno(), endpoint_of(server))
-    assert found_for(server) == []
-
-
-def test_every_connection_to_a_server_is_found(server: socket.socket) -> None:
-    with socket.create_connection(server.getsockname()) as one, socket.create_connection(server.getsockname()) as other:
-        assert {each.identity for each in found_for(server)} == {identity_of(one), identity_of(other)}
-
-
-def test_neither_the_server_itself_nor_what_it_accepts_is_a_connection_to_it(server: socket.socket) -> None:
-    with socket.create_connection(server.getsockname()) as connection, server.accept()[0]:
-        assert [each.identity for each in found_for(server)] == [identity_of(connection)]
-
-
-def test_servers_on_one_port_are_distinguished_by_their_hosts(server: socket.socket) -> None:
-    port = server.getsockname()[1]
+def test_the_connections_to_a_server_are_found_and_no_others(server: socket.socket) -> None:
+    """Neither the server itself, nor what it accepts, nor those to a server on another host with the same port."""
+    host, port = server.getsockname()
     with (
         socket.create_server(("127.0.0.2", port)) as neighbour,
-        socket.create_connection(("127.0.0.1", port)) as connection,
-        socket.create_connection(("127.0.0.2", port)) as other,
+        socket.create_connection((host, port)) as one,
+        socket.create_connection((host, port)) as two,
+        socket.create_connection(neighbour.getsockname()) as other,
+        server.accept()[0],
     ):
-        assert [each.identity for each in found_for(server)] == [identity_of(connection)]
+        ours = [OpenConnection(identity_of(each), each.fileno(), endpoint_of(server)) for each in (one, two)]
+        assert sorted(found_for(server), key=lambda found: found.descriptor) == ours
         assert [each.identity for each in found_for(neighbour)] == [identity_of(other)]
+    assert found_for(server) == []
 
 
 def test_a_connection_over_ipv6_to_an_ipv4_address_is_found(server: socket.socket) -> None:
