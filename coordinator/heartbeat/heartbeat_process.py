@@ -126,6 +126,9 @@ class WatchedServer:
                     if state.liveness is not Liveness.ANSWERING:
                         state = dataclasses.replace(state, obstacle=await find_obstacle(self._address))
                     self._set_state(state)
+                # Code that waits for a connection or an answer may take a cancellation for its own end.
+                if (task := asyncio.current_task()) is not None and task.cancelling():
+                    raise asyncio.CancelledError
                 await asyncio.sleep(max(0.0, begun + self._interval - loop.time()))
 
     def hold(self, identity: int, connection: socket.socket) -> None:
