@@ -146,7 +146,7 @@ def test_close_ends_a_wait(master: Master, link: Link) -> None:
     assert links.broken([link]) == {}
 
 
-@pytest.mark.parametrize(("job", "index"), [("worker", 0), ("worker", 2), ("ps", 1)])
+@pytest.mark.parametrize(("job", "index"), [("worker", 0), ("worker", 1), ("ps", 1)])
 def test_servers_of_tensorflow_answer_the_question(shared_cluster, job: str, index: int) -> None:
     specification = shared_cluster.resolver.cluster_spec()
     source = specification.task_address(job, index)

@@ -110,6 +110,9 @@ def test_the_probes_end_although_a_probe_takes_their_cancellation_for_its_own_en
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class DeafProbe(contextlib.nullcontext):
+        async def __aenter__(self) -> "DeafProbe":
+            return self
+
         async def status(self, _: float) -> None:
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.sleep(TIMEOUT)
