@@ -96,6 +96,7 @@ class WatchedServer:
         self._report = report
         self._state = ServerState(Liveness.UNKNOWN)
         self._connections: dict[int, socket.socket] = {}
+        self._is_closed = False
         self.peers: set[Endpoint] = set()
 
     @property
@@ -127,7 +128,7 @@ class WatchedServer:
                         state = dataclasses.replace(state, obstacle=await find_obstacle(self._address))
                     self._set_state(state)
                 # Code that waits for a connection or an answer may take a cancellation for its own end.
-                if (task := asyncio.current_task()) is not None and task.cancelling():
+                if self._is_closed:
                     raise asyncio.CancelledError
                 await asyncio.sleep(max(0.0, begun + self._interval - loop.time()))
 
@@ -145,7 +146,8 @@ class WatchedServer:
             connection.close()
 
     def close(self) -> None:
-        """Closes all duplicates. The connections stay open in the client."""
+        """Closes all duplicates. The connections stay open in the client. No further probe begins."""
+        self._is_closed = True
         for identity in list(self._connections):
             self.release(identity)
 

@@ -118,9 +118,11 @@ def test_the_probes_end_although_a_probe_takes_their_cancellation_for_its_own_en
                 await asyncio.sleep(TIMEOUT)
 
     async def watch_and_cancel() -> None:
-        watching = asyncio.create_task(WatchedServer("127.0.0.1:1", INTERVAL, TIMEOUT, lambda _: None).run())
+        server = WatchedServer("127.0.0.1:1", INTERVAL, TIMEOUT, lambda _: None)
+        watching = asyncio.create_task(server.run())
         await asyncio.sleep(INTERVAL)
         watching.cancel()
+        server.close()
         done, _ = await asyncio.wait([watching], timeout=10 * TIMEOUT)
         assert done == {watching}
 

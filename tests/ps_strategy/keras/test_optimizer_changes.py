@@ -105,7 +105,7 @@ def each_optimizer(default, names):
     """Runs a test with each of these optimizers: all but the default ones in the long suite."""
     long = pytest.mark.long
     return pytest.mark.parametrize(
-        "name", [pytest.param(name, marks=() if name in default else long) for name in names]
+        "name", [pytest.param(name, marks=() if name in default else long) for name in sorted(names)]
     )
 
 
