@@ -1,5 +1,6 @@
 """Tests of the queue without workers: order, capacity and errors."""
 
+import contextlib
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -8,10 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from coordinator.errors import ClosureCancelledError
-from coordinator.queueing.closure import ClosureState
+from coordinator.queueing import closure_queue
+from coordinator.queueing.closure import Closure, ClosureState
 from coordinator.queueing.closure_queue import ClosureQueue
-from coordinator.runtime import FusionKey
-from tests.deadline import LIMIT
+from coordinator.runtime import FiniteInput, FusionKey
+from coordinator.testing.fake_runtime import EndOfDataError
+from tests.deadline import LIMIT, wait_until
 from tests.queueing.closure_queue_bench import Stalls, fail, new_closure, new_internal, new_queue, put_new, take
 
 
@@ -23,6 +26,14 @@ def stalls() -> Stalls:
 @pytest.fixture
 def queue(stalls: Stalls) -> ClosureQueue:
     return new_queue(stalls)
+
+
+def put_with(queue: ClosureQueue, number: int, **attributes: object) -> Closure:
+    closure = new_closure(queue, number)
+    for name, value in attributes.items():
+        setattr(closure, name, value)
+    queue.put(closure, LIMIT)
+    return closure
 
 
 # Order
@@ -117,15 +128,28 @@ def test_an_internal_closure_goes_first_to_its_worker_and_join_ignores_it(
 
 
 def test_a_batch_has_only_closures_for_all_workers(queue: ClosureQueue) -> None:
-    fused = [new_closure(queue, number) for number in range(3)]
-    for closure in fused:
-        closure.fusion_key = FusionKey("step", ())
-        queue.put(closure)
+    fused = [put_with(queue, number, fusion_key=FusionKey("step", ())) for number in range(3)]
     attempt = take(queue, worker=1)
     for_worker = put_new(queue, 3, target=1)
     batch = queue.take_batch(attempt, 3, lambda available: available)
     assert [each.closure for each in batch] == fused
     assert take(queue, worker=1).closure is for_worker
+
+
+def test_no_closure_joins_a_call_when_a_quiet_period_was_entered(queue: ClosureQueue, stalls: Stalls) -> None:
+    for number in range(3):
+        put_with(queue, number, fusion_key=FusionKey("step", ()))
+    attempt = take(queue)
+    with ThreadPoolExecutor() as pool, contextlib.ExitStack() as leaving:
+        entering = pool.submit(leaving.enter_context, queue.quiet(None))
+        # Without a time limit it says what it waits for.
+        stalls.wait_for("No progress", "strategy.quiet() waits for functions that run", "closure 0 (step) on worker 0")
+        assert queue.take_batch(attempt, 3, lambda available: available) == [attempt]
+        queue.finish([attempt], [None])
+        assert queue.take(0, timeout=0) is None
+        queue.report_idle(0)
+        entering.result(LIMIT)
+        assert queue.statistics().waiting == 2
 
 
 # Capacity
@@ -151,6 +175,26 @@ def test_put_on_a_full_queue_continues_when_there_is_room(stalls: Stalls, is_tak
         stalls.wait_for("schedule waits for room for closure 2", "1 closures wait")
         assert (take(queue).closure is first) if is_taken else first.future.cancel()
         assert take(queue).closure is putting.result(LIMIT)
+
+
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_a_loop_over_finite_data_that_is_far_ahead_pauses_for_a_moment(
+    stalls: Stalls, monkeypatch: pytest.MonkeyPatch, is_taken: bool
+) -> None:
+    assert closure_queue._MOMENT <= 0.01  # noqa: SLF001 - the promised limit
+    monkeypatch.setattr(closure_queue, "_MOMENT", 2 * LIMIT if is_taken else 0.001)
+    queue, data = new_queue(stalls, capacity=1000), FiniteInput(EndOfDataError)
+    queue.admit(0)
+    for number in range(129):
+        put_with(queue, number, inputs=(data,))
+    put_new(queue, 129)
+    with ThreadPoolExecutor() as pool:
+        putting = pool.submit(put_with, queue, 130, inputs=(data,))
+        if is_taken:
+            wait_until(lambda: queue._has_room.waiters)  # noqa: SLF001 - nothing else shows that a thread pauses
+            assert queue.statistics().waiting == 130
+            take(queue)
+        putting.result(LIMIT)
 
 
 # Errors

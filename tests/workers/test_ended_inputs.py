@@ -1,5 +1,6 @@
 """Tests of closures whose data ends on one worker after the other: who runs them, and when that is an error."""
 
+import contextlib
 import dataclasses
 import random
 import threading
@@ -80,6 +81,20 @@ def test_join_raises_the_end_of_data_once_after_every_example(parts: list[range]
         statistics = scheduler.cluster.statistics()
     assert (statistics.finished, statistics.failed, statistics.cancelled) == (40 + len(parts), 5, 0)
     assert statistics.retried == len(parts) - 1
+
+
+@pytest.mark.parametrize("options", [OPTIONS, WITHOUT_STOP])
+def test_join_raises_no_end_of_data_if_there_is_another_error_or_errors_do_not_stop(options: Options) -> None:
+    def fail(_: int) -> None:
+        raise KeyError
+
+    with running_scheduler(FakeRuntime(2), options) as scheduler:
+        assert isinstance(FiniteData([], []).schedule(scheduler).exception(LIMIT), EndOfDataError)
+        failed = scheduler.schedule(fail, "fail")
+        assert isinstance(failed.exception(LIMIT), KeyError)
+        with pytest.raises(KeyError) if options is OPTIONS else contextlib.nullcontext():
+            scheduler.join(LIMIT)
+        scheduler.join(LIMIT)
 
 
 def test_nothing_else_is_withdrawn_when_data_ends() -> None:

@@ -158,6 +158,19 @@ def test_a_parameter_server_lost_while_idle_is_recovered_before_it_is_needed() -
         assert server.away_seconds > 0
 
 
+def test_a_parameter_server_lost_in_a_quiet_period_is_recovered_there() -> None:
+    runtime = FakeRuntime(workers=2)
+    with running_scheduler(runtime) as scheduler:
+        restorer = Restorer(runtime, scheduler)
+        with scheduler.quiet(LIMIT):
+            future = scheduler.schedule(index_of, "step")
+            runtime.lose_parameter_server()
+            restorer.restart()
+            wait_until(lambda: restorer.recoveries == 1)
+            assert not future.done()
+        assert future.result(LIMIT) in (0, 1)
+
+
 def test_a_parameter_server_lost_during_its_recovery_is_recovered_again() -> None:
     runtime = FakeRuntime(workers=2)
     gate = Gate(runtime)

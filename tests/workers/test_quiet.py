@@ -97,6 +97,23 @@ def test_a_timeout_names_what_runs_and_everything_goes_on(scheduler: Scheduler, 
     scheduler.join(LIMIT)
 
 
+def test_a_function_that_waits_for_a_later_one_keeps_it_from_beginning(
+    scheduler: Scheduler, runtime: FakeRuntime
+) -> None:
+    gate = Gate(runtime)
+    scheduler.schedule(gate, "waiting step")
+    gate.wait_arrived()
+    with quiet_on_a_thread(scheduler) as is_quiet:
+        opening = scheduler.schedule(lambda _: gate.open(), "opening step")
+        with pytest.raises(TimeoutError, match="waiting step"), scheduler.quiet(0.01):
+            pytest.fail("a function runs")
+        assert not is_quiet.is_set()
+        assert not opening.done()
+        gate.open()
+        assert is_quiet.wait(LIMIT)
+    scheduler.join(LIMIT)
+
+
 @pytest.mark.parametrize("fate", ["kill", "freeze"])
 def test_a_lost_worker_is_not_waited_for_and_its_closure_runs_afterwards(
     scheduler: Scheduler, runtime: FakeRuntime, fate: str

@@ -1,9 +1,12 @@
 """Tests of cancelling everything that is scheduled, and of Ctrl-C while the program waits for it."""
 
+import concurrent.futures
 import os
 import signal
 import threading
 
+import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -76,3 +79,21 @@ def test_after_ctrl_c_everything_can_be_cancelled_and_training_goes_on(strategy,
     strategy.cancel_all()
     assert running.cancelled()
     check_count_after(strategy, counter, count)
+
+
+def test_fit_predict_and_evaluate_raise_cancelled_error(strategy):
+    class Cancel(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if batch == 2:
+                strategy.cancel_all()
+
+        on_test_batch_begin = on_predict_batch_begin = on_train_batch_begin
+
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    x = np.zeros((400, 1), np.float32)
+    for call, data in ((model.fit, (x, x)), (model.evaluate, (x, x)), (model.predict, (x,))):
+        with pytest.raises(concurrent.futures.CancelledError):
+            call(*data, batch_size=2, verbose=0, callbacks=[Cancel()])
+    strategy.join(TIMEOUT)

@@ -6,6 +6,8 @@ import pytest
 import tensorflow as tf
 
 import coordinator
+from coordinator.updates.rule_state import pause
+from tests.deadline import wait_until
 from tests.ps_strategy.every_worker import scheduler_of
 from tests.ps_strategy.gate import Gate
 
@@ -71,6 +73,23 @@ def test_an_error_is_raised_by_a_schedule_that_waits_for_room(strategy, endless,
         assert isinstance(blocked.exception(TIMEOUT), tf.errors.InvalidArgumentError)
     assert all(future.done() for future in futures)
     assert strategy.schedule(count).result(TIMEOUT) == 1
+
+
+def test_changes_of_a_cancelled_function_remain_and_its_iterator_goes_on(strategy, counter):
+    @tf.function
+    def take_and_hang(iterator):
+        taken, iterations = counter.assign_add(1 + tf.cast(next(iterator), tf.int32), read_value=True), 0
+        while taken > 0:
+            iterations += 1 + pause(tf.constant(1e-2, tf.float64))
+        return iterations
+
+    take = tf.function(lambda iterator: next(iterator) + 0)
+    iterator = iter(strategy.experimental_distribute_dataset(tf.data.Dataset.range(100)))
+    hanging = strategy.schedule(take_and_hang, (iterator,), worker=1)
+    wait_until(counter.numpy)
+    assert hanging.cancel()
+    assert strategy.schedule(take, (iterator,), worker=1).result(TIMEOUT) == 1
+    assert counter.numpy() == 1
 
 
 def test_a_future_can_be_cancelled_while_it_waits_and_while_it_runs(strategy, count, counter):

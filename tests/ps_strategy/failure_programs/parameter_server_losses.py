@@ -78,6 +78,9 @@ def lose(training: Training, servers: list[int], change: Callable[[], None], is_
     wait_until(training.schedule().done)
     check_lost(training.schedule, servers[0])
     check_lost(training.create_more, servers[0])
+    # The client's own reads are TensorFlow's.
+    with pytest.raises(tf.errors.OpError):
+        training.counts()
     assert [server.healthy() for server in strategy.parameter_servers] == [index not in servers for index in (0, 1)]
 
 

@@ -49,6 +49,11 @@ def test_a_large_variable_is_saved_in_pieces_that_tensorflow_reads_as_one(strate
     path = tf.train.Checkpoint(table=table).save(str(tmp_path / "saved"))
     assert (NAME, [ROWS, COLUMNS]) in tf.train.list_variables(path)
     assert (tf.train.load_variable(path, NAME) == content).all()
+    # Of 64 MB a file has at most 24.
+    most = strategy.extended.services.options.checkpoint_memory * 3 // 8
+    files = [file.stat().st_size for file in tmp_path.glob("saved-1.data-*")]
+    assert max(files) <= most
+    assert content.nbytes / most <= len(files) <= 2 * content.nbytes / most
     assert pieces_in(path) > 3
     # Nothing temporary is left.
     assert {each.name.split(".")[0] for each in tmp_path.iterdir()} == {"saved-1", "checkpoint"}
@@ -68,7 +73,8 @@ def test_a_large_variable_is_saved_in_pieces_that_tensorflow_reads_as_one(strate
 
 
 def test_a_large_variable_is_restored_in_blocks_with_everything_else(strategy, table, content, tmp_path):
-    numbers = [tf.cast(tf.range(100_000) % 7, dtype) for dtype in (tf.float16, tf.int64, tf.bool)]
+    numbers = [tf.cast(tf.range(100_000) % 7, dtype) for dtype in (tf.float16, tf.uint16, tf.int64, tf.bool)]
+    numbers.append(tf.strings.as_string(numbers[0]))
     with strategy.scope():
         saved = [table, tf.Variable(3), tf.Variable(content + 1), *map(tf.Variable, numbers)]
     assert len({each.device for each in saved}) == 2
