@@ -1,4 +1,4 @@
-"""Tests of the queue without workers: cancellation, time-outs, interrupts and stopping."""
+"""Tests of the queue without workers: cancellation, stopping, and when callbacks run."""
 
 import contextlib
 import weakref
@@ -64,9 +64,6 @@ def test_a_closure_cancelled_while_it_runs_ends_at_once_and_its_attempt_is_await
     queue.wait_settled(LIMIT)
     assert closure.future.cancelled()
     assert queue.statistics() == ClusterStatistics(waiting=0, running=0, finished=0, failed=0, cancelled=1, retried=0)
-
-
-# Waiting
 
 
 # Stopping
