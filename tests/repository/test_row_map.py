@@ -9,6 +9,7 @@ import pytest
 
 from tests import ROOT
 from tests.repository.row_map import README, holders_by_row, rows_without_tests, unknown_rows, with_tests
+from tests.repository.test_promises import PROMISES
 
 
 def test_every_row_has_a_test_and_the_table_names_it() -> None:
@@ -19,13 +20,14 @@ def test_every_row_has_a_test_and_the_table_names_it() -> None:
 
 
 @pytest.mark.long
-def test_every_row_has_a_test_of_the_default_suite() -> None:
+def test_every_row_and_every_guarantee_has_a_test_of_the_default_suite() -> None:
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "tests"]
     collected = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
     default = {line.partition("[")[0].removeprefix("tests/") for line in collected}
     assert len(default) > 1_000
     assert [row for row, tests in holders_by_row().items() if default.isdisjoint(tests)] == []
     assert [row for row, tests in rows_of_sharded_variables() if default.isdisjoint(tests)] == []
+    assert [promise for promise, tests in PROMISES.items() if default.isdisjoint(tests)] == []
 
 
 def rows_of_sharded_variables() -> list[tuple[str, list[str]]]:
