@@ -4,7 +4,6 @@ The datasets end only when a test lets them; what a function could do without th
 """
 
 import concurrent.futures
-import functools
 import threading
 
 import keras
@@ -75,14 +74,6 @@ def in_called_functions(change, take):
     tf.function(change)()
 
 
-def in_one_called_function(change, take):
-    tf.function(lambda: directly(change, take))()
-
-
-def in_a_function_that_gets_the_element(change, take):
-    tf.function(lambda _: change())(take())
-
-
 def in_branches(change, take):
     now = tf.timestamp() > 0.0
     tf.cond(now, take, lambda: tf.constant(0, tf.int64))
@@ -94,21 +85,24 @@ def in_loops(change, take):
     tf.while_loop(lambda n: n < 1, lambda n: (change(), n + 1)[1], [0])
 
 
-def in_a_function_of_a_function(change, take):
-    tf.function(functools.partial(in_called_functions, change, take))()
+FORMS = {
+    "directly": directly,
+    "in called functions": in_called_functions,
+    "in one called function": lambda change, take: tf.function(lambda: directly(change, take))(),
+    "in a function that gets the element": lambda change, take: tf.function(lambda _: change())(take()),
+    "in branches": in_branches,
+    "in loops": in_loops,
+    "in a function of a function": lambda change, take: tf.function(lambda: in_called_functions(change, take))(),
+}
 
 
-FORMS = [directly, in_called_functions, in_one_called_function, in_a_function_that_gets_the_element, in_branches,
-         in_loops, in_a_function_of_a_function]  # fmt: skip
-
-
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__.replace("_", " "))
+@pytest.mark.parametrize("form", FORMS)
 def test_what_does_not_need_an_element_is_not_done_if_there_is_none(form):
     data, count = Data(), tf.Variable(0)
 
     @tf.function(autograph=False)
     def step(iterator):
-        form(lambda: count.assign_add(1), lambda: next(iterator))
+        FORMS[form](lambda: count.assign_add(1), lambda: next(iterator))
         return busy()
 
     data.end_during(lambda: step(data.iterator))
@@ -147,32 +141,20 @@ def test_metrics_and_optimizers_count_no_step_without_data():
     assert [float(value) for value in mean.variables] == [0.0, 0.0]
 
 
-def control_inputs(function, *arguments):
-    """Returns how many control inputs the operations have that change variables."""
-    graph = function.get_concrete_function(*arguments).graph
-    return [len(each.control_inputs) for each in graph.get_operations() if each.type.startswith("AssignAdd")]
-
-
-def test_what_needs_the_element_anyway_gets_no_control_edge():
-    data, total, count = Data(), tf.Variable(0, dtype=tf.int64), tf.Variable(0)
+def test_only_changes_that_do_not_need_the_element_anyway_wait_for_it():
+    data, total, count, value = Data(), tf.Variable(0, dtype=tf.int64), tf.Variable(0), tf.Variable(3.0)
 
     @tf.function
-    def step(iterator):
+    def change(iterator):
         total.assign_add(2 * next(iterator))
         count.assign_add(1)
 
-    assert control_inputs(step, data.iterator) == [0, 1]
-
-
-def test_reads_and_random_numbers_do_not_wait_for_the_element():
-    data, value = Data(), tf.Variable(3.0)
-
     @tf.function
-    def step(iterator):
+    def read(iterator):
         element = next(iterator)
         return value + tf.random.uniform([]), element
 
-    graph = step.get_concrete_function(data.iterator).graph
-    waiting = [each.type for each in graph.get_operations() if each.control_inputs]
+    changing, reading = (each.get_concrete_function(data.iterator).graph.get_operations() for each in (change, read))
+    assert [len(each.control_inputs) for each in changing if each.type.startswith("AssignAdd")] == [0, 1]
     # What the function returns waits for its effects.
-    assert set(waiting) <= {"Identity", "NoOp"}
+    assert {each.type for each in reading if each.control_inputs} <= {"Identity", "NoOp"}

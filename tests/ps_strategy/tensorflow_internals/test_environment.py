@@ -10,41 +10,32 @@ import tensorflow as tf
 from coordinator.ps_strategy.tensorflow_internals import process
 
 
-def test_the_environment_is_set_in_a_scope_and_restored_after_it(monkeypatch):
-    names = ("TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE", "TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY", "GRPC_FAIL_FAST")
-    for name in names[:2]:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("GRPC_FAIL_FAST", "use_caller")
+@pytest.mark.parametrize("proxy", [None, "http://proxy:3128"])
+def test_the_environment_is_set_in_a_scope_and_restored_after_it(monkeypatch, proxy):
+    before = {
+        "TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE": None,
+        "TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY": None,
+        "GRPC_FAIL_FAST": "use_caller",
+        # A proxy is used if it is meant for gRPC.
+        "grpc_proxy": proxy,
+    }
+    for name, value in before.items():
+        monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
     with process.client_environment():
-        assert [os.environ[name] for name in names] == ["False", "True", "true"]
-    assert [os.environ.get(name) for name in names] == [None, None, "use_caller"]
-
-
-@pytest.mark.parametrize(("own", "inside"), [(None, ""), ("http://proxy:3128", "http://proxy:3128")])
-def test_a_proxy_is_used_if_it_is_meant_for_grpc(monkeypatch, own, inside):
-    name = "grpc_proxy"
-    monkeypatch.delenv(name, raising=False)
-    if own is not None:
-        monkeypatch.setenv(name, own)
-    with process.client_environment():
-        assert os.environ[name] == inside
-    assert os.environ.get(name) == own
+        assert [os.environ[name] for name in before] == ["False", "True", "true", proxy or ""]
+    assert {name: os.environ.get(name) for name in before} == before
 
 
 @pytest.mark.parametrize(
-    ("name", "readers"),
+    ("readers", "names"),
     [
-        ("TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE", "*.so*"),
-        ("GRPC_FAIL_FAST", "*.so*"),
-        ("grpc_proxy", "*.so*"),
-        ("TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY", "python/eager/context.py"),
+        ("*.so*", ["TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE", "GRPC_FAIL_FAST", "grpc_proxy"]),
+        ("python/eager/context.py", ["TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY"]),
     ],
 )
-def test_tensorflow_and_grpc_read_the_environment_variable(name, readers):
-    paths = pathlib.Path(tf.sysconfig.get_lib()).glob(readers)
-    assert any(is_written_in(path, name.encode()) for path in paths)
-
-
-def is_written_in(path, text):
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return content.find(text) >= 0
+def test_tensorflow_and_grpc_read_the_environment_variable(readers, names):
+    missing = set(names)
+    for path in pathlib.Path(tf.sysconfig.get_lib()).glob(readers):
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            missing -= {name for name in missing if content.find(name.encode()) >= 0}
+    assert not missing
