@@ -9,7 +9,6 @@ from unittest import mock
 import keras
 import tensorflow as tf
 from tensorflow.python.autograph.operators import control_flow
-from tensorflow.python.eager import context
 from tensorflow.python.framework import auto_control_deps, op_def_registry
 
 
@@ -94,8 +93,3 @@ def operations_with_seeds() -> set[str]:
         for definition in definitions
         if definition is not None and any("seed" in each.name and each.type == "int" for each in definition.attr)
     }
-
-
-def wait_for_own_calls() -> None:
-    """Waits for what the calling thread's executor still runs; raises the error that the executor keeps, if any."""
-    context.context().executor.wait()
