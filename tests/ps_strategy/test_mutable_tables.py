@@ -27,11 +27,6 @@ def make_vectors(**kwargs):
     )
 
 
-@tf.function
-def first(iterator):
-    return next(iterator)
-
-
 def content_of(table):
     """Returns the entries of a table, as a dict."""
     keys, values = (part.numpy() for part in table.export())
@@ -72,23 +67,12 @@ def test_tables_go_round_robin_over_the_parameter_servers_with_the_variables(str
     assert "/job:chief" in make_words().resource_handle.device
 
 
-def test_tables_can_be_used_on_the_client(words, vectors):
-    for look_up in (words.lookup, tf.function(words.lookup)):
-        assert look_up(tf.constant(WORDS)).numpy().tolist() == [1, 2, -1]
-    words.remove(tf.constant(["a"]))
-    assert (content_of(words), words.size().numpy()) == ({b"b": 2}, 1)
-    assert vectors.lookup(tf.constant([7, 8], tf.int64)).numpy().tolist() == [[1.0, 2.0], [0.0, 0.0]]
-    vectors.erase(tf.constant([7], tf.int64))
-    assert content_of(vectors) == {}
-
-
-def test_all_workers_use_the_same_table_and_may_return_what_it_gives(strategy, words, vectors):
+def test_all_workers_and_the_client_use_the_same_table(strategy, words, vectors):
     @tf.function
     def own_entries():
         index = coordinator.get_current_worker_index()
         word = tf.strings.as_string(index)
-        words.insert([word], [index])
-        words.insert(["gone " + word], [index])
+        words.insert([word, "gone " + word], [index, index])
         words.remove(tf.stack(["gone " + word]))
         vectors.insert([index], [[tf.cast(index, tf.float32)] * 2])
 
@@ -96,17 +80,24 @@ def test_all_workers_use_the_same_table_and_may_return_what_it_gives(strategy, w
     assert content_of(words) == {b"a": 1, b"b": 2, b"0": 0, b"1": 1}
     assert content_of(vectors) == {7: [1.0, 2.0], 0: [0.0, 0.0], 1: [1.0, 1.0]}
 
-    keys = tf.constant([0, 1, 7], tf.int64)
     uses = {
         "look up": (lambda: words.lookup(tf.constant(WORDS)), [1, 2, -1]),
         "another default": (lambda: words.lookup(tf.constant(["?"]), tf.constant([5], tf.int64)), [5]),
-        "vectors": (lambda: vectors.lookup(keys), [[0.0, 0.0], [1.0, 1.0], [1.0, 2.0]]),
+        "vectors": (lambda: vectors.lookup(tf.constant([1, 7, 8], tf.int64)), [[1.0, 1.0], [1.0, 2.0], [0.0, 0.0]]),
         "size": (words.size, 4),
         "export": (lambda: tf.sort(words.export()[1]), [0, 1, 1, 2]),
     }
-    results = on_every_worker(strategy, tf.function(lambda: {name: use() for name, (use, _) in uses.items()}))
-    expected = {name: value for name, (_, value) in uses.items()}
-    assert [{name: value.tolist() for name, value in result.items()} for result in results] == [expected] * WORKERS
+    use_all = tf.function(lambda: {name: use() for name, (use, _) in uses.items()})
+    on_client = [
+        tf.nest.map_structure(lambda value: value.numpy(), use()) for use in (use_all, use_all.python_function)
+    ]
+    for found in (*on_every_worker(strategy, use_all), *on_client):
+        assert {name: value.tolist() for name, value in found.items()} == {
+            name: each for name, (_, each) in uses.items()
+        }
+    words.remove(tf.constant(["a"]))
+    vectors.erase(tf.constant([7], tf.int64))
+    assert (words.size().numpy(), 7 in content_of(vectors)) == (3, False)
 
 
 def test_no_insertion_of_racing_workers_is_lost(strategy, words, vectors, monkeypatch):
@@ -128,9 +119,10 @@ def test_no_insertion_of_racing_workers_is_lost(strategy, words, vectors, monkey
 
 
 def test_loops_branches_functions_and_datasets_use_the_table(strategy, words):
-    @tf.function
-    def inner(word):
-        return tf.ensure_shape(words.lookup([word]), [1])
+    inner = tf.function(lambda word: tf.ensure_shape(words.lookup([word]), [1]))
+
+    def looked_up(_=None):
+        return tf.data.Dataset.from_tensors(WORDS).map(words.lookup)
 
     @tf.function
     def step():
@@ -138,20 +130,15 @@ def test_loops_branches_functions_and_datasets_use_the_table(strategy, words):
         for number in tf.range(3):
             if number > 0:
                 found += inner("b")
-        mapped = tf.data.Dataset.from_tensors(WORDS).map(words.lookup)
-        return found, mapped.reduce(tf.zeros([3], tf.int64), lambda _, looked_up: tf.ensure_shape(looked_up, [3]))
+        return found, looked_up().reduce(tf.zeros([3], tf.int64), lambda _, values: tf.ensure_shape(values, [3]))
 
     found, mapped = strategy.schedule(step).result(TIMEOUT)
     assert (found.tolist(), mapped.tolist()) == ([4], [1, 2, -1])
-
-    def dataset_fn(_):
-        return tf.data.Dataset.from_tensors(WORDS).map(words.lookup)
-
-    iterator = iter(strategy.experimental_distribute_datasets_from_function(dataset_fn))
-    found = on_every_worker(strategy, first, iterator)
-    assert [looked_up.tolist() for looked_up in found] == [[1, 2, -1]] * WORKERS
+    iterator = iter(strategy.experimental_distribute_datasets_from_function(looked_up))
+    found = on_every_worker(strategy, tf.function(lambda each: next(each)), iterator)  # noqa: PLW0108
+    assert [values.tolist() for values in found] == [[1, 2, -1]] * WORKERS
     with pytest.raises(ValueError, match="cannot be sent to the workers"):
-        strategy.experimental_distribute_dataset(dataset_fn(None))
+        strategy.experimental_distribute_dataset(looked_up())
 
 
 def test_tables_are_saved_and_restored(strategy, words, vectors, tmp_path):

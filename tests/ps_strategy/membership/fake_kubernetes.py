@@ -19,25 +19,17 @@ def pod(
     name = f"digits-worker-{index}"
     host, _, port = (address or f"{name}.digits:2222").rpartition(":")
     hostname, _, subdomain = host.rpartition(".")
-    labels = dict(part.split("=") for part in SELECTOR.split(","))
-    labels["apps.kubernetes.io/pod-index"] = str(index)
+    labels = _labels(SELECTOR) | {"apps.kubernetes.io/pod-index": str(index)}
     container = {"name": "worker", "ports": [{"name": "tensorflow", "containerPort": int(port)}]}
     return {
         "metadata": {"name": name, "labels": labels, **metadata},
         "spec": {"hostname": hostname, "subdomain": subdomain, "containers": [container]},
-        "status": {
-            "phase": phase,
-            "conditions": [{"type": "DisruptionTarget", "status": str(is_evicted)}],
-        },
+        "status": {"phase": phase, "conditions": [{"type": "DisruptionTarget", "status": str(is_evicted)}]},
     }
 
 
 class FakeKubernetes:
-    """The API server. A context manager.
-
-    Args:
-      certificate: a file with a certificate and its key; None for plain HTTP.
-    """
+    """The API server, with a file of a certificate and its key, or by plain HTTP. A context manager."""
 
     def __init__(self, certificate: pathlib.Path | None = None) -> None:
         # The only one that it accepts; None for any.
@@ -54,12 +46,8 @@ class FakeKubernetes:
         # Watches that began before it are ended.
         self.ended = 0
         self._is_closed = False
-        outer = self
-
-        class Handler(_Handler):
-            kubernetes = outer
-
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        handler = type("Handler", (_Handler,), {"kubernetes": self})
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self._server.daemon_threads = False
         self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         if certificate is not None:
@@ -128,7 +116,8 @@ class FakeKubernetes:
             if self.token is not None and token != f"Bearer {self.token}":
                 return 401, {"kind": "Status", "code": 401, "message": "Unauthorized"}
             if "watch" not in query:
-                items = [item for item in self._pods.values() if _is_matched(item, query["labelSelector"])]
+                wanted = _labels(query["labelSelector"]).items()
+                items = [item for item in self._pods.values() if wanted <= item["metadata"]["labels"].items()]
                 return 200, {"metadata": {"resourceVersion": str(self._version)}, "items": items}
             if int(query["resourceVersion"]) < self._forgotten:
                 status = {"kind": "Status", "code": 410, "message": "too old resource version"}
@@ -189,5 +178,5 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def _is_matched(item: dict[str, Any], selector: str) -> bool:
-    return dict(part.split("=") for part in selector.split(",")).items() <= item["metadata"]["labels"].items()
+def _labels(selector: str) -> dict[str, str]:
+    return dict(part.split("=") for part in selector.split(","))

@@ -13,33 +13,27 @@ from coordinator.ps_strategy.membership.cluster_definition import Task
 
 PS, FIRST, SECOND = Task("ps", 0), Task("worker", 0), Task("worker", 1)
 ADDRESSES = {PS: "ps:1", FIRST: "first:1", SECOND: "second:1"}
+TASKS = {address: task for task, address in ADDRESSES.items()}
 UNAVAILABLE = tf.errors.UnavailableError(None, None, "Connection refused")
 
 
 class FakeServers:
-    """Servers that answer with an incarnation, or do not; and the server definitions that TensorFlow was given.
-
-    Attributes:
-      incarnations: of the servers that answer.
-      server_defs: the tasks in each server definition.
-      before_update: called with the tasks before such an update is made.
-      silences: when each address was last found silent.
-      silent: the addresses that are silent now.
-      with_gpu: the tasks that have a GPU.
-      cut: the links that are broken.
-    """
+    """Servers that answer with an incarnation, or do not; and the server definitions that TensorFlow was given."""
 
     def __init__(self) -> None:
+        # Of the servers that answer.
         self.incarnations = dict.fromkeys(ADDRESSES, 1)
+        # The tasks in each server definition, and what is called with them before such an update is made.
         self.server_defs: list[set[Task]] = []
         self.before_update = lambda tasks: None
+        # When each address was last found silent, and which are silent now.
         self.silences: dict[str, float] = {}
         self.silent: set[str] = set()
         self.with_gpu: set[Task] = set()
+        # The links that are broken.
         self.cut: set[Link] = set()
 
     def broken(self, links: Collection[Link]) -> dict[Link, str]:
-        """Does what `ServerLinks.broken` does."""
         return dict.fromkeys(self.cut & set(links), "no answer for 5 s")
 
     # What the heartbeat does.
@@ -51,13 +45,12 @@ class FakeServers:
     def forget(self, address: str) -> None: ...
 
     def state(self, address: str) -> ServerState:
-        [task] = (task for task in ADDRESSES if ADDRESSES[task] == address)
-        last_silence = self.silences.get(address, 0.0)
+        last, incarnation = self.silences.get(address, 0.0), self.incarnations.get(TASKS[address])
         if address in self.silent:
-            return ServerState(Liveness.SILENT, obstacle=Obstacle.SILENT, last_silence=last_silence)
-        if task not in self.incarnations:
-            return ServerState(Liveness.GONE, obstacle=Obstacle.REFUSED, last_silence=last_silence)
-        return ServerState(Liveness.ANSWERING, self.incarnations[task], last_silence=last_silence)
+            return ServerState(Liveness.SILENT, obstacle=Obstacle.SILENT, last_silence=last)
+        if incarnation is None:
+            return ServerState(Liveness.GONE, obstacle=Obstacle.REFUSED, last_silence=last)
+        return ServerState(Liveness.ANSWERING, incarnation, last_silence=last)
 
     # What happens to the servers.
 
@@ -86,7 +79,7 @@ class FakeServers:
             raise UNAVAILABLE
 
     def probe(self, address: str) -> SimpleNamespace:
-        [task] = (task for task in ADDRESSES if ADDRESSES[task] == address)
+        task = TASKS[address]
 
         def status() -> TaskStatus | None:
             devices = "CPU:0", *(["GPU:0"] if task in self.with_gpu else [])

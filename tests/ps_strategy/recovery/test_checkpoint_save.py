@@ -20,12 +20,8 @@ class Servers:
 
     def __init__(self) -> None:
         self.finished = 7
-        self.lost = False
-        self.is_hopeless = False
-        self.waits = 0
-        self.reached = 0
-        self.quiet_periods = 0
-        self.is_quiet = False
+        self.lost = self.is_hopeless = self.is_quiet = False
+        self.waits = self.reached = self.quiet_periods = 0
         store = VariableStore(TracedFunctions())
         self.recovery = VariableRecovery(self, store, lambda: self.finished, self.wait_recovered, self.quiet)
 
@@ -40,22 +36,25 @@ class Servers:
         return True
 
     def reach_parameter_servers(self):
-        assert not self.recovery.variables_in_use.locked(), "a recovery could not begin"
+        self.check_recoverable()
         self.reached += 1
 
     @contextlib.contextmanager
     def quiet(self):
-        assert not self.recovery.variables_in_use.locked(), "a recovery could not begin"
+        self.check_recoverable()
         self.quiet_periods += 1
         self.is_quiet = True
         yield
         self.is_quiet = False
 
     def wait_recovered(self):
-        assert not self.recovery.variables_in_use.locked(), "a recovery could not begin"
+        self.check_recoverable()
         self.waits += 1
         self.lost = self.is_hopeless
         return not self.lost
+
+    def check_recoverable(self):
+        assert not self.recovery.variables_in_use.locked(), "a recovery could not begin"
 
 
 @pytest.fixture
@@ -68,9 +67,9 @@ def manager(tmp_path) -> tf.train.CheckpointManager:
     return tf.train.CheckpointManager(tf.train.Checkpoint(step=tf.Variable(1)), str(tmp_path), max_to_keep=2)
 
 
-def failing(save, servers, *errors):
-    """Makes `save` raise these errors first."""
-    errors = iter(errors)
+def let_fail(manager, servers, *errors):
+    """Makes the manager's `save` raise these errors first, and gives the manager to the recovery."""
+    save, errors = manager.save, iter(errors)
 
     def fail_or_save(*args, **kwargs):
         for error in errors:
@@ -78,7 +77,8 @@ def failing(save, servers, *errors):
             raise error
         return save(*args, **kwargs)
 
-    return fail_or_save
+    manager.save = fail_or_save
+    servers.recovery.restore_from(manager)
 
 
 def test_a_manager_saves_while_no_function_runs(manager, servers):
@@ -96,8 +96,7 @@ def test_a_manager_saves_while_no_function_runs(manager, servers):
 
 
 def test_a_save_that_a_lost_server_made_fail_is_repeated(manager, servers):
-    manager.save = failing(manager.save, servers, UNAVAILABLE, UNAVAILABLE)
-    servers.recovery.restore_from(manager)
+    let_fail(manager, servers, UNAVAILABLE, UNAVAILABLE)
     assert manager.save() == manager.latest_checkpoint
     assert servers.waits == 2
     servers.lost = True
@@ -106,8 +105,7 @@ def test_a_save_that_a_lost_server_made_fail_is_repeated(manager, servers):
 
 
 def test_a_server_that_does_not_return_is_named(manager, servers):
-    manager.save = failing(manager.save, servers, UNAVAILABLE)
-    servers.recovery.restore_from(manager)
+    let_fail(manager, servers, UNAVAILABLE)
     servers.is_hopeless = True
     with pytest.raises(ParameterServerLost) as caught:
         manager.save()
@@ -115,26 +113,18 @@ def test_a_server_that_does_not_return_is_named(manager, servers):
     assert manager.latest_checkpoint is None
 
 
-def test_a_save_is_repeated_when_the_servers_reach_each_other_again(manager, servers):
-    manager.save = failing(manager.save, servers, UNREACHED, UNREACHED)
-    servers.recovery.restore_from(manager)
+def test_a_save_is_repeated_three_times_when_the_servers_reach_each_other_again(manager, servers):
+    let_fail(manager, servers, UNREACHED, UNREACHED)
     assert manager.save() == manager.latest_checkpoint
     assert (servers.reached, servers.waits) == (2, 2)
-
-
-def test_a_save_is_not_repeated_for_ever_while_no_server_is_lost(manager, servers):
-    manager.save = failing(manager.save, servers, *[UNREACHED] * 10)
-    servers.recovery.restore_from(manager)
+    let_fail(manager, servers, *[UNREACHED] * 10)
     with pytest.raises(tf.errors.UnavailableError, match="did not reach another one"):
         manager.save()
-    assert (servers.reached, servers.waits) == (3, 3)
-    assert manager.latest_checkpoint is None
+    assert (servers.reached, servers.waits) == (2 + 3, 2 + 3)
 
 
 def test_other_errors_are_raised_unchanged(manager, servers):
-    full = tf.errors.ResourceExhaustedError(None, None, "No space left on device")
-    manager.save = failing(manager.save, servers, full)
-    servers.recovery.restore_from(manager)
+    let_fail(manager, servers, tf.errors.ResourceExhaustedError(None, None, "No space left on device"))
     with pytest.raises(tf.errors.ResourceExhaustedError):
         manager.save()
     assert servers.waits == 0
@@ -150,68 +140,56 @@ def test_a_save_that_was_not_due_records_nothing(servers, tmp_path):
     assert manager.save() is None
 
 
-def ways_to_save(manager):
-    """Each saves or restores the manager's checkpoint with the options that it is given."""
-    checkpoint, prefix = manager.checkpoint, f"{manager.directory}/other"
-    other = tf.train.CheckpointManager(checkpoint, f"{manager.directory}/others", max_to_keep=1)
-    written = checkpoint.write(f"{manager.directory}/written")
-    return {
-        "manager.save": lambda options: manager.save(options=options),
-        "manager.save, by position": lambda options: manager.save(None, True, options),
-        "save of another manager of it": lambda options: other.save(options=options),
-        "checkpoint.save": lambda options: checkpoint.save(prefix, options=options),
-        "checkpoint.write": lambda options: checkpoint.write(prefix, options),
-        "checkpoint.read": lambda options: checkpoint.read(written, options),
-        "checkpoint.restore": lambda options: checkpoint.restore(written, options),
-    }
-
-
 def test_a_checkpoint_is_not_saved_or_restored_asynchronously(manager, servers):
     asynchronous = tf.train.CheckpointOptions(enable_async=True)
     servers.recovery.restore_from(manager)
     with pytest.raises(ValueError, match="enable_async"):
         manager.save(options=asynchronous)
     assert manager.save().endswith("ckpt-1"), "a refused save is not counted"
-    for use in ways_to_save(manager).values():
+    checkpoint, prefix = manager.checkpoint, f"{manager.directory}/other"
+    other = tf.train.CheckpointManager(checkpoint, f"{manager.directory}/others", max_to_keep=1)
+    written = checkpoint.write(f"{manager.directory}/written")
+    for use in (
+        lambda options: manager.save(options=options),
+        lambda options: manager.save(None, True, options),
+        lambda options: other.save(options=options),
+        lambda options: checkpoint.save(prefix, options=options),
+        lambda options: checkpoint.write(prefix, options),
+        lambda options: checkpoint.read(written, options),
+        lambda options: checkpoint.restore(written, options),
+    ):
         with pytest.raises(ValueError, match=r"enable_async=True.*Leave enable_async out"):
             use(asynchronous)
         with pytest.raises(ValueError, match="enable_async"):
             use(tf.train.CheckpointOptions(experimental_enable_async_checkpoint=True))
         use(tf.train.CheckpointOptions())
     # The checkpoint is restored as it was saved, not asynchronously.
-    manager.checkpoint.step.assign(8)
-    manager.checkpoint.restore(manager.save())
-    assert manager.checkpoint.step.numpy() == 8
+    checkpoint.step.assign(8)
+    checkpoint.restore(manager.save())
+    assert checkpoint.step.numpy() == 8
     servers.recovery.release_manager()
     assert manager.save(options=asynchronous)
-    manager.checkpoint.sync()
+    checkpoint.sync()
 
 
-def steps_of_a_recovery(servers) -> tuple[int, int]:
-    servers.lost = True
+def steps_of_a_recovery(servers, finished) -> tuple[int, int]:
+    servers.finished, servers.lost = finished, True
     rollback = servers.recovery.recover()
     return rollback.step_before, rollback.step_after
 
 
-def test_progress_undone_by_a_recovery_does_not_count(manager, servers):
-    servers.recovery.restore_from(manager)
-    servers.finished = 10
-    manager.save()
-    servers.finished = 25
-    assert steps_of_a_recovery(servers) == (25, 10)
-    servers.finished = 30
-    second = manager.save()
-    servers.finished = 32
-    assert steps_of_a_recovery(servers) == (17, 15)
-    tf.io.gfile.remove(f"{second}.index")
-    assert steps_of_a_recovery(servers) == (15, 10)
-
-
-def test_a_checkpoint_from_before_this_program_has_no_progress_of_it(manager, servers, tmp_path):
+def test_progress_undone_by_a_recovery_does_not_count(manager, servers, tmp_path):
+    # A checkpoint from before this program has no progress of it.
     assert manager.save()
     servers.recovery.restore_from(manager)
-    servers.finished = 5
-    assert steps_of_a_recovery(servers) == (5, 0)
-    servers.finished = 9
+    assert steps_of_a_recovery(servers, 5) == (5, 0)
+    servers.finished = 15
+    manager.save()
+    assert steps_of_a_recovery(servers, 30) == (25, 10)
+    servers.finished = 35
+    second = manager.save()
+    assert steps_of_a_recovery(servers, 37) == (17, 15)
+    tf.io.gfile.remove(f"{second}.index")
+    assert steps_of_a_recovery(servers, 37) == (15, 10)
     servers.recovery.restore_from(tf.train.CheckpointManager(manager.checkpoint, str(tmp_path / "empty"), 1))
-    assert steps_of_a_recovery(servers) == (4, 0)
+    assert steps_of_a_recovery(servers, 41) == (14, 0)

@@ -100,22 +100,6 @@ def test_trainable_variables_and_non_scalars_are_read_at_each_use():
         assert reads_of(concrete, variable) == 2
 
 
-def test_an_addition_in_a_branch_to_an_earlier_read_is_applied_at_once():
-    variable = shared(10.0)
-
-    @tf.function
-    def step():
-        before = variable + 0.0
-        return tf.cond(before > 0.0, lambda: variable.assign(variable + 1.0), lambda: before)
-
-    concrete = step.get_concrete_function()
-    [branch] = [each for each in concrete.graph.get_operations() if each.type == "If"]
-    added = function_in(concrete.graph, branch.get_attr("then_branch").name).graph
-    assert "AssignAddVariableOp" in {each.type for each in added.get_operations()}
-    assert float(step()) == 11.0
-    assert float(variable) == 11.0
-
-
 def test_adam_reads_iterations_and_learning_rate_once_per_step(strategy):
     with strategy.scope():
         model = keras.Sequential([keras.Input((4,)), *(keras.layers.Dense(4) for _ in range(7))])
