@@ -130,7 +130,7 @@ def test_other_errors_are_raised_unchanged(manager, servers):
     assert servers.waits == 0
 
 
-def test_a_save_that_was_not_due_records_nothing(servers, tmp_path):
+def test_a_save_that_was_not_due_records_nothing_and_one_after_a_recovery_is_due(servers, tmp_path):
     step = tf.Variable(1)
     manager = tf.train.CheckpointManager(
         tf.train.Checkpoint(step=step), str(tmp_path), max_to_keep=1, step_counter=step, checkpoint_interval=10
@@ -138,6 +138,8 @@ def test_a_save_that_was_not_due_records_nothing(servers, tmp_path):
     servers.recovery.restore_from(manager)
     assert manager.save()
     assert manager.save() is None
+    assert steps_of_a_recovery(servers, 8) == (8, 7)
+    assert manager.save()
 
 
 def test_a_checkpoint_is_not_saved_or_restored_asynchronously(manager, servers):

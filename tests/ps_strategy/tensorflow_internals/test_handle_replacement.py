@@ -8,7 +8,6 @@ import gc
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy.tensorflow_internals.checkpoint_savers import forget_last_saved_step
 from coordinator.ps_strategy.tensorflow_internals.functions import captures_of
 from coordinator.ps_strategy.tensorflow_internals.handles import (
     TracedFunctions,
@@ -89,21 +88,6 @@ def test_captures_keep_their_order_in_a_new_list(replace):
     assert list(map(id, concrete.captured_inputs)) == list(map(id, concrete.graph.external_captures))
 
 
-def test_gradients_go_through_replaced_handles(replace):
-    variable = tf.Variable(3.0)
-    square = tf.function(lambda: variable**2)
-
-    def gradient():
-        with tf.GradientTape() as tape:
-            value = square()
-        return float(tape.gradient(value, variable))
-
-    assert gradient() == 6.0
-    replace(variable)
-    variable.assign(5.0)
-    assert gradient() == 10.0
-
-
 def test_functions_are_recorded_for_as_long_as_they_live_and_in_the_scope_alone(recorded_functions):
     variable = tf.Variable(1.0)
     before = len(recorded_functions.functions()), len(recorded_functions.graphs())
@@ -117,14 +101,3 @@ def test_functions_are_recorded_for_as_long_as_they_live_and_in_the_scope_alone(
         pass
     tf.function(lambda: variable + 2.0).get_concrete_function()
     assert others.functions() == []
-
-
-def test_a_manager_forgets_the_step_of_its_last_save(tmp_path):
-    step = tf.Variable(1)
-    manager = tf.train.CheckpointManager(
-        tf.train.Checkpoint(step=step), str(tmp_path), max_to_keep=1, step_counter=step, checkpoint_interval=10
-    )
-    assert manager.save()
-    assert manager.save() is None
-    forget_last_saved_step(manager)
-    assert manager.save()
