@@ -61,7 +61,6 @@ def check_data(strategy: Any) -> None:
 LAYERS = {
     "dense": lambda: keras.layers.Dense(16, activation="relu"),
     "lstm": lambda: keras.layers.LSTM(8),
-    "gru": lambda: keras.layers.GRU(8),
     "convolution": lambda: keras.layers.Conv1D(8, 3),
 }
 
@@ -71,11 +70,11 @@ def losses(model: Any) -> list[float]:
     return model.fit(EXAMPLES, LABELS, batch_size=64, epochs=3, shuffle=False, verbose=0).history["loss"]
 
 
-def losses_by_rule(strategy: Any, **options: Any) -> list[float]:
+def losses_by_rule(strategy: Any) -> list[float]:
     """Returns the losses of steps that pull and push."""
     with strategy.scope():
         model = model_of(LAYERS["dense"])
-        rule = coordinator.updates.Asynchronous(model.optimizer, model.trainable_variables, **options)
+        rule = coordinator.updates.Asynchronous(model.optimizer, model.trainable_variables)
 
     @tf.function
     def step() -> Any:
@@ -109,7 +108,6 @@ def main() -> None:
             np.testing.assert_allclose(losses(model), alone[name], rtol=1e-3, err_msg=name)
         by_rule = losses_by_rule(strategy)
         assert by_rule[-1] < by_rule[0] / 2
-        np.testing.assert_allclose(losses_by_rule(strategy, transfer_dtype=tf.bfloat16), by_rule, rtol=0.05)
         left = strategy.schedule(mean_of_many, fetch=False)
         next_step = tf.function(lambda value: value + 1.0)
         assert_mean(strategy.schedule(next_step, args=(left,)).result() - 1.0)

@@ -18,7 +18,6 @@ QUICK = (
 )
 LONG = (
     "rules_take_gradients_that_were_summed_on_the_worker",
-    "loops_of_a_recurrent_model_share_one_read_of_each_variable",
     "fit_equals_one_device_whatever_the_data",
     "models_of_any_kind_are_trained_or_refused",
     "rows_of_a_table_are_looked_up_on_each_device_and_changed_once",
