@@ -55,8 +55,8 @@ OPTIMIZERS = {
     "MultiOptimizer": lambda: by_rank(optimizers.SGD(0.1), optimizers.Adam(0.02)),
     "LossScaleOptimizer": lambda: optimizers.LossScaleOptimizer(optimizers.Adam(0.02), 8.0, dynamic_growth_steps=3),
 }
-# One optimizer for each kind of state: slots, a schedule, averages, sums of gradients, others, a loss scale.
-DEFAULT = ("Adam", "LearningRateSchedule", "use_ema", "gradient_accumulation_steps", "LossScaleOptimizer")
+# Averages and a loss scale are among those of `internals/test_row_updates.py`.
+DEFAULT = ("Adam", "LearningRateSchedule", "gradient_accumulation_steps")
 # With this one, Keras does not support `tf.IndexedSlices`, in one process either.
 DENSE_ONLY = {"loss_scale_factor"}
 # These are given sparse gradients as they are, and change all rows.
@@ -137,7 +137,7 @@ def test_racing_workers_count_every_step_and_every_optimizer_learns(strategy, tr
 
 
 def run_with_gradients_of_one(strategy, make_optimizer, is_finite, read=lambda optimizer: ()):
-    """Returns weights and optimizer after a step for each value in `is_finite`, and the result of `read` in each."""
+    """Returns weights and optimizer after these steps, and the result of `read` in each."""
     with strategy.scope():
         weights = [keras.Variable(np.zeros(2, np.float32)) for _ in range(4)]
         optimizer = make_optimizer()

@@ -20,13 +20,10 @@ PREDICTED = {
     "SGD": lambda: optimizers.SGD(0.1),
     "Adagrad": lambda: optimizers.Adagrad(0.1),
     "Adadelta": lambda: optimizers.Adadelta(0.1, rho=1.0, epsilon=1.0),
-    "RMSprop": lambda: optimizers.RMSprop(0.1, rho=1.0, epsilon=1.0),
     "Ftrl": lambda: optimizers.Ftrl(0.1),
     "Lion": lambda: optimizers.Lion(0.1),
-    "clipnorm": lambda: optimizers.SGD(0.1, clipnorm=0.5),
     "global_clipnorm": lambda: optimizers.SGD(0.1, global_clipnorm=0.5),
     "LossScaleOptimizer": lambda: optimizers.LossScaleOptimizer(optimizers.SGD(0.1), 2.0**10, dynamic_growth_steps=8),
-    "MultiOptimizer": lambda: optimizers.MultiOptimizer(lambda _: optimizers.SGD(0.1)),
 }
 BY_ACCUMULATOR = {"Adagrad", "Ftrl"}
 
@@ -50,12 +47,6 @@ class Training:
                 rows = tf.gather(table, tf.range(ROWS)) if self.is_sparse else table
                 loss = self.optimizer.scale_loss(tf.reduce_sum(rows))
             self.optimizer.apply([tape.gradient(loss, table)], [self.weights])
-
-
-def race(strategy, step, steps=STEPS):
-    for number in range(steps):
-        strategy.schedule(step, args=(tf.constant(number),))
-    strategy.join(TIMEOUT)
 
 
 @pytest.mark.parametrize(
@@ -92,11 +83,11 @@ def test_no_addition_to_a_large_variable_is_lost(strategy):
     with strategy.scope():
         added, subtracted, summed, difference = (keras.Variable(np.zeros([ROWS, WIDTH], np.float32)) for _ in range(4))
         plain = tf.Variable(np.zeros([ROWS, WIDTH], np.float32))
-        layer = Counting()
+        layer, overlap = Counting(), keras.metrics.MeanIoU(512)
         layer.build([1])
 
     @tf.function
-    def step(_):
+    def step():
         ones = tf.ones([ROWS, WIDTH])
         added.assign_add(ones)
         subtracted.assign_sub(-ones)
@@ -104,33 +95,11 @@ def test_no_addition_to_a_large_variable_is_lost(strategy):
         difference.assign(difference - -ones)
         plain.assign_add(ones)
         layer(ones)
+        overlap.update_state(tf.range(512), tf.range(512))
 
-    race(strategy, step)
+    for _ in range(STEPS):
+        strategy.schedule(step)
+    strategy.join(TIMEOUT)
     for total in (added, subtracted, summed, difference, plain, layer.calls):
         np.testing.assert_array_equal(np.asarray(total), np.full([ROWS, WIDTH], STEPS))
-
-
-@pytest.mark.long
-def test_metrics_with_large_states_count_every_batch(strategy):
-    classes = 512
-    with strategy.scope():
-        overlap, mean = keras.metrics.MeanIoU(classes), keras.metrics.Mean()
-        area, score = keras.metrics.AUC(num_thresholds=20_001), keras.metrics.F1Score(average="macro")
-        determination = keras.metrics.R2Score()
-    labels = np.arange(classes)
-
-    @tf.function
-    def step(_):
-        overlap.update_state(labels, labels)
-        mean.update_state(tf.ones([classes]))
-        area.update_state(labels % 2, labels / classes)
-        score.update_state(tf.eye(classes), tf.eye(classes))
-        determination.update_state(tf.ones([2, classes]), tf.zeros([2, classes]))
-
-    race(strategy, step)
-    np.testing.assert_array_equal(overlap.total_cm, STEPS * np.eye(classes))
-    assert (float(mean.total), float(mean.count)) == (classes * STEPS, classes * STEPS)
-    np.testing.assert_array_equal(area.true_positives + area.false_negatives, np.full([20_001], classes // 2 * STEPS))
-    np.testing.assert_array_equal(area.false_positives + area.true_negatives, np.full([20_001], classes // 2 * STEPS))
-    np.testing.assert_array_equal(score.true_positives, np.full([classes], STEPS))
-    np.testing.assert_array_equal(determination.total_mse, np.full([classes], 2 * STEPS))
+    np.testing.assert_array_equal(overlap.total_cm, STEPS * np.eye(512))

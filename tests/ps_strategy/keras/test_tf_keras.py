@@ -10,7 +10,6 @@ FEATURES = np.random.default_rng(1).normal(size=(16, 4)).astype(np.float32)
 LABELS = (FEATURES @ [[1.0], [-2.0], [0.5], [1.0]]).astype(np.float32)
 OPTIMIZERS = {
     "Adam": lambda: tf_keras.optimizers.Adam(0.05),
-    "SGD": lambda: tf_keras.optimizers.SGD(0.05, momentum=0.5),
     "legacy Adam": lambda: tf_keras.optimizers.legacy.Adam(0.05),
 }
 

@@ -21,31 +21,19 @@ def built(optimizer, *values):
     return optimizer, variables
 
 
-def test_only_optimizers_are_recognized_as_optimizers():
-    assert keras_optimizers.is_optimizer(keras.optimizers.Adam())
-    for value in (keras.optimizers.Adam, "adam", None, lambda *_: None, keras.losses.MeanSquaredError()):
-        assert not keras_optimizers.is_optimizer(value)
-
-
-def test_the_scalars_are_the_count_and_the_learning_rate_if_it_is_a_variable():
-    with_number = keras.optimizers.SGD(0.5)
-    count, rate = keras_optimizers.scalar_variables(with_number)
-    assert count is with_number.iterations.value
-    with_number.learning_rate = 0.25
-    assert rate.numpy() == 0.25
+def test_scalars_and_the_learning_rate_are_found_for_every_kind_of_rate():
     schedule = keras.optimizers.schedules.ExponentialDecay(1.0, 1, 0.5)
-    with_schedule = keras.optimizers.SGD(schedule)
-    assert keras_optimizers.scalar_variables(with_schedule) == [with_schedule.iterations.value]
-
-
-def test_the_learning_rate_is_that_of_the_given_scalars():
-    count = tf.constant(3, tf.int64)
-    rate_of = keras_optimizers.learning_rate
-    assert rate_of(keras.optimizers.SGD(0.5), [count, tf.constant(0.125)]) == 0.125
-    schedule = keras.optimizers.schedules.ExponentialDecay(1.0, 1, 0.5)
-    assert rate_of(keras.optimizers.SGD(schedule), [count]) == 0.125
-    assert rate_of(keras.optimizers.SGD(lambda: 0.125), [count]) == 0.125
-    assert rate_of(keras.optimizers.SGD(0.5), [count, tf.constant(0.125, tf.float64)]).dtype == tf.float32
+    optimizer = keras.optimizers.SGD(0.5)
+    count, rate = keras_optimizers.scalar_variables(optimizer)
+    optimizer.learning_rate = 0.25
+    assert (count is optimizer.iterations.value, rate.numpy()) == (True, 0.25)
+    scheduled = keras.optimizers.SGD(schedule)
+    assert keras_optimizers.scalar_variables(scheduled) == [scheduled.iterations.value]
+    given = [tf.constant(3, tf.int64), tf.constant(0.125, tf.float64)]
+    for each in (optimizer, scheduled, keras.optimizers.SGD(lambda: 0.125)):
+        found = keras_optimizers.learning_rate(each, given if each is optimizer else given[:1])
+        assert found == 0.125
+        assert each is not optimizer or found.dtype == tf.float32
 
 
 def test_a_view_updates_with_the_given_values_and_increments_no_count():
@@ -71,14 +59,6 @@ def test_a_view_uses_the_counts_it_is_given():
         optimizer.apply([tf.constant([2.0, 2.0]), tf.constant([0.0])])
         np.testing.assert_allclose(results[-1], first, rtol=1e-6)
     assert not np.allclose(*results)
-
-
-def test_a_view_does_not_clip_by_the_global_norm():
-    optimizer, [first, _] = built(keras.optimizers.SGD(1.0, global_clipnorm=1e-3))
-    view = keras_optimizers.view_for_variables(optimizer, [first], [tf.constant(0), None], tf.constant(1.0))
-    view.apply([tf.constant([1.0, 1.0])], [first])
-    np.testing.assert_array_equal(first, [0.0, 1.0])
-    assert optimizer.global_clipnorm == 1e-3
 
 
 def test_the_product_of_nadams_momenta_is_found():
@@ -107,22 +87,14 @@ def test_a_view_has_the_moving_averages_of_its_server():
     np.testing.assert_allclose(averages[1], [1.0])
 
 
-@pytest.mark.parametrize("name", ["Adam", "Adafactor", "Muon"])
+@pytest.mark.parametrize("name", ["Adam", "Adafactor"])
 def test_the_slots_of_a_variable_are_created_on_its_server(strategy, name):
     with strategy.scope():
         variables = [keras.Variable(tf.ones([4, 4])) for _ in range(5)]
-        optimizer = getattr(keras.optimizers, name)(0.1)
+        optimizer, elsewhere = (getattr(keras.optimizers, name)(0.1) for _ in range(2))
         keras_optimizers.build(optimizer, variables)
+        elsewhere.build(variables)
     assert not keras_optimizers.has_strayed_slots(optimizer)
-    assert optimizer.built
-    device = {id(variable): variable.value.device for variable in variables}
-    assert len(set(device.values())) == 2
+    assert keras_optimizers.has_strayed_slots(elsewhere) or name == "Adam"
+    assert len({variable.value.device for variable in variables}) == 2
     assert variables_trained_by(optimizer) == variables
-
-
-def test_slots_on_other_servers_than_their_variables_are_detected(strategy):
-    with strategy.scope():
-        variables = [keras.Variable(tf.ones([4, 4])) for _ in range(5)]
-        optimizer = keras.optimizers.Adafactor(0.1)
-        optimizer.build(variables)
-    assert keras_optimizers.has_strayed_slots(optimizer)

@@ -100,19 +100,12 @@ def test_the_loop_takes_its_batches_and_its_functions_from_the_extension(
     assert [turn for turn in [validation, *turns] if turn[0] != "data"] == 2 * [*epoch, *evaluation], ADVICE
 
 
-def test_the_loop_of_predict_gives_batches(model: keras.Model, extension: Recording) -> None:
-    outputs = model.predict(X, batch_size=3, verbose=0)
-    assert [call for call in extension.calls if call[0] == "predict"] == [("predict", 2)] * 2, ADVICE
-    np.testing.assert_array_equal(outputs, np.concatenate([X[:3], X[6:9]]))
-
-
-@pytest.mark.parametrize("steps", [2, None])
-def test_data_that_is_not_on_the_client_passes_through_the_loop(extension: Recording, steps: int | None) -> None:
+def test_data_that_is_not_on_the_client_passes_through_the_loop(extension: Recording) -> None:
     calls: list[Any] = []
     dataset = tf.data.Dataset.from_tensor_slices(X[:4]).batch(2)
     own = keras_patches.OwnData(dataset.element_spec)
-    iterator = keras_patches.EpochIterator(lambda _: Feed(dataset, calls), own, {"steps_per_epoch": steps})
-    assert iterator.num_batches == steps
+    iterator = keras_patches.EpochIterator(lambda _: Feed(dataset, calls), own, {"steps_per_epoch": None})
+    assert iterator.num_batches is None
     assert iterator.batch_spec == tf.TensorSpec([None, 1])
     for _ in range(2):
         turns = 0
@@ -144,37 +137,14 @@ def test_a_model_is_built_without_taking_a_batch(extension: Recording) -> None:
     assert [call for call in extension.calls if call[0] == "train"] == [("train", 4)] * 2, ADVICE
 
 
-def test_a_model_with_its_own_step_is_left_to_be_built_by_it(extension: Recording) -> None:
-    class OwnStep(keras.Sequential):
-        def train_step(self, data: Any) -> Any:
-            raise NotImplementedError
-
-    with Elsewhere("/cpu:0").scope():
-        without_call, own_step = keras.Model(), OwnStep([keras.layers.Dense(1)])
-        without_call.compile("sgd")
-        own_step.compile("sgd", "mse", metrics=["mae"])
-    without_call.fit(X, verbose=0)
-
-    class Built(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            assert not self.model.built, ADVICE
-
-    # Its metrics are built after the epoch, when Keras reads them.
-    assert set(own_step.fit(X, X, callbacks=[Built()], verbose=0).history) == {"loss"}, ADVICE
-    assert {metric.name for metric in own_step.metrics} == {"loss", "compile_metrics"}, ADVICE
-    assert own_step.get_metrics_result().keys() == {"loss", "mae"}, ADVICE
-
-
-@pytest.mark.parametrize(
-    ("dataset", "spec"),
-    [
-        (tf.data.Dataset.from_tensor_slices(X).batch(5), tf.TensorSpec([None, 1])),
-        (tf.data.Dataset.from_tensor_slices(X).batch(5, drop_remainder=True), tf.TensorSpec([5, 1])),
-        (tf.data.Dataset.from_tensor_slices(X).padded_batch(5, padded_shapes=[None]), None),
-    ],
-)
-def test_the_batch_spec_is_known_if_all_but_the_batch_size_is_known(dataset: tf.data.Dataset, spec: Any) -> None:
-    assert keras_patches.EpochIterator(lambda dataset: dataset, dataset, {}).batch_spec == spec
+def test_the_batch_spec_is_known_if_all_but_the_batch_size_is_known() -> None:
+    examples = tf.data.Dataset.from_tensor_slices(X)
+    for dataset, spec in (
+        (examples.batch(5), tf.TensorSpec([None, 1])),
+        (examples.batch(5, drop_remainder=True), tf.TensorSpec([5, 1])),
+        (examples.padded_batch(5, padded_shapes=[None]), None),
+    ):
+        assert keras_patches.EpochIterator(lambda dataset: dataset, dataset, {}).batch_spec == spec
 
 
 def test_models_of_other_strategies_are_trained_as_usual(extension: Recording) -> None:
@@ -182,7 +152,7 @@ def test_models_of_other_strategies_are_trained_as_usual(extension: Recording) -
     with tf.distribute.OneDeviceStrategy("/cpu:0").scope():
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
-    assert np.isfinite(model.fit(X, X, verbose=0).history["loss"][0])
+    model.fit(X, X, verbose=0)
     assert model.predict(X, verbose=0).shape == (12, 1)
     assert not extension.calls
 
@@ -209,13 +179,11 @@ def test_the_names_of_two_releases_of_keras_are_found(version: str, monkeypatch:
     trainer_class, operations = keras_patches.Trainer, keras_patches.numpy_operations
     for owner, name in ((base_trainer, "Trainer"), (base_trainer, "BaseTrainer"), (backend, "numpy"), (backend, "ops")):
         monkeypatch.delattr(owner, name, raising=False)
-    if version == "3.15":
-        names = [(base_trainer, "Trainer", trainer_class), (backend, "numpy", operations)]
-    else:
-        names = [
-            (base_trainer, "BaseTrainer", trainer_class),
-            (backend, "ops", types.SimpleNamespace(numpy=operations)),
-        ]
+    of_ops = types.SimpleNamespace(numpy=operations)
+    names: list[Any] = {
+        "3.15": [(base_trainer, "Trainer", trainer_class), (backend, "numpy", operations)],
+        "3.16": [(base_trainer, "BaseTrainer", trainer_class), (backend, "ops", of_ops)],
+    }[version]
     # The strategy that other tests share has replaced it.
     names.append((trainer, "TFEpochIterator", keras_patches.StockEpochIterator))
     for owner, name, value in names:
