@@ -53,26 +53,19 @@ def test_what_runs_and_what_waits_is_cancelled_and_the_strategy_is_ready_for_mor
     check_count_after(strategy, counter, count)
 
 
-WAITS = {
-    "join": lambda strategy, _: strategy.join(),
-    "result": lambda _, future: future.result(),
-    "local_results": lambda strategy, future: strategy.local_results([future]),
-}
-
-
-@pytest.mark.parametrize("wait", WAITS)
-def test_after_ctrl_c_everything_can_be_cancelled_and_training_goes_on(strategy, endless, counter, count, wait):
+def test_after_ctrl_c_everything_can_be_cancelled_and_training_goes_on(strategy, endless, counter, count):
     (running,) = endless.occupy()
 
-    def wait_until_ctrl_c():
+    def until_ctrl_c(wait):
         # It may come earlier or later: nothing else ends this wait.
         threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
-        WAITS[wait](strategy, running)
+        wait()
 
     former = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with pytest.raises(KeyboardInterrupt):
-            wait_until_ctrl_c()
+        for wait in (strategy.join, running.result, lambda: strategy.local_results([running])):
+            with pytest.raises(KeyboardInterrupt):
+                until_ctrl_c(wait)
     finally:
         signal.signal(signal.SIGINT, former)
     assert not running.done()

@@ -6,11 +6,10 @@ import signal
 import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy.calls.client_functions import Futures, GraphFuture
+from coordinator.ps_strategy.calls.client_functions import GraphFuture
 from tests.deadline import wait_until
 from tests.ps_strategy.failure_programs import waiting_client_functions
 from tests.ps_strategy.gate import Gate
@@ -39,28 +38,6 @@ def test_a_loop_schedules_and_join_waits_in_the_order_of_the_program(strategy, c
     assert [int(value) for value in seen] == [100, 100, 102, 102, 106, 106]
     assert (value.numpy(), results["last"].numpy(), results["count"].numpy(), is_done.numpy()) == (107, 107, 6, True)
     assert counted().finished == 4
-
-
-def test_a_function_that_schedules_may_be_called_by_others_and_in_loops(strategy, counter, add):
-    @tf.function
-    def epoch(steps):
-        for _ in tf.range(steps):
-            strategy.schedule(add, args=(1,))
-        strategy.join()
-
-    @tf.function
-    def train():
-        counter.assign(0)
-        for _ in tf.range(3):
-            epoch(tf.constant(2))
-        before = counter.read_value()
-        with strategy.scope():
-            tf.cond(before > 0, lambda: epoch(tf.constant(4)), lambda: None)
-        return before, counter.read_value()
-
-    # Traced by itself first: its parts are not traced again where others call it.
-    epoch(tf.constant(1))
-    assert [value.numpy() for value in train()] == [6, 10]
 
 
 def test_results_are_tensors_of_the_types_that_the_function_returns(strategy):
@@ -169,19 +146,6 @@ def test_the_error_of_a_function_is_raised_as_itself_and_the_strategy_goes_on(st
     assert counter.numpy() == 1
 
 
-def test_the_end_of_the_data_is_raised_in_a_loop_over_an_iterator(strategy):
-    iterator = iter(strategy.experimental_distribute_datasets_from_function(lambda context: tf.data.Dataset.range(5)))
-    step = tf.function(lambda iterator: next(iterator) + 0)
-
-    @tf.function
-    def epoch():
-        for _ in tf.range(1000):
-            strategy.schedule(step, args=(iterator,))
-
-    with pytest.raises(tf.errors.OutOfRangeError, match="has no element left"):
-        epoch()
-
-
 @pytest.fixture
 def python_handler():
     """The handler that raises `KeyboardInterrupt`: a process that runs in the background may have none."""
@@ -190,9 +154,8 @@ def python_handler():
     signal.signal(signal.SIGINT, former)
 
 
-@pytest.mark.parametrize("wait", ["join", "local_results"])
 @pytest.mark.usefixtures("python_handler")
-def test_ctrl_c_ends_a_call_that_waits_and_nothing_else(strategy, wait):
+def test_ctrl_c_ends_a_call_that_waits_and_nothing_else(strategy):
     gate = Gate(strategy)
     [first] = gate.occupy()
     running = strategy.cluster.statistics().running
@@ -201,8 +164,7 @@ def test_ctrl_c_ends_a_call_that_waits_and_nothing_else(strategy, wait):
     @tf.function
     def train():
         future = strategy.schedule(after, args=(first,))
-        if wait == "join":
-            strategy.join()
+        strategy.join()
         return strategy.local_results(future)
 
     def interrupt():
@@ -238,23 +200,6 @@ def test_calls_on_several_threads_do_not_hold_each_other_up(strategy, counter, a
     for thread in waiting:
         thread.join(TIMEOUT)
         assert not thread.is_alive()
-
-
-def test_handles_of_arrays_are_the_memory_of_tensors():
-    # What the life of a future depends on: TensorFlow uses an aligned array, and keeps the object that was returned.
-    futures = Futures()
-
-    def add_future():
-        return futures.add("a future")
-
-    handle = tf.function(lambda: tf.numpy_function(add_future, [], tf.int32))()
-    gc.collect()
-    assert futures[handle] == "a future"
-    copy = np.array(handle)
-    del handle
-    assert count_after_release(futures) == 0
-    with pytest.raises(ValueError, match="does not exist any more"):
-        futures[copy]
 
 
 @pytest.mark.long

@@ -45,23 +45,6 @@ def test_a_loop_that_schedules_the_same_call_each_time_is_one_call_of_many_runs(
     assert counted().workers[0].finished >= 29
 
 
-def test_the_error_of_a_run_of_a_loop_is_raised_as_itself(strategy, steps):
-    @tf.function
-    def fails():
-        tf.debugging.assert_less(2, tf.random.uniform([], 0, 2, tf.int32), "more")
-
-    @tf.function
-    def train():
-        for _ in tf.range(50):
-            strategy.schedule(fails)
-        strategy.join()
-
-    with pytest.raises(tf.errors.InvalidArgumentError, match="more"):
-        train()
-    strategy.join(TIMEOUT)
-    assert steps == [50]
-
-
 def test_a_loop_over_endless_data_does_not_wait_for_its_runs(strategy, steps):
     iterator = iter(strategy.experimental_distribute_datasets_from_function(lambda _: tf.data.Dataset.counter()))
     step = tf.function(lambda iterator: next(iterator) + 0)

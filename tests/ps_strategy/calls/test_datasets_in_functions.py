@@ -34,38 +34,6 @@ def loop(first, second):
     return *before, total
 
 
-def nested_loop_with_break(first, second):
-    before, total = (first.read_value(), second.read_value()), 0.0
-    for x in tf.data.Dataset.from_tensor_slices(NUMBERS).repeat():
-        first.assign_add(x)
-        for y in tf.data.Dataset.from_tensor_slices([x * 4.0, x * 6.0]):
-            second.assign_add(y)
-            total += y
-        if total >= 60.0:
-            break
-    return *before, total + 80.0
-
-
-def reduced(first, second):
-    before = first.read_value(), second.read_value()
-
-    def add(total, element):
-        with tf.control_dependencies([first.assign_add(element[0]), second.assign_add(element[1])]):
-            return total + element[0] * element[1]
-
-    return *before, pairs().reduce(0.0, add)
-
-
-@pytest.mark.parametrize("step", [pytest.param(nested_loop_with_break, marks=pytest.mark.long), reduced])
-def test_a_loop_over_a_dataset_changes_variables_on_parameter_servers(strategy, variables, step):
-    first, second = variables
-    function = tf.function(lambda: step(first, second))
-    futures = [strategy.schedule(function, worker=1) for _ in range(CALLS)]
-    assert [future.result(TIMEOUT) for future in futures] == [
-        (6.0 * count, 60.0 * count, 140.0) for count in range(CALLS)
-    ]
-
-
 def test_a_loop_over_a_dataset_changes_variables_in_fused_calls(strategy, monkeypatch, variables):
     first, second = variables
     fused = FusedCalls(strategy, monkeypatch)
@@ -111,18 +79,3 @@ def test_functions_of_datasets_loops_and_branches_read_variables_on_servers(stra
     for future in futures:
         for number, (found, (_, expected)) in enumerate(zip(future.result(TIMEOUT), USES, strict=True)):
             np.testing.assert_array_equal(found, expected, str(number))
-
-
-def test_an_error_in_a_loop_over_a_dataset_is_raised_as_itself(strategy, variables):
-    first, _ = variables
-
-    @tf.function
-    def step():
-        for x, _ in pairs():
-            tf.debugging.assert_less(x, 2.0, "too large")
-            first.assign_add(x)
-
-    with pytest.raises(tf.errors.InvalidArgumentError, match="too large"):
-        strategy.schedule(step).result(TIMEOUT)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="too large"):
-        strategy.join(TIMEOUT)

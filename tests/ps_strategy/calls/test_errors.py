@@ -107,6 +107,8 @@ def test_a_dataset_begun_on_the_client_is_a_clear_input_error(strategy):  # row 
 
 
 def test_errors_that_tensorflow_words_badly_say_what_to_do(strategy):
+    former = "/job:localhost/replica:0/task:0/device:CPU:0 unknown device."
+    assert str(tf.errors.InvalidArgumentError(None, None, former)).startswith("It uses what was made before the str")
     text = "Cannot encode a Tensor that exceeds the 2GB protobuf limit."
     assert str(tf.errors.InternalError(None, None, text)).startswith("A tensor of more than 2 GB cannot be sent")
     assert str(tf.errors.InternalError(None, None, "another")) == "another"

@@ -79,16 +79,6 @@ def test_arguments_that_a_trace_may_depend_on_otherwise_are_never_cached(functio
             assert cache.find(function, args) is None, argument
 
 
-def test_tensors_on_other_devices_are_fused_only_if_they_are_the_same(function, traced, monkeypatch):
-    one, other = tf.constant(1.0), tf.constant(2.0)
-    cache = TraceCache()
-    cache.add(function, [one], traced, ())
-    for is_stackable in (True, False):
-        monkeypatch.setattr(function_tracer, "is_stackable", lambda _, known=is_stackable: known)
-        assert cache.find(function, [one]).fusion_key == cache.find(function, [one]).fusion_key
-        assert (cache.find(function, [one]).fusion_key == cache.find(function, [other]).fusion_key) is is_stackable
-
-
 def test_a_trace_is_freed_with_its_function_without_garbage_collection():
     variable = tf.Variable(1.0)
     function = tf.function(lambda: variable.assign_add(1.0))
@@ -106,13 +96,6 @@ def test_a_trace_is_freed_with_its_function_without_garbage_collection():
         assert [each() for each in alive] == [None] * 3
     finally:
         gc.enable()
-
-
-def test_the_number_of_cached_traces_of_a_function_is_bounded(function, traced):
-    cache = TraceCache()
-    for number in range(1000):
-        cache.add(function, [number], traced, ())
-    assert sum(cache.find(function, [number]) is not None for number in range(1000)) <= 64
 
 
 def test_a_repeated_call_uses_the_trace_that_tensorflow_would_choose(strategy):
@@ -158,20 +141,3 @@ def test_reset_replaces_a_traced_function_by_one_untraced_copy() -> None:
     assert own is function.get_concrete_function(1)
     tracer.reset()
     assert traced_by(tracer, function) not in (own, copy)
-
-
-def test_reset_does_not_keep_the_object_of_a_method_alive() -> None:
-    class Trainer:
-        def __init__(self) -> None:
-            self.step = tf.function(self._step)
-
-        def _step(self, number: int) -> tf.Tensor:
-            return tf.constant(number)
-
-    trainer, tracer = Trainer(), FunctionTracer(PerWorkerHandles())
-    traced_by(tracer, trainer.step)
-    tracer.reset()
-    alive = weakref.ref(trainer)
-    del trainer
-    gc.collect()
-    assert alive() is None

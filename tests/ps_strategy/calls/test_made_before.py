@@ -50,6 +50,7 @@ PROGRAM = """
 """
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 def test_what_was_made_before_the_strategy_is_refused_in_a_sentence_or_works(run_program):
     run_program(PROGRAM)

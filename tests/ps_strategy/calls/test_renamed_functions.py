@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from coordinator.errors import ClosureCancelledError
 from coordinator.ps_strategy.calls import traced_function
-from coordinator.ps_strategy.calls.traced_function import RenamedFunctions, TracedFunction
+from coordinator.ps_strategy.calls.traced_function import TracedFunction
 from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles
 from coordinator.ps_strategy.tensorflow_internals.functions import CancellationManager, call_concrete
 from coordinator.ps_strategy.tensorflow_internals.handles import new_handle, replace_handles
@@ -14,36 +14,6 @@ from tests.ps_strategy.local_context import local_context
 TIMEOUT = 60.0
 WORKERS = 4
 BEFORE, AFTER, LATER, LAST = [1], [2], [3], [4]
-
-
-@pytest.fixture
-def functions(monkeypatch):
-    monkeypatch.setattr(traced_function, "under_another_name", lambda concrete: f"{concrete}'")
-    return RenamedFunctions()
-
-
-def test_a_function_that_failed_gets_a_new_name_for_each_recovery(functions, monkeypatch):
-    functions.record_failure("step", BEFORE)
-    assert functions.present("step", BEFORE) == "step"
-    assert functions.present("other", AFTER) == "other"
-    assert functions.present("step", AFTER) == "step'"
-    assert functions.present("step", LATER) == "step'"
-    functions.record_failure("step", LATER)
-    assert functions.present("step", LATER) == "step'"
-    monkeypatch.setattr(traced_function, "under_another_name", lambda concrete: f"{concrete}''")
-    assert functions.present("step", LAST) == "step''"
-
-
-def test_a_name_that_cannot_be_registered_is_tried_again_at_the_next_call(functions, monkeypatch):
-    def refuse(_):
-        raise tf.errors.UnavailableError(None, None, "no server")
-
-    functions.record_failure("step", BEFORE)
-    with monkeypatch.context() as patch:
-        patch.setattr(traced_function, "under_another_name", refuse)
-        with pytest.raises(tf.errors.UnavailableError):
-            functions.present("step", AFTER)
-    assert functions.present("step", AFTER) == "step'"
 
 
 def test_a_traced_function_runs_under_another_name_with_the_new_variable(monkeypatch, recorded_functions):

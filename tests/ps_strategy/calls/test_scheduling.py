@@ -9,7 +9,6 @@ import tensorflow as tf
 import coordinator
 from tests.deadline import wait_until
 from tests.ps_strategy.every_worker import finish_own_work
-from tests.ps_strategy.gate import Gate
 
 TIMEOUT = 60.0
 
@@ -60,21 +59,6 @@ def test_variables_with_unknown_dimensions_are_for_the_client(strategy, shape):
             strategy.schedule(fn, args=args)
     variable.assign(tf.ones([5, 3]))
     assert variable.numpy().shape == (5, 3)
-
-
-def test_defaults_fill_in_for_arguments_left_out(strategy):
-    assert result(strategy, add, tf.constant(1)) == 111
-    assert result(strategy, add, tf.constant(1), 2) == 103
-    assert result(strategy, add, tf.constant(1), z=tf.constant(2)) == 13
-    assert result(strategy, add, x=1, z=3, y=2) == 6
-    two = np.float32(2)
-
-    @tf.function
-    def f(x, *, y=two, z=(1.0, {"a": None})):
-        return x * y + z[0]
-
-    assert result(strategy, f, tf.constant(3.0)) == 7
-    assert result(strategy, f, tf.constant(3.0), z=(tf.constant(2.0), {"a": None})) == 8
 
 
 def test_arguments_may_be_anything_that_a_tf_function_takes(strategy, counter):
@@ -159,14 +143,3 @@ def test_thousands_of_functions_complete(strategy):  # row 15
     after = strategy.cluster.statistics()
     assert (after.finished, after.waiting, after.running) == (before.finished + 5_000, 0, 0)
     wait_until(lambda: sum(worker.finished for worker in strategy.cluster.statistics().workers) >= after.finished)
-
-
-def test_done_is_false_while_something_runs_and_join_says_what(strategy):
-    gate = Gate(strategy)
-    gate.occupy()
-    assert not strategy.done()
-    with pytest.raises(TimeoutError, match="_wait_at_gate"):
-        strategy.join(timeout=0.01)
-    gate.open()
-    strategy.join(TIMEOUT)
-    assert strategy.done()

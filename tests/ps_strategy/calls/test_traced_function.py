@@ -53,15 +53,6 @@ def call():
         yield lambda: pool.submit(traced.call_fused, context, StackedInputs.of_steps([[], []]))
 
 
-def test_workers_wait_while_one_of_them_builds_a_fused_function(build, call):
-    calls = [call() for _ in range(WORKERS)]
-    assert build.begun.acquire(timeout=TIMEOUT)
-    build.may_continue.set()
-    assert [each.result(TIMEOUT) for each in calls] == [[3.0, 3.0]] * WORKERS
-    assert call().result(TIMEOUT) == [3.0, 3.0]
-    assert build.count == 1
-
-
 def test_a_failed_build_fails_all_waiting_calls_and_the_next_call_retries(build, call):
     build.error = ValueError("no such operation")
     calls = [call() for _ in range(WORKERS)]
@@ -70,12 +61,3 @@ def test_a_failed_build_fails_all_waiting_calls_and_the_next_call_retries(build,
     assert {str(each.exception(TIMEOUT)) for each in calls} == {"no such operation"}
     build.error = None
     assert call().result(TIMEOUT) == [3.0, 3.0]
-
-
-def test_waiting_for_another_workers_build_is_bounded(build, call, monkeypatch):
-    monkeypatch.setattr(traced_function, "_BUILD_TIMEOUT", 0.05)
-    calls = [call() for _ in range(2)]
-    for _ in calls:
-        assert build.begun.acquire(timeout=TIMEOUT)
-    build.may_continue.set()
-    assert [each.result(TIMEOUT) for each in calls] == [[3.0, 3.0]] * 2

@@ -61,6 +61,10 @@ def test_a_compiled_function_that_uses_a_variable_on_a_server_raises_wherever_ca
     def in_condition(x):
         return tf.cond(x[0, 0] > 0, lambda: between(x), lambda: x)
 
+    def in_a_dataset(x):
+        dataset = tf.data.Dataset.from_tensor_slices(([1.0, 2.0], [3.0, 4.0]))
+        return next(iter(dataset.map(lambda one, other: scaled(one + other), num_parallel_calls=2).batch(2)))
+
     def backwards(x):
         with tf.GradientTape() as tape:
             loss = scaled(x)
@@ -68,7 +72,7 @@ def test_a_compiled_function_that_uses_a_variable_on_a_server_raises_wherever_ca
 
     # Not compiled, it works.
     assert strategy.schedule(tf.function(scaled.python_function), args=(FEATURES,)).result()[0, 0] == 2.0
-    for step in (between, in_condition, backwards):
+    for step in (between, in_condition, in_a_dataset, backwards):
         with pytest.raises(ValueError, match=r"'scaled'.*variable 'weight:0' on /job:ps.*pass its value") as raised:
             strategy.schedule(tf.function(step), args=(FEATURES,))
         assert step.__name__ in str(raised.value)

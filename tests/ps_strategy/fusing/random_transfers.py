@@ -30,7 +30,7 @@ FED_ONLY = list(
 
 _SHAPES = [(), (1,), (4,), (2, 3), (0,), (0, 2), (7, 1, 2), (300,)]
 _KINDS = ["constant", "computed", "computed", "fed", "fed with unknown length"]
-_PARTS = 40
+_PARTS = 24
 
 
 @dataclasses.dataclass(frozen=True)

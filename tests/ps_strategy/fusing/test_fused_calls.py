@@ -1,6 +1,5 @@
 """Tests that functions in one fused call have the same results and effects as in separate calls."""
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -117,34 +116,6 @@ def test_steps_with_iterators_of_unknown_size_or_the_results_of_others_run_alone
     futures = fused.run(plus_one, [(first,)] * COUNT)
     assert [future.result(timeout=0) for future in futures] == [2.0] * COUNT
     assert not fused.sizes
-
-
-def test_counters_of_an_optimizer_and_a_metric_are_exact(strategy, fused):
-    with strategy.scope():
-        layer = keras.layers.Dense(1)
-        layer.build((None, 3))
-        optimizer = keras.optimizers.Adam(0.01)
-        optimizer.build(layer.trainable_variables)
-        metric = keras.metrics.Mean()
-        counters = [tf.Variable(0.0), tf.Variable(0.0)]
-
-    @tf.function
-    def step(x, counter):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(layer(x) ** 2)
-        gradients = tape.gradient(loss, layer.trainable_variables)
-        optimizer.apply_gradients(zip(gradients, layer.trainable_variables, strict=True))
-        metric.update_state(loss)
-        counter.assign_add(1.0)
-        return loss
-
-    arguments = [(np.full([2, 3], number, np.float32), counters[number // COUNT]) for number in range(2 * COUNT)]
-    losses = [float(future.result(timeout=0)) for future in fused.run(step, arguments)]
-    assert int(optimizer.iterations.numpy()) == 2 * COUNT
-    assert float(metric.count.numpy()) == 2 * COUNT
-    assert np.isclose(float(metric.result()), np.mean(losses), rtol=1e-3)
-    assert [counter.numpy() for counter in counters] == [COUNT, COUNT]
-    assert fused.sizes
 
 
 def test_an_error_is_raised_only_by_the_call_that_failed(fused, monkeypatch):

@@ -59,11 +59,3 @@ def test_an_argument_may_be_returned_and_be_a_control_dependency():
             return x, y + 1, tf.constant(3)
 
     assert run(fn, [1, 2], [3, 4]) == [[1, 3, 3], [3, 5, 3]]
-
-
-def test_each_step_and_number_of_steps_draws_different_random_numbers():
-    for seeds in [(0, 0), (None, 5), (7, None), (7, 5)]:
-        tf.random.set_seed(seeds[0])
-        fn = tf.function(lambda seed=seeds[1]: tf.random.uniform([4], seed=seed))
-        drawn = [tuple(map(float, each[0])) for steps in (2, 3) for each in run(fn, *[[]] * steps)]
-        assert len(set(drawn)) == len(drawn), seeds

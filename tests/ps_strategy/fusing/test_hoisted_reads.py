@@ -1,8 +1,6 @@
 """Tests that a step reads a variable once, although loops, branches and functions use it, with the same results."""
 
-import keras
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from coordinator.ps_strategy.fusing.graph_copies import packed_function
@@ -32,12 +30,8 @@ def hoisted(fn, *args):
     for each in (concrete, copy):
         for variable, value in zip(variables, before, strict=True):
             variable.assign(value)
-        given = [tf.convert_to_tensor(arg) for arg in args if not isinstance(arg, tf.Variable)]
-        given = (
-            [arg.handle if isinstance(arg, tf.Variable) else arg for arg in args] if len(given) < len(args) else given
-        )
         go = [] if each is concrete else [tf.constant(True)]
-        found = call_flat(each, [*given, *concrete.captured_inputs, *go])
+        found = call_flat(each, [*args, *concrete.captured_inputs, *go])
         outcomes.append([*(value.numpy() for value in tf.nest.flatten(found)), *(each.numpy() for each in variables)])
     for expected, result in zip(*outcomes, strict=True):
         np.testing.assert_array_equal(expected, result)
@@ -60,23 +54,6 @@ def test_a_loop_a_branch_a_map_and_a_function_share_one_read():
         return tf.map_fn(lambda row: row * weights[0], x) + weights
 
     assert reads(hoisted(step, tf.ones([2, 2]))) == (1, 0)
-
-
-def test_branches_of_a_switch_share_one_read_and_what_one_changes_is_read_in_it():
-    weight, changed = tf.Variable([2.0]), tf.Variable([3.0])
-
-    def change():
-        changed.assign_add(weight)
-        return changed * 1.0
-
-    @tf.function
-    def step(x, number):
-        x = tf.switch_case(number, [lambda: x * weight, lambda: x + weight, change])
-        return x + weight
-
-    concrete = hoisted(step, tf.ones([1]), tf.constant(2))
-    assert reads(concrete) == (1, 1)
-    assert [each.type for each in concrete.graph.get_operations() if "Case" in each.type] == ["Case"]
 
 
 def test_a_read_sees_the_changes_before_the_loop_and_none_after_it():
@@ -126,12 +103,6 @@ def given_twice(weight, _, x):
     return x + change(weight)
 
 
-def read_by_read_value(weight, _, x):
-    for _ in tf.range(3):
-        x = x * weight.read_value()
-    return x
-
-
 def rows_looked_up(_, table, x):
     for number in tf.range(3):
         x = x + table.sparse_read(number) + table[0]
@@ -140,8 +111,7 @@ def rows_looked_up(_, table, x):
 
 def test_a_variable_that_may_change_meanwhile_is_read_where_it_was():
     weight, table = tf.Variable([2.0]), tf.Variable([[1.0], [2.0], [3.0]])
-    steps = [changed_in_a_function_after_its_loop, changed_in_the_loop, given_twice, read_by_read_value, rows_looked_up]
-    for step in steps:
+    for step in (changed_in_a_function_after_its_loop, changed_in_the_loop, given_twice, rows_looked_up):
         function = tf.function(lambda x, step=step: step(weight, table, x))
         assert reads(hoisted(function, tf.ones([1]))) == (0, 1), step.__name__
 
@@ -179,42 +149,3 @@ def test_a_large_variable_is_read_in_the_branch_that_needs_it():
 
         captured = tf.function(lambda x, step=step.python_function: step(x))
         assert reads(hoisted(captured, tf.constant(1.0))) == expected
-
-
-def test_a_step_of_a_recurrent_model_reads_each_variable_once():
-    keras.utils.set_random_seed(1)
-    model = keras.Sequential([keras.Input([5, 2]), keras.layers.LSTM(3), keras.layers.Dense(1)])
-    rate = tf.Variable(0.1)
-
-    @tf.function
-    def step(x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(model(x, training=True) ** 2)
-        gradients = tape.gradient(loss, model.trainable_variables)
-        for variable, gradient in zip(model.trainable_variables, gradients, strict=True):
-            variable.assign_sub(rate * gradient)
-        return loss, gradients
-
-    concrete = hoisted(step, tf.random.stateless_normal([4, 5, 2], seed=[1, 2]))
-    # The five of the model, and the rate.
-    assert reads(concrete) == (6, 0)
-    loops = [each for each in concrete.graph.get_operations() if "While" in each.type]
-    assert len(loops) == 2
-    assert not any(tensor.dtype == tf.resource for loop in loops for tensor in loop.inputs)
-
-
-@pytest.mark.cluster
-def test_scheduled_functions_use_hoisted_reads_from_the_second_call_on(strategy):
-    with strategy.scope():
-        weight = tf.Variable([2.0])
-
-    @tf.function
-    def step(x):
-        for _ in tf.range(3):
-            x = x * weight
-        weight.assign_add([1.0])
-        return x
-
-    workers = len(strategy.cluster.workers)
-    found = [strategy.schedule(step, (tf.ones([1]),)).result(TIMEOUT) for _ in range(2 * workers)]
-    assert found == [[(2.0 + number) ** 3] for number in range(2 * workers)]

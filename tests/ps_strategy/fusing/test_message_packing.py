@@ -72,30 +72,6 @@ def test_tensors_of_one_stage_and_direction_form_one_message():
     np.testing.assert_array_equal(results(concrete, x), [expected])
 
 
-def test_one_tensor_of_unknown_length_needs_no_header():
-    def fn(x, y):
-        return on(1, x + 1, y + 1)
-
-    concrete = built(fn, tf.TensorSpec([2]), tf.TensorSpec([None, 2]))
-    assert directions(concrete)[0] == ("", SERVERS[1])
-    assert "Bitcast" not in {operation.type for operation in concrete.graph.get_operations()}
-    for rows in (0, 5):
-        x, y = np.ones([2], np.float32), np.ones([rows, 2], np.float32)
-        for found, value in zip(results(concrete, x, y), (x, y), strict=True):
-            np.testing.assert_array_equal(found, value + 2)
-
-
-def test_a_tensor_that_depends_on_a_transfer_is_in_a_later_message():
-    def fn(x):
-        a, b = on(0, 2 * x, 3 * x)
-        (c,) = on(0, a * b)
-        (d,) = on(0, c + x)
-        return [c * d, a, b]
-
-    concrete = built(fn, tf.TensorSpec([], tf.int32))
-    assert results(concrete, 5) == [177 * 183, 11, 16]
-
-
 def test_a_tensor_that_waits_for_another_server_is_in_a_later_message():
     def fn(x):
         (a,) = on(0, 2 * x)
@@ -107,42 +83,6 @@ def test_a_tensor_that_waits_for_another_server_is_in_a_later_message():
     assert results(concrete, 5) == [26, 36, 11]
 
 
-def test_a_tensor_that_is_needed_later_is_sent_with_later_tensors():
-    def fn(x):
-        with tf.name_scope("step_0"):
-            (row,) = on(0, 2 * x)
-            change = row * 3
-            with tf.device(SERVERS[0]):
-                changed = change + 1
-        with tf.name_scope("step_1"):
-            looked_up = x * 5
-            with tf.device(SERVERS[0]), tf.control_dependencies([changed]):
-                return [looked_up + 1, changed + 1]
-
-    signature = tf.TensorSpec([], tf.int32)
-    assert directions(built(fn, signature, is_packed=False)).count(("", SERVERS[0])) == 3
-    concrete = built(fn, signature, sections=["step_0", "step_1"])
-    assert directions(concrete) == [("", SERVERS[0])] * 2 + [(SERVERS[0], "")] * 2
-    assert results(concrete, 5) == [26, 35]
-
-
-@pytest.mark.parametrize("is_awaited_by_control", [False, True])
-def test_a_tensor_that_is_only_moved_is_sent_with_those_it_is_used_with(is_awaited_by_control):
-    def fn(x):
-        with tf.device(SERVERS[0]):
-            moved = tf.identity(5 * x)
-        (there,) = on(0, 2 * x)
-        later = there * 3
-        with tf.device(SERVERS[0]), tf.control_dependencies([moved] if is_awaited_by_control else []):
-            changed = later + (1 if is_awaited_by_control else moved)
-        return [changed]
-
-    concrete = built(fn, tf.TensorSpec([], tf.int32))
-    # The first one is sent separately, then both together.
-    assert directions(concrete) == [("", SERVERS[0])] * 2 + [(SERVERS[0], "")] * 2
-    assert results(concrete, 5) == [34 if is_awaited_by_control else 58]
-
-
 def dequeued(_):
     queue = tf.raw_ops.FIFOQueueV2(component_types=[tf.int32], shapes=[[]])
     return tf.ensure_shape(tf.raw_ops.QueueDequeueV2(handle=queue, component_types=[tf.int32])[0], [])
@@ -152,8 +92,7 @@ def polled(x):
     return tf.while_loop(lambda i: i < 3, lambda i: i + tf.cast(tf.timestamp() > 0, tf.int32), [x])[0]
 
 
-@pytest.mark.parametrize("wait", [dequeued, polled], ids=lambda wait: wait.__name__)
-@pytest.mark.parametrize("is_inside", [False, True])
+@pytest.mark.parametrize(("wait", "is_inside"), [(dequeued, True), (polled, False)])
 def test_operations_that_may_block_do_not_delay_other_messages(wait, is_inside):
     def fn(x):
         a, b, c = on(0, 2 * x, 3 * x, 5 * x)
@@ -169,23 +108,6 @@ def test_operations_that_may_block_do_not_delay_other_messages(wait, is_inside):
 
     concrete = built(fn, tf.TensorSpec([], tf.int32))
     assert back(concrete) == [2, 3], "one message of operations that wait, and one of those that do not"
-
-
-def test_unordered_sections_are_packed_in_pairs():
-    scopes = [f"step_{number}" for number in range(4)]
-
-    def fn(x):
-        found = []
-        for number, scope in enumerate(scopes):
-            with tf.name_scope(scope):
-                found += on(1, x * number)
-        return [tf.add_n(found)]
-
-    concrete = built(fn, tf.TensorSpec([], tf.int32), sections=scopes)
-    # Tensors that are used outside of the sections are sent back together.
-    assert directions(concrete) == [("", SERVERS[1])] * 2 + [(SERVERS[1], "")]
-    assert results(concrete, 5) == [5 * 6 + 4]
-    assert len(messages(built(fn, tf.TensorSpec([], tf.int32)))) == 2, "in one section, all together"
 
 
 def test_large_tensors_and_strings_are_sent_separately():

@@ -2,7 +2,6 @@
 
 import collections
 import logging
-import math
 import threading
 
 import pytest
@@ -11,7 +10,6 @@ import tensorflow as tf
 from coordinator.ps_strategy.calls import traced_function
 from coordinator.ps_strategy.calls.traced_function import TracedFunction
 from coordinator.ps_strategy.fusing import graph_copies
-from coordinator.ps_strategy.fusing.graph_copies import calls_before_packing
 from tests.deadline import wait_until
 from tests.ps_strategy.every_worker import builds_of
 
@@ -118,44 +116,6 @@ def test_a_packed_function_reads_finite_data_to_its_end(strategy, pair, called):
             strategy.join(TIMEOUT)
 
 
-def test_an_error_names_the_line_in_the_users_code(strategy, pair, called):
-    first, second = pair
-
-    @tf.function
-    def divide(x):
-        total = tf.reduce_sum(first) + second
-        return tf.math.floordiv(tf.cast(total, tf.int32), x)
-
-    assert until_packed(strategy, divide, called, lambda _: (tf.constant(2),))[-1] == [[3]]
-    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
-        strategy.schedule(divide, [tf.constant(0)], worker=1).result(TIMEOUT)
-    assert called[-1]
-    line = divide.python_function.__code__.co_firstlineno + 3
-    assert f'File "{__file__}", line {line}, in divide' in str(caught.value)
-    with pytest.raises(tf.errors.InvalidArgumentError):
-        strategy.join(TIMEOUT)
-
-
-def test_a_function_without_messages_to_pack_runs_unchanged(strategy, pair, called):
-    first, second = pair
-
-    @tf.function
-    def on_one(x):
-        return first + x
-
-    @tf.function
-    def on_two(x):
-        second.assign_add([[1.0]], read_value=False)
-        return first + x
-
-    for fn in (on_one, on_two):
-        on_one_worker(strategy, fn, *[[tf.constant(1.0)]] * 5)
-    wait_built(strategy)
-    for fn in (on_one, on_two):
-        on_one_worker(strategy, fn, [tf.constant(1.0)])
-    assert not any(called)
-
-
 def test_workers_that_wait_for_each_other_do_not_deadlock(strategy, pair, called):
     first, second = pair
 
@@ -211,11 +171,3 @@ def wait_built(strategy):
     built = threading.Event()
     builds_of(strategy).request(built.set)
     assert built.wait(TIMEOUT)
-
-
-def test_a_function_with_loops_or_several_resources_is_built_again(monkeypatch):
-    for has_loops, servers, calls in ((True, 1, 2), (False, 2, 3), (False, 1, math.inf)):
-        monkeypatch.setattr(graph_copies.hoisted_reads, "has_loops", lambda _, known=has_loops: known)
-        there = dict.fromkeys(range(servers), "there")
-        monkeypatch.setattr(graph_copies, "servers_of_resources", lambda _, there=there: there)
-        assert calls_before_packing("function") == calls

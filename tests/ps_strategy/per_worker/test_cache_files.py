@@ -6,7 +6,7 @@ import pathlib
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy.per_worker.cache_files import CachesInGraph, own_file
+from coordinator.ps_strategy.per_worker.cache_files import own_file
 from tests.ps_strategy.every_worker import TIMEOUT, on_every_worker
 from tests.ps_strategy.per_worker.elements import first, total
 
@@ -103,9 +103,3 @@ def test_a_complete_file_is_chosen_or_else_a_new_one(tmp_path, name):
     assert chosen() == str(tmp_path / f"{name}.worker-1.12")
     (tmp_path / f"{name}.index").write_text("")
     assert chosen() == str(tmp_path / name), "by another program, for all"
-
-
-def test_a_graph_without_a_file_is_sent_as_it_is():
-    variant = tf.data.experimental.to_variant(tf.data.Dataset.range(3).cache())
-    graph = tf.raw_ops.DatasetToGraphV2(input_dataset=variant).numpy()
-    assert CachesInGraph(graph).copy_on(None) == (graph, ())

@@ -1,12 +1,10 @@
 """Tests of resources of every kind that a function creates on each worker."""
 
-import gc
-
 import pytest
 import tensorflow as tf
 
 from coordinator import ClosureInputError
-from tests.ps_strategy.every_worker import on_every_worker, per_worker_handles
+from tests.ps_strategy.every_worker import on_every_worker
 
 TIMEOUT = 60.0
 
@@ -103,13 +101,3 @@ def test_resources_of_the_client_but_a_summary_writer_are_refused_by_words(strat
     strategy.schedule(step).result(TIMEOUT)
     writer.close()
     assert list(tmp_path.glob("*tfevents*"))
-
-
-def test_a_resource_is_forgotten_with_the_object_that_represents_it(strategy):
-    known = per_worker_handles(strategy).handles_of_copies
-    before = set(map(id, known))
-    queue = strategy.create_per_worker_resource(new_queue)
-    [added] = set(map(id, known)) - before
-    del queue
-    gc.collect()
-    assert added not in map(id, known)

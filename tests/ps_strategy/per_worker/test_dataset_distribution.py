@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy.per_worker.dataset_distribution import _changes_with_iterators
 from tests.deadline import wait_until
 from tests.ps_strategy.every_worker import on_every_worker
 from tests.ps_strategy.per_worker.elements import first, total
@@ -108,32 +107,6 @@ def test_a_returning_worker_makes_an_iterator_without_each_that_was_made_before(
     assert len(made) <= 4
     if seed is not None:
         assert found.tolist() == elsewhere.tolist(), "the order of the same iterator on a worker that was not restarted"
-
-
-def same_seed():
-    tf.random.set_seed(3)
-    return tf.data.Dataset.range(9).shuffle(9)
-
-
-def chosen_at_random(seed):
-    parts = [tf.data.Dataset.range(5), tf.data.Dataset.range(5, 9)]
-    return tf.data.Dataset.sample_from_datasets(parts, seed=seed, rerandomize_each_iteration=True)
-
-
-def test_it_is_known_which_datasets_give_each_iterator_another_order():
-    for make, is_numbered in [
-        (lambda: tf.data.Dataset.range(9).shuffle(9), False),
-        (lambda: tf.data.Dataset.range(9).shuffle(9, seed=7).batch(3), True),
-        (lambda: tf.function(same_seed, autograph=False)().batch(3), True),
-        (lambda: tf.data.Dataset.range(9).interleave(lambda x: tf.data.Dataset.range(x).shuffle(9, seed=7)), False),
-        (lambda: chosen_at_random(7), True),
-        (lambda: tf.data.Dataset.random(seed=7, rerandomize_each_iteration=True).take(9), True),
-        (lambda: tf.data.Dataset.from_tensor_slices(tf.random.uniform([9], seed=7)).repeat(), False),
-        (lambda: chosen_at_random(None), False),
-    ]:
-        tf.random.set_seed(None)
-        operations = tf.function(make, autograph=False).get_concrete_function().graph.get_operations()
-        assert any(map(_changes_with_iterators, operations)) == is_numbered, [each.name for each in operations]
 
 
 def test_element_spec_is_that_of_the_dataset(strategy, distribute):  # row 58

@@ -1,15 +1,12 @@
 """Tests of loops over data that ends: every example is visited, and the loop ends when the last worker has no more."""
 
 import concurrent.futures
-import gc
-import weakref
 from collections import Counter
 
 import keras
 import pytest
 import tensorflow as tf
 
-from tests.deadline import wait_until
 from tests.ps_strategy.every_worker import on_every_worker
 from tests.ps_strategy.fusing.fused_calls import TIMEOUT, FusedCalls
 from tests.ps_strategy.gate import Gate
@@ -151,17 +148,3 @@ def test_functions_that_ask_for_the_end_never_raise_it(strategy, dataset):
 
     for function in (rest, total):
         assert sum(on_every_worker(strategy, function, iter(dataset))) == sum(range(EXAMPLES))
-
-
-def test_an_iterator_that_has_ended_is_freed_with_its_last_reference(strategy, dataset):
-    iterator = iter(dataset)
-    futures = schedule_all(strategy, iterator)
-    with pytest.raises(tf.errors.OutOfRangeError):
-        strategy.schedule(first, args=(iterator,))
-    reference = weakref.ref(iterator)
-    gc.disable()
-    try:
-        del iterator, futures
-        wait_until(lambda: reference() is None)
-    finally:
-        gc.enable()

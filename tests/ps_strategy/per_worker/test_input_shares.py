@@ -89,30 +89,6 @@ def test_endless_iterators_begin_again_with_new_shares_and_others_with_the_next_
     assert [next_of(again, worker) for worker in (0, 0, 1, 2, 2)] == [0, 3, 1, 2, 5]
 
 
-def test_a_function_that_reads_no_share_is_traced_once_and_its_iterators_go_on(workers, distribution):
-    traces = []
-
-    def same(context):
-        traces.append(context)
-        return tf.data.Dataset.range(12).repeat()
-
-    iterator = iter(distribution.from_function(same))
-    assert [next_of(iterator, worker) for worker in (0, 0, 1)] == [0, 1, 0]
-    workers.append(2)
-    assert [next_of(iterator, worker) for worker in (0, 1, 2)] == [2, 1, 0]
-    assert len(traces) == 1
-
-
-def test_elements_of_another_type_in_a_new_share_are_refused(workers, distribution):
-    def growing(context):
-        return tf.data.Dataset.from_tensors(tf.zeros([context.num_input_pipelines, 1]))
-
-    dataset = distribution.from_function(growing)
-    workers.append(2)
-    with pytest.raises(Exception, match=r"gives elements of the type .* and gave .* before"):
-        dataset.value_on(local_context(2))
-
-
 @pytest.mark.long
 @pytest.mark.cluster
 def test_real_workers_that_join_and_leave_have_shares(run_program):

@@ -7,7 +7,6 @@ import pytest
 import tensorflow as tf
 
 import coordinator
-from coordinator.workers import cluster
 from tests.deadline import wait_until
 
 WORKER = 1
@@ -119,24 +118,6 @@ def test_an_iterator_that_may_have_ended_early_is_kept_and_logged(strategy, sour
     warnings = [record.getMessage() for record in caplog.records if "ended it too early" in record.getMessage()]
     assert len(warnings) == 1
     assert warnings[0].startswith(f"{iterator.name} on /job:worker")
-
-
-def test_a_function_that_always_raises_cancelled_fails_with_that_error(strategy, source, monkeypatch):
-    # Not ten times: after five failures in a row, the worker is reconnected.
-    monkeypatch.setattr(cluster, "may_retry", lambda failure, count, *_, **__: count < 3)
-    source.open()
-    iterator = source.iterator()
-
-    @tf.function
-    def closed(iterator):
-        queue = tf.raw_ops.FIFOQueueV2(component_types=[tf.int64])
-        with tf.control_dependencies([tf.raw_ops.QueueCloseV2(handle=queue)]):
-            tf.raw_ops.QueueEnqueueV2(handle=queue, components=[next(iterator)])
-
-    with pytest.raises(tf.errors.CancelledError):
-        strategy.schedule(closed, (iterator,), worker=WORKER).result(TIMEOUT)
-    with pytest.raises(tf.errors.CancelledError):
-        strategy.join(TIMEOUT)
 
 
 def test_an_iterator_works_again_after_the_error_of_another_function(strategy, source):  # rows 35, 36

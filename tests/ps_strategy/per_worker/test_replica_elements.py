@@ -44,24 +44,6 @@ def test_the_last_elements_are_filled_up_with_no_rows_or_left_out():
     assert int(of_fixed_batches.cardinality()) == 1
 
 
-def test_an_endless_dataset_stays_endless_and_its_position_can_be_saved(tmp_path):
-    grouped = one_for_each_replica(tf.data.Dataset.range(6).repeat().batch(2), 2)
-    assert grouped.cardinality() == tf.data.INFINITE_CARDINALITY
-    checkpoint = tf.train.Checkpoint(iterator=iter(grouped))
-    next(checkpoint.iterator)
-    path = checkpoint.save(tmp_path / "position")
-    expected = elements([next(checkpoint.iterator)])
-    checkpoint.restore(path)
-    assert elements([next(checkpoint.iterator)]) == expected == [[[4, 5], [0, 1]]]
-
-
-def test_datasets_for_one_replica_or_with_parts_already_are_not_changed():
-    dataset = tf.data.Dataset.range(3).batch(2)
-    assert one_for_each_replica(dataset, 1) is divided_among_replicas(dataset, 1) is dataset
-    divided = divided_among_replicas(dataset, 2)
-    assert one_for_each_replica(divided, 2) is divided
-
-
 def test_batches_of_any_kind_are_divided_by_rows():
     dense = tf.data.Dataset.from_tensor_slices(np.arange(5))
     sparse = tf.data.Dataset.from_tensor_slices(tf.sparse.from_dense(np.eye(5, dtype=np.int64)))

@@ -1,14 +1,12 @@
 """Tests of when the copies of a per-worker resource are created, and of their handles, without servers."""
 
-import dataclasses
-import gc
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import tensorflow as tf
 
 from coordinator import ClosureCancelledError, ClosureInputError
-from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, PerWorkerResource, WorkerCopies
+from coordinator.ps_strategy.per_worker.resource import PerWorkerResource, WorkerCopies
 from coordinator.testing.fake_runtime import FakeRuntime, Gate
 from tests.deadline import LIMIT
 from tests.fake_cluster import OPTIONS, running_scheduler
@@ -48,16 +46,6 @@ def test_a_copy_is_created_once_per_worker_and_connection_when_it_is_used(worksh
     assert constant.value_on(local_context()).device.endswith("/device:CPU:0"), "in the device scope of its worker"
 
 
-def test_a_copy_is_created_again_when_its_share_has_changed(workshop):
-    shares = {0: "half", 1: "half"}
-    resource = PerWorkerResource("dataset", workshop.build, shares.__getitem__)
-    for share in ("half", "third", "third"):
-        shares[0] = share
-        resource.value_on(local_context(0))
-        resource.value_on(local_context(1))
-    assert workshop.built_for == [(0, 1), (1, 1), (0, 1)]
-
-
 @pytest.mark.parametrize("on_all", [False, True])
 def test_a_copy_is_created_again_after_it_was_reset(workshop, resource, on_all):
     resource.value_on(local_context(0))
@@ -86,30 +74,6 @@ def test_a_copy_that_cannot_be_created_is_an_input_error_with_its_cause(workshop
     assert resource.value_on(local_context()) == "copy 4", "it is tried again"
 
 
-def test_the_handle_of_a_variable_maps_to_the_copies_while_the_variable_exists(resource):
-    handles = PerWorkerHandles()
-    variable, other = tf.Variable(1), tf.Variable(1)
-    handles.add(variable, resource)
-    assert handles.resource_for(variable.handle) is resource
-    assert handles.resource_for(other.handle) is None
-    assert handles.resource_for(tf.constant(1)) is None
-    handle = variable.handle
-    del variable
-    gc.collect()
-    assert handles.resource_for(handle) is None
-    assert len(handles.handles_of_copies) == 0
-
-
-def test_nested_functions_capture_a_handle_that_maps_to_the_copies(resource):
-    handles = PerWorkerHandles()
-    variable = tf.Variable(1)
-    handles.add(variable, resource)
-    inner = tf.function(lambda: variable + 1)
-    outer = tf.function(lambda: tf.data.Dataset.range(2).map(lambda _: inner()).reduce(0, lambda a, b: a + b))
-    [captured] = outer.get_concrete_function().captured_inputs
-    assert handles.resource_for(captured) is resource
-
-
 def test_work_on_all_workers_ends_when_a_parameter_server_is_lost():
     runtime = FakeRuntime(workers=2)
     with running_scheduler(runtime) as scheduler, ThreadPoolExecutor(1) as pool:
@@ -121,14 +85,3 @@ def test_work_on_all_workers_ends_when_a_parameter_server_is_lost():
         # The caller holds what the recovery needs.
         with pytest.raises(tf.errors.UnavailableError, match="before every worker could save their positions"):
             saving.result(LIMIT)
-
-
-def test_work_on_all_workers_leaves_out_one_that_it_killed():
-    runtime = FakeRuntime(workers=2)
-    with running_scheduler(runtime, dataclasses.replace(OPTIONS, max_attempts=1)) as scheduler:
-
-        def kill(worker):
-            runtime.kill(0)
-            return worker
-
-        WorkerCopies(scheduler, OPTIONS).run_on_live(lambda worker: kill(worker) if worker == 0 else worker, "save")

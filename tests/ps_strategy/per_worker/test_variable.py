@@ -1,11 +1,9 @@
 """Tests of per-worker variables: `tf.Variable(..., per_worker_variable=True)`."""
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-import coordinator
 from tests.ps_strategy.every_worker import has_copies_on_workers, on_every_worker
 
 WORKERS = 2
@@ -127,27 +125,3 @@ def test_evaluation_over_shards_is_exact_although_all_workers_are_killed(strateg
         shared_cluster.wait_ready("worker", index)
     on_every_worker(strategy, evaluate, tf.constant(0, tf.int64))
     assert count.read_all() == [8.0] * WORKERS
-
-
-def test_a_per_worker_keras_optimizer_has_separate_slots_on_each_worker(strategy):
-    def per_worker(next_creator, **kwargs):
-        return next_creator(**kwargs, per_worker_variable=True)
-
-    with strategy.scope(), tf.variable_creator_scope(per_worker):
-        weight = tf.Variable(0.0)
-        optimizer = keras.optimizers.SGD(1.0, momentum=0.5)
-        optimizer.build([weight])
-
-    @tf.function
-    def step():
-        with tf.GradientTape() as tape:
-            loss = weight * tf.cast(coordinator.get_current_worker_index(), tf.float32)
-        optimizer.apply([tape.gradient(loss, weight)], [weight])
-
-    for _ in range(2):
-        on_every_worker(strategy, step)
-    [momentum] = [variable for variable in optimizer.variables if "momentum" in variable.path]
-    assert momentum.value.read_all() == [0.0, -1.5]
-    assert weight.read_all() == [0.0, -2.5]
-    assert optimizer.iterations.value.read_all() == [2] * WORKERS
-    assert weight.numpy() == 0.0

@@ -9,7 +9,7 @@ from unittest import mock
 import keras
 import tensorflow as tf
 from tensorflow.python.autograph.operators import control_flow
-from tensorflow.python.framework import auto_control_deps, op_def_registry
+from tensorflow.python.framework import auto_control_deps
 
 
 def function_in(graph: Any, name: str) -> Any:
@@ -83,13 +83,3 @@ def resource_resolvers() -> list[str]:
 def range_loop() -> Any:
     """Returns what AutoGraph calls for a loop over `tf.range`."""
     return control_flow._tf_range_for_stmt
-
-
-def operations_with_seeds() -> set[str]:
-    """Returns the operations that take a seed as an attribute, by which they draw random numbers."""
-    definitions = (op_def_registry.get(name) for name in dir(tf.raw_ops))
-    return {
-        definition.name
-        for definition in definitions
-        if definition is not None and any("seed" in each.name and each.type == "int" for each in definition.attr)
-    }
