@@ -11,33 +11,25 @@ CALLS = 20
 NUMBERS, FACTORS = [1.0, 2.0, 3.0], [10.0, 20.0, 30.0]
 
 
-@pytest.fixture
-def variables(strategy):
-    """One on each of the two parameter servers."""
-    with strategy.scope():
-        first, second = tf.Variable(0.0, name="first"), tf.Variable(0.0, name="second")
-    assert first.device != second.device
-    return first, second
-
-
 def pairs():
     return tf.data.Dataset.from_tensor_slices((NUMBERS, FACTORS))
 
 
-def loop(first, second):
-    """Adds 6 and 60 to `first` and `second`; returns their former values, and 140."""
-    before, total = (first.read_value(), second.read_value()), 0.0
-    for x, y in pairs():
-        first.assign_add(x)
-        second.assign_add(y)
-        total += x * y
-    return *before, total
-
-
-def test_a_loop_over_a_dataset_changes_variables_in_fused_calls(strategy, monkeypatch, variables):
-    first, second = variables
+def test_a_loop_over_a_dataset_changes_variables_in_fused_calls(strategy, monkeypatch):
+    with strategy.scope():
+        first, second = tf.Variable(0.0, name="first"), tf.Variable(0.0, name="second")
     fused = FusedCalls(strategy, monkeypatch)
-    futures = fused.run(tf.function(lambda: loop(first, second)[-1]), [()] * COUNT)
+
+    @tf.function
+    def loop():
+        total = 0.0
+        for x, y in pairs():
+            first.assign_add(x)
+            second.assign_add(y)
+            total += x * y
+        return total
+
+    futures = fused.run(loop, [()] * COUNT)
     assert [future.result(timeout=0) for future in futures] == [140.0] * COUNT
     assert (first.numpy(), second.numpy()) == (6.0 * COUNT, 60.0 * COUNT)
     assert max(fused.sizes) > 1

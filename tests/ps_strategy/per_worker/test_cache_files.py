@@ -6,7 +6,6 @@ import pathlib
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy.per_worker.cache_files import own_file
 from tests.ps_strategy.every_worker import TIMEOUT, on_every_worker
 from tests.ps_strategy.per_worker.elements import first, total
 
@@ -31,12 +30,9 @@ def complete(folder) -> list[int]:
     return sorted(int(owner) for owner, _ in files)
 
 
-@pytest.mark.parametrize("form", ["function", "ready"])
-def test_each_worker_caches_in_a_file_of_its_own_and_reads_it_again(strategy, lines, tmp_path, form):
+def test_each_worker_caches_in_a_file_of_its_own_and_reads_it_again(strategy, lines, tmp_path):
     def distribute():
-        if form == "ready":
-            return strategy.experimental_distribute_dataset(numbers(lines, folder / "file"))
-        return strategy.experimental_distribute_datasets_from_function(lambda _: numbers(lines, folder / "file"))
+        return strategy.experimental_distribute_datasets_from_function(lambda _: numbers(lines, folder / "odd *?[ü]"))
 
     stock, folder = tf.data.Dataset.cache, tmp_path / "caches"
     folder.mkdir()
@@ -86,20 +82,3 @@ def test_files_of_other_shares_and_of_each_element_are_not_read(strategy, tmp_pa
     names = {name.rpartition(".worker-")[0] for name in os.listdir(tmp_path)}
     shares = [f"share-{worker}-of-2" for worker in range(2)]
     assert names == {f"{name}.{share}" for name in ("file", "elements2", "elements3") for share in shares}
-
-
-@pytest.mark.parametrize("name", ["odd *?[1]", "ü\n"])
-def test_a_complete_file_is_chosen_or_else_a_new_one(tmp_path, name):
-    def chosen():
-        return own_file(tf.constant(str(tmp_path / name)), "worker-1").numpy().decode()
-
-    new = {chosen() for _ in range(5)}
-    assert len(new) == 5
-    assert {each.rpartition(".")[0] for each in new} == {str(tmp_path / f"{name}.worker-1")}
-    for other in ("worker-1.12_0.index", "worker-11.12.index", "worker-1.12.data-00000-of-00001", "worker-2.3.index"):
-        (tmp_path / f"{name}.{other}").write_text("")
-    assert chosen() not in new
-    (tmp_path / f"{name}.worker-1.12.index").write_text("")
-    assert chosen() == str(tmp_path / f"{name}.worker-1.12")
-    (tmp_path / f"{name}.index").write_text("")
-    assert chosen() == str(tmp_path / name), "by another program, for all"

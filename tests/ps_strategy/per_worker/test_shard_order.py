@@ -15,11 +15,6 @@ def files(tmp_path) -> str:
     return str(tmp_path / "*")
 
 
-@tf.function
-def helper(files):
-    return Dataset.list_files(files)
-
-
 def of_file(name):
     return Dataset.from_tensors(name)
 
@@ -27,16 +22,10 @@ def of_file(name):
 RANDOM = {
     "files": lambda files: Dataset.list_files(files).shard(2, 0),
     "shuffle": lambda _: Dataset.range(9).shuffle(9).shard(2, 0),
-    "in the same order each time": lambda _: Dataset.range(9).shuffle(9, reshuffle_each_iteration=False).shard(2, 0),
-    "before interleave": lambda files: Dataset.list_files(files).interleave(of_file).shard(2, 0),
     "inside of flat_map": lambda _: Dataset.range(2).flat_map(lambda i: Dataset.range(9).shuffle(9)).shard(2, 0),
-    "both inside": lambda files: Dataset.range(2).flat_map(lambda i: Dataset.list_files(files).shard(2, 0)),
     "captured": lambda files: captured(Dataset.list_files(files)),
-    "called": lambda files: helper(files).shard(2, 0),
     "in a branch": lambda files: chosen(files).shard(2, 0),
-    "zip": lambda _: Dataset.zip(Dataset.range(9), Dataset.range(9).shuffle(9)).shard(2, 0),
     "a sample of datasets": lambda _: Dataset.sample_from_datasets([Dataset.range(9)] * 2).shard(2, 0),
-    "a shuffled tensor": lambda _: Dataset.from_tensor_slices(tf.random.shuffle(tf.range(9))).shard(2, 0),
     "a random filter": lambda _: Dataset.range(9).filter(lambda x: tf.random.uniform([]) < 0.5).shard(2, 0),
     "as they come": lambda _: (
         Dataset.range(9).interleave(Dataset.range, num_parallel_calls=2, deterministic=False).shard(2, 0)
@@ -45,11 +34,9 @@ RANDOM = {
 IN_ORDER = {
     "files": lambda files: Dataset.list_files(files, shuffle=False).shard(2, 0),
     "with a seed": lambda files: Dataset.list_files(files, seed=3).shard(2, 0),
-    "shuffled afterwards": lambda files: Dataset.list_files(files, shuffle=False).shard(2, 0).shuffle(9).repeat(),
     "files afterwards": lambda files: Dataset.list_files(files, shuffle=False).shard(2, 0).flat_map(of_file).shuffle(9),
     "no share": Dataset.list_files,
     "a share of each file": lambda files: Dataset.list_files(files).flat_map(lambda name: of_file(name).shard(2, 0)),
-    "another dataset": lambda _: Dataset.zip(Dataset.range(9).shard(2, 0), Dataset.range(9).shuffle(9)),
     "random values": lambda _: Dataset.range(9).map(lambda x: x + tf.random.uniform([], 0, 5, tf.int64)).shard(2, 0),
 }
 
