@@ -1,7 +1,6 @@
 """Variables on parameter servers in functions that a scheduled function passes to a dataset, a loop or a branch."""
 
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from tests.ps_strategy.fusing.fused_calls import COUNT, TIMEOUT, FusedCalls

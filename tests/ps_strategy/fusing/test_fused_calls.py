@@ -53,14 +53,6 @@ def test_each_call_has_its_own_arguments_and_its_own_result(strategy, fused):
     assert fused.sizes.count(STEPS) >= 1
 
 
-def test_only_calls_with_arguments_of_the_same_shapes_are_fused(fused):
-    total = tf.function(tf.reduce_sum, input_signature=[tf.TensorSpec([None])])
-    sizes = [1, 1, 1, 1, 2, 2, 2, 2, 3] * 3
-    futures = fused.run(total, [(np.ones(size, np.float32),) for size in sizes])
-    assert [future.result(timeout=0) for future in futures] == sizes
-    assert fused.sizes
-
-
 def test_each_step_begins_after_the_one_before_has_ended(strategy, fused):
     with strategy.scope():
         per_worker = tf.Variable(0, dtype=tf.int64, per_worker_variable=True)

@@ -15,21 +15,6 @@ def run(fn, *steps):
     return [list(step) for step in zip(*outputs, strict=True)]
 
 
-def test_steps_use_a_variable_one_after_the_other():
-    variable = tf.Variable(1.0)
-
-    @tf.function
-    def fn(x):
-        with tf.compat.v1.colocate_with(variable.handle):
-            before = variable.read_value()
-        with tf.control_dependencies([before * 3]):
-            variable.assign(before * 2 + x)
-        return before, variable.read_value()
-
-    assert run(fn, [1.0], [10.0], [100.0]) == [[1, 3], [3, 16], [16, 132]]
-    assert variable.numpy() == 132
-
-
 def test_functions_branches_and_loops_are_copied_as_well():
     variable = tf.Variable(0)
 
@@ -50,12 +35,3 @@ def test_functions_branches_and_loops_are_copied_as_well():
     found = run(fn, [1], [2], [3])
     assert [list(each) for (each,) in found] == [[64, 65], [104, 105], [106, 107]]
     assert variable.numpy() == 8
-
-
-def test_an_argument_may_be_returned_and_be_a_control_dependency():
-    @tf.function
-    def fn(x, y):
-        with tf.control_dependencies([x]):
-            return x, y + 1, tf.constant(3)
-
-    assert run(fn, [1, 2], [3, 4]) == [[1, 3, 3], [3, 5, 3]]

@@ -4,7 +4,6 @@ import numpy as np
 import tensorflow as tf
 
 from coordinator.ps_strategy.fusing.graph_copies import packed_function
-from coordinator.ps_strategy.fusing.message_packing import MAX_PACKED_BYTES
 from tests.ps_strategy.tensorflow_internals.private_names import call_flat
 
 TIMEOUT = 120.0
@@ -137,15 +136,3 @@ def test_a_loop_that_waits_for_a_variable_reads_it_in_each_iteration():
 
     assert reads(hoisted(waiting, tf.constant(9.0))) == (0, 2)
     assert reads(hoisted(decided_by_weights, tf.constant([9.0, 9.0]))) == (1, 0)
-
-
-def test_a_large_variable_is_read_in_the_branch_that_needs_it():
-    for size, expected in ((MAX_PACKED_BYTES // 4, (1, 0)), (MAX_PACKED_BYTES // 4 + 1, (0, 1))):
-        table = tf.Variable(tf.zeros([size]))
-
-        @tf.function
-        def step(x, table=table):
-            return tf.cond(x > 0, lambda: tf.reduce_sum(table) + x, lambda: x)
-
-        captured = tf.function(lambda x, step=step.python_function: step(x))
-        assert reads(hoisted(captured, tf.constant(1.0))) == expected

@@ -74,20 +74,3 @@ def test_arguments_and_results_of_fused_calls_keep_their_bits(strategy, monkeypa
     for future, given in zip(futures, values, strict=True):
         for kind, found, value in zip(kinds, future.result(), given, strict=True):
             assert bits(found) == bits(value), kind
-
-
-def test_constant_folded_ids_change_the_right_rows(strategy, monkeypatch):
-    with strategy.scope():
-        table = tf.Variable(tf.zeros([50, 2]))
-        seen = tf.Variable(tf.zeros([4], tf.int32))
-
-    @tf.function
-    def step():
-        ids = tf.fill([4], 2) + tf.ones([4], tf.int32)
-        table.scatter_nd_add(ids[:, None], tf.random.uniform([4, 2], 1.0, 1.0))
-        seen.assign(ids)
-
-    FusedCalls(strategy, monkeypatch).run(step, [()] * COUNT)
-    rows = table.numpy()[:, 0]
-    assert {int(row): float(rows[row]) for row in rows.nonzero()[0]} == {3: 4.0 * COUNT}
-    assert seen.numpy().tolist() == [3] * 4

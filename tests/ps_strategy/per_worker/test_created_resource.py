@@ -67,19 +67,13 @@ def test_a_resource_that_cannot_be_created_fails_the_functions_that_use_it(strat
         assert len(calls) == 1, "no second one"
         return new_queue()
 
+    with pytest.raises(TypeError, match="in which there is no resource"):
+        strategy.create_per_worker_resource(lambda: 1)
     queue = strategy.create_per_worker_resource(only_once)
     future = strategy.schedule(tf.function(queue.size))
     with pytest.raises(ClosureInputError, match=r"the resource of only_once could not be created .* no second one"):
         strategy.join(TIMEOUT)
     assert isinstance(future.exception(TIMEOUT), ClosureInputError)
-
-
-def test_what_is_no_resource_is_refused(strategy):
-    with pytest.raises(TypeError, match="takes a function that creates a resource"):
-        strategy.create_per_worker_resource(new_queue())
-    for value in (1, tf.constant(1), [], tf.Module()):
-        with pytest.raises(TypeError, match="in which there is no resource"):
-            strategy.create_per_worker_resource(lambda value=value: value)
 
 
 def test_resources_of_the_client_but_a_summary_writer_are_refused_by_words(strategy, tmp_path):

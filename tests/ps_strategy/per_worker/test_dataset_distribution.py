@@ -1,6 +1,5 @@
 """Tests of how datasets are distributed to the workers: what is traced, what is sent, and what is refused."""
 
-import numpy as np
 import pytest
 import tensorflow as tf
 

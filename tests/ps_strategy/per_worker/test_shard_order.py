@@ -58,11 +58,8 @@ def warnings(make, files, caplog):
     return [each for each in caplog.messages if "'make' takes a shard of data in a random order" in each]
 
 
-def test_a_shard_of_data_in_a_random_order_is_reported(files, caplog):
+def test_a_shard_of_data_in_a_random_order_is_reported_and_one_in_the_same_order_is_not(files, caplog):
     assert {case: len(warnings(make, files, caplog)) for case, make in RANDOM.items()} == dict.fromkeys(RANDOM, 1)
-
-
-def test_a_shard_of_data_in_the_same_order_everywhere_is_not(files, caplog):
     assert {case for case, make in IN_ORDER.items() if warnings(make, files, caplog)} == set()
     tf.random.set_seed(5)
     assert not warnings(RANDOM["files"], files, caplog), "a global seed is a seed"

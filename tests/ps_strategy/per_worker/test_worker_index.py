@@ -64,26 +64,3 @@ def test_the_index_raises_outside_of_scheduled_functions(strategy):
     for read in (coordinator.get_current_worker_index, tf.function(coordinator.get_current_worker_index)):
         with pytest.raises(RuntimeError, match="known only inside a function that is scheduled"):
             read()
-
-
-def test_a_returning_worker_keeps_its_index_and_has_a_greater_connection_number(strategy, shared_cluster):
-    @tf.function
-    def inner():
-        return strategy.extended.services.connection_number()
-
-    @tf.function
-    def step():
-        in_loop = tf.constant(0, tf.int64)
-        for _ in tf.range(2):
-            in_loop += inner()
-        return coordinator.get_current_worker_index(), inner(), in_loop
-
-    before = on_every_worker(strategy, step)
-    assert before == on_every_worker(strategy, step)
-    shared_cluster.kill("worker", 1)
-    shared_cluster.restart("worker", 1)
-    after = on_every_worker(strategy, step)
-    assert [index for index, *_ in after] == list(range(WORKERS))
-    assert after[0] == before[0]
-    assert after[1][1] > before[1][1]
-    assert all(in_loop == 2 * number for _, number, in_loop in before + after)
