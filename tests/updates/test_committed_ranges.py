@@ -11,7 +11,6 @@ from coordinator.data.ledger import WINDOW
 from coordinator.data.ranges import PositionRange
 from coordinator.ps_strategy.fusing.repeated_function import may_be_fused
 from coordinator.updates import Asynchronous, Delayed, Synchronous
-from coordinator.updates.rule_state import COUNTS, pause
 from tests.deadline import wait_until
 from tests.ps_strategy.every_worker import concrete_function
 from tests.updates.descent import TIMEOUT, descend, mostly_long, new_rule, run, value_of
@@ -173,21 +172,6 @@ class Counting:
         """Fails unless the model has seen each example once."""
         assert all((count.numpy() == 1).all() for count in self._counts)
         assert int(self.rule.version) == 200
-
-
-@pytest.mark.long
-def test_a_range_that_is_run_on_two_workers_counts_once(strategy):
-    def wait_for_the_other(number):
-        if number == 30:
-            while counting.rule.state.counts[COUNTS.index("rejected")] == 0:
-                pause(tf.constant(0.01, tf.float64))
-
-    counting = Counting(strategy, wait_for_the_other)
-    for positions in counting.epochs.on(strategy):
-        strategy.schedule(counting.step, (positions,), timeout=1.0 if positions[3] == 30 else None)
-    strategy.join(TIMEOUT)
-    counting.check()
-    assert counting.rule.statistics().rejected >= 1
 
 
 @pytest.mark.long

@@ -3,10 +3,10 @@
 import pytest
 import tensorflow as tf
 
-from coordinator.updates import Asynchronous, ModelAverage, Synchronous
+from coordinator.updates import Asynchronous, Synchronous
 from tests.deadline import LIMIT
 from tests.ps_strategy.every_worker import concrete_function, on_every_worker
-from tests.updates.descent import new_rule, pushing_step, run, value_of
+from tests.updates.descent import new_rule, pushing_step, value_of
 
 
 @pytest.fixture
@@ -102,29 +102,3 @@ def test_only_an_unused_rule_for_the_same_variables_may_follow(strategy, variabl
             rules[0].switch_to(new_rule(strategy, Asynchronous, others))
     with pytest.raises(ValueError, match="not used before"):
         rules[0].switch_to(rules[0])
-
-
-def test_a_synchronous_warm_up_ends_in_averaging_of_its_model(strategy):
-    with strategy.scope():
-        variable = tf.Variable(0.0)
-    rule = new_rule(strategy, Synchronous, [variable], grads_to_wait=2)
-
-    @tf.function
-    def step(gradient):
-        with rule.pull() as version:
-            found = variable.read_value()
-        rule.push([gradient], version)
-        return found
-
-    def round_of_all() -> list[float]:
-        return [float(run(strategy, step, worker, tf.constant(2 * worker + 1.0))) for worker in range(2)]
-
-    # As the workers of the original: they reduce their gradients to a mean, then each trains that model.
-    assert round_of_all() == [0.0, 0.0]
-    assert variable.numpy() == -2.0
-    averaged = new_rule(strategy, ModelAverage, [variable])
-    rule.switch_to(averaged)
-    assert round_of_all() == [-2.0, -2.0]
-    averaged.abort()
-    # The mean of -3 and -5.
-    assert variable.numpy() == pytest.approx(-4.0)

@@ -131,23 +131,6 @@ def test_a_rule_refuses_the_settings_of_other_rules(strategy, variables):
     assert all(shown[name] == common[name] for name in (*rounded, "once"))
 
 
-def test_two_rules_of_one_model_count_separately(strategy, rule, variables):
-    with strategy.scope():
-        other = Asynchronous(descend, variables, learning_rate=0.25)
-
-    @tf.function
-    def step():
-        with rule.pull() as version:
-            pass
-        with other.pull() as other_version:
-            pass
-        return rule.push([tf.constant(1.0)] * 3, version), other.push([tf.constant(1.0)] * 3, other_version)
-
-    assert result(strategy, step) == (True, True)
-    assert (rule.version.numpy(), other.version.numpy()) == (1, 1)
-    assert [variable.numpy() for variable in variables] == [0.25, 1.25, 2.25]
-
-
 def test_methods_of_a_rule_first_check_whether_the_strategy_is_closed(strategy, variables, monkeypatch):
     rules = [new_rule(strategy, name, variables) for name in ("asynchronous", "synchronous", "model average")]
 

@@ -92,36 +92,3 @@ def test_zero_delay_with_all_workers_in_an_update_equals_one_process(strategy, v
     for variable in variables:
         np.testing.assert_allclose(variable.numpy(), np.full(variable.shape, 1 - 0.75**10), rtol=1e-5)
     assert rule.version.numpy() == 10
-
-
-@pytest.mark.long
-def test_no_worker_waits_for_a_failed_step_or_for_one_whose_data_has_ended(strategy, variables, make_rule):
-    def few_or_many(context):
-        return tf.data.Dataset.range(10 if context.input_pipeline_id == 1 else 1)
-
-    iterator = iter(strategy.experimental_distribute_datasets_from_function(few_or_many))
-    rule = make_rule(max_delay=0, grads_to_wait=2)
-
-    @tf.function
-    def failing():
-        with rule.pull() as version:
-            tf.debugging.assert_negative(version, "fails on purpose")
-            gradients = [tf.ones_like(variable) for variable in variables]
-        return rule.push(gradients, version)
-
-    @tf.function
-    def step(iterator):
-        with rule.pull() as version, tf.control_dependencies([version]):
-            number = tf.cast(next(iterator), tf.float32)
-            gradients = [tf.ones(variable.shape) + 0.0 * number for variable in variables]
-        return rule.push(gradients, version)
-
-    strategy.schedule(failing)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="fails on purpose"):
-        strategy.join(TIMEOUT)
-    futures = [strategy.schedule(step, args=(iterator,)) for _ in range(10)]
-    assert all(future.result(TIMEOUT) for future in futures)
-    strategy.join(TIMEOUT)
-    statistics = rule.statistics()
-    assert (statistics.pushes, statistics.updates) == (10, 5)
-    assert value_of(variables) == -5.0

@@ -1,7 +1,6 @@
 """Tests of delayed gradients: a pull applies those whose delay is over, in the order of pushes; none is lost."""
 
 import math
-import time
 
 import numpy as np
 import pytest
@@ -46,27 +45,6 @@ def test_a_pull_applies_due_gradients_and_requeues_the_rest(strategy, variables)
     apply(waiting)
     assert value_of(variables) == model
     assert rule.statistics().staleness.histogram == tuple(np.bincount(staleness))
-
-
-@pytest.mark.long
-def test_the_delay_may_depend_on_the_worker_and_the_time_and_be_random(strategy, variables):
-    began = time.time()
-
-    def delay(worker, now):
-        seconds = tf.where(tf.abs(now - began) < 1000, tf.random.uniform([], 1e5, 2e5), 0.0)
-        return tf.where(worker == 1, seconds, 0.0)
-
-    rule = make_rule(strategy, variables, delay)
-    step = new_step(strategy, rule, variables)
-    for value, worker in ((1, 1), (10, 0), (100, 1)):
-        step(value, worker)
-    assert step(1000, 1) == (1, -10)
-    # In microseconds.
-    delays = entries(rule)[:, -1] / 1e6
-    assert len(set(delays)) == 3
-    assert ((delays >= 1e5) & (delays <= 2e5)).all()
-    assert rule.flush() == 3
-    assert value_of(variables) == -1111.0
 
 
 @pytest.mark.long

@@ -7,10 +7,9 @@ import tensorflow as tf
 from coordinator.updates import Asynchronous
 from tests.deadline import wait_until
 from tests.ps_strategy.every_worker import TIMEOUT
-from tests.updates.descent import new_rule, pushing_step
+from tests.updates.descent import new_rule
 from tests.updates.descent import run as run_on
-from tests.updates.parts_of_rules import means_of, own_model_of
-from tests.updates.rules.averaging_steps import MAX_POLLS, NEVER, ascent, make_rule, own_models, poll_until, run
+from tests.updates.rules.averaging_steps import NEVER, ascent, make_rule, own_models, poll_until, run
 
 # The algorithm.
 
@@ -52,86 +51,7 @@ def test_what_a_worker_has_changed_moves_the_mean_where_its_model_then_begins(st
     assert statistics.pulls == len(order) + 2
 
 
-@pytest.mark.long
-def test_a_worker_that_joins_late_or_idles_changes_nothing_by_that(strategy, weights):
-    rule = make_rule(strategy, weights)
-    step = ascent(rule, weights)
-    run(strategy, step, 0, 8.0)
-    run(strategy, step, 0, 0.0)
-    assert weights[1].numpy() == 8
-    assert run(strategy, step, 1, 0.0) == 8
-    assert weights[1].numpy() == 8
-    # Each is idle while the other one trains, and nothing that it has learned is averaged away.
-    for number in range(8):
-        run(strategy, step, number % 2)
-    rule.abort()
-    np.testing.assert_allclose(weights[1].numpy(), 12, rtol=1e-6)
-    np.testing.assert_allclose(weights[0].numpy(), [12, 12], rtol=1e-6)
-
-
 # In parallel with the computation.
-
-
-@pytest.mark.long
-def test_gradients_are_computed_while_averaging_is_delayed(strategy, weights, turn):
-    rule = make_rule(strategy, weights)
-    model_mean = means_of(rule)[0]
-
-    @tf.function(autograph=False)
-    def hold_up():
-        """Holds the lock of a server until the other worker has computed its gradients."""
-        with model_mean.lock.hold():
-            turn.assign(1, read_value=False)
-            with tf.device(None):
-                return poll_until(lambda: turn.read_value() == 2)
-
-    @tf.function
-    def step():
-        with rule.pull() as version:
-            gradients = [tf.ones_like(weight) + weight for weight in weights]
-        with tf.control_dependencies(gradients):
-            # The lock is held until here at least, and the push waits for the averaging.
-            turn.assign(2)
-        rule.push(gradients, version)
-
-    # The first step of a worker takes the mean before it computes anything.
-    run_on(strategy, step, 0)
-    turn.assign(0)
-    held = strategy.schedule(hold_up, worker=1)
-    wait_until(lambda: turn.numpy() == 1)
-    run_on(strategy, step, 0)
-    assert held.result(TIMEOUT) < MAX_POLLS
-    assert rule.version.numpy() == 2
-
-
-@pytest.mark.long
-def test_a_change_reaches_all_servers_if_the_step_that_had_it_counted_fails(strategy, weights, turn, monkeypatch):
-    rule = make_rule(strategy, weights)
-    step = ascent(rule, weights)
-    run(strategy, step, 0, 4.0)
-    # On the server that does not count.
-    [other] = [mean for mean in means_of(rule) if mean.device != rule.version.device]
-    advance = other.advance
-
-    def fail_later(counted):
-        polls = poll_until(lambda: turn.read_value() == 1)
-        with tf.control_dependencies([tf.debugging.Assert(polls < 0, ["as planned"])]):
-            return advance(tf.identity(counted))
-
-    monkeypatch.setattr(other, "advance", tf.function(fail_later, autograph=False))
-    failing = strategy.schedule(ascent(rule, weights), (tf.constant(1.0),), worker=0)
-    # The change is counted, and this server does not add it yet.
-    wait_until(lambda: rule.version.numpy() == 2)
-    turn.assign(1)
-    for raises in (lambda: failing.result(TIMEOUT), lambda: strategy.join(TIMEOUT)):
-        with pytest.raises(tf.errors.InvalidArgumentError, match="as planned"):
-            raises()
-    monkeypatch.undo()
-    for _ in range(3):
-        run(strategy, step, 0, 0.0)
-    rule.abort()
-    assert weights[0].numpy().tolist() == [4, 4]
-    assert weights[1].numpy() == 4
 
 
 # Period, warm-up, abort and resume.
@@ -183,24 +103,6 @@ def test_models_stay_separate_between_abort_and_resume(strategy, weights, tmp_pa
     checkpoint.read(path).assert_consumed()
     rule.resume()
     assert [run(strategy, step, worker, 0.0) for worker in range(2)] == [8, 8]
-
-
-@pytest.mark.long
-def test_abort_gives_all_workers_the_exact_mean_of_variables_of_all_dtypes(strategy):
-    dtypes = [tf.float32, tf.float16, tf.bfloat16, tf.float64]
-    with strategy.scope():
-        weights = [tf.Variable(tf.zeros([3], dtype)) for dtype in dtypes]
-    assert len({weight.device for weight in weights}) == 2
-    rule = make_rule(strategy, weights, period=NEVER)
-    step = pushing_step(rule, lambda by: [tf.cast(tf.fill([3], -by), dtype) for dtype in dtypes])
-    for worker, by in ((0, 0.1), (1, 0.5), (1, 3.0)):
-        run_on(strategy, step, worker, tf.constant(by))
-    models = [np.array(variable.read_all()) for variable in own_model_of(rule).variables]
-    rule.abort()
-    assert rule.version.numpy() == rule.statistics().updates == 1
-    for weight, values in zip(weights, models, strict=True):
-        mean = values.astype(np.float64).mean(0)
-        np.testing.assert_array_equal(weight.numpy(), mean.astype(values.dtype))
 
 
 @pytest.mark.release

@@ -43,23 +43,6 @@ def test_the_pushes_of_others_are_seen_only_with_the_next_pull(strategy, weights
     assert weights[1].numpy() == -8
 
 
-@pytest.mark.long
-def test_variables_that_are_too_large_to_be_packed_have_copies(strategy):
-    with strategy.scope():
-        large = tf.Variable(tf.zeros([2**18 + 1]))
-    rule = make_rule(strategy, [large], get_model_frequency=2)
-
-    @tf.function
-    def step():
-        with rule.pull() as version:
-            found = large[0] + large[-1]
-        rule.push([tf.ones_like(large)], version)
-        return found
-
-    assert [float(run(strategy, step, worker)) for worker in (0, 1, 0, 1)] == [0.0, -2.0, -2.0, -4.0]
-    assert rule.statistics().bytes_pulled == 2 * 4 * (2**18 + 1)
-
-
 def test_embeddings_are_looked_up_on_their_server_in_every_step(strategy, weights):
     with strategy.scope():
         table = tf.Variable(tf.zeros([6, 2]))

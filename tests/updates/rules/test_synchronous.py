@@ -2,7 +2,6 @@
 
 import keras
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from coordinator.updates import Synchronous
@@ -12,31 +11,6 @@ from tests.updates.parts_of_rules import log_of
 from tests.updates.small_model import loss_and_gradients, new_model
 
 ROUNDS = 3
-
-
-@pytest.mark.long
-def test_a_dense_and_a_sparse_variable_are_updated_by_the_averaged_gradients(strategy):
-    random = np.random.default_rng(0)
-    expected_dense, expected_rows = np.zeros(3, np.float32), np.zeros([5, 2], np.float32)
-    with strategy.scope():
-        dense, rows = tf.Variable(lambda: tf.zeros([3])), tf.Variable(lambda: tf.zeros([5, 2]))
-        half = tf.Variable(lambda: tf.zeros([2], tf.float16))
-    rule = new_rule(strategy, Synchronous, [dense, rows, half], grads_to_wait=3, embeddings=[rows])
-    step = pushing_step(
-        rule, lambda dense, values, indices, of_half: [dense, tf.IndexedSlices(values, indices), of_half]
-    )
-    step = tf.function(step.python_function, reduce_retracing=True)
-    # Repeated indices in one gradient, and in several. The sum for the last variable would overflow in its dtype.
-    for indices, of_half in (([0, 3], 60000.0), ([3, 3], 60000.0), ([1, 3, 0], -60000.0)) * ROUNDS:
-        gradient, values = random.normal(size=3), random.normal(size=[len(indices), 2])
-        expected_dense -= gradient / 3
-        np.subtract.at(expected_rows, indices, values / 3)
-        numbers = (tf.constant(each, tf.float32) for each in (gradient, values))
-        assert run(strategy, step, None, *numbers, tf.constant(indices), tf.fill([2], tf.constant(of_half, tf.float16)))
-    np.testing.assert_allclose(dense.numpy(), expected_dense, rtol=1e-5)
-    np.testing.assert_allclose(rows.numpy(), expected_rows, rtol=1e-5)
-    np.testing.assert_array_equal(half.numpy(), [-60000.0, -60000.0])
-    assert rule.version.numpy() == ROUNDS
 
 
 def test_adam_gives_the_same_as_one_process_with_averaged_gradients(strategy):

@@ -105,26 +105,6 @@ def test_a_worker_that_is_dismissed_is_not_waited_for(state, is_open, gate, begi
 
 
 @pytest.mark.long
-def test_workers_begin_one_by_one_and_the_decision_gets_worker_and_clock(strategy, state, begin, may_end):
-    set_rows(state.clocks, [6, 6])
-
-    def none_in_flight(worker, clock):
-        is_empty = tf.reduce_all(state.workers.pulled_version.read_value() == NO_STEP)
-        return is_empty & (clock == 6) & (worker < 2)
-
-    gate = Gate(strategy, state, none_in_flight)
-    futures = begin(gate, 0, 1)
-    wait_until(lambda: len(in_flight(state)) == 1 and len(waiting(state)) == 1)
-    [first] = in_flight(state)
-    may_end.assign([first == 0, first == 1])
-    # When it has ended it is idle, which lets the next one begin.
-    futures[first].result(TIMEOUT)
-    wait_until(lambda: set(in_flight(state)) == {1 - first})
-    may_end.assign([True] * 2)
-    futures[1 - first].result(TIMEOUT)
-
-
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("before", "order", "during", "after"),
     [([7, 9, 2], (1, 0), [7, 9, 2], [9, 9, 2]), ([7, 9, 12], (0, 1), [12, 9, 12], [12, 12, 12])],
@@ -157,13 +137,3 @@ def test_an_abandoned_call_is_not_recorded(strategy, state, gate, begin, may_end
     state.workers.fence.assign(tf.zeros_like(fences))
     [future] = begin(gate, 0)
     future.result(TIMEOUT)
-
-
-def test_a_pause_lasts_the_given_time():
-    @tf.function(autograph=False)
-    def paused():
-        began = tf.timestamp()
-        with tf.control_dependencies([pause(tf.constant(0.02, tf.float64) + 0.0 * began)]):
-            return tf.timestamp() - began
-
-    assert min(paused() for _ in range(3)) >= 0.02

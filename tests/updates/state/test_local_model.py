@@ -8,7 +8,7 @@ import tensorflow as tf
 from coordinator.updates.gradient_optimizer import gradient_optimizer
 from coordinator.updates.model import LocalModel, Model
 from tests.ps_strategy.every_worker import on_every_worker
-from tests.updates.descent import descend, mostly_long, run
+from tests.updates.descent import descend, mostly_long
 
 WORKERS = 2
 STEPS = 4
@@ -109,42 +109,6 @@ def test_a_changed_learning_rate_is_used(strategy):
     assert list(step()[0][0]) == [2.5, -3.0]
     sgd.learning_rate = 1.0
     assert list(step()[0][0]) == [1.5, -1.0]
-
-
-def test_embeddings_are_not_copied_and_some_copies_may_be_updated(strategy):
-    with strategy.scope():
-        variables = [tf.Variable([float(number)]) for number in range(4)]
-        optimizer = gradient_optimizer(keras.optimizers.Adam(1.0), variables, None)
-        local = LocalModel(Model(variables, embeddings=[variables[2], variables[0]]), optimizer)
-    assert local.numbers == (1, 3)
-
-    @tf.function
-    def step():
-        local.assign([tf.constant([5.0]), tf.constant([7.0])])
-        local.apply({3: tf.constant([2.0])}, tf.constant(1.0))
-        return local.values()
-
-    np.testing.assert_allclose(run(strategy, step), [[5.0], [6.0]], rtol=1e-5)
-
-
-def test_a_copy_has_the_shape_and_dtype_of_its_variable_and_keeps_its_constraint(strategy):
-    dtypes = [tf.float16, tf.bfloat16, tf.float64]
-    with strategy.scope():
-        variables = [
-            tf.Variable(tf.ones([2, 3], dtype), constraint=lambda value: tf.maximum(value, 0)) for dtype in dtypes
-        ]
-        local = LocalModel(Model(variables), gradient_optimizer(keras.optimizers.SGD(4.0), variables, None))
-
-    @tf.function
-    def step():
-        ones = [tf.ones([2, 3], dtype) for dtype in dtypes]
-        local.assign(ones)
-        local.apply(dict(enumerate(ones)), tf.constant(4.0))
-        return local.values()
-
-    for value, copy, dtype in zip(run(strategy, step), local.variables, dtypes, strict=True):
-        assert (copy.shape, copy.dtype, value.dtype) == ((2, 3), dtype, dtype.as_numpy_dtype)
-        assert value.tolist() == [[0.0] * 3] * 2
 
 
 def test_variables_of_embedding_layers_and_sharded_ones_are_not_copied(strategy, caplog):

@@ -18,16 +18,6 @@ def variables(strategy):
         return [tf.Variable(tf.zeros([2]), name=f"number_{number}") for number in range(4)]
 
 
-def test_a_model_groups_its_variables_by_server(variables):
-    model = Model(variables, embeddings=[variables[2]])
-    assert model.by_device.keys() == {variable.device for variable in variables}
-    for device, numbers in model.by_device.items():
-        assert all(variables[number].device == device for number in numbers)
-    assert sorted(number for numbers in model.by_device.values() for number in numbers) == [0, 1, 2, 3]
-    assert model.dense == (0, 1, 3)
-    assert model.pulled_at_once() == [0, 1, 3]
-
-
 def test_large_variables_are_pulled_when_used_and_those_of_keras_unwrapped(strategy):
     with strategy.scope():
         variables = [tf.Variable(tf.zeros([MAX_PACKED_BYTES // 4 + more])) for more in (0, 1)]

@@ -1,13 +1,10 @@
 """Tests that transferred tensors arrive unchanged, in few messages of a known size."""
 
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from coordinator.ps_strategy.fusing.message_packing import MAX_PACKED_BYTES
-from coordinator.ps_strategy.tensorflow_internals.functions import built_function
 from coordinator.updates.model import transfer
-from tests.ps_strategy.fusing.random_transfers import SERVERS, RandomTransfers, run_on_worker
 
 
 def sent(tensors, signature=None):
@@ -95,23 +92,3 @@ def test_tensors_are_joined_on_the_source_and_split_on_the_target():
     graph = there.get_concrete_function(tf.TensorSpec([2]), tf.TensorSpec([3])).graph
     devices = {each.type: each.device for each in graph.get_operations()}
     assert (devices["ConcatV2"], devices["SplitV"]) == ("/job:ps/task:1/device:CPU:0", "/job:worker/device:CPU:0")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("to_server", [True, False])
-def test_a_packed_transfer_of_every_dtype_keeps_the_bits(strategy, to_server):
-    transfers = RandomTransfers(7)
-    source, target = (None, SERVERS[1]) if to_server else (SERVERS[1], None)
-
-    def fn(*fed):
-        sent = transfers(*fed)
-        with tf.device(source):
-            sent = [tf.identity(tensor) for tensor in sent]
-        arrived = transfer(sent, source, target)[0]
-        with tf.device(target):
-            arrived = [tf.identity(tensor) for tensor in arrived]
-        return [*map(tf.identity, arrived), *map(tf.identity, sent)]
-
-    concrete = built_function(fn, transfers.signature, lambda _: None)
-    found = run_on_worker(concrete, transfers.fed)
-    assert found[: len(found) // 2] == found[len(found) // 2 :]

@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator import updates
 from coordinator.ps_strategy.fusing.repeated_function import RepeatedFunction
 from coordinator.updates.rule_state import pause
 from tests.deadline import wait_until
-from tests.updates.descent import descend
 from tests.updates.transport.pull_steps import TIMEOUT, new_rule, reads_of, result, traced
 
 
@@ -70,18 +68,6 @@ def test_reads_give_the_first_value_although_others_change_the_variable(strategy
     np.testing.assert_array_equal(outside, [7.0, 7.0])
 
 
-def test_the_next_step_and_the_client_read_new_values(strategy, rule, variables):  # row 103
-    @tf.function
-    def step():
-        with rule.pull():
-            return variables[0].read_value()
-
-    np.testing.assert_array_equal(result(strategy, step), [0.0, 0.0])
-    variables[0].assign([5.0, 6.0])
-    np.testing.assert_array_equal(result(strategy, step), [5.0, 6.0])
-    np.testing.assert_array_equal(variables[0].numpy(), [5.0, 6.0])
-
-
 def test_pulls_do_not_nest_and_a_failed_one_leaves_nothing_behind(strategy, rule, variables):  # row 103
     @tf.function
     def nested():
@@ -138,16 +124,6 @@ def test_a_fused_call_reads_each_variable_once_in_one_message_of_each_server(str
     twice = RepeatedFunction(concrete, 2, [True]).concrete
     sent = collections.Counter(tensor.op.device for tensor in sent_by_servers(twice))
     assert sent == dict.fromkeys({variable.device for variable in variables}, 2)
-
-
-@pytest.mark.long
-def test_a_rule_that_waits_sends_one_message_per_server_and_dtype(strategy, variables):
-    with strategy.scope():
-        rule = updates.BoundedDelay(descend, variables, max_delay=4, learning_rate=1.0)
-    concrete = traced(strategy, loss_step(rule, variables), tf.constant(2.0))
-    sent = [tensor for tensor in sent_by_servers(concrete) if tensor.dtype == tf.float32]
-    assert {tensor.op.type for tensor in sent} == {"ConcatV2"}
-    assert sorted(tensor.op.device for tensor in sent) == sorted({variable.device for variable in variables})
 
 
 def test_gradients_of_any_order_are_those_of_ordinary_reads(strategy, rule, variables):

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.updates import Asynchronous, ModelAverage, Synchronous
+from coordinator.updates import Asynchronous, ModelAverage
 from coordinator.updates.model import restored, rounded
 from tests.ps_strategy.every_worker import concrete_function
 from tests.ps_strategy.sharded.partitioners import partitioned
-from tests.updates.descent import descend, mostly_long, new_rule, pushing_step, run
+from tests.updates.descent import descend, mostly_long, new_rule, run
 from tests.updates.parts_of_rules import model_of
 
 # Of 1 and 1 + 2**-9, the nearest numbers with 8 bits are 1.
@@ -104,18 +104,6 @@ def test_no_float32_vector_leaves_its_device(strategy):
 def job_of(operation):
     """Returns where an operation runs: on a parameter server if its device is one, or it is called with its handles."""
     return tf.DeviceSpec.from_string(operation.device).job or "worker"
-
-
-@pytest.mark.long
-def test_the_mean_of_rounded_gradients_is_not_rounded(strategy):
-    with strategy.scope():
-        variable = tf.Variable(tf.zeros([2]))
-    rule = new_rule(strategy, Synchronous, [variable], grads_to_wait=2, transfer_dtype=tf.bfloat16)
-    step = pushing_step(rule, lambda value: [tf.fill([2], value)])
-    for value in (256.0, 1.0):
-        assert run(strategy, step, 0, tf.constant(value))
-    # 257 has nine significant bits.
-    np.testing.assert_array_equal(variable.numpy(), [-128.5, -128.5])
 
 
 def test_rules_have_the_default_of_the_options_unless_they_say_otherwise(strategy, monkeypatch):
