@@ -110,38 +110,3 @@ def test_a_server_lost_while_a_checkpoint_is_written(run_program: ProgramRunner)
             print(error)
     """
     )
-
-
-def test_policies_save_while_servers_and_workers_are_lost(run_program: ProgramRunner) -> None:
-    """Whatever is lost, and whenever, each checkpoint is a snapshot."""
-    run_program(
-        TRAINING.replace("EverySteps(10**9)", "EverySteps(200)")
-        + """
-        def lose_servers():
-            for job, index in [("worker", 0), ("ps", 1), ("worker", 1), ("ps", 0)]:
-                # While steps run and checkpoints are written.
-                saved = checkpoints.statistics().saved
-                wait_until(lambda: checkpoints.statistics().saved > saved, 240)
-                cluster.restart(job, index)
-
-        losing = threading.Thread(target=lose_servers)
-        losing.start()
-        futures = []
-        while losing.is_alive():
-            futures.append(strategy.schedule(step))
-            checkpoints.save()
-            if len(futures) > 64:
-                futures.pop(0).result(120)
-        strategy.join(120)
-        checkpoints.save(now=True)
-        latest = checkpoints.wait(120)
-        print(checkpoints.statistics(), rollbacks, len(checkpoints.history))
-        assert len(rollbacks) >= 1
-        assert latest is not None
-        for each in checkpoints.history:
-            reader = tf.train.load_checkpoint(each.path)
-            values = [int(reader.get_tensor(f"{name}/.ATTRIBUTES/VARIABLE_VALUE")) for name in ("x", "y")]
-            # A worker that is lost in the middle of a call leaves half of it, which is run again.
-            assert abs(values[0] - values[1]) <= 2 * 64, (each, values)
-    """
-    )

@@ -80,12 +80,6 @@ def test_best_keeps_the_best_and_of_equal_ones_the_newer():
     assert steps_of(Best("loss", 3, mode="max"), history) == [0, 4, 5]
 
 
-def test_best_and_latest_are_both_kept():
-    history = [saved(1, loss=0.1), saved(2, loss=0.5), saved(3, loss=0.4), saved(4)]
-    assert union(history, Latest(2), Best("loss")) == [1, 3, 4]
-    assert steps_of(Best("loss"), [saved(1), saved(2, accuracy=1.0)]) == []
-
-
 def test_a_wrong_setting_is_named():
     for make, message in (
         (lambda: EverySteps(0), "steps must be an integer of at least 1"),

@@ -81,17 +81,6 @@ def test_a_signal_does_not_cut_a_change_of_the_queue_in_two(handlers) -> None:
     assert steps == ["changed", "saved"]
 
 
-def test_what_ignores_the_exception_does_not_keep_the_program_from_saving(handlers) -> None:
-    saved: list[bool] = []
-    with (
-        pytest.raises(SystemExit) as raised,
-        save_at_signals(lambda: saved.append(True), signals=[signal.SIGUSR2]),
-        contextlib.suppress(SystemExit),
-    ):
-        signal.raise_signal(signal.SIGUSR2)
-    assert (raised.value.code, saved) == (128 + signal.SIGUSR2, [True])
-
-
 @pytest.mark.parametrize("first", [signal.SIGUSR1, signal.SIGUSR2])
 def test_what_runs_on_the_way_out_is_not_cut_by_further_signals(first: signal.Signals, handlers) -> None:
     steps: list[str] = []
@@ -125,10 +114,3 @@ def test_ctrl_c_cuts_what_runs_on_the_way_out_and_what_is_saved(handlers) -> Non
 
     with pytest.raises(KeyboardInterrupt), save_at_signals(interrupt, signals=[signal.SIGUSR2]):
         train()
-
-
-def test_ctrl_c_saves_if_it_is_among_the_signals(handlers) -> None:
-    saved: list[bool] = []
-    with pytest.raises(SystemExit), save_at_signals(lambda: saved.append(True), signals=[signal.SIGINT]):
-        signal.raise_signal(signal.SIGINT)
-    assert saved == [True]

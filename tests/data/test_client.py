@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import sys
 
 import numpy as np
 import pytest
@@ -116,23 +115,6 @@ def test_data_that_cannot_be_read_again_is_refused_in_words():
     ):
         with pytest.raises(error, match=words):
             refused()
-
-
-def test_the_counting_of_data_that_may_have_no_end_is_reported(monkeypatch, caplog):
-    class Hung(Exception):
-        """Ends what would not end."""
-
-    def endless():
-        for number in itertools.count():
-            if len(caplog.messages) == 3:
-                raise Hung
-            yield number
-
-    monkeypatch.setattr(sys.modules["coordinator.data.source"], "_REPORT_INTERVAL", 1e-3)
-    with pytest.raises(Hung):
-        client(endless)
-    assert all("of endless in" in each and "size=" in each for each in caplog.messages)
-    assert client(tf.data.Dataset.range(5).repeat(), size=8).size == 8
 
 
 def test_large_examples_keep_few_ranges_under_way_and_one_without_a_worker():

@@ -165,20 +165,6 @@ def test_a_range_that_kills_its_workers_is_raised_and_not_tried_without_end(sour
             strategy.scheduler.join(LIMIT)
 
 
-def test_cancelled_functions_are_handed_out_again(source):
-    model, epochs = Model(), Epochs(source, batch_size=10)
-    with strategy_of() as strategy:
-        gate = Gate(strategy.runtime)
-        for positions in epochs.on(strategy):
-            strategy.schedule(lambda worker, _: gate(worker), (positions,))
-            if positions[3] == 5:
-                break
-        strategy.scheduler.cancel_all()
-        assert epochs.statistics().out == 0
-        train(strategy, epochs, model.step)
-    assert model.is_exact(1)
-
-
 def test_ranges_without_a_function_are_an_error_and_not_forgotten(source):
     model, epochs = Model(), Epochs(source, batch_size=10)
     with strategy_of() as strategy:

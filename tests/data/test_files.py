@@ -97,14 +97,6 @@ def test_a_file_that_has_another_size_than_before_is_named(tmp_path):
         source.read(positions(0, 1))
 
 
-def test_no_read_of_a_function_waits_for_another_one(tmp_path):
-    source = records(["file://" + path for path in write_records(tmp_path)])
-    read = tf.function(lambda given: [source.read(each) for each in tf.unstack(given)])
-    concrete = read.get_concrete_function(tf.TensorSpec([2, 5], tf.int64))
-    calls = [each for each in concrete.graph.get_operations() if each.type == "PartitionedCall"]
-    assert [call.control_inputs for call in calls] == [[], []]
-
-
 def test_an_empty_file_among_others_is_passed_over(tmp_path):
     written = write_records(tmp_path, [3, 0, 4])
     texts = [b"id\n0\n1\n2\n", b"id\n", b"", b"id\n3\n4\n5\n6"]
@@ -182,26 +174,6 @@ def test_an_index_that_cannot_be_kept_is_logged_once_and_leaves_nothing(tmp_path
         assert records(paths).size == 5
     assert len([each for each in caplog.messages if "not kept" in each]) == 1
     assert sorted(os.listdir(tmp_path)) == before
-
-
-def test_two_programs_never_write_an_index_to_the_same_draft(tmp_path, monkeypatch):
-    path, drafts = write_records(tmp_path, [2])[0], []
-    monkeypatch.setattr(tf.io.gfile, "rename", lambda draft, *_, **__: drafts.append(draft))
-    for _ in range(2):
-        records(path)
-    assert len(set(drafts)) == 2
-    assert records([path, *drafts]).size == 2, "a pattern may match a draft that a dead program left"
-
-
-def test_files_of_a_file_system_without_times_are_indexed_each_time():
-    path = "ram://indexed/text"
-    for text in ("a\nb\n", "abc\n"):
-        with tf.io.gfile.GFile(path, "w") as file:
-            file.write(text)
-        source = lines(path)
-        assert source.read(positions(0, source.size)).numpy().tolist() == text.encode().split()
-        assert tf.io.gfile.listdir("ram://indexed") == ["text"]
-        tf.io.gfile.remove(path)
 
 
 def test_a_pattern_may_match_the_indexes_beside_the_files(tmp_path):

@@ -1,9 +1,5 @@
 """Tests of ranges that are chosen when a worker takes their function, in memory and on the shared cluster."""
 
-import contextlib
-import dataclasses
-import itertools
-import threading
 import types
 from collections import Counter, defaultdict
 
@@ -13,9 +9,7 @@ import tensorflow as tf
 
 from coordinator.data import Epochs, arrays, client, records
 from coordinator.data.ranges import LateRange, LateRanges
-from tests.data.fake_strategy import FakeStrategy
 from tests.data.test_files import FEATURES, write_records
-from tests.fake_cluster import OPTIONS
 from tests.ps_strategy.every_worker import TIMEOUT
 
 
@@ -113,34 +107,6 @@ def test_each_range_has_one_function_whatever_happens():
         ended[each.number] += 1
     assert ended == Counter(range(count))
     assert len(reader.taken) > count / 4
-
-
-class FakeAhead(FakeStrategy):
-    """Workers in memory that read ahead."""
-
-    def __init__(self, options):
-        super().__init__(options)
-        self.extended.read_ahead = lambda read, slots: Slots()
-
-
-def test_every_range_is_trained_once_although_functions_fail():
-    epochs, visits, lock = Epochs(arrays(np.arange(97)), 10, 3, shuffle=1, prefetch=2), Counter(), threading.Lock()
-    failures = itertools.chain([True, False, True], itertools.repeat(False))
-
-    def step(worker, late):
-        if next(failures):
-            raise RuntimeError
-        found = late.value_on(on(worker))
-        with lock:
-            visits[tuple(found[:2])] += 1
-
-    with contextlib.closing(FakeAhead(dataclasses.replace(OPTIONS, stop_on_error=False))) as strategy:
-        while not epochs.done:
-            with contextlib.suppress(RuntimeError):
-                for late in epochs.on(strategy):
-                    strategy.schedule(step, (late,))
-    assert len(visits) == 30
-    assert set(visits.values()) == {1}
 
 
 def test_data_of_the_client_is_not_read_ahead():

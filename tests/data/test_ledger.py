@@ -69,18 +69,6 @@ def test_a_range_with_several_functions_is_done_if_all_of_them_have_finished(end
     assert (ledger.is_over, ledger.has_next(), ledger.given_back) == (not has_failed, has_failed, int(has_failed))
 
 
-def test_a_failure_counts_though_another_function_is_scheduled_after_it() -> None:
-    ledger = Ledger(2)
-    assert ledger.next() == 0
-    ledger.schedule(0)
-    # Before the loop takes the next range.
-    ledger.give_back(0)
-    ledger.schedule(0)
-    ledger.finish(0)
-    assert (ledger.count_done, ledger.given_back) == (0, 2)
-    assert handed_out(ledger, 2) == [0, 1]
-
-
 @pytest.mark.parametrize("end", ["finish", "give_back", "skip"])
 def test_another_function_with_a_skipped_range_may_end_later(end: str) -> None:
     ledger = Ledger(1)
@@ -105,16 +93,6 @@ def test_what_was_done_after_a_checkpoint_is_handed_out_again_but_not_what_is_ou
         ledger.give_back(number)
     assert handed_out(ledger, 2) == [2, 3]
     assert not ledger.has_next()
-
-
-@pytest.mark.parametrize("total", [3, 5, 20])
-def test_a_state_of_more_epochs_is_cut_and_of_fewer_is_continued(total: int) -> None:
-    ledger = Ledger(total)
-    ledger.restore(4, [6, 7])
-    remaining = []
-    while ledger.has_next():
-        remaining += handed_out(ledger, 1)
-    assert remaining == [number for number in range(4, total) if number not in (6, 7)]
 
 
 def test_any_interleaving_of_events_leaves_each_range_in_the_model_once() -> None:

@@ -1,9 +1,6 @@
 """Tests of how far above the first range that is not done ranges are handed out, and of what a signal interrupts."""
 
 import contextlib
-import inspect
-import threading
-from typing import Any
 
 import numpy as np
 import pytest
@@ -45,24 +42,6 @@ def test_functions_far_above_a_restored_checkpoint_are_cancelled(monkeypatch: py
         strategy.scheduler.join(LIMIT)
     assert sorted(done[3:]) == list(range(20)), "each once in the restored model"
     assert done[:3] == [0, 1, 2]
-
-
-def test_the_loop_enters_no_condition_which_a_signal_could_leave_locked(monkeypatch: pytest.MonkeyPatch) -> None:
-    enter = threading.Condition.__enter__
-
-    def checked(self: threading.Condition) -> Any:
-        frame = inspect.currentframe()
-        assert frame is not None
-        assert frame.f_back is not None
-        assert frame.f_back.f_globals["__name__"] != "coordinator.data.epochs"
-        return enter(self)
-
-    monkeypatch.setattr(threading.Condition, "__enter__", checked)
-    epochs = Epochs(arrays(np.arange(20)), 1)
-    with contextlib.closing(FakeStrategy(OPTIONS, workers=1)) as strategy:
-        for positions in epochs.on(strategy):
-            strategy.schedule(lambda worker, positions: None, (positions,))
-    assert epochs.done
 
 
 def test_an_interrupted_schedule_gives_its_range_back(monkeypatch: pytest.MonkeyPatch) -> None:

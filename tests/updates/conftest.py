@@ -18,6 +18,13 @@ def weights(strategy):
 
 
 @pytest.fixture
+def may_end(strategy):
+    """Whether steps that are held may end."""
+    with strategy.scope():
+        return tf.Variable(False, trainable=False)
+
+
+@pytest.fixture
 def turn(strategy):
     """A counter that workers wait for in their steps."""
     with strategy.scope():

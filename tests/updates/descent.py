@@ -6,6 +6,8 @@ import pytest
 import tensorflow as tf
 
 from coordinator.updates import Asynchronous, BoundedDelay, Delayed, ModelAverage, StaleSynchronous, Synchronous
+from coordinator.updates.rule_state import NO_STEP, pause
+from tests.deadline import wait_until
 from tests.ps_strategy.every_worker import TIMEOUT
 
 RULES = {
@@ -64,6 +66,26 @@ def descending_step(rule, weights):
         return version, found
 
     return step
+
+
+def held(strategy, rule, variables, may_end, worker=0):
+    """Begins a step on a worker that pushes ones when the variable `may_end` is true; returns its future."""
+
+    @tf.function
+    def step():
+        with rule.pull() as version:
+            with tf.control_dependencies([version]):
+                polls = tf.constant(0)
+            while not may_end:
+                with tf.control_dependencies([pause(tf.constant(0.01, tf.float64))]):
+                    polls += 1
+            with tf.control_dependencies([polls]):
+                gradients = [tf.ones(variable.shape) for variable in variables]
+        return rule.push(gradients, version)
+
+    future = strategy.schedule(step, worker=worker)
+    wait_until(lambda: rule.state.workers.pulled_version.numpy()[worker] != NO_STEP)
+    return future
 
 
 def value_of(variables):

@@ -21,11 +21,6 @@ def own_model_of(rule):
     return rule._own
 
 
-def means_of(rule):
-    """Returns the means of the workers' models on the servers."""
-    return rule._means
-
-
 def finish_updates(rule):
     """Finishes, on the client, the updates that a dead worker left unfinished."""
     rule._finish_updates(0)

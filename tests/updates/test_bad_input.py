@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.updates import Asynchronous, ModelAverage
+from coordinator.updates import ModelAverage
 from tests.updates.descent import TIMEOUT, descend, mostly_long, new_rule, pushing_step, run
 
 GOOD = [tf.ones([3]), tf.ones([4, 2])]
@@ -61,7 +61,7 @@ def test_each_rule_refuses_each_mistake_when_the_step_is_traced(strategy, variab
     assert (statistics.updates, statistics.pushes, statistics.pulls) == (0, 0, 0)
 
 
-@pytest.mark.parametrize("name", mostly_long(["asynchronous", "synchronous", "model average"], "asynchronous"))
+@pytest.mark.parametrize("name", mostly_long(["asynchronous", "synchronous"], "asynchronous"))
 def test_what_is_not_finite_is_counted_or_refused(strategy, variables, name):
     rule, strict = (new_rule(strategy, name, variables, require_finite=value) for value in (False, True))
     of_rows = [None, rows(tf.constant([[np.inf, 1.0]]), [2])]
@@ -82,13 +82,6 @@ def test_what_is_not_finite_is_counted_or_refused(strategy, variables, name):
     assert rule.statistics().not_finite == sum(rule.statistics().clocks.values()) == 2 - (name == "synchronous")
 
 
-def settle(strategy, rule):
-    """Waits until all pushed gradients are applied to the variables."""
-    strategy.join(TIMEOUT)
-    for name in ("flush", "abort"):
-        getattr(rule, name, lambda: None)()
-
-
 def of_ids(ids):
     return [tf.ones([3]), rows(tf.ones([tf.size(ids), 2]), ids)]
 
@@ -107,16 +100,10 @@ def test_gradients_are_cast_and_row_ids_may_be_empty_or_repeated(strategy, varia
 # Gradients that depend on ids of two rows, other ids with which they do not fit, and the error.
 FAULTS = {
     "id too large": (of_ids, [1, 99], r"variable Variable:0 .*from 0 to 3.*\[99\]"),
-    "id negative": (of_ids, [-1, 2], r"variable Variable:0 .*from 0 to 3.*\[-1\]"),
     "size": (
         lambda ids: [tf.ones([tf.reduce_sum(ids)]), rows(tf.ones([2, 2]), [1, 2])],
         [3, 2],
         r"\[5\] is not compatible with expected shape \[3\](.|\n)*gradient_for_Variable",
-    ),
-    "count": (
-        lambda ids: [tf.ones([3]), rows(tf.ones([2, 2]), ids)],
-        [1, 2, 3],
-        r"\[3\] is not compatible with expected shape \[2\](.|\n)*gradient_for_Variable",
     ),
     "unknown count": (
         lambda ids: [tf.ones([3]), rows(tf.ones(tf.stack([tf.size(ids[:2]), 2])), ids)],
@@ -131,8 +118,7 @@ FAULTS = {
     [
         ("synchronous", ["id too large"]),
         ("asynchronous", ["size"]),
-        pytest.param("bounded delay", ["id negative", "count"], marks=pytest.mark.long),
-        pytest.param("model average", ["size", "count", "unknown count"], marks=pytest.mark.long),
+        pytest.param("model average", ["size", "unknown count"], marks=pytest.mark.long),
     ],
 )
 def test_a_gradient_of_wrong_shape_fails_its_step_and_is_not_applied(strategy, variables, name, faults):
@@ -152,7 +138,8 @@ def test_a_gradient_of_wrong_shape_fails_its_step_and_is_not_applied(strategy, v
         is_mean = isinstance(rule, ModelAverage)
         for worker in (0 if is_mean else 1, 0):
             run(strategy, step, worker, tf.constant([1, 2]))
-        settle(strategy, rule)
+        for finish in ("flush", "abort"):
+            getattr(rule, finish, lambda: None)()
         statistics = rule.statistics()
         assert sum(statistics.clocks.values()) == 3
         assert is_mean or (statistics.updates, statistics.pushes, statistics.rejected) == (3, 3, 0)
@@ -165,17 +152,15 @@ def careful(variable, gradient, rate):
     descend(variable, tf.debugging.check_numerics(gradient, "a gradient that is no number"), rate)
 
 
-@pytest.mark.parametrize(
-    ("name", "bad"), mostly_long([("synchronous", 1), ("delayed", 1), ("asynchronous", 0)], ("synchronous", 1))
-)
-def test_a_failing_update_is_raised_once_and_never_applied_twice(strategy, name, bad):
+@pytest.mark.parametrize("name", mostly_long(["synchronous", "delayed"], "synchronous"))
+def test_a_failing_update_is_raised_once_and_never_applied_twice(strategy, name):
     with strategy.scope():
         # The first and the third are on one server.
         variables = [tf.Variable(tf.zeros([2])) for _ in range(3)]
     rule = new_rule(strategy, name, variables, careful)
     step = pushing_step(rule, lambda values: [tf.fill([2], value) for value in tf.unstack(values)])
     ones, values = tf.ones([3]), np.ones(3, np.float32)
-    values[bad] = np.nan
+    values[1] = np.nan
     run(strategy, step, 0, ones)
     # With delayed gradients it fails the step whose pull applies it.
     failing = [strategy.schedule(step, (each,), worker=0) for each in (values, ones)[: 1 + (name == "delayed")]]
@@ -184,12 +169,6 @@ def test_a_failing_update_is_raised_once_and_never_applied_twice(strategy, name,
             raises()
     for _ in range(3):
         run(strategy, step, 0, ones)
-    if not isinstance(rule, Asynchronous):
-        rule.flush()
-        assert rule.version.numpy() == rule.statistics().updates == 5
-    for number, variable in enumerate(variables):
-        # Variables that were updated together with the failing one may have been changed once.
-        may_be = {-4.0} if number == bad else {-4.0, -5.0}
-        if bad % 2 != number % 2 and not isinstance(rule, Asynchronous):
-            may_be = {-5.0}
-        assert set(variable.numpy().tolist()) <= may_be, (number, variable.numpy())
+    rule.flush()
+    assert rule.version.numpy() == rule.statistics().updates == 5
+    assert [variable.numpy().tolist() for variable in variables] == [[-5.0] * 2, [-4.0] * 2, [-5.0] * 2]

@@ -7,15 +7,8 @@ from tests.ps_strategy.fusing.fused_calls import COUNT, FusedCalls
 from tests.updates.descent import new_rule, value_of
 
 
-# One that waits by default: the rules disable fusing in one place.
-@pytest.mark.parametrize(
-    ("name", "is_fused"),
-    [
-        ("asynchronous", True),
-        ("bounded delay", False),
-        pytest.param("model average", False, marks=pytest.mark.long),
-    ],
-)
+# One that waits: the rules disable fusing in one place.
+@pytest.mark.parametrize(("name", "is_fused"), [("asynchronous", True), ("bounded delay", False)])
 def test_steps_are_fused_and_counted_separately_unless_they_may_wait(strategy, variables, monkeypatch, name, is_fused):
     fused, rule = FusedCalls(strategy, monkeypatch), new_rule(strategy, name, variables)
 

@@ -22,33 +22,27 @@ def schedule():
 # Those of which each does something that the others do not: scalars, slots of another shape, functions, clipping, ...
 optimizers = keras.optimizers
 OPTIMIZERS = {
-    "SGD with momentum": lambda: optimizers.SGD(0.1, momentum=0.9),
     "SGD with a function": lambda: optimizers.SGD(lambda: 0.05),
-    "Adagrad": lambda: optimizers.Adagrad(0.1),
     "Adam, AMSGrad, with a schedule": lambda: optimizers.Adam(schedule(), amsgrad=True),
     "AdamW": lambda: optimizers.AdamW(0.05, weight_decay=0.1),
-    "RMSprop": lambda: optimizers.RMSprop(0.05, centered=True, momentum=0.5),
-    "Ftrl": lambda: optimizers.Ftrl(0.1, l1_regularization_strength=0.01),
     "Nadam": lambda: optimizers.Nadam(0.05),
     "Adafactor": lambda: optimizers.Adafactor(0.05),
     "Lamb": lambda: optimizers.Lamb(0.05),
     "Muon": lambda: optimizers.Muon(0.05, weight_decay=0.1),
     "ScheduleFreeAdamW": lambda: optimizers.ScheduleFreeAdamW(0.05, warmup_steps=3),
-    "clipvalue": lambda: optimizers.SGD(0.1, clipvalue=0.1),
     "averages": lambda: optimizers.Adam(0.05, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2),
     "loss_scale_factor and global_clipnorm": lambda: optimizers.SGD(0.1, loss_scale_factor=8.0, global_clipnorm=0.3),
 }
 
 
-def initial_values(shapes=SHAPES):
+def initial_values():
     random = np.random.default_rng(0)
-    return [random.normal(size=shape).astype(np.float32) for shape in shapes]
+    return [random.normal(size=shape).astype(np.float32) for shape in SHAPES]
 
 
-def new_variables(dtype="float32", constraint=None):
-    variables = [keras.Variable(value, dtype=dtype) for value in initial_values()]
-    for variable in variables:
-        variable.constraint = constraint
+def new_variables():
+    variables = [keras.Variable(value) for value in initial_values()]
+    variables[0].constraint = keras.constraints.NonNeg()
     return variables
 
 
@@ -61,7 +55,7 @@ def gradients_of(variables, x, optimizer):
     """Returns the gradients of a small network's loss."""
     with tf.GradientTape() as tape:
         kernel, bias, kernel2, bias2 = (tf.convert_to_tensor(variable) for variable in variables)
-        y = tf.tanh(tf.cast(x, kernel.dtype) @ kernel + bias) @ kernel2 + bias2
+        y = tf.tanh(x @ kernel + bias) @ kernel2 + bias2
         loss = optimizer.scale_loss(tf.reduce_mean(tf.square(y - 1.0)))
     return tape.gradient(loss, [variable.value for variable in variables])
 
@@ -70,19 +64,19 @@ def values_of(variables):
     return [np.asarray(tf.cast(variable.value, tf.float32)) for variable in variables]
 
 
-def trained_here(make_optimizer, **options):
+def trained_here(make_optimizer):
     """Returns the variables after the same steps in one process."""
-    variables, optimizer = new_variables(**options), make_optimizer()
+    variables, optimizer = new_variables(), make_optimizer()
     optimizer.build(variables)
     for x in batches():
         optimizer.apply(gradients_of(variables, x, optimizer), variables)
     return values_of(variables)
 
 
-def trained_there(strategy, make_optimizer, **options):
+def trained_there(strategy, make_optimizer):
     """Returns the variables on two servers after the steps of one worker."""
     with strategy.scope():
-        variables, optimizer = new_variables(**options), make_optimizer()
+        variables, optimizer = new_variables(), make_optimizer()
         rule = Asynchronous(optimizer, variables)
 
     step = pushing_step(rule, lambda x: gradients_of(variables, x, optimizer))
@@ -95,50 +89,21 @@ def trained_there(strategy, make_optimizer, **options):
 
 @pytest.mark.parametrize("name", mostly_long(OPTIMIZERS, "loss_scale_factor and global_clipnorm"))
 def test_an_optimizer_of_keras_changes_the_model_as_in_one_process(strategy, name):
+    """Also with a constraint, which holds after each update."""
     here = trained_here(OPTIMIZERS[name])
     there = trained_there(strategy, OPTIMIZERS[name])
+    assert np.all(there[0] >= 0)
     for value, expected, before in zip(there, here, initial_values(), strict=True):
         assert not np.allclose(expected, before)
         np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", mostly_long(["Nadam", "averages", "Muon"], "Nadam"))
-def test_no_operation_under_a_lock_waits_for_another_machine(strategy, name):
+def test_no_operation_under_a_lock_waits_for_another_machine(strategy):
     with strategy.scope():
-        variables, optimizer = new_variables(constraint=keras.constraints.NonNeg()), OPTIMIZERS[name]()
+        variables, optimizer = new_variables(), OPTIMIZERS["Nadam"]()
         rule = Asynchronous(optimizer, variables, lr_staleness_modulation=True)
     step = pushing_step(rule, lambda x: gradients_of(variables, x, optimizer))
     assert waits_under_locks(concrete_function(strategy, step, batches()[0])) == []
-
-
-def test_variables_without_gradient_are_averaged_too(strategy):
-    def averaging():
-        return optimizers.SGD(0.5, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2)
-
-    here, optimizer = new_variables(), averaging()
-    optimizer.build(here)
-    gradients = [tf.ones(SHAPES[0]), tf.ones(SHAPES[1]), None, None]
-    with strategy.scope():
-        there = new_variables()
-        rule = Asynchronous(averaging(), there)
-    push = pushing_step(rule, gradients)
-    for _ in range(3):
-        with pytest.warns(UserWarning, match="Gradients do not exist"):
-            optimizer.apply(gradients, here)
-        run(strategy, push)
-    for value, expected in zip(values_of(there), values_of(here), strict=True):
-        np.testing.assert_allclose(value, expected, rtol=1e-5)
-
-
-def test_a_constraint_holds_after_each_update(strategy):
-    constraint = keras.constraints.NonNeg()
-    here, there = (
-        trained_here(OPTIMIZERS["Nadam"], constraint=constraint),
-        trained_there(strategy, OPTIMIZERS["Nadam"], constraint=constraint),
-    )
-    for value, expected in zip(there, here, strict=True):
-        assert np.all(value >= 0)
-        np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_gradients_of_several_precisions_are_clipped_by_one_norm(strategy):

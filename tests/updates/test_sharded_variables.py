@@ -21,10 +21,8 @@ KERNEL = np.random.default_rng(1).normal(size=(5, WIDTH)).astype(np.float32)
 # The number of parts, the rule, and whether its table is among its embeddings.
 CASES = {
     "rows, synchronous": (1, partial(updates.Synchronous, grads_to_wait=1), False),
-    "rows, asynchronous": (1, updates.Asynchronous, False),
     "parts, asynchronous": (3, updates.Asynchronous, True),
     "parts, several at a time": (3, partial(updates.StaleSynchronous, get_model_frequency=1), True),
-    "parts, bounded delay": (3, partial(updates.BoundedDelay, max_delay=2), False),
     "parts, delayed": (3, partial(updates.Delayed, delay=math.inf), False),
     "parts, model average": (3, updates.ModelAverage, True),
 }

@@ -1,14 +1,13 @@
 """Tests of what is common to all rules: pull, push and run, and the errors that they raise."""
 
 import dataclasses
-import inspect
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import coordinator
-from coordinator.updates import Asynchronous, BoundedDelay, ModelAverage, UpdateRule
+from coordinator.updates import Asynchronous, ModelAverage
 from tests.updates.descent import descend, new_rule, run
 
 
@@ -125,10 +124,6 @@ def test_a_rule_refuses_the_settings_of_other_rules(strategy, variables):
         message = rf"ModelAverage.__init__\(\) got an unexpected keyword argument '{name}'"
         with strategy.scope(), pytest.raises(TypeError, match=message):
             ModelAverage(descend, variables, learning_rate=1.0, **{name: None})
-    common, shown = inspect.signature(UpdateRule).parameters, inspect.signature(BoundedDelay).parameters
-    rounded = ["embeddings", "learning_rate", "require_finite", "transfer_dtype", "error_feedback"]
-    assert list(shown) == ["optimizer", "variables", "max_delay", "grads_to_wait", *rounded, "once"]
-    assert all(shown[name] == common[name] for name in (*rounded, "once"))
 
 
 def test_methods_of_a_rule_first_check_whether_the_strategy_is_closed(strategy, variables, monkeypatch):

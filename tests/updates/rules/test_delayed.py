@@ -7,11 +7,33 @@ import pytest
 import tensorflow as tf
 
 from coordinator.updates import Delayed, Synchronous, decisions
-from tests.updates import descent
-from tests.updates.descent import value_of
-from tests.updates.rules.delayed_steps import entries, make_rule, new_step
+from tests.updates.descent import descend, new_rule, pushing_step, run, value_of
+from tests.updates.parts_of_rules import log_of
 
 NEVER = math.inf
+
+
+def make_rule(strategy, variables, delay, update=descend):
+    """Returns a rule that subtracts the pushed gradients."""
+    return new_rule(strategy, Delayed, variables, update, delay=delay)
+
+
+def new_step(strategy, rule, variables):
+    """Returns a step that pushes a number for each variable, and returns the pulled version and the value before."""
+
+    @tf.function
+    def step(value):
+        with rule.pull() as version:
+            found = variables[-1].read_value()[0, 0]
+        rule.push([tf.fill(variable.shape, value) for variable in variables], version)
+        return version, found
+
+    return lambda value: tuple(float(number) for number in run(strategy, step, 0, tf.constant(float(value))))
+
+
+def entries(rule):
+    """Returns the entries of the queued pushes, those that are due first."""
+    return log_of(rule).entries().numpy()
 
 
 def halve_and_descend(variable, gradient, rate):
@@ -49,26 +71,54 @@ def test_a_pull_applies_due_gradients_and_requeues_the_rest(strategy, variables)
 
 @pytest.mark.long
 def test_gradients_are_delayed_after_another_rule_and_applied_before_the_next_one(strategy, variables, tmp_path):
-    rule = descent.new_rule(strategy, Synchronous, variables, grads_to_wait=2)
+    rule = new_rule(strategy, Synchronous, variables, grads_to_wait=2)
     step = new_step(strategy, rule, variables)
     step(1)
     delayed = make_rule(strategy, variables, NEVER)
     rule.switch_to(delayed)
     assert (value_of(variables), rule.version.numpy()) == (-1.0, 1)
     assert step(1) == (1, -1)
-    checkpoint = tf.train.Checkpoint(rule=rule)
-    path = checkpoint.write(str(tmp_path / "rule"))
+    delayed.switch_to(new_rule(strategy, "asynchronous", variables))
+    assert (value_of(variables), rule.version.numpy()) == (-2.0, 2)
     step(1)
-    assert rule.flush() == 2
-    checkpoint.read(path).assert_consumed()
-    assert rule.version.numpy() == 1
-    delayed.switch_to(descent.new_rule(strategy, "asynchronous", variables))
-    # The model itself was not in the checkpoint.
-    assert (value_of(variables), rule.version.numpy()) == (-4.0, 2)
-    step(1)
-    assert value_of(variables) == -5.0
-    path = checkpoint.write(str(tmp_path / "after"))
+    assert value_of(variables) == -3.0
+    path = tf.train.Checkpoint(rule=rule).write(str(tmp_path / "after"))
     assert not [key for key, _ in tf.train.list_variables(path) if "queued" in key]
+
+
+@pytest.mark.long
+def test_queued_gradients_of_any_kind_are_in_a_checkpoint(strategy, tmp_path):
+    with strategy.scope():
+        dense, table = model = [tf.Variable(lambda: tf.zeros([3])), tf.Variable(lambda: tf.zeros([5, 2]))]
+    rule, again = (new_rule(strategy, Delayed, model, delay=NEVER, embeddings=[table]) for _ in range(2))
+
+    def push_of(rule):
+        def gradients(value, ids):
+            return [tf.fill([3], value), tf.IndexedSlices(tf.fill([tf.size(ids), 2], value), ids)]
+
+        step = pushing_step(rule, gradients)
+        return lambda value, ids: run(strategy, step, 0, tf.constant(value), tf.constant(ids))
+
+    for value, ids in ((1.0, [0, 3]), (4.0, [3, 3])):
+        push_of(rule)(value, ids)
+    run(strategy, pushing_step(rule, [tf.ones([3]), None]), 0)
+    path = tf.train.Checkpoint(rule=rule, model=model).save(str(tmp_path / "saved"))
+    saved = rule.statistics()
+    # Another program's rule, with a queued push that is not in the checkpoint.
+    push_of(again)(1000.0, [1, 2])
+    tf.train.Checkpoint(rule=again, model=model).restore(path).assert_consumed()
+    assert again.statistics() == saved
+    np.testing.assert_array_equal(entries(again)[:, 3:], entries(rule)[:, 3:])
+    assert again.flush() == 3
+    assert value_of([dense]) == -6.0
+    assert table.numpy().tolist() == [[-1, -1], [0, 0], [0, 0], [-9, -9], [0, 0]]
+
+
+def test_a_checkpoint_for_other_variables_is_refused(strategy, variables, tmp_path):
+    rule, other = (new_rule(strategy, Delayed, given, delay=NEVER) for given in (variables, variables[:1]))
+    path = tf.train.Checkpoint(rule=rule).write(str(tmp_path / "rule"))
+    with pytest.raises(ValueError, match="saved by a rule for other variables"):
+        tf.train.Checkpoint(rule=other).read(path)
 
 
 def test_a_delay_must_be_seconds_or_a_function(strategy, variables):
@@ -79,4 +129,4 @@ def test_a_delay_must_be_seconds_or_a_function(strategy, variables):
         ("1", TypeError, "delay must be a number of seconds .*, or a function"),
     ):
         with pytest.raises(error, match=said):
-            descent.new_rule(strategy, Delayed, variables, delay=delay)
+            new_rule(strategy, Delayed, variables, delay=delay)

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.data import Epochs, arrays
 from coordinator.updates import Accumulating
 from coordinator.updates.rules.accumulating import decided
 from tests.updates.descent import TIMEOUT, new_rule, pushing_step, run, value_of
@@ -21,16 +20,8 @@ class Corrected(Accumulating):
         return tf.reduce_mean(gradients + 0.5 * gradients * gradients * (variable - pulled), 0)
 
 
-class Median(Accumulating):
-    """An update is the median of three gradients, which one wrong worker cannot move."""
-
-    def combine(self, variable, gradients, workers, pulled):
-        assert pulled is None
-        return tf.sort(gradients, axis=0)[1]
-
-
-class Fresh(Accumulating):
-    """Rejects gradients that are more than one update old; counts those of each worker in its own variable."""
+class FreshMedian(Accumulating):
+    """The median of three gradients. Rejects those more than one update old; counts them in its own variable."""
 
     def __init__(self, *model, **settings):
         super().__init__(*model, **settings)
@@ -42,6 +33,10 @@ class Fresh(Accumulating):
             self.refused.scatter_nd_add([[worker]], [1])
             return False
         return True
+
+    def combine(self, variable, gradients, workers, pulled):
+        assert pulled is None
+        return tf.sort(gradients, axis=0)[1]
 
 
 class InTurn(Accumulating):
@@ -56,9 +51,9 @@ def make(strategy, variables):
     return lambda kind, **settings: new_rule(strategy, kind, variables, **settings)
 
 
-def step_of(rule, variables, value, behind=0):
+def step_of(rule, variables, value):
     """Returns a step that pushes this value for each element."""
-    return pushing_step(rule, [tf.fill(variable.shape, float(value)) for variable in variables], behind)
+    return pushing_step(rule, [tf.fill(variable.shape, float(value)) for variable in variables])
 
 
 @pytest.mark.long
@@ -86,30 +81,25 @@ def test_combine_gets_the_values_that_gradients_were_computed_on(strategy, varia
     assert (statistics.updates, statistics.pushes, statistics.rejected) == (2, 4, 0)
 
 
-def test_combine_makes_one_gradient_of_several(strategy, variables, make):
-    rule = make(Median, grads_to_wait=3)
-    for value in (1.0, 1000.0, 3.0, -5.0):
-        run(strategy, step_of(rule, variables, value))
-    assert value_of(variables) == -3.0
-    assert rule.statistics().updates == 1
+def test_combine_makes_one_gradient_of_several_and_what_is_not_accepted_is_in_none(strategy, variables, make):
+    rule = make(FreshMedian, grads_to_wait=3)
+    assert (rule.may_reject, rule.may_wait) == (True, True)
+
+    @tf.function
+    def push(value, version):
+        return rule.push([tf.fill(variable.shape, value) for variable in variables], version)
+
+    accepted = []
+    for value, version in ((1, 0), (1000, 0), (3, 0), (2, 0), (2, 1), (2, 1), (100, 0), (-5, 2)):
+        given = tf.constant(value, tf.float32), tf.constant(version, tf.int64)
+        accepted.append(bool(run(strategy, push, 1, *given)))
+    assert accepted == [True] * 6 + [False, True]
+    assert value_of(variables) == -5.0
+    statistics = rule.statistics()
+    assert (statistics.updates, statistics.pushes, statistics.rejected) == (2, 8, 1)
+    assert rule.refused.numpy().tolist() == [0, 1] + [0] * 6
     with pytest.raises(tf.errors.InvalidArgumentError):
         rule.flush()  # one gradient has no median of three
-    assert not rule.may_reject
-    assert not rule.may_wait
-
-
-def test_a_push_that_is_not_accepted_is_in_no_update(strategy, variables, make):
-    rule = make(Fresh)
-    assert rule.may_reject
-    good = step_of(rule, variables, 1.0)
-    for _ in range(2):
-        assert run(strategy, good, worker=0)
-    assert not run(strategy, step_of(rule, variables, 100.0, behind=2), worker=1)
-    assert run(strategy, good, worker=1)
-    assert value_of(variables) == -3.0
-    statistics = rule.statistics()
-    assert (statistics.updates, statistics.pushes, statistics.rejected) == (3, 4, 1)
-    assert rule.refused.numpy().tolist() == [0, 1] + [0] * 6
 
 
 @pytest.mark.long
@@ -154,6 +144,7 @@ def test_a_method_that_returns_something_else_is_named(strategy, variables, make
 
 def test_pulled_values_need_the_pull_and_the_push_in_one_function(strategy, variables, make):
     rule, ones = make(Corrected), [tf.ones(variable.shape) for variable in variables]
+    assert (rule.may_reject, rule.may_wait) == (False, False)
     step = tf.function(lambda version: rule.push(ones, version))
     with pytest.raises(ValueError, match=r"Call rule.pull\(\) and rule.push\(\) in one function"):
         strategy.schedule(step, args=(tf.constant(0, tf.int64),))
@@ -174,21 +165,7 @@ def test_what_is_decided_is_added_to_the_graph_that_holds_the_lock():
 
 
 @pytest.mark.long
-def test_an_own_rule_commits_each_range_once_and_trains_in_fit(strategy, variables, make):
-    epochs = Epochs(arrays(np.arange(24.0, dtype=np.float32)), batch_size=4, epochs=1, shuffle=None)
-    rule = make(Corrected, once=epochs)
-
-    @tf.function
-    def step(positions):
-        numbers = epochs.source.read(positions)
-        with rule.pull() as version:
-            gradients = [0.0 * variable + tf.reduce_sum(numbers) for variable in variables]
-        return rule.push(gradients, version, positions=positions)
-
-    for positions in epochs.on(strategy):
-        strategy.schedule(step, args=(positions,))
-    strategy.join(TIMEOUT)
-    assert rule.statistics().updates == 6
+def test_an_own_rule_trains_in_fit(strategy):
     inputs = np.random.default_rng(0).normal(size=(96, 3)).astype(np.float32)
     # Gradients far below 1: what `Corrected` adds grows with their square, and would outgrow those of stale steps.
     labels = inputs @ [[0.1], [0.2], [0.3]]

@@ -5,9 +5,7 @@ import numpy as np
 import tensorflow as tf
 
 from coordinator.updates import Synchronous
-from tests.ps_strategy.sharded.partitioners import partitioned
 from tests.updates.descent import TIMEOUT, new_rule, pushing_step, run, value_of
-from tests.updates.parts_of_rules import log_of
 from tests.updates.small_model import loss_and_gradients, new_model
 
 ROUNDS = 3
@@ -40,18 +38,17 @@ def test_adam_gives_the_same_as_one_process_with_averaged_gradients(strategy):
 
 def test_the_mean_is_clipped_on_its_server_and_gradients_where_no_server_has_all(strategy):
     """The mean of both gradients is (3, 4); the first one alone is (6, 8), and clipped (0.6, 0.8)."""
-    for options, parts, step_length in (
-        ({"clipnorm": 1.0}, 1, [0.6, 0.8]),
-        ({"clipnorm": 1.0}, 2, [0.3, 0.4]),
-        ({"global_clipnorm": 1.0}, 1, [0.3, 0.4]),
+    for options, step_length in (
+        ({"clipnorm": 1.0}, [0.6, 0.8]),
+        ({"global_clipnorm": 1.0}, [0.3, 0.4]),
     ):
-        with strategy.scope(), partitioned(parts):
+        with strategy.scope():
             variable = tf.Variable(tf.zeros([2, 1]))
             rule = Synchronous(keras.optimizers.SGD(1.0, **options), [variable], grads_to_wait=2)
         step = pushing_step(rule, lambda gradient: [gradient])
         for gradient in ([[6.0], [8.0]], [[0.0], [0.0]]):
             assert run(strategy, step, None, tf.constant(gradient))
-        np.testing.assert_allclose(-variable.numpy()[:, 0], step_length, rtol=1e-5, err_msg=f"{options}, {parts}")
+        np.testing.assert_allclose(-variable.numpy()[:, 0], step_length, rtol=1e-5, err_msg=f"{options}")
 
 
 def test_a_gradient_of_an_older_version_is_rejected_and_changes_nothing(strategy, variables):
@@ -65,30 +62,15 @@ def test_a_gradient_of_an_older_version_is_rejected_and_changes_nothing(strategy
     assert value_of(variables) == -3.0
 
 
-def whole_step(rule, variables):
-    """Returns a step that pushes ones until they are accepted."""
-    gradients = [tf.ones_like(variable) for variable in variables]
-    return tf.function(lambda: rule.run(lambda: (tf.constant(1.0), gradients)))
-
-
-def assert_consistent(rule, variables, grads_to_wait):
-    """Asserts that the counts agree with each other and with the model, on all servers."""
-    statistics = rule.statistics()
-    waiting = int(log_of(rule).waiting())
-    assert statistics.updates * grads_to_wait + waiting == statistics.pushes - statistics.rejected
-    assert value_of(variables) == -float(statistics.updates)
-    assert statistics.updates == rule.version.numpy()
-
-
 def test_every_minibatch_is_applied_once_although_gradients_are_rejected(strategy, variables):
     rule = new_rule(strategy, Synchronous, variables, grads_to_wait=2)
-    step = whole_step(rule, variables)
+    gradients = [tf.ones_like(variable) for variable in variables]
+    step = tf.function(lambda: rule.run(lambda: (tf.constant(1.0), gradients)))
     futures = [strategy.schedule(step) for _ in range(31)]
     assert [future.result(TIMEOUT) for future in futures] == [1.0] * 31
     strategy.join(TIMEOUT)
-    assert_consistent(rule, variables, 2)
     statistics = rule.statistics()
-    assert statistics.updates == 15
+    assert statistics.updates == rule.version.numpy() == -value_of(variables) == 15
     assert statistics.pushes - statistics.rejected == 31 == sum(statistics.clocks.values())
     assert rule.flush() == 1
     assert value_of(variables) == -16.0

@@ -37,11 +37,6 @@ def test_a_change_is_counted_once_with_the_workers_at_that_time(control, divisor
     assert np.count_nonzero(known[0, 1:]) == 2
 
 
-def test_a_change_that_a_server_has_not_stored_does_not_count_but_its_worker_does(control, divisor):
-    assert control.count(ids_of(0, 1), is_stored=False)[1:] == (False, False)
-    assert divisor(1, 1) == 2
-
-
 def test_what_comes_late_from_a_lost_worker_or_generation_does_not_count(control, divisor):
     divisor(0, 1, connection=3)
     divisor(1, 1)

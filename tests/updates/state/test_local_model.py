@@ -2,13 +2,12 @@
 
 import keras
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from coordinator.updates.gradient_optimizer import gradient_optimizer
 from coordinator.updates.model import LocalModel, Model
 from tests.ps_strategy.every_worker import on_every_worker
-from tests.updates.descent import descend, mostly_long
+from tests.updates.descent import descend
 
 WORKERS = 2
 STEPS = 4
@@ -24,13 +23,6 @@ def adam_with_decay(variables):
     optimizer = keras.optimizers.AdamW(0.1, weight_decay=0.5)
     optimizer.exclude_from_weight_decay(var_list=variables[:1])
     return optimizer
-
-
-OPTIMIZERS = {
-    "schedule": lambda _: keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.4, 1, 0.5), clipnorm=2.0),
-    "moving averages": lambda _: keras.optimizers.RMSprop(0.1, use_ema=True, ema_overwrite_frequency=2),
-    "weight decay, not of all": adam_with_decay,
-}
 
 
 def local_model(strategy, make_optimizer, learning_rate=None):
@@ -76,14 +68,13 @@ def own_rate(local, optimizer):
     )
 
 
-@pytest.mark.parametrize("kind", mostly_long(OPTIMIZERS, "weight decay, not of all"))
-def test_every_worker_trains_its_copies_as_one_process_trains_variables(strategy, kind):
-    local, optimizer, variables = local_model(strategy, OPTIMIZERS[kind])
+def test_every_worker_trains_its_copies_as_one_process_trains_variables(strategy):
+    local, optimizer, variables = local_model(strategy, adam_with_decay)
     step = on_workers(strategy, local, own_rate(local, optimizer))
     for _ in range(STEPS):
         found = step()
     for worker, values in enumerate(found):
-        expected = in_one_process(OPTIMIZERS[kind], [worker + 1] * STEPS)
+        expected = in_one_process(adam_with_decay, [worker + 1] * STEPS)
         for number in (0, 1):
             np.testing.assert_allclose(values[number], expected[number], rtol=1e-5, atol=1e-6)
             np.testing.assert_array_equal(local.variables[number].read_all()[worker], values[number])

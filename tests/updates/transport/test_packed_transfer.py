@@ -82,13 +82,3 @@ def test_what_is_large_or_of_unknown_shape_and_strings_are_sent_separately():
     [packed] = [each for each in graph.get_operations() if each.type == "ConcatV2"]
     assert packed.outputs[0].shape == [3 + MAX_PACKED_BYTES // 4 + 1]
     assert transfer([], None, None)[1] == 0
-
-
-def test_tensors_are_joined_on_the_source_and_split_on_the_target():
-    @tf.function(autograph=False)
-    def there(*given):
-        return transfer(given, "/job:ps/task:1/device:CPU:0", "/job:worker/device:CPU:0")[0]
-
-    graph = there.get_concrete_function(tf.TensorSpec([2]), tf.TensorSpec([3])).graph
-    devices = {each.type: each.device for each in graph.get_operations()}
-    assert (devices["ConcatV2"], devices["SplitV"]) == ("/job:ps/task:1/device:CPU:0", "/job:worker/device:CPU:0")

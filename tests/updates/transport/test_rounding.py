@@ -59,7 +59,7 @@ def test_infinite_values_scalars_other_dtypes_and_rows_are_not_rounded():
     assert rounded(tf.constant([FINE]), None).dtype == tf.float32
 
 
-@pytest.mark.parametrize("name", mostly_long(["asynchronous", "synchronous", "stale synchronous"], "asynchronous"))
+@pytest.mark.parametrize("name", mostly_long(["asynchronous", "synchronous"], "asynchronous"))
 def test_a_rule_rounds_pulls_and_pushes_and_counts_what_it_sends(strategy, name):
     large = [2**18 + 1]
     with strategy.scope(), partitioned(2):
