@@ -1,6 +1,5 @@
 """Functions are called on the first GPU of a worker, where it has one; datasets are made on its CPU."""
 
-
 from coordinator.ps_strategy.calls.tensorflow_runtime import TensorFlowRuntime
 from tests.ps_strategy.membership.fake_servers import FIRST
 

@@ -5,8 +5,6 @@ import tensorflow as tf
 
 from coordinator.workers.scheduler import Scheduler
 
-TIMEOUT = 60.0
-
 
 @pytest.fixture
 def steps(monkeypatch):

@@ -43,22 +43,13 @@ def while_loop(factor, offset):
     return tf.while_loop(lambda number, _: number < offset, lambda number, x: (number + 1.0, x * factor), (0.0, 1.0))
 
 
-def grouped(factor, offset):
-    groups = tf.data.Dataset.from_tensor_slices(NUMBERS).group_by_window(
-        lambda x: tf.cast(x * offset, tf.int64) % 2, lambda _, group: group.map(lambda x: x * factor), window_size=3
-    )
-    return tf.sort(elements(groups))
-
-
 # With 2.0 as the factor and 3.0 as the offset; they are on two parameter servers. All are used in one function.
 USES = [
     (lambda a, b: elements(pairs().map(lambda x, y: x * a + b, num_parallel_calls=2)), [5.0, 7.0, 9.0]),
     (lambda a, b: elements(pairs().filter(lambda x, y: x * b > a + 1.0).map(lambda x, y: y)), [20.0, 30.0]),
-    (grouped, [2.0, 4.0, 6.0]),
     (lambda a, b: tf.scan(lambda s, x: s * a + x * b, tf.constant(NUMBERS)), [1.0, 8.0, 25.0]),
     (lambda a, b: while_loop(a, b)[1], 8.0),
     (lambda a, b: tf.cond(a > 1.0, lambda: a + b, a.read_value), 5.0),
-    (lambda a, b: tf.switch_case(tf.constant(1), [a.read_value, lambda: a + b]), 5.0),
 ]
 
 

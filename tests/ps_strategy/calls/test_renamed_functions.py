@@ -11,10 +11,6 @@ from coordinator.ps_strategy.tensorflow_internals.functions import CancellationM
 from coordinator.ps_strategy.tensorflow_internals.handles import new_handle, replace_handles
 from tests.ps_strategy.local_context import local_context
 
-TIMEOUT = 60.0
-WORKERS = 4
-BEFORE, AFTER, LATER, LAST = [1], [2], [3], [4]
-
 
 def test_a_traced_function_runs_under_another_name_with_the_new_variable(monkeypatch, recorded_functions):
     variable = tf.Variable(5)

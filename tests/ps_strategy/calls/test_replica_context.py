@@ -124,18 +124,3 @@ def test_reductions_in_the_replica_context_are_over_one_replica(strategy):
 
     for name, value in result(strategy, step, tf.constant([1.0, 2.0])).items():
         np.testing.assert_array_equal(value, [1.0, 2.0], name)
-
-
-def test_updates_and_gradients_of_variables_on_servers_work_in_a_step(strategy, variable):
-    @tf.function
-    def step(amount):
-        def update(strategy, amount):
-            strategy.extended.update(variable, lambda v, value: v.assign_add(value), args=(amount,))
-
-        tf.distribute.get_replica_context().merge_call(update, args=(amount,))
-        with strategy.scope(), tf.GradientTape() as tape:
-            y = (variable + amount) ** 2
-        return tape.gradient(y, variable)
-
-    assert result(strategy, step, tf.constant(2.5)) == 10
-    assert variable.numpy() == 2.5

@@ -17,11 +17,6 @@ STRUCTURES = [
 ]
 
 
-@tf.function
-def double(x):
-    return x * 2
-
-
 def test_a_result_has_the_structure_that_the_function_returned(strategy):  # rows 20, 22
     @tf.function
     def make(number):

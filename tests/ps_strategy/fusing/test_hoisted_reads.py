@@ -6,8 +6,6 @@ import tensorflow as tf
 from coordinator.ps_strategy.fusing.graph_copies import packed_function
 from tests.ps_strategy.tensorflow_internals.private_names import call_flat
 
-TIMEOUT = 120.0
-
 
 def reads(concrete):
     """Returns how many reads of variables a function has itself, and how many the functions have that it calls."""
