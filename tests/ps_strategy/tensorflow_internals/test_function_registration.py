@@ -89,6 +89,8 @@ def test_a_change_of_the_cluster_waits_while_a_function_is_registered_or_removed
         with registration.held_back():
             pass
 
+    # What is freed on this thread later would wait, too.
+    gc.collect()
     monkeypatch.setattr(registration, what, slowly)
     traced = thread.submit(traced_and_dropped)
     assert begun.wait(TIMEOUT)
