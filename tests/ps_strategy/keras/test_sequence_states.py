@@ -11,7 +11,6 @@ import tensorflow as tf
 import coordinator
 from coordinator import ParameterServerStrategy
 from coordinator.ps_strategy.keras.internals.patches import stateful_layers
-from tests.program_runner import ProgramRunner
 from tests.ps_strategy.every_worker import on_every_worker
 
 TIMEOUT = 60.0
@@ -150,28 +149,3 @@ def test_batches_of_one_sequence_are_not_dealt_to_several_workers(strategy: Para
     ):
         with pytest.raises(ValueError, match="stateful=True"):
             use()
-
-
-@pytest.mark.cluster
-def test_with_one_worker_fit_evaluate_and_predict_keep_the_order_of_batches(run_program: ProgramRunner) -> None:
-    run_program("""
-    import numpy as np
-
-    import coordinator
-    from coordinator.testing import LocalCluster
-    from tests.ps_strategy.keras.test_sequence_states import X, Y, counting_model, dataset, stateful_layers
-
-    with LocalCluster(workers=1, ps=1) as cluster, coordinator.ParameterServerStrategy(cluster.resolver) as strategy:
-        with strategy.scope():
-            model = counting_model()
-        [layer] = stateful_layers(model)
-        uses = [
-            lambda: model.fit(X, Y, batch_size=1, shuffle=False, verbose=0).history["loss"][0],
-            lambda: model.fit(dataset(), shuffle=False, verbose=0).history["loss"][0],
-            lambda: model.evaluate(X, Y, batch_size=1, verbose=0),
-            lambda: np.abs(model.predict(X, batch_size=1, verbose=0) - Y).max(),
-        ]
-        for number, use in enumerate(uses):
-            assert use() == 0.0, number
-            layer.reset_state()
-    """)

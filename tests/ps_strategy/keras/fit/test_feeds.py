@@ -63,20 +63,18 @@ def test_there_is_room_for_a_fixed_number_of_steps_per_worker(feed: ClientFeed) 
     assert (len(feed.unfinished), feed.newest_result) == (7, "logs of another")
 
 
-@pytest.mark.parametrize(("seconds", "most"), [(1e9, 16), (0.0, 8)])
-def test_there_is_room_for_more_steps_if_they_are_short(
-    feed: ClientFeed, monkeypatch: pytest.MonkeyPatch, seconds: float, most: int
-) -> None:
-    monkeypatch.setattr(feeds, "_SHORT_SECONDS", seconds)
-    for future in added(feed, 17):
-        future.set_result("logs")
-    feed.wait_room()
-    added(feed, most - 1)
-    feed.wait_room()
-    [last] = added(feed, 1)
-    last.set_result("logs of the last")
-    assert feed.wait_room() == "logs of the last"
-    assert len(feed.unfinished) == most - 1
+def test_there_is_room_for_more_steps_if_they_are_short(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seconds, most in ((1e9, 16), (0.0, 8)):
+        feed = ClientFeed(iter(()), scheduler)
+        monkeypatch.setattr(feeds, "_SHORT_SECONDS", seconds)
+        for future in added(feed, 17):
+            future.set_result("logs")
+        feed.wait_room()
+        added(feed, most - 1)
+        feed.wait_room()
+        added(feed, 1)[0].set_result("logs of the last")
+        assert feed.wait_room() == "logs of the last"
+        assert len(feed.unfinished) == most - 1
 
 
 def test_while_there_is_no_worker_there_is_room_as_for_one(scheduler: Scheduler, feed: ClientFeed) -> None:
@@ -208,6 +206,6 @@ def test_an_epoch_counts_the_turns_that_found_data(
     assert turns or workers.left == [0, 0, 0]
 
 
-@pytest.mark.parametrize(("turns", "expected"), [(None, [5, 0]), (2, [2, 2]), (9, [5])])
-def test_the_data_of_workers_that_are_to_come_is_waited_for(turns: int | None, expected: list[int]) -> None:
-    assert counts_of_epochs(Workers(7, 2, come_later=True), turns, len(expected)) == expected
+def test_the_data_of_workers_that_are_to_come_is_waited_for() -> None:
+    for turns, expected in ((None, [5, 0]), (2, [2, 2]), (9, [5])):
+        assert counts_of_epochs(Workers(7, 2, come_later=True), turns, len(expected)) == expected

@@ -1,5 +1,6 @@
 """Tests that each example is trained on once per epoch, for every kind of data that `fit` accepts."""
 
+import collections
 import gc
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -82,7 +83,6 @@ DATA: dict[str, Callable[[coordinator.ParameterServerStrategy], dict[str, Any]]]
     "arrays": lambda _: {"x": X, "y": Y, "batch_size": 5},
     "source": lambda _: {"x": arrays(X, Y), "batch_size": 5},
     "source of the client": lambda _: {"x": client([*zip(X, Y, strict=True)]), "batch_size": 5},
-    "tensors": lambda _: {"x": tf.constant(X), "y": tf.constant(Y), "batch_size": 5},
     "dataset": lambda _: {"x": slices().shuffle(EXAMPLES).batch(5), "shuffle": False},
     "endless dataset": lambda _: {"x": slices().batch(2).repeat(), "steps_per_epoch": 12, "shuffle": False},
     "PyDataset": lambda _: {"x": Batches(workers=2)},
@@ -122,33 +122,22 @@ def test_data_of_unknown_length_and_generators_are_trained_on_to_their_end(model
     assert_visits(model, 3.0)
 
 
-class Counted(keras.callbacks.Callback):
-    """Counts the batches of training and of validation."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.trained = self.evaluated = 0
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.trained += 1
-
-    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.evaluated += 1
-
-
 # row 181: the data of the workers runs out
 def test_data_that_ends_early_ends_the_epoch_after_its_last_step(counted: Callable[..., CountedModel]) -> None:
+    seen: collections.Counter[str] = collections.Counter()
+    callback = keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_, **__: seen.update(["trained"]))
+    callback.on_test_batch_end = lambda *_, **__: seen.update(["evaluated"])
     for data in (own_slices, slices().batch(4)):
-        model, counts = counted(), Counted()
+        model = counted()
+        seen.clear()
         given = {"x": data, "validation_data": data, "steps_per_epoch": 10, "validation_steps": 10}
         with pytest.warns(UserWarning, match="ran out of data"):
-            model.fit(**given, epochs=2, shuffle=False, callbacks=[counts], verbose=0)
+            model.fit(**given, epochs=2, shuffle=False, callbacks=[callback], verbose=0)
         # All examples, in six batches.
         assert_visits(model, 2.0)
-        assert (counts.trained, counts.evaluated, int(model.optimizer.iterations)) == (12, 12, 12)
-
-
-def test_an_epoch_begins_again_after_the_one_that_took_the_last_data(model: CountedModel) -> None:
+        assert (seen, int(model.optimizer.iterations)) == ({"trained": 12, "evaluated": 12}, 12)
+    # An epoch begins again after the one that took the last data.
+    model = counted()
     model.fit(own_slices, steps_per_epoch=6, epochs=3, verbose=0)
     assert_visits(model, 3.0)
 
@@ -227,12 +216,24 @@ def test_fit_evaluate_and_predict_wait_for_the_next_worker_while_there_is_none(r
     import coordinator
     from coordinator.testing import LocalCluster
     from tests.deadline import wait_until
+    from tests.ps_strategy.keras import test_sequence_states as sequences
     from tests.ps_strategy.keras.fit.test_fit_data import X, Y, own_slices
 
     with LocalCluster(workers=1, ps=1) as cluster, coordinator.ParameterServerStrategy(cluster.resolver) as strategy:
         with strategy.scope():
             model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
             model.compile(keras.optimizers.SGD(1e-5), "mse")
+            of_sequences = sequences.counting_model()
+        # With one worker, the batches of a sequence are in order.
+        given = {"batch_size": 1, "verbose": 0}
+        for use in (
+            lambda: of_sequences.fit(sequences.X, sequences.Y, shuffle=False, **given).history["loss"][0],
+            lambda: of_sequences.fit(sequences.dataset(), shuffle=False, verbose=0).history["loss"][0],
+            lambda: of_sequences.evaluate(sequences.X, sequences.Y, **given),
+            lambda: np.abs(of_sequences.predict(sequences.X, **given) - sequences.Y).max(),
+        ):
+            assert use() == 0.0
+            sequences.stateful_layers(of_sequences)[0].reset_state()
         address = cluster.start_worker()
 
         def add():
@@ -241,8 +242,6 @@ def test_fit_evaluate_and_predict_wait_for_the_next_worker_while_there_is_none(r
 
         for call in (
             lambda: model.fit(X, Y, validation_data=(X, Y), verbose=0).history["val_loss"][0],
-            lambda: model.fit(own_slices, verbose=0).history["loss"][0],
-            lambda: model.evaluate(X, Y, verbose=0),
             lambda: strategy.evaluate(model, own_slices)["loss"],
             lambda: model.predict(X, verbose=0).mean(),
         ):

@@ -43,11 +43,7 @@ def model(initial: CountedModel) -> CountedModel:
 
 
 class Batches(keras.callbacks.Callback):
-    """Lists the batches of all epochs.
-
-    Args:
-      interrupted_at: an epoch and a batch after which it raises `KeyboardInterrupt`.
-    """
+    """Lists the batches of all epochs; after an epoch and batch that are given it raises `KeyboardInterrupt`."""
 
     def __init__(self, interrupted_at: tuple[int, int] | None = None) -> None:
         super().__init__()
