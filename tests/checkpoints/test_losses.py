@@ -6,14 +6,11 @@ from tests.program_runner import ProgramRunner
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
-TRAINING = """
+PROGRAM = """
     import logging
     import os
-    import sys
     import tempfile
-    import threading
 
-    import numpy as np
     import tensorflow as tf
 
     import coordinator
@@ -61,14 +58,7 @@ TRAINING = """
             cluster.restart("ps", index)
             wait_until(lambda: len(rollbacks) > count, 120)
             strategy.join(120)
-"""
 
-
-def test_a_server_lost_while_a_checkpoint_is_written(run_program: ProgramRunner) -> None:
-    """The write fails and is logged, what was complete is restored, and later checkpoints succeed."""
-    run_program(
-        TRAINING
-        + """
         train(30)
         first = checkpoints.save(now=True)
         assert checkpoints.wait(120) == first
@@ -108,5 +98,9 @@ def test_a_server_lost_while_a_checkpoint_is_written(run_program: ProgramRunner)
             raise AssertionError("no error")
         except RuntimeError as error:
             print(error)
-    """
-    )
+"""
+
+
+def test_a_server_lost_while_a_checkpoint_is_written(run_program: ProgramRunner) -> None:
+    """The write fails and is logged, what was complete is restored, and later checkpoints succeed."""
+    run_program(PROGRAM)

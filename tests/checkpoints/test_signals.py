@@ -6,7 +6,6 @@ import threading
 import pytest
 
 from coordinator.checkpoints import save_at_signals
-from coordinator.queueing.waits import uninterrupted
 from tests.deadline import LIMIT
 
 
@@ -66,19 +65,6 @@ def test_a_signal_that_arrives_in_a_finalizer_ends_the_program_shortly_after(han
         wait()
     assert saved == [True]
     assert (signal.getsignal(signal.SIGINT), sys.unraisablehook) == before
-
-
-def test_a_signal_does_not_cut_a_change_of_the_queue_in_two(handlers) -> None:
-    steps: list[str] = []
-
-    @uninterrupted
-    def change() -> None:
-        signal.raise_signal(signal.SIGUSR2)
-        steps.append("changed")
-
-    with pytest.raises(SystemExit), save_at_signals(lambda: steps.append("saved"), signals=[signal.SIGUSR2]):
-        change()
-    assert steps == ["changed", "saved"]
 
 
 @pytest.mark.parametrize("first", [signal.SIGUSR1, signal.SIGUSR2])

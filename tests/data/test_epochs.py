@@ -261,16 +261,6 @@ def test_no_range_is_handed_out_between_a_reset_and_the_restoring_of_a_checkpoin
     assert model.is_exact(1)
 
 
-def test_a_wait_for_functions_is_reported(source, caplog):
-    with strategy_of(dataclasses.replace(OPTIONS, stall_report_interval=0.01)) as strategy:
-        gate = Gate(strategy.runtime)
-        with caplog.at_level(logging.WARNING, "coordinator"), concurrent.futures.ThreadPoolExecutor(1) as thread:
-            loop = thread.submit(train, strategy, Epochs(source, batch_size=103), lambda worker, _: gate(worker))
-            wait_until(lambda: "Epochs.on waits for 1 ranges in flight" in caplog.text)
-            gate.open()
-            loop.result(LIMIT)
-
-
 def test_wrong_settings_are_refused(source):
     for settings, words in (
         ({"batch_size": 0}, "batch_size"),

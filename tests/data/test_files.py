@@ -1,7 +1,6 @@
 """Tests of files as data: rows, records and lines, read on the client and on the workers of the shared cluster."""
 
 import io
-import logging
 import os
 
 import numpy as np
@@ -163,27 +162,6 @@ def test_an_index_is_kept_beside_the_file_and_made_again_if_it_does_not_fit(tmp_
     write_records(tmp_path, [6])
     second = records(path)
     assert (second.size, second.digest != digest) == (6, True)
-
-
-def test_an_index_that_cannot_be_kept_is_logged_once_and_leaves_nothing(tmp_path, caplog):
-    paths = write_records(tmp_path, [2, 3])
-    for path in paths:
-        os.mkdir(f"{path}.records-index.npy")
-    before = sorted(os.listdir(tmp_path))
-    with caplog.at_level(logging.INFO, "coordinator"):
-        assert records(paths).size == 5
-    assert len([each for each in caplog.messages if "not kept" in each]) == 1
-    assert sorted(os.listdir(tmp_path)) == before
-
-
-def test_a_pattern_may_match_the_indexes_beside_the_files(tmp_path):
-    for name in ("part-0", "part-1"):
-        (tmp_path / name).write_text("one\ntwo\n")
-    first = lines(sorted(map(str, tmp_path.glob("part-*"))), skip=1)
-    again = lines(sorted(map(str, tmp_path.glob("part-*"))), skip=1)
-    assert (again.size, again.digest) == (first.size, first.digest) == (2, first.digest)
-    np.save(tmp_path / "a.lines-index.npy", np.zeros([3, 2]))
-    assert rows(tmp_path / "a.lines-index.npy").size == 3, "it is not beside a file of this name"
 
 
 def test_files_that_do_not_fit_are_refused_in_words(tmp_path):

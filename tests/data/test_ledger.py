@@ -69,16 +69,6 @@ def test_a_range_with_several_functions_is_done_if_all_of_them_have_finished(end
     assert (ledger.is_over, ledger.has_next(), ledger.given_back) == (not has_failed, has_failed, int(has_failed))
 
 
-@pytest.mark.parametrize("end", ["finish", "give_back", "skip"])
-def test_another_function_with_a_skipped_range_may_end_later(end: str) -> None:
-    ledger = Ledger(1)
-    handed_out(ledger, 1)
-    ledger.schedule(0)
-    ledger.skip(0)
-    getattr(ledger, end)(0)
-    assert (ledger.is_over, ledger.count_out, ledger.skipped, ledger.has_next()) == (True, 0, {0}, False)
-
-
 def test_what_was_done_after_a_checkpoint_is_handed_out_again_but_not_what_is_out() -> None:
     ledger = Ledger(10)
     handed_out(ledger, 6)

@@ -168,34 +168,6 @@ def test_abort_does_not_wait_for_a_worker_that_is_dead(strategy, shared_cluster,
 
 
 @pytest.mark.long
-def test_gradients_of_embeddings_are_sent_to_the_servers_at_once(strategy, weights):
-    with strategy.scope():
-        table = tf.Variable(tf.zeros([4, 2]))
-    rule = make_rule(strategy, [*weights, table], embeddings=[table], period=NEVER)
-
-    @tf.function
-    def step(index):
-        with rule.pull() as version:
-            rows = tf.nn.embedding_lookup(table, [index, index])
-            slices = tf.IndexedSlices(-tf.ones([2, 2]), [index, index], [4, 2])
-        # In a nested function of its pull.
-        tf.function(lambda: rule.push([*(-tf.ones_like(weight) for weight in weights), slices], version))()
-        return rows
-
-    def found(worker, index):
-        return run_on(strategy, step, worker, tf.constant(index))[0].tolist()
-
-    assert [found(0, 1), found(1, 1), found(1, 3), found(0, 3)] == [[0, 0], [2, 2], [0, 0], [2, 2]]
-    assert table.numpy()[:, 0].tolist() == [0, 4, 0, 4]
-    assert weights[1].numpy() == 0
-    assert own_models(rule) == [2, 2]
-    assert rule.version.numpy() == rule.statistics().pushes == 4
-    rule.abort()
-    assert weights[1].numpy() == 2
-    assert table.numpy()[:, 0].tolist() == [0, 4, 0, 4]
-
-
-@pytest.mark.long
 def test_model_averaging_may_follow_and_precede_another_rule(strategy, weights):
     first, third = (make_rule(strategy, weights, period=NEVER) for _ in range(2))
     second = new_rule(strategy, Asynchronous, weights)

@@ -54,13 +54,6 @@ def test_a_change_that_is_not_counted_is_not_added_and_a_counted_one_once(contro
     assert variable.numpy() == 19
 
 
-def test_any_worker_has_a_counted_change_of_another_one_added(control, server):
-    assert server.store([[8.0]], ids_of(0, 1))
-    control.count(ids_of(0, 1))
-    counted, *_ = control.count(ids_of(1, 0), is_stored=False)
-    assert server.advance(counted) == ([[18.0]], True)
-
-
 def test_all_servers_return_the_mean_of_the_moment_at_which_a_worker_asked(control, request):
     servers = [Server([tf.Variable([10.0 * each])], f"{request.node.name}/{each}") for each in (1, 2)]
 
