@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.piped_process import ROOT
@@ -77,7 +78,7 @@ def measure(workers: int, seconds: float, wait: float, compute: int, size: int, 
         return found
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 3, 4])
@@ -86,7 +87,7 @@ def main() -> None:
     parser.add_argument("--compute", type=int, default=0, help="products of 32x32 matrices in a step")
     parser.add_argument("--size", type=int, default=1_000_000)
     parser.add_argument("--trace", help="measures the first number of workers in this process; prints JSON")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     if given.trace:
         print(json.dumps(measure(given.workers[0], given.seconds, given.wait, given.compute, given.size, given.trace)))
         return

@@ -17,6 +17,7 @@ TRAINING = """
     from coordinator.data import Epochs
     from coordinator.testing import LocalCluster
     from tests.data.visits import Visits, numbered
+    from tests.deadline import wait_until
 
     SIZE, WIDTH = 20_000, 10
 
@@ -38,6 +39,8 @@ TRAINING = """
             if count in saves:
                 manager.save()
             if count in (600, 1200) and len(kills) > len(threads):
+                # More than the last checkpoint has, which is saved 300 ranges earlier.
+                wait_until(lambda done=count - 100: data.statistics().done >= done)
                 threads.append(threading.Thread(target=cluster.restart, args=(kills[len(threads)], 1)))
                 threads[-1].start()
             if count == die:

