@@ -23,20 +23,6 @@ def test_a_missing_package_is_reported_with_the_command_that_installs_it(
     assert line == "coordinator testbed: The test-bed needs scikit-learn: pip install 'coordinator-tf[testbed]'."
 
 
-def test_help_of_commands_loads_nothing_heavy(run_program: ProgramRunner) -> None:
-    source = """
-        import sys
-        from coordinator.__main__ import main
-        for command in ("testbed", "run"):
-            try:
-                main([command, "--help"])
-            except SystemExit:
-                pass
-        print([name for name in ("numpy", "keras", "tensorflow", "matplotlib", "tqdm") if name in sys.modules])
-    """
-    assert run_program(source, fresh=True).stdout.endswith("\n[]\n")
-
-
 @pytest.mark.cluster
 @pytest.mark.release
 def test_a_small_grid_is_trained_on_real_servers_and_results_are_written(

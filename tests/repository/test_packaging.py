@@ -1,6 +1,7 @@
-"""Tests that all files, all imported packages and the command are installed."""
+"""Tests that all files, all imported packages and the command are installed, and of what GitHub runs."""
 
 import importlib
+import os
 import re
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 import coordinator
 from tests import ROOT
@@ -38,42 +40,40 @@ def requirements(built: Path) -> dict[str, set[str]]:
     return found
 
 
-def test_every_source_file_is_installed(built: Path) -> None:
+def test_every_source_file_and_the_command_are_installed(built: Path) -> None:
     installed = {path.relative_to(built / "lib") for path in (built / "lib").rglob("*") if path.is_file()}
     sources = {path.relative_to(ROOT) for path in (ROOT / "coordinator").rglob("*") if path.is_file()}
     assert installed == {path for path in sources if path.suffix != ".pyc"}
-
-
-def test_the_version_is_the_one_that_the_package_states(built: Path) -> None:
     description = (built / "coordinator_tf.egg-info" / "PKG-INFO").read_text().splitlines()
     assert f"Version: {coordinator.__version__}" in description
+    (line,) = (built / "coordinator_tf.egg-info" / "entry_points.txt").read_text().strip().splitlines()[1:]
+    command, module, function = re.split(" = |:", line)
+    assert command == "coordinator"
+    assert callable(getattr(importlib.import_module(module), function))
 
 
-def test_what_is_required_is_what_the_package_imports_and_two_more(
+def test_what_is_required_is_what_is_imported_and_two_more(
     requirements: dict[str, set[str]], imported: Callable[[str], set[str]]
 ) -> None:
     assert requirements["plots"] == {"matplotlib"}
     assert requirements["data"] == {"pyarrow", "tqdm"}
     assert requirements["testbed"] == {"matplotlib", "scikit-learn", "tqdm"}
     assert requirements[""] | requirements["testbed"] == imported("coordinator") | {"absl-py", "tensorboard"}
-
-
-@pytest.mark.parametrize("folder", ["examples", "benchmarks"])
-def test_examples_import_only_what_their_extra_brings(
-    requirements: dict[str, set[str]], imported: Callable[[str], set[str]], folder: str
-) -> None:
-    assert imported(folder) <= requirements[""] | requirements["examples"] | requirements["plots"]
-
-
-def test_tests_import_only_what_their_extras_bring(
-    requirements: dict[str, set[str]], imported: Callable[[str], set[str]]
-) -> None:
+    for folder in ("examples", "benchmarks"):
+        assert imported(folder) <= requirements[""] | requirements["examples"] | requirements["plots"]
     assert imported("tests") <= set().union(*requirements.values())
 
 
-def test_the_command_runs_a_function_that_exists(built: Path) -> None:
-    (line,) = (built / "coordinator_tf.egg-info" / "entry_points.txt").read_text().strip().splitlines()[1:]
-    command, _, target = line.partition(" = ")
-    module, _, function = target.partition(":")
-    assert command == "coordinator"
-    assert callable(getattr(importlib.import_module(module), function))
+def test_each_workflow_calls_scripts_that_people_can_run_too() -> None:
+    paths = ROOT.glob(".github/workflows/*.yml")
+    workflows = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in paths}
+    # YAML reads the key `on` as true.
+    triggers = {name: list(workflow[True]) for name, workflow in workflows.items()}
+    assert triggers.pop("nightly") == ["schedule", "workflow_dispatch"]
+    assert triggers == {"push": ["push", "pull_request"], "release": ["push"]}
+    for workflow in workflows.values():
+        assert workflow["permissions"] == {"contents": "read"}
+        for name, job in workflow["jobs"].items():
+            [script] = [step["run"].split()[0] for step in job["steps"] if "run" in step]
+            assert re.fullmatch(r"\.ci/(build|matrix|release|run)", script), name
+            assert os.access(ROOT / script, os.X_OK), name

@@ -17,9 +17,7 @@ import yaml
 
 import coordinator
 from coordinator.cli.command_line import main
-from coordinator.dashboard.metrics import metrics_of
 from tests import ROOT
-from tests.dashboard.made_cluster import MadeCluster
 from tests.pages import blocks, snippets, unnamed
 from tests.program_runner import COORDINATOR, ProgramRunner
 from tests.repository.parsing import parse
@@ -205,15 +203,6 @@ def anchors(page: Path) -> set[str]:
     """Returns the anchors of a page's headings, as GitHub forms them."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
-
-
-def test_the_page_about_metrics_lists_those_of_the_client() -> None:
-    cluster = MadeCluster(3)
-    cluster.checkpoint()
-    exposed = set(re.findall(r"^# TYPE (\w+) ", metrics_of(cluster.run(5)), re.MULTILINE))
-    page = (ROOT / "docs/reference/metrics.md").read_text(encoding="utf-8")
-    section = page.partition("\n## Of the client\n")[2].partition("\n## ")[0]
-    assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) >= exposed
 
 
 def test_the_reference_has_every_public_name() -> None:

@@ -1,12 +1,16 @@
-"""Tests that programs run as in a separate interpreter, are reported when they fail, and leave no process."""
+"""Tests that programs run as in a separate interpreter and are reported when they fail, and of what a test leaves."""
 
 import signal
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests import ROOT
+from tests.leftovers import THREAD_PREFIX, Leftovers
 from tests.program_runner import PreloadedInterpreter, ProgramRunner
 
 
@@ -39,14 +43,12 @@ def test_a_program_is_the_main_module_of_a_separate_process(
     assert program.stderr == "no\n"
 
 
-def test_a_program_with_another_environment_begins_with_nothing_loaded(run_program: ProgramRunner) -> None:
-    source = "import os, sys\nprint('tensorflow' in sys.modules, os.environ.get('OPTION'))"
-    assert run_program(source, environment={"OPTION": "1"}).stdout == "False 1\n"
-
-
 def test_a_program_that_fails_shows_its_traceback_and_may_be_expected_to_fail(run_program: ProgramRunner) -> None:
     with pytest.raises(AssertionError, match=r"(?s)ended with code 1\..*program_1.py.*KeyError: 'no such thing'"):
         run_program("raise KeyError('no such thing')")
+    # With another environment it begins with nothing loaded.
+    source = "import os, sys\nprint('tensorflow' in sys.modules, os.environ.get('OPTION'))"
+    assert run_program(source, environment={"OPTION": "1"}).stdout == "False 1\n"
     endings = {"raise SystemExit(3)": 3, "os._exit(4)": 4, "os.kill(os.getpid(), 9)": -signal.SIGKILL}
     for ending, code in endings.items():
         assert run_program(f"import os\n{ending}", exit_code=code).returncode == code
@@ -84,3 +86,35 @@ def test_a_process_that_a_program_leaves_is_named_and_killed(interpreter: Preloa
         ProgramRunner(interpreter, tmp_path, ending_timeout=0.1)(LEAVES, fresh=True)
     pid = int(str(failure.value).partition("--- output\n")[2].split()[0])
     assert not psutil.pid_exists(pid)
+
+
+def test_threads_of_the_library_alone_are_left_unless_they_replace_others() -> None:
+    name = f"{THREAD_PREFIX}-worker-0"
+
+    def start(name: str) -> tuple[threading.Event, threading.Thread]:
+        end = threading.Event()
+        thread = threading.Thread(target=end.wait, name=name)
+        thread.start()
+        return end, thread
+
+    end, thread = start(name)
+    before = Leftovers()
+    end.set()
+    thread.join()
+    fresh = Leftovers()
+    running = [start(name), start("grpc-poller")]
+    assert before.wait_gone(0.0) == []
+    assert fresh.wait_gone(0.0) == [f"1 x thread {name}"]
+    for end, thread in running:
+        end.set()
+        thread.join()
+    assert fresh.wait_gone(30.0) == []
+
+
+def test_a_process_is_waited_for_and_then_named() -> None:
+    leftovers = Leftovers()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        (left,) = leftovers.wait_gone(0.1)
+        assert "input()" in left
+        process.communicate(b"\n", timeout=30.0)
+    assert leftovers.wait_gone(30.0) == []

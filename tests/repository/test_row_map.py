@@ -50,9 +50,3 @@ def test_every_test_and_every_file_that_a_page_names_exists() -> None:
         file, _, test = each.partition("::")
         assert (README.parent / file).exists(), (page, each)
         assert not test or f"def {test}(" in (README.parent / file).read_text(encoding="utf-8"), (page, each)
-
-
-def test_a_comment_with_several_rows_counts_for_each(tmp_path: Path) -> None:
-    source = "# row" + "s 901, 902 and 903\ndef test_a():  # row" + " 904\n    pass\n"
-    (tmp_path / "test_a.py").write_text(source, encoding="utf-8")
-    assert holders_by_row(tmp_path) == {row: ["test_a.py::test_a"] for row in (901, 902, 903, 904)}
