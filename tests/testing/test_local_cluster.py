@@ -1,6 +1,5 @@
 import os
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -18,13 +17,6 @@ from tests.program_runner import ProgramRunner
 pytestmark = pytest.mark.cluster
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[LocalCluster]:
-    """A real cluster; a test that kills a server starts it again."""
-    with LocalCluster(workers=1, ps=1) as cluster:
-        yield cluster
-
-
 @pytest.fixture
 def quick_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Makes servers of clusters start quickly, and returns the folder that is put on `PYTHONPATH` for this."""
@@ -37,9 +29,9 @@ def quick_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return folders
 
 
-def test_real_servers_are_forked_from_a_process_that_loaded_tensorflow(cluster: LocalCluster) -> None:
-    servers = [psutil.Process(pid) for pid in cluster.processes.values() if pid]
-    assert {server.name() for server in servers} == {"worker-0", "ps-0"}
+def test_real_servers_are_forked_from_a_process_that_loaded_tensorflow(shared_cluster: LocalCluster) -> None:
+    servers = [psutil.Process(pid) for pid in shared_cluster.processes.values() if pid]
+    assert {server.name() for server in servers} == {"worker-0", "worker-1", "ps-0", "ps-1"}
     assert len({server.ppid() for server in servers}) == 1
     # Not so fresh processes, as needed when TensorFlow's threads run.
     assert all(is_same_program(server.pid, server.ppid()) for server in servers)
@@ -78,8 +70,9 @@ def test_a_cluster_works_where_http_has_a_proxy(run_program: ProgramRunner) -> N
     assert run_program(source, environment=proxies).stdout == "2.0\n"
 
 
-def test_a_killed_worker_comes_back_on_its_port_with_another_incarnation(cluster: LocalCluster) -> None:
-    with TaskProbe(cluster.spec["worker"][0]) as probe:
+@pytest.mark.usefixtures("quick_servers")
+def test_a_worker_comes_back_on_its_port_and_a_frozen_one_keeps_its_incarnation() -> None:
+    with LocalCluster(workers=1, ps=1) as cluster, TaskProbe(cluster.spec["worker"][0]) as probe:
         before = probe.status(timeout=10)
         cluster.kill("worker", 0)
         assert not cluster.is_alive("worker", 0)
@@ -89,50 +82,40 @@ def test_a_killed_worker_comes_back_on_its_port_with_another_incarnation(cluster
         # This probe's own connection may be in its back-off, for up to half a second.
         wait_until(lambda: probe.status(timeout=10))
         after = probe.status(timeout=10)
-    assert before is not None
-    assert after is not None
-    assert before.devices == after.devices
-    assert before.incarnation != after.incarnation
-
-
-def test_a_frozen_worker_does_not_answer_and_keeps_its_incarnation(cluster: LocalCluster) -> None:
-    with TaskProbe(cluster.spec["worker"][0]) as probe:
-        before = probe.status(timeout=10)
+        assert before is not None
+        assert after is not None
+        assert (before.devices, before.incarnation != after.incarnation) == (after.devices, True)
         cluster.freeze("worker", 0)
         assert cluster.is_alive("worker", 0)
         assert probe.status(timeout=0.5) is None
         cluster.thaw("worker", 0)
-        assert probe.status(timeout=10) == before
+        assert probe.status(timeout=10) == after
+        with pytest.raises(LaunchError, match="was started already"):
+            cluster.start()
 
 
 @pytest.mark.usefixtures("quick_servers")
-def test_new_workers_get_the_next_index_and_are_not_in_the_spec() -> None:
-    with LocalCluster(workers=1, ps=1) as cluster:
-        spec = cluster.spec
-        addresses = [cluster.start_worker(), cluster.start_worker()]
-        assert len({*addresses, *spec["worker"], *spec["ps"]}) == 4
-        assert cluster.spec == spec
-        for index, address in enumerate(addresses, start=1):
-            with TaskProbe(address) as probe:
-                status = probe.status(timeout=10)
-            assert status is not None
-            assert status.devices == (f"/job:worker/replica:0/task:{index}/device:CPU:0",)
-        cluster.kill("worker", 1)
-        assert not cluster.is_alive("worker", 1)
-
-
-@pytest.mark.usefixtures("quick_servers")
-def test_closing_leaves_no_process_no_port_and_no_folder(tmp_path: Path) -> None:
-    cluster = LocalCluster(workers=2, ps=1).start()
+def test_added_workers_have_the_next_index_and_closing_leaves_nothing(tmp_path: Path) -> None:
+    cluster = LocalCluster(workers=1, ps=1).start()
+    spec = cluster.spec
+    addresses = [cluster.start_worker(), cluster.start_worker()]
+    assert len({*addresses, *spec["worker"], *spec["ps"]}) == 4
+    assert cluster.spec == spec
+    for index, address in enumerate(addresses, start=1):
+        with TaskProbe(address) as probe:
+            status = probe.status(timeout=10)
+        assert status is not None
+        assert status.devices == (f"/job:worker/replica:0/task:{index}/device:CPU:0",)
     processes = [psutil.Process(pid) for pid in cluster.processes.values() if pid]
     assert list((tmp_path / "temporary").iterdir())
     cluster.freeze("worker", 0)
     cluster.kill("worker", 1)
+    assert not cluster.is_alive("worker", 1)
     cluster.close()
     cluster.close()
     assert not any(process.is_running() for process in processes)
     assert not list((tmp_path / "temporary").iterdir())
-    for address in [*cluster.spec["worker"], *cluster.spec["ps"]]:
+    for address in [*addresses, *spec["worker"], *spec["ps"]]:
         host, _, port = address.partition(":")
         socket.create_server((host, int(port))).close()
 
@@ -168,15 +151,13 @@ def test_a_port_that_another_program_took_before_its_server_is_replaced(
     assert not list((tmp_path / "temporary").iterdir())
 
 
-def test_servers_that_do_not_exist_are_refused(cluster: LocalCluster) -> None:
+def test_servers_that_do_not_exist_are_refused(shared_cluster: LocalCluster) -> None:
     for verb in ("kill", "restart", "freeze", "thaw", "pid", "is_alive", "wait_ready"):
-        for job, index in (("worker", 1), ("ps", -1), ("chief", 0)):
-            with pytest.raises(ClusterSpecError, match="there are /job:worker/task:0, /job:ps/task:0"):
-                getattr(cluster, verb)(job, index)
+        for job, index in (("worker", 2), ("ps", -1), ("chief", 0)):
+            with pytest.raises(ClusterSpecError, match="there are /job:worker/task:0, /job:worker/task:1, /job:ps"):
+                getattr(shared_cluster, verb)(job, index)
     for counts in ({"workers": 0}, {"ps": True}, {"workers": 1.5}, {"devices_per_worker": 0}):
         with pytest.raises(ClusterSpecError, match="at least 1, got"):
             LocalCluster(**counts)
-    with pytest.raises(LaunchError, match="was started already"):
-        cluster.start()
     with pytest.raises(LaunchError, match="not started"):
         LocalCluster().kill("worker", 0)
