@@ -1,15 +1,18 @@
-"""Each benchmark's program runs on real servers in a small setting, prints its table and writes its figures."""
+"""Each benchmark's program runs on real servers in a small setting, and prints its table or writes its figures."""
 
-import importlib
+import faulthandler
 import json
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.contestants.contestant_process import ContestantProcess
+from benchmarks.alternated import alternated
+from benchmarks.recovery_outcome import PATIENCE, Event, Outcome, judge
+from benchmarks.rounds import Rounds, ratio
 from tests.program_runner import ProgramRunner
 
 MAIN = "import sys; from benchmarks.{} import main; sys.exit(main(sys.argv[1:]))"
@@ -75,20 +78,78 @@ def test_a_benchmark_prints_its_table(
     assert re.search(printed, shown), shown
 
 
-@pytest.mark.parametrize(("benchmark", "arguments"), [("scale", ["--repeats", "0"]), ("recovery", ["--only", "flood"])])
-def test_invalid_arguments_are_refused(
-    benchmark: str, arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    module = importlib.import_module(f"benchmarks.{benchmark}")
-    with pytest.raises(SystemExit):
-        module.main(arguments)
-    assert arguments[0] in capsys.readouterr().err
+@pytest.mark.cluster
+@pytest.mark.release
+@pytest.mark.timeout(600)
+def test_a_soak_test_loses_nothing_and_unaffected_workers_continue(run_program: ProgramRunner) -> None:
+    program = run_program(MAIN.format("chaos"), "--minutes", 2, "--seed", 5, "--json", timeout=560)
+    found = json.loads(program.stdout.splitlines()[-1])
+    assert found["holds"], found
+    assert sum(found["faults"].values()) >= 5, found
+    assert found["scheduled"] == found["finished"] > 100, found
 
 
 @pytest.mark.cluster
-def test_a_contestant_that_does_not_answer_in_time_is_killed(tmp_path: Path) -> None:
-    with (
-        ContestantProcess("dispatch", "single", {}, tmp_path / "log", patience=0.01) as process,
-        pytest.raises(RuntimeError, match="hangs"),
-    ):
-        process.wait_connected()
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(["--runs", 1, "--seed", 4, "--seconds", 15], marks=pytest.mark.long),
+        pytest.param(["--minutes", 10, "--seconds", 60], marks=pytest.mark.release),
+    ],
+)
+@pytest.mark.timeout(2400)
+def test_no_example_is_left_out_or_repeated_whatever_dies(run_program: ProgramRunner, arguments: list[object]) -> None:
+    # The limit for all tests (`faulthandler_timeout`) is too short for ten minutes and what the last run takes.
+    faulthandler.dump_traceback_later(2350, exit=True, file=sys.__stderr__)
+    printed = run_program(MAIN.format("exactly_once"), *arguments, timeout=2300).stdout
+    found = json.loads(printed.splitlines()[-1])
+    assert found["hold"] == found["runs"] > 0, printed
+    assert sum(found["faults"].values()) > 0, printed
+
+
+class Contestant:
+    """Returns the number of its round, or fails in one round."""
+
+    def __init__(self, fails_in: int | None = None) -> None:
+        self.rounds = 0
+        self._fails_in = fails_in
+
+    def __call__(self) -> dict[str, Any]:
+        self.rounds += 1
+        if self.rounds == self._fails_in:
+            return {"error": "InternalError: it broke"}
+        return {"figures": {"rate": float(self.rounds)}}
+
+
+def test_contestants_take_turns_and_one_that_failed_is_not_run_again() -> None:
+    turns: list[str] = []
+    broken = Contestant(fails_in=2)
+    found = alternated({"ours": Contestant(), "peer": Contestant(), "broken": broken}, 3, turns.append)
+    assert turns[:6] == ["ours", "peer", "broken", "broken", "peer", "ours"]
+    assert broken.rounds == 2
+    # The first round is not counted.
+    assert [figures["rate"] for figures in found["ours"].figures] == [2.0, 3.0, 4.0]
+    assert (found["peer"].median("rate"), found["broken"].text("rate", ".1f")) == (3.0, "InternalError")
+    assert ratio(found["ours"], found["broken"], "rate") == ratio(found["broken"], Rounds(), "rate") == "-"
+    # Of rounds of the same turn.
+    idle, busy = ([{"rate": rate} for rate in rates] for rates in ((8.0, 1.0, 6.0), (4.0, 0.5, 4.0)))
+    assert ratio(Rounds(idle), Rounds(busy), "rate") == "2.00"
+
+
+# Recovery: an outcome is derived from the events after a fault at 100, when a step is possible from 105 on.
+STEP = Event("step", 108.0, began=107.0, worker=1)
+ERROR = Event("raised", 106.0, error="UnavailableError")
+
+
+def test_the_outcome_of_a_fault_is_derived_from_events() -> None:
+    old_error, late = Event("raised", 99.0, error="UnavailableError"), 106.0 + PATIENCE
+    other, stale = (Event("held", 112.0, began=began, worker=2) for began in (111.0, 103.0))
+    raises = Outcome(error="UnavailableError")
+    cases = [([], 105.0, None), ([], 165.0, Outcome()), ([STEP], 109.0, Outcome(3.0)), ([ERROR], 107.0, None)]
+    cases += [([ERROR], late, raises), ([ERROR, STEP], 109.0, Outcome(3.0, "UnavailableError"))]
+    cases += [([old_error, STEP], 109.0, Outcome(3.0)), ([ERROR, other], late, None)]
+    cases += [([ERROR, other], 165.0, Outcome()), ([ERROR, stale], late, raises)]
+    cases += [([Event("step", 104.0, began=103.0, worker=0)], 106.0, Outcome(0.0))]
+    for events, now, expected in cases:
+        found = judge(events, lambda event: event.kind == "step", hurt_at=100.0, since=105.0, now=now, limit=60.0)
+        assert found == expected, (events, now)

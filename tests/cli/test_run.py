@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import termios
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.cli.conftest import Environment, Writer
+from tests.cli.conftest import WATCHING, Environment, Writer
 from tests.deadline import wait_until
 from tests.launch.command_process import CommandProcess
 
@@ -27,14 +28,19 @@ OBEDIENT = """
         # Not signal.pause: Python handles no signal that comes just before it begins.
         select.select([], [], [], 0.1)
 """
-# The chief ends on a request from its terminal; the evaluator never ends.
+# The chief ends on a request from its terminal; the evaluator prints some lines, and never ends.
 EVALUATED = """
-    import json, os, signal
-    if json.loads(os.environ["TF_CONFIG"])["task"]["type"] == "chief":
+    import json, os, select, sys
+    config = json.loads(os.environ["TF_CONFIG"])
+    print("sees", json.dumps(config["cluster"]), flush=True)
+    if config["task"]["type"] == "chief":
+        print("are terminals:", [stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)])
         raise SystemExit(int(input("chief asks: ")))
-    print("evaluator waits")
+    print("loss 1", "\\r" + "loss 2")
+    print("a warning", file=sys.stderr)
+    print("caf\\N{LATIN SMALL LETTER E WITH ACUTE}, no end of line", end="")
     while True:
-        signal.pause()
+        select.select([], [], [], 0.1)
 """
 
 
@@ -42,7 +48,7 @@ def test_the_program_finds_a_cluster_that_answers_on_this_machine_alone(
     program: Writer, environment: Environment
 ) -> None:
     path = program("""
-        import json, os, sys
+        import json, os, signal, sys, tty
         from coordinator.heartbeat.probes import TaskProbe
         from tests.heartbeat.reach import MOMENT, answers, own_addresses
         config = json.loads(os.environ["TF_CONFIG"])
@@ -52,54 +58,49 @@ def test_the_program_finds_a_cluster_that_answers_on_this_machine_alone(
             print(TaskProbe(address).status(timeout=5).devices)
         counts = {job: len(addresses) for job, addresses in config["cluster"].items()}
         print("seen", json.dumps([config["task"], counts, sys.argv[1:], os.environ["CUDA_VISIBLE_DEVICES"]]))
-        sys.exit(7)
+        tty.setraw(0)
+        print("\\x1b[?25l" + "hidden", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
     """)
     given = ["--workers", "9", "--", "--epochs=3", "-x", ""]
     environment["CUDA_VISIBLE_DEVICES"] = "5"
     with CommandProcess("run", "--workers", 2, path, *given, environment=environment) as command:
-        assert command.wait_ended() == 7, command.output
+        assert command.wait_ended() == 137, command.output
         assert not command.left()
+        # The terminal is as it was.
+        before, _, after = command.output.rpartition("\x1b[?25h")
+        assert ("\x1b[?25l" in before, "\x1b[?25l" in after) == (True, False)
+        assert termios.tcgetattr(command.terminal) == command.settings
     for name in ("worker/replica:0/task:0", "worker/replica:0/task:1", "ps/replica:0/task:0"):
         assert f"/job:{name}/device:CPU:0" in command.output
-    [task, counts, arguments, devices] = json.loads(command.wait_output(r"seen (.*)\r\n")[1])
-    assert task == {"type": "chief", "index": 0}
-    assert counts == {"chief": 1, "worker": 2, "ps": 1}
-    assert arguments == given
-    assert devices == "5"
+    seen = json.loads(command.wait_output(r"seen (.*)\r\n")[1])
+    assert seen == [{"type": "chief", "index": 0}, {"chief": 1, "worker": 2, "ps": 1}, given, "5"]
     # What the servers print: parameter servers alone are kept from the GPU.
     for name, seen in {"worker 1": "5", "ps 0": ""}.items():
         assert f"[{name}] {{'CUDA_VISIBLE_DEVICES': '{seen}', 'TF_CPP_MIN_LOG_LEVEL': '2'}}" in command.output
 
 
-@pytest.mark.parametrize(
-    ("chief", "exit_code", "words"),
-    [
-        (0, 143, "the evaluator has not ended within 0.5 s of the chief: terminating it"),
-        (4, 4, "the chief ended with code 4: ending the evaluator"),
-    ],
-)
-def test_the_evaluator_ends_after_the_chief_whose_failure_counts_first(
-    program: Writer, environment: Environment, chief: int, exit_code: int, words: str
+def test_the_evaluators_lines_have_a_prefix_and_it_ends_after_the_chief(
+    program: Writer, environment: Environment
 ) -> None:
     options = ["--evaluator", "--evaluator-timeout", "0.5"]
-    with CommandProcess("run", *options, program(EVALUATED), environment=environment) as command:
-        command.wait_output(r"\[evaluator\] evaluator waits")
+    with CommandProcess("run", *options, program(EVALUATED), environment={**environment, "PYTHONUTF8": "1"}) as command:
+        command.wait_output(r"\[evaluator\] a warning")
         command.wait_output("chief asks: ")
-        command.type(f"{chief}\n")
-        assert command.wait_ended() == exit_code
-        assert words in command.output
+        command.type("0\n")
+        assert command.wait_ended() == 143
         assert not command.left()
+    assert "the evaluator has not ended within 0.5 s of the chief: terminating it" in command.output
+    assert "are terminals: [True, True, True]" in command.output
+    # They keep a progress bar of the chief intact.
+    for line in ("loss 2", "a warning", "caf\N{LATIN SMALL LETTER E WITH ACUTE}, no end of line"):
+        assert f"\r\x1b[K[evaluator] {line}\r\n" in command.output
+    assert "loss 1" not in command.output
 
 
 @pytest.mark.long
 def test_the_evaluator_may_have_a_cluster_of_its_own(program: Writer, environment: Environment) -> None:
-    report = """
-    import json, os
-    print("sees", json.dumps(json.loads(os.environ["TF_CONFIG"])["cluster"]), flush=True)
-"""
-    with CommandProcess(
-        "run", "--evaluator-workers", 2, program(report + EVALUATED), environment=environment
-    ) as command:
+    with CommandProcess("run", "--evaluator-workers", 2, program(EVALUATED), environment=environment) as command:
         own = json.loads(command.wait_output(r"\[evaluator\] sees (.*)\r\n")[1])
         others = json.loads(command.wait_output(r"(?<!\[evaluator\] )sees (.*)\r\n")[1])
         assert [sorted(each) for each in (own, others)] == [["evaluator", "ps", "worker"], ["chief", "ps", "worker"]]
@@ -127,9 +128,15 @@ def test_ctrl_c_reaches_the_program_once_and_a_second_one_kills_it(program: Writ
         assert not command.left()
 
 
-def test_a_signal_to_the_process_group_reaches_the_program_once(program: Writer, environment: Environment) -> None:
+def test_ctrl_z_suspends_the_program_and_a_signal_to_the_group_reaches_it_once(
+    program: Writer, environment: Environment
+) -> None:
     with CommandProcess("run", program(OBEDIENT), environment=environment) as command:
-        command.wait_output("waits")
+        chief = psutil.Process(int(command.wait_output(r"chief (\d+) waits")[1]))
+        command.send(signal.SIGTSTP)
+        os.waitid(os.P_PID, command.pid, os.WSTOPPED | os.WNOWAIT)
+        wait_until(lambda: chief.status() == psutil.STATUS_STOPPED)
+        command.send(signal.SIGCONT)
         os.killpg(command.pid, signal.SIGTERM)
         assert command.wait_ended() == 143
         assert command.output.count("chief got") == 1
@@ -149,7 +156,7 @@ def test_ctrl_c_while_the_servers_start_ends_them(program: Writer, environment: 
 
 def test_nothing_is_left_when_the_command_itself_is_killed(program: Writer, environment: Environment) -> None:
     with CommandProcess("run", "--evaluator", program(EVALUATED), environment=environment) as command:
-        command.wait_output(r"\[evaluator\] evaluator waits")
+        command.wait_output(r"\[evaluator\] a warning")
         command.wait_output("chief asks: ")
         # Two programs, two servers, and the process that these are forked from.
         assert len(command.record()) == 5
@@ -158,39 +165,116 @@ def test_nothing_is_left_when_the_command_itself_is_killed(program: Writer, envi
         assert not command.left()
 
 
-def test_the_terminal_settings_are_restored_after_the_program(program: Writer, environment: Environment) -> None:
-    path = program("""
-        import os, signal, sys, termios, tty
-        tty.setraw(0)
-        print("\\x1b[?25l" + "hidden", flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
-    """)
-    with CommandProcess("run", path, environment=environment) as command:
-        assert command.wait_ended() == 137
-        shown = command.output.rpartition("\x1b[?25h")
-        assert "\x1b[?25l" in shown[0]
-        assert "\x1b[?25l" not in shown[2]
-        assert termios.tcgetattr(command.terminal) == command.settings
-
-
-def test_ctrl_z_suspends_the_program_and_fg_continues_it(program: Writer, environment: Environment) -> None:
-    with CommandProcess("run", program(OBEDIENT), environment=environment) as command:
-        chief = psutil.Process(int(command.wait_output(r"chief (\d+) waits")[1]))
-        command.send(signal.SIGTSTP)
-        os.waitid(os.P_PID, command.pid, os.WSTOPPED | os.WNOWAIT)
-        wait_until(lambda: chief.status() == psutil.STATUS_STOPPED)
-        command.send(signal.SIGCONT)
-        command.send(signal.SIGINT)
-        command.wait_output("chief got SIGINT")
-        assert command.wait_ended() == 130
-
-
 def test_a_server_that_does_not_start_ends_the_run_and_shows_why(program: Writer, environment: Environment) -> None:
     broken = {**environment, "FAKE_BROKEN": "ps-1"}
     with CommandProcess("run", "--ps", 2, program(OBEDIENT), environment=broken) as command:
         assert command.wait_ended() == 1
-        assert "/job:ps/task:1 at" in command.output
-        assert "ended with code 1 before it served" in command.output
-        assert "the fake server fails as requested" in command.output
-        assert "waits" not in command.output
+        assert not command.left()
+    for words in ("/job:ps/task:1 at", "ended with code 1 before it served", "the fake server fails as requested"):
+        assert words in command.output
+    assert "waits" not in command.output
+
+
+# The chief ends with the code of its next argument, or waits for a signal, as the evaluator does.
+RESTARTED = """
+    import json, os, select, sys
+    wait = lambda: [select.select([], [], [], 0.1) for _ in iter(int, 1)]
+    if json.loads(os.environ["TF_CONFIG"])["task"]["type"] == "evaluator":
+        print("evaluator", os.getpid(), "waits")
+        wait()
+    number = int(os.environ["COORDINATOR_RESTART_COUNT"])
+    print(f"start {number} {os.getpid()} {os.environ['COORDINATOR_DASHBOARD']} {os.environ['TF_CONFIG']}", flush=True)
+    wait() if sys.argv[1 + number] == "wait" else sys.exit(int(sys.argv[1 + number]))
+"""
+
+
+def test_a_program_that_fails_is_started_again_in_its_role_beside_the_same_servers(
+    program: Writer, environment: Environment
+) -> None:
+    options = ["--evaluator", "--evaluator-timeout", "0.5", "--restarts", 3, "--dashboard"]
+    with CommandProcess("run", *options, program(RESTARTED), "wait", 7, "wait", environment=environment) as command:
+        evaluator = int(command.wait_output(r"evaluator (\d+) waits")[1])
+        first, address, config = command.wait_output(r"start 0 (\d+) (\S+) (.*)\r\n").groups()
+        before = {process.pid for process in command.record()}
+        os.kill(int(first), signal.SIGKILL)
+        third, address_again, config_again = command.wait_output(r"start 2 (\d+) (\S+) (.*)\r\n").groups()
+        assert {int(third), evaluator} <= {process.pid for process in command.record()}
+        assert all(psutil.pid_exists(pid) for pid in before - {int(first)})
+        # The token of the dashboard stands in no command line, and no server has it.
+        token = address.rpartition("/")[2]
+        for each in filter(psutil.Process.is_running, [psutil.Process(command.pid), *command.record()]):
+            assert token not in " ".join(each.cmdline())
+            assert each.name() not in ("worker-0", "ps-0") or token not in str(each.environ())
+        command.type("\x03")
+        assert command.wait_ended() == 130
+        assert not command.left()
+    assert (address, config) == (address_again, config_again)
+    told = re.search(r"the dashboard is at http://(127\.0\.0\.1:\d+/[\w-]{20,})/ once the program", command.output)
+    assert told
+    assert told[1] == address
+    assert json.loads(config)["task"] == {"type": "chief", "index": 0}
+    assert "coordinator: the chief was ended by SIGKILL: starting it again, restart 1 of 3." in command.output
+    assert "coordinator: the chief ended with code 7: starting it again, restart 2 of 3." in command.output
+    assert "restart 3 of 3" not in command.output, "it was interrupted"
+
+
+def test_a_server_that_dies_is_started_again_on_its_port_up_to_its_limit(
+    program: Writer, environment: Environment, tmp_path: Path
+) -> None:
+    environment["FAKE_PRINTS"] = "E0000 00:00:1.2 3 x.cc:4] logged\nin a step\n"
+    options = ["--server-restarts", 1, "--log-dir", tmp_path]
+    with CommandProcess("run", *options, program(WATCHING), environment=environment) as command:
+        for number in (1, 2):
+            command.wait_output(rf"(?s)(ps 0 answers anew.*){{{number}}}")
+            [server] = [each for each in command.record() if each.is_running() and each.name() == "ps-0"]
+            server.kill()
+        again = r"/job:ps/task:0 ended unexpectedly, by SIGKILL .*: starting it again, restart 1 of 1. Its log: (\S+)"
+        log = Path(command.wait_output(again)[1])
+        command.wait_output("/job:ps/task:0 ended .*; its variables are lost with it, and it is not started again")
+        # What steps print is shown with the name of the server.
+        command.wait_output(r"\r\x1b\[K\[worker 0\] in a step\r\n")
+        command.wait_output(r"(?s)starting it again.*\[ps 0\] in a step\r\n")
+        command.type("\n")
+        assert command.wait_ended() == 0
+        assert not command.left()
+    assert "logged" not in command.output
+    assert "serves on" not in command.output
+    for path in (log, tmp_path / "latest" / "ps-0.restart-1.log"):
+        assert "/job:ps/task:0 serves on" in path.read_text()
+    assert (tmp_path / "latest" / "chief-0.log").read_text() == ""
+
+
+# Fails unless every server answers when it begins.
+CALLING = """
+    import json, os
+    from coordinator.heartbeat.probes import TaskProbe
+    cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
+    for address in [*cluster["worker"], *cluster["ps"]]:
+        with TaskProbe(address) as probe:
+            assert probe.status(timeout=5) is not None
+    print("all answer", flush=True)
+"""
+
+
+@pytest.mark.long
+def test_a_server_that_dies_while_others_start_is_back_before_the_program_begins(
+    program: Writer, environment: Environment, tmp_path: Path
+) -> None:
+    def kill_when_it_serves(start: int) -> None:
+        command.wait_output(rf"(?s)(\[ps 0\] coordinator: /job:ps/task:0 serves on.*){{{start}}}")
+        [server] = [each for each in command.record() if each.is_running() and each.name() == "ps-0"]
+        server.kill()
+
+    go = tmp_path / "go"
+    environment |= {"FAKE_SLOW": "worker-1", "FAKE_GO": str(go)}
+    options = ["--workers", 2, "--tee", "--log-dir", tmp_path / "logs"]
+    with CommandProcess("run", *options, program(CALLING), environment=environment) as command:
+        kill_when_it_serves(start=1)
+        command.wait_output(r"by SIGKILL .*: starting it again, restart 1 of 3\.")
+        kill_when_it_serves(start=2)
+        # It waits for its second restart, and nothing else is awaited.
+        command.wait_output(r"by SIGKILL .*: starting it again in 1 s, restart 2 of 3\.")
+        go.touch()
+        command.wait_output("all answer")
+        assert command.wait_ended() == 0
         assert not command.left()

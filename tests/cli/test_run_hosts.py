@@ -64,28 +64,27 @@ def dry_run(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str,
     return {f"{task['type']} {task['index']}": each for task, each in zip(tasks, found, strict=True)}
 
 
-def test_what_a_host_is_to_have_is_sent_also_where_this_machine_has_the_same(
+def test_hosts_get_what_they_are_to_have_and_ipv6_addresses_have_brackets_in_addresses_alone(
     program: Writer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Sent also where this machine has the same.
     monkeypatch.setenv("MINE", "5")
     monkeypatch.setenv("OTHER", "5")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    options = ["--ssh", write_fake_ssh(tmp_path), "--hosts", "one:2", "--env", "MINE=5"]
-    tasks = dry_run(capsys, *options, program("pass"))
-    assert [tasks[name].get("MINE") for name in ("worker 0", "worker 1", "ps 0")] == ["5"] * 3
-    assert not any("OTHER" in environment for environment in tasks.values())
+    options = ["--ssh", write_fake_ssh(tmp_path), "--hosts", "me@[::1]:2", "--env", "MINE=5"]
     # The host has no GPU in truth, but believes what it is told.
     options += ["--env", "CUDA_VISIBLE_DEVICES=0,1", "--gpus-per-worker", "1"]
-    tasks = dry_run(capsys, *options, program("pass"))
-    seen = [tasks[name].get("CUDA_VISIBLE_DEVICES") for name in ("worker 0", "worker 1", "ps 0")]
-    assert seen == ["0", "1", ""]
-
-
-def test_an_ipv6_address_has_brackets_in_addresses_alone(
-    program: Writer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tasks = dry_run(capsys, "--ssh", write_fake_ssh(tmp_path), "--hosts", "me@[::1]:2", program("pass"))
-    cluster = json.loads(tasks["chief 0"]["TF_CONFIG"])["cluster"]
+    assert main(["run", "--dry-run", *map(str, options), str(program("pass"))]) == 0
+    commands = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
+    # The last word of an `ssh` is a script for a shell, which runs a script for another one.
+    scripts = [shlex.split(shlex.split(words[-1])[-1]) if "sh -c" in words[-1] else words for words in commands]
+    tasks = [dict(word.split("=", 1) for word in words if re.match(r"[A-Z_]+=", word)) for words in scripts]
+    *servers, chief = tasks
+    assert [json.loads(task["TF_CONFIG"])["task"]["type"] for task in tasks] == ["worker", "worker", "ps", "chief"]
+    assert [task["MINE"] for task in servers] == ["5"] * 3
+    assert not any("OTHER" in task for task in tasks)
+    assert [task["CUDA_VISIBLE_DEVICES"] for task in servers] == ["0", "1", ""]
+    cluster = json.loads(chief["TF_CONFIG"])["cluster"]
     assert {job: len(addresses) for job, addresses in cluster.items()} == {"worker": 2, "ps": 1, "chief": 1}
     assert all(re.fullmatch(r"\[::1\]:\d+", address) for addresses in cluster.values() for address in addresses)
 

@@ -97,6 +97,25 @@ def test_flags_after_the_program_reach_it_under_every_launcher(
     assert job["spec"]["template"]["spec"]["containers"][0]["command"] == ["python", "train.py", *FLAGS]
 
 
+def test_a_token_of_ones_own_is_in_the_address_and_in_no_other_variable(
+    program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str | None, bool]] = []
+
+    def record(request: RunRequest, environment: dict[str, str]) -> int:
+        seen.append((request.dashboard, "my-secret" in environment.values()))
+        return 0
+
+    monkeypatch.setattr("coordinator.cli.run.run_request", record)
+    path = tmp_path / "token"
+    path.write_text("my-secret")
+    path.chmod(0o600)
+    assert main(["run", "--dashboard=127.0.0.1:0", "--token-file", str(path), str(program)]) == 0
+    monkeypatch.setenv("COORDINATOR_DASHBOARD_TOKEN", "my-secret")
+    assert main(["run", "--dashboard=127.0.0.1:0", str(program)]) == 0
+    assert seen == [("127.0.0.1:0/my-secret", False)] * 2
+
+
 def test_a_dashboard_may_have_an_address(requests: list[RunRequest], program: Path) -> None:
     for given, address in {("--dashboard",): "127.0.0.1:0", ("--dashboard", "[::1]:80/a"): "[::1]:80/a"}.items():
         assert main(["run", *given, str(program), *given]) == 0
@@ -107,7 +126,9 @@ def test_a_dry_run_prints_the_command_of_each_process(
     program: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-5,4")
+    path = program.parent / "trace.json"
     options = ["--workers", "2", "--evaluator", "--gpus-per-worker", "1", "--env", "WHERE=over there"]
+    options += ["--trace", str(path)]
     assert main(["run", "--dry-run", *options, str(program), "a b"]) == 0
     commands = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
     environments = [dict(word.split("=", 1) for word in words if re.match(r"[A-Z_]+=", word)) for words in commands]
@@ -117,10 +138,4 @@ def test_a_dry_run_prints_the_command_of_each_process(
     assert {environment["WHERE"] for environment in environments} == {"over there"}
     assert [words[-4:] for words in commands[:3]] == [[sys.executable, "-m", "coordinator", "serve"]] * 3
     assert [words[-3:] for words in commands[3:]] == [[sys.executable, str(program), "a b"]] * 2
-
-
-def test_the_chief_alone_writes_the_trace(program: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
-    assert main(["run", "--dry-run", "--evaluator", "--trace", str(path), str(program)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [f"COORDINATOR_TRACE={path}" in shlex.split(line) for line in lines] == [False, False, True, False]
+    assert [each.get("COORDINATOR_TRACE") for each in environments] == [None, None, None, str(path), None]

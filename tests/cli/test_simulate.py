@@ -32,16 +32,14 @@ def test_a_trace_shows_the_workers_and_the_pushes(capsys: pytest.CaptureFixture[
 
 
 def test_a_sweep_gives_a_row_and_a_record_for_each_value(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    files = ["--plot", str(tmp_path / "out.png"), "--json", str(tmp_path / "out.json")]
-    options = ["--compare", "asynchronous,synchronous", "--sweep", "workers=1..4", "--pushes", "300"]
-    assert main(["simulate", *options, *files]) == 0
+    options = ["--compare", "asynchronous,synchronous", "--sweep", "workers=1..4", "--pushes", "100"]
+    assert main(["simulate", *options, "--json", str(tmp_path / "out.json")]) == 0
     rows = capsys.readouterr().out.splitlines()[2:]
     assert [row.split()[:2] for row in rows] == [
         [rule, value] for rule in ("asynchronous", "synchronous") for value in "124"
     ]
     records = json.loads((tmp_path / "out.json").read_text())
     assert [record["workers"] for record in records] == [1, 2, 4, 1, 2, 4]
-    assert (tmp_path / "out.png").stat().st_size > 10_000
 
 
 def test_a_negative_value_is_no_option() -> None:

@@ -46,9 +46,8 @@ def test_what_a_worker_runs_is_shown_since_its_call_began(aggregator: Aggregator
     aggregator.add([Event(4.5, "closures_finished", "worker 0", "train_step", 8)], 0, 4.5)
     row = aggregator.snapshot(5.0, statistics(8)).workers[0]
     assert (row.function, row.calls, row.running_since) == ("", 0, 0.0)
-
-
-def test_the_idle_share_counts_the_call_that_still_runs(aggregator: Aggregator) -> None:
+    # The idle share counts the call that still runs.
+    aggregator = Aggregator(0.0, "train.py")
     aggregator.snapshot(0.0, statistics(0))
     aggregator.add([Event(6.0, "closures_started", "worker 0", "train_step")], 0, 6.0)
     assert aggregator.snapshot(8.0, statistics(0)).workers[0].idle == pytest.approx(0.75)
@@ -100,18 +99,14 @@ def test_reported_values_have_a_history_of_means_and_no_nan(aggregator: Aggregat
     assert snapshot.history.values == {"loss": (1.5, None, 1.5)}
 
 
-def test_the_history_of_a_long_run_is_short_and_begins_at_its_beginning(
-    aggregator: Aggregator,
-) -> None:
+def test_the_history_of_a_long_run_is_short_and_begins_at_its_beginning(aggregator: Aggregator) -> None:
     for second in range(1, 1501):
         aggregator.add([Event(second - 0.5, "value_reported", name="loss", detail="0.5")], 0, second - 0.1)
-        snapshot = aggregator.snapshot(float(second), statistics(3 * second))
-    history = snapshot.history
+        history = aggregator.snapshot(float(second), statistics(3 * second)).history
     assert 300 <= len(history.times) == len(history.rates) == len(history.values["loss"]) <= 600
     assert history.times[0] < 20.0
     assert history.times[-1] > 1490.0
-    assert set(history.rates) == {3.0}
-    assert set(history.values["loss"]) == {0.5}
+    assert (set(history.rates), set(history.values["loss"])) == ({3.0}, {0.5})
 
 
 def test_advice_comes_with_the_second_usage_and_is_a_sentence_of_the_state(aggregator: Aggregator) -> None:
@@ -131,41 +126,25 @@ BEGIN = ServerUsage(
 )
 
 
-@pytest.fixture
-def record() -> UsageRecord:
+def test_shares_are_of_the_processors_of_the_task_and_of_its_host() -> None:
     record = UsageRecord()
-    record.add([BEGIN])
-    return record
-
-
-def used(record: UsageRecord, **changes: float) -> dict[str, float]:
-    record.add([dataclasses.replace(BEGIN, **changes)])
-    return {resource.name: resource.share for resource in record.resources()}
-
-
-def test_shares_are_of_the_processors_of_the_task_and_of_its_host(record: UsageRecord) -> None:
+    # Tasks on one host share its processors, and another host has others.
+    first = [BEGIN, dataclasses.replace(BEGIN, task="client", processors=1.0)]
+    first.append(dataclasses.replace(BEGIN, task="ps 1", machine="2e", host="b"))
+    record.add(first)
     assert record.resources() == ()
-    assert used(record, time=12.0, cpu=7.0, machine_cpu=104.0) == {
+    record.add([dataclasses.replace(each, time=12.0, cpu=6.0, machine_cpu=108.0) for each in first[1:]])
+    record.add([dataclasses.replace(BEGIN, time=12.0, cpu=7.0, machine_cpu=104.0)])
+    assert {resource.name: resource.share for resource in record.resources()} == {
         "parameter server 0": 0.5,
-        "the processors of host a": 0.5,
-    }
-
-
-def test_tasks_on_one_host_share_its_processors_and_another_host_has_others(record: UsageRecord) -> None:
-    client = dataclasses.replace(BEGIN, task="client", processors=1.0)
-    other = dataclasses.replace(BEGIN, task="ps 1", machine="2e", host="b")
-    record.add([client, other])
-    record.add([dataclasses.replace(each, time=12.0, cpu=6.0, machine_cpu=108.0) for each in (client, other)])
-    assert used(record, time=12.0, machine_cpu=108.0) == {
-        "parameter server 0": 0.0,
         "the client": 0.5,
         "parameter server 1": 0.25,
-        "the processors of host a": 1.0,
+        "the processors of host a": 0.5,
         "the processors of host b": 1.0,
     }
 
 
-def test_shares_are_of_the_window_and_the_rows_of_the_page_of_the_latest_two(record: UsageRecord) -> None:
+def test_shares_are_of_the_window_and_the_rows_of_the_page_of_the_latest_two() -> None:
     record = UsageRecord(10.0)
     for second in range(0, 31, 2):
         # One processor for 20 s, then two.

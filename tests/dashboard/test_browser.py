@@ -2,10 +2,7 @@
 
 import importlib
 import json
-import os
-import re
 import shutil
-import signal
 import subprocess
 import urllib.parse
 import urllib.request
@@ -20,27 +17,8 @@ from coordinator.dashboard.dashboard import PageServer, Publisher
 from coordinator.dashboard.snapshot import Snapshot
 from tests.dashboard.made_cluster import MadeCluster
 from tests.deadline import wait_until
-from tests.launch.command_process import CommandProcess
 
 pytestmark = pytest.mark.release
-# Schedules until it is killed.
-TRAINING = """
-    import tensorflow as tf
-    import coordinator
-
-    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-    strategy = coordinator.ParameterServerStrategy(resolver)
-    with strategy.scope():
-        variable = tf.Variable(0.0)
-
-    @tf.function
-    def train_step():
-        return variable.assign_add(1.0)
-
-    while True:
-        futures = [strategy.schedule(train_step) for _ in range(20)]
-        strategy.report(loss=1 / futures[-1].result())
-"""
 
 
 @pytest.fixture
@@ -94,34 +72,6 @@ def _show(browser: object, workers: int, width: int) -> None:
         server.close(30.0)
 
 
-def test_a_worker_that_is_killed_shows(browser: object, tmp_path: Path) -> None:
-    program = tmp_path / "train.py"
-    program.write_text("\n".join(line[4:] for line in TRAINING.splitlines()))
-    options = ["--workers", 2, "--dashboard", "--server-restarts", 0]
-    with CommandProcess("run", *options, program, environment=dict(os.environ)) as command:
-        url = command.wait_output(r"the dashboard is at (\S+)")[1]
-        wait_until(lambda: _is_open(browser, url), limit=120.0)
-        wait_until(lambda: texts(browser, "#workers .pill") == ["live", "live"], limit=60.0)
-        wait_until(lambda: "train_step" in "".join(texts(browser, "#stream-legend")))
-        wait_until(lambda: re.match(r"loss \d", texts(browser, "#values-name")[0]))
-        wait_until(lambda: "MB" in "".join(texts(browser, "#servers td")))
-        [worker] = [each for each in command.record() if each.name() == "worker-1"]
-        worker.send_signal(signal.SIGKILL)
-        wait_until(lambda: texts(browser, "#workers .pill") == ["live", "lost"])
-        assert "worker 1 was lost" in texts(browser, "#timeline li")[0]
-        command.type("\x03")
-        command.wait_ended()
-
-
-def _is_open(browser: object, url: str) -> bool:
-    exceptions = importlib.import_module("selenium.common.exceptions")
-    try:
-        browser.get(url)
-    except exceptions.WebDriverException:
-        return False
-    return texts(browser, "h1") == ["train.py"]
-
-
 CONFIGURATION = """
 scrape_configs:
   - job_name: training
@@ -156,7 +106,6 @@ def scraped(snapshot: Snapshot, tmp_path: Path) -> Iterator[str]:
     server.close(30.0)
 
 
-@pytest.mark.release
 def test_prometheus_has_each_worker_and_the_counts_of_the_cluster(scraped: str, snapshot: Snapshot) -> None:
     def found(query: str) -> dict[str, float]:
         """Returns the values that Prometheus has, by worker."""

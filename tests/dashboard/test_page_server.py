@@ -79,14 +79,12 @@ def test_the_state_is_the_latest_snapshot(server: PageServer, publisher: Publish
     assert json.loads(ask(server, f"/{TOKEN}/api/target")[1])["workers"] == 1
 
 
-def test_nothing_is_answered_without_the_token(server: PageServer) -> None:
+def test_nothing_is_answered_without_the_token_or_to_a_site_that_resolves_to_this_machine(server: PageServer) -> None:
     for path in ("/", "/metrics", f"/{TOKEN[:-1]}/metrics", f"/{TOKEN}x/", "//", "*"):
         response, text = ask(server, path)
         assert response.status == 403, path
         assert TOKEN not in f"{text}{response.headers}", path
-
-
-def test_a_tunnel_to_this_machine_is_let_in_and_a_site_that_resolves_to_it_is_not(server: PageServer) -> None:
+    # A tunnel to this machine is let in, and a site that resolves to it is not.
     for host in ("evil.example", "127.0.0.1.evil.example", "", "10.0.0.1", "[", "localhost.evil:80"):
         assert ask(server, f"/{TOKEN}/api/state", host=host)[0].status == 403, host
     for host in ("localhost", "LOCALHOST:80", "127.0.0.1:8080", "[::1]:80"):
@@ -173,9 +171,7 @@ def test_strangers_and_streams_keep_nobody_from_the_pages(server: PageServer, pu
         publisher.close()
         assert b"event: end" in streams[-1].read()
         assert b"event: end" not in streams[0].read()
-
-
-def test_a_port_in_use_is_one_clear_error(server: PageServer, publisher: Publisher) -> None:
+    # A port in use is one clear error.
     with pytest.raises(LaunchError, match=r"^The dashboard cannot listen at 127\.0\.0\.1, port \d+: Address already"):
         PageServer(PageAddress("127.0.0.1", server.server_port), publisher)
 

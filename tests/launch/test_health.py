@@ -1,3 +1,4 @@
+import contextlib
 import http.client
 import json
 import socket
@@ -21,9 +22,8 @@ def config() -> TaskConfig:
 
 @pytest.fixture
 def health(config: TaskConfig) -> Iterator[Health]:
-    health = Health(config, 0, "127.0.0.1")
-    yield health
-    health.close()
+    with contextlib.closing(Health(config, 0, "127.0.0.1")) as health:
+        yield health
 
 
 def ask(health: Health, path: str, host: str = "127.0.0.1") -> tuple[int, str]:
@@ -46,24 +46,16 @@ def test_health_is_good_once_the_server_answers(config: TaskConfig, health: Heal
     assert ask(health, "/healthz")[0] == 503
 
 
-def test_nothing_else_is_answered(health: Health) -> None:
-    assert ask(health, "/metrics")[0] == 200
-    assert ask(health, "/etc/passwd")[0] == 404
-
-
 def test_a_page_of_a_site_that_resolves_to_this_address_reads_nothing(health: Health) -> None:
+    assert [ask(health, path)[0] for path in ("/metrics", "/etc/passwd")] == [200, 404]
     answers = {"127.0.0.1:1": 503, "localhost": 503, "[::1]:8080": 503, "10.0.0.1": 403, "evil.example": 403, "": 403}
     assert {host: asked_as(health, host) for host in answers} == answers
-
-
-def test_probes_of_an_open_server_name_its_address_or_its_task() -> None:
-    health = Health(TaskConfig({"worker": {3: "job-worker-3.job:2222"}}, "worker", 3), 0, None)
+    # Probes of an open server name its address or its task.
     answers = {"10.0.0.1:8080": 503, "[fd00::1]": 503, "job-worker-3.job:80": 503, "JOB-worker-3.job": 503, "job": 403}
     answers[socket.gethostname()] = 503
-    try:
-        assert {host: asked_as(health, host) for host in answers} == answers
-    finally:
-        health.close()
+    config = TaskConfig({"worker": {3: "job-worker-3.job:2222"}}, "worker", 3)
+    with contextlib.closing(Health(config, 0, None)) as opened:
+        assert {host: asked_as(opened, host) for host in answers} == answers
 
 
 def asked_as(health: Health, host: str) -> int:
@@ -76,14 +68,11 @@ def asked_as(health: Health, host: str) -> int:
 
 
 def test_the_health_of_an_open_server_is_answered_over_ipv4_and_ipv6(config: TaskConfig) -> None:
-    health = Health(config, 0, None)
-    try:
+    with contextlib.closing(Health(config, 0, None)) as health:
         bound = [each.laddr.ip for each in psutil.Process().net_connections("tcp") if each.laddr.port == health.port]
         assert bound == ["::" if socket.has_dualstack_ipv6() else "0.0.0.0"]  # noqa: S104 - what was bound
         for host in ("127.0.0.1", "[::1]") if _has_ipv6() else ("127.0.0.1",):
             assert ask(health, "/healthz", host)[0] == 503
-    finally:
-        health.close()
 
 
 def _has_ipv6() -> bool:

@@ -143,23 +143,10 @@ def test_what_ends_the_programs_and_with_which_code(
             assert job.state is end, number
         else:
             assert (job.state, job.exit_code) == (State.ENDED, end), number
-
-
-def test_what_failed_is_said() -> None:
     job = with_evaluator(restarts=2)
     advance(job, SERVERS_READY)
     assert "evaluator ended with code 3" in messages(job, evaluator(3))
     assert messages(job, chief(-9)) == "the chief was ended by SIGKILL: starting it again, restart 1 of 2."
-    assert messages(job, chief(255)) == "the chief ended with code 255: starting it again, restart 2 of 2."
-
-
-@pytest.mark.parametrize(("event", "exit_code"), [(CTRL_C, 130), (FAILED, 1)])
-def test_what_ends_the_run_before_the_programs_start(event: Event, exit_code: int) -> None:
-    job = alone()
-    assert job.state is State.STARTING
-    assert advance(job, event) == []
-    assert (job.state, job.exit_code) == (State.ENDED, exit_code)
-    assert advance(job, SERVERS_READY) == []
 
 
 def test_a_slow_evaluator_is_mentioned_after_10_s_and_terminated_at_its_timeout() -> None:
@@ -261,25 +248,13 @@ def test_a_server_that_ends_while_others_start_is_started_again_as_later() -> No
     assert "in 2 s, restart 3 of 3" in messages(job, server_ended("ps-0"), 3.0)
     assert advance(job, TIME_PASSED, now=5.0) == [("start_server", "ps-0")]
     assert "it is not started again" in messages(job, server_ended("ps-0"), 6.0)
-
-
-def test_a_server_without_a_restart_left_is_given_up_while_others_start() -> None:
+    # One without a restart left is given up.
     job = alone(server_restarts=1)
     advance(job, server_ended("worker-0"))
     assert job.given_up == set()
     assert "it is not started again" in messages(job, server_ended("worker-0"))
     assert job.given_up == {"worker-0"}
     assert advance(job, SERVERS_READY) == [AGAIN]
-
-
-@pytest.mark.parametrize("event", [CTRL_C, methodcaller("servers_failed", "it burnt")])
-def test_a_run_that_ends_while_servers_start_starts_none_again(event: Event) -> None:
-    job = alone(server_restarts=3)
-    advance(job, server_ended("ps-0"), server_ended("ps-0"), event)
-    assert job.state is State.ENDED
-    assert job.deadline == math.inf
-    assert advance(job, TIME_PASSED, now=2.0) == []
-    assert advance(job, server_ended("worker-0"), now=2.0) == []
 
 
 def test_while_the_run_ends_no_server_is_started_again() -> None:
@@ -289,8 +264,13 @@ def test_while_the_run_ends_no_server_is_started_again() -> None:
         assert job.deadline == 1.0
         assert advance(job, event, TIME_PASSED, server_ended("worker-0"), now=2.0) == []
         assert advance(job, chief(5), evaluator(0), server_ended("ps-0")) == []
-
-
-def test_servers_are_started_again_while_the_evaluator_runs() -> None:
+    # Nor when it ends before the programs have started.
+    for event, exit_code in ((CTRL_C, 130), (FAILED, 1)):
+        job = alone(server_restarts=3)
+        assert job.state is State.STARTING
+        assert advance(job, server_ended("ps-0"), server_ended("ps-0"), event) == []
+        assert (job.state, job.exit_code, job.deadline) == (State.ENDED, exit_code, math.inf)
+        assert advance(job, TIME_PASSED, server_ended("worker-0"), SERVERS_READY, now=2.0) == []
+    # They are while the evaluator runs.
     job = with_evaluator(server_restarts=1)
     assert advance(job, SERVERS_READY, chief(0), server_ended("worker-0")) == [("start_server", "worker-0")]

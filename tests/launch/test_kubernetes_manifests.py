@@ -1,5 +1,6 @@
 """Tests of the objects of a training on Kubernetes: the parts of them that must agree with each other."""
 
+import importlib
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -109,3 +110,28 @@ def test_the_program_alone_has_rights_and_workers_alone_gpus(jobset: bool) -> No
         assert ("nvidia.com/gpu" in container(template)["resources"]["limits"]) == (job == "worker")
         mounts = [mount["mountPath"] for mount in container(template).get("volumeMounts", ())]
         assert mounts == ([] if job == "worker" else ["/checkpoints"])
+
+
+# The first one has the label with a pod's index; it also requires `status` in `podFailurePolicy`.
+VERSIONS = ["1.28", "1.33", "1.37"]
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("settings", [{}, SIZES], ids=["small", "large"])
+def test_kubernetes_and_job_sets_accept_the_objects(settings: dict[str, Any]) -> None:
+    """Needs the extra `release` (`pip install -e '.[release]'`), whose packages have the schemas."""
+    models = importlib.import_module("kubeflow_trainer_api.models")
+    validate = importlib.import_module("kubernetes_validate").validate
+    job = {**JOB, "workers": 4, "ps": 2, **settings}
+    for version in VERSIONS:
+        for item in KubernetesJob(**job).objects():
+            validate(item, version, strict=True)
+    *others, job_set = KubernetesJob(**job, jobset=True).objects()
+    assert models.JobsetV1alpha2JobSet.from_dict(job_set).to_dict() == job_set
+    for item in others:
+        validate(item, VERSIONS[-1], strict=True)
+    # Its models of Jobs take any field; Kubernetes's own schema does not.
+    for replicated in job_set["spec"]["replicatedJobs"]:
+        inner = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": replicated["name"]}}
+        for version in VERSIONS:
+            validate({**inner, "spec": replicated["template"]["spec"]}, version, strict=True)

@@ -1,14 +1,19 @@
+"""Tests of a run of `coordinator run` on this machine, of the signals that it gets, and of lists of hosts."""
+
 import os
 import pathlib
+import queue
 import signal
 import sys
+import threading
 
 import pytest
 
-from coordinator.errors import LaunchError
+from coordinator.errors import LaunchError, SettingError
 from coordinator.launch.local_job import LocalJob
 from coordinator.launch.program_process import Console
-from coordinator.launch.run_request import RunRequest
+from coordinator.launch.run_request import Host, RunRequest, fill, parse_hosts, read_hostfile, slots_of, spread
+from coordinator.launch.serve import SignalReader
 from coordinator.launch.server_process import LocalServers
 
 
@@ -40,3 +45,68 @@ def test_an_unexpected_error_of_a_thread_ends_the_run(job: LocalJob, monkeypatch
     monkeypatch.setattr(LocalServers, "wait_ready", fail)
     with pytest.raises(OSError, match="too many open files"):
         job.run()
+
+
+SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
+
+
+def test_each_signal_is_reported_while_the_main_thread_waits() -> None:
+    received: queue.SimpleQueue[signal.Signals] = queue.SimpleQueue()
+    threads = []
+    with SignalReader(SIGNALS, lambda number: (received.put(number), threads.append(threading.current_thread().name))):
+        for number in SIGNALS:
+            os.kill(os.getpid(), number)
+            assert received.get(timeout=10) is number
+    assert threads == ["coordinator-signals"] * 2
+
+
+def test_afterwards_signals_do_what_they_did_before() -> None:
+    found = signal.signal(signal.SIGUSR1, handler := lambda *_: None)
+    with SignalReader(SIGNALS, lambda number: None):
+        assert signal.getsignal(signal.SIGUSR1) is not handler
+    assert signal.signal(signal.SIGUSR1, found) is handler
+    assert signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_an_ignored_signal_stays_ignored() -> None:
+    found = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    received: queue.SimpleQueue[signal.Signals] = queue.SimpleQueue()
+    with SignalReader(SIGNALS, received.put):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGUSR2)
+        assert received.get(timeout=10) is signal.SIGUSR2
+    signal.signal(signal.SIGUSR1, found)
+
+
+def test_hosts_have_a_name_as_ssh_takes_it_and_a_number_of_slots() -> None:
+    hosts = parse_hosts("hosts", "a:2, user@b.example.org:4,10.0.0.5,[fe80::1]:3")
+    assert hosts == (Host("a", 2), Host("user@b.example.org", 4), Host("10.0.0.5", 1), Host("fe80::1", 3))
+    assert slots_of(hosts) == 10
+    assert parse_hosts("hosts", "me@[fe80::1]") == (Host("me@fe80::1", 1),)
+
+
+def test_a_hostfile_has_a_host_on_each_line(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "hosts"
+    with pytest.raises(SettingError, match="cannot be read"):
+        read_hostfile(path)
+    path.write_text("\n# none\n")
+    with pytest.raises(SettingError, match="names no host"):
+        read_hostfile(path)
+    path.write_text("# ours\na slots=2\n\nb:3  # the new one\nc\n")
+    assert read_hostfile(path) == (Host("a", 2), Host("b", 3), Host("c", 1))
+
+
+def test_other_lists_are_refused() -> None:
+    wrong = {"": "got ''", "a:0": "got 'a:0'", "a:two": "got 'a:two'", "a:2,,b": "got ''", "a b": "got 'a b'"}
+    for text, words in {**wrong, "-oProxyCommand=x": "must name hosts", "a:1,b:1,a:2": "names a twice"}.items():
+        with pytest.raises(SettingError, match="hosts") as raised:
+            parse_hosts("hosts", text)
+        assert words in raised.value.reason
+
+
+def test_workers_fill_one_host_after_the_other_and_parameter_servers_take_turns() -> None:
+    hosts = parse_hosts("hosts", "a:2,b:1")
+    assert fill(hosts, 3) == ["a", "a", "b"]
+    assert fill(hosts, 2) == ["a", "a"]
+    assert spread(hosts, 3) == ["a", "b", "a"]

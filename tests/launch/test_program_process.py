@@ -1,6 +1,11 @@
+"""Tests of programs of `coordinator run` as processes, and of what is shown of their output."""
+
+import errno
+import io
 import os
 import pathlib
 import queue
+import re
 import signal
 from collections.abc import Callable
 from multiprocessing.shared_memory import SharedMemory
@@ -8,7 +13,7 @@ from multiprocessing.shared_memory import SharedMemory
 import psutil
 import pytest
 
-from coordinator.launch.program_process import LogFilter, ProgramProcess
+from coordinator.launch.program_process import Console, LogFilter, ProgramProcess
 
 TIMEOUT = 60.0
 ENVIRONMENT = {**os.environ, "TF_CONFIG": '{"task": {"type": "chief", "index": 0}}'}
@@ -73,35 +78,57 @@ def test_a_program_whose_log_cannot_be_written_is_not_disturbed(capfd: pytest.Ca
     assert capfd.readouterr().out == ("x" * 99 + "\n") * 400
 
 
-@pytest.mark.parametrize(("ending", "code"), [("os.kill(os.getpid(), 9)", -9), ("sys.exit()", 0)])
-def test_what_a_program_has_started_ends_with_it_but_for_sessions_of_their_own(ending: str, code: int) -> None:
-    source = f"""
-import os, subprocess, sys
+def test_what_a_program_has_started_ends_with_it_but_for_sessions_of_their_own() -> None:
+    source = """
+import os, subprocess
+from multiprocessing.shared_memory import SharedMemory
 for is_separate in (False, True):
     child = subprocess.Popen(["sleep", "600"], start_new_session=is_separate, stderr=subprocess.DEVNULL)
     os.write(2, b"%d " % child.pid)
-{ending}
+os.write(2, SharedMemory(create=True, size=10).name.encode())
+os.kill(os.getpid(), 9)
 """
-    ended, errors = run(source, on_line=None, log_path=None)
-    assert ended == code
-    of_program, separate = map(int, errors.split())
+    code, errors = run(source, on_line=None, log_path=None)
+    assert code == -signal.SIGKILL
+    *pids, name = errors.split()[:3]
+    of_program, separate = map(int, pids)
     running = [each.pid for each in psutil.process_iter(["status"]) if each.info["status"] != psutil.STATUS_ZOMBIE]
     left = [pid for pid in (of_program, separate) if pid in running]
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert left == [separate]
-
-
-def test_what_cleans_up_after_a_program_has_the_time_for_it() -> None:
-    source = """
-import os
-from multiprocessing.shared_memory import SharedMemory
-os.write(2, SharedMemory(create=True, size=10).name.encode())
-os.kill(os.getpid(), 9)
-"""
-    code, errors = run(source, on_line=None, log_path=None)
-    name = errors.split()[0].partition("/")[0]
-    assert code == -9
-    assert name
+    # What cleans up after the program had the time for it.
     with pytest.raises(FileNotFoundError):
-        SharedMemory(name)
+        SharedMemory(name.partition("/")[0])
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Broken(io.StringIO):
+    def __init__(self, error: int):
+        super().__init__()
+        self._error = error
+
+    def write(self, text: str) -> int:
+        raise OSError(self._error, os.strerror(self._error))
+
+
+def test_on_a_terminal_a_line_replaces_a_progress_bar() -> None:
+    output, errors = Terminal(), Terminal()
+    console = Console(output, errors)
+    console.forward("evaluator", "loss 1")
+    console.say("hello.")
+    assert output.getvalue() == "\r\x1b[K[evaluator] loss 1\n"
+    assert re.fullmatch(r"\r\x1b\[K[0-9-]{10} [0-9:]{8} coordinator: hello.\n", errors.getvalue())
+
+
+def test_an_output_that_takes_nothing_does_not_fail() -> None:
+    for error in (errno.EPIPE, errno.EIO, errno.ENOSPC):
+        console = Console(Broken(error), Broken(error))
+        console.forward("evaluator", "loss 1")
+        console.forward_error("ps 0", "loss 1")
+        console.show("hello.")
+        console.say("hello.")

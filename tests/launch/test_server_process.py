@@ -1,44 +1,24 @@
+"""Tests of servers as processes: of one, of all of a machine, and of the ports that are free for them."""
+
 import contextlib
-import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from coordinator.errors import ClusterSpecError, LaunchError
+from coordinator.launch import server_process as module
 from coordinator.launch.server_process import LocalServers, ServerProcess, free_addresses, free_cluster
-from coordinator.launch.server_starter import ForkServerProcess
-from coordinator.launch.task_config import TaskConfig
-from tests.launch.fake_tensorflow import STARTS_A_THREAD, write_fake_tensorflow
+from tests.launch.conftest import Tasks
+from tests.launch.fake_tensorflow import STARTS_A_THREAD
 
 TIMEOUT = 60.0
 
 
-@pytest.fixture(params=["forked", pytest.param("fresh", marks=pytest.mark.long)])
-def environment(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
-    """With "fresh", the fork server cannot fork, and makes every server a fresh process."""
-    begin = STARTS_A_THREAD if request.param == "fresh" else ""
-    return {**os.environ, "PYTHONPATH": write_fake_tensorflow(tmp_path / "fake", begin=begin)}
-
-
-@pytest.fixture
-def fork_server(tmp_path: Path) -> Iterator[ForkServerProcess]:
-    with contextlib.closing(ForkServerProcess(tmp_path / "fork-server.log")) as fork_server:
-        yield fork_server
-
-
-@pytest.fixture
-def server(tmp_path: Path, environment: dict[str, str], fork_server: ForkServerProcess) -> Iterator[ServerProcess]:
-    config = TaskConfig({"worker": free_addresses(1)}, "worker", 0)
-    server = ServerProcess(config, tmp_path, environment, fork_server)
-    yield server
-    server.kill()
-
-
-@pytest.mark.parametrize("environment", ["forked", "fresh"], indirect=True)
-def test_a_server_runs_from_start_to_kill_and_again_on_its_port(server: ServerProcess) -> None:
+def test_a_server_runs_from_start_to_kill_and_again_on_its_port(tasks: Tasks) -> None:
+    server = tasks.server()
     assert not server.is_alive()
     assert server.pid is None
     for name in ("worker-0.log", "worker-0.restart-1.log"):
@@ -51,11 +31,14 @@ def test_a_server_runs_from_start_to_kill_and_again_on_its_port(server: ServerPr
         assert server.log_path.name == name
         # That it serves is printed when the address answers, or just after.
         assert server.log_path.read_text().count("CUDA_VISIBLE_DEVICES") == 1
-
-
-def test_a_frozen_server_does_not_answer_until_it_is_thawed(server: ServerProcess) -> None:
+    with socket.create_server(("127.0.0.1", server.config.port)):
+        server.start()
+        with pytest.raises(LaunchError, match="ended with code 2 before it served") as raised:
+            server.wait_ready(TIMEOUT)
+    assert f"port {server.config.port}: Address already in use" in str(raised.value)
     server.start()
     server.wait_ready(TIMEOUT)
+    # Frozen, it does not answer until it is thawed.
     server.send(signal.SIGSTOP)
     server.send(signal.SIGSTOP)
     assert server.is_alive()
@@ -65,32 +48,18 @@ def test_a_frozen_server_does_not_answer_until_it_is_thawed(server: ServerProces
     server.wait_ready(TIMEOUT)
 
 
-def test_a_port_that_is_taken_is_named(server: ServerProcess) -> None:
-    with socket.create_server(("127.0.0.1", server.config.port)):
-        server.start()
-        with pytest.raises(LaunchError, match="ended with code 2 before it served") as raised:
-            server.wait_ready(TIMEOUT)
-    assert f"port {server.config.port}: Address already in use" in str(raised.value)
+def test_where_tensorflow_has_threads_so_that_nothing_can_be_forked_a_server_runs_too(tasks: Tasks) -> None:
+    tasks.load(begin=STARTS_A_THREAD)
+    server = tasks.server()
+    server.start()
+    server.wait_ready(TIMEOUT)
+    server.kill()
+    assert server.exit_code == -signal.SIGKILL
 
 
-def test_several_servers_start_together_and_none_is_left(tmp_path: Path, environment: dict[str, str]) -> None:
-    servers = LocalServers(free_cluster({"worker": 2, "ps": 1}), tmp_path, environment)
-    servers.start()
-    servers.wait_ready(TIMEOUT)
-    assert servers["ps", 0].is_alive()
-    servers["ps", 0].send(signal.SIGSTOP)
-    with pytest.raises(ClusterSpecError, match="no /job:ps/task:1 here; there are /job:worker/task:0, /job:worker"):
-        servers["ps", 1]
-    servers.close()
-    assert not any(server.is_alive() for server in servers)
-    logs = {"worker-0.log", "worker-1.log", "ps-0.log", "fork-server.log"}
-    assert {path.name for path in tmp_path.glob("*.log")} == logs
-
-
-def test_a_server_that_has_served_is_waited_for_until_it_is_back_or_given_up(
-    tmp_path: Path, environment: dict[str, str]
-) -> None:
-    with contextlib.closing(LocalServers(free_cluster({"worker": 2, "ps": 1}), tmp_path, environment)) as servers:
+def test_several_servers_start_together_and_are_waited_for_until_back_or_given_up(tasks: Tasks) -> None:
+    servers = LocalServers(free_cluster({"worker": 2, "ps": 1}), tasks.folder, tasks.environment)
+    with contextlib.closing(servers):
         servers.start()
         servers.wait_ready(TIMEOUT)
         server = servers["worker", 0]
@@ -108,5 +77,79 @@ def test_a_server_that_has_served_is_waited_for_until_it_is_back_or_given_up(
             return False
 
         servers.wait_ready(TIMEOUT, is_given_up)
-        assert server.is_ready
-        assert server.starts == 2
+        assert (server.is_ready, server.starts) == (True, 2)
+        with pytest.raises(ClusterSpecError, match="no /job:ps/task:1 here; there are /job:worker/task:0, /job:worker"):
+            servers["ps", 1]
+        servers["ps", 0].send(signal.SIGSTOP)
+    assert not any(server.is_alive() for server in servers)
+    logs = {"worker-0.log", "worker-0.restart-1.log", "worker-1.log", "ps-0.log", "fork-server.log"}
+    assert {path.name for path in tasks.folder.glob("*.log")} == logs
+
+
+def test_the_port_of_a_server_that_ended_a_moment_ago_is_free_and_taken_ones_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_MOST_ATTEMPTS", 20)
+    [address] = free_addresses(1)
+    port = int(address.rpartition(":")[2])
+    monkeypatch.setattr(module, "PORTS", range(port, port + 1))
+    # As servers listen: also on a port whose last connection ended a moment ago.
+    with socket.create_server(("127.0.0.1", port)) as listener, socket.create_connection(("127.0.0.1", port)):
+        # The end that closes first keeps the port in the state TIME_WAIT for a minute.
+        listener.accept()[0].close()
+        with pytest.raises(LaunchError, match="no 1 free ports"):
+            free_addresses(1)
+    assert free_addresses(1) == [address]
+    with pytest.raises(LaunchError):
+        free_addresses(1, besides=[address])
+    socket.create_server(("127.0.0.1", port)).close()
+
+
+class FakeProcess:
+    """A process that has ended with a code, or runs if the code is None; `on_wait` is called by every wait."""
+
+    is_lost = False
+    pid = None
+
+    def __init__(self, code: int | None):
+        self.code = code
+        self.on_wait = lambda: None
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        self.on_wait()
+        return self.code
+
+    def kill(self) -> None:
+        pass
+
+    def send(self, number: signal.Signals) -> None:
+        pass
+
+
+class FakeStarter:
+    """Starts the given processes, one after the other."""
+
+    def __init__(self, *processes: FakeProcess):
+        self.processes = [*processes]
+
+    def start_server(self, environment: Mapping[str, str], log: int) -> FakeProcess:
+        return self.processes.pop(0)
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_server_restarted_while_its_end_is_noticed_is_still_waited_for(tmp_path: Path) -> None:
+    ended, running = FakeProcess(-signal.SIGKILL), FakeProcess(None)
+    starters = {("worker", 0): FakeStarter(ended, running)}
+    servers = LocalServers({"worker": free_addresses(1)}, tmp_path, {}, starters=starters)
+    servers.start()
+
+    def restart() -> None:
+        ended.on_wait = lambda: None
+        servers["worker", 0].start()
+
+    ended.on_wait = restart
+    # Nothing answers here, so the second start counts as a server that need not answer.
+    servers.wait_ready(60.0, lambda server: server.starts == 2)
+    assert servers["worker", 0].is_alive()

@@ -1,8 +1,12 @@
+"""Tests of the fork server, which the servers of a machine are forked from."""
+
+import errno
 import os
 import resource
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -10,55 +14,17 @@ import pytest
 
 from coordinator.errors import LaunchError
 from coordinator.launch import server_starter
+from coordinator.launch.fork_server import ForkServer
 from coordinator.launch.server_process import LocalServers, ServerProcess, free_addresses
-from coordinator.launch.server_starter import UNKNOWN_EXIT_CODE, ForkServerProcess
-from coordinator.launch.task_config import TaskConfig
+from coordinator.launch.server_starter import UNKNOWN_EXIT_CODE, ForkedProcess
 from tests.deadline import wait_until
-from tests.launch.fake_tensorflow import write_fake_tensorflow
+from tests.launch.conftest import Tasks
 from tests.launch.forked import is_same_program
 
 TIMEOUT = 60.0
 
 # Loaded as soon as a test opens the pipe for writing.
 WAITS = "import pathlib\npathlib.Path(__file__).with_name('pipe').read_text()\n"
-
-
-class Tasks:
-    """Servers to start, in the environment that a test needs."""
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self.environment = {**os.environ, "PYTHONPATH": write_fake_tensorflow(folder / "fake")}
-        self.fork_server = ForkServerProcess(folder / "fork-server.log")
-        self.package = folder / "fake" / "tensorflow"
-        self._servers: list[ServerProcess] = []
-        os.mkfifo(self.package / "pipe")
-
-    def server(self, index: int = 0, **environment: str) -> ServerProcess:
-        config = TaskConfig({"worker": {index: free_addresses(1)[0]}}, "worker", index)
-        server = ServerProcess(config, self.folder, {**self.environment, **environment}, self.fork_server)
-        self._servers.append(server)
-        return server
-
-    def load(self, *, begin: str) -> None:
-        """Makes TensorFlow run this code first when it is loaded."""
-        path = self.package / "__init__.py"
-        path.write_text(begin + path.read_text())
-
-    def let_load(self) -> None:
-        (self.package / "pipe").write_text("")
-
-    def close(self) -> None:
-        self.fork_server.close()
-        for server in self._servers:
-            server.kill()
-
-
-@pytest.fixture
-def tasks(tmp_path: Path) -> Iterator[Tasks]:
-    tasks = Tasks(tmp_path)
-    yield tasks
-    tasks.close()
 
 
 def process(server: ServerProcess) -> psutil.Process:
@@ -91,9 +57,21 @@ def test_servers_have_one_parent_and_separate_sessions_tasks_and_folders(
     assert process(servers[0]).ppid() == process(servers[1]).ppid()
     assert process(servers[1]).cwd() == str(tmp_path)
     assert not (tmp_path / "fork-server.log").read_text()
+    # They outlive the fork server, and start again from another one.
+    before = process(servers[0]).parent()
+    assert before is not None
+    before.kill()
+    wait_until(lambda: not before.is_running() or before.status() == psutil.STATUS_ZOMBIE)
+    assert servers[0].is_alive()
+    servers[0].kill()
+    assert servers[0].exit_code == UNKNOWN_EXIT_CODE
+    servers[0].start()
+    servers[0].wait_ready(TIMEOUT)
+    assert process(servers[0]).ppid() not in (before.pid, os.getpid())
 
 
 def test_a_fork_server_killed_while_it_loads_is_started_again_for_its_servers(tasks: Tasks) -> None:
+    os.mkfifo(tasks.package / "pipe")
     tasks.load(begin=WAITS)
     servers = [tasks.server(0), tasks.server(1)]
     for server in servers:
@@ -102,7 +80,7 @@ def test_a_fork_server_killed_while_it_loads_is_started_again_for_its_servers(ta
     [killed] = fork_servers()
     killed.kill()
     wait_until(lambda: [each for each in fork_servers() if each != killed])
-    tasks.let_load()
+    (tasks.package / "pipe").write_text("")
     for server in servers:
         server.wait_ready(TIMEOUT)
         assert "the fork server ended by SIGKILL" in server.log_path.read_text().splitlines()[0]
@@ -131,6 +109,7 @@ def test_a_request_that_a_fork_server_has_no_room_for_costs_no_other_server(
 
 
 def test_closing_does_not_wait_until_tensorflow_is_loaded(tasks: Tasks) -> None:
+    os.mkfifo(tasks.package / "pipe")
     tasks.load(begin=WAITS)
     servers = LocalServers({"worker": free_addresses(1)}, tasks.folder, tasks.environment)
     servers.start()
@@ -139,22 +118,6 @@ def test_closing_does_not_wait_until_tensorflow_is_loaded(tasks: Tasks) -> None:
     assert servers["worker", 0].pid is None
     with pytest.raises(LaunchError, match="closed"):
         servers["worker", 0].start()
-
-
-def test_servers_outlive_a_killed_fork_server_and_start_again(tasks: Tasks) -> None:
-    server = tasks.server()
-    server.start()
-    server.wait_ready(TIMEOUT)
-    before = process(server).parent()
-    assert before is not None
-    before.kill()
-    wait_until(lambda: not before.is_running() or before.status() == psutil.STATUS_ZOMBIE)
-    assert server.is_alive()
-    server.kill()
-    assert server.exit_code == UNKNOWN_EXIT_CODE
-    server.start()
-    server.wait_ready(TIMEOUT)
-    assert process(server).ppid() not in (before.pid, os.getpid())
 
 
 @pytest.mark.parametrize("state", [pytest.param("loading", marks=pytest.mark.long), "frozen"])
@@ -176,6 +139,7 @@ def test_servers_and_fork_server_end_with_a_killed_process(tasks: Tasks, state: 
         input()
     """
     if state == "loading":
+        os.mkfifo(tasks.package / "pipe")
         tasks.load(begin=WAITS)
     folders = os.pathsep.join([os.environ["PYTHONPATH"], tasks.environment["PYTHONPATH"]])
     source = "\n".join(line[8:] for line in program.splitlines())
@@ -191,3 +155,34 @@ def test_servers_and_fork_server_end_with_a_killed_process(tasks: Tasks, state: 
         starter.kill()
     assert len(started) == {"loading": 1, "frozen": 2}[state]
     assert not psutil.wait_procs(started, timeout=TIMEOUT)[1]
+
+
+class Requested:
+    """A fork server that takes a request of a server, and answers it only in `fork`."""
+
+    is_closed = False
+
+    def take(self, environment: Mapping[str, str], descriptors: Sequence[int]) -> None:
+        self.report = socket.socket(fileno=os.dup(descriptors[3]))
+
+    def fork(self, log: int) -> None:
+        control, other_end = socket.socketpair()
+        with control, other_end:
+            ForkServer(control).fork({}, -1, log, self.report)
+
+
+def test_a_server_that_cannot_be_forked_has_ended_and_its_log_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> int:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", refuse)
+    fork_server = Requested()
+    with (tmp_path / "log").open("wb") as log:
+        server = ForkedProcess(fork_server, {}, log.fileno())
+        assert server.wait(0) is None
+        fork_server.fork(log.fileno())
+    assert server.wait(30.0) == UNKNOWN_EXIT_CODE
+    assert server.pid is None
+    assert "no process could be forked for this server" in (tmp_path / "log").read_text()

@@ -1,9 +1,15 @@
+"""Tests of the task of a process, and of the environment that it is started in."""
+
 import json
+import os
 import socket
+from pathlib import Path
 
 import pytest
 
+import coordinator
 from coordinator.errors import ClusterSpecError
+from coordinator.launch.server_process import program_environment, server_environment
 from coordinator.launch.task_config import TaskConfig
 
 CLUSTER = {"chief": ["a:1"], "worker": ["b:2", "c:3"], "ps": ["[::1]:4"]}
@@ -13,14 +19,11 @@ def text(**changes: object) -> str:
     return json.dumps({"cluster": CLUSTER, "task": {"type": "worker", "index": 1}} | changes)
 
 
-def test_a_server_gets_its_own_task_alone() -> None:
+def test_a_server_gets_its_own_task_alone_unless_arguments_name_another() -> None:
     config = TaskConfig.of_server(text())
     assert (config.job, config.index, config.name) == ("worker", 1, "/job:worker/task:1")
     assert (config.address, config.port) == ("c:3", 3)
     assert config.cluster == {"worker": {1: "c:3"}}
-
-
-def test_arguments_override_the_task_and_its_address() -> None:
     assert TaskConfig.of_server(text(), job="ps", index=0).address == "[::1]:4"
     assert TaskConfig.of_server(text(), address="d:5").address == "d:5"
     assert TaskConfig.of_server("", job="worker", index=7, address="d:5").cluster == {"worker": {7: "d:5"}}
@@ -96,9 +99,7 @@ def test_errors_name_the_entry_to_change() -> None:
         with pytest.raises(ClusterSpecError, match=r"^TF_CONFIG") as raised:
             TaskConfig.of_server(wrong)
         assert words in str(raised.value)
-
-
-def test_a_wrong_address_is_not_blamed_on_tf_config() -> None:
+    # An address that was given is not blamed on it.
     with pytest.raises(ClusterSpecError, match=r"^Task 0 of job 'worker' must be a 'host:port'"):
         TaskConfig.of_server("", job="worker", index=0, address="here")
 
@@ -108,9 +109,35 @@ def test_the_number_of_devices_of_a_server_is_in_its_task() -> None:
     assert TaskConfig.of_server(config.to_json()).devices == 2
     assert TaskConfig.of_server(config.to_json(), devices=3).devices == 3
     assert "devices" not in TaskConfig({"worker": ["a:1"]}, "worker", 0).to_json()
-
-
-def test_a_server_has_at_least_one_device() -> None:
     for devices in (0, "2", True):
         with pytest.raises(ClusterSpecError, match="The devices of a server must be an integer"):
             TaskConfig.of_server(text(task={"type": "worker", "index": 0, "devices": devices}))
+
+
+CHIEF, WORKER, PS = (TaskConfig(CLUSTER, job, 0) for job in ("chief", "worker", "ps"))
+ROOT = str(Path(coordinator.__file__).parents[1])
+
+
+def test_only_parameter_servers_are_kept_from_the_gpu() -> None:
+    inherited = {"CUDA_VISIBLE_DEVICES": "0,1"}
+    assert server_environment(inherited, PS)["CUDA_VISIBLE_DEVICES"] == ""
+    assert server_environment(inherited, WORKER)["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert program_environment(inherited, CHIEF)["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert "CUDA_VISIBLE_DEVICES" not in program_environment({}, CHIEF)
+
+
+def test_a_process_takes_memory_of_a_gpu_as_it_needs_it_unless_told_otherwise():
+    for of in (program_environment, server_environment):
+        assert of({}, WORKER)["TF_FORCE_GPU_ALLOW_GROWTH"] == "true"
+        assert of({"TF_FORCE_GPU_ALLOW_GROWTH": "false"}, WORKER)["TF_FORCE_GPU_ALLOW_GROWTH"] == "false"
+
+
+def test_a_server_imports_the_package_that_started_it() -> None:
+    assert server_environment({}, WORKER)["PYTHONPATH"] == ROOT
+    assert server_environment({"PYTHONPATH": "/a"}, WORKER)["PYTHONPATH"] == f"{ROOT}{os.pathsep}/a"
+
+
+def test_no_server_gets_the_token_of_the_dashboard() -> None:
+    inherited = {"COORDINATOR_DASHBOARD": "127.0.0.1:9100/token"}
+    assert program_environment(inherited, CHIEF)["COORDINATOR_DASHBOARD"] == "127.0.0.1:9100/token"
+    assert "COORDINATOR_DASHBOARD" not in server_environment(inherited, WORKER)
