@@ -33,12 +33,6 @@ def index_of(worker: int) -> int:
 def check_events(scheduler: Scheduler) -> None:
     """Compares the counts of the events with the statistics; no closure may run."""
     scheduler.settled(LIMIT)
-    found, expected = _counts(scheduler)
-    assert found == expected
-
-
-def _counts(scheduler: Scheduler) -> tuple[dict[str, int], dict[str, int]]:
-    """Returns counts by the events, and the same counts by the statistics."""
     counted: Counter[str] = Counter()
     events = scheduler.queue.events.since(0)[0]
     kinds = Counter(event.kind for event in events)
@@ -57,7 +51,7 @@ def _counts(scheduler: Scheduler) -> tuple[dict[str, int], dict[str, int]]:
         ("parameter_server_recovered", sum(server.recoveries for server in servers)),
     ):
         found[kind], expected[kind] = kinds[kind], count
-    return found, expected
+    assert found == expected
 
 
 def unhealthy(scheduler: Scheduler) -> tuple[str, ...]:

@@ -23,14 +23,7 @@ class Leftovers:
         self._before = _running()
 
     def wait_gone(self, timeout: float) -> list[str]:
-        """Waits until no threads and processes run that did not run before.
-
-        Args:
-          timeout: how long they may take to end, in seconds.
-
-        Returns:
-          Descriptions of those that still run; an empty list without any.
-        """
+        """Waits at most so many seconds until none runs that did not run before; describes those that still run."""
         deadline = time.monotonic() + timeout
         pause = threading.Event()
         while (left := _running() - self._before) and time.monotonic() < deadline:

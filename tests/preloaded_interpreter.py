@@ -36,15 +36,9 @@ _MAY_CHANGE = {"TF_CONFIG", "CUDA_VISIBLE_DEVICES", "TF_FORCE_GPU_ALLOW_GROWTH",
 
 
 class Request:
-    """A program to become.
+    """A program to become, as the JSON in the file `request` says.
 
-    Args:
-      loaded_in: the environment that modules are loaded in.
-      request: a file with JSON: its path, arguments, folder and environment, and whether it needs a fresh interpreter.
-      output: where it prints to.
-      errors: its standard error.
-      report: a socket for the messages `begun SUPERVISOR PID` and `ended CODE`; closed when
-        none of its processes is left.
+    `report` is a socket for the messages `begun SUPERVISOR PID` and `ended CODE`; closed when no process is left.
     """
 
     def __init__(self, loaded_in: Mapping[str, str], request: int, output: int, errors: int, report: int):
@@ -54,8 +48,8 @@ class Request:
         self._errors = errors
         self._report = socket.socket(fileno=report)
 
-        changed = _read_early(self._wanted["environment"]) != _read_early(loaded_in)
-        self._is_fresh = self._wanted["is_fresh"] or changed or not load()
+        changed = {name for name, _ in set(self._wanted["environment"].items()) ^ set(loaded_in.items())}
+        self._is_fresh = self._wanted["is_fresh"] or bool(changed - _READ_BY_NOTHING) or not load()
 
     def supervise(self) -> None:
         """Forks the program, and returns in the forked process; in this one, stays until all its processes ended."""
@@ -101,11 +95,6 @@ class Request:
         self._report.close()
 
 
-def _read_early(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns what of an environment may be read when modules are loaded."""
-    return {name: value for name, value in environment.items() if name not in _READ_BY_NOTHING}
-
-
 def wait_program(control: socket.socket) -> Request:
     """Forks a supervisor for each request, and returns in each of their programs; ends when `control` is closed."""
     # Ctrl-C on the terminal is for the tests and the programs.
@@ -149,11 +138,7 @@ def load() -> bool:
 
 
 def _fork_fork_servers() -> None:
-    """Makes this process fork its fork servers, while it may be forked and its environment is still the same.
-
-    `coordinator.launch.server_starter` starts an interpreter for one, which loads TensorFlow. In a program of a test
-    that is most of the work; nothing of TensorFlow runs yet when a program starts its cluster, so a fork does as well.
-    """
+    """Makes this process fork its fork servers, which have TensorFlow loaded then, instead of starting interpreters."""
     from coordinator.launch import server_starter
 
     def start(

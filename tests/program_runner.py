@@ -57,13 +57,7 @@ class PreloadedInterpreter:
             )
 
     def start(self, wanted: Mapping[str, object], output: int, errors: int) -> "_Program":
-        """Starts a program, and returns when it has begun.
-
-        Args:
-          wanted: its path, arguments, folder and environment, and whether it needs a fresh interpreter.
-          output: the file that it prints to.
-          errors: its standard error.
-        """
+        """Starts a program with the files that it prints to; returns when it has begun."""
         report, other_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with other_end, tempfile.TemporaryFile() as request:
             request.write(json.dumps(wanted).encode())
@@ -84,13 +78,7 @@ class PreloadedInterpreter:
 
 
 class _Program:
-    """A running program with all processes that it has started.
-
-    Args:
-      report: where its supervisor reports its end, and that none of its processes is left.
-      supervisor: the id of the supervisor.
-      pid: its own id.
-    """
+    """A running program with all processes that it has started; its supervisor reports its end, and theirs."""
 
     def __init__(self, report: socket.socket, supervisor: int, pid: int):
         self._report = report
@@ -149,14 +137,7 @@ class _Program:
 
 
 class ProgramRunner:
-    """Calling it runs a program.
-
-    Args:
-      interpreter: what it is forked from.
-      folder: an empty folder; programs are written there and run in it.
-      ending_timeout: how long the processes of a program may take to end after it, in seconds. Servers notice the end
-        of a program that was killed, and end then.
-    """
+    """Calling it runs a program in a folder. After it, its processes may take `ending_timeout` seconds to end."""
 
     def __init__(self, interpreter: PreloadedInterpreter, folder: Path, ending_timeout: float = 5.0):
         self._interpreter = interpreter
@@ -173,21 +154,12 @@ class ProgramRunner:
         environment: Mapping[str, str] | None = None,
         fresh: bool = False,
     ) -> subprocess.CompletedProcess[str]:
-        """Runs a program to its end.
+        """Runs a program to its end; indentation common to all lines of its source is removed.
 
-        Args:
-          source: the program; indentation common to all lines is removed.
-          *arguments: what it finds in `sys.argv[1:]`, as strings.
-          timeout: in seconds. A program that takes longer prints the stacks of all its threads and is killed.
-          exit_code: the expected exit code (minus the signal's number, if a signal ended it); None allows any.
-          environment: variables added to this process's environment; then, too, the interpreter is fresh.
-          fresh: start an interpreter for it, in which nothing is loaded. Otherwise TensorFlow and this library are.
-
-        Returns:
-          The output and the exit code of the program.
-
-        Raises:
-          AssertionError: the program took too long, ended with another code, or left a process; with its output.
+        A program that takes longer than `timeout` seconds prints the stacks of all its threads and is killed. If
+        `exit_code` is None, any is right. With `fresh`, or with additions to the environment, nothing is loaded when
+        it begins; otherwise TensorFlow and this library are. Raises an AssertionError with its output if it took too
+        long, ended with another code, or left a process.
         """
         self._count += 1
         path = self._folder / f"program_{self._count}.py"
@@ -230,10 +202,7 @@ def _text(file: IO[str]) -> str:
 
 
 def _environment(added: Mapping[str, str]) -> dict[str, str]:
-    """Returns a program's environment: this checkout first on the path, no cluster from an outer `TF_CONFIG`.
-
-    What a strategy of this process has set there for itself is left out, too.
-    """
+    """Returns a program's environment, without `TF_CONFIG` and what a strategy of this process has set for itself."""
     inherited = {name: value for name, value in os.environ.items() if name not in _LEFT_OUT}
     path = os.pathsep.join([str(ROOT), *filter(None, [inherited.get("PYTHONPATH")])])
     return {**inherited, "PYTHONPATH": path, "PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1", **added}

@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,9 +16,31 @@ import pytest
 from coordinator.cli.command_line import main
 from coordinator.launch.server_process import free_addresses
 from tests.cli.conftest import WATCHING, Environment, Writer
-from tests.cli.fake_ssh import write_fake_ssh
 from tests.deadline import wait_until
 from tests.launch.command_process import CommandProcess
+
+# Takes `ssh`'s arguments, and runs what it is given on this machine, where there may be no `sshd`.
+SSH = """#!{python}
+import os, sys
+host = sys.argv[-1 if "-G" in sys.argv else -2]
+if "-G" in sys.argv:
+    # As a configuration may say; an IPv6 address stands for itself.
+    print("user me\\nhostname", host.rpartition("@")[2] if ":" in host else "127.0.0.1")
+elif "[" in host:
+    sys.exit(f"ssh: Could not resolve hostname {{host}}: Name or service not known")
+else:
+    assert "BatchMode=yes" in sys.argv
+    os.environ = {{"PATH": os.environ["PATH"], "HOST": host}}
+    os.execve("/bin/sh", ["sh", "-c", sys.argv[-1]], os.environ)
+"""
+
+
+def write_fake_ssh(folder: Path) -> Path:
+    """Writes the command; returns its path."""
+    path = folder / "ssh"
+    path.write_text(SSH.format(python=sys.executable))
+    path.chmod(0o755)
+    return path
 
 
 def servers_of(processes: list[psutil.Process]) -> dict[str, psutil.Process]:
@@ -64,7 +87,7 @@ def dry_run(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str,
     return {f"{task['type']} {task['index']}": each for task, each in zip(tasks, found, strict=True)}
 
 
-def test_hosts_get_what_they_are_to_have_and_ipv6_addresses_have_brackets_in_addresses_alone(
+def test_hosts_get_what_they_are_to_have_and_ipv6_addresses_have_brackets(
     program: Writer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Sent also where this machine has the same.

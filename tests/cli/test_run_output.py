@@ -38,8 +38,9 @@ def test_the_terminal_shows_the_programs_own_output_and_a_folder_has_the_logs(
     assert LOGGED not in command.output
     assert "absl::InitializeLog" not in command.output
     event = r"drawn\r\r\x1b\[K\d{4}-\d\d-\d\d [0-9:]{8} coordinator: a worker was lost\r\na warning\r\nTraceback"
-    assert re.search(event, re.sub(OF_SERVER, "", command.output)), command.output
-    assert "\r\nValueError: of the chief:\r\nI0000 00:00:1.2 3 x.cc:4] two lines\r\n" in command.output
+    shown = re.sub(OF_SERVER, "", command.output)
+    assert re.search(event, shown), command.output
+    assert "\r\nValueError: of the chief:\r\nI0000 00:00:1.2 3 x.cc:4] two lines\r\n" in shown, command.output
     [run] = [found for found in folder.iterdir() if not found.is_symlink()]
     assert (folder / "latest").resolve() == run
     assert {log.name for log in run.iterdir()} == {"worker-0.log", "ps-0.log", "fork-server.log", "chief-0.log"}

@@ -79,7 +79,7 @@ def test_the_state_is_the_latest_snapshot(server: PageServer, publisher: Publish
     assert json.loads(ask(server, f"/{TOKEN}/api/target")[1])["workers"] == 1
 
 
-def test_nothing_is_answered_without_the_token_or_to_a_site_that_resolves_to_this_machine(server: PageServer) -> None:
+def test_nothing_is_answered_without_the_token_or_to_a_site_that_resolves_here(server: PageServer) -> None:
     for path in ("/", "/metrics", f"/{TOKEN[:-1]}/metrics", f"/{TOKEN}x/", "//", "*"):
         response, text = ask(server, path)
         assert response.status == 403, path

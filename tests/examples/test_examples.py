@@ -88,22 +88,6 @@ def test_the_digits_are_learned_with_a_sidecar_although_a_worker_dies(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["join_every_epoch", "fully_asynchronous"])
-def test_the_loops_learn_the_weights(run_program: ProgramRunner, name: str) -> None:
-    printed = run(run_program, f"loops/{name}.py").stdout
-    weights = re.search(r"^weights (.*)$", printed, re.MULTILINE)
-    assert weights is not None, printed
-    assert [float(weight) for weight in weights[1].split()] == pytest.approx([2.0, -3.0, 0.5, 1.0], abs=0.1)
-
-
-@pytest.mark.long
-def test_a_recommender_whose_table_grows_comes_near_the_truth(run_program: ProgramRunner, tmp_path: Path) -> None:
-    printed = run(run_program, "recommender/train.py", "--directory", tmp_path).stdout
-    truth = number_in(printed, "AUC of the truth")
-    assert 0.6 < number_in(printed, r"step \d{4}: held-out AUC") < truth < 0.95
-
-
-@pytest.mark.long
 def test_the_program_with_flags_gets_them_and_logs_in_the_format_of_absl(run_program: ProgramRunner) -> None:
     ended = run(run_program, "flags/train.py", "--steps=99", "--learning_rate=0.3")
     [line] = re.findall(r"^.*99 steps, last loss.*$", ended.stderr, re.MULTILINE)
@@ -128,16 +112,23 @@ def test_fit_learns_the_digits_also_by_a_rule_and_under_another_strategy(
 
 
 @pytest.mark.long
-def test_a_custom_loop_counts_every_step_and_learns_the_digits(run_program: ProgramRunner) -> None:
-    printed = run(run_program, "keras_loop/train.py").stdout
-    assert "400 updates of 400 steps" in printed
-    assert number_in(printed, "held-out accuracy") > 0.95
+def test_the_loops_and_a_recommender_learn(run_program: ProgramRunner, tmp_path: Path) -> None:
+    for name in ("join_every_epoch", "fully_asynchronous"):
+        printed = run(run_program, f"loops/{name}.py").stdout
+        weights = re.search(r"^weights (.*)$", printed, re.MULTILINE)
+        assert weights is not None, printed
+        assert [float(weight) for weight in weights[1].split()] == pytest.approx([2.0, -3.0, 0.5, 1.0], abs=0.1)
+    printed = run(run_program, "recommender/train.py", "--directory", tmp_path).stdout
+    assert 0.6 < number_in(printed, r"step \d{4}: held-out AUC") < number_in(printed, "AUC of the truth") < 0.95
 
 
 @pytest.mark.long
 # row 189: wide and deep
-def test_a_wide_and_deep_model_learns_from_a_table(run_program: ProgramRunner) -> None:
+def test_a_wide_and_deep_model_learns_from_a_table_and_a_custom_loop_counts(run_program: ProgramRunner) -> None:
     assert number_in(run(run_program, "wide_and_deep/train.py").stdout, "held-out accuracy") > 0.93
+    printed = run(run_program, "keras_loop/train.py").stdout
+    assert "400 updates of 400 steps" in printed
+    assert number_in(printed, "held-out accuracy") > 0.95
 
 
 @pytest.mark.long
@@ -170,26 +161,22 @@ def test_a_killed_program_continues_from_its_latest_checkpoint_and_finishes(
 
 
 @pytest.mark.release
-def test_the_digits_are_learned_by_an_own_rule_outside_of_the_checkout(
+def test_update_rules_and_an_own_one_learn_the_digits_and_print_statistics(
     run_program: ProgramRunner, tmp_path: Path
 ) -> None:
+    # Outside of the checkout.
     program = shutil.copy(EXAMPLES / "own_rule/train.py", tmp_path / "program.py")
     printed = run_program(COORDINATOR, *command_of("own_rule/train.py"), program, timeout=360).stdout
     assert number_in(printed, "held-out accuracy") >= 0.9
     assert re.search(r"^600 updates, 0 of 600 gradients rejected, staleness mean ", printed, re.MULTILINE), printed
-
-
-@pytest.mark.release
-@pytest.mark.parametrize("rule", ["asynchronous", "model-average"])
-def test_update_rules_learn_the_digits_and_the_statistics_are_printed(
-    run_program: ProgramRunner, tmp_path: Path, rule: str
-) -> None:
-    printed = run(run_program, "update_rules/train.py", "--rule", rule, "--directory", tmp_path / "summaries").stdout
-    assert number_in(printed, "held-out accuracy") >= 0.8
-    seen = re.search(r"^(\d+) updates, 0 of (\d+) gradients rejected, staleness mean .*$", printed, re.MULTILINE)
-    assert seen is not None, printed
-    assert int(seen[1]) > 0
-    assert list((tmp_path / "summaries").rglob("events.out.tfevents.*"))
+    for rule in ("asynchronous", "model-average"):
+        folder = tmp_path / rule
+        printed = run(run_program, "update_rules/train.py", "--rule", rule, "--directory", folder).stdout
+        assert number_in(printed, "held-out accuracy") >= 0.8
+        seen = re.search(r"^(\d+) updates, 0 of (\d+) gradients rejected, staleness mean .*$", printed, re.MULTILINE)
+        assert seen is not None, printed
+        assert int(seen[1]) > 0
+        assert list(folder.rglob("events.out.tfevents.*"))
 
 
 # Executes the notebook whose path is its argument. Presses Interrupt when the cell that may raise waits in join.

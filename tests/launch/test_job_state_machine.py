@@ -87,10 +87,6 @@ def received(number: signal.Signals) -> Event:
     return methodcaller("signal_received", number)
 
 
-def send(number: signal.Signals) -> list[Action]:
-    return [("send", number)]
-
-
 FAILED = methodcaller("servers_failed", "it burnt")
 
 # What follows when the servers answer, with how many restarts of the program; the actions that the last event leads
@@ -107,7 +103,7 @@ ALONE: list[tuple[list[Event], int, list[Action], int | State]] = [
     ([chief(130)], 2, [], 130),
     ([chief(-2)], 2, [], 130),
     ([received(signal.SIGTSTP)], 0, [("suspend", None)], State.RUNNING),
-    ([CTRL_C], 2, send(signal.SIGINT), State.STOPPING),
+    ([CTRL_C], 2, [("send", signal.SIGINT)], State.STOPPING),
     ([CTRL_C, CTRL_C], 2, [KILL], State.STOPPING),
     ([CTRL_C, CTRL_C, chief(-9)], 2, [], 130),
     ([received(signal.SIGTERM), chief(1)], 2, [], 143),
@@ -125,7 +121,7 @@ WITH_EVALUATOR: list[tuple[list[Event], int, list[Action], int | State]] = [
     ([chief(5), evaluator(-15)], 0, [], 5),
     ([chief(-9), chief(0)], 1, [], State.AWAITING_EVALUATOR),
     ([chief(5), chief(6)], 1, [TERMINATE], State.STOPPING),
-    ([chief(0), CTRL_C], 0, send(signal.SIGINT), State.STOPPING),
+    ([chief(0), CTRL_C], 0, [("send", signal.SIGINT)], State.STOPPING),
     ([chief(0), CTRL_C, evaluator(-2)], 0, [], 130),
     ([received(signal.SIGTERM), chief(0)], 0, [], State.STOPPING),
     ([received(signal.SIGTERM), chief(0), evaluator(0)], 0, [], 143),
@@ -177,16 +173,15 @@ def test_programs_that_ignore_a_signal_are_killed_after_their_time() -> None:
     assert job.deadline == math.inf
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_that_is_repeated_leaves_the_program_its_time(number: signal.Signals) -> None:
-    job = alone()
-    again = methodcaller("signal_received", number)
-    assert advance(job, SERVERS_READY, again) == [("send", number)]
-    assert advance(job, again, again, now=1.0) == []
-    assert job.deadline == 15.0
-    assert advance(job, CTRL_C, now=2.0) == [KILL]
-    assert advance(job, chief(-9), now=3.0) == []
-    assert (job.state, job.exit_code) == (State.ENDED, 128 + number)
+def test_a_signal_that_is_repeated_leaves_the_program_its_time() -> None:
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        job, again = alone(), received(number)
+        assert advance(job, SERVERS_READY, again) == [("send", number)]
+        assert advance(job, again, again, now=1.0) == []
+        assert job.deadline == 15.0
+        assert advance(job, CTRL_C, now=2.0) == [KILL]
+        assert advance(job, chief(-9), now=3.0) == []
+        assert (job.state, job.exit_code) == (State.ENDED, 128 + number)
 
 
 def test_each_server_that_ends_is_started_again_a_limited_number_of_times() -> None:

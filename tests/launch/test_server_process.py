@@ -48,7 +48,7 @@ def test_a_server_runs_from_start_to_kill_and_again_on_its_port(tasks: Tasks) ->
     server.wait_ready(TIMEOUT)
 
 
-def test_where_tensorflow_has_threads_so_that_nothing_can_be_forked_a_server_runs_too(tasks: Tasks) -> None:
+def test_a_server_runs_too_where_tensorflow_has_threads_and_cannot_be_forked(tasks: Tasks) -> None:
     tasks.load(begin=STARTS_A_THREAD)
     server = tasks.server()
     server.start()

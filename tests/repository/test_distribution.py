@@ -13,7 +13,7 @@ import pytest
 
 import coordinator
 from tests import ROOT
-from tests.repository.test_readme import README
+from tests.pages import snippets
 
 pytestmark = [pytest.mark.release, pytest.mark.timeout(900)]
 
@@ -64,8 +64,7 @@ def test_the_wheel_is_installed_in_an_empty_environment_and_trains(
 ) -> None:
     run(python, "-m", "pip", "install", "-q", distributions[1], folder=tmp_path)
     run(python, "-m", "pip", "check", folder=tmp_path)
-    source = re.search(r"```python\n(.*?)```", README, re.DOTALL)[1]
-    (tmp_path / "program.py").write_text(source, encoding="utf-8")
+    (tmp_path / "program.py").write_text(snippets("README.md")[0], encoding="utf-8")
     command = python.parent / "coordinator"
     printed = run(command, "run", "--workers", "2", "--ps", "1", "program.py", folder=tmp_path)
     assert re.search(r"^200 steps, slope 3.0", printed, re.MULTILINE), printed

@@ -115,12 +115,10 @@ def test_the_snippets_about_update_rules_run_as_one_program(run_program: Program
 
 
 @runs_servers
-@pytest.mark.parametrize(("number", "name"), [(0, "compat"), (1, "own names")])
-def test_the_programs_for_those_who_migrate_run(
-    run_program: ProgramRunner, tmp_path: Path, number: int, name: str
-) -> None:
-    printed = run(run_program, tmp_path, snippets("docs/migrating.md")[number])
-    assert re.search(rf"^{name}: 50 steps, last loss [\d.]+", printed, re.MULTILINE), printed
+def test_the_programs_for_those_who_migrate_run(run_program: ProgramRunner, tmp_path: Path) -> None:
+    for name, source in zip(("compat", "own names"), snippets("docs/migrating.md"), strict=False):
+        printed = run(run_program, tmp_path, source)
+        assert re.search(rf"^{name}: 50 steps, last loss [\d.]+", printed, re.MULTILINE), printed
 
 
 @pytest.mark.long
