@@ -88,6 +88,7 @@ def test_a_fork_server_killed_while_it_loads_is_started_again_for_its_servers(ta
     assert len(fork_servers()) == 1
 
 
+@pytest.mark.long
 def test_a_request_that_a_fork_server_has_no_room_for_costs_no_other_server(
     tasks: Tasks, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -139,6 +139,13 @@ def test_strangers_who_connect_delay_nobody_and_are_not_taken_for_others(group: 
             stranger = opened.enter_context(socket.create_connection(("127.0.0.1", port), TIMEOUT))
             with contextlib.suppress(ConnectionError):
                 stranger.sendall(greeting.replace(b"GROUP", group.encode()))
+        # One knows all but the key, and waits until it is asked for its proof.
+        stranger = opened.enter_context(socket.create_connection(("127.0.0.1", port), TIMEOUT))
+        lines = opened.enter_context(stranger.makefile("rb"))
+        stranger.sendall(f'{{"group": "{group}", "rank": 1, "nonce": "0"}}\n'.encode())
+        assert b"proof" in lines.readline()
+        stranger.sendall(b'{"proof": "0"}\n')
+        assert lines.readline() == b"", "it was closed, not accepted"
         impostor = threads.submit(slurm.connect, group, 1, "127.0.0.1", 0.5, key=b"another one")
         with pytest.raises(LaunchError, match="did not answer"):
             impostor.result(TIMEOUT)
