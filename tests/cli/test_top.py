@@ -62,22 +62,6 @@ def test_it_is_drawn_until_ctrl_c_ends_it(server: PageServer) -> None:
     assert "Traceback" not in command.output
 
 
-def test_what_is_no_dashboard_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def reply() -> None:
-            with server.accept()[0] as connection:
-                connection.recv(65_536)
-                connection.sendall(b"\0\0\x18\x04\0")
-
-        with ThreadPoolExecutor() as threads:
-            replied = threads.submit(reply)
-            assert main(["top", f"http://127.0.0.1:{server.getsockname()[1]}/token"]) == 2
-            replied.result()
-    assert capsys.readouterr().err.startswith("coordinator top: there is no dashboard at http://127.0.0.1:")
-    assert main(["top", "http://127.0.0.1:port"]) == 2
-
-
 STATE = json.loads(state_of(MadeCluster(2).run(3)))
 
 
@@ -106,6 +90,19 @@ def test_another_service_is_refused_in_one_line_and_its_text_is_no_markup(capsys
             assert main(["top", url, "--once"]) == 2, state
         words = "coordinator top: what answers there is no dashboard of this version of the library (0."
         assert capsys.readouterr().err.startswith(words), state
+    # No HTTP.
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor() as threads:
+
+        def reply() -> None:
+            with server.accept()[0] as connection:
+                connection.recv(65_536)
+                connection.sendall(b"\0\0\x18\x04\0")
+
+        replied = threads.submit(reply)
+        assert main(["top", f"http://127.0.0.1:{server.getsockname()[1]}/token"]) == 2
+        replied.result()
+    assert capsys.readouterr().err.startswith("coordinator top: there is no dashboard at http://127.0.0.1:")
+    assert main(["top", "http://127.0.0.1:port"]) == 2
     usage = {**STATE["servers"][0]["usage"], "task": "[/red]"}
     right = {**STATE, "servers": [{**STATE["servers"][0], "usage": usage}]}
     with another_service(json.dumps(right).encode()) as url:

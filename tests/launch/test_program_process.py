@@ -38,12 +38,12 @@ SHOWN = (
 )
 
 
-@pytest.mark.parametrize("size", [1, 7, 64, 10_000])
-def test_log_lines_of_tensorflow_are_left_out_however_they_are_split(size: int) -> None:
+def test_log_lines_of_tensorflow_are_left_out_however_they_are_split() -> None:
     data = LOGS.join([b"", *SHOWN])
-    log_filter = LogFilter()
-    shown = b"".join(log_filter.feed(data[start : start + size]) for start in range(0, len(data), size))
-    assert shown + log_filter.end() == b"".join(SHOWN)
+    for size in (1, 7, 64, 10_000):
+        log_filter = LogFilter()
+        shown = b"".join(log_filter.feed(data[start : start + size]) for start in range(0, len(data), size))
+        assert shown + log_filter.end() == b"".join(SHOWN), size
 
 
 def run(
