@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 
 from coordinator.cli.command_line import main
-from coordinator.cli.simulate import with_negative_values
 
 
 def test_one_cluster_gives_a_summary_with_advice(capsys: pytest.CaptureFixture[str]) -> None:
@@ -40,8 +39,3 @@ def test_a_sweep_gives_a_row_and_a_record_for_each_value(capsys: pytest.CaptureF
     ]
     records = json.loads((tmp_path / "out.json").read_text())
     assert [record["workers"] for record in records] == [1, 2, 4, 1, 2, 4]
-
-
-def test_a_negative_value_is_no_option() -> None:
-    given = ["simulate", "--latency", "-5ms", "--seed=1", "-1", "--workers", "2"]
-    assert with_negative_values(given) == ["simulate", "--latency=-5ms", "--seed=1", "-1", "--workers", "2"]
