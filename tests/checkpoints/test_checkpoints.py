@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from coordinator import Checkpoints, evaluation
 from coordinator.checkpoints import Best, EverySteps, Latest
+from coordinator.checkpoints.checkpoints import SerialThread
 from coordinator.errors import CheckpointsTakenOver
 from coordinator.evaluation.checkpoint_watch import CheckpointFile
 from coordinator.events.event_stream import EventStream
@@ -199,20 +200,14 @@ def test_what_is_written_when_another_client_begins_changes_nothing_there(tmp_pa
     gate.set()
     with pytest.raises(CheckpointsTakenOver):
         first.checkpoints.wait(DEADLINE)
-    first.checkpoints.report("ckpt-3", loss=0.5)
-    first.checkpoints.end()
-    assert {name: data for name, data in content(tmp_path).items() if name in before} == before
-    assert (second.recover(), second.variable.numpy().tolist()) == (path, [40.0, 80.0])
-
-
-def test_a_former_client_is_told_by_each_save(tmp_path):
-    first = Training(tmp_path)
-    first.train(10)
-    Training(tmp_path)
     for now in (False, True, False):
         first.steps += 10
         with pytest.raises(CheckpointsTakenOver, match=r"End this program\. Or, if the other one has ended"):
             first.checkpoints.save(now)
+    first.checkpoints.report("ckpt-3", loss=0.5)
+    first.checkpoints.end()
+    assert {name: data for name, data in content(tmp_path).items() if name in before} == before
+    assert (second.recover(), second.variable.numpy().tolist()) == (path, [40.0, 80.0])
 
 
 @pytest.mark.parametrize("background", [True, False])
@@ -249,7 +244,7 @@ def test_a_checkpoint_whose_list_cannot_be_written_is_not_the_latest(training, m
     assert not list(pathlib.Path(training.directory).glob("ckpt-2*"))
 
 
-def test_the_best_is_kept_by_what_is_reported_or_an_evaluator_has_found(tmp_path):
+def test_the_best_is_kept_by_what_is_reported_or_an_evaluator_has_found(tmp_path, caplog):
     training = Training(tmp_path / "reported", keep=[Latest(1), Best("loss", mode="min")])
     for loss in (0.5, 0.1, 0.3, 0.7):
         [name] = training.train(10)
@@ -269,13 +264,10 @@ def test_the_best_is_kept_by_what_is_reported_or_an_evaluator_has_found(tmp_path
         evaluation.status_files.append_result(tmp_path / "found", result)
     assert names(training.checkpoints) == ["ckpt-1", "ckpt-3"]
     assert training.checkpoints.best.endswith("ckpt-1")
-
-
-def test_nothing_is_deleted_while_it_is_unknown_which_are_best(tmp_path, caplog):
-    training = Training(tmp_path, keep=[Latest(1), Best("loss")])
-    (tmp_path / "evaluations.jsonl").write_text("no result\n{}\n")
+    # Nothing is deleted while it is unknown which are best.
+    (tmp_path / "found" / "evaluations.jsonl").write_text("no result\n{}\n")
     training.train(30)
-    assert len(list(tmp_path.glob("ckpt-*.index"))) == 3
+    assert len(list((tmp_path / "found").glob("ckpt-*.index"))) == 5
     assert "All checkpoints" in caplog.text
 
 
@@ -301,3 +293,16 @@ def test_nothing_is_saved_without_a_strategy(tmp_path):
         Checkpoints(tf.train.Checkpoint(), tmp_path / "layers=[64, 32]")
     with pytest.raises(ValueError, match="pathlib"):
         Checkpoints(tf.train.Checkpoint(), pathlib.Path("gs://bucket/run"))
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, ValueError])
+def test_calls_of_the_writing_thread_are_made_after_one_that_raised_anything(error):
+    thread, made = SerialThread("coordinator-test", "A test"), threading.Event()
+
+    def fail() -> None:
+        raise error
+
+    thread.submit(fail)
+    thread.submit(made.set)
+    assert thread.wait(DEADLINE)
+    assert made.is_set()

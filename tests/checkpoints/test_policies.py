@@ -16,10 +16,6 @@ def steps_of(policy, history) -> list[int]:
     return [each.step for each in policy.kept(history, Moment(history[-1].step, history[-1].time))]
 
 
-def union(history, *policies) -> list[int]:
-    return sorted({step for policy in policies for step in steps_of(policy, history)})
-
-
 def test_every_steps_saves_when_a_multiple_was_reached_and_every_minutes_at_once():
     for last, step, is_due in (
         (None, 999, False),
@@ -40,24 +36,17 @@ def test_every_steps_saves_when_a_multiple_was_reached_and_every_minutes_at_once
         assert EveryMinutes(10).is_due(history, Moment(2, float(now))) == is_due, (last, now)
 
 
-def test_latest_keeps_the_newest():
-    history = [saved(step) for step in range(5)]
-    assert steps_of(Latest(3), history) == [2, 3, 4]
-    assert steps_of(Latest(9), history) == [0, 1, 2, 3, 4]
-
-
-def test_every_hours_keeps_checkpoints_that_are_so_far_apart():
+def test_latest_keeps_the_newest_and_every_hours_those_so_far_apart():
     history = [saved(index, hours) for index, hours in enumerate([0, 1, 5.9, 6.1, 7, 12, 12.2])]
+    assert steps_of(Latest(3), history) == [4, 5, 6]
+    assert steps_of(Latest(9), history) == [*range(7)]
     assert steps_of(EveryHours(6), history) == [0, 3, 6]
-
-
-def test_every_hours_keeps_the_same_when_others_were_deleted():
-    policy, history, all_kept = EveryHours(6), [], set()
+    # The same when others were deleted.
+    kept, history = set(), []
     for index in range(60):
         history.append(saved(index, index * 0.7))
-        kept = set(steps_of(policy, history))
-        assert all_kept <= kept
-        all_kept = kept
+        before, kept = kept, set(steps_of(EveryHours(6), history))
+        assert before <= kept
         history = [each for each in history if each.step in kept or each is history[-1]]
 
 
@@ -66,7 +55,7 @@ def test_one_of_each_thousand_one_of_each_hundred_and_two_of_each_ten():
     history, found = [], {}
     for step in range(10, 2300, 10):
         history.append(saved(step))
-        found[step] = union(history, *policies)
+        found[step] = sorted({kept for policy in policies for kept in steps_of(policy, history)})
         history = [each for each in history if each.step in found[step]]
     assert found[1230] == [1000, 1200, 1220, 1230]
     assert found[1990] == [1000, 1900, 1980, 1990]

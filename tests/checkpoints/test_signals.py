@@ -48,12 +48,11 @@ def test_without_a_signal_nothing_is_saved_and_handlers_are_restored(handlers) -
         signal.raise_signal(signal.SIGINT)
 
 
-class Finalized:
-    def __del__(self) -> None:
-        signal.raise_signal(signal.SIGUSR2)
-
-
 def test_a_signal_that_arrives_in_a_finalizer_ends_the_program_shortly_after(handlers) -> None:
+    class Finalized:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGUSR2)
+
     saved: list[bool] = []
     before = signal.getsignal(signal.SIGINT), sys.unraisablehook
 
