@@ -1,7 +1,8 @@
-"""Tests of what the evaluator evaluates and writes."""
+"""Tests of what the evaluator evaluates and writes, when it waits and ends, and what it does with what is wrong."""
 
 import logging
 import math
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,13 @@ import tensorflow as tf
 from tensorflow.core.util import event_pb2
 
 from coordinator import SidecarEvaluator
+from coordinator.errors import EvaluationError
 from coordinator.evaluation import (
     EvaluationResult,
     best_result,
     latest_result,
     mark_training_finished,
+    mark_training_started,
     results,
 )
 from coordinator.evaluation.checkpoint_watch import CheckpointFile
@@ -25,6 +28,7 @@ from coordinator.evaluation.sidecar_evaluator import BestCheckpoint, flat_metric
 from tests.evaluation.tiny_training import (
     DEADLINE,
     Background,
+    Logged,
     TinyTraining,
     build_data,
     build_evaluator,
@@ -154,24 +158,17 @@ def test_all_directories_may_be_urls(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_callback_can_export_the_best_model_after_a_limited_number_of_batches(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    class Export(keras.callbacks.Callback):
-        batches, best = 0, float("inf")
-
-        def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-            self.batches += 1
-
-        def on_test_end(self, logs: Any = None) -> None:
-            if logs["loss"] < self.best:
-                self.best = logs["loss"]
-                self.model.save(tmp_path / "best.keras")
-
-    training, export = TinyTraining(tmp_path / "train"), Export()
+    batches: list[int] = []
+    export = keras.callbacks.Callback()
+    export.on_test_batch_end = lambda batch, logs: batches.append(batch)
+    export.on_test_end = lambda logs: export.model.save(tmp_path / "best.keras")
+    training = TinyTraining(tmp_path / "train")
     training.save(1)
     capfd.readouterr()
     evaluator = build_evaluator(tmp_path / "train", evaluate=None, steps=1, max_evaluations=1, callbacks=[export])
     evaluator.start(DEADLINE)
     assert capfd.readouterr().out == ""
-    assert export.batches == 1
+    assert batches == [0]
     exported = keras.saving.load_model(tmp_path / "best.keras", compile=False)
     assert same_weights(exported, training.model)
 
@@ -207,3 +204,146 @@ def test_only_the_best_is_stored_also_by_one_that_was_restarted(tmp_path: Path, 
 def test_tensors_arrays_and_dicts_become_plain_numbers() -> None:
     metrics = {"loss": tf.constant(0.5), "auc": np.float32(0.25), "per_class": {"cat": 1, "dog": np.array(2.0)}}
     assert flat_metrics(metrics) == {"loss": 0.5, "auc": 0.25, "per_class/cat": 1.0, "per_class/dog": 2.0}
+
+
+def test_it_evaluates_new_checkpoints_until_training_has_finished(tmp_path: Path) -> None:
+    training, directory = TinyTraining(tmp_path / "created" / "later"), tmp_path / "created" / "later"
+    evaluated = threading.Event()
+    evaluator = build_evaluator(directory, on_evaluation=lambda _: evaluated.set())
+    running = Background(lambda: evaluator.start(DEADLINE))
+    mark_training_started(directory)
+    for step in (10, 20, 30):
+        training.save(step)
+        if step < 30:
+            assert evaluated.wait(DEADLINE)
+            evaluated.clear()
+    mark_training_finished(directory)
+    assert [result.step for result in running.result()] == [10, 20, 30]
+    # One that is restarted repeats nothing.
+    assert build_evaluator(directory).start(DEADLINE) == []
+    training.save(40)
+    mark_training_finished(directory)
+    assert [result.step for result in build_evaluator(directory).start(DEADLINE)] == [40]
+    assert [result.step for result in results(directory)] == [10, 20, 30, 40]
+
+
+# row 197
+def test_it_ends_after_max_evaluations_even_if_checkpoints_were_skipped(tmp_path: Path) -> None:
+    training = TinyTraining(tmp_path)
+    for step in (1, 2, 3):
+        training.save(step)
+    evaluated = build_evaluator(tmp_path, max_evaluations=2).start(DEADLINE)
+    assert [result.number for result in evaluated] == [3]
+
+
+def test_an_old_marker_does_not_end_an_evaluator_before_a_new_training_starts(tmp_path: Path) -> None:
+    TinyTraining(tmp_path).save(1)
+    mark_training_finished(tmp_path)
+    evaluated = threading.Event()
+    evaluator = build_evaluator(tmp_path, new_training_grace=DEADLINE, on_evaluation=lambda _: evaluated.set())
+    running = Background(lambda: evaluator.start(DEADLINE))
+    assert evaluated.wait(DEADLINE)
+    mark_training_started(tmp_path)
+    evaluated.clear()
+    TinyTraining(tmp_path).save(2)
+    assert evaluated.wait(DEADLINE)
+    mark_training_finished(tmp_path)
+    assert [result.step for result in running.result()] == [1, 2]
+
+
+# row 194
+def test_a_long_wait_for_a_first_checkpoint_logs_advice_and_continues(tmp_path: Path) -> None:
+    directory = tmp_path / "nowhere"
+    with Logged("Does training write its checkpoints to this directory") as log:
+        evaluator = build_evaluator(directory, advice_after=0.1, max_evaluations=1)
+        running = Background(lambda: evaluator.start(DEADLINE))
+        log.wait_seen()
+        TinyTraining(directory).save(1)
+        assert len(running.result()) == 1
+    assert str(directory) in log.messages[0]
+
+
+def test_the_stop_event_and_stop_end_a_wait_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "coordinator")
+    for by_event in (True, False):
+        stop = threading.Event()
+        evaluator = build_evaluator(tmp_path, stop=stop, poll_interval=100 * DEADLINE)
+        with Logged("waiting for a first checkpoint") as log:
+            running = Background(lambda: evaluator.start(100 * DEADLINE))  # noqa: B023 - it ends below
+            log.wait_seen()
+        (stop.set if by_event else evaluator.stop)()
+        assert running.result(DEADLINE) == []
+
+
+# row 197
+def test_an_unreadable_checkpoint_is_retried_until_there_is_a_newer_one(tmp_path: Path) -> None:
+    training = TinyTraining(tmp_path)
+    damaged = Path(training.save(1) + ".index")
+    os.truncate(damaged, damaged.stat().st_size // 2)
+    with Logged("will try again") as log:
+        evaluator = build_evaluator(tmp_path, max_evaluations=2)
+        running = Background(lambda: evaluator.start(DEADLINE))
+        log.wait_seen()
+        training.save(2)
+        assert [result.step for result in running.result()] == [2]
+    os.truncate(training.save(3) + ".index", 10)
+    mark_training_finished(tmp_path)
+    with pytest.raises(EvaluationError, match=r"ckpt-3' could not be read for 0.01 s"):
+        build_evaluator(tmp_path, advice_after=0.01).start(DEADLINE)
+    assert len([message for message in log.messages if "ckpt-1" in message]) == 1
+
+
+# row 197
+def test_a_checkpoint_deleted_during_its_load_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    training, opened = TinyTraining(tmp_path), tf.train.load_checkpoint
+    path = training.save(1)
+
+    def load_late(prefix: str) -> Any:
+        if os.path.exists(f"{path}.index"):
+            os.unlink(f"{path}.index")
+            training.save(2)
+        return opened(prefix)
+
+    monkeypatch.setattr(tf.train, "load_checkpoint", load_late)
+    evaluated = build_evaluator(tmp_path, max_evaluations=2).start(DEADLINE)
+    assert [result.step for result in evaluated] == [2]
+
+
+# row 197
+def test_a_lost_server_is_not_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def raising(error: Exception) -> Any:
+        def fail(_: Any) -> Any:
+            raise error
+
+        return fail
+
+    TinyTraining(tmp_path).save(1)
+    # Nor is an error of the user's function.
+    with pytest.raises(FileNotFoundError, match="the evaluation data"):
+        build_evaluator(tmp_path, evaluate=raising(FileNotFoundError("the evaluation data"))).start(DEADLINE)
+    monkeypatch.setattr(tf.train, "load_checkpoint", raising(tf.errors.UnavailableError(None, None, "Socket closed")))
+    with pytest.raises(tf.errors.UnavailableError, match="Socket closed"):
+        build_evaluator(tmp_path).start(DEADLINE)
+    assert latest_result(tmp_path) is None
+
+
+# row 191
+def test_a_model_without_weights_is_refused_before_the_first_checkpoint(tmp_path: Path) -> None:
+    model = keras.Sequential([keras.layers.Dense(1)])
+    with pytest.raises(RuntimeError, match="Nothing to load"):
+        build_evaluator(tmp_path, model=model).start(DEADLINE)
+
+
+def test_invalid_settings_are_refused_by_the_constructor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"max_evaluations": 0}, "max_evaluations"),
+        ({"poll_interval": 0.0}, "poll_interval"),
+        ({"best_dir": "best", "best_mode": "least"}, "best_mode"),
+        ({"best_dir": "train/../train"}, "best_dir must be another directory"),
+        ({"steps": 3}, "model.evaluate"),
+        ({"model": tf.Module(), "evaluate": None}, "as evaluate="),
+    ]
+    for settings, message in cases:
+        with pytest.raises(ValueError, match=message):
+            build_evaluator(Path("train"), **settings)

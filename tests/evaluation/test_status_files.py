@@ -28,15 +28,12 @@ def build_result(number: int) -> EvaluationResult:
     return EvaluationResult(f"/there/ckpt-{number}", number, number * 10, {"loss": 0.5}, 1.25, 7)
 
 
-def test_a_half_written_line_is_repaired_by_the_next(tmp_path: Path) -> None:
+def test_a_half_written_line_is_repaired_and_a_broken_one_is_an_error_that_names_it(tmp_path: Path) -> None:
     append_result(tmp_path, build_result(1))
     with open(tmp_path / RESULTS_FILE, "a") as file:
         file.write('{"checkpoint": "/there/ck')
     append_result(tmp_path, build_result(2))
     assert results(tmp_path) == [build_result(1), build_result(2)]
-
-
-def test_a_broken_line_in_the_middle_is_an_error_that_names_it(tmp_path: Path) -> None:
     (tmp_path / RESULTS_FILE).write_text(f"{build_result(1).to_json()}\nbroken\n{build_result(2).to_json()}\n")
     with pytest.raises(EvaluationError, match=r"Line 2 of .*broken"):
         results(tmp_path)
@@ -66,11 +63,11 @@ def test_files_of_a_directory_or_a_url_are_created_and_the_last_marker_counts(
         mark_training_finished(Path("gs://bucket/run"))
 
 
-@pytest.mark.parametrize("text", ["", '{"state": "tired", "time": 1}', "[]"])
-def test_an_unreadable_marker_is_an_error_that_names_the_file(tmp_path: Path, text: str) -> None:
-    (tmp_path / MARKER_FILE).write_text(text)
-    with pytest.raises(EvaluationError, match=MARKER_FILE):
-        read_marker(tmp_path)
+def test_an_unreadable_marker_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    for text in ("", '{"state": "tired", "time": 1}', "[]"):
+        (tmp_path / MARKER_FILE).write_text(text)
+        with pytest.raises(EvaluationError, match=MARKER_FILE):
+            read_marker(tmp_path)
 
 
 def test_reading_results_and_marking_training_load_no_tensorflow(run_program: ProgramRunner, tmp_path: Path) -> None:

@@ -35,35 +35,30 @@ class LargestError(metrics.Metric):
 
 # Grouped by the arguments of their update.
 OF_CLASSES = {
-    "SparseCategoricalAccuracy": metrics.SparseCategoricalAccuracy,
+    **{
+        f"SparseCategorical{kind}": getattr(metrics, f"SparseCategorical{kind}")
+        for kind in ("Accuracy", "Crossentropy")
+    },
     "SparseTopKCategoricalAccuracy": lambda: metrics.SparseTopKCategoricalAccuracy(k=2),
-    "SparseCategoricalCrossentropy": metrics.SparseCategoricalCrossentropy,
     "MeanIoU": lambda: metrics.MeanIoU(CLASSES, sparse_y_pred=False),
 }
+WITHOUT_ARGUMENTS = (
+    *("CategoricalAccuracy", "CategoricalCrossentropy", "Precision", "FalsePositives", "CategoricalHinge"),
+    *("KLDivergence", "BinaryAccuracy", "BinaryIoU", "R2Score", "CosineSimilarity", "MeanSquaredError"),
+    *("RootMeanSquaredError", "MeanAbsoluteError"),
+)
 OF_ONE_HOT = {
     "own": LargestError,
-    "CategoricalAccuracy": metrics.CategoricalAccuracy,
+    **{name: getattr(metrics, name) for name in WITHOUT_ARGUMENTS},
     "TopKCategoricalAccuracy": lambda: metrics.TopKCategoricalAccuracy(k=2),
-    "CategoricalCrossentropy": metrics.CategoricalCrossentropy,
     "AUC": lambda: metrics.AUC(num_thresholds=11),
     "AUC, multi_label": lambda: metrics.AUC(num_thresholds=11, multi_label=True, num_labels=CLASSES),
-    "Precision": metrics.Precision,
     "Recall": lambda: metrics.Recall(thresholds=[0.2, 0.6]),
-    "FalsePositives": metrics.FalsePositives,
     "PrecisionAtRecall": lambda: metrics.PrecisionAtRecall(0.5, num_thresholds=11),
     "SensitivityAtSpecificity": lambda: metrics.SensitivityAtSpecificity(0.5, num_thresholds=11),
     "OneHotMeanIoU": lambda: metrics.OneHotMeanIoU(CLASSES),
     "F1Score": lambda: metrics.F1Score(average="macro"),
     "FBetaScore": lambda: metrics.FBetaScore(beta=2.0, threshold=0.4),
-    "CategoricalHinge": metrics.CategoricalHinge,
-    "KLDivergence": metrics.KLDivergence,
-    "BinaryAccuracy": metrics.BinaryAccuracy,
-    "BinaryIoU": metrics.BinaryIoU,
-    "R2Score": metrics.R2Score,
-    "CosineSimilarity": metrics.CosineSimilarity,
-    "MeanSquaredError": metrics.MeanSquaredError,
-    "RootMeanSquaredError": metrics.RootMeanSquaredError,
-    "MeanAbsoluteError": metrics.MeanAbsoluteError,
     "MeanMetricWrapper": lambda: metrics.MeanMetricWrapper(lambda y, x: keras.ops.abs(y - x), "own"),
     "PearsonCorrelation": lambda: metrics.PearsonCorrelation(axis=-1),
     "ConcordanceCorrelation": lambda: metrics.ConcordanceCorrelation(axis=-1),
@@ -72,7 +67,7 @@ REDUCTIONS = {"Mean": metrics.Mean, "Sum": metrics.Sum}
 WITHOUT_WEIGHTS = {"MeanIoU", "OneHotMeanIoU", "BinaryIoU", "R2Score", "PearsonCorrelation", "ConcordanceCorrelation"}
 ALL = {**OF_CLASSES, **OF_ONE_HOT, **REDUCTIONS}
 # One of each kind of state: means, vectors, a matrix, thresholds.
-DEFAULT = ("own", *REDUCTIONS, "MeanIoU", "AUC", "F1Score", "R2Score", "PearsonCorrelation")
+DEFAULT = ("own", "Mean", "MeanIoU", "AUC", "F1Score", "PearsonCorrelation")
 
 
 def batches():

@@ -1,4 +1,4 @@
-"""Tests that `strategy.evaluate` and `model.evaluate` count each example once, on the shared cluster."""
+"""Tests that `strategy.evaluate` and `model.evaluate` count each example once, also when servers are lost."""
 
 from typing import Any
 
@@ -10,6 +10,7 @@ import tensorflow as tf
 import coordinator
 from coordinator.data import arrays
 from coordinator.testing import LocalCluster
+from tests.program_runner import ProgramRunner
 from tests.ps_strategy.every_worker import TIMEOUT
 
 RNG = np.random.default_rng(3)
@@ -134,14 +135,14 @@ def test_a_worker_that_dies_during_evaluation_counts_nothing_twice(
     with strategy.scope():
         model = classifier()
     try:
-        found = model.evaluate(X, Y, batch_size=4, verbose=0, return_dict=True, callbacks=[Killer()])
-        assert strategy.evaluate(model, (X, Y), batch_size=4) == pytest.approx(found, rel=1e-5)
+        found = model.evaluate(X, Y, batch_size=10, verbose=0, return_dict=True, callbacks=[Killer()])
+        assert strategy.evaluate(model, (X, Y), batch_size=10) == pytest.approx(found, rel=1e-5)
     finally:
         shared_cluster.restart("worker", 0)
     assert found == pytest.approx(expected(), rel=1e-5)
     assert found["seen"] == len(X)
     # As in one process: one turn for each batch, and the last one has the logs of all.
-    assert len(logged) == 150
+    assert len(logged) == 60
     assert {name: float(value) for name, value in logged[-1].items()} == pytest.approx(found)
     assert float(model.metrics[0].count) == pytest.approx(len(X))
 
@@ -161,3 +162,44 @@ def test_metrics_that_are_no_sums_are_evaluated_batch_by_batch(
         assert model.evaluate(X, Y, batch_size=32, verbose=0, return_dict=True)["seen"] == 32
     [warning] = [record.getMessage() for record in caplog.records if "one by one" in record.getMessage()]
     assert "the metric 'seen' is no sum over batches" in warning
+
+
+PARAMETER_SERVER_DIES = """
+    import tempfile
+    import threading
+
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    import coordinator
+    from coordinator.testing import LocalCluster
+
+    x = np.arange(4000, dtype=np.float32)[:, None]
+    with LocalCluster(workers=2, ps=1) as cluster, coordinator.ParameterServerStrategy(cluster.resolver) as strategy:
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="ones")])
+        manager = tf.train.CheckpointManager(tf.train.Checkpoint(model=model), tempfile.mkdtemp(), 1)
+        strategy.restore_from(manager)
+        manager.save()
+        source = coordinator.data.arrays(x, x)
+        metrics = [keras.metrics.MeanSquaredError(name="error"), keras.metrics.Mean(name="mean")]
+        metrics[1].update_state = lambda y, outputs: keras.metrics.Mean.update_state(metrics[1], outputs)
+        for state in ("snapshot", "now"):
+            for kills in (False, True, True):
+                killing = threading.Thread(target=cluster.restart, args=("ps", 0))
+                if kills:
+                    killing.start()
+                found = strategy.evaluate(model, source, metrics, batch_size=1, shards=8, model_state=state)
+                if kills:
+                    killing.join()
+                np.testing.assert_allclose([found["error"], found["mean"]], [0, 1999.5], rtol=1e-5)
+                # The copies of a snapshot belong to no checkpoint.
+                assert manager.save()
+"""
+
+
+@pytest.mark.cluster
+@pytest.mark.long
+def test_each_example_counts_once_when_a_parameter_server_is_restored(run_program: ProgramRunner) -> None:
+    run_program(PARAMETER_SERVER_DIES, timeout=280)

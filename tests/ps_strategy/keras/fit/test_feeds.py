@@ -47,20 +47,22 @@ def added(feed: Feed, count: int) -> list[Future]:
     return futures
 
 
-def test_there_is_room_for_a_fixed_number_of_steps_per_worker(feed: ClientFeed) -> None:
+def test_there_is_room_for_a_fixed_number_of_steps_per_worker(scheduler: Scheduler, feed: ClientFeed) -> None:
     first, *others = added(feed, 7)
-    # The first result is awaited.
-    finishing = threading.Thread(target=first.set_result, args=["logs of the first"])
-    finishing.start()
-    assert feed.wait_room() == "logs of the first"
-    finishing.join()
-    assert (len(feed.unfinished), feed.newest_result) == (6, "logs of the first")
-    added(feed, 2)
-    finishing = threading.Thread(target=others[1].set_result, args=["logs of another"])
-    finishing.start()
-    feed.wait_room()
-    finishing.join()
-    assert (len(feed.unfinished), feed.newest_result) == (7, "logs of another")
+    for number, (future, left) in enumerate(((first, 6), (others[1], 7))):
+        # The first result is awaited.
+        finishing = threading.Thread(target=future.set_result, args=[f"logs {number}"])
+        finishing.start()
+        feed.wait_room()
+        finishing.join()
+        assert (len(feed.unfinished), feed.newest_result) == (left, f"logs {number}")
+        added(feed, 2)
+    # While there is no worker, there is room as for one.
+    scheduler.cluster.workers = ()
+    feed = ClientFeed(iter(()), scheduler)
+    added(feed, 4)[0].set_result("logs")
+    assert feed.wait_room() == "logs"
+    assert len(feed.unfinished) == 3
 
 
 def test_there_is_room_for_more_steps_if_they_are_short(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,14 +77,6 @@ def test_there_is_room_for_more_steps_if_they_are_short(scheduler: Scheduler, mo
         added(feed, 1)[0].set_result("logs of the last")
         assert feed.wait_room() == "logs of the last"
         assert len(feed.unfinished) == most - 1
-
-
-def test_while_there_is_no_worker_there_is_room_as_for_one(scheduler: Scheduler, feed: ClientFeed) -> None:
-    scheduler.cluster.workers = ()
-    first, *_ = added(feed, 4)
-    first.set_result("logs")
-    assert feed.wait_room() == "logs"
-    assert len(feed.unfinished) == 3
 
 
 def test_the_logs_of_the_last_turn_become_those_of_the_step_that_finishes_last(feed: ClientFeed) -> None:

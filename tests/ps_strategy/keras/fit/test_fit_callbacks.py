@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras.callbacks import LambdaCallback
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -20,26 +21,13 @@ X = RNG.normal(size=(120, 6)).astype("float32")
 Y = (X[:, 0] > 0).astype("int32")
 
 
+def _variables(model: keras.Model) -> list[Any]:
+    return [*model.variables, *model.optimizer.variables]
+
+
 @pytest.fixture(scope="module")
 def initial(strategy: coordinator.ParameterServerStrategy) -> tuple[keras.Model, list[Any]]:
     """A model for all tests, so that its functions are traced once, and the initial values of its variables."""
-    model = _model(strategy)
-    with strategy.scope():
-        model.optimizer.build(model.trainable_variables)
-    return model, [variable.numpy() for variable in (*model.variables, *model.optimizer.variables)]
-
-
-@pytest.fixture
-def model(initial: tuple[keras.Model, list[Any]]) -> keras.Model:
-    """A classifier, compiled with Adam, that has not been trained."""
-    model, values = initial
-    for variable, value in zip((*model.variables, *model.optimizer.variables), values, strict=True):
-        variable.assign(value)
-    model.stop_training = False
-    return model
-
-
-def _model(strategy: coordinator.ParameterServerStrategy) -> keras.Model:
     with strategy.scope():
         model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(4, "relu"), keras.layers.Dense(2)])
         model.compile(
@@ -47,6 +35,17 @@ def _model(strategy: coordinator.ParameterServerStrategy) -> keras.Model:
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],
         )
+        model.optimizer.build(model.trainable_variables)
+    return model, [variable.numpy() for variable in _variables(model)]
+
+
+@pytest.fixture
+def model(initial: tuple[keras.Model, list[Any]]) -> keras.Model:
+    """A classifier, compiled with Adam, that has not been trained."""
+    model, values = initial
+    for variable, value in zip(_variables(model), values, strict=True):
+        variable.assign(value)
+    model.stop_training = False
     return model
 
 
@@ -145,10 +144,12 @@ def test_interrupted_training_is_resumed(
     with pytest.raises(KeyboardInterrupt):
         _fit(model, keras.callbacks.BackupAndRestore(backup), LambdaCallback(on_epoch_begin=interrupt))
     strategy.join()
-    again = _model(strategy)
-    assert len(_fit(again, keras.callbacks.BackupAndRestore(backup))["loss"]) == 2
-    assert int(again.optimizer.iterations) == 30
+    for variable in _variables(model):
+        variable.assign(tf.zeros_like(variable.value))
+    assert len(_fit(model, keras.callbacks.BackupAndRestore(backup))["loss"]) == 2
+    assert int(model.optimizer.iterations) == 30
     assert not Path(backup).exists()
+    model._initial_epoch = None  # noqa: SLF001 - Keras leaves it
 
 
 @pytest.mark.long

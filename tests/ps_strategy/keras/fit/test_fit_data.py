@@ -1,8 +1,11 @@
-"""Tests that each example is trained on once per epoch, for every kind of data that `fit` accepts."""
+"""Tests that each example is trained on once per epoch, for all data that `fit` accepts, also from inside an epoch."""
 
 import collections
+import contextlib
 import gc
+import logging
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -11,9 +14,9 @@ import pytest
 import tensorflow as tf
 
 import coordinator
-from coordinator.data import arrays, client
+from coordinator.data import Epochs, arrays, client
+from coordinator.ps_strategy.keras.steps import weighted
 from tests.program_runner import ProgramRunner
-from tests.ps_strategy.keras.fit.counted_model import CountedModel
 
 # Keras reads variables in a way that NumPy 2 warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -21,6 +24,28 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:Depreca
 EXAMPLES = 24
 X = np.stack([np.arange(EXAMPLES), np.ones(EXAMPLES)], axis=1).astype("float32")
 Y = np.arange(EXAMPLES, dtype="float32")[:, None]
+SOURCE = arrays(X, Y)
+
+
+class CountedModel(keras.Model):
+    """A linear model of examples of which the first feature is their number.
+
+    Args:
+      examples: how many there are.
+    """
+
+    def __init__(self, examples: int) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+        self.visits = tf.Variable(tf.zeros([examples]), trainable=False)
+
+    def call(self, x: Any) -> Any:
+        return self.dense(x)
+
+    def train_step(self, data: Any) -> Any:
+        numbers = tf.cast(data[0][:, 0], tf.int32)
+        self.visits.assign_add(tf.reduce_sum(tf.one_hot(numbers, self.visits.shape[0]), axis=0))
+        return super().train_step(data)
 
 
 class Batches(keras.utils.PyDataset):
@@ -54,6 +79,8 @@ def models(strategy: coordinator.ParameterServerStrategy) -> dict[int, CountedMo
         models = {steps: CountedModel(EXAMPLES) for steps in (1, 4)}
         for steps, model in models.items():
             model.compile(keras.optimizers.SGD(1e-5), "mse", steps_per_execution=steps)
+            # A backup is restored into a model that has its variables, whichever test comes first.
+            model(X[:1])
     return models
 
 
@@ -89,8 +116,7 @@ DATA: dict[str, Callable[[coordinator.ParameterServerStrategy], dict[str, Any]]]
     "dataset function": lambda _: {"x": own_slices},
     "per-worker dataset": lambda strategy: {"x": strategy.distribute_datasets_from_function(own_slices)},
 }
-# Arrays become tensors, and a dataset function becomes a per-worker dataset.
-DEFAULT = {"arrays-1", "source-4", "dataset-4", "endless dataset-1", "PyDataset-1"}
+DEFAULT = {"arrays-1", "source-4", "endless dataset-1", "PyDataset-1"}
 
 
 @pytest.mark.parametrize(
@@ -170,17 +196,21 @@ def test_validation_data_may_be_of_every_kind(model: CountedModel) -> None:
 
 
 def test_sample_weights_and_class_weights_are_applied(model: CountedModel) -> None:
-    classes = np.arange(EXAMPLES) % 2
-    whole = {"x": X, "y": classes, "batch_size": EXAMPLES}
-    for given, used in (
-        ({**whole, "sample_weight": 1.0 * classes}, EXAMPLES),
-        ({**whole, "class_weight": {0: 0.0, 1: 1.0}}, EXAMPLES),
-        ({"x": tf.data.Dataset.from_tensor_slices((X, classes, 1.0 * classes)).batch(8)}, 8),
+    classes = np.arange(EXAMPLES) % 3
+    of_classes, class_weight = np.array([0.0, 1.0, 3.0])[classes], {0: 0.0, 2: 3.0}
+    for y in (classes, Y % 3, np.eye(3)[classes]):
+        found = weighted((tf.constant(X), tf.constant(y)), tuple(class_weight.items()))[2]
+        np.testing.assert_allclose(found, of_classes)
+    for given in (
+        {"x": X, "y": classes, "batch_size": EXAMPLES, "sample_weight": of_classes},
+        {"x": X, "y": classes, "batch_size": EXAMPLES, "class_weight": class_weight},
+        {"x": arrays(X, Y % 3), "batch_size": EXAMPLES, "class_weight": class_weight},
+        {"x": tf.data.Dataset.from_tensor_slices((X, classes, of_classes)).batch(EXAMPLES)},
     ):
-        before = model.predict(X[:used], verbose=0)[:, 0]
+        before = model.predict(X, verbose=0)[:, 0]
         # All in one step, so that the loss is of the weights before it.
-        loss = model.fit(**given, steps_per_epoch=1, shuffle=False, verbose=0).history["loss"]
-        assert loss == pytest.approx([np.mean((before - classes[:used]) ** 2 * classes[:used])], rel=1e-4)
+        loss = model.fit(**given, shuffle=False, verbose=0).history["loss"]
+        assert loss == pytest.approx([np.mean((before - classes) ** 2 * of_classes)], rel=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
@@ -205,50 +235,152 @@ def test_a_dataset_cached_in_a_file_can_be_read_again_after_a_fit_that_ended_ear
     assert model.visits.numpy().tolist() == [2.0] * 8 + [1.0] * 16
 
 
+class Recorded(keras.callbacks.Callback):
+    """Lists the batches of all epochs; after an epoch and batch that are given it raises `KeyboardInterrupt`."""
+
+    def __init__(self, interrupted_at: tuple[int, int] | None = None) -> None:
+        super().__init__()
+        self._interrupted_at = interrupted_at
+        self.begun: list[int] = []
+        self.ended: list[tuple[int, int]] = []
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self.begun.append(batch)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.ended.append((self.epoch, batch))
+        if self.ended[-1] == self._interrupted_at:
+            raise KeyboardInterrupt
+
+
+def test_fit_goes_on_inside_an_epoch_with_epochs_that_were_restored(
+    model: CountedModel, strategy: coordinator.ParameterServerStrategy
+) -> None:
+    epochs = Epochs(SOURCE, 4, 3, shuffle=3)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(epochs, callbacks=[Recorded((1, 2))], verbose=0)
+    # The steps that are scheduled go on: those that still wait would train beside the restored epochs.
+    strategy.join()
+    with strategy.quiet():
+        saved = epochs.serialize()
+    restored, batches = Epochs(SOURCE, 4, 3, shuffle=3), Recorded()
+    restored.deserialize(saved)
+    history = model.fit(restored, callbacks=[batches], verbose=0)
+    assert_visits(model, 3.0)
+    assert history.epoch == [1, 2]
+    assert len(batches.begun) == len(batches.ended)
+    assert batches.ended == [*((1, batch) for batch in range(batches.begun[0], 6)), *((2, batch) for batch in range(6))]
+
+
+def test_a_backup_has_the_position_inside_an_epoch(
+    model: CountedModel, strategy: coordinator.ParameterServerStrategy, tmp_path: Path
+) -> None:
+    batches = Recorded()
+    for recorded in (Recorded((1, 3)), batches):
+        backup = keras.callbacks.BackupAndRestore(str(tmp_path / "backup"), save_freq=2)
+        with contextlib.suppress(KeyboardInterrupt):
+            model.fit(X, Y, batch_size=4, epochs=3, callbacks=[backup, recorded], verbose=0)
+        # The steps that are scheduled go on: those that still wait would train the restored model.
+        strategy.join()
+    assert batches.ended[0][0] == 1
+    assert 0 < batches.begun[0] == 6 - (len(batches.begun) - 6)
+    # The model and the position are of one moment.
+    assert int(model.optimizer.iterations) == 18
+    model._initial_epoch = None  # noqa: SLF001 - Keras leaves it
+
+
+def test_fit_begins_with_the_initial_epoch_and_ends_with_the_data(
+    model: CountedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    for data in ({"x": SOURCE, "batch_size": 6, "epochs": 3}, {"x": Epochs(SOURCE, 6, 3)}):
+        assert model.fit(**data, initial_epoch=1, verbose=0).epoch == [1, 2]
+    fitted = model.fit(X, Y, batch_size=6, epochs=3, initial_epoch=2, verbose=0, validation_data=SOURCE)
+    assert (fitted.epoch, list(fitted.history)) == ([2], ["loss", "val_loss"])
+    epochs = Epochs(SOURCE, EXAMPLES)
+    model.fit(epochs, verbose=0)
+    with caplog.at_level(logging.WARNING, "coordinator"):
+        model.fit(epochs, verbose=0)
+    assert "fit has no data left" in caplog.text
+    assert_visits(model, 6.0)
+
+
+def test_a_range_of_several_batches_is_a_turn_of_as_many_steps(model: CountedModel) -> None:
+    batches = Recorded()
+    model.fit(Epochs(SOURCE, 4, batches_per_range=4), callbacks=[batches], verbose=0)
+    assert (int(model.optimizer.iterations), batches.begun) == (6, [0, 4])
+    # Read ahead, they are trained on once.
+    model.fit(Epochs(SOURCE, 4, 2, shuffle=1, prefetch=2), verbose=0)
+    assert_visits(model, 3.0)
+
+
+def test_arrays_of_other_lengths_are_trained_on_by_the_functions_of_before(
+    model: CountedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model.fit(X, Y, batch_size=5, verbose=0)
+
+    def traced(self: CountedModel, x: Any) -> Any:
+        raise AssertionError
+
+    monkeypatch.setattr(CountedModel, "call", traced)
+    for size in (17, 11):
+        model.fit(X[:size], Y[:size], batch_size=4, verbose=0)
+    np.testing.assert_array_equal(model.visits, np.repeat([3.0, 2.0, 1.0], [11, 6, 7]))
+
+
+REFUSED: list[tuple[str, dict[str, Any]]] = [
+    ("y cannot be given along with a source", {"y": Y}),
+    ("sample_weight cannot be given", {"sample_weight": Y[:, 0]}),
+    ("class_weight takes data that gives", {"x": arrays(X, Y, Y), "class_weight": {0: 1.0}}),
+    ("validation_split cannot be given", {"validation_split": 0.2}),
+    ("steps_per_epoch cannot be given", {"steps_per_epoch": 3}),
+    ("True, False or a seed", {"shuffle": "batch"}),
+    ("batch_size cannot be given along with Epochs", {"x": Epochs(SOURCE, 5), "batch_size": 5}),
+    ("epochs cannot be given along with Epochs", {"x": Epochs(SOURCE, 5), "epochs": 2}),
+]
+
+
+def test_arguments_that_do_not_go_with_a_source_are_refused(model: CountedModel) -> None:
+    for words, arguments in REFUSED:
+        with pytest.raises(ValueError, match=words):
+            model.fit(**{"x": SOURCE, "verbose": 0, **arguments})
+
+
 @pytest.mark.cluster
 def test_fit_evaluate_and_predict_wait_for_the_next_worker_while_there_is_none(run_program: ProgramRunner) -> None:
     run_program("""
     import threading
 
-    import keras
     import numpy as np
 
     import coordinator
     from coordinator.testing import LocalCluster
     from tests.deadline import wait_until
     from tests.ps_strategy.keras import test_sequence_states as sequences
-    from tests.ps_strategy.keras.fit.test_fit_data import X, Y, own_slices
 
     with LocalCluster(workers=1, ps=1) as cluster, coordinator.ParameterServerStrategy(cluster.resolver) as strategy:
         with strategy.scope():
-            model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-            model.compile(keras.optimizers.SGD(1e-5), "mse")
-            of_sequences = sequences.counting_model()
-        # With one worker, the batches of a sequence are in order.
-        given = {"batch_size": 1, "verbose": 0}
-        for use in (
-            lambda: of_sequences.fit(sequences.X, sequences.Y, shuffle=False, **given).history["loss"][0],
-            lambda: of_sequences.fit(sequences.dataset(), shuffle=False, verbose=0).history["loss"][0],
-            lambda: of_sequences.evaluate(sequences.X, sequences.Y, **given),
-            lambda: np.abs(of_sequences.predict(sequences.X, **given) - sequences.Y).max(),
-        ):
-            assert use() == 0.0
-            sequences.stateful_layers(of_sequences)[0].reset_state()
+            model = sequences.counting_model()
         address = cluster.start_worker()
 
         def add():
             wait_until(lambda: strategy.cluster.statistics().waiting)
             strategy.cluster.add_worker(address)
 
-        for call in (
-            lambda: model.fit(X, Y, validation_data=(X, Y), verbose=0).history["val_loss"][0],
-            lambda: strategy.evaluate(model, own_slices)["loss"],
-            lambda: model.predict(X, verbose=0).mean(),
+        # With one worker, the batches of a sequence are in order.
+        given = {"batch_size": 1, "verbose": 0}
+        for use in (
+            lambda: model.fit(sequences.X, sequences.Y, shuffle=False, **given).history["loss"][0],
+            lambda: model.evaluate(sequences.X, sequences.Y, **given),
+            lambda: np.abs(model.predict(sequences.X, **given) - sequences.Y).max(),
         ):
             (worker,) = strategy.cluster.workers
             strategy.cluster.remove_worker(worker.index)
             adding = threading.Thread(target=add)
             adding.start()
-            assert np.isfinite(call())
+            assert use() == 0.0
             adding.join()
+            sequences.stateful_layers(model)[0].reset_state()
     """)

@@ -21,7 +21,7 @@ TRAINING = """
     import coordinator
     from coordinator.data import Epochs, arrays, client
     from coordinator.testing import LocalCluster
-    from tests.ps_strategy.keras.fit.counted_model import CountedModel
+    from tests.ps_strategy.keras.fit.test_fit_data import CountedModel
 
     SIZE = 3000
     x = np.stack([np.arange(SIZE), np.ones(SIZE)], axis=1).astype("float32")

@@ -6,9 +6,11 @@ import pytest
 import tensorflow as tf
 
 from coordinator.embeddings import RowwiseAdagrad
-from coordinator.ps_strategy.keras.internals.row_updates import row_updates
+from coordinator.ps_strategy.keras.internals.patches import structured_inputs
+from coordinator.ps_strategy.keras.internals.row_updates import row_updates, table_updates
+from coordinator.ps_strategy.tensorflow_internals.unstored_variable import TableVariable
 from tests.ps_strategy.keras.test_optimizers import CHANGE_WHOLE_VARIABLES, DENSE_ONLY, OPTIMIZERS
-from tests.ps_strategy.tensorflow_internals.private_names import row_update_hooks
+from tests.ps_strategy.tensorflow_internals.private_names import row_update_hooks, table_update_hooks
 
 TIMEOUT = 240.0
 ROWS, WIDTH, STEPS = 9, 3, 4
@@ -31,7 +33,7 @@ BY_ROWS = {
 }
 # One for each way to change a variable, and each option that is not per element.
 DEFAULT = (
-    *("SGD, Nesterov's", "Adagrad", "AdamW", "Ftrl", "use_ema", "Adam, global_clipnorm"),
+    *("SGD, Nesterov's", "AdamW", "Ftrl", "use_ema", "Adam, global_clipnorm"),
     *("Nadam in a LossScaleOptimizer", "RowwiseAdagrad"),
 )
 
@@ -204,10 +206,11 @@ def test_only_optimizers_that_are_known_to_change_each_row_by_itself_do(strategy
 
 
 def test_the_patches_are_undone_and_unknown_keras_versions_are_not_patched(monkeypatch, caplog):
-    known = row_update_hooks()
-    with row_updates():
-        assert not {*known} & {*row_update_hooks()}
-    assert row_update_hooks() == known
+    for updates, hooks in ((table_updates, table_update_hooks), (row_updates, row_update_hooks)):
+        known = hooks()
+        with updates():
+            assert not {*known} & {*hooks()}
+        assert hooks() == known
 
     def other(self, grads):
         return grads
@@ -216,3 +219,37 @@ def test_the_patches_are_undone_and_unknown_keras_versions_are_not_patched(monke
     with row_updates():
         assert row_update_hooks()[0] is other
     assert "is not known" in caplog.text
+
+
+TABLE_SHAPE = (1000, 2)
+
+
+def test_optimizers_clip_a_tables_gradient_with_the_others_and_leave_it_to_the_table():
+    given = []
+    table = TableVariable("table", list(TABLE_SHAPE), tf.float32, given.append, lambda: None)
+    weight = keras.Variable(np.zeros(2, np.float32))
+    keys = tf.constant([10**15, 7, 10**15], tf.int64)
+    rows = tf.IndexedSlices(tf.constant([[1.0, 0.0], [0.0, 4.0], [2.0, 0.0]]), keys, tf.constant(TABLE_SHAPE))
+    with table_updates():
+        for optimizer in (
+            keras.optimizers.SGD(1.0, global_clipnorm=6.5, momentum=0.9),
+            keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0, global_clipnorm=6.5 / 8.0), 8.0),
+        ):
+            weight.assign([0.0, 0.0])
+            optimizer.apply([rows, tf.constant([12.0, 0.0])], [table, weight])
+            # The norm of all is 13, with the two rows of one key summed first.
+            scale = 8.0 if hasattr(optimizer, "inner_optimizer") else 1.0
+            np.testing.assert_allclose(weight, [-6.0 / scale, 0.0], rtol=1e-6)
+            np.testing.assert_array_equal(given[-1].indices, [10**15, 7])
+            np.testing.assert_allclose(given[-1].values, np.array([[1.5, 0.0], [0.0, 2.0]]) / scale, rtol=1e-6)
+            assert all(each.shape != TABLE_SHAPE for each in optimizer.variables)
+    assert len(given) == 2
+
+
+def test_the_inputs_of_a_model_are_nested_as_it_is_called():
+    inputs = {"a": keras.Input((1,), name="a"), "b": keras.Input((1,), name="b")}
+    functional = keras.Model(inputs, keras.layers.Add()(list(inputs.values())))
+    assert {key: each.name for key, each in structured_inputs(functional).items()} == {"a": "a", "b": "b"}
+    sequential = keras.Sequential([keras.Input((3,), name="z"), keras.layers.Dense(1)])
+    assert [each.name for each in tf.nest.flatten(structured_inputs(sequential))] == ["z"]
+    assert structured_inputs(keras.Model()) is None

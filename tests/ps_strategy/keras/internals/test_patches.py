@@ -1,23 +1,25 @@
-"""Tests of the parts of Keras' training loop that the library relies on without a promise of Keras."""
+"""Tests of what the library relies on of Keras' training loop, backups and adapters without a promise of Keras."""
 
 import contextlib
-import runpy
-import types
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras.src import backend
 from keras.src.backend.tensorflow import trainer
-from keras.src.trainers import trainer as base_trainer
 
 from coordinator.ps_strategy.keras.internals import patches as keras_patches
+from coordinator.ps_strategy.keras.internals.patches import array_inputs, backups_extended
+from coordinator.ps_strategy.keras.range_fits import position_at, save_position
+
+# Keras reads variables in a way that NumPy 2 warns of.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 X = np.arange(12, dtype="float32")[:, None]
-ADVICE = "Keras' training loop has changed; see coordinator/ps_strategy/keras/internals/patches.py."
+ADVICE = "Keras has changed; see coordinator/ps_strategy/keras/internals/patches.py."
 
 
 class Elsewhere(tf.distribute.OneDeviceStrategy):
@@ -174,20 +176,75 @@ def test_the_patch_of_keras_is_undone_unless_others_patched_it_too() -> None:
     assert replaced() == before
 
 
-@pytest.mark.parametrize("version", ["3.15", "3.16"])
-def test_the_names_of_two_releases_of_keras_are_found(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer_class, operations = keras_patches.Trainer, keras_patches.numpy_operations
-    for owner, name in ((base_trainer, "Trainer"), (base_trainer, "BaseTrainer"), (backend, "numpy"), (backend, "ops")):
-        monkeypatch.delattr(owner, name, raising=False)
-    of_ops = types.SimpleNamespace(numpy=operations)
-    names: list[Any] = {
-        "3.15": [(base_trainer, "Trainer", trainer_class), (backend, "numpy", operations)],
-        "3.16": [(base_trainer, "BaseTrainer", trainer_class), (backend, "ops", of_ops)],
-    }[version]
-    # The strategy that other tests share has replaced it.
-    names.append((trainer, "TFEpochIterator", keras_patches.StockEpochIterator))
-    for owner, name, value in names:
-        monkeypatch.setattr(owner, name, value, raising=False)
-    found = runpy.run_path(keras_patches.__file__)
-    assert found["Trainer"] is trainer_class
-    assert found["numpy_operations"] is operations
+class Backups:
+    def __init__(self, *, is_for: bool) -> None:
+        self.is_for = lambda _: is_for
+        self.calls: list[str] = []
+
+    @contextlib.contextmanager
+    def saving(self, model: keras.Model, folder: str) -> Iterator[None]:
+        assert not Path(folder, "training_metadata.json").exists()
+        yield
+        assert Path(folder, "training_metadata.json").exists(), ADVICE
+        self.calls.append("saved")
+
+    def restored(self, model: keras.Model, folder: str, epoch: int) -> int:
+        self.calls.append("restored")
+        return 1
+
+
+def test_the_callback_of_keras_saves_and_begins_where_the_extension_says(tmp_path: Path) -> None:
+    for is_for, calls, epochs in ((True, ["restored", "saved"], [1]), (False, [], [0, 1])):
+        extension = Backups(is_for=is_for)
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        backup = keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))
+        with backups_extended(extension):
+            history = model.fit(np.ones((2, 1)), np.ones(2), epochs=2, callbacks=[backup], verbose=0)
+        assert (extension.calls, history.epoch) == (calls, epochs), ADVICE
+
+
+def test_the_last_positions_are_found_by_the_updates_of_the_model(tmp_path: Path) -> None:
+    folder = str(tmp_path / "backup")
+    assert position_at(folder, 0) is None
+    for updates in (1, 2, 3, 4, 4):
+        save_position(folder, updates, f"after {updates}")
+    found: list[Any] = [position_at(folder, updates) for updates in range(6)]
+    assert found == [None, None, "after 2", "after 3", "after 4", None]
+
+
+PAIRS = np.arange(12.0).reshape(6, 2)
+LABELS = np.array([0, 1, 0, 1, 0, 1])
+
+
+def found(x: Any, **arguments: Any) -> Any:
+    inputs = array_inputs(x, {"class_weight": None, "steps_per_epoch": None, **arguments})
+    assert inputs is not None, ADVICE
+    return inputs
+
+
+def test_arrays_are_those_that_keras_would_train_on() -> None:
+    inputs, batch_size = found({"a": PAIRS, "b": tf.constant(PAIRS)}, y=LABELS, class_weight={0: 1.0, 1: 3.0})
+    assert batch_size == 32
+    features, labels, weights = inputs
+    for name in ("a", "b"):
+        assert features[name].dtype == np.float32
+        np.testing.assert_array_equal(features[name], PAIRS.astype("float32"))
+    np.testing.assert_array_equal(labels, LABELS)
+    np.testing.assert_array_equal(weights, np.where(LABELS == 1, 3.0, 1.0))
+    np.testing.assert_array_equal(found(PAIRS, batch_size=4)[0], PAIRS)
+    assert found([PAIRS, PAIRS], y=LABELS, sample_weight=LABELS * 1.0, batch_size=4)[1] == 4
+
+
+def test_other_data_are_left_to_keras() -> None:
+    for x, arguments in (
+        (None, {}),
+        (PAIRS, {"steps_per_epoch": 2}),
+        (tf.data.Dataset.range(3), {}),
+        (np.array(["a", "b"]), {}),
+        (tf.ragged.constant([[1], [2, 3]]), {}),
+        (PAIRS, {"y": tf.sparse.from_dense(PAIRS)}),
+    ):
+        assert array_inputs(x, {"class_weight": None, **arguments}) is None
+    with pytest.raises(ValueError, match="cardinality"):
+        array_inputs(PAIRS, {"y": LABELS[:4]})
