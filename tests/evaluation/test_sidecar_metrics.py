@@ -8,9 +8,8 @@ import keras
 import numpy as np
 import pytest
 
-from coordinator.evaluation import EvaluationResult, SidecarMetrics, best_result
+from coordinator.evaluation import EvaluationResult, SidecarMetrics
 from coordinator.evaluation.status_files import append_result
-from tests.program_runner import COORDINATOR, ProgramRunner
 
 X, Y = np.ones((8, 2), np.float32), np.ones((8, 1), np.float32)
 
@@ -72,86 +71,3 @@ def test_a_second_fit_counts_from_the_beginning(fit, tmp_path: Path) -> None:
     for _ in range(2):
         history = fit(9, writing(tmp_path, {epoch: [0.5] for epoch in range(9)}), sidecar)
         assert len(history["loss"]) == len(sidecar.results) == 3
-
-
-PROGRAM = '''
-import sys
-
-import keras
-import numpy as np
-import tensorflow as tf
-
-import coordinator
-from coordinator.evaluation import SidecarMetrics, mark_training_finished, mark_training_started, results
-from tests.deadline import wait_until
-
-directory = sys.argv[1]
-x = np.linspace(-1, 1, 64, dtype=np.float32)[:, None]
-# With 0.5, gradients that are two steps old make the bias swing and grow.
-RATE = 0.2
-
-
-def build_model():
-    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-    model.compile(keras.optimizers.SGD(RATE), "mse")
-    model.optimizer.build(model.trainable_variables)
-    return model
-
-
-def evaluated(step):
-    """Returns once the evaluator has seen a checkpoint: what it finds must be the same in each run."""
-    wait_until(lambda: (found := results(directory)) and found[-1].step == step, 200)
-
-
-def fit(model, save):
-    stop = keras.callbacks.EarlyStopping("loss", patience=3, min_delta=1e-3)
-    slower = keras.callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=1e-3)
-    saved = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: save())
-    sidecar = SidecarMetrics(directory, [stop, slower])
-    # y = x is learned soon; afterwards no evaluation is better.
-    history = model.fit(x, x, batch_size=8, epochs=50, verbose=0, callbacks=[saved, sidecar]).history
-    assert len(history["loss"]) < 50, history
-    assert float(model.optimizer.learning_rate) < RATE / 2
-    assert history["sidecar_loss"][-1] < 1e-3
-    assert history["sidecar_step"][-1] == int(model.optimizer.iterations)
-
-
-def train(resolver):
-    mark_training_started(directory)
-    with coordinator.ParameterServerStrategy(resolver) as strategy:
-        with strategy.scope():
-            model = build_model()
-        checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
-        manager = tf.train.CheckpointManager(checkpoint, directory, 3)
-
-        def save():
-            manager.save()
-            evaluated(int(model.optimizer.iterations))
-
-        fit(model, save)
-        print("stopped at", int(model.optimizer.iterations), flush=True)
-    mark_training_finished(directory)
-
-
-resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-if resolver.task_type == "evaluator":
-    data = tf.data.Dataset.from_tensor_slices((x, x)).batch(64)
-    evaluator = coordinator.SidecarEvaluator(
-        build_model(), data, directory, best_dir=directory + "/best", poll_interval=0.1
-    )
-    evaluator.start()
-else:
-    train(resolver)
-'''
-
-
-@pytest.mark.cluster
-@pytest.mark.long
-def test_training_ends_by_what_its_evaluator_finds(run_program: ProgramRunner, tmp_path: Path) -> None:
-    program, directory = tmp_path / "program.py", tmp_path / "checkpoints"
-    program.write_text(PROGRAM, encoding="utf-8")
-    arguments = ["run", "--workers", 2, "--ps", 1, "--evaluator", program, directory]
-    assert "stopped at " in run_program(COORDINATOR, *arguments, timeout=280).stdout
-    best = best_result(directory / "best")
-    assert best is not None
-    assert best.metrics["loss"] < 1e-2

@@ -1,6 +1,5 @@
 """Tests that `fit` trains models of every kind, reports exact logs, raises errors, and returns right predictions."""
 
-import contextlib
 from typing import Any
 
 import keras
@@ -204,72 +203,6 @@ def test_a_worker_that_dies_during_an_epoch_changes_no_result(
     assert {name: len(values) for name, values in fitted.history.items()} == dict.fromkeys(
         ("loss", "accuracy", "val_loss", "val_accuracy"), 3
     )
-
-
-def apply(optimizer: Any, tape: tf.GradientTape, loss: Any, variables: list[Any]) -> None:
-    optimizer.apply(tape.gradient(loss, variables), variables)
-
-
-class Gan(keras.Model):
-    """Has no `call`; draws latent vectors; has an optimizer and a metric for each of its two networks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.discriminator = keras.Sequential([keras.layers.Dense(6), keras.layers.LeakyReLU(), keras.layers.Dense(1)])
-        self.generator = keras.Sequential([keras.Input((3,)), keras.layers.Dense(6, "relu"), keras.layers.Dense(4)])
-        self.latent = keras.random.SeedGenerator(1337)
-
-    def compile(self, d_optimizer: Any, g_optimizer: Any) -> None:
-        super().compile()
-        self.d_optimizer, self.g_optimizer = d_optimizer, g_optimizer
-        self.d_loss, self.g_loss = keras.metrics.Mean(name="d_loss"), keras.metrics.Mean(name="g_loss")
-
-    @property
-    def metrics(self) -> list[Any]:
-        return [self.d_loss, self.g_loss]
-
-    def judged(self, count: Any, real: Any, labels: Any) -> Any:
-        generated = self.generator(keras.random.normal((count, 3), seed=self.latent))
-        judgement = self.discriminator(keras.ops.concatenate([generated, real], axis=0))
-        return keras.ops.mean(keras.ops.binary_crossentropy(labels, judgement, from_logits=True))
-
-    def train_step(self, real: Any) -> Any:
-        ones, zeros = keras.ops.ones_like(real[:, :1]), keras.ops.zeros_like(real[:, :1])
-        for _ in range(2):
-            with tf.GradientTape() as tape:
-                d_loss = self.judged(keras.ops.shape(real)[0], real, keras.ops.concatenate([ones, zeros], axis=0))
-            apply(self.d_optimizer, tape, d_loss, self.discriminator.trainable_weights)
-        with tf.GradientTape() as tape:
-            g_loss = self.judged(keras.ops.shape(real)[0], real[:0], zeros)
-        apply(self.g_optimizer, tape, g_loss, self.generator.trainable_weights)
-        self.d_loss.update_state(d_loss)
-        self.g_loss.update_state(g_loss)
-        return {metric.name: metric.result() for metric in self.metrics}
-
-
-def variables(model: keras.Model) -> list[Any]:
-    """Returns the values of all variables, each optimizer's included, in an order that does not depend on names."""
-    optimizers = [value for value in vars(model).values() if isinstance(value, keras.optimizers.Optimizer)]
-    return [variable.numpy() for owner in (model, *optimizers) for variable in owner.variables]
-
-
-@pytest.mark.long
-def test_one_step_after_the_other_gives_the_same_as_without_a_strategy(
-    strategy: coordinator.ParameterServerStrategy,
-) -> None:
-    results = []
-    for scope in (contextlib.nullcontext(), strategy.scope()):
-        keras.utils.set_random_seed(1)
-        with scope:
-            model = Gan()
-            model.compile(keras.optimizers.Adam(0.01), keras.optimizers.RMSprop(0.01))
-        logs: list[Any] = []
-        for first in (0, 16, 32):
-            history = model.fit(X[first : first + 16, :4], batch_size=16, shuffle=False, verbose=0).history
-            logs.extend(history.values())
-        results.append([*logs, *variables(model)])
-    for one, other in zip(*results, strict=True):
-        np.testing.assert_allclose(other, one, rtol=2e-3, atol=1e-5)
 
 
 @pytest.fixture(scope="module")

@@ -139,16 +139,6 @@ def test_a_model_is_built_without_taking_a_batch(extension: Recording) -> None:
     assert [call for call in extension.calls if call[0] == "train"] == [("train", 4)] * 2, ADVICE
 
 
-def test_the_batch_spec_is_known_if_all_but_the_batch_size_is_known() -> None:
-    examples = tf.data.Dataset.from_tensor_slices(X)
-    for dataset, spec in (
-        (examples.batch(5), tf.TensorSpec([None, 1])),
-        (examples.batch(5, drop_remainder=True), tf.TensorSpec([5, 1])),
-        (examples.padded_batch(5, padded_shapes=[None]), None),
-    ):
-        assert keras_patches.EpochIterator(lambda dataset: dataset, dataset, {}).batch_spec == spec
-
-
 def test_models_of_other_strategies_are_trained_as_usual(extension: Recording) -> None:
     extension.calls.clear()
     with tf.distribute.OneDeviceStrategy("/cpu:0").scope():
