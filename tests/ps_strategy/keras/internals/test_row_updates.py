@@ -105,33 +105,6 @@ def test_a_checkpoint_of_slots_by_rows_is_one_of_dense_slots(trainings, tmp_path
         np.testing.assert_array_equal(variable, expected)
 
 
-@pytest.mark.long
-def test_racing_workers_lose_no_addition_to_rows(strategy):
-    rows, width, in_a_step, steps = 1024, 64, 4, 30
-    with strategy.scope():
-        tables = [keras.Variable(initializer="zeros", shape=(rows, width)) for _ in range(2)]
-        plain, adagrad = optimizers.SGD(1.0), optimizers.Adagrad(0.1, initial_accumulator_value=0.0)
-        plain.build(tables[:1])
-        adagrad.build(tables[1:])
-    ones = tf.IndexedSlices(tf.ones([2 * rows, width]), tf.concat([tf.range(rows)] * 2, 0), tf.constant([rows, width]))
-
-    @tf.function
-    def step():
-        for _ in range(in_a_step):
-            plain.apply([ones], tables[:1])
-            adagrad.apply([ones], tables[1:])
-
-    for _ in range(steps):
-        strategy.schedule(step)
-    strategy.join(TIMEOUT)
-    count = steps * in_a_step
-    np.testing.assert_array_equal(tables[0], np.full([rows, width], -2 * count))
-    accumulator = next(each for each in adagrad.variables if each.path.endswith("accumulator"))
-    # Each row occurs twice in a gradient: the square of the sum is added.
-    np.testing.assert_array_equal(accumulator, np.full([rows, width], 4 * count))
-    assert int(plain.iterations) == int(adagrad.iterations) == count
-
-
 def test_fit_changes_only_the_rows_that_it_looked_up(strategy):
     with strategy.scope():
         model = keras.Sequential([keras.layers.Embedding(ROWS, WIDTH, weights=TABLE), keras.layers.Dense(1)])
