@@ -4,10 +4,12 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from coordinator.clock import Clock
+from coordinator.future import Future
 from coordinator.options import Options
-from coordinator.testing.fake_runtime import FakeRuntime
+from coordinator.testing.fake_runtime import FakeRuntime, Gate
 from coordinator.workers.scheduler import Scheduler
 from tests.deadline import LIMIT
 
@@ -28,6 +30,14 @@ def running_scheduler(
 def index_of(worker: int) -> int:
     """Work that returns the index of the worker that runs it."""
     return worker
+
+
+def hold(scheduler: Scheduler, count: int = 1, name: str = "step", **settings: Any) -> tuple[Gate, list[Future]]:
+    """Schedules work that waits at a gate, and returns once it has arrived there on as many workers as may run it."""
+    gate = Gate(scheduler.servers)  # type: ignore[arg-type]
+    futures = [scheduler.schedule(gate, name, **settings) for _ in range(count)]
+    gate.wait_arrived(min(count, len(scheduler.cluster.workers) if settings.get("worker") is None else 1))
+    return gate, futures
 
 
 def check_events(scheduler: Scheduler) -> None:

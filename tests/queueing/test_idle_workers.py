@@ -12,10 +12,8 @@ import pytest
 from coordinator.queueing.closure import Attempt, Closure
 from coordinator.queueing.closure_queue import ClosureQueue
 from coordinator.queueing.queue_state import IdleWorker, QueueState
-from coordinator.testing.fake_runtime import FakeCancellation, FakeRuntime, Gate
-from coordinator.workers.scheduler import Scheduler
+from coordinator.testing.fake_runtime import FakeCancellation
 from tests.deadline import LIMIT, wait_until
-from tests.fake_cluster import index_of, running_scheduler
 from tests.queueing.closure_queue_bench import Stalls, new_closure, new_internal, new_queue, put_new
 
 WORKERS = 32
@@ -177,86 +175,3 @@ def test_a_worker_woken_in_a_quiet_period_starts_internal_closures_alone(queue: 
     assert attempt is not None
     assert attempt.closure is internal
     assert state.start_next(0, cancellation) is None
-
-
-@pytest.fixture
-def runtime() -> FakeRuntime:
-    return FakeRuntime(2)
-
-
-@pytest.fixture
-def scheduler(runtime: FakeRuntime) -> Iterator[Scheduler]:
-    with running_scheduler(runtime) as scheduler:
-        yield scheduler
-
-
-@pytest.fixture
-def reported(scheduler: Scheduler) -> "queues.Queue[int]":
-    reported: queues.Queue[int] = queues.Queue()
-    scheduler.cluster.add_idle_callback(reported.put)
-    return reported
-
-
-def test_an_idle_worker_is_reported_once(scheduler: Scheduler, reported: "queues.Queue[int]") -> None:
-    scheduler.schedule(index_of, "step", worker=1).result(LIMIT)
-    assert reported.get(timeout=LIMIT) == 1
-    scheduler.schedule(index_of, "step", worker=0).result(LIMIT)
-    # If worker 1 had been reported again meanwhile, that would come first.
-    assert reported.get(timeout=LIMIT) == 0
-    assert reported.empty()
-
-
-def test_a_worker_whose_closure_failed_is_reported_before_it_takes_another(
-    scheduler: Scheduler, runtime: FakeRuntime, reported: "queues.Queue[int]"
-) -> None:
-    gate = Gate(runtime)
-
-    def fail_later(worker: int) -> None:
-        gate(worker)
-        raise ZeroDivisionError
-
-    failed = scheduler.schedule(fail_later, "step", worker=0)
-    gate.wait_arrived()
-    scheduler.schedule_internal(0, lambda worker: reported.put(-1), "next")
-    gate.open()
-    assert isinstance(failed.exception(LIMIT), ZeroDivisionError)
-    assert [reported.get(timeout=LIMIT) for _ in range(2)] == [0, -1]
-    with pytest.raises(ZeroDivisionError):
-        scheduler.join(LIMIT)
-
-
-def test_a_worker_lost_while_running_is_reported_while_it_is_unavailable(
-    scheduler: Scheduler, runtime: FakeRuntime, reported: "queues.Queue[int]"
-) -> None:
-    gate = Gate(runtime)
-    future = scheduler.schedule(gate, "step", worker=0)
-    gate.wait_arrived()
-    runtime.kill(0)
-    assert reported.get(timeout=LIMIT) == 0
-    assert not future.done()
-    runtime.restart(0)
-    gate.open()
-    assert future.result(LIMIT) == 0
-
-
-class Listener:
-    def __init__(self, reported: "queues.Queue[int]") -> None:
-        self._reported = reported
-
-    def report(self, worker: int) -> None:
-        self._reported.put(-worker)
-
-
-def test_a_method_is_called_for_as_long_as_its_object_lives(
-    scheduler: Scheduler, reported: "queues.Queue[int]"
-) -> None:
-    listener = Listener(reported)
-    scheduler.cluster.add_idle_callback(listener.report)
-    scheduler.schedule(index_of, "step", worker=1).result(LIMIT)
-    assert [reported.get(timeout=LIMIT) for _ in range(2)] == [1, -1]
-    del listener
-    scheduler.schedule(index_of, "step", worker=1).result(LIMIT)
-    assert reported.get(timeout=LIMIT) == 1
-    scheduler.schedule(index_of, "step", worker=0).result(LIMIT)
-    # The listener reported nothing in between.
-    assert reported.get(timeout=LIMIT) == 0

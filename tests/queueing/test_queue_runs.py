@@ -18,8 +18,7 @@ from coordinator.workers.scheduler import Scheduler
 from tests.deadline import LIMIT, wait_until
 from tests.fake_cluster import check_events, index_of, running_scheduler
 from tests.queueing.closure_queue_bench import Stalls, fail, new_queue, put_new, take
-from tests.workers.finite_data import FiniteData, shards
-from tests.workers.fusible_steps import FOUR, SAME_KEY
+from tests.workers.fusible_steps import FOUR, SAME_KEY, FiniteData, shards
 from tests.workers.test_quiet import quiet_on_a_thread
 
 

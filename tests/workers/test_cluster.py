@@ -1,30 +1,20 @@
-"""Tests of scheduling, joining, fetching, cancelling and closing, on workers in memory."""
+"""Tests of scheduling, joining, cancelling and closing, and of threads that sleep, on workers in memory."""
 
 import concurrent.futures
 import dataclasses
-import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from coordinator.errors import ClosureCancelledError, ClosureInputError, StrategyClosedError
-from coordinator.testing.fake_runtime import FakeRuntime, Gate
+from coordinator.errors import ClosureCancelledError, ClosureInputError, ParameterServerLost, StrategyClosedError
+from coordinator.testing.fake_runtime import FakeRuntime, Gate, TransientError
+from coordinator.workers.cluster import WorkerState
 from coordinator.workers.scheduler import Scheduler
 from tests.deadline import LIMIT, wait_until
-from tests.fake_cluster import OPTIONS, index_of, running_scheduler, unhealthy
-
-
-@pytest.fixture(params=[1, 2], ids=["one worker", "two workers"])
-def runtime(request: pytest.FixtureRequest) -> FakeRuntime:
-    return FakeRuntime(request.param)
-
-
-@pytest.fixture
-def scheduler(runtime: FakeRuntime) -> Iterator[Scheduler]:
-    with running_scheduler(runtime) as scheduler:
-        yield scheduler
+from tests.fake_cluster import OPTIONS, hold, index_of, running_scheduler, unhealthy
 
 
 def fail(worker: int) -> None:
@@ -52,7 +42,7 @@ def test_join_and_done_with_nothing_scheduled_return_at_once(scheduler: Schedule
 # rows 17, 19
 def test_after_join_everything_ran_once_and_join_may_be_repeated(scheduler: Scheduler) -> None:
     ran: list[int] = []
-    for epoch in range(1, 11):
+    for epoch in range(1, 4):
         futures = [scheduler.schedule(ran.append, "step") for _ in range(10)]
         scheduler.join(LIMIT)
         assert all(future.done() for future in futures)
@@ -90,20 +80,18 @@ RAISERS: dict[str, Callable[[Scheduler], object]] = {
     "schedule": lambda scheduler: wait_until(lambda: scheduler.schedule(index_of, "more") is None),
     "done": lambda scheduler: wait_until(scheduler.done),
 }
+VERBS: dict[str, Callable[[Scheduler], object]] = {
+    "join": lambda scheduler: scheduler.join(),
+    "schedule": lambda scheduler: scheduler.schedule(index_of, "more"),
+    "done": lambda scheduler: scheduler.done(),
+}
 
 
 # rows 28, 29, 31
 @pytest.mark.parametrize("raiser", RAISERS)
-def test_the_original_exception_is_raised_once_and_so_is_the_next_one(
-    scheduler: Scheduler, runtime: FakeRuntime, raiser: str
-) -> None:
+def test_the_original_exception_is_raised_once_and_so_is_the_next_one(scheduler: Scheduler, raiser: str) -> None:
     for _ in range(2):
-        gate = Gate(runtime)
-        futures = [
-            scheduler.schedule(fail_after(gate), "fail"),
-            *(scheduler.schedule(index_of, "step") for _ in range(3)),
-        ]
-        gate.open()
+        futures = [scheduler.schedule(work, "fail") for work in (fail, index_of, index_of)]
         with pytest.raises(ZeroDivisionError, match="user's own") as caught:
             RAISERS[raiser](scheduler)
         assert futures[0].exception(0) is caught.value
@@ -147,50 +135,30 @@ def test_an_error_cancels_what_runs_and_what_waits_also_under_back_pressure(capa
         scheduler.join(LIMIT)
 
 
-# Callbacks
-
-
-@pytest.mark.parametrize("verb", ["join", "schedule", "done"])
-@pytest.mark.parametrize("ends", ["on a worker's thread", "in close"])
-def test_a_callback_that_would_wait_for_itself_is_refused(runtime: FakeRuntime, verb: str, ends: str) -> None:
-    refused: list[str] = []
-
+def test_a_callback_that_would_wait_for_itself_is_refused() -> None:
     def call(_: object) -> None:
-        verbs = {
-            "join": scheduler.join,
-            "schedule": lambda: scheduler.schedule(index_of, "more"),
-            "done": scheduler.done,
-        }
-        with pytest.raises(RuntimeError, match=f"^{verb} was called on a worker's thread, or on the one in close"):
-            verbs[verb]()
-        refused.append(verb)
+        for verb, wait in VERBS.items():
+            with pytest.raises(RuntimeError, match=f"^{verb} was called on a worker's thread, or on the one in close"):
+                wait(scheduler)
+            refused.append(verb)
 
-    gate = Gate(runtime)
-    with running_scheduler(runtime) as scheduler:
-        for _ in runtime.worker_addresses:
-            scheduler.schedule(gate, "held")
-        scheduler.schedule(gate, "step").add_done_callback(call)
-        if ends == "on a worker's thread":
-            gate.open()
-            scheduler.join(LIMIT)
-    assert refused == [verb]
-
-
-# Waiting
+    for ends in ("on a worker's thread", "in close"):
+        refused: list[str] = []
+        with running_scheduler(FakeRuntime(2)) as scheduler:
+            gate, [*_, last] = hold(scheduler, 3)
+            last.add_done_callback(call)
+            if ends == "on a worker's thread":
+                gate.open()
+                scheduler.join(LIMIT)
+        assert refused == [*VERBS], ends
 
 
 def test_a_stalled_join_logs_what_it_waits_for_and_unavailable_workers(caplog: pytest.LogCaptureFixture) -> None:
-    runtime = FakeRuntime(workers=2)
+    runtime = FakeRuntime(2)
     runtime.kill(1)
-    gate = Gate(runtime)
     options = dataclasses.replace(OPTIONS, stall_report_interval=0.01)
-    with (
-        caplog.at_level(logging.WARNING, logger="coordinator"),
-        running_scheduler(runtime, options) as scheduler,
-        ThreadPoolExecutor() as pool,
-    ):
-        scheduler.schedule(gate, "slow_step")
-        gate.wait_arrived()
+    with running_scheduler(runtime, options) as scheduler, ThreadPoolExecutor() as pool:
+        gate, _ = hold(scheduler, name="slow_step", worker=0)
         # The thread of the other worker may start late.
         wait_until(lambda: scheduler.cluster.workers[1].away_seconds)
         joining = pool.submit(scheduler.join)
@@ -228,15 +196,143 @@ def test_close_cancels_everything_ends_the_threads_and_may_be_repeated(runtime: 
 
 
 def test_close_abandons_a_call_that_cannot_be_cancelled_and_logs_it(caplog: pytest.LogCaptureFixture) -> None:
-    runtime = FakeRuntime(workers=2)
-    gate = Gate(runtime)
-    scheduler = Scheduler(runtime, runtime, dataclasses.replace(OPTIONS, close_timeout=0.01))
-    futures = [scheduler.schedule(gate, "step") for _ in range(2)]
-    gate.wait_arrived(2)
-    runtime.freeze(1)
-    assert unhealthy(scheduler) == ("/job:worker/replica:0/task:1",)
-    with caplog.at_level(logging.WARNING, logger="coordinator"):
-        scheduler.close()
+    runtime = FakeRuntime(2)
+    with running_scheduler(runtime, dataclasses.replace(OPTIONS, close_timeout=0.01)) as scheduler:
+        _, futures = hold(scheduler, 2)
+        runtime.freeze(1)
+        assert unhealthy(scheduler) == ("/job:worker/replica:0/task:1",)
     assert "task:1: stopped, 0 closures finished> still runs a call that cannot be cancelled" in caplog.text
     runtime.thaw(1)
     assert {type(future.exception(LIMIT)) for future in futures} == {ClosureCancelledError}
+
+
+def train_on(scheduler: Scheduler) -> None:
+    """Checks that new closures run and that no earlier error is raised."""
+    futures = [scheduler.schedule(index_of, "after") for _ in range(10)]
+    scheduler.join(LIMIT)
+    assert all(future.exception(0) is None for future in futures)
+    assert scheduler.done()
+
+
+# Cancel all
+
+
+def test_what_waits_and_what_runs_is_cancelled_and_new_work_runs(scheduler: Scheduler) -> None:
+    for count in (1, 2):
+        gate, futures = hold(scheduler, 12)
+        futures += [
+            scheduler.schedule(gate, "step", timeout=LIMIT),
+            scheduler.schedule(gate, "on one worker", worker=1),
+            scheduler.schedule(gate, "with a result", after=[futures[0]]),
+        ]
+        scheduler.cancel_all()
+        assert all(future.cancelled() for future in futures)
+        statistics = scheduler.cluster.statistics()
+        assert (statistics.waiting, statistics.running, statistics.failed) == (0, 0, 0)
+        assert (statistics.cancelled, statistics.retried) == (15 * count, 0)
+        train_on(scheduler)
+
+
+def refuse(worker: int) -> None:
+    raise TransientError("refused")
+
+
+@pytest.mark.parametrize("work", [fail, refuse])
+def test_errors_and_retries_of_before_are_forgotten(scheduler: Scheduler, work: Callable[[int], None]) -> None:
+    failed = scheduler.schedule(work, "step")
+    wait_until(lambda: failed.done() or scheduler.cluster.statistics().retried)
+    scheduler.cancel_all()
+    assert failed.done()
+    train_on(scheduler)
+
+
+def test_closures_of_lost_workers_do_not_come_back(scheduler: Scheduler, runtime: FakeRuntime) -> None:
+    gate, futures = hold(scheduler, 4)
+    for worker in range(2):
+        runtime.kill(worker)
+    wait_until(lambda: {worker.state for worker in scheduler.cluster.workers} == {WorkerState.LOST})
+    scheduler.cancel_all()
+    assert all(future.cancelled() for future in futures)
+    for worker in range(2):
+        runtime.restart(worker)
+    train_on(scheduler)
+    with pytest.raises(TimeoutError):
+        gate.wait_arrived(3, timeout=0)
+
+
+def test_while_parameter_servers_are_recovered_new_work_waits_for_the_recovery(scheduler: Scheduler) -> None:
+    is_back = threading.Event()
+    scheduler.recovery.recover_with(is_back.is_set)
+    _, futures = hold(scheduler, 4)
+    scheduler.recovery.begin(ParameterServerLost("/job:ps/task:0", "a test says so"))
+    scheduler.cancel_all()
+    assert all(future.cancelled() for future in futures)
+    later = scheduler.schedule(index_of, "after")
+    assert not scheduler.done()
+    is_back.set()
+    assert later.result(LIMIT) in {0, 1}
+    train_on(scheduler)
+
+
+def test_a_call_that_does_not_end_is_reported_and_the_other_workers_go_on(caplog: pytest.LogCaptureFixture) -> None:
+    runtime = FakeRuntime(2)
+    with running_scheduler(runtime, dataclasses.replace(OPTIONS, close_timeout=0.01)) as scheduler:
+        _, [stuck] = hold(scheduler, name="stuck", worker=1)
+        runtime.freeze(1)
+        scheduler.cancel_all()
+        message = "The call of closure 0 (stuck) on worker 1 was cancelled, but does not end; its worker runs nothing "
+        assert message in caplog.text
+        train_on(scheduler)
+        behind = scheduler.schedule(index_of, "behind", worker=1)
+        assert not behind.running()
+        runtime.thaw(1)
+        assert behind.result(LIMIT) == 1
+        scheduler.join(LIMIT)
+        assert stuck.cancelled()
+
+
+QUICK = dataclasses.replace(OPTIONS, heartbeat_interval=0.002)
+
+
+# Threads
+
+
+class CountingRuntime(FakeRuntime):
+    """Counts the checks of whether a worker seems to be reachable, by thread."""
+
+    def __init__(self, workers: int) -> None:
+        super().__init__(workers)
+        self.checks: Counter[str] = Counter()
+
+    def seems_reachable(self, worker: int) -> bool:
+        self.checks[threading.current_thread().name] += 1
+        return super().seems_reachable(worker)
+
+
+def test_idle_workers_do_not_wake_up_periodically() -> None:
+    runtime = CountingRuntime(8)
+    with running_scheduler(runtime, QUICK) as scheduler:
+        for worker in range(8):
+            scheduler.schedule(index_of, "step", worker=worker)
+        scheduler.join(LIMIT)
+        # Each reports after a while that it is idle, and then sleeps until it is woken.
+        wait_until(lambda: len([name for name in list(runtime.checks) if name.startswith("coordinator-worker-")]) == 8)
+        wait_until(lambda: len(scheduler.queue.idle_workers()) == 8)
+        runtime.checks.clear()
+        wait_until(lambda: runtime.checks["coordinator-idle-workers"] >= 5 * 8)
+        assert set(runtime.checks) == {"coordinator-idle-workers"}
+
+
+def test_a_worker_that_is_lost_while_nothing_may_be_run_is_noticed_too() -> None:
+    runtime = FakeRuntime(2)
+    with running_scheduler(runtime, QUICK) as scheduler:
+        is_restored = threading.Event()
+        scheduler.recovery.recover_with(is_restored.is_set)
+        scheduler.recovery.begin(ParameterServerLost("/job:ps/task:0", "a test says so"))
+        wait_until(lambda: scheduler.queue.is_paused)
+        waiting = scheduler.schedule(index_of, "step")
+        wait_until(lambda: len(scheduler.queue.idle_workers()) == 2)
+        runtime.kill(0)
+        wait_until(lambda: scheduler.cluster.workers[0].state is WorkerState.LOST)
+        is_restored.set()
+        assert waiting.result(LIMIT) == 1

@@ -2,9 +2,11 @@
 
 import contextlib
 import dataclasses
+import functools
 import random
 import threading
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -14,10 +16,12 @@ from coordinator.options import Options
 from coordinator.testing.fake_runtime import EndOfDataError, FakeRuntime, Gate
 from coordinator.workers.scheduler import Scheduler
 from tests.deadline import LIMIT, wait_until
-from tests.fake_cluster import OPTIONS, index_of, running_scheduler
-from tests.workers.finite_data import FiniteData, shards
+from tests.fake_cluster import OPTIONS, hold, index_of, running_scheduler
+from tests.workers.fusible_steps import FiniteData, shards
 
 EXAMPLES = 103
+
+
 WITHOUT_STOP = dataclasses.replace(OPTIONS, stop_on_error=False)
 
 
@@ -25,11 +29,18 @@ def schedule_until_the_end(
     scheduler: Scheduler, data: FiniteData, end: type[Exception] = EndOfDataError
 ) -> list[Future]:
     futures = []
-    while True:
-        try:
+    with contextlib.suppress(end):
+        while True:
             futures.append(data.schedule(scheduler))
-        except end:
-            return futures
+    return futures
+
+
+def hold_and_withdraw(scheduler: Scheduler, data: FiniteData) -> tuple[Gate, Future]:
+    """Keeps worker 1, which alone has data left, busy, so that a closure whose data ended on worker 0 waits apart."""
+    gate, _ = hold(scheduler, worker=1)
+    future = data.schedule(scheduler)
+    wait_until(lambda: scheduler.queue.statistics().retried)
+    return gate, future
 
 
 def results(futures: list[Future]) -> Counter[int]:
@@ -40,16 +51,11 @@ def results(futures: list[Future]) -> Counter[int]:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        OPTIONS,
-        WITHOUT_STOP,
-        *(dataclasses.replace(OPTIONS, **{name: 2}) for name in ("max_queued_closures", "steps_per_dispatch")),
-    ],
+    "settings", [{}, {"stop_on_error": False}, {"max_queued_closures": 2}, {"steps_per_dispatch": 2}]
 )
-def test_a_loop_that_schedules_until_the_end_visits_every_example_once(options: Options) -> None:
-    with running_scheduler(FakeRuntime(3), options) as scheduler:
-        for _ in range(3):
+def test_a_loop_that_schedules_until_the_end_visits_every_example_once(settings: dict[str, Any]) -> None:
+    with running_scheduler(FakeRuntime(3), dataclasses.replace(OPTIONS, **settings)) as scheduler:
+        for _ in range(2):
             data = FiniteData(*shards(EXAMPLES, 3))
             futures = schedule_until_the_end(scheduler, data)
             scheduler.join(LIMIT)
@@ -66,9 +72,7 @@ def test_join_raises_the_end_of_data_once_after_every_example(parts: list[range]
     data = FiniteData(*parts)
     with running_scheduler(FakeRuntime(len(parts))) as scheduler:
         # The data ends while they are scheduled, or afterwards.
-        gate = Gate(scheduler.servers)  # type: ignore[arg-type]
-        held = [scheduler.schedule(gate, "gate") for _ in parts]
-        gate.wait_arrived(len(parts))
+        gate, held = hold(scheduler, len(parts))
         futures = [data.schedule(scheduler) for _ in range(45)]
         gate.open()
         with pytest.raises(EndOfDataError) as raised:
@@ -97,83 +101,75 @@ def test_join_raises_no_end_of_data_if_there_is_another_error_or_errors_do_not_s
         scheduler.join(LIMIT)
 
 
-def test_nothing_else_is_withdrawn_when_data_ends() -> None:
-    runtime, data = FakeRuntime(2), FiniteData([1], [2])
-    gate = Gate(runtime)
-    with running_scheduler(runtime) as scheduler:
-        running = scheduler.schedule(gate, "gate", worker=0)
-        gate.wait_arrived()
-        waiting = scheduler.schedule(index_of, "other", worker=0)
-        ending = [data.schedule(scheduler) for _ in range(3)]
-        assert ending[0].result(LIMIT) == 2
-        gate.open()
-        assert (running.result(LIMIT), waiting.result(LIMIT)) == (0, 0)
-        assert results(ending) == {1: 1, 2: 1}
-        scheduler.settled(LIMIT)
-        with pytest.raises(EndOfDataError):
-            scheduler.done()
-        assert scheduler.done()
+def test_nothing_else_is_withdrawn_when_data_ends(scheduler: Scheduler) -> None:
+    data = FiniteData([1], [2])
+    gate, [running] = hold(scheduler, worker=0)
+    waiting = scheduler.schedule(index_of, "other", worker=0)
+    ending = [data.schedule(scheduler) for _ in range(3)]
+    assert ending[0].result(LIMIT) == 2
+    gate.open()
+    assert (running.result(LIMIT), waiting.result(LIMIT)) == (0, 0)
+    assert results(ending) == {1: 1, 2: 1}
+    scheduler.settled(LIMIT)
+    with pytest.raises(EndOfDataError):
+        scheduler.done()
+    assert scheduler.done()
 
 
-def test_a_closure_for_one_worker_fails_at_the_end_of_that_workers_data() -> None:
+def test_a_closure_for_one_worker_fails_at_the_end_of_that_workers_data(scheduler: Scheduler) -> None:
     data = FiniteData([1], [2, 3])
-    gate = Gate(runtime := FakeRuntime(2))
-    with running_scheduler(runtime) as scheduler:
-        scheduler.schedule(gate, "gate", worker=0)
-        gate.wait_arrived()
-        futures = [data.schedule(scheduler, worker=0) for _ in range(4)]
-        gate.open()
-        assert results(futures) == {1: 1}
-        with pytest.raises(EndOfDataError):
-            scheduler.join(LIMIT)
-        with pytest.raises(EndOfDataError):
-            data.schedule(scheduler, worker=0)
-        others = [data.schedule(scheduler) for _ in range(2)]
+    gate, _ = hold(scheduler, worker=0)
+    futures = [data.schedule(scheduler, worker=0) for _ in range(4)]
+    gate.open()
+    assert results(futures) == {1: 1}
+    with pytest.raises(EndOfDataError):
         scheduler.join(LIMIT)
-        assert results(others) == {2: 1, 3: 1}
+    with pytest.raises(EndOfDataError):
+        data.schedule(scheduler, worker=0)
+    others = [data.schedule(scheduler) for _ in range(2)]
+    scheduler.join(LIMIT)
+    assert results(others) == {2: 1, 3: 1}
 
 
 @pytest.mark.parametrize("is_ended", [True, False])
-def test_a_lost_worker_is_waited_for_only_if_it_has_data_left(is_ended: bool) -> None:
-    runtime, data = FakeRuntime(2), FiniteData([] if is_ended else [1, 2], [3])
-    with running_scheduler(runtime) as scheduler:
-        if is_ended:
-            assert isinstance(data.schedule(scheduler, worker=0).exception(LIMIT), EndOfDataError)
-            with pytest.raises(EndOfDataError):
-                scheduler.join(LIMIT)
-        runtime.kill(0)
-        assert scheduler.schedule(index_of, "step").result(LIMIT) in range(2)
-        futures = [data.schedule(scheduler, worker=1), data.schedule(scheduler)]
-        if is_ended:
-            assert results(futures) == {3: 1}
-            with pytest.raises(EndOfDataError):
-                scheduler.join(LIMIT)
-            return
-        assert futures[0].result(LIMIT) == 3
-        with pytest.raises(TimeoutError):
-            scheduler.join(0.01)
-        runtime.restart(0)
-        assert futures[1].result(LIMIT) == 1
-        scheduler.join(LIMIT)
-
-
-def test_without_the_removed_worker_that_had_data_left_closures_fail() -> None:
-    runtime, data = FakeRuntime(2), FiniteData([], [1])
-    gate = Gate(runtime)
-    with running_scheduler(runtime) as scheduler:
-        scheduler.schedule(gate, "gate", worker=1)
-        gate.wait_arrived()
-        future = data.schedule(scheduler)
-        wait_until(lambda: scheduler.queue.statistics().retried)
-        gate.open()
-        scheduler.join(LIMIT)
-        assert future.result(0) == 1
-        runtime.kill(1)
-        future = data.schedule(scheduler)
-        scheduler.cluster.remove_worker(1, timeout=LIMIT)
-        assert isinstance(future.exception(LIMIT), EndOfDataError)
+def test_a_lost_worker_is_waited_for_only_if_it_has_data_left(
+    scheduler: Scheduler, runtime: FakeRuntime, is_ended: bool
+) -> None:
+    data = FiniteData([] if is_ended else [1, 2], [3])
+    if is_ended:
+        assert isinstance(data.schedule(scheduler, worker=0).exception(LIMIT), EndOfDataError)
         with pytest.raises(EndOfDataError):
             scheduler.join(LIMIT)
+    runtime.kill(0)
+    assert scheduler.schedule(index_of, "step").result(LIMIT) in range(2)
+    futures = [data.schedule(scheduler, worker=1), data.schedule(scheduler)]
+    assert futures[0].result(LIMIT) == 3
+    if is_ended:
+        assert isinstance(futures[1].exception(LIMIT), EndOfDataError)
+        with pytest.raises(EndOfDataError):
+            scheduler.join(LIMIT)
+        return
+    with pytest.raises(TimeoutError):
+        scheduler.join(0.01)
+    runtime.restart(0)
+    assert futures[1].result(LIMIT) == 1
+    scheduler.join(LIMIT)
+
+
+def test_without_the_removed_worker_that_had_data_left_closures_fail(
+    scheduler: Scheduler, runtime: FakeRuntime
+) -> None:
+    data = FiniteData([], [1])
+    gate, future = hold_and_withdraw(scheduler, data)
+    gate.open()
+    scheduler.join(LIMIT)
+    assert future.result(0) == 1
+    runtime.kill(1)
+    future = data.schedule(scheduler)
+    scheduler.cluster.remove_worker(1, timeout=LIMIT)
+    assert isinstance(future.exception(LIMIT), EndOfDataError)
+    with pytest.raises(EndOfDataError):
+        scheduler.join(LIMIT)
 
 
 def test_a_worker_with_data_left_is_waited_for_as_long_as_its_own_closures_are() -> None:
@@ -190,27 +186,20 @@ def test_a_worker_with_data_left_is_waited_for_as_long_as_its_own_closures_are()
         assert data.schedule(scheduler).result(LIMIT) == 1
 
 
-def test_closures_that_wait_apart_keep_their_order_among_the_others() -> None:
-    runtime, data = FakeRuntime(2), FiniteData([], range(10))
-    gate = Gate(runtime)
-    ran: list[int] = []
-    with running_scheduler(runtime) as scheduler:
-        scheduler.schedule(gate, "gate", worker=1)
-        gate.wait_arrived()
-        data.schedule(scheduler)
-        wait_until(lambda: scheduler.queue.statistics().retried)
-        closing = Gate(runtime)
-        scheduler.schedule(closing, "gate", worker=0)
-        closing.wait_arrived()
-        for number in range(1, 9):
-            if number % 2:
-                data.schedule(scheduler).add_done_callback(lambda _, number=number: ran.append(number))  # type: ignore[misc]
-            else:
-                scheduler.schedule(lambda _, number=number: ran.append(number), "other")  # type: ignore[misc]
-        gate.open()
-        wait_until(lambda: len(ran) == 8)
-        closing.open()
-        scheduler.join(LIMIT)
+def test_closures_that_wait_apart_keep_their_order_among_the_others(scheduler: Scheduler) -> None:
+    data, ran = FiniteData([], range(10)), list[int]()
+    gate, _ = hold_and_withdraw(scheduler, data)
+    closing, _ = hold(scheduler, worker=0)
+    for number in range(1, 9):
+        note = functools.partial(lambda number, _: ran.append(number), number)
+        if number % 2:
+            data.schedule(scheduler).add_done_callback(note)
+        else:
+            scheduler.schedule(note, "other")
+    gate.open()
+    wait_until(lambda: len(ran) == 8)
+    closing.open()
+    scheduler.join(LIMIT)
     assert ran == sorted(ran)
 
 
@@ -239,19 +228,15 @@ def test_every_example_is_visited_while_workers_die() -> None:
     assert data.taken == dict.fromkeys(range(EXAMPLES), 1)
 
 
-def test_cancelling_all_withdraws_what_waits_apart_and_the_end_of_data() -> None:
-    runtime, data, ended = FakeRuntime(2), FiniteData([], [1]), FiniteData([], [])
-    gate = Gate(runtime)
-    with running_scheduler(runtime) as scheduler:
-        assert isinstance(ended.schedule(scheduler).exception(LIMIT), EndOfDataError)
-        scheduler.schedule(gate, "gate", worker=1)
-        gate.wait_arrived()
-        futures = [data.schedule(scheduler) for _ in range(3)]
-        wait_until(lambda: scheduler.queue.statistics().retried > 1)
-        scheduler.cancel_all()
-        assert all(future.cancelled() for future in futures)
-        scheduler.join(LIMIT)
-        assert data.schedule(scheduler).result(LIMIT) == 1
+def test_cancelling_all_withdraws_what_waits_apart_and_the_end_of_data(scheduler: Scheduler) -> None:
+    data, ended = FiniteData([], [1]), FiniteData([], [])
+    assert isinstance(ended.schedule(scheduler).exception(LIMIT), EndOfDataError)
+    _, future = hold_and_withdraw(scheduler, data)
+    futures = [future, *(data.schedule(scheduler) for _ in range(2))]
+    scheduler.cancel_all()
+    assert all(future.cancelled() for future in futures)
+    scheduler.join(LIMIT)
+    assert data.schedule(scheduler).result(LIMIT) == 1
 
 
 def test_the_data_of_a_reconnected_worker_begins_again() -> None:

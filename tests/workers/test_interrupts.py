@@ -19,12 +19,20 @@ from coordinator.testing.fake_runtime import FakeRuntime, Gate
 from coordinator.workers.scheduler import Scheduler
 from tests import ROOT
 from tests.deadline import LIMIT, wait_until
-from tests.fake_cluster import OPTIONS, index_of, running_scheduler
+from tests.fake_cluster import OPTIONS, hold, index_of, running_scheduler
 
 WORKERS = 2
+
+
 CAPACITY = 8
+
+
 PACKAGE = str(ROOT / "coordinator")
+
+
 Prepare = Callable[[Scheduler, Gate], Any]
+
+
 WAITING = ("coordinator/queueing/closure_queue.py", "coordinator/future.py")
 
 
@@ -65,9 +73,7 @@ def schedule_for_idle_workers(scheduler: Scheduler, gate: Gate) -> object:
 
 
 def schedule_for_busy_workers(scheduler: Scheduler, gate: Gate) -> object:
-    for _ in range(WORKERS):
-        scheduler.schedule(gate, "busy")
-    gate.wait_arrived(WORKERS)
+    hold(scheduler, WORKERS)
     return lambda: scheduler.schedule(gate, "step")
 
 
@@ -84,17 +90,9 @@ def cancel(scheduler: Scheduler, gate: Gate) -> object:
 
 def cancel_all(scheduler: Scheduler, gate: Gate) -> object:
     schedule_for_busy_workers(scheduler, gate)
-    scheduler.schedule(gate, "step")
-    scheduler.schedule(gate, "step", worker=0)
-
-    def cancel_without_waiting() -> None:
-        scheduler.queue.cancel_all(timeout=0)
-
-    return cancel_without_waiting
-
-
-def look(scheduler: Scheduler, gate: Gate) -> object:
-    return lambda: (scheduler.done(), scheduler.join(), scheduler.cluster.statistics())
+    for worker in (None, 0):
+        scheduler.schedule(gate, "step", worker=worker)
+    return lambda: scheduler.queue.cancel_all(timeout=0)
 
 
 def interrupted_calls(scheduler: Scheduler, runtime: FakeRuntime, prepare: Prepare) -> Iterator[Gate]:
@@ -113,7 +111,7 @@ def interrupted_calls(scheduler: Scheduler, runtime: FakeRuntime, prepare: Prepa
 
 @pytest.mark.parametrize(
     "prepare",
-    [schedule_for_idle_workers, schedule_for_busy_workers, schedule_with_an_argument, cancel, cancel_all, look],
+    [schedule_for_idle_workers, schedule_for_busy_workers, schedule_with_an_argument, cancel, cancel_all],
     ids=lambda function: function.__name__,
 )
 def test_ctrl_c_may_come_at_any_moment_of_a_call(prepare: Prepare) -> None:
@@ -145,10 +143,7 @@ def test_ctrl_c_ends_a_wait_alone_and_cancel_all_what_was_waited_for(wait: str) 
     runtime = FakeRuntime(WORKERS)
     options = dataclasses.replace(OPTIONS, max_queued_closures=CAPACITY)
     with running_scheduler(runtime, options) as scheduler, ThreadPoolExecutor() as pool:
-        gate = Gate(runtime)
-        futures = [scheduler.schedule(gate, "step") for _ in range(WORKERS + 2)]
-        gate.wait_arrived(WORKERS)
-
+        gate, futures = hold(scheduler, WORKERS + 2)
         interrupting = pool.submit(signal_main_thread_in_a_wait)
         with pytest.raises(KeyboardInterrupt):
             WAITS[wait](scheduler, gate)
@@ -180,30 +175,17 @@ def signal_main_thread_in_a_wait() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-# The scope
-
-
-def test_ctrl_c_takes_effect_when_an_uninterrupted_function_has_returned() -> None:
+def test_one_ctrl_c_waits_for_the_end_of_an_uninterrupted_function_and_two_do_not() -> None:
     steps: list[str] = []
 
     @uninterrupted
-    def change() -> None:
-        signal.raise_signal(signal.SIGINT)
-        steps.append("changed")
+    def change(count: int) -> None:
+        for _ in range(count):
+            signal.raise_signal(signal.SIGINT)
+        steps.append(f"after {count}")
 
-    with pytest.raises(KeyboardInterrupt):
-        change()
-    assert steps == ["changed"]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_a_second_ctrl_c_takes_effect_at_once() -> None:
-    @uninterrupted
-    def hang() -> None:
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
-        pytest.fail("not interrupted")
-
-    with pytest.raises(KeyboardInterrupt):
-        hang()
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    for count in (1, 2):
+        with pytest.raises(KeyboardInterrupt):
+            change(count)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert steps == ["after 1"]

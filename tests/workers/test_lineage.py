@@ -7,9 +7,10 @@ import pytest
 
 from coordinator.errors import ClosureInputError, WorkerLost
 from coordinator.future import Future
-from coordinator.testing.fake_runtime import FakeRuntime, Gate
+from coordinator.testing.fake_runtime import FakeRuntime
+from coordinator.workers.scheduler import Scheduler
 from tests.deadline import LIMIT
-from tests.fake_cluster import OPTIONS, index_of, running_scheduler
+from tests.fake_cluster import OPTIONS, hold, index_of, running_scheduler
 
 ISOLATED = dataclasses.replace(OPTIONS, stop_on_error=False)
 
@@ -23,13 +24,10 @@ def sum_of(*futures: Future) -> Callable[[int], int]:
 
 
 def test_a_closure_runs_after_those_whose_results_it_takes() -> None:
-    runtime = FakeRuntime(workers=3)
-    gate = Gate(runtime)
-    with running_scheduler(runtime) as scheduler:
-        first = scheduler.schedule(lambda worker: gate(worker) * 0, "first")
+    with running_scheduler(FakeRuntime(3)) as scheduler:
+        gate, [first] = hold(scheduler, worker=0)
         second = scheduler.schedule(sum_of(first, first), "second", after=[first, first])
         third = scheduler.schedule(sum_of(first, second), "third", after=[first, second])
-        gate.wait_arrived()
         statistics = scheduler.cluster.statistics()
         assert (statistics.running, statistics.waiting) == (1, 2)
         with pytest.raises(TimeoutError):
@@ -42,12 +40,10 @@ def test_a_closure_runs_after_those_whose_results_it_takes() -> None:
 
 
 def test_a_result_that_is_an_argument_survives_its_worker() -> None:
-    runtime = FakeRuntime(workers=1)
-    gate = Gate(runtime)
+    runtime = FakeRuntime(1)
     with running_scheduler(runtime) as scheduler:
-        first = scheduler.schedule(gate, "first")
+        gate, [first] = hold(scheduler)
         second = scheduler.schedule(sum_of(first), "second", after=[first])
-        gate.wait_arrived()
         assert (first.worker, first.attempts, first.may_have_run_twice) == (0, 1, False)
         assert (second.worker, second.attempts) == (None, 0)
         runtime.kill(0)
@@ -85,11 +81,8 @@ def test_a_closure_that_takes_the_result_of_a_failed_one_fails_with_the_reason()
 
 
 def test_a_closure_for_one_worker_runs_there_alone_and_join_waits_for_it() -> None:
-    runtime = FakeRuntime(workers=3)
-    gate = Gate(runtime)
-    with running_scheduler(runtime) as scheduler:
-        futures = [scheduler.schedule(gate, "step", worker=2) for _ in range(5)]
-        gate.wait_arrived()
+    with running_scheduler(FakeRuntime(3)) as scheduler:
+        gate, futures = hold(scheduler, 5, worker=2)
         assert scheduler.cluster.statistics().waiting == 4
         with pytest.raises(TimeoutError):
             scheduler.join(timeout=0)
@@ -100,14 +93,12 @@ def test_a_closure_for_one_worker_runs_there_alone_and_join_waits_for_it() -> No
             scheduler.schedule(index_of, "step", worker=3)
 
 
-def test_a_closure_for_a_lost_worker_waits_for_its_return() -> None:
-    runtime = FakeRuntime(workers=2)
-    with running_scheduler(runtime) as scheduler:
-        runtime.kill(1)
-        waiting = scheduler.schedule(index_of, "step", worker=1)
-        assert scheduler.schedule(index_of, "other").result(LIMIT) == 0
-        runtime.restart(1)
-        assert waiting.result(LIMIT) == 1
+def test_a_closure_for_a_lost_worker_waits_for_its_return(scheduler: Scheduler, runtime: FakeRuntime) -> None:
+    runtime.kill(1)
+    waiting = scheduler.schedule(index_of, "step", worker=1)
+    assert scheduler.schedule(index_of, "other").result(LIMIT) == 0
+    runtime.restart(1)
+    assert waiting.result(LIMIT) == 1
 
 
 def test_a_closure_for_an_unavailable_worker_times_out_and_others_continue() -> None:
@@ -130,10 +121,8 @@ def test_a_closure_for_an_unavailable_worker_times_out_and_others_continue() -> 
 
 
 def test_an_error_may_concern_its_own_future_alone() -> None:
-    runtime = FakeRuntime(workers=2)
-    gate = Gate(runtime)
-    with running_scheduler(runtime, ISOLATED) as scheduler:
-        held = scheduler.schedule(gate, "held")
+    with running_scheduler(FakeRuntime(2), ISOLATED) as scheduler:
+        gate, [held] = hold(scheduler)
         failed = scheduler.schedule(fail, "fail")
         waiting = [scheduler.schedule(index_of, "step") for _ in range(5)]
         assert isinstance(failed.exception(LIMIT), ZeroDivisionError)
@@ -145,10 +134,8 @@ def test_an_error_may_concern_its_own_future_alone() -> None:
 
 
 def test_a_closure_that_takes_the_result_of_a_cancelled_one_fails_alone() -> None:
-    runtime = FakeRuntime(workers=1)
-    gate = Gate(runtime)
-    with running_scheduler(runtime) as scheduler:
-        scheduler.schedule(gate, "busy")
+    with running_scheduler(FakeRuntime(1)) as scheduler:
+        gate, _ = hold(scheduler, name="busy")
         first = scheduler.schedule(index_of, "first")
         second = scheduler.schedule(sum_of(first), "second", after=[first])
         assert first.cancel()

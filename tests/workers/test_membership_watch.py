@@ -7,11 +7,11 @@ import threading
 import pytest
 
 from coordinator.errors import WorkerLost
-from coordinator.testing.fake_runtime import FakeRuntime, Gate
+from coordinator.testing.fake_runtime import FakeRuntime
 from coordinator.workers.cluster import WorkerState
-from coordinator.workers.scheduler import WorkerAddresses, change_between
+from coordinator.workers.scheduler import Scheduler, WorkerAddresses, change_between
 from tests.deadline import LIMIT, wait_until
-from tests.fake_cluster import OPTIONS, index_of, running_scheduler
+from tests.fake_cluster import OPTIONS, hold, index_of, running_scheduler
 
 PRESENT = {0: "a:1", 1: "b:1", 2: "c:1"}
 
@@ -39,11 +39,8 @@ def test_the_plan_follows_from_current_and_wanted_workers(
 
 
 def test_a_worker_that_is_added_takes_work() -> None:
-    runtime = FakeRuntime(workers=1)
-    gate = Gate(runtime)
-    with running_scheduler(runtime) as scheduler:
-        held = scheduler.schedule(gate, "held")
-        gate.wait_arrived()
+    with running_scheduler(FakeRuntime(1)) as scheduler:
+        gate, [held] = hold(scheduler)
         waiting = scheduler.schedule(index_of, "step")
         assert scheduler.cluster.add_worker("new:1") == 1
         assert waiting.result(LIMIT) == 1
@@ -55,58 +52,49 @@ def test_a_worker_that_is_added_takes_work() -> None:
             scheduler.cluster.add_worker("new:1")
 
 
-def test_a_removed_worker_finishes_its_closure_and_frees_its_number() -> None:
-    runtime = FakeRuntime(workers=2)
-    gate = Gate(runtime)
-    with running_scheduler(runtime) as scheduler:
-        futures = [scheduler.schedule(gate, "held") for _ in range(2)]
-        gate.wait_arrived(2)
-        removing = threading.Thread(target=scheduler.cluster.remove_worker, args=(0,))
-        removing.start()
-        wait_until(lambda: len(scheduler.cluster.workers) == 1)
-        gate.open()
-        removing.join(LIMIT)
-        assert sorted(future.result(LIMIT) for future in futures) == [0, 1]
-        assert {scheduler.schedule(index_of, "step").result(LIMIT) for _ in range(20)} == {1}
-        assert scheduler.cluster.add_worker("new:1") == 0
-        assert scheduler.schedule(index_of, "step", worker=0).result(LIMIT) == 0
+def test_a_removed_worker_finishes_its_closure_and_frees_its_number(scheduler: Scheduler) -> None:
+    gate, futures = hold(scheduler, 2)
+    removing = threading.Thread(target=scheduler.cluster.remove_worker, args=(0,))
+    removing.start()
+    wait_until(lambda: len(scheduler.cluster.workers) == 1)
+    gate.open()
+    removing.join(LIMIT)
+    assert sorted(future.result(LIMIT) for future in futures) == [0, 1]
+    assert {scheduler.schedule(index_of, "step").result(LIMIT) for _ in range(20)} == {1}
+    assert scheduler.cluster.add_worker("new:1") == 0
+    assert scheduler.schedule(index_of, "step", worker=0).result(LIMIT) == 0
+    scheduler.join(LIMIT)
+    assert scheduler.cluster.statistics().retried == 0
+
+
+def test_a_lost_worker_can_be_removed_and_its_own_closures_fail(scheduler: Scheduler, runtime: FakeRuntime) -> None:
+    runtime.kill(0)
+    wait_until(lambda: scheduler.cluster.workers[0].state is WorkerState.LOST)
+    doomed = scheduler.schedule(index_of, "doomed", worker=0)
+    scheduler.cluster.remove_worker(0)
+    assert isinstance(doomed.exception(LIMIT), WorkerLost)
+    with pytest.raises(WorkerLost, match=r"closure 0 \(doomed\) may run only on worker 0, which was removed"):
         scheduler.join(LIMIT)
-        assert scheduler.cluster.statistics().retried == 0
-
-
-def test_a_lost_worker_can_be_removed_and_its_own_closures_fail() -> None:
-    runtime = FakeRuntime(workers=2)
-    with running_scheduler(runtime) as scheduler:
-        runtime.kill(0)
-        wait_until(lambda: scheduler.cluster.workers[0].state is WorkerState.LOST)
-        doomed = scheduler.schedule(index_of, "doomed", worker=0)
+    with pytest.raises(ValueError, match=r"no worker 0; there are \[1\]"):
+        scheduler.schedule(index_of, "late", worker=0)
+    with pytest.raises(ValueError, match=r"no worker 0 to remove; there are \[1\]"):
         scheduler.cluster.remove_worker(0)
-        assert isinstance(doomed.exception(LIMIT), WorkerLost)
-        with pytest.raises(WorkerLost, match=r"closure 0 \(doomed\) may run only on worker 0, which was removed"):
-            scheduler.join(LIMIT)
-        with pytest.raises(ValueError, match=r"no worker 0; there are \[1\]"):
-            scheduler.schedule(index_of, "late", worker=0)
-        with pytest.raises(ValueError, match=r"no worker 0 to remove; there are \[1\]"):
-            scheduler.cluster.remove_worker(0)
 
 
-def test_a_worker_that_moved_is_lost_and_reconnected_at_its_new_address() -> None:
-    runtime = FakeRuntime(workers=2)
-    gate = Gate(runtime)
-    with running_scheduler(runtime) as scheduler:
-        runtime.kill(0)
-        wait_until(lambda: scheduler.cluster.workers[0].state is WorkerState.LOST)
-        scheduler.cluster.move_worker(0, "elsewhere:1")
-        assert runtime.worker_addresses[0] == "elsewhere:1"
-        assert scheduler.schedule(index_of, "step", worker=0).result(LIMIT) == 0
-        held = scheduler.schedule(gate, "held", worker=0)
-        gate.wait_arrived()
-        scheduler.cluster.move_worker(0, "elsewhere:2")
-        gate.wait_arrived(2)
-        gate.open()
-        assert held.result(LIMIT) == 0
-        with pytest.raises(ValueError, match="no worker 5 to move"):
-            scheduler.cluster.move_worker(5, "elsewhere:3")
+def test_a_worker_that_moved_is_lost_and_reconnected_at_its_new_address(
+    scheduler: Scheduler, runtime: FakeRuntime
+) -> None:
+    runtime.kill(0)
+    wait_until(lambda: scheduler.cluster.workers[0].state is WorkerState.LOST)
+    scheduler.cluster.move_worker(0, "elsewhere:1")
+    assert runtime.worker_addresses[0] == "elsewhere:1"
+    gate, [held] = hold(scheduler, worker=0)
+    scheduler.cluster.move_worker(0, "elsewhere:2")
+    gate.wait_arrived(2)
+    gate.open()
+    assert held.result(LIMIT) == 0
+    with pytest.raises(ValueError, match="no worker 5 to move"):
+        scheduler.cluster.move_worker(5, "elsewhere:3")
 
 
 def test_a_changed_cluster_description_is_followed_and_a_bad_one_ignored(
@@ -165,12 +153,9 @@ def test_workers_that_have_indices_keep_them() -> None:
     assert interrupted.is_set()
 
 
-def test_a_closure_that_a_removed_worker_gives_back_late_fails_and_is_not_waited_for() -> None:
-    runtime = FakeRuntime(2)
-    gate = Gate(runtime)
+def test_a_closure_that_a_removed_worker_gives_back_late_fails_and_is_not_waited_for(runtime: FakeRuntime) -> None:
     with running_scheduler(runtime, dataclasses.replace(OPTIONS, close_timeout=0.01)) as scheduler:
-        future = scheduler.schedule(gate, "step", worker=1)
-        gate.wait_arrived()
+        _, [future] = hold(scheduler, worker=1)
         runtime.freeze(1)
         # The call cannot be cancelled, so that the worker is removed before it has ended.
         scheduler.cluster.remove_worker(1, timeout=0)
@@ -184,8 +169,7 @@ def test_a_closure_that_a_removed_worker_gives_back_late_fails_and_is_not_waited
 def test_the_removal_of_the_last_worker_is_logged_and_work_waits_for_the_next(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    runtime = FakeRuntime(workers=1)
-    with running_scheduler(runtime) as scheduler:
+    with running_scheduler(FakeRuntime(1)) as scheduler:
         scheduler.cluster.remove_worker(0)
         assert "task:0 is removed; no worker is left, and functions wait until one is added" in caplog.text
         waiting = scheduler.schedule(index_of, "step")

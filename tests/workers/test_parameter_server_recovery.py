@@ -1,7 +1,6 @@
-"""Tests of parameter servers that are lost and recovered, in memory: alone or with workers, at different times."""
+"""Tests of parameter servers that are lost, with and without recovery: alone or with workers, at different times."""
 
 import contextlib
-import logging
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,7 @@ from coordinator.testing.fake_runtime import FakeRuntime, Gate
 from coordinator.workers.cluster import WorkerState
 from coordinator.workers.scheduler import Scheduler
 from tests.deadline import LIMIT, wait_until
-from tests.fake_cluster import OPTIONS, index_of, running_scheduler
+from tests.fake_cluster import OPTIONS, hold, index_of, running_scheduler
 from tests.virtual_clock import VirtualClock
 
 
@@ -28,10 +27,8 @@ class Restorer:
         self._runtime = runtime
         self._scheduler = scheduler
         self._is_back = threading.Event()
+        self.restart = self._is_back.set
         scheduler.recovery.recover_with(self.recover)
-
-    def restart(self) -> None:
-        self._is_back.set()
 
     def recover(self) -> bool:
         """Tries once, as the scheduler calls it."""
@@ -45,6 +42,11 @@ class Restorer:
         self._runtime.restore_parameter_server()
         self.recoveries += 1
         return True
+
+
+@pytest.fixture
+def restorer(runtime: FakeRuntime, scheduler: Scheduler) -> Restorer:
+    return Restorer(runtime, scheduler)
 
 
 def lost_in_calls(runtime: FakeRuntime, scheduler: Scheduler) -> None:
@@ -63,18 +65,13 @@ def lost_while_a_worker_is_away(runtime: FakeRuntime, scheduler: Scheduler) -> N
     runtime.lose_parameter_server()
 
 
-@pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("loses", [lost_in_calls, lost_with_a_worker, lost_while_a_worker_is_away])
 def test_a_lost_parameter_server_fails_no_closure(
-    loses: Callable[[FakeRuntime, Scheduler], None], workers: int
+    scheduler: Scheduler, runtime: FakeRuntime, restorer: Restorer, loses: Callable[[FakeRuntime, Scheduler], None]
 ) -> None:
-    runtime = FakeRuntime(workers)
-    with running_scheduler(runtime) as scheduler, ThreadPoolExecutor() as pool:
-        restorer = Restorer(runtime, scheduler)
+    with ThreadPoolExecutor() as pool:
         for _ in range(2):
-            gate = Gate(runtime)
-            futures = [scheduler.schedule(gate, "step") for _ in range(5)]
-            gate.wait_arrived(workers)
+            gate, futures = hold(scheduler, 5)
             loses(runtime, scheduler)
             joining = pool.submit(scheduler.join, LIMIT)
             attempts = restorer.attempts
@@ -82,142 +79,120 @@ def test_a_lost_parameter_server_fails_no_closure(
             assert not joining.done()
             futures.append(scheduler.schedule(gate, "scheduled meanwhile"))
             restorer.restart()
-            for worker in range(workers):
-                runtime.restart(worker)
+            runtime.restart(0)
             gate.open()
             joining.result(LIMIT)
             assert all(future.exception(0) is None for future in futures)
-        assert restorer.recoveries == 2
-        assert set(restorer.running_during_restore) == {0}, "nothing ran while variables were restored"
-        statistics = scheduler.cluster.statistics()
-        assert (statistics.finished, statistics.failed, statistics.cancelled) == (12, 0, 0)
+    assert restorer.recoveries == 2
+    assert set(restorer.running_during_restore) == {0}, "nothing ran while variables were restored"
+    statistics = scheduler.cluster.statistics()
+    assert (statistics.finished, statistics.failed, statistics.cancelled) == (12, 0, 0)
 
 
 @pytest.mark.parametrize("is_given_up", [False, True])
-def test_all_attempts_of_a_recovery_are_in_one_scope(is_given_up: bool) -> None:
-    runtime = FakeRuntime(workers=1)
+def test_all_attempts_of_a_recovery_are_in_one_scope(
+    scheduler: Scheduler, runtime: FakeRuntime, restorer: Restorer, is_given_up: bool
+) -> None:
     events = []
-    with running_scheduler(runtime) as scheduler:
-        restorer = Restorer(runtime, scheduler)
 
-        @contextlib.contextmanager
-        def scope() -> Iterator[None]:
-            events.append("begins")
-            yield
-            events.append(f"ends after {restorer.recoveries} recoveries")
+    @contextlib.contextmanager
+    def scope() -> Iterator[None]:
+        events.append("begins")
+        yield
+        events.append(f"ends after {restorer.recoveries} recoveries")
 
-        scheduler.recovery.recover_with(restorer.recover, scope)
-        runtime.lose_parameter_server()
-        wait_until(lambda: restorer.attempts > 2)
-        assert events == ["begins"]
-        if is_given_up:
-            scheduler.schedule(index_of, "step")
-            restorer.error = ValueError("no checkpoint")
-            with pytest.raises(ValueError, match="no checkpoint"):
-                scheduler.join(LIMIT)
-        else:
-            restorer.restart()
-            scheduler.schedule(index_of, "step").result(LIMIT)
-        wait_until(lambda: len(events) > 1)
-        assert events[:2] == ["begins", f"ends after {int(not is_given_up)} recoveries"]
-
-
-def test_a_parameter_server_that_is_moved_is_recovered_at_its_new_address() -> None:
-    runtime = FakeRuntime(workers=1)
-    with running_scheduler(runtime) as scheduler:
-        move = scheduler.cluster.move_parameter_server
-        with pytest.raises(RuntimeError, match=r"before strategy\.restore_from"):
-            move(0, "elsewhere:2222")
-        restorer = Restorer(runtime, scheduler)
-        for index in (-1, 1, "0"):
-            with pytest.raises(ValueError, match=r"no parameter server .* to move; there are \[0\]"):
-                move(index, "elsewhere:2222")
-        move(0, "elsewhere:2222")
-        future = scheduler.schedule(index_of, "step")
-        wait_until(lambda: restorer.attempts > 0)
-        assert not future.done()
+    scheduler.recovery.recover_with(restorer.recover, scope)
+    runtime.lose_parameter_server()
+    wait_until(lambda: restorer.attempts > 2)
+    assert events == ["begins"]
+    future = scheduler.schedule(index_of, "step")
+    if is_given_up:
+        restorer.error = ValueError("no checkpoint")
+        with pytest.raises(ValueError, match="no checkpoint"):
+            scheduler.join(LIMIT)
+    else:
         restorer.restart()
-        assert future.result(LIMIT) == 0
-        [server] = scheduler.cluster.statistics().parameter_servers
-        assert (server.losses, server.recoveries) == (1, 1)
-
-
-def test_a_parameter_server_lost_while_idle_is_recovered_before_it_is_needed() -> None:
-    runtime = FakeRuntime(workers=2)
-    with running_scheduler(runtime) as scheduler:
-        restorer = Restorer(runtime, scheduler)
-        runtime.lose_parameter_server()
-        wait_until(lambda: restorer.attempts > 0)
-        [server] = scheduler.cluster.statistics().parameter_servers
-        assert (server.state, server.losses, server.recoveries) == ("lost", 1, 0)
-        restorer.restart()
-        scheduler.schedule(index_of, "step")
-        scheduler.join(LIMIT)
-        [server] = scheduler.cluster.statistics().parameter_servers
-        assert (server.state, server.losses, server.recoveries) == ("live", 1, 1)
-        assert server.away_seconds > 0
-
-
-def test_a_parameter_server_lost_in_a_quiet_period_is_recovered_there() -> None:
-    runtime = FakeRuntime(workers=2)
-    with running_scheduler(runtime) as scheduler:
-        restorer = Restorer(runtime, scheduler)
-        with scheduler.quiet(LIMIT):
-            future = scheduler.schedule(index_of, "step")
-            runtime.lose_parameter_server()
-            restorer.restart()
-            wait_until(lambda: restorer.recoveries == 1)
-            assert not future.done()
         assert future.result(LIMIT) in (0, 1)
+    wait_until(lambda: len(events) > 1)
+    assert events[:2] == ["begins", f"ends after {int(not is_given_up)} recoveries"]
 
 
-def test_a_parameter_server_lost_during_its_recovery_is_recovered_again() -> None:
-    runtime = FakeRuntime(workers=2)
-    gate = Gate(runtime)
-    with running_scheduler(runtime) as scheduler:
-        restorer = Restorer(runtime, scheduler)
+def test_a_parameter_server_that_is_moved_is_recovered_at_its_new_address(
+    scheduler: Scheduler, runtime: FakeRuntime
+) -> None:
+    move = scheduler.cluster.move_parameter_server
+    with pytest.raises(RuntimeError, match=r"before strategy\.restore_from"):
+        move(0, "elsewhere:2222")
+    restorer = Restorer(runtime, scheduler)
+    for index in (-1, 1, "0"):
+        with pytest.raises(ValueError, match=r"no parameter server .* to move; there are \[0\]"):
+            move(index, "elsewhere:2222")
+    move(0, "elsewhere:2222")
+    future = scheduler.schedule(index_of, "step")
+    wait_until(lambda: restorer.attempts > 0)
+    [server] = scheduler.cluster.statistics().parameter_servers
+    assert (server.state, server.losses, server.recoveries) == ("lost", 1, 0)
+    assert not future.done()
+    restorer.restart()
+    assert future.result(LIMIT) in (0, 1)
+    [server] = scheduler.cluster.statistics().parameter_servers
+    assert (server.state, server.losses, server.recoveries) == ("live", 1, 1)
+    assert server.away_seconds > 0
 
-        def lose_once_more(worker: int) -> int:
-            if restorer.recoveries == 1:
-                runtime.lose_parameter_server()
-            return gate(worker)
 
-        restorer.restart()
+def test_a_parameter_server_lost_in_a_quiet_period_is_recovered_there(
+    scheduler: Scheduler, runtime: FakeRuntime, restorer: Restorer
+) -> None:
+    with scheduler.quiet(LIMIT):
+        future = scheduler.schedule(index_of, "step")
         runtime.lose_parameter_server()
+        restorer.restart()
         wait_until(lambda: restorer.recoveries == 1)
-        future = scheduler.schedule(lose_once_more, "step")
-        wait_until(lambda: restorer.attempts > 2)
-        gate.open()
-        restorer.restart()
-        future.result(LIMIT)
-        scheduler.join(LIMIT)
+        assert not future.done()
+    assert future.result(LIMIT) in (0, 1)
 
 
-def test_calls_that_hang_on_a_lost_parameter_server_are_cancelled_and_run_again() -> None:
-    runtime = FakeRuntime(workers=2)
+def test_a_parameter_server_lost_during_its_recovery_is_recovered_again(
+    scheduler: Scheduler, runtime: FakeRuntime, restorer: Restorer
+) -> None:
     gate = Gate(runtime)
-    with running_scheduler(runtime) as scheduler:
-        restorer = Restorer(runtime, scheduler)
-        futures = [scheduler.schedule(gate, "step") for _ in range(2)]
-        gate.wait_arrived(2)
-        scheduler.recovery.begin(ParameterServerLost("/job:ps/task:0", "frozen"))
-        wait_until(lambda: scheduler.cluster.statistics().running == 0)
-        assert not any(future.done() for future in futures)
-        restorer.restart()
-        gate.open()
-        scheduler.join(LIMIT)
-        assert [future.exception(0) for future in futures] == [None, None]
+
+    def lose_once_more(worker: int) -> int:
+        if restorer.recoveries == 1:
+            runtime.lose_parameter_server()
+        return gate(worker)
+
+    restorer.restart()
+    runtime.lose_parameter_server()
+    wait_until(lambda: restorer.recoveries == 1)
+    future = scheduler.schedule(lose_once_more, "step")
+    wait_until(lambda: restorer.attempts > 2)
+    gate.open()
+    restorer.restart()
+    assert future.result(LIMIT) in (0, 1)
+    scheduler.join(LIMIT)
+
+
+def test_calls_that_hang_on_a_lost_parameter_server_are_cancelled_and_run_again(
+    scheduler: Scheduler, restorer: Restorer
+) -> None:
+    gate, futures = hold(scheduler, 2)
+    scheduler.recovery.begin(ParameterServerLost("/job:ps/task:0", "frozen"))
+    wait_until(lambda: scheduler.cluster.statistics().running == 0)
+    assert not any(future.done() for future in futures)
+    restorer.restart()
+    gate.open()
+    scheduler.join(LIMIT)
+    assert [future.exception(0) for future in futures] == [None, None]
 
 
 def test_a_parameter_server_that_stays_down_too_long_is_an_error_and_may_return(
-    caplog: pytest.LogCaptureFixture,
+    runtime: FakeRuntime, caplog: pytest.LogCaptureFixture
 ) -> None:
-    runtime, clock = FakeRuntime(workers=2), VirtualClock()
-    gate = Gate(runtime)
-    with caplog.at_level(logging.WARNING), running_scheduler(runtime, OPTIONS, clock) as scheduler:
+    clock = VirtualClock()
+    with running_scheduler(runtime, OPTIONS, clock) as scheduler:
         restorer = Restorer(runtime, scheduler)
-        future = scheduler.schedule(gate, "step")
-        gate.wait_arrived()
+        gate, [future] = hold(scheduler)
         runtime.lose_parameter_server("/job:ps/task:1")
         wait_until(lambda: restorer.attempts)
         assert "Recovery has waited" not in caplog.text
@@ -234,13 +209,13 @@ def test_a_parameter_server_that_stays_down_too_long_is_an_error_and_may_return(
     assert "Recovery has waited for 601 s: /job:ps/task:1 was lost." in caplog.text
 
 
-def test_waiting_for_a_recovery_returns_its_outcome() -> None:
-    runtime = FakeRuntime(workers=1)
-    with running_scheduler(runtime) as scheduler, ThreadPoolExecutor() as pool:
-        restorer = Restorer(runtime, scheduler)
-        assert scheduler.recovery.wait_recovered(LIMIT)
-        runtime.lose_parameter_server()
-        assert not scheduler.recovery.wait_recovered(0.001)
+def test_waiting_for_a_recovery_returns_its_outcome(
+    scheduler: Scheduler, runtime: FakeRuntime, restorer: Restorer
+) -> None:
+    assert scheduler.recovery.wait_recovered(LIMIT)
+    runtime.lose_parameter_server()
+    assert not scheduler.recovery.wait_recovered(0.001)
+    with ThreadPoolExecutor() as pool:
         waiting = pool.submit(scheduler.recovery.wait_recovered, LIMIT)
         restorer.restart()
         assert waiting.result(LIMIT)
@@ -285,24 +260,83 @@ def test_no_closure_uses_variables_that_could_not_be_restored() -> None:
         wait_until(lambda: scheduler.cluster.statistics().parameter_servers[0].state == "live")
 
 
-def test_a_restore_that_ends_the_program_or_waits_for_closures_is_an_error() -> None:
-    runtime = FakeRuntime(workers=1)
-    with running_scheduler(runtime) as scheduler:
+def test_a_restore_that_ends_the_program_or_waits_for_closures_is_an_error(
+    scheduler: Scheduler, runtime: FakeRuntime
+) -> None:
+    def recover() -> bool:
+        runtime.restore_parameter_server()
+        outcomes.pop()()
+        return True
 
-        def recover() -> bool:
-            runtime.restore_parameter_server()
-            outcomes.pop()()
-            return True
+    def end() -> None:
+        raise SystemExit(3)
 
-        def end() -> None:
-            raise SystemExit(3)
+    outcomes = [scheduler.join, end]
+    scheduler.recovery.recover_with(recover)
+    for error, words in ((SystemExit, "3"), (RuntimeError, "on_rollback")):
+        hold(scheduler)
+        runtime.lose_parameter_server()
+        with pytest.raises(error, match=words):
+            scheduler.join(LIMIT)
 
-        outcomes = [scheduler.join, end]
-        scheduler.recovery.recover_with(recover)
-        for error, words in ((SystemExit, "3"), (RuntimeError, "on_rollback")):
-            gate = Gate(runtime)
-            scheduler.schedule(gate, "step")
-            gate.wait_arrived()
-            runtime.lose_parameter_server()
-            with pytest.raises(error, match=words):
-                scheduler.join(LIMIT)
+
+# Without recovery
+
+PARAMETER_SERVER = "/job:ps/replica:0/task:1"
+
+
+def in_a_call(runtime: FakeRuntime, scheduler: Scheduler) -> None:
+    hold(scheduler)
+    runtime.lose_parameter_server(PARAMETER_SERVER)
+
+
+def before_any_call(runtime: FakeRuntime, scheduler: Scheduler) -> None:
+    runtime.lose_parameter_server(PARAMETER_SERVER)
+    scheduler.schedule(index_of, "step")
+
+
+def together_with_a_worker(runtime: FakeRuntime, scheduler: Scheduler) -> None:
+    hold(scheduler)
+    runtime.kill(0)
+    runtime.lose_parameter_server(PARAMETER_SERVER)
+
+
+CALLERS: dict[str, Callable[[Scheduler], object]] = {
+    "join": lambda scheduler: scheduler.join(LIMIT),
+    "schedule": lambda scheduler: wait_until(lambda: scheduler.schedule(index_of, "more") is None),
+    "done": lambda scheduler: wait_until(scheduler.done),
+}
+
+
+@pytest.mark.parametrize("caller", CALLERS)
+@pytest.mark.parametrize("loses", [in_a_call, before_any_call, together_with_a_worker])
+def test_the_error_names_the_lost_parameter_server_and_the_cluster_stays_usable(
+    scheduler: Scheduler, runtime: FakeRuntime, loses: Callable[[FakeRuntime, Scheduler], None], caller: str
+) -> None:
+    loses(runtime, scheduler)
+    with pytest.raises(ParameterServerLost) as caught:
+        CALLERS[caller](scheduler)
+    assert caught.value.task == PARAMETER_SERVER
+    runtime.restore_parameter_server()
+    for worker in range(2):
+        runtime.restart(worker)
+        scheduler.schedule_internal(worker, index_of, "hello").result(LIMIT)
+    scheduler.schedule(index_of, "step")
+    scheduler.join(LIMIT)
+
+
+def test_the_users_error_is_raised_although_a_worker_is_lost_meanwhile(
+    scheduler: Scheduler, runtime: FakeRuntime
+) -> None:
+    def fail(_: int) -> None:
+        raise ZeroDivisionError("user's own")
+
+    _, [held] = hold(scheduler)
+    assert isinstance(scheduler.schedule(fail, "fail").exception(LIMIT), ZeroDivisionError)
+    for worker in range(2):
+        runtime.kill(worker)
+    with pytest.raises(ZeroDivisionError, match="user's own"):
+        scheduler.join(LIMIT)
+    assert isinstance(held.exception(0), ClosureCancelledError)
+    runtime.restart(0)
+    assert scheduler.schedule(index_of, "step").result(LIMIT) == 0

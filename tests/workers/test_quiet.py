@@ -9,21 +9,10 @@ import pytest
 
 from coordinator.errors import StrategyClosedError
 from coordinator.runtime import FusionKey
-from coordinator.testing.fake_runtime import FakeRuntime, Gate
+from coordinator.testing.fake_runtime import FakeRuntime
 from coordinator.workers.scheduler import Scheduler
 from tests.deadline import LIMIT, wait_until
-from tests.fake_cluster import OPTIONS, index_of, run_on_threads, running_scheduler
-
-
-@pytest.fixture
-def runtime() -> FakeRuntime:
-    return FakeRuntime(workers=2)
-
-
-@pytest.fixture
-def scheduler(runtime: FakeRuntime) -> Iterator[Scheduler]:
-    with running_scheduler(runtime) as scheduler:
-        yield scheduler
+from tests.fake_cluster import OPTIONS, hold, index_of, run_on_threads, running_scheduler
 
 
 @contextlib.contextmanager
@@ -69,27 +58,22 @@ def test_nothing_runs_inside_and_what_was_scheduled_runs_afterwards(scheduler: S
     scheduler.join(LIMIT)
 
 
-def test_it_begins_when_what_runs_has_ended(scheduler: Scheduler, runtime: FakeRuntime) -> None:
-    gates = [Gate(runtime), Gate(runtime)]
-    first = [scheduler.schedule(gate, "step") for gate in gates]
-    for gate in gates:
-        gate.wait_arrived()
+def test_it_begins_when_what_runs_has_ended(scheduler: Scheduler) -> None:
+    gates, [*first] = zip(*(hold(scheduler, worker=worker) for worker in (0, 1)), strict=True)
     waiting = scheduler.schedule(index_of, "later")
     with quiet_on_a_thread(scheduler) as is_quiet:
         gates[0].open()
-        first[0].result(LIMIT)
+        first[0][0].result(LIMIT)
         assert not is_quiet.is_set()
         gates[1].open()
         assert is_quiet.wait(LIMIT)
-        assert first[1].done()
+        assert first[1][0].done()
         assert not waiting.done()
     waiting.result(LIMIT)
 
 
-def test_a_timeout_names_what_runs_and_everything_goes_on(scheduler: Scheduler, runtime: FakeRuntime) -> None:
-    gate = Gate(runtime)
-    scheduler.schedule(gate, "slow step")
-    gate.wait_arrived()
+def test_a_timeout_names_what_runs_and_everything_goes_on(scheduler: Scheduler) -> None:
+    gate, _ = hold(scheduler, name="slow step")
     with pytest.raises(TimeoutError, match=r"quiet\(\) waits .*slow step"), scheduler.quiet(0.01):
         pytest.fail("a function runs")
     scheduler.schedule(index_of, "next").result(LIMIT)
@@ -97,12 +81,8 @@ def test_a_timeout_names_what_runs_and_everything_goes_on(scheduler: Scheduler, 
     scheduler.join(LIMIT)
 
 
-def test_a_function_that_waits_for_a_later_one_keeps_it_from_beginning(
-    scheduler: Scheduler, runtime: FakeRuntime
-) -> None:
-    gate = Gate(runtime)
-    scheduler.schedule(gate, "waiting step")
-    gate.wait_arrived()
+def test_a_function_that_waits_for_a_later_one_keeps_it_from_beginning(scheduler: Scheduler) -> None:
+    gate, _ = hold(scheduler, name="waiting step")
     with quiet_on_a_thread(scheduler) as is_quiet:
         opening = scheduler.schedule(lambda _: gate.open(), "opening step")
         with pytest.raises(TimeoutError, match="waiting step"), scheduler.quiet(0.01):
@@ -118,9 +98,7 @@ def test_a_function_that_waits_for_a_later_one_keeps_it_from_beginning(
 def test_a_lost_worker_is_not_waited_for_and_its_closure_runs_afterwards(
     scheduler: Scheduler, runtime: FakeRuntime, fate: str
 ) -> None:
-    gate = Gate(runtime)
-    future = scheduler.schedule(gate, "step", worker=0)
-    gate.wait_arrived()
+    gate, [future] = hold(scheduler, worker=0)
     with quiet_on_a_thread(scheduler) as is_quiet:
         getattr(runtime, fate)(0)
         if fate == "freeze":
@@ -183,10 +161,8 @@ def test_close_inside_cancels_what_waits_and_close_elsewhere_ends_the_wait(runti
         assert future.exception(LIMIT) is not None
         with pytest.raises(StrategyClosedError), scheduler.quiet():
             pass
-    with running_scheduler(other := FakeRuntime()) as scheduler:
-        gate = Gate(other)
-        scheduler.schedule(gate, "step")
-        gate.wait_arrived()
+    with running_scheduler(FakeRuntime()) as scheduler:
+        hold(scheduler)
         with quiet_on_a_thread(scheduler) as is_quiet:
             scheduler.close()
         assert not is_quiet.is_set()
@@ -210,8 +186,7 @@ def test_waits_that_could_not_end_are_refused(runtime: FakeRuntime) -> None:
             except RuntimeError as error:
                 refused.append(str(error))
 
-        gate = Gate(runtime)
-        future = scheduler.schedule(gate, "step")
+        gate, [future] = hold(scheduler)
         future.add_done_callback(enter)
         gate.open()
         scheduler.join(LIMIT)

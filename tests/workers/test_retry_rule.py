@@ -13,6 +13,8 @@ from coordinator.testing.fake_runtime import FakeCancellation
 from coordinator.workers.retry_rule import error_scope, final_error, may_retry
 
 OPTIONS = Options(max_attempts=3, transient_retries=2)
+
+
 RETRY, FAIL = True, False
 
 
@@ -34,27 +36,22 @@ def test_the_decision_after_the_first_second_and_third_failure_of_a_kind(
     assert [may_retry(failure, count, OPTIONS) for count in range(1, len(decisions) + 1)] == decisions
 
 
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [(FailureKind.TRANSIENT, Options(transient_retries=0)), (FailureKind.WORKER_LOST, Options(max_attempts=1))],
-)
-def test_options_may_forbid_a_second_attempt(kind: FailureKind, options: Options) -> None:
-    assert may_retry(Failure(kind, KeyError()), 1, options) is FAIL
-
-
-def test_a_parameter_server_loss_is_retried_without_limit() -> None:
+def test_options_may_forbid_a_second_attempt_and_a_parameter_server_loss_has_no_limit() -> None:
+    for kind, options in (
+        (FailureKind.TRANSIENT, Options(transient_retries=0)),
+        (FailureKind.WORKER_LOST, Options(max_attempts=1)),
+    ):
+        assert may_retry(Failure(kind, KeyError()), 1, options) is FAIL
     failure = Failure(FailureKind.PARAMETER_SERVER_LOST, KeyError())
     assert [may_retry(failure, count, OPTIONS, may_recover=True) for count in (1, 10, 100)] == [RETRY] * 3
 
 
-@pytest.mark.parametrize("stops", [True, False])
-@pytest.mark.parametrize("kind", [kind for kind in FailureKind if kind is not FailureKind.CANCELLED])
-def test_the_scope_of_an_error_depends_on_its_kind(kind: FailureKind, stops: bool) -> None:
-    own = ErrorScope.ALL_CLOSURES if stops else ErrorScope.FUTURE
+def test_the_scope_of_an_error_depends_on_its_kind() -> None:
     expected = {FailureKind.PARAMETER_SERVER_LOST: ErrorScope.ALL_CLOSURES, FailureKind.WORKER_LOST: ErrorScope.JOIN}
-    if stops:
-        expected[FailureKind.END_OF_DATA] = ErrorScope.END_OF_DATA
-    assert error_scope(kind, Options(stop_on_error=stops)) is expected.get(kind, own)
+    for stops, own in ((True, ErrorScope.ALL_CLOSURES), (False, ErrorScope.FUTURE)):
+        ends = {FailureKind.END_OF_DATA: ErrorScope.END_OF_DATA} if stops else {}
+        for kind in set(FailureKind) - {FailureKind.CANCELLED}:
+            assert error_scope(kind, Options(stop_on_error=stops)) is (expected | ends).get(kind, own), kind
 
 
 def failed_attempt(kind: FailureKind) -> Attempt:

@@ -1,18 +1,19 @@
 """Tests of `settled`: what follows from the end of a call is done when it returns, however late its thread is."""
 
+import dataclasses
 import logging
+import queue as queues
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from coordinator.events.event_stream import EventStream
-from coordinator.options import Options
 from coordinator.testing.fake_runtime import FakeRuntime, Gate
 from coordinator.workers.scheduler import Scheduler
 from tests.deadline import LIMIT, wait_until
-from tests.fake_cluster import OPTIONS, check_events, index_of, run_on_threads, running_scheduler
+from tests.fake_cluster import OPTIONS, check_events, hold, index_of, run_on_threads, running_scheduler
 
 
 class Late:
@@ -40,17 +41,6 @@ class Late:
         assert self.is_done
 
 
-@pytest.fixture
-def runtime() -> FakeRuntime:
-    return FakeRuntime(2)
-
-
-@pytest.fixture
-def scheduler(runtime: FakeRuntime) -> Iterator[Scheduler]:
-    with running_scheduler(runtime) as scheduler:
-        yield scheduler
-
-
 def test_callbacks_of_futures_of_events_and_of_idle_workers_have_returned(scheduler: Scheduler) -> None:
     late, idle = Late(), []
     scheduler.cluster.add_idle_callback(idle.append)
@@ -69,11 +59,9 @@ def test_callbacks_of_futures_of_events_and_of_idle_workers_have_returned(schedu
     late.check_awaited(scheduler, "worker 1")
 
 
-def test_a_cancellation_by_another_thread_is_over(scheduler: Scheduler, runtime: FakeRuntime) -> None:
-    gate, late = Gate(runtime), Late()
-    for worker in range(2):
-        scheduler.schedule(gate, "running", worker=worker)
-    gate.wait_arrived(2)
+def test_a_cancellation_by_another_thread_is_over(scheduler: Scheduler) -> None:
+    late = Late()
+    gate, _ = hold(scheduler, 2)
     future = scheduler.schedule(index_of, "cancelled")
     future.add_done_callback(late)
     run_on_threads(lambda turn: (future.cancel, lambda: late.check_awaited(scheduler, "closure 2"))[turn](), range(2))
@@ -129,18 +117,12 @@ def test_losses_and_returns_are_counted_recorded_and_logged(
 def test_it_does_not_wait_for_what_runs_or_waits_nor_for_a_lost_worker(
     scheduler: Scheduler, runtime: FakeRuntime
 ) -> None:
-    gate = Gate(runtime)
-    running = [scheduler.schedule(gate, "running", worker=worker) for worker in range(2)]
-    waiting = scheduler.schedule(index_of, "waiting")
-    gate.wait_arrived(2)
+    _, futures = hold(scheduler, 3)
     scheduler.settled(LIMIT)
     runtime.kill(0)
     wait_until(lambda: scheduler.cluster.statistics().workers[0].losses)
     scheduler.settled(LIMIT)
-    assert not any(future.done() for future in (*running, waiting))
-    gate.open()
-    runtime.restart(0)
-    scheduler.join(LIMIT)
+    assert not any(future.done() for future in futures)
 
 
 def test_new_closures_do_not_keep_it_waiting(scheduler: Scheduler) -> None:
@@ -159,7 +141,7 @@ def test_new_closures_do_not_keep_it_waiting(scheduler: Scheduler) -> None:
     check_events(scheduler)
 
 
-def test_a_callback_that_calls_it_is_told_so(scheduler: Scheduler, runtime: FakeRuntime) -> None:
+def test_a_callback_that_calls_it_is_told_so(scheduler: Scheduler) -> None:
     errors: list[BaseException] = []
     has_called = threading.Semaphore(0)
 
@@ -175,40 +157,84 @@ def test_a_callback_that_calls_it_is_told_so(scheduler: Scheduler, runtime: Fake
     for _ in range(3):
         assert has_called.acquire(timeout=LIMIT)
     stop()
-    gate = Gate(runtime)
-    for worker in range(2):
-        scheduler.schedule(gate, "running", worker=worker)
+    hold(scheduler, 2)
     future = scheduler.schedule(index_of, "cancelled")
     future.add_done_callback(call)
     future.cancel()
-    gate.open()
     assert len(errors) == 4
     assert all("would wait for itself" in str(error) for error in errors)
 
 
-def test_a_wait_without_progress_is_reported_and_closing_ends_it() -> None:
-    late, options = Late(), Options(stall_report_interval=0.01, heartbeat_interval=OPTIONS.heartbeat_interval)
-    reported = threading.Event()
+def test_a_wait_without_progress_is_reported_and_closing_ends_it(caplog: pytest.LogCaptureFixture) -> None:
+    late, options = Late(), dataclasses.replace(OPTIONS, stall_report_interval=0.01)
+    with running_scheduler(FakeRuntime(1), options) as scheduler:
+        scheduler.schedule(index_of, "step").add_done_callback(late)
 
-    class Handler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if "settled waits for worker 0" in record.getMessage():
-                reported.set()
+        def let_go(turn: int) -> None:
+            if turn:
+                scheduler.settled(LIMIT)
+            else:
+                wait_until(lambda: "settled waits for worker 0" in caplog.text)
+                late.check_awaited(scheduler)
 
-    logger, handler = logging.getLogger("coordinator"), Handler()
-    logger.addHandler(handler)
-    try:
-        with running_scheduler(FakeRuntime(1), options) as scheduler:
-            scheduler.schedule(index_of, "step").add_done_callback(late)
+        run_on_threads(let_go, range(2))
+    scheduler.settled(LIMIT)
 
-            def let_go(turn: int) -> None:
-                if turn:
-                    scheduler.settled(LIMIT)
-                else:
-                    assert reported.wait(LIMIT)
-                    late.check_awaited(scheduler)
 
-            run_on_threads(let_go, range(2))
-        scheduler.settled(LIMIT)
-    finally:
-        logger.removeHandler(handler)
+# Idle workers
+
+
+@pytest.fixture
+def reported(scheduler: Scheduler) -> "queues.Queue[int]":
+    reported: queues.Queue[int] = queues.Queue()
+    scheduler.cluster.add_idle_callback(reported.put)
+    return reported
+
+
+def test_a_worker_is_reported_once_when_it_is_idle_or_lost_and_before_it_takes_another_closure(
+    scheduler: Scheduler, runtime: FakeRuntime, reported: "queues.Queue[int]"
+) -> None:
+    def fail_later(worker: int) -> None:
+        gate(worker)
+        raise ZeroDivisionError
+
+    for worker in (1, 0):
+        # If the other worker were reported again meanwhile, that would come first.
+        scheduler.schedule(index_of, "step", worker=worker).result(LIMIT)
+        assert reported.get(timeout=LIMIT) == worker
+    gate = Gate(runtime)
+    failed = scheduler.schedule(fail_later, "step", worker=0)
+    gate.wait_arrived()
+    scheduler.schedule_internal(0, lambda worker: reported.put(-1), "next")
+    gate.open()
+    assert isinstance(failed.exception(LIMIT), ZeroDivisionError)
+    assert [reported.get(timeout=LIMIT) for _ in range(2)] == [0, -1]
+    with pytest.raises(ZeroDivisionError):
+        scheduler.join(LIMIT)
+    scheduler.settled(LIMIT)
+    _, [held] = hold(scheduler, worker=1)
+    runtime.kill(1)
+    assert reported.get(timeout=LIMIT) == 1
+    assert not held.done()
+    assert reported.empty()
+
+
+class Listener:
+    def __init__(self, reported: "queues.Queue[int]") -> None:
+        self._reported = reported
+
+    def report(self, worker: int) -> None:
+        self._reported.put(-worker)
+
+
+def test_a_method_is_called_for_as_long_as_its_object_lives(
+    scheduler: Scheduler, reported: "queues.Queue[int]"
+) -> None:
+    listener = Listener(reported)
+    scheduler.cluster.add_idle_callback(listener.report)
+    scheduler.schedule(index_of, "step", worker=1).result(LIMIT)
+    assert [reported.get(timeout=LIMIT) for _ in range(2)] == [1, -1]
+    del listener
+    scheduler.schedule(index_of, "step", worker=1).result(LIMIT)
+    scheduler.settled(LIMIT)
+    assert (reported.get(), reported.empty()) == (1, True)

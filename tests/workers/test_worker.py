@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 
 from coordinator import background_thread
-from coordinator.errors import (
-    ClosureCancelledError,
-)
+from coordinator.errors import ClosureCancelledError
 from coordinator.runtime import Failure, Preparation
 from coordinator.testing.fake_runtime import FakeRuntime, Gate, TransientError
 from coordinator.workers.cluster import WorkerState
+from coordinator.workers.scheduler import Scheduler
 from tests.deadline import LIMIT, wait_until
-from tests.fake_cluster import OPTIONS, index_of, running_scheduler, unhealthy
+from tests.fake_cluster import OPTIONS, hold, index_of, running_scheduler, unhealthy
 from tests.workers.fusible_steps import behind_a_gate, schedule
 
 # Which workers die, while one call on each worker waits at a gate.
@@ -55,21 +54,11 @@ def one_after_the_other(runtime: FakeRuntime, gate: Gate) -> int:
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-@pytest.mark.parametrize(
-    "dies",
-    [
-        one_in_its_call,
-        one_twice_in_a_row,
-        all_together,
-        one_after_the_other,
-    ],
-)
+@pytest.mark.parametrize("dies", [one_in_its_call, one_twice_in_a_row, all_together, one_after_the_other])
 def test_every_closure_completes_whichever_worker_dies(dies: Callable[[FakeRuntime, Gate], int], workers: int) -> None:
     runtime = FakeRuntime(workers)
-    gate = Gate(runtime)
     with running_scheduler(runtime) as scheduler:
-        futures = [scheduler.schedule(gate, "step") for _ in range(5)]
-        gate.wait_arrived(workers)
+        gate, futures = hold(scheduler, 5)
         losses = dies(runtime, gate)
         # A lost call waits at the gate again before the gate opens.
         gate.wait_arrived(workers + losses)
@@ -85,36 +74,31 @@ def test_every_closure_completes_whichever_worker_dies(dies: Callable[[FakeRunti
         assert sum(getattr(worker, count) for worker in statistics.workers) == losses
 
 
-def test_a_dead_worker_stops_no_other_and_is_reported_until_it_returns() -> None:
-    runtime = FakeRuntime(workers=2)
-    gate = Gate(runtime)
-    with running_scheduler(runtime) as scheduler:
-        held = [scheduler.schedule(gate, "held") for _ in range(2)]
-        gate.wait_arrived(2)
-        assert unhealthy(scheduler) == ()
-        runtime.kill(0)
-        assert not scheduler.cluster.workers[0].healthy()
-        assert scheduler.cluster.workers[1].healthy()
-        assert unhealthy(scheduler) == ("/job:worker/replica:0/task:0",)
-        gate.open()
-        for _ in range(100):
-            scheduler.schedule(index_of, "step")
-        scheduler.join(LIMIT)
-        assert [future.result(0) for future in held] == [1, 1]
-        wait_until(lambda: scheduler.cluster.workers[0].state is WorkerState.LOST)
-        runtime.restart(0)
-        assert scheduler.schedule_internal(0, index_of, "hello").result(LIMIT) == 0
-        assert scheduler.cluster.workers[0].state is WorkerState.LIVE
-        assert unhealthy(scheduler) == ()
+def test_a_dead_worker_stops_no_other_and_is_reported_until_it_returns(
+    scheduler: Scheduler, runtime: FakeRuntime
+) -> None:
+    gate, held = hold(scheduler, 2)
+    lost, other = scheduler.cluster.workers
+    assert unhealthy(scheduler) == ()
+    runtime.kill(0)
+    assert (lost.healthy(), other.healthy()) == (False, True)
+    assert unhealthy(scheduler) == ("/job:worker/replica:0/task:0",)
+    gate.open()
+    for _ in range(100):
+        scheduler.schedule(index_of, "step")
+    scheduler.join(LIMIT)
+    assert [future.result(0) for future in held] == [1, 1]
+    wait_until(lambda: lost.state is WorkerState.LOST)
+    runtime.restart(0)
+    assert scheduler.schedule_internal(0, index_of, "hello").result(LIMIT) == 0
+    assert lost.state is WorkerState.LIVE
+    assert unhealthy(scheduler) == ()
 
 
 def test_the_loss_and_the_return_of_a_worker_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    runtime = FakeRuntime(workers=1)
-    gate = Gate(runtime)
-    options = dataclasses.replace(OPTIONS, stall_report_interval=0.001)
-    with caplog.at_level(logging.WARNING, logger="coordinator"), running_scheduler(runtime, options) as scheduler:
-        future = scheduler.schedule(gate, "step")
-        gate.wait_arrived()
+    runtime = FakeRuntime(1)
+    with running_scheduler(runtime, dataclasses.replace(OPTIONS, stall_report_interval=0.001)) as scheduler:
+        gate, [future] = hold(scheduler)
         runtime.kill(0)
         text = r"task:0 has been lost for \d+ s; still trying\. \(worker0:2222 does not answer\)"
         wait_until(lambda: re.search(text, caplog.text))
@@ -127,31 +111,35 @@ def test_the_loss_and_the_return_of_a_worker_are_logged(caplog: pytest.LogCaptur
 
 def refused(times: int) -> Callable[[int], int]:
     """Returns work that fails this number of times before it succeeds."""
-    left = [times]
+    left = [TransientError("Connection refused") for _ in range(times)]
 
     def work(worker: int) -> int:
-        if left[0]:
-            left[0] -= 1
-            raise TransientError("Connection refused")
+        if left:
+            raise left.pop()
         return worker
 
     return work
 
 
-def test_transient_failures_are_retried_and_counted_per_closure() -> None:
-    with running_scheduler(FakeRuntime(workers=2)) as scheduler:
-        futures = [scheduler.schedule(refused(OPTIONS.transient_retries), "step") for _ in range(5)]
+def test_transient_failures_are_retried_and_counted_per_closure(
+    scheduler: Scheduler, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="coordinator")
+    futures = [scheduler.schedule(refused(OPTIONS.transient_retries), "step") for _ in range(5)]
+    scheduler.join(LIMIT)
+    assert scheduler.cluster.statistics().retried == 5 * OPTIONS.transient_retries
+    assert all(future.result(0) in {0, 1} for future in futures)
+    message = (
+        r"closure 0 \(step\) failed on /job:worker/replica:0/task:\d and is run again: transient \(TransientError\)"
+    )
+    assert re.search(message, caplog.text)
+
+
+def test_a_transient_failure_that_persists_becomes_the_error(scheduler: Scheduler) -> None:
+    scheduler.schedule(refused(OPTIONS.transient_retries + 1), "step")
+    with pytest.raises(TransientError, match="Connection refused") as caught:
         scheduler.join(LIMIT)
-        assert scheduler.cluster.statistics().retried == 5 * OPTIONS.transient_retries
-        assert all(future.result(0) in {0, 1} for future in futures)
-
-
-def test_a_transient_failure_that_persists_becomes_the_error() -> None:
-    with running_scheduler(FakeRuntime(workers=2)) as scheduler:
-        scheduler.schedule(refused(OPTIONS.transient_retries + 1), "step")
-        with pytest.raises(TransientError, match="Connection refused") as caught:
-            scheduler.join(LIMIT)
-        assert "attempt 4: transient" in caught.value.__notes__[0]
+    assert "attempt 4: transient" in caught.value.__notes__[0]
 
 
 @pytest.mark.parametrize(("failures", "renewals"), [(4, 0), (10, 2)])
@@ -166,30 +154,23 @@ def test_a_worker_that_answers_but_keeps_failing_is_reconnected(failures: int, r
 
 
 def test_a_stop_does_not_wait_for_the_pause_before_a_retry() -> None:
-    runtime = FakeRuntime(workers=1)
-    gate = Gate(runtime)
-
-    def work(worker: int) -> None:
-        gate(worker)
-        raise TransientError
-
+    runtime = FakeRuntime(1)
     with running_scheduler(runtime, dataclasses.replace(OPTIONS, reconnect_interval=1000.0)) as scheduler:
-        future = scheduler.schedule(work, "step")
-        gate.wait_arrived()
-        gate.open()
+        future = scheduler.schedule(refused(10), "step")
+        wait_until(lambda: future.attempts)
     assert isinstance(future.exception(0), ClosureCancelledError)
 
 
-def test_a_worker_that_is_lost_while_idle_is_reconnected_without_any_work() -> None:  # row 86
-    options = dataclasses.replace(OPTIONS, heartbeat_interval=0.02)
-    runtime = FakeRuntime(2)
-    with running_scheduler(runtime, options) as scheduler:
-        runtime.kill(1)
-        wait_until(lambda: scheduler.cluster.workers[1].state is WorkerState.LOST)
-        assert unhealthy(scheduler) == (scheduler.cluster.workers[1].device,)
-        runtime.restart(1)
-        wait_until(lambda: not unhealthy(scheduler))
-        assert scheduler.cluster.statistics().workers[1].reconnections == 1
+# row 86
+def test_a_worker_that_is_lost_while_idle_is_reconnected_without_any_work(
+    scheduler: Scheduler, runtime: FakeRuntime
+) -> None:
+    runtime.kill(1)
+    wait_until(lambda: scheduler.cluster.workers[1].state is WorkerState.LOST)
+    assert unhealthy(scheduler) == (scheduler.cluster.workers[1].device,)
+    runtime.restart(1)
+    wait_until(lambda: not unhealthy(scheduler))
+    assert scheduler.cluster.statistics().workers[1].reconnections == 1
 
 
 class UnexpectedErrors(FakeRuntime):
@@ -221,7 +202,7 @@ def test_a_worker_goes_on_after_an_unexpected_error_on_its_thread(method: str, b
     runtime = UnexpectedErrors(method)
     with running_scheduler(runtime) as scheduler:
         # Both wait in the queue when the worker takes the first one, and asks how many it may fuse.
-        held, gate = behind_a_gate(scheduler, runtime), Gate(runtime)
+        held, gate = behind_a_gate(scheduler), Gate(runtime)
         futures = schedule(scheduler, [gate] * 2)
         held.open()
         gate.wait_arrived()
@@ -255,81 +236,60 @@ def test_a_closure_that_always_meets_an_unexpected_error_fails_with_it(brief_pau
         assert scheduler.schedule(index_of, "step").result(LIMIT) in (0, 1)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, ValueError])
-def test_a_callback_of_a_future_cannot_end_the_thread_of_its_worker(error: type[BaseException]) -> None:
-    runtime = FakeRuntime(1)
-    with running_scheduler(runtime) as scheduler:
-        gate = Gate(runtime)
-        futures = [scheduler.schedule(gate, "step") for _ in range(3)]
+def test_a_callback_of_a_future_cannot_end_the_thread_of_its_worker(scheduler: Scheduler) -> None:
+    def fail(_: object) -> None:
+        raise errors.pop()
 
-        def fail(_: object) -> None:
-            raise error
-
-        for future in futures:
-            future.add_done_callback(fail)
-        gate.open()
-        assert [future.result(LIMIT) for future in futures] == [0] * 3
-        scheduler.join(LIMIT)
-        assert scheduler.cluster.workers[0].is_alive()
+    errors: list[type[BaseException]] = [KeyboardInterrupt, SystemExit, ValueError]
+    gate, futures = hold(scheduler, 3, worker=0)
+    for future in futures:
+        future.add_done_callback(fail)
+    gate.open()
+    assert [future.result(LIMIT) for future in futures] == [0] * 3
+    scheduler.join(LIMIT)
+    assert not errors
+    assert scheduler.cluster.workers[0].is_alive()
 
 
-def test_what_a_worker_prepares_is_neither_counted_nor_awaited() -> None:
-    runtime = FakeRuntime(1)
-    with running_scheduler(runtime) as scheduler:
-        gate = Gate(runtime)
-        runtime.builds.prepare(Preparation(0, gate, "prepare"))
-        gate.wait_arrived()
-        scheduler.join(LIMIT)
-        with scheduler.quiet(LIMIT):
-            pass
-        assert scheduler.cluster.statistics().running == 0
-        gate.open()
-        assert scheduler.schedule(index_of, "step").result(LIMIT) == 0
-        scheduler.join(LIMIT)
-        statistics = scheduler.cluster.statistics()
-        assert (statistics.finished, statistics.workers[0].finished) == (1, 1)
+def test_what_a_worker_prepares_is_neither_counted_nor_awaited(scheduler: Scheduler, runtime: FakeRuntime) -> None:
+    gate, built = Gate(runtime), threading.Event()
+    runtime.builds.request(built.set)
+    runtime.builds.prepare(Preparation(0, gate, "prepare"))
+    gate.wait_arrived()
+    scheduler.join(LIMIT)
+    with scheduler.quiet(LIMIT):
+        pass
+    assert scheduler.cluster.statistics().running == 0
+    gate.open()
+    assert scheduler.schedule(index_of, "step", worker=0).result(LIMIT) == 0
+    scheduler.join(LIMIT)
+    statistics = scheduler.cluster.statistics()
+    assert (statistics.finished, statistics.workers[0].finished) == (1, 1)
+    assert built.wait(LIMIT)
 
 
-def test_a_preparation_that_fails_or_is_lost_is_not_repeated_and_holds_up_no_other() -> None:
-    runtime = FakeRuntime(2)
-    with running_scheduler(runtime) as scheduler:
+def test_a_preparation_that_fails_or_is_lost_is_not_repeated_and_holds_up_no_other(
+    scheduler: Scheduler, runtime: FakeRuntime
+) -> None:
+    def fail(worker: int) -> None:
+        raise ValueError("no")
 
-        def fail(worker: int) -> None:
-            raise ValueError("no")
-
-        gate, prepared = Gate(runtime), threading.Event()
-        runtime.builds.prepare(Preparation(0, fail, "prepare"))
-        runtime.builds.prepare(Preparation(0, gate, "prepare"))
-        gate.wait_arrived()
-        # It waits for a worker that is away.
-        runtime.kill(1)
-        wait_until(lambda: scheduler.cluster.workers[1].state is WorkerState.LOST)
-        runtime.builds.prepare(Preparation(1, gate, "prepare"))
-        runtime.kill(0)
-        wait_until(lambda: scheduler.cluster.workers[0].state is WorkerState.LOST)
-        runtime.restart(0)
-        runtime.restart(1)
-        gate.open()
-        runtime.builds.prepare(Preparation(0, lambda _: prepared.set(), "prepare"))
-        assert prepared.wait(LIMIT)
-        scheduler.join(LIMIT)
-        statistics = scheduler.cluster.statistics()
-        assert (statistics.finished, statistics.failed, statistics.retried, statistics.cancelled) == (0, 0, 0, 0)
-        assert "function_quarantined" not in {event.kind for event in scheduler.queue.events.since(0)[0]}
-
-
-def test_the_builder_builds_what_is_requested_until_it_is_stopped() -> None:
-    runtime = FakeRuntime(1)
-    built = threading.Event()
-    with running_scheduler(runtime):
-        runtime.builds.request(built.set)
-        assert built.wait(LIMIT)
-    assert not [thread for thread in threading.enumerate() if thread.name == "coordinator-build"]
-
-
-def test_why_a_function_is_run_again_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="coordinator"), running_scheduler(FakeRuntime(workers=1)) as scheduler:
-        scheduler.schedule(refused(1), "step")
-        scheduler.join(LIMIT)
-    device = "/job:worker/replica:0/task:0"
-    assert f"closure 0 (step) failed on {device} and is run again: transient (TransientError)" in caplog.text
+    gate, prepared = Gate(runtime), threading.Event()
+    for work in (fail, gate):
+        runtime.builds.prepare(Preparation(0, work, "prepare"))
+    gate.wait_arrived()
+    # It waits for a worker that is away.
+    runtime.kill(1)
+    wait_until(lambda: scheduler.cluster.workers[1].state is WorkerState.LOST)
+    runtime.builds.prepare(Preparation(1, gate, "prepare"))
+    runtime.kill(0)
+    wait_until(lambda: scheduler.cluster.workers[0].state is WorkerState.LOST)
+    runtime.restart(0)
+    runtime.restart(1)
+    gate.open()
+    runtime.builds.prepare(Preparation(0, lambda _: prepared.set(), "prepare"))
+    assert prepared.wait(LIMIT)
+    scheduler.join(LIMIT)
+    statistics = scheduler.cluster.statistics()
+    assert (statistics.finished, statistics.failed, statistics.retried, statistics.cancelled) == (0, 0, 0, 0)
+    assert "function_quarantined" not in {event.kind for event in scheduler.queue.events.since(0)[0]}
