@@ -1,6 +1,7 @@
 """A closure queue without workers and runtime: the test calls it as both would."""
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from coordinator.future import Future
@@ -35,7 +36,7 @@ class Stalls:
         assert found, self.texts
 
 
-def new_queue(stalls: Stalls, capacity: int = 100) -> ClosureQueue:
+def new_queue(stalls: Callable[[str], None], capacity: int = 100) -> ClosureQueue:
     return ClosureQueue(capacity, lambda: FakeCancellation(threading.Condition()), stalls, stall_interval=0.01)
 
 

@@ -104,29 +104,23 @@ def test_an_internal_closure_goes_on(place: Callable[..., Closure]) -> None:
     assert (effects.outcomes, list(effects.cancelled), closure.has_ended) == ([], [], False)
 
 
-def test_an_abandoned_attempt_is_not_waited_for_and_has_no_effect_when_it_ends() -> None:
+def test_an_abandoned_attempt_is_not_waited_for_and_has_no_effect_when_it_ends(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     queue = new_queue(Stalls())
     closure = put_new(queue)
     attempt = take(queue)
     assert queue.cancel_all(timeout=0.001) == [attempt]
     queue.wait_settled(timeout=0)
     assert queue.is_settled()
+    with queue.quiet(LIMIT):
+        assert f"does not wait for the call of {attempt.closure} on worker {attempt.worker}" in caplog.text
     later = put_new(queue, 1)
+    caplog.clear()
     queue.fail(attempt, KeyError("too late"), ErrorScope.ALL_CLOSURES)
     queue.finish([take(queue)], ["later"])
     queue.wait_settled(timeout=0)
     assert (closure.future.cancelled(), later.future.result(0)) == (True, "later")
-
-
-def test_a_quiet_period_does_not_wait_for_an_abandoned_attempt_and_names_it(caplog: pytest.LogCaptureFixture) -> None:
-    queue = new_queue(Stalls())
-    put_new(queue)
-    attempt = take(queue)
-    assert queue.cancel_all(timeout=0.001) == [attempt]
-    with queue.quiet(LIMIT):
-        assert f"does not wait for the call of {attempt.closure} on worker {attempt.worker}" in caplog.text
-    caplog.clear()
-    queue.requeue(attempt)
     with pytest.raises(TimeoutError), queue.quiet(0.001):
         """The worker has not reported yet that it is idle."""
     queue.report_idle(attempt.worker)
