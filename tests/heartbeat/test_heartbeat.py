@@ -8,8 +8,8 @@ import math
 import os
 import signal
 import socket
-import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,28 +67,35 @@ def is_open(connection: socket.socket) -> bool:
         return True
 
 
+NO_HOST_NAMES = ["worker-0..svc:2222", f"{64 * 'a'}.svc:2222", ".:2222", "a\0b:2222"]
+
+
 def test_connections_to_a_frozen_server_alone_are_shut_down_until_it_thaws(
     heartbeat: Heartbeat, address: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    neighbour = address.replace("127.0.0.1", "127.0.0.2")
+    """Of three servers two freeze, one of which is not watched any more."""
+    neighbour, forgotten = (address.replace("127.0.0.1", f"127.0.0.{number}") for number in (2, 3))
     assert heartbeat.state(address) == ServerState(Liveness.UNKNOWN)
-    for watched in (address, neighbour):
+    for watched in (address, neighbour, forgotten):
         heartbeat.watch(watched)
     with (
         StatusServer(address, 7) as server,
         StatusServer(neighbour),
+        StatusServer(forgotten) as other,
         connect(address) as one,
         connect(neighbour) as two,
+        connect(forgotten) as three,
     ):
-        for connection in (one, two):
+        for connection in (one, two, three):
             wait_passed(heartbeat, connection)
-        before = wait_state(heartbeat, address, ANSWERING)
-        assert (before.incarnation, before.last_silence) == (7, -math.inf)
-        wait_state(heartbeat, neighbour, ANSWERING)
+        before, *_ = [wait_state(heartbeat, each, ANSWERING) for each in (address, neighbour, forgotten)]
+        heartbeat.forget(forgotten)
+        assert heartbeat.state(forgotten) == ServerState(Liveness.UNKNOWN)
+        other.freeze()
         server.freeze()
         assert one.recv(1) == b""
         silent = wait_state(heartbeat, address, SILENT)
-        assert silent.last_silence == math.inf
+        assert (before.incarnation, before.last_silence, silent.last_silence) == (7, -math.inf, math.inf)
         host, _, port = address.rpartition(":")
         with socket.create_connection((host, int(port)), timeout=LIMIT) as opened:
             assert opened.recv(1) == b""
@@ -97,9 +104,9 @@ def test_connections_to_a_frozen_server_alone_are_shut_down_until_it_thaws(
         assert before.since < silent.since < after.since == after.last_silence
         with connect(address) as connection:
             wait_passed(heartbeat, connection)
-            assert heartbeat.state(address).liveness is ANSWERING
             assert is_open(connection)
         assert is_open(two), "a server on another host with the same port"
+        assert is_open(three), "a server that is not watched"
         server.kill()
         assert wait_state(heartbeat, address, GONE).last_silence == after.since
     silent_line, again = (record.getMessage() for record in caplog.records if address in record.getMessage())
@@ -107,27 +114,18 @@ def test_connections_to_a_frozen_server_alone_are_shut_down_until_it_thaws(
     assert again.startswith(f"{address} answers again after ")
 
 
-def test_a_server_that_was_forgotten_is_unknown_and_left_alone(heartbeat: Heartbeat, address: str) -> None:
-    neighbour = address.replace("127.0.0.1", "127.0.0.2")
-    heartbeat.watch(address)
-    with StatusServer(address) as server, StatusServer(neighbour) as other, connect(address) as connection:
-        wait_passed(heartbeat, connection)
-        wait_state(heartbeat, address, ANSWERING)
-        for _ in range(2):
-            heartbeat.forget(address)
-        assert heartbeat.state(address) == ServerState(Liveness.UNKNOWN)
-        server.freeze()
-        # The process carries out this line after that one, and finds a server silent which it began to probe later.
-        other.freeze()
-        heartbeat.watch(neighbour)
-        wait_state(heartbeat, neighbour, SILENT)
-        assert is_open(connection)
-        server.thaw()
-        heartbeat.watch(address)
-        wait_state(heartbeat, address, ANSWERING)
+def test_a_connection_that_was_closed_here_ends_also_after_an_unexpected_error(
+    heartbeat: Heartbeat, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(background_thread, "_FIRST_PAUSE", 0.001)
+    find, errors = OpenConnections.find, [RuntimeError("broken")]
 
+    def fail_once(connections: OpenConnections, peers: Any) -> Any:
+        if errors:
+            raise errors.pop()
+        return find(connections, peers)
 
-def test_a_connection_that_was_closed_here_ends(heartbeat: Heartbeat) -> None:
+    monkeypatch.setattr(OpenConnections, "find", fail_once)
     with socket.create_server(("127.0.0.1", 0)) as server, contextlib.ExitStack() as opened:
         host, port = server.getsockname()
         heartbeat.watch(f"{host}:{port}")
@@ -139,30 +137,22 @@ def test_a_connection_that_was_closed_here_ends(heartbeat: Heartbeat) -> None:
         ours = next(each for each in accepted if each.getpeername() == here)
         ours.settimeout(LIMIT)
         assert ours.recv(1) == b""
-
-
-def test_texts_that_are_no_host_names_hide_no_other_server(heartbeat: Heartbeat, address: str) -> None:
-    for invalid in ("worker", "worker:", ":80", "worker:http"):
-        with pytest.raises(ValueError, match="host:port"):
-            heartbeat.watch(invalid)
-    no_host_names = ["worker-0..svc:2222", f"{64 * 'a'}.svc:2222", ".:2222", "a\0b:2222"]
-    for name in no_host_names:
-        heartbeat.watch(name)
-    for name in no_host_names:
-        wait_until(lambda name=name: heartbeat.state(name).obstacle is Obstacle.UNRESOLVED)
-    with StatusServer(address):
-        heartbeat.watch(address)
-        wait_state(heartbeat, address, ANSWERING)
-    assert f"{address} answering" in repr(heartbeat)
+    assert "The thread coordinator-heartbeat met an unexpected RuntimeError" in caplog.text
 
 
 def test_a_killed_process_is_restarted_and_signals_of_a_terminal_do_not_end_it(
     heartbeat: Heartbeat, address: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    heartbeat.watch(address)
+    """Texts that are no host names hide no other server meanwhile."""
+    for invalid in ("worker", "worker:", ":80", "worker:http"):
+        with pytest.raises(ValueError, match="host:port"):
+            heartbeat.watch(invalid)
+    for watched in (*NO_HOST_NAMES, address):
+        heartbeat.watch(watched)
     with StatusServer(address) as server, connect(address) as connection:
         wait_passed(heartbeat, connection)
         wait_state(heartbeat, address, ANSWERING)
+        assert f"{address} answering" in repr(heartbeat)
         first = heartbeat.process
         assert first is not None
         assert os.getsid(first.pid) == first.pid
@@ -173,8 +163,11 @@ def test_a_killed_process_is_restarted_and_signals_of_a_terminal_do_not_end_it(
         assert heartbeat.process is first
         os.kill(first.pid, signal.SIGKILL)
         wait_until(lambda: heartbeat.process not in (None, first))
-        server.freeze()
-        assert connection.recv(1) == b""
+        wait_passed(heartbeat, connection)
+        server.kill()
+        wait_state(heartbeat, address, GONE)
+        for name in NO_HOST_NAMES:
+            wait_until(lambda name=name: heartbeat.state(name).obstacle is Obstacle.UNRESOLVED)
     [line] = [record.getMessage() for record in caplog.records if "is restarted" in record.getMessage()]
     assert f"({first.pid}) ended with code -9" in line
 
@@ -190,27 +183,14 @@ def test_closing_ends_the_process_with_code_0_and_may_be_repeated() -> None:
     heartbeat.watch("127.0.0.1:1")
 
 
-def test_the_heartbeat_goes_on_after_an_unexpected_error(
-    heartbeat: Heartbeat, address: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_calls_that_block_all_threads_of_the_client_end_and_the_process_with_the_client(
+    run_program: ProgramRunner, address: str, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(background_thread, "_FIRST_PAUSE", 0.001)
-    find, failed = OpenConnections.find, threading.Event()
+    """Also on a connection opened meanwhile, if the process may duplicate descriptors of the client.
 
-    def fail_once(connections: OpenConnections, peers: Any) -> Any:
-        if not failed.is_set():
-            failed.set()
-            raise RuntimeError("broken")
-        return find(connections, peers)
-
-    monkeypatch.setattr(OpenConnections, "find", fail_once)
-    heartbeat.watch(address)
-    assert failed.wait(LIMIT)
-    wait_state(heartbeat, address, GONE)
-    assert "The thread coordinator-heartbeat met an unexpected RuntimeError" in caplog.text
-
-
-def test_calls_that_block_all_threads_of_the_client_end(run_program: ProgramRunner, address: str) -> None:
-    """Also on a connection opened meanwhile, if the process may duplicate descriptors of the client."""
+    It starts with modules of any name beside the program. The runner fails a program that leaves a process.
+    """
+    (tmp_path / "programs" / "statistics.py").write_text("raise ImportError('not this one')")
     host, _, port = address.rpartition(":")
     with StatusServer(address) as server:
         run_program(
@@ -254,32 +234,12 @@ def test_calls_that_block_all_threads_of_the_client_end(run_program: ProgramRunn
                     wait_end(late)
             sys.setswitchinterval(0.005)
             os.kill(server, signal.SIGCONT)
-            heartbeat.close()
+            # Neither the process's pipe for errors nor its link may stay open elsewhere, or it does not notice.
+            os.kill(os.getpid(), signal.SIGKILL)
             """,
             host,
             port,
             server.pid,
+            exit_code=-signal.SIGKILL,
             fresh=True,
         )
-
-
-def test_the_process_imports_what_the_client_does_and_ends_when_it_is_killed(
-    tmp_path: Any, run_program: ProgramRunner
-) -> None:
-    """It starts with modules of any name beside the program. The runner fails a program that leaves a process."""
-    (tmp_path / "programs" / "statistics.py").write_text("raise ImportError('not this one')")
-    run_program(
-        """
-        import os, select, signal
-        from coordinator.heartbeat.heartbeat import HeartbeatClient
-
-        child = HeartbeatClient(interval=0.1, timeout=1.0)
-        child.update({"127.0.0.1:1": 0}, {}, None)
-        assert select.select([child], [], [], 30)[0]
-        assert child.receive()[0]["liveness"] == "gone"
-        # Neither its pipe for errors nor its link may stay open elsewhere, or it does not notice.
-        os.kill(os.getpid(), signal.SIGKILL)
-        """,
-        exit_code=-signal.SIGKILL,
-        fresh=True,
-    )
