@@ -1,16 +1,15 @@
 """Tests of traces, read as a viewer reads them."""
 
 import json
-import math
 import pathlib
 from collections.abc import Iterable
 
 import pytest
 
-from coordinator.errors import Rollback, StrategyClosedError
+from coordinator.errors import StrategyClosedError
 from coordinator.events.event_stream import EventStream
 from coordinator.events.trace import Trace, TraceFile
-from coordinator.testing.fake_runtime import FakeRuntime, Gate
+from coordinator.testing.fake_runtime import FakeRuntime
 from tests.deadline import LIMIT
 from tests.fake_cluster import index_of, running_scheduler
 
@@ -56,39 +55,6 @@ def test_a_trace_shows_each_call_with_an_arrow_from_its_schedule_to_its_result(t
     assert viewer.counters()["closures"] == {"waiting": 0, "running": 0}
 
 
-def test_a_trace_shows_what_was_lost_and_what_was_saved(tmp_path: pathlib.Path) -> None:
-    runtime, path = FakeRuntime(2), tmp_path / "trace.json"
-
-    def recover() -> Rollback:
-        runtime.restore_parameter_server()
-        return Rollback(
-            parameter_servers=("/job:ps/task:0",), checkpoint="ckpt-3", step_before=30, step_after=21, seconds=0.1
-        )
-
-    with running_scheduler(runtime) as scheduler:
-        trace = scheduler.trace(path)
-        scheduler.recovery.recover_with(recover)
-        scheduler.queue.events.record("checkpoint_saved", name="ckpt-3", seconds=0.25)
-        gate = Gate(runtime)
-        future = scheduler.schedule(gate, "interrupted", worker=1)
-        gate.wait_arrived()
-        runtime.lose_parameter_server()
-        gate.open()
-        future.result(LIMIT)
-        runtime.kill(1)
-        scheduler.schedule(index_of, "elsewhere").result(LIMIT)
-        trace.close()
-        trace.close()
-    viewer = Viewer(path)
-    (recovery,) = viewer.slices("ps 0")
-    assert (recovery["name"], recovery["args"]["steps lost"], recovery["args"]["checkpoint"]) == ("lost", 9, "ckpt-3")
-    (saved,) = viewer.slices("checkpoints")
-    assert (saved["name"], saved["dur"]) == ("checkpoint saved", 250_000)
-    # The loss of the worker, and a call that is lost with it, may follow.
-    calls = [each for each in viewer.slices("worker 1") if each["name"] == "interrupted"]
-    assert calls[-1]["args"]["outcome"] == "finished"
-
-
 def test_what_still_runs_and_what_is_lost_at_the_end_is_shown(tmp_path: pathlib.Path) -> None:
     events, path = EventStream(), tmp_path / "trace.json"
     with Trace(events, path, [], lambda: (0, 0), dict, LIMIT):
@@ -116,16 +82,6 @@ def test_the_file_is_complete_while_it_is_written(tmp_path: pathlib.Path) -> Non
         file.flush()
         assert names(Viewer(path).slices("worker 0")) == [f"step {each}" for each in range(number + 1)]
     file.close()
-    assert len(Viewer(path).slices("worker 0")) == 3
-
-
-def test_a_loss_that_is_no_number_leaves_the_trace_readable(tmp_path: pathlib.Path) -> None:
-    file = TraceFile(tmp_path / "trace.json", "training", 1)
-    for at, loss in enumerate([0.5, math.nan, math.inf]):
-        file.counter("loss", at, {"loss": loss})
-    file.close()
-    counted = [each["args"] for each in Viewer(tmp_path / "trace.json").events if each["ph"] == "C"]
-    assert counted == [{"loss": 0.5}, {}, {}]
 
 
 def test_a_trace_that_cannot_be_written_is_an_error_at_once(tmp_path: pathlib.Path) -> None:
