@@ -1,10 +1,12 @@
-"""Tests of the class hierarchy of errors."""
+"""Tests of errors and of the texts of statistics."""
 
 import concurrent.futures
+import dataclasses
 import inspect
 
 from coordinator import errors
 from coordinator.errors import Rollback
+from coordinator.statistics import ClusterStatistics, ParameterServerStatistics, WorkerStatistics
 
 TREE = {
     errors.ClusterSpecError: (errors.CoordinatorError, ValueError),
@@ -46,3 +48,16 @@ def test_the_text_of_a_rollback_says_what_was_lost() -> None:
     assert str(ROLLBACK) == (
         "/job:ps/task:0, /job:ps/task:1 recovered from checkpoint folder/ckpt-3, 20 steps back, at step 100 (2.2 s)"
     )
+
+
+COUNTS = ClusterStatistics(waiting=1, running=2, finished=3, failed=4, cancelled=5, retried=6)
+
+
+def test_a_snapshot_names_the_unavailable_servers() -> None:
+    workers = tuple(
+        WorkerStatistics(index, f"/job:worker/task:{index}", state)
+        for index, state in enumerate(["live", "lost", "lost"])
+    )
+    servers = (ParameterServerStatistics(0, "/job:ps/task:0", "lost"),)
+    text = str(dataclasses.replace(COUNTS, workers=workers, parameter_servers=servers))
+    assert text.endswith("; 3 workers; lost: /job:worker/task:1, /job:worker/task:2, /job:ps/task:0")

@@ -1,18 +1,13 @@
-"""Tests of `ClusterCoordinator`: scheduling, results and errors. They follow the meaning of TensorFlow's own tests."""
+"""Tests of TensorFlow's names: scheduling, results, errors and datasets, with the meaning of TensorFlow's tests."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.compat import ClosureInputError, ClusterCoordinator, RemoteValue
+from coordinator.compat import ClosureInputError, ClusterCoordinator, PerWorkerValues, RemoteValue
 from coordinator.errors import ClosureCancelledError, ParameterServerLost
 from coordinator.future import Future
 from tests.ps_strategy.gate import Gate
-
-
-@pytest.fixture
-def cluster_coordinator(strategy):
-    return ClusterCoordinator(strategy)
 
 
 @pytest.fixture
@@ -33,38 +28,27 @@ def test_another_strategy_is_refused_in_words():
         ClusterCoordinator(tf.distribute.get_strategy())
 
 
-def test_results_come_back_in_the_functions_structure(cluster_coordinator):
-    x = tf.constant(1)
-
+def test_results_come_back_in_the_functions_structure(cluster_coordinator, counter):
     @tf.function
     def nested():
-        return x + 1, (x + 2, x + 3), [x + 4], {"v": x}, None
-
-    value = cluster_coordinator.schedule(nested)
-    wanted = 2, (3, 4), [5], {"v": 1}, None
-    assert isinstance(value, RemoteValue)
-    assert value.fetch() == wanted
-    assert cluster_coordinator.fetch(value) == wanted
-    assert tf.nest.map_structure(tf.is_tensor, value.get()) == (True, (True, True), [True], {"v": True}, False)
-    values = {"a": [value, cluster_coordinator.schedule(nested)], "plain": 7, "text": "x"}
-    assert cluster_coordinator.fetch(values) == {"a": [wanted, wanted], "plain": 7, "text": "x"}
-
-
-def test_functions_that_return_nothing_give_none(cluster_coordinator, counter):
-    @tf.function
-    def count(by=1):
-        counter.assign_add(by)
+        by = counter.assign_add(1, read_value=False) and None
+        return ONE + 1, (ONE + 2, ONE + 3), [ONE + 4], {"v": ONE}, by
 
     # Joining with nothing scheduled returns at once, and so does joining again.
     cluster_coordinator.join()
+    wanted = 2, (3, 4), [5], {"v": 1}, None
     for total in (5, 10):
-        values = [cluster_coordinator.schedule(count) for _ in range(5)]
+        value, *others = [cluster_coordinator.schedule(nested) for _ in range(5)]
         for _ in range(3):
             cluster_coordinator.join()
         assert cluster_coordinator.done()
         assert counter.numpy() == total
-        assert cluster_coordinator.fetch(values) == [None] * 5
-        assert values[0].get() is None
+    assert isinstance(value, RemoteValue)
+    assert value.fetch() == wanted
+    assert cluster_coordinator.fetch(value) == wanted
+    assert tf.nest.map_structure(tf.is_tensor, value.get()) == (True, (True, True), [True], {"v": True}, False)
+    values = {"a": [value, others[0]], "plain": 7, "text": "x"}
+    assert cluster_coordinator.fetch(values) == {"a": [wanted, wanted], "plain": 7, "text": "x"}
 
 
 def test_anything_but_a_tensorflow_function_is_refused(cluster_coordinator):
@@ -83,7 +67,7 @@ def test_a_remote_value_is_no_argument_also_within_a_structure(cluster_coordinat
     assert cluster_coordinator.schedule(double, args=(value.fetch(),)).fetch() == 4
 
 
-def test_run_and_reduce_work_whether_scheduled_in_the_scope_or_not(strategy, cluster_coordinator):
+def test_run_reduce_and_gather_work_whether_scheduled_in_the_scope_or_not(strategy, cluster_coordinator):
     with strategy.scope():
         assert tf.distribute.in_cross_replica_context()
         variable = tf.Variable(1.0)
@@ -96,21 +80,13 @@ def test_run_and_reduce_work_whether_scheduled_in_the_scope_or_not(strategy, clu
                 total.assign_add(x)
                 return x + variable, x - variable
 
-            return strategy.reduce("SUM", strategy.run(replica_fn, args=(x,)), axis=None)
+            results = strategy.run(replica_fn, args=(x,))
+            gathered = strategy.gather(results[0][tf.newaxis], axis=0)
+            return strategy.reduce("SUM", results, axis=None), gathered, strategy.experimental_local_results(results[1])
 
-        assert cluster_coordinator.schedule(step, args=(tf.constant(3.0),)).fetch() == (4, 2)
-    assert cluster_coordinator.schedule(step, args=(tf.constant(3.0),)).fetch() == (4, 2)
+        first = cluster_coordinator.schedule(step, args=(tf.constant(3.0),)).fetch()
+    assert first == cluster_coordinator.schedule(step, args=(tf.constant(3.0),)).fetch() == ((4, 2), [4], (2,))
     assert total.numpy() == 6
-
-
-def test_gather_and_local_results_are_those_of_one_replica(strategy, cluster_coordinator):
-    @tf.function
-    def step(x):
-        per_replica = strategy.run(lambda x: 2 * x, args=(x,))
-        return strategy.gather(per_replica, axis=0), strategy.experimental_local_results(per_replica)
-
-    gathered, [local] = cluster_coordinator.schedule(step, args=(tf.constant([1, 2]),)).fetch()
-    assert gathered.tolist() == local.tolist() == [2, 4]
 
 
 @pytest.fixture
@@ -186,28 +162,22 @@ def schedule(cluster_coordinator, fn, count=1):
     return [cluster_coordinator.schedule(fn, args=(ONE,)) for _ in range(count)]
 
 
-def test_join_raises_the_error_of_a_function_and_then_is_clean(cluster_coordinator):
+@pytest.mark.parametrize("verb", ["join", "schedule"])
+def test_join_and_a_later_schedule_raise_the_error_of_a_function_and_then_are_clean(cluster_coordinator, verb):
+    def wait():
+        while verb == "schedule":
+            schedule(cluster_coordinator, succeed)
+        cluster_coordinator.join()
+
     for _ in range(2):
         schedule(cluster_coordinator, succeed, 3)
         [failed] = schedule(cluster_coordinator, fail)
         with pytest.raises(tf.errors.InvalidArgumentError, match="must be zero"):
-            cluster_coordinator.join()
+            wait()
         cluster_coordinator.join()
         assert cluster_coordinator.done()
         with pytest.raises(tf.errors.InvalidArgumentError, match="must be zero"):
             failed.fetch()
-
-
-def test_a_later_schedule_raises_the_error(cluster_coordinator):
-    schedule(cluster_coordinator, fail)
-
-    def schedule_forever():
-        while True:
-            schedule(cluster_coordinator, succeed)
-
-    with pytest.raises(tf.errors.InvalidArgumentError, match="must be zero"):
-        schedule_forever()
-    cluster_coordinator.join()
 
 
 def test_a_cancelled_function_raises_tensorflows_cancelled_error(strategy, cluster_coordinator):
@@ -262,3 +232,62 @@ def test_iterators_can_be_used_after_an_error_and_their_end_is_out_of_range(clus
     with pytest.raises(tf.errors.OutOfRangeError):
         schedule_forever()
     cluster_coordinator.join()
+
+
+def make_batches(_=None):
+    return tf.data.Dataset.range(1, 11).batch(4)
+
+
+@tf.function
+def traced_batches():
+    return make_batches()
+
+
+FORMS = {
+    "tf.function": lambda strategy: traced_batches,
+    "concrete function": lambda strategy: traced_batches.get_concrete_function(),
+    "dataset": lambda strategy: make_batches(),
+    "distributing function": lambda strategy: lambda: strategy.distribute_datasets_from_function(make_batches),
+    "distributed dataset": lambda strategy: strategy.experimental_distribute_dataset(make_batches()),
+}
+
+
+def test_every_form_of_a_dataset_gives_the_same_elements(strategy, cluster_coordinator):
+    for form, make in FORMS.items():
+        dataset = cluster_coordinator.create_per_worker_dataset(make(strategy))
+        value = cluster_coordinator.schedule(take, args=(iter(dataset),))
+        assert value.fetch().tolist() == [1, 2, 3, 4], form
+        assert dataset.element_spec == tf.TensorSpec([None], tf.int64), form
+
+
+def test_an_iterator_is_one_of_tensorflows_per_worker_values(cluster_coordinator):
+    iterator = iter(cluster_coordinator.create_per_worker_dataset(make_batches))
+    assert isinstance(iterator, PerWorkerValues)
+    assert isinstance(iterator, tf.distribute.experimental.coordinator.PerWorkerValues)
+    assert cluster_coordinator.fetch([iterator, 1]) == [iterator, 1]
+    with pytest.raises(RuntimeError, match="inside `step`"):
+        next(iterator)
+
+
+def test_a_dataset_may_be_an_argument_itself(cluster_coordinator):
+    dataset = cluster_coordinator.create_per_worker_dataset(make_batches()).build()
+    first = tf.function(lambda dataset: next(iter(dataset)))
+    assert cluster_coordinator.schedule(first, args=(dataset,)).fetch().tolist() == [1, 2, 3, 4]
+
+
+def test_an_input_signature_may_name_the_iterators_type(cluster_coordinator):
+    iterator = iter(cluster_coordinator.create_per_worker_dataset(make_batches))
+    for signature in (iterator._type_spec, tf.data.IteratorSpec(iterator.element_spec)):
+        take_signed = tf.function(lambda it: tf.reduce_max(next(it)), input_signature=[signature])
+        assert cluster_coordinator.schedule(take_signed, args=(iterator,)).fetch() in (4, 8, 10)
+
+
+def test_what_is_no_dataset_is_refused_in_words(cluster_coordinator):
+    with pytest.raises(ValueError, match="takes a dataset or a function that returns one, got 3"):
+        cluster_coordinator.create_per_worker_dataset(3)
+    with pytest.raises(TypeError, match="'make_three' must return a"):
+        cluster_coordinator.create_per_worker_dataset(make_three)
+
+
+def make_three():
+    return 3

@@ -3,19 +3,17 @@
 import pytest
 import tensorflow as tf
 
-from coordinator.compat import ClusterCoordinator
-
 # Keras saves models in a way that NumPy has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")
 
+
 EXAMPLES = 60
+
+
 FEATURES = tf.random.stateless_normal((EXAMPLES, 4), seed=(1, 2)).numpy()
+
+
 LABELS = (FEATURES.sum(axis=1) > 0).astype("int32")
-
-
-@pytest.fixture
-def cluster_coordinator(strategy):
-    return ClusterCoordinator(strategy)
 
 
 def dense_model(classes=2):
