@@ -77,26 +77,6 @@ def test_what_waits_for_connections_gets_them_as_before() -> None:
                     same.accept()
 
 
-def test_a_duplicate_for_a_moment_does_not_keep_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    with listener(socket.AF_INET) as listening:
-        port = port_of(listening)
-        duplicates = [listening.dup()]
-        create = socket.create_server
-
-        def release_after_one(*given: object, **named: object) -> socket.socket:
-            try:
-                return create(*given, **named)  # type: ignore[arg-type]
-            finally:
-                for duplicate in duplicates:
-                    duplicate.close()
-
-        monkeypatch.setattr(module.socket, "create_server", release_after_one)
-        # The search finds one of the two; the other is one that it does not see.
-        monkeypatch.setattr(module, "_sockets_at", lambda port: iter([(listening.fileno(), listening.dup())]))
-        listen_only_at("127.0.0.1", port)
-        assert answers("127.0.0.1", port)
-
-
 def test_connections_made_before_are_shut_down_if_they_came_from_elsewhere() -> None:
     with contextlib.ExitStack() as opened:
         listening = opened.enter_context(socket.create_server(("", 0)))

@@ -28,13 +28,3 @@ def test_a_waiting_closure_takes_less_than_500_bytes_with_its_future() -> None:
         assert weight / CLOSURES < 500
         gate.open()
         scheduler.join(LIMIT)
-
-
-def test_hundreds_of_workers_are_served() -> None:
-    with running_scheduler(FakeRuntime(300), Options()) as scheduler:
-        for worker in range(300):
-            scheduler.schedule(index_of, "step", worker=worker)
-        futures = [scheduler.schedule(index_of, "step") for _ in range(600)]
-        scheduler.join(LIMIT)
-        assert all(future.done() for future in futures)
-        assert scheduler.cluster.statistics().finished == 900

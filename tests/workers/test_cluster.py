@@ -9,9 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from coordinator.errors import ClosureCancelledError, ClosureInputError, ParameterServerLost, StrategyClosedError
+from coordinator.errors import ClosureCancelledError, ClosureInputError, StrategyClosedError
 from coordinator.testing.fake_runtime import FakeRuntime, Gate, TransientError
-from coordinator.workers.cluster import WorkerState
 from coordinator.workers.scheduler import Scheduler
 from tests.deadline import LIMIT, wait_until
 from tests.fake_cluster import OPTIONS, hold, index_of, running_scheduler, unhealthy
@@ -80,6 +79,8 @@ RAISERS: dict[str, Callable[[Scheduler], object]] = {
     "schedule": lambda scheduler: wait_until(lambda: scheduler.schedule(index_of, "more") is None),
     "done": lambda scheduler: wait_until(scheduler.done),
 }
+
+
 VERBS: dict[str, Callable[[Scheduler], object]] = {
     "join": lambda scheduler: scheduler.join(),
     "schedule": lambda scheduler: scheduler.schedule(index_of, "more"),
@@ -246,34 +247,6 @@ def test_errors_and_retries_of_before_are_forgotten(scheduler: Scheduler, work: 
     train_on(scheduler)
 
 
-def test_closures_of_lost_workers_do_not_come_back(scheduler: Scheduler, runtime: FakeRuntime) -> None:
-    gate, futures = hold(scheduler, 4)
-    for worker in range(2):
-        runtime.kill(worker)
-    wait_until(lambda: {worker.state for worker in scheduler.cluster.workers} == {WorkerState.LOST})
-    scheduler.cancel_all()
-    assert all(future.cancelled() for future in futures)
-    for worker in range(2):
-        runtime.restart(worker)
-    train_on(scheduler)
-    with pytest.raises(TimeoutError):
-        gate.wait_arrived(3, timeout=0)
-
-
-def test_while_parameter_servers_are_recovered_new_work_waits_for_the_recovery(scheduler: Scheduler) -> None:
-    is_back = threading.Event()
-    scheduler.recovery.recover_with(is_back.is_set)
-    _, futures = hold(scheduler, 4)
-    scheduler.recovery.begin(ParameterServerLost("/job:ps/task:0", "a test says so"))
-    scheduler.cancel_all()
-    assert all(future.cancelled() for future in futures)
-    later = scheduler.schedule(index_of, "after")
-    assert not scheduler.done()
-    is_back.set()
-    assert later.result(LIMIT) in {0, 1}
-    train_on(scheduler)
-
-
 def test_a_call_that_does_not_end_is_reported_and_the_other_workers_go_on(caplog: pytest.LogCaptureFixture) -> None:
     runtime = FakeRuntime(2)
     with running_scheduler(runtime, dataclasses.replace(OPTIONS, close_timeout=0.01)) as scheduler:
@@ -289,9 +262,6 @@ def test_a_call_that_does_not_end_is_reported_and_the_other_workers_go_on(caplog
         assert behind.result(LIMIT) == 1
         scheduler.join(LIMIT)
         assert stuck.cancelled()
-
-
-QUICK = dataclasses.replace(OPTIONS, heartbeat_interval=0.002)
 
 
 # Threads
@@ -311,7 +281,7 @@ class CountingRuntime(FakeRuntime):
 
 def test_idle_workers_do_not_wake_up_periodically() -> None:
     runtime = CountingRuntime(8)
-    with running_scheduler(runtime, QUICK) as scheduler:
+    with running_scheduler(runtime, dataclasses.replace(OPTIONS, heartbeat_interval=0.002)) as scheduler:
         for worker in range(8):
             scheduler.schedule(index_of, "step", worker=worker)
         scheduler.join(LIMIT)
@@ -321,18 +291,3 @@ def test_idle_workers_do_not_wake_up_periodically() -> None:
         runtime.checks.clear()
         wait_until(lambda: runtime.checks["coordinator-idle-workers"] >= 5 * 8)
         assert set(runtime.checks) == {"coordinator-idle-workers"}
-
-
-def test_a_worker_that_is_lost_while_nothing_may_be_run_is_noticed_too() -> None:
-    runtime = FakeRuntime(2)
-    with running_scheduler(runtime, QUICK) as scheduler:
-        is_restored = threading.Event()
-        scheduler.recovery.recover_with(is_restored.is_set)
-        scheduler.recovery.begin(ParameterServerLost("/job:ps/task:0", "a test says so"))
-        wait_until(lambda: scheduler.queue.is_paused)
-        waiting = scheduler.schedule(index_of, "step")
-        wait_until(lambda: len(scheduler.queue.idle_workers()) == 2)
-        runtime.kill(0)
-        wait_until(lambda: scheduler.cluster.workers[0].state is WorkerState.LOST)
-        is_restored.set()
-        assert waiting.result(LIMIT) == 1

@@ -156,19 +156,6 @@ def test_a_call_takes_no_more_elements_than_its_worker_has_left() -> None:
     assert runtime.fused_calls == [(0, 4), (0, 4), (0, 2)]
 
 
-def test_calls_are_shared_on_a_worker_that_has_data_when_another_has_none() -> None:
-    runtime, data = FakeRuntime(2), FiniteData([], range(9))
-    with running_scheduler(runtime, FOUR) as scheduler:
-        gate = behind_a_gate(scheduler, 1)
-        futures = [data.schedule(scheduler) for _ in range(9)]
-        wait_until(lambda: scheduler.queue.statistics().retried)
-        gate.open()
-        assert results(futures) == list(range(9))
-        scheduler.join(LIMIT)
-    assert (1, 4) in runtime.fused_calls
-    assert {worker for worker, _ in runtime.fused_calls} == {1}
-
-
 def test_a_shared_call_overtakes_no_other_closure() -> None:
     runtime, data = FakeRuntime(2), FiniteData([], range(9))
     order: list[int] = []
@@ -377,14 +364,6 @@ def test_a_size_is_not_traced_before_it_would_have_saved_much_of_its_tracing_tim
     assert max(train(FusionSizeModel(None), overhead, each, 2000, tracing)) > max(sizes)
 
 
-def test_a_traced_size_is_used_whenever_enough_closures_wait() -> None:
-    model = FusionSizeModel(None)
-    train(model, 1e-3, 1e-6, 1000)
-    assert model.steps("step", 63) == 16
-    assert model.steps("step", 3) == 1
-    assert model.steps("step", 1) == 1
-
-
 def test_the_size_adapts_to_longer_and_shorter_steps() -> None:
     model = FusionSizeModel(None)
     train(model, 1e-3, 1e-4, 500)
@@ -434,7 +413,7 @@ def test_a_restarted_worker_wants_what_is_known_after_its_first_call() -> None:
     model.restart()
     assert train(model, 1e-3, 1e-6, 2, tracing=1.0) == [1, 256]
     # The first call in a process of the worker, which takes longer, is not counted.
-    assert model.steps("step", ENOUGH) == 256
+    assert [model.steps("step", available) for available in (ENOUGH, 63, 3, 1)] == [256, 16, 1, 1]
 
 
 def test_a_worker_goes_beyond_its_share_for_as_long_as_another_call_takes() -> None:
@@ -445,13 +424,3 @@ def test_a_worker_goes_beyond_its_share_for_as_long_as_another_call_takes() -> N
     train(model, 1e-3, 0.1, 500)
     assert model.beyond_share("step") == 0
     assert FusionSizeModel(8).beyond_share("step") == 0
-
-
-def test_a_larger_traced_size_is_used_if_its_call_is_short_enough() -> None:
-    model = FusionSizeModel(None)
-    each = 0.05
-    assert max(train(model, 0.02, each, 200)) == 4
-    # Two steps would be enough now, but that size is not traced.
-    assert train(model, 0.0025, each, 400)[-30:].count(4) >= 29
-    # Four steps would take too long.
-    assert set(train(model, 0.004, 0.12, 400)[-30:]) == {1}

@@ -9,7 +9,6 @@ import pytest
 
 from coordinator.errors import ClosureQuarantined
 from coordinator.future import Future
-from coordinator.queueing.closure_queue import ClosureQueue
 from coordinator.testing.fake_runtime import FakeRuntime, Gate, TransientError
 from coordinator.workers.cluster import WorkerState
 from coordinator.workers.scheduler import Scheduler
@@ -18,7 +17,11 @@ from tests.fake_cluster import OPTIONS, hold, index_of, running_scheduler
 from tests.workers.fusible_steps import FiniteData
 
 SHORT = 0.02
+
+
 LINKED = dataclasses.replace(OPTIONS, heartbeat_interval=0.002, heartbeat_timeout=0.01, max_attempts=2)
+
+
 APART = "/job:ps/task:0 at a:1 does not reach /job:ps/task:1 at b:1: no answer for 5 s"
 
 
@@ -89,20 +92,6 @@ def test_join_does_not_wait_for_a_straggler_that_cannot_be_cancelled(
     assert future.result(0) == 1
     runtime.thaw(0)
     assert scheduler.schedule_internal(0, index_of, "hello").result(LIMIT) == 0
-
-
-def test_without_a_time_limit_no_closure_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    checks: list[float] = []
-    monkeypatch.setattr(ClosureQueue, "requeue_overdue", lambda queue: checks.append(1))
-    with running_scheduler(FakeRuntime(2)) as scheduler:
-        # The thread checks once when it starts.
-        wait_until(lambda: checks)
-        checks.clear()
-        hold(scheduler)[0].open()
-        scheduler.join(LIMIT)
-        assert not checks
-        scheduler.schedule(index_of, "step", timeout=SHORT)
-        wait_until(lambda: checks)
 
 
 def test_a_frozen_workers_closure_runs_elsewhere_when_its_connections_are_closed(
