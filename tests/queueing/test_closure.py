@@ -1,24 +1,40 @@
-"""Tests of the states of one closure."""
+"""Tests of the states of one closure, and of what follows when all scheduled closures are cancelled.
 
+where it is                          its future       its attempts   what else
+waits, for any worker or for one     is cancelled     -              it is not started any more
+waits for another closure's result   is cancelled     -              the result may come later
+runs, once or on two workers         is cancelled     are cancelled  counted until they end, or are abandoned
+runs, and is to be tried once more   is cancelled     are cancelled  it is not started any more
+is internal                          stays pending    go on          it is not counted anyway
+has ended                            stays as it is   are cancelled  that of a straggler is waited for
+"""
+
+import concurrent.futures
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from coordinator.errors import InvalidTransitionError
 from coordinator.future import Future
-from coordinator.queueing.closure import Closure, ClosureState
+from coordinator.queueing.closure import Attempt, Closure, ClosureState, ErrorScope
+from coordinator.queueing.queue_state import QueueState
 from coordinator.runtime import FailureKind
 from coordinator.testing.fake_runtime import FakeCancellation
+from tests.deadline import LIMIT
+from tests.queueing.closure_queue_bench import Stalls, new_internal, new_queue, put_new, take
 
 MOVES: dict[str, Callable[[Closure], None]] = {
-    "start": lambda closure: closure.start(3, FakeCancellation(threading.Condition())) and None,
+    "start": lambda closure: closure.start(3, cancellation()) and None,
     "unblock": lambda closure: closure.unblock(),
     "wait": Closure.requeue,
     "finish": lambda closure: closure.end(ClosureState.DONE),
     "fail": lambda closure: closure.end(ClosureState.FAILED),
     "cancel": lambda closure: closure.end(ClosureState.CANCELLED),
 }
+
+
 # How to reach each state, and the transitions that are allowed from there.
 TABLE = {
     ClosureState.BLOCKED: (None, {"unblock", "fail", "cancel"}),
@@ -77,7 +93,7 @@ def test_a_closure_is_blocked_until_its_last_argument_is_available() -> None:
 
 
 def test_each_attempt_is_counted_with_its_worker_and_its_cancellation(closure: Closure) -> None:
-    first_cancellation, second_cancellation = (FakeCancellation(threading.Condition()) for _ in range(2))
+    first_cancellation, second_cancellation = (cancellation() for _ in range(2))
     first = closure.start(3, first_cancellation)
     second = closure.start(4, second_cancellation)
     assert closure.live == (first, second)
@@ -85,3 +101,128 @@ def test_each_attempt_is_counted_with_its_worker_and_its_cancellation(closure: C
     assert (second.number, second.worker, second.cancellation) == (2, 4, second_cancellation)
     closure.end_attempt(first)
     assert closure.live == (second,)
+
+
+def cancellation() -> FakeCancellation:
+    return FakeCancellation(threading.Condition())
+
+
+def add(state: QueueState, **settings: object) -> Closure:
+    closure = Closure(None, "step", 0, Future("step", 0), **settings)  # type: ignore[arg-type]
+    state.add(closure)
+    return closure
+
+
+def add_running(state: QueueState, **settings: object) -> Closure:
+    closure = add(state, **settings)
+    state.start_next(0, cancellation())
+    return closure
+
+
+def add_slow(state: QueueState) -> Closure:
+    """Runs, and waits to be tried on another worker as well."""
+    closure = add_running(state, timeout=1e-9)
+    state.waiting.add(closure, at_front=True)
+    return closure
+
+
+def add_running_twice(state: QueueState) -> Closure:
+    closure = add_slow(state)
+    state.start_next(1, cancellation())
+    return closure
+
+
+def add_straggler(state: QueueState) -> Closure:
+    """Is done by its second attempt; the first still runs."""
+    closure = add_running_twice(state)
+    state.decide(closure.live[1], ClosureState.DONE, None)
+    closure.report(None)
+    state.end_attempt(closure.live[1])
+    return closure
+
+
+@pytest.mark.parametrize(
+    ("place", "is_cancelled", "live"),
+    [
+        (add, True, 0),
+        (lambda state: add(state, target=3), True, 0),
+        (lambda state: add(state, blockers=2), True, 0),
+        (add_running, True, 1),
+        (add_slow, True, 1),
+        (add_running_twice, True, 2),
+        (add_straggler, False, 1),
+    ],
+    ids=["waits", "for one worker", "for a result", "runs", "slow", "runs twice", "straggler"],
+)
+def test_a_scheduled_closure_is_cancelled_wherever_it_is(
+    place: Callable[[QueueState], Closure], is_cancelled: bool, live: int
+) -> None:
+    state = QueueState()
+    closure = place(state)
+    effects = state.cancel_all()
+    assert effects.outcomes == ([(closure, None)] if is_cancelled else [])
+    assert tuple(effects.cancelled) == closure.live
+    assert (len(closure.live), state.waiting.count) == (live, 0)
+    assert closure.state is (ClosureState.CANCELLED if is_cancelled else ClosureState.DONE)
+    assert [state.start_next(worker, cancellation()) for worker in range(4)] == [None] * 4
+    for ended, value in effects.outcomes:
+        ended.report(value)
+        state.uncount(ended)
+    assert (state.unsettled == 0) is (live == 0 or not is_cancelled)
+    for attempt in closure.live:
+        assert state.requeue(attempt).outcomes == []
+    assert state.unsettled == 0
+    assert state.statistics().cancelled == int(is_cancelled)
+
+
+@pytest.mark.parametrize("place", [add, add_running])
+def test_an_internal_closure_goes_on(place: Callable[..., Closure]) -> None:
+    state = QueueState()
+    closure = place(state, is_internal=True, target=0)
+    effects = state.cancel_all()
+    assert (effects.outcomes, list(effects.cancelled), closure.has_ended) == ([], [], False)
+
+
+def test_an_abandoned_attempt_is_not_waited_for_and_has_no_effect_when_it_ends(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    queue = new_queue(Stalls())
+    closure = put_new(queue)
+    attempt = take(queue)
+    assert queue.cancel_all(timeout=0.001) == [attempt]
+    queue.wait_settled(timeout=0)
+    assert queue.is_settled()
+    with queue.quiet(LIMIT):
+        assert f"does not wait for the call of {attempt.closure} on worker {attempt.worker}" in caplog.text
+    later = put_new(queue, 1)
+    caplog.clear()
+    queue.fail(attempt, KeyError("too late"), ErrorScope.ALL_CLOSURES)
+    queue.finish([take(queue)], ["later"])
+    queue.wait_settled(timeout=0)
+    assert (closure.future.cancelled(), later.future.result(0)) == (True, "later")
+    with pytest.raises(TimeoutError), queue.quiet(0.001):
+        """The worker has not reported yet that it is idle."""
+    queue.report_idle(attempt.worker)
+    with queue.quiet(LIMIT):
+        assert not caplog.text
+
+
+def test_what_is_put_while_it_waits_is_not_cancelled_and_not_waited_for() -> None:
+    queue = new_queue(Stalls())
+    closure, attempt = put_new(queue), take(queue)
+    internal = new_internal(queue, 5, target=1)
+    queue.put(internal)
+    library = take(queue, worker=1)
+    with ThreadPoolExecutor() as pool:
+        cancelling = pool.submit(queue.cancel_all, LIMIT)
+        concurrent.futures.wait([closure.future], LIMIT)
+        assert not cancelling.done()
+        later = put_new(queue, 1)
+        running: Attempt = take(queue)
+        queue.requeue(attempt)
+        assert cancelling.result(LIMIT) == []
+    assert not running.cancellation.is_cancelled  # type: ignore[attr-defined]
+    queue.finish([running], ["kept"])
+    queue.finish([library], ["made"])
+    queue.wait_settled(timeout=0)
+    assert (later.future.result(0), internal.future.result(0)) == ("kept", "made")

@@ -1,24 +1,33 @@
-"""Many threads on one queue, at random: no wake-up is lost, and no closure is run twice or never.
+"""Many threads on one queue, at random: no wake-up is lost, and no closure is run twice or never; and its weight.
 
 Closures for any worker and for certain ones, workers that wait with and without a limit, that are interrupted, removed
 and admitted again, and a queue that is held and released meanwhile.
 """
 
+import gc
 import random
 import threading
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from coordinator.options import Options
 from coordinator.queueing.closure import Closure, ClosureState
 from coordinator.queueing.closure_queue import ClosureQueue
+from coordinator.testing.fake_runtime import FakeRuntime
 from tests.deadline import LIMIT
+from tests.fake_cluster import hold, index_of, running_scheduler
 from tests.queueing.closure_queue_bench import Stalls, new_queue, put_new
 
 WORKERS = 12
+
+
 USERS = 3
+
+
 CLOSURES_OF_EACH = 80
 
 
@@ -99,3 +108,19 @@ def test_every_closure_is_run_once_and_no_wake_up_is_lost(repeat: int) -> None:
     assert stress.finished == dict.fromkeys(range(USERS * CLOSURES_OF_EACH), 1)
     assert all(closure.future.result(0) in range(WORKERS) for closure in closures)
     assert queue.idle_workers() == []
+
+
+def test_a_waiting_closure_takes_less_than_500_bytes_with_its_future() -> None:
+    with running_scheduler(FakeRuntime(1), Options()) as scheduler:
+        gate, _ = hold(scheduler)
+        gc.collect()
+        tracemalloc.start()
+        try:
+            for _ in range(2000):
+                scheduler.schedule(index_of, "step")
+            weight, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert weight / 2000 < 500
+        gate.open()
+        scheduler.join(LIMIT)

@@ -16,7 +16,7 @@ from coordinator.runtime import FailureKind, FusionKey
 from coordinator.testing.fake_runtime import EndOfDataError, FakeRuntime, Gate
 from coordinator.workers.scheduler import Scheduler
 from tests.deadline import LIMIT, wait_until
-from tests.fake_cluster import check_events, index_of, running_scheduler
+from tests.fake_cluster import check_events, hold, index_of, running_scheduler
 from tests.queueing.closure_queue_bench import Stalls, fail, new_queue, put_new, take
 from tests.workers.fusible_steps import FOUR, SAME_KEY, FiniteData, shards
 from tests.workers.test_quiet import quiet_on_a_thread
@@ -138,11 +138,8 @@ def test_runs_that_fail_together_are_made_again_alone(runtime: FakeRuntime) -> N
 
 
 def test_cancelled_runs_end_and_the_strategy_goes_on() -> None:
-    runtime = FakeRuntime(2)
-    gate = Gate(runtime)
-    with running_scheduler(runtime) as scheduler:
-        future = schedule(scheduler, gate, 100)
-        gate.wait_arrived(2)
+    with running_scheduler(FakeRuntime(2)) as scheduler:
+        _, [future] = hold(scheduler, steps=100)
         assert future.cancel()
         assert future.cancelled()
         assert not schedule(scheduler, index_of, 1, worker=1).cancelled()

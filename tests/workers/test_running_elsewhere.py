@@ -280,3 +280,4 @@ def test_functions_wait_until_the_parameter_servers_reach_each_other(
         scheduler.join(LIMIT)
         assert caplog.text.count(f"{APART}; functions wait until they reach each other again.") == 1
         assert caplog.text.count("The parameter servers reach each other again.") == 1
+        assert not any(worker.losses for worker in scheduler.cluster.statistics().workers)
