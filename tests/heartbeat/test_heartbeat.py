@@ -183,7 +183,7 @@ def test_closing_ends_the_process_with_code_0_and_may_be_repeated() -> None:
     heartbeat.watch("127.0.0.1:1")
 
 
-def test_calls_that_block_all_threads_of_the_client_end_and_the_process_with_the_client(
+def test_calls_that_block_all_threads_end_and_so_does_the_process_with_the_client(
     run_program: ProgramRunner, address: str, tmp_path: Path
 ) -> None:
     """Also on a connection opened meanwhile, if the process may duplicate descriptors of the client.

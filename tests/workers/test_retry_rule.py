@@ -36,7 +36,7 @@ def test_the_decision_after_the_first_second_and_third_failure_of_a_kind(
     assert [may_retry(failure, count, OPTIONS) for count in range(1, len(decisions) + 1)] == decisions
 
 
-def test_options_may_forbid_a_second_attempt_and_a_parameter_server_loss_has_no_limit() -> None:
+def test_options_may_allow_one_attempt_and_a_lost_parameter_server_any_number() -> None:
     for kind, options in (
         (FailureKind.TRANSIENT, Options(transient_retries=0)),
         (FailureKind.WORKER_LOST, Options(max_attempts=1)),

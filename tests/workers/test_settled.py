@@ -191,7 +191,7 @@ def reported(scheduler: Scheduler) -> "queues.Queue[int]":
     return reported
 
 
-def test_a_worker_is_reported_once_when_it_is_idle_or_lost_and_before_it_takes_another_closure(
+def test_a_worker_is_reported_when_it_is_idle_or_lost_and_before_its_next_closure(
     scheduler: Scheduler, runtime: FakeRuntime, reported: "queues.Queue[int]"
 ) -> None:
     def fail_later(worker: int) -> None:
