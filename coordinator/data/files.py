@@ -166,8 +166,13 @@ class _Files(ArraysSource):
         super().__init__([*index, self._maps] if self._are_mapped else index)
 
     def read_range(self, positions: Any) -> Any:
-        examples = as_one_operation(self._shuffled_examples, tf.cast(positions, tf.int64), *self._arrays())
+        examples = self._examples_of(positions)
         return examples if self._parse is None else self._parse(examples)
+
+    # AutoGraph converts only `parse`.
+    @tf.autograph.experimental.do_not_convert
+    def _examples_of(self, positions: Any) -> Any:
+        return as_one_operation(self._shuffled_examples, tf.cast(positions, tf.int64), *self._arrays())
 
     def _shuffled_examples(self, positions: Any, *on_worker: Any) -> Any:
         _, start, count, number, seed = tf.unstack(positions, num=5)

@@ -234,6 +234,8 @@ class _Arrays(ArraysSource):
         self.digest = digest_of(parts)
         super().__init__(values)
 
+    # AutoGraph converts the functions of the program that `read` calls, such as `parse`; its own need no conversion.
+    @tf.autograph.experimental.do_not_convert
     def read_range(self, positions: Any) -> Any:
         indices = example_indices(positions, self.size)
         rows = [tf.gather(array, indices) for array in self._arrays()]

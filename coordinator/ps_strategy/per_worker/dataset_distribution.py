@@ -36,7 +36,11 @@ from coordinator.ps_strategy.per_worker.cache_files import CacheFiles, CachesInG
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset
 from coordinator.ps_strategy.per_worker.resource import WorkerContext, WorkerCopies, get_current_worker_index
 from coordinator.ps_strategy.tensorflow_internals.datasets import caches_replaced, options_in_graph
-from coordinator.ps_strategy.tensorflow_internals.functions import called_functions, passed_inputs
+from coordinator.ps_strategy.tensorflow_internals.functions import (
+    called_functions,
+    converted_by_autograph,
+    passed_inputs,
+)
 from coordinator.ps_strategy.tensorflow_internals.replicas import PerReplicaSpec, divided, regrouped
 
 _logger = logging.getLogger("coordinator")
@@ -228,8 +232,16 @@ class DatasetDistribution:
         In a function that is being traced, such as another dataset function, the method returns the dataset itself.
         """
         if not tf.executing_eagerly():
-            context = tf.distribute.InputContext(num_replicas_in_sync=self.replicas)
-            return one_for_each_replica(_without_autotuning_in_graph(dataset_fn(context)), self.replicas)
+            return self._in_function(dataset_fn(tf.distribute.InputContext(num_replicas_in_sync=self.replicas)))
+        return self._on_workers(dataset_fn, options)
+
+    # AutoGraph converts each function that a converted function calls, which takes longer than tracing it. So it
+    # converts only the program's functions.
+    @tf.autograph.experimental.do_not_convert
+    def _in_function(self, dataset: Any) -> Any:
+        return one_for_each_replica(_without_autotuning_in_graph(dataset), self.replicas)
+
+    def _on_workers(self, dataset_fn: DatasetFunction, options: tf.distribute.InputOptions | None) -> Any:
         if not callable(dataset_fn):
             raise TypeError(
                 "A dataset function takes a tf.distribute.InputContext and returns a tf.data.Dataset; "
@@ -264,6 +276,7 @@ class DatasetDistribution:
         changing = share_of if shares.may_change and traces.reads_share else None
         return PerWorkerDataset(name, traces.element_spec, build, shares.count, self.copies, changing, is_numbered)
 
+    @tf.autograph.experimental.do_not_convert
     def from_dataset(self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions | None = None) -> Any:
         """Sends `dataset` as a graph to every worker, which reads all of it; see `ParameterServerStrategy`.
 
@@ -386,10 +399,13 @@ def _checked(
             "outside, in the strategy's scope."
         )
 
+    converted = converted_by_autograph(dataset_fn)
+
+    @tf.autograph.experimental.do_not_convert
     def make_dataset() -> tuple[tf.data.Dataset, tf.Tensor]:
         caches = TracedCaches(context.owner)
         with tf.variable_creator_scope(refuse_variable), caches_replaced(caches.own_file):
-            dataset = dataset_fn(context)
+            dataset = converted(context)
         if not isinstance(dataset, tf.data.Dataset):
             raise TypeError(
                 f"The dataset function {getattr(dataset_fn, '__name__', dataset_fn)!r} must return a tf.data.Dataset, "

@@ -309,6 +309,8 @@ def _handles_in(value: Any) -> Iterator[tuple[Any, tf.Tensor]]:
             yield from _handles_in(part)
 
 
+# AutoGraph would convert this function too.
+@tf.autograph.experimental.do_not_convert
 def get_current_worker_index() -> tf.Tensor:
     """Returns the task index of the worker that runs the function, as an int64 scalar.
 

@@ -296,6 +296,13 @@ def untraced_copy(function: Any) -> Any | None:
     return None if isinstance(function, function_deserialization.RestoredFunction) else function._clone(None)
 
 
+def converted_by_autograph(function: Callable[..., Any]) -> Any:
+    """Returns a function of the program that AutoGraph converts, although the library's code that calls it is not."""
+    # Private: the public `tf.autograph.to_graph` takes neither objects that can be called nor `do_not_convert`.
+    autograph = tf.__internal__.autograph
+    return autograph.tf_convert(function, autograph.control_status_ctx())
+
+
 def built_function(
     body: Callable[..., Any], signature: Sequence[tf.TensorSpec], change: Callable[[Any], object]
 ) -> Any:

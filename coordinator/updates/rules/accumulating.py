@@ -65,7 +65,9 @@ def combined_by(method: Callable[..., Any], variable: tf.Variable, gradients: An
 
 
 def _called(method: Any, *arguments: Any) -> Any:
-    result = tf.autograph.to_graph(method.__func__)(method.__self__, *arguments)
+    # The library's own decisions have no conditions to convert, which takes longer than tracing them.
+    is_own = method.__func__.__module__ == __name__
+    result = method(*arguments) if is_own else tf.autograph.to_graph(method.__func__)(method.__self__, *arguments)
     return tf.convert_to_tensor(result) if isinstance(result, bool) else result
 
 
@@ -202,6 +204,7 @@ class Accumulating(UpdateRule):
     def _has_gate(self) -> bool:
         return type(self).may_begin is not Accumulating.may_begin
 
+    @tf.autograph.experimental.do_not_convert
     def waiting(self) -> Any:
         """Returns the number of accepted gradients that are in no update yet, an int64 scalar; for decisions."""
         return self._log.waiting()
