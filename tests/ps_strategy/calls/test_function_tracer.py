@@ -1,18 +1,26 @@
-"""Tests of the cache of traces: a trace is reused for exactly the calls that TensorFlow would use it for."""
+"""Tests that a trace is reused for the calls that TensorFlow would use it for, and of calls of traced functions."""
 
+import array
+import concurrent.futures
 import contextlib
 import gc
+import logging
+import threading
 import weakref
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy.calls import function_tracer
-from coordinator.ps_strategy.calls.function_tracer import FunctionTracer, TraceCache
+from coordinator.errors import ClosureCancelledError
+from coordinator.ps_strategy.calls import function_tracer, traced_function
+from coordinator.ps_strategy.calls.function_tracer import FunctionTracer, RetraceWarnings, TraceCache, own_copy
 from coordinator.ps_strategy.calls.traced_function import TracedFunction
 from coordinator.ps_strategy.fusing.repeated_function import StackedInputs
 from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles
+from coordinator.ps_strategy.tensorflow_internals.functions import CancellationManager, call_concrete
+from coordinator.ps_strategy.tensorflow_internals.handles import new_handle, replace_handles
+from tests.ps_strategy.gate import Gate
 from tests.ps_strategy.local_context import local_context
 
 
@@ -117,27 +125,212 @@ def test_a_repeated_call_uses_the_trace_that_tensorflow_would_choose(strategy):
     assert [result(1.0), result(1.0), len(traces)] == [6, 6, 6]
 
 
-def traced_by(tracer, function):
-    """Traces a function of one number; returns the concrete function."""
-    return tracer.trace(function, (1,), {}, contextlib.nullcontext).concrete
-
-
-def test_reset_replaces_a_traced_function_by_one_untraced_copy() -> None:
-    traces: list[int] = []
+def test_reset_replaces_a_traced_function_by_one_untraced_copy():
+    traces = []
 
     @tf.function
-    def function(number: int) -> tf.Tensor:
+    def function(number):
         traces.append(number)
         return tf.constant(number)
 
+    def traced():
+        return tracer.trace(function, (1,), {}, contextlib.nullcontext).concrete
+
     tracer = FunctionTracer(PerWorkerHandles())
     tracer.reset()
-    own = traced_by(tracer, function)
+    own = traced()
     assert own is function.get_concrete_function(1), "it was not traced before"
     tracer.reset()
-    copy = traced_by(tracer, function)
-    assert traced_by(tracer, function) is copy is not own
+    copy = traced()
+    assert traced() is copy is not own
     assert traces == [1, 1]
     assert own is function.get_concrete_function(1)
-    tracer.reset()
-    assert traced_by(tracer, function) not in (own, copy)
+
+
+MANY = 20
+
+
+@pytest.fixture
+def warnings(caplog):
+    """A function that returns the warnings of this library so far."""
+    caplog.set_level(logging.WARNING, logger="coordinator")
+    return lambda: [record.getMessage() for record in caplog.records if record.name == "coordinator"]
+
+
+def test_the_warning_names_a_changing_python_number_with_its_values(strategy, warnings):
+    class Model:
+        @tf.function
+        def scaled(self, x, rate, name="name"):
+            return x * rate
+
+    model = Model()
+    for number in range(MANY + 5):
+        assert bool(warnings()) == (number >= MANY)
+        strategy.schedule(model.scaled, (tf.constant(1.0), float(number)))
+    [warning] = warnings()
+    assert "'scaled' was traced 20 times" in warning
+    assert "The Python value of its argument 'rate' differs (0.0, 1.0, 2.0, ...)." in warning
+    assert "Pass tf.constant(rate) or a NumPy value" in warning
+    assert not any(f"'{name}'" in warning for name in ("self", "x", "name"))
+
+
+def test_tensors_numpy_values_and_new_iterators_are_no_reason_to_warn(strategy, warnings):
+    step = tf.function(lambda x, rate, iterator: x * rate + next(iterator))
+    dataset = strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensors(1.0).repeat())
+    for number in range(MANY + 5):
+        strategy.schedule(step, (np.float32(number), tf.constant(float(number)), iter(dataset)))
+    strategy.join(TIMEOUT)
+    assert warnings() == []
+    assert step.experimental_get_tracing_count() == 1
+
+
+def test_the_warning_names_other_causes(warnings):
+    paths = [{"path": [f"file {number}"], "flag": bool(number % 2)} for number in range(MANY)]
+    for words, values in {
+        "The dtype of its argument 'x' differs": [np.zeros(1, np.int32), *[np.zeros(1, np.int64)] * (MANY - 1)],
+        "The shape of its argument 'x' differs ((0,), (1,), (2,), ...).": [np.zeros([size]) for size in range(MANY)],
+        """argument "x['path'][0]" differs ('file 0', 'file 1', 'file 2', ...).""": paths,
+        "'x' differs ('aaa": ["a" * 10_000 + str(number) for number in range(MANY)],
+    }.items():
+        retraced, function = RetraceWarnings(), tf.function(len)
+        for value in values:
+            retraced.note(function, "step", {"x": value})
+        assert words in warnings()[-1]
+        assert "flag" not in warnings()[-1]
+        assert len(warnings()[-1]) < 500, "long values are abbreviated"
+
+
+TIMEOUT = 120.0
+
+
+def test_a_failed_build_fails_all_waiting_calls_and_the_next_call_builds_once(monkeypatch):
+    make, counted, begun, may_end = traced_function.RepeatedFunction, [], threading.Event(), threading.Event()
+
+    def fail(*_):
+        counted.append(1)
+        begun.set()
+        assert may_end.wait(TIMEOUT)
+        raise ValueError("no such operation")
+
+    traced = TracedFunction(tf.function(lambda: tf.constant(3.0)).get_concrete_function(), PerWorkerHandles())
+    context = local_context()
+    monkeypatch.setattr(traced_function, "RepeatedFunction", fail)
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        calls = [pool.submit(traced.call_fused, context, StackedInputs.of_steps([[], []])) for _ in range(3)]
+        assert begun.wait(TIMEOUT)
+        may_end.set()
+        assert {str(each.exception(TIMEOUT)) for each in calls} == {"no such operation"}
+    counted.clear()
+    monkeypatch.setattr(traced_function, "RepeatedFunction", lambda *given: counted.append(1) or make(*given))
+    assert [traced.call_fused(context, StackedInputs.of_steps([[], []])) for _ in range(2)] == [[3.0, 3.0]] * 2
+    assert len(counted) == 1
+
+
+def test_a_function_of_which_a_call_failed_has_another_name_after_a_recovery(monkeypatch, recorded_functions):
+    variable = tf.Variable(5)
+    traced = TracedFunction(tf.function(lambda: variable + 1).get_concrete_function(), PerWorkerHandles())
+    names = []
+
+    def recorded(concrete, *given, **options):
+        names.append(concrete.name)
+        return call_concrete(concrete, *given, **options)
+
+    monkeypatch.setattr(traced_function, "call_concrete", recorded)
+
+    def run(value, manager=None):
+        if value != variable.numpy():
+            replace_handles([(variable, new_handle(variable))], recorded_functions)
+            variable.assign(value)
+        return traced.call_on(local_context(cancellation=manager)).numpy()
+
+    assert [run(5), run(6)] == [6, 7]
+    cancelled = CancellationManager()
+    cancelled.cancel()
+    with pytest.raises(ClosureCancelledError):
+        run(6, cancelled)
+    assert [run(7), run(7)] == [8, 8]
+    assert names[0] == names[1] != names[-1] == names[-2]
+
+
+COUNT = 8
+
+
+@tf.function
+def total(x):
+    return tf.reduce_sum(x)
+
+
+def scheduled_from_a_buffer(strategy, buffer, **settings):
+    """Fills a buffer anew for each of some functions, all of which run later; returns what each has summed up."""
+
+    def fill(number):
+        buffer[:] = type(buffer)([number] * 4) if isinstance(buffer, list) else number
+
+    gate = Gate(strategy)
+    gate.occupy(len(strategy.cluster.workers))
+    futures = []
+    for number in range(COUNT):
+        fill(number)
+        futures.append(strategy.schedule(total, args=(buffer,), **settings))
+    fill(COUNT)
+    gate.open()
+    return [float(np.sum(future.result(TIMEOUT))) for future in futures]
+
+
+def test_an_array_that_is_filled_again_is_copied(strategy):
+    for settings in ({}, {"steps": 2}, {"fetch": False}):
+        found = scheduled_from_a_buffer(strategy, np.zeros(4, np.float32), **settings)
+        assert found == [4.0 * number * settings.get("steps", 1) for number in range(COUNT)], settings
+    for buffer in ([0] * 4, np.zeros(2**17, np.float32)):
+        assert scheduled_from_a_buffer(strategy, buffer) == [float(len(buffer) * number) for number in range(COUNT)]
+
+
+class OfAnotherLibrary:
+    """An array of another library, which NumPy understands."""
+
+    def __array__(self, dtype=None, copy=None):
+        return values
+
+
+values = np.arange(3)
+
+
+def test_whatever_holds_an_array_is_copied_and_everything_else_passed_as_it_is(strategy):
+    for value in (values, np.ma.masked_array([1, 2], [True, False]), array.array("f", [1.0, 2.0]), OfAnotherLibrary()):
+        copy = own_copy(value)
+        assert isinstance(copy, np.ndarray), value
+        np.testing.assert_array_equal(copy, np.asarray(value))
+        assert not np.shares_memory(copy, np.asarray(value)), value
+    assert own_copy(bytearray(b"ab")) == b"ab"
+    with strategy.scope():
+        variable = tf.Variable(1.0)
+    constants = [1, 2.0, "text", b"bytes", None, True, np.float32(3)]
+    for value in (*constants, variable, tf.constant([1.0]), tf.ragged.constant([[1], [2, 3]])):
+        assert own_copy({"x": [value]})["x"][0] is value
+    structure = {"x": [values]}
+    assert own_copy(structure)["x"][0] is not values
+    large = np.zeros(2**17, np.float32)
+    with tf.device(strategy.cluster.workers[0].device):
+        copy = own_copy(large)
+    large[:] = 1
+    assert isinstance(copy, tf.Tensor)
+    assert "/job:chief" in copy.device
+    assert not copy.numpy().any()
+
+
+def test_a_function_that_returns_what_cannot_leave_its_worker_is_refused(strategy):
+    with strategy.scope():
+        variable = tf.Variable(1.0)
+    for make in (
+        lambda: {"all": [variable.handle]},
+        lambda: iter(tf.data.Dataset.range(2)),
+        lambda: tf.data.Dataset.range(2),
+        lambda: tf.experimental.Optional.from_value(1),
+        lambda: tf.raw_ops.EmptyTensorList(element_shape=-1, max_num_elements=5, element_dtype=tf.float32),
+    ):
+        for fetch in (True, False):
+            with pytest.raises(TypeError, match="It cannot leave the worker"):
+                strategy.schedule(tf.function(make, autograph=False), fetch=fetch)
+        # A function that does the same inside is not.
+        inside = tf.function(lambda made=make: (made(), 3)[1], autograph=False)
+        assert strategy.schedule(inside).result(TIMEOUT) == 3

@@ -1,5 +1,6 @@
-"""Tests of what may be scheduled, with which arguments, and of the queue as the caller sees it."""
+"""Tests of what may be scheduled, with which arguments, for which worker and how often."""
 
+import concurrent.futures
 import functools
 
 import numpy as np
@@ -7,8 +8,11 @@ import pytest
 import tensorflow as tf
 
 import coordinator
+from coordinator.updates.rule_state import pause
 from tests.deadline import wait_until
-from tests.ps_strategy.every_worker import finish_own_work
+from tests.ps_strategy.every_worker import finish_own_work, on_every_worker
+from tests.ps_strategy.fusing.fused_calls import FusedCalls
+from tests.ps_strategy.gate import Gate
 
 TIMEOUT = 60.0
 
@@ -142,3 +146,240 @@ def test_thousands_of_functions_complete(strategy):  # row 15
     after = strategy.cluster.statistics()
     assert (after.finished, after.waiting, after.running) == (before.finished + 5_000, 0, 0)
     wait_until(lambda: sum(worker.finished for worker in strategy.cluster.statistics().workers) >= after.finished)
+
+
+TIMEOUT = 60.0
+STEPS = 40
+
+
+def test_each_output_is_stacked_in_the_order_of_the_runs(strategy, monkeypatch, counted):
+    fused = FusedCalls(strategy, monkeypatch)
+    with strategy.scope():
+        counter = tf.Variable(0)
+
+    @tf.function
+    def step(scale):
+        # Read once: each use of what `assign_add` returns is a read of its own, and other workers add meanwhile.
+        number = tf.identity(counter.assign_add(1))
+        row = tf.cast(tf.range(3), tf.float32) * scale
+        text = tf.strings.as_string(number)
+        return {"number": number, "row": row, "text": (text, tf.fill([2], text)), "nothing": None, "empty": row[:0]}
+
+    future = strategy.schedule(step, args=(2.0,), steps=STEPS)
+    result = future.result(TIMEOUT)
+    assert counter.numpy() == counted().finished == future.completed == STEPS
+    assert (result["number"].shape, result["number"].dtype) == ((STEPS,), np.int32)
+    np.testing.assert_array_equal(result["row"], np.tile([0.0, 2.0, 4.0], [STEPS, 1]))
+    assert result["row"].dtype == np.float32
+    assert [int(text) for text in result["text"][0]] == list(result["number"])
+    assert (result["text"][1].shape, result["nothing"], result["empty"].shape) == ((STEPS, 2), None, (STEPS, 0))
+    assert max(fused.sizes) > 1
+
+
+def test_runs_take_the_elements_of_an_iterator_until_it_has_ended_everywhere(strategy):
+    def dataset_fn(context):
+        start = 100 * context.input_pipeline_id
+        return tf.data.Dataset.range(start, start + 10)
+
+    iterator = iter(strategy.experimental_distribute_datasets_from_function(dataset_fn))
+
+    @tf.function
+    def step(iterator):
+        return next(iterator)
+
+    workers = len(strategy.cluster.workers)
+    future = strategy.schedule(step, args=(iterator,), steps=10 * workers)
+    expected = [100 * worker + number for worker in range(workers) for number in range(10)]
+    assert sorted(future.result(TIMEOUT)) == expected
+    more = strategy.schedule(step, args=(iterator,), steps=5)
+    with pytest.raises(tf.errors.OutOfRangeError):
+        strategy.join(TIMEOUT)
+    assert isinstance(more.exception(TIMEOUT), tf.errors.OutOfRangeError)
+
+
+def test_what_cannot_be_stacked_is_refused(strategy):
+    with pytest.raises(ValueError, match="Ragged"):
+        strategy.schedule(tf.function(lambda: tf.ragged.constant([[1], [2, 3]])), steps=2)
+    with strategy.scope():
+        counter = tf.Variable(0)
+    varying = tf.function(lambda: tf.range(counter.assign_add(1, read_value=True)))
+    future = strategy.schedule(varying, steps=3)
+    with pytest.raises(ValueError, match="shapes"):
+        future.result(TIMEOUT)
+    strategy.join(TIMEOUT)
+    # Nor is a range of examples one of each run.
+    epochs = coordinator.data.Epochs(coordinator.data.client(np.arange(8)), batch_size=2)
+    positions = next(iter(epochs.on(strategy)))
+    with pytest.raises(ValueError, match="each run"):
+        strategy.schedule(tf.function(lambda positions: positions), args=(positions,), steps=2)
+
+
+def test_map_returns_futures_in_the_order_of_the_arguments(strategy):
+    double = tf.function(lambda x, y: 2 * x + tf.reduce_sum(y))
+    stacked = strategy.schedule(tf.function(lambda: tf.constant(1)), steps=4)
+    futures = strategy.map(double, ((tf.constant(number), stacked) for number in range(20)))
+    assert strategy.local_results(futures) == [2 * number + 4 for number in range(20)]
+
+
+TIMEOUT = 120.0
+
+
+@tf.function
+def where():
+    return coordinator.get_current_worker_index()
+
+
+def test_a_function_that_takes_too_long_is_run_on_another_worker_as_well(strategy):
+    with strategy.scope():
+        started = tf.Variable(0)
+
+    @tf.function
+    def step():
+        # Never ends in its first attempt.
+        first, iterations = started.assign_add(1, read_value=True) == 1, 0
+        while first:
+            iterations += 1 + pause(tf.constant(1e-2, tf.float64))
+        return coordinator.get_current_worker_index()
+
+    assert strategy.schedule(step, timeout=0.1).result(TIMEOUT) in (0, 1)
+    assert started.numpy() >= 2
+    strategy.join(TIMEOUT)
+    # The straggler was cancelled: its worker is free, although the function would have run for ever.
+    assert on_every_worker(strategy, where) == [0, 1]
+
+
+@pytest.fixture
+def functions(strategy):
+    @tf.function
+    def make(n):
+        return {"range": tf.range(n), "ragged": tf.ragged.constant([[1], [2, 3]]), "nothing": None}
+
+    @tf.function
+    def total(made, factor):
+        return factor * (tf.reduce_sum(made["range"]) + tf.reduce_sum(made["ragged"]))
+
+    return make, total
+
+
+def test_a_future_may_be_an_argument_also_inside_of_structures(strategy, functions):  # row 7
+    make, total = functions
+    gate = Gate(strategy)
+    [held] = gate.occupy()
+    made = strategy.schedule(make, args=(4,))
+    doubled = strategy.schedule(total, args=(made, 2))
+    nested = strategy.schedule(total, args=({"range": doubled, "ragged": doubled},), kwargs={"factor": held})
+    traces = total.experimental_get_tracing_count()
+    assert not nested.done()
+    gate.open()
+    strategy.join(TIMEOUT)
+    assert int(doubled.result()) == 24
+    assert int(nested.result()) == int(held.result()) * (24 + 24)
+    for _ in range(3):
+        again = strategy.schedule(total, args=(strategy.schedule(make, args=(4,)), 2))
+        assert int(again.result(TIMEOUT)) == 24
+    assert total.experimental_get_tracing_count() == traces
+
+
+def test_a_foreign_future_is_refused(strategy, functions):  # row 7
+    make, _ = functions
+    for foreign in (coordinator.Future("step", 1, lambda: False), concurrent.futures.Future()):
+        with pytest.raises(ValueError, match="not a future of this strategy"):
+            strategy.schedule(make, args=(foreign,))
+
+
+def test_a_function_for_one_worker_runs_there(strategy):
+    assert strategy.local_results([strategy.schedule(where, worker=index) for index in (1, 0, 1)]) == [1, 0, 1]
+    with pytest.raises(ValueError, match="There is no worker 9"):
+        strategy.schedule(where, worker=9)
+    with pytest.raises(ValueError, match="timeout must be a positive number"):
+        strategy.schedule(where, timeout=0)
+
+
+FEATURES = np.array([[1.0, 2.0], [3.0, 4.0]], np.float32)
+
+
+def test_a_scheduled_function_is_not_compiled_as_a_whole(strategy):
+    whole = tf.function(lambda x: x + 1.0, jit_compile=True)
+    for function in (whole, whole.get_concrete_function(FEATURES)):
+        with pytest.raises(ValueError, match=r"(?s)was scheduled and has jit_compile=True.*Leave jit_compile"):
+            strategy.schedule(function, args=(FEATURES,))
+    assert strategy.done()
+
+
+def test_a_compiled_function_that_uses_a_variable_on_a_server_raises_wherever_called(strategy):
+    with strategy.scope():
+        weight = tf.Variable(2.0, name="weight")
+
+    @tf.function(jit_compile=True)
+    def scaled(x):
+        return x * weight
+
+    def between(x):
+        return tf.function(scaled)(x)
+
+    def in_condition(x):
+        return tf.cond(x[0, 0] > 0, lambda: between(x), lambda: x)
+
+    def in_a_dataset(x):
+        dataset = tf.data.Dataset.from_tensor_slices(([1.0, 2.0], [3.0, 4.0]))
+        return next(iter(dataset.map(lambda one, other: scaled(one + other), num_parallel_calls=2).batch(2)))
+
+    # Not compiled, it works.
+    assert strategy.schedule(tf.function(scaled.python_function), args=(FEATURES,)).result()[0, 0] == 2.0
+    for step in (between, in_condition, in_a_dataset):
+        with pytest.raises(ValueError, match=r"'scaled'.*variable 'weight:0' on /job:ps.*pass its value") as raised:
+            strategy.schedule(tf.function(step), args=(FEATURES,))
+        assert step.__name__ in str(raised.value)
+    # The check does not change a function: it may be scheduled, and called by another one.
+    plain = tf.function(lambda x: x * weight)
+    assert strategy.schedule(plain, args=(tf.constant(2.0),)).result() == 4.0
+    assert strategy.schedule(tf.function(lambda x: plain(plain(x))), args=(tf.constant(2.0),)).result() == 8.0
+
+
+PROGRAM = """
+    import pytest, tensorflow as tf
+    import coordinator
+    from coordinator.testing import LocalCluster
+
+    x, variable, numbers = tf.ones([8, 2]), tf.Variable(1.0), tf.data.Dataset.range(3)
+    table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(["a"], [1.0]), -1.0)
+    add = tf.function(lambda: variable + 1.0)
+    init = tf.errors.InvalidArgumentError.__init__
+    with LocalCluster(workers=1, ps=1) as cluster, coordinator.ParameterServerStrategy(cluster.resolver) as strategy:
+        for kind, use in [
+            (tf.errors.InvalidArgumentError, lambda: strategy.experimental_distribute_dataset(numbers)),
+            (tf.errors.InvalidArgumentError, lambda: coordinator.data.client(numbers)),
+            (tf.errors.InvalidArgumentError, lambda: variable.numpy()),
+            (tf.errors.InvalidArgumentError, add),
+            (ValueError, lambda: strategy.schedule(add)),
+            (ValueError, lambda: strategy.schedule(tf.function(lambda: table.lookup(tf.constant("a"))))),
+            (ValueError, lambda: strategy.schedule(tf.function(lambda: numbers.reduce(0, lambda a, _: a)))),
+        ]:
+            with pytest.raises(kind, match="made before the strategy") as caught:
+                use()
+            assert "make it after the strategy" in str(caught.value)
+        assert strategy.schedule(tf.function(lambda x: tf.reduce_sum(x + x)), (x,)).result(60) == 32.0
+        assert strategy.schedule(tf.function(lambda: tf.reduce_sum(x))).result(60) == 16.0
+    assert tf.errors.InvalidArgumentError.__init__ is init
+"""
+
+
+@pytest.mark.long
+@pytest.mark.cluster
+def test_what_was_made_before_the_strategy_is_refused_in_a_sentence_or_works(run_program):
+    run_program(PROGRAM)
+
+
+def test_a_function_that_reads_a_dataset_of_the_client_is_refused_when_traced(strategy):
+    data = tf.data.Dataset.range(5)
+
+    def in_a_loop():
+        found = tf.constant(0, tf.int64)
+        for number in data:
+            found += number
+        return found
+
+    reduced = tf.function(lambda: data.reduce(tf.constant(0, tf.int64), lambda a, b: a + b))
+    for read in (tf.function(in_a_loop), reduced, tf.function(lambda: reduced() + 1)):
+        with pytest.raises(ValueError, match=r"reads a tf\.data\.Dataset of the client.*distribute_dataset"):
+            strategy.schedule(read)

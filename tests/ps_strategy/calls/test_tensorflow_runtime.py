@@ -173,16 +173,6 @@ def test_a_parameter_server_that_loses_its_variables_in_a_change_is_lost(servers
     assert membership.reconnect(1)
 
 
-def test_connecting_times_out_and_names_the_missing_servers(servers, connect):
-    for task in ALL:
-        servers.kill(task)
-    with pytest.raises(TimeoutError) as caught:
-        connect(connect_timeout=0.02)
-    assert "/job:ps/task:0 (ps:1), any worker (first:1, second:1) did not answer" in str(caught.value)
-    assert "Options.connect_timeout" in str(caught.value)
-    assert servers.server_defs == [set()], "the unfinished connection is released"
-
-
 @pytest.mark.parametrize("why", ["silent", "unreached"])
 def test_the_cluster_is_not_changed_while_a_parameter_server_is_silent_or_unreached(servers, connect, monkeypatch, why):
     """TensorFlow would treat the server as a new one and drop its variables, although it may only be slow."""
@@ -228,3 +218,16 @@ def test_closing_does_not_wait_for_a_change_that_hangs_and_connects_no_server(se
     assert not membership.reconnect(1)
     assert not membership.reconnect_parameter_servers()
     assert len(servers.server_defs) == named
+
+
+# Two devices that any machine has.
+WORKERS = [f"/job:worker/replica:0/task:{worker}/device:CPU:0" for worker in range(2)]
+
+
+def test_work_is_told_which_device_of_its_worker_calls_functions(servers, connect):
+    servers.with_gpu.add(FIRST)
+    runtime = TensorFlowRuntime(connect())
+    contexts = [runtime.run(worker, lambda context: context, None) for worker in range(2)]
+    assert [context.device for context in contexts] == WORKERS
+    assert [context.calling_device for context in contexts] == [WORKERS[0].replace("CPU", "GPU"), WORKERS[1]]
+    assert [context.on_cpu.calling_device for context in contexts] == WORKERS

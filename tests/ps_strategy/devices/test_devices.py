@@ -1,6 +1,7 @@
-"""Workers with two logical CPU devices each train as one device does with twice the batch."""
+"""Workers with two logical CPU devices, or a GPU, learn what one device would."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -58,3 +59,13 @@ def test_a_cluster_whose_workers_have_different_devices_is_refused(run_program: 
         with pytest.raises(coordinator.DeviceMismatchError, match="/job:worker/task:1"):
             coordinator.ParameterServerStrategy(resolver)
     """)
+
+
+ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "0", "TF_FORCE_GPU_ALLOW_GROWTH": "true", "NVIDIA_TF32_OVERRIDE": "0"}
+
+
+@pytest.mark.release
+@pytest.mark.cluster
+@pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="did not run: this machine has no NVIDIA GPU")
+def test_a_worker_with_a_gpu_computes_on_it_and_learns_the_same(run_program: ProgramRunner) -> None:
+    run_program(Path(__file__).with_name("gpu_program.py").read_text(), timeout=280, environment=ENVIRONMENT)

@@ -1,4 +1,6 @@
-"""Tests that tensors which can be sent between two devices at the same time are one message, with the same results."""
+"""Tests that tensors which can be sent between two devices at the same time are one message, and arrive bit for bit."""
+
+from typing import Any
 
 import numpy as np
 import pytest
@@ -7,7 +9,24 @@ import tensorflow as tf
 from coordinator.ps_strategy.fusing.message_packing import MAX_PACKED_BYTES, pack_transfers
 from coordinator.ps_strategy.tensorflow_internals.functions import built_function
 from coordinator.ps_strategy.tensorflow_internals.handles import copy_handle_data
-from tests.ps_strategy.fusing.one_device import results
+from tests.ps_strategy.fusing.fused_calls import COUNT, FusedCalls
+
+
+def results(concrete: Any, *args: Any) -> list[Any]:
+    """Returns the results of a concrete function, as NumPy values."""
+    here = concrete.graph.as_graph_def()
+    for node in here.node:
+        node.device = ""
+    names = [tensor.name for tensor in concrete.inputs]
+
+    @tf.function(autograph=False)
+    def run(*given: Any) -> Any:
+        outputs = [tensor.name for tensor in concrete.outputs]
+        return tf.graph_util.import_graph_def(here, dict(zip(names, given, strict=True)), outputs, name="copy")
+
+    given = [tf.constant(value, tensor.dtype) for value, tensor in zip(args, concrete.inputs, strict=True)]
+    return [tensor.numpy() for tensor in run(*given)]
+
 
 SERVERS = [f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in range(2)]
 
@@ -142,3 +161,67 @@ def test_operations_are_on_the_devices_of_their_resources():
     there, here = SERVERS[1], ""
     assert added([there] * 2) == [("ConcatV2", there), ("SplitV", here), ("ConcatV2", here), ("SplitV", there)]
     assert not added([]), "all operations are on one device"
+
+
+_RARE = [
+    tf.qint8,
+    tf.quint8,
+    tf.qint16,
+    tf.quint16,
+    tf.qint32,
+    *map(tf.as_dtype, ["float8_e5m2", "float8_e4m3fn", "int4", "uint4"]),
+]
+_INTEGERS = [tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16, tf.uint32, tf.uint64]
+_OTHERS = [tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.bool, tf.complex64, tf.complex128, tf.string]
+DTYPES = [*_INTEGERS, *_OTHERS, *_RARE]
+SHAPES = [(), (3,), (0, 2), (5, 2)]
+
+
+def random_value(rng, dtype, shape):
+    """Numbers of any bits, such as denormal floats and NaNs with a payload; small ones of the rare types."""
+    count = int(np.prod(shape))
+    if dtype is tf.string:
+        return np.array([rng.bytes(int(size)) for size in rng.integers(0, 9, count)], object).reshape(shape)
+    if dtype is tf.bool or dtype in _RARE:
+        return rng.integers(0, 2 if dtype is tf.bool else 7, shape).astype(np.int8).astype(dtype.as_numpy_dtype)
+    return np.frombuffer(rng.bytes(count * dtype.size), np.uint8).view(dtype.as_numpy_dtype).reshape(shape)
+
+
+def bits(value):
+    """Returns a key that is equal for two values if all their bits are."""
+    array = value if isinstance(value, np.ndarray) else np.array(value, object if isinstance(value, bytes) else None)
+    return repr(array.tolist()).encode() if array.dtype.hasobject else array.tobytes()
+
+
+@pytest.mark.parametrize(
+    "dtypes", [DTYPES, [tf.int32, tf.int64, tf.float32, tf.float64]], ids=["all", "of whole words"]
+)
+def test_packed_tensors_of_every_dtype_keep_their_bits(dtypes):
+    rng = np.random.default_rng(0)
+    values = [(dtype, random_value(rng, dtype, shape)) for dtype in dtypes for shape in SHAPES]
+
+    def fn(*given):
+        # Some are arguments, others constants, which are folded; each goes to a server, and on to another or back.
+        for server in (0, 1, 0):
+            constants = [tf.constant(value, dtype) for dtype, value in values]
+            with tf.device(SERVERS[server]):
+                given = [*map(tf.identity, given[: len(values)]), *map(tf.identity, constants)]
+        return [tf.identity(each) for each in given]
+
+    signature = [tf.TensorSpec([None, *value.shape[1:]] if value.shape else [], dtype) for dtype, value in values]
+    graphs = [built(fn, *signature, is_packed=is_packed) for is_packed in (True, False)]
+    assert len(messages(graphs[0])) < 0.6 * len(messages(graphs[1]))
+    fed = [value for _, value in values]
+    found, expected = ([bits(value) for value in results(graph, *fed)] for graph in graphs)
+    assert found == expected == 2 * [bits(value) for value in fed]
+
+
+def test_arguments_and_results_of_fused_calls_keep_their_bits(strategy, monkeypatch):
+    calls, rng = FusedCalls(strategy, monkeypatch), np.random.default_rng(5)
+    kinds = [(dtype, shape) for dtype in (tf.int8, tf.float32, tf.bool, tf.string, tf.bfloat16) for shape in SHAPES]
+    values = [[random_value(rng, *kind) for kind in kinds] for _ in range(COUNT)]
+    step = tf.function(lambda *given: [tf.identity(value) for value in given], autograph=False)
+    futures = calls.run(step, [[*map(tf.constant, given, [kind[0] for kind in kinds])] for given in values])
+    for future, given in zip(futures, values, strict=True):
+        for kind, found, value in zip(kinds, future.result(), given, strict=True):
+            assert bits(found) == bits(value), kind

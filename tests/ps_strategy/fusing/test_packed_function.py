@@ -1,7 +1,6 @@
 """Tests of functions that are called often without fusing: they do the same with packed messages."""
 
 import collections
-import logging
 import threading
 
 import pytest
@@ -47,10 +46,6 @@ def pair(strategy):
             second = tf.Variable([[3.0]])
             if second.device == first.device:
                 return first, second
-
-
-def on_one_worker(strategy, fn, *arguments):
-    return [strategy.schedule(fn, args, worker=1).result(TIMEOUT) for args in arguments]
 
 
 def until_packed(strategy, fn, called, arguments=lambda _: (), worker=1):
@@ -116,34 +111,6 @@ def test_a_packed_function_reads_finite_data_to_its_end(strategy, pair, called):
             strategy.join(TIMEOUT)
 
 
-def test_workers_that_wait_for_each_other_do_not_deadlock(strategy, pair, called):
-    first, second = pair
-
-    def exchange(own, other):
-        # If this were one message with the variables, neither function could ever put its value.
-        with tf.device(first.device):
-            queues = [
-                tf.raw_ops.FIFOQueueV2(component_types=[tf.float32], shapes=[[]], shared_name=name)
-                for name in (own, other)
-            ]
-            [taken] = tf.raw_ops.QueueDequeueV2(handle=queues[1], component_types=[tf.float32])
-            there = tf.ensure_shape(taken, []) + 1.0
-        put = first[0] * second[0, 0]
-        with tf.device(first.device):
-            tf.raw_ops.QueueEnqueueV2(handle=queues[0], components=[put])
-        return there + 1.0
-
-    left = tf.function(lambda: exchange("left", "right"), autograph=False)
-    right = tf.function(lambda: exchange("right", "left"), autograph=False)
-
-    def exchanged():
-        futures = [strategy.schedule(fn, worker=worker) for worker, fn in enumerate((left, right))]
-        assert [future.result(TIMEOUT) for future in futures] == [5.0, 5.0]
-        return all(called[-2:])
-
-    wait_until(exchanged, TIMEOUT)
-
-
 def test_a_function_that_cannot_be_copied_runs_unchanged(strategy, pair, called, monkeypatch, caplog):
     first, second = pair
 
@@ -151,23 +118,15 @@ def test_a_function_that_cannot_be_copied_runs_unchanged(strategy, pair, called,
         raise ValueError("no copies today")
 
     monkeypatch.setattr(traced_function, "packed_function", broken)
-
-    @tf.function
-    def step(x):
-        return first[0] * second[0, 0] * x
-
-    with caplog.at_level(logging.WARNING):
-        assert on_one_worker(strategy, step, *[[tf.constant(2.0)]] * 5) == [6.0] * 5
-        wait_built(strategy)
-        assert on_one_worker(strategy, step, *[[tf.constant(2.0)]] * 2) == [6.0] * 2
+    step = tf.function(lambda x: first[0] * second[0, 0] * x)
+    for _ in range(2):
+        futures = [strategy.schedule(step, (tf.constant(2.0),), worker=1) for _ in range(5)]
+        assert [future.result(TIMEOUT) for future in futures] == [6.0] * 5
+        # Waits until all that was requested is built.
+        built = threading.Event()
+        builds_of(strategy).request(built.set)
+        assert built.wait(TIMEOUT)
     assert not any(called)
     [record] = caplog.records
-    assert record.message == "the packed messages of step could not be built; the function runs as before."
+    assert "could not be built; the function runs as before" in record.message
     assert "no copies today" in caplog.text
-
-
-def wait_built(strategy):
-    """Waits until all that was requested is built."""
-    built = threading.Event()
-    builds_of(strategy).request(built.set)
-    assert built.wait(TIMEOUT)

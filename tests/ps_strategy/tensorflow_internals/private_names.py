@@ -9,6 +9,7 @@ from unittest import mock
 import keras
 import tensorflow as tf
 from tensorflow.python.autograph.operators import control_flow
+from tensorflow.python.autograph.pyct import transpiler
 from tensorflow.python.framework import auto_control_deps
 
 
@@ -83,3 +84,14 @@ def resource_resolvers() -> list[str]:
 def range_loop() -> Any:
     """Returns what AutoGraph calls for a loop over `tf.range`."""
     return control_flow._tf_range_for_stmt
+
+
+@contextlib.contextmanager
+def functions_converted() -> Iterator[list[Any]]:
+    """Yields the functions that AutoGraph converts in the scope."""
+    found: list[Any] = []
+    transform = transpiler.PyToPy.transform_function
+    with mock.patch.object(
+        transpiler.PyToPy, "transform_function", lambda self, fn, *rest: found.append(fn) or transform(self, fn, *rest)
+    ):
+        yield found

@@ -44,8 +44,7 @@ def test_a_variable_keeps_its_identity_when_its_handle_is_replaced(replace):
     assert present_handle(constant) is constant
 
 
-@pytest.mark.parametrize("frozen", [False, True])
-def test_no_reference_to_the_former_handle_remains(replace, frozen):
+def test_no_reference_to_the_former_handle_remains(replace):
     variable, other = tf.Variable(1.0), tf.Variable(10.0)
 
     @tf.function
@@ -58,8 +57,8 @@ def test_no_reference_to_the_former_handle_remains(replace, frozen):
 
     assert outer(tf.constant(1.0)) == 22.0
     former = variable.handle
-    if frozen:
-        gc.freeze()
+    # The oldest objects are excluded from garbage collections in some programs.
+    gc.freeze()
     try:
         replace(variable)
     finally:

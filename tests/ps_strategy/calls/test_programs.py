@@ -1,4 +1,4 @@
-"""Tests that no code of TensorFlow, of a runtime or of users runs while the queue's lock is held."""
+"""Tests in processes of their own: what runs under the queue's lock, and what waits for a frozen worker."""
 
 import sys
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from tests.program_runner import ProgramRunner
 from tests.ps_strategy.failure_programs import queue_lock
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
 CORE = (
     "__main__",

@@ -1,14 +1,49 @@
-"""Tests of what TensorFlow logs while a strategy is open."""
+"""Tests of the environment, the logs and the profiles of the client's process."""
 
 import logging
-from pathlib import Path
+import mmap
+import os
+import pathlib
 
 import pytest
 import tensorflow as tf
+from tensorflow.python.profiler.internal import _pywrap_profiler
 
-from coordinator.ps_strategy.tensorflow_internals.process import minimum_level, quiet_logs
+from coordinator.ps_strategy.tensorflow_internals import process
+from coordinator.ps_strategy.tensorflow_internals.process import minimum_level, profiles_reported, quiet_logs
 from coordinator.versions import off
 from tests.program_runner import ProgramRunner
+
+
+def test_the_environment_is_set_in_a_scope_and_restored_after_it(monkeypatch):
+    before = {
+        "TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE": None,
+        "TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY": None,
+        "GRPC_FAIL_FAST": "use_caller",
+        # A proxy is used if it is meant for gRPC.
+        "grpc_proxy": "http://proxy:3128",
+    }
+    for name, value in before.items():
+        monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
+    with process.client_environment():
+        assert [os.environ[name] for name in before] == ["False", "True", "true", "http://proxy:3128"]
+    assert {name: os.environ.get(name) for name in before} == before
+
+
+@pytest.mark.parametrize(
+    ("readers", "names"),
+    [
+        ("*.so*", ["TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE", "GRPC_FAIL_FAST", "grpc_proxy"]),
+        ("python/eager/context.py", ["TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY"]),
+    ],
+)
+def test_tensorflow_and_grpc_read_the_environment_variable(readers, names):
+    missing = set(names)
+    for path in pathlib.Path(tf.sysconfig.get_lib()).glob(readers):
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            missing -= {name for name in missing if content.find(name.encode()) >= 0}
+    assert not missing
+
 
 FATAL = 3
 
@@ -66,16 +101,6 @@ def test_the_level_stays_if_the_user_has_set_it_or_debugs(
         assert minimum_level() == default_level
 
 
-def test_a_tensorflow_without_these_functions_logs_as_before(
-    default_level: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(tf.sysconfig, "get_include", lambda: str(tmp_path))
-    with quiet_logs():
-        pass
-    monkeypatch.undo()
-    assert minimum_level() == default_level
-
-
 def test_advice_on_retracing_is_left_out_for_tensorflows_own_functions_alone(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,3 +127,23 @@ def test_saving_and_restoring_again_and_again_gives_no_advice(strategy, tmp_path
         path = checkpoint.write(str(tmp_path / "checkpoint"))
         checkpoint.read(path).assert_consumed()
     assert "retracing" not in caplog.text
+
+
+def by_scope(folder):
+    with tf.profiler.experimental.Profile(folder):
+        pass
+
+
+def by_summary(folder):
+    tf.summary.trace_on(graph=False, profiler=True, profiler_outdir=folder)
+    tf.summary.trace_off()
+
+
+@pytest.mark.parametrize("profile", [by_scope, by_summary])
+def test_the_first_profile_is_reported_before_it_begins(profile, tmp_path):
+    stock, reported = _pywrap_profiler.ProfilerSession, []
+    with profiles_reported(reported.append):
+        profile(str(tmp_path))
+        profile(str(tmp_path))
+    assert reported == [str(tmp_path)]
+    assert _pywrap_profiler.ProfilerSession is stock

@@ -1,0 +1,345 @@
+"""Tests that TensorFlow's private interfaces for functions mean what the library assumes."""
+
+import concurrent.futures
+import contextlib
+import functools
+import gc
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.python.eager import context, executor
+from tensorflow.python.framework import ops
+
+from coordinator.ps_strategy.fusing.graph_copies import packed_function
+from coordinator.ps_strategy.tensorflow_internals import functions
+from coordinator.ps_strategy.tensorflow_internals.functions import (
+    CancellationManager,
+    FunctionRegistration,
+    call_concrete,
+    custom_gradients_freed,
+)
+from tests.deadline import wait_until
+from tests.ps_strategy.every_worker import unhealthy
+
+TIMEOUT = 120.0
+
+
+@tf.function
+def add(x, y=10, *, z=100):
+    return {"sum": x + y + z, "none": None}
+
+
+def call(concrete, *inputs, manager=None):
+    """Calls a concrete function with its own captures."""
+    inputs = [*inputs, *concrete.captured_inputs]
+    return call_concrete(concrete, inputs, manager or CancellationManager())
+
+
+def in_thread(function):
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result(TIMEOUT)
+
+
+def test_an_executor_belongs_to_the_thread_that_binds_it_and_keeps_it():
+    def bound_is_async():
+        bound = functions.bind_executor()
+        assert (tf.constant(1) + 1).numpy() == 2
+        bound.clear_error()
+        return context.context().executor.is_async()
+
+    def set_another():
+        # One that can be distinguished from the executor that all threads share.
+        kept = executor.new_executor(enable_async=True)
+        context.context().executor = kept
+        found = {"bound": in_thread(bound_is_async), "other": context.context().executor.is_async()}
+        del kept
+        return found | {"fallen back": context.context().executor.is_async()}
+
+    assert in_thread(set_another) == {"bound": False, "other": True, "fallen back": False}
+
+
+def test_a_cancellation_reaches_the_calls_that_are_made_with_it_and_no_others():
+    queue = tf.queue.FIFOQueue(1, tf.int32)
+    concrete = tf.function(lambda: queue.dequeue() + 1).get_concrete_function()
+    cancelled, other = CancellationManager(), CancellationManager()
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        ended, continued = (pool.submit(call, concrete, manager=manager) for manager in (cancelled, other))
+        assert not cancelled.is_cancelled
+        cancelled.cancel()
+        cancelled.cancel()
+        with pytest.raises(tf.errors.CancelledError):
+            ended.result(TIMEOUT)
+        assert (cancelled.is_cancelled, other.is_cancelled) == (True, False)
+        with pytest.raises(tf.errors.CancelledError):
+            call(concrete, manager=cancelled)
+        queue.enqueue(5)
+        assert continued.result(TIMEOUT).numpy() == 6
+
+
+def test_arguments_are_completed_by_defaults_and_found_by_name():
+    class Model:
+        @tf.function
+        def step(self, x, *others, rate=1.0, **options):
+            return x
+
+    assert functions.with_defaults(add, (1,), {}) == ((1, 10), {"z": 100})
+    assert functions.with_defaults(add, (1, 2), {"z": 3}) == ((1, 2), {"z": 3})
+    assert functions.with_defaults(add, (), {"y": 2, "x": 1}) == ((1, 2), {"z": 100})
+    concrete = add.get_concrete_function(tf.TensorSpec([], tf.int32), 5)
+    assert functions.with_defaults(concrete, (1,), {}) == ((1, 5), {"z": 100})
+    with pytest.raises(TypeError, match="too many positional"):
+        functions.with_defaults(add, (1, 2, 3), {})
+    assert functions.with_defaults(Model().step, (1,), {}) == ((1,), {"rate": 1.0}), "`self` is no argument"
+    found = functions.named_arguments(Model().step, (1, 2, 3), {"rate": 4, "flag": True})
+    assert found == {"x": 1, "others": (2, 3), "rate": 4, "options": {"flag": True}}
+
+
+def test_a_function_takes_flat_tensors_and_a_call_packs_what_it_returns():
+    concrete = add.get_concrete_function(tf.TensorSpec([], tf.int32), z=tf.TensorSpec([], tf.int32))
+    inputs = functions.flat_inputs(concrete, (np.int32(1), 10), {"z": tf.constant(3)})
+    assert [int(tensor) for tensor in inputs] == [1, 3]
+    assert call(concrete, *inputs) == {"sum": tf.constant(14), "none": None}
+    assert call(tf.function(lambda: None).get_concrete_function()) is None
+    with pytest.raises(TypeError, match="missing a required argument"):
+        functions.flat_inputs(concrete, (1,), {})
+    with pytest.raises(TypeError, match="Cannot convert 'text'"):
+        functions.flat_inputs(concrete, ("text", 10), {"z": 3})
+
+
+def test_captures_follow_the_arguments_and_may_be_replaced():
+    variables = [tf.Variable(1.0), tf.Variable(100.0)]
+    concrete = tf.function(variables[0].assign_add).get_concrete_function(tf.TensorSpec([]))
+    assert concrete.captured_inputs[0] is variables[0].handle
+    value = call_concrete(concrete, [tf.constant(5.0), variables[1].handle], CancellationManager())
+    assert [each.numpy() for each in (value, *variables)] == [105, 1, 105]
+
+
+def test_an_untraced_copy_is_the_same_function_without_traces(tmp_path):
+    traces, module = [], tf.Module()
+
+    @tf.function(reduce_retracing=True, input_signature=[tf.TensorSpec([], tf.int32)])
+    def double(x):
+        traces.append(x)
+        return 2 * x
+
+    assert double(tf.constant(1)) == 2
+    again = functions.untraced_copy(double)
+    assert again is not double
+    assert (again(tf.constant(1)), double(tf.constant(1))) == (2, 2)
+    assert len(traces) == 2
+    assert again.python_function is double.python_function
+    module.double = double
+    tf.saved_model.save(module, str(tmp_path))
+    # A function of a saved model cannot be traced again.
+    assert functions.untraced_copy(tf.saved_model.load(str(tmp_path)).double) is None
+
+
+@pytest.fixture(autouse=True)
+def freed() -> Iterator[None]:
+    with custom_gradients_freed():
+        yield
+
+
+def registered() -> set[str]:
+    for _ in range(3):
+        gc.collect()
+    return set(ops.gradient_registry.list())
+
+
+@tf.custom_gradient
+def doubled(x: Any) -> Any:
+    """Returns its argument, with twice the gradient."""
+    return tf.identity(x), lambda change: 2.0 * change
+
+
+def gradient_of(function: Any, x: Any) -> Any:
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = function(x)
+    return tape.gradient(y, x)
+
+
+def function_of(variable: tf.Variable) -> Any:
+    inner = tf.function(lambda x: doubled(x) * tf.nn.silu(tf.ones([])))
+    return tf.function(lambda x: inner(tf.cond(x > 0.0, lambda: doubled(x), lambda: x)) * variable)
+
+
+def test_gradients_are_computed_as_long_as_the_function_lives_and_then_freed() -> None:
+    before = registered()
+    variable, x = tf.Variable(3.0), tf.constant(1.0)
+    handle = weakref.ref(variable.handle)
+    function = function_of(variable)
+    function(x)
+    # What is traced later, and after a garbage collection, finds them, too.
+    assert len(registered() - before) >= 3
+    later = tf.function(functools.partial(gradient_of, function))
+    expected = 2.0 * 2.0 * 3.0 * float(tf.nn.silu(1.0))
+    assert [float(gradient_of(function, x)), float(later(x))] == pytest.approx([expected] * 2)
+    del function, later, variable
+    assert registered() <= before
+    assert handle() is None
+
+
+def test_the_gradient_of_a_graph_that_is_no_functions_stays() -> None:
+    before = registered()
+    with tf.Graph().as_default():
+        y = doubled(x := tf.constant(1.0))
+        # Nothing but the registry has it.
+        assert len(registered() - before) == 1
+        assert tf.gradients(y, x)[0] is not None
+
+
+@pytest.fixture
+def registration():
+    registration = FunctionRegistration(longest_wait=TIMEOUT)
+    yield registration
+    registration.close()
+
+
+@pytest.fixture
+def thread():
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        yield pool
+
+
+def traced_and_dropped(inside=lambda: None):
+    """Traces a function, deletes it, and returns its name."""
+
+    @tf.function
+    def function():
+        inside()
+        return tf.constant(3)
+
+    name = function.get_concrete_function().name
+    del function
+    gc.collect()
+    return name
+
+
+def test_a_function_is_registered_when_the_change_of_the_cluster_is_over(registration, thread):
+    # One that is closed does not disable another.
+    FunctionRegistration(longest_wait=TIMEOUT).close()
+    reached = threading.Event()
+    with registration.held_back():
+        traced = thread.submit(traced_and_dropped, reached.set)
+        assert reached.wait(TIMEOUT)
+        assert tf.function(lambda: tf.constant(3))().numpy() == 3, "the thread that changes the cluster may trace"
+        assert not concurrent.futures.wait([traced], 0.2).done
+    traced.result(TIMEOUT)
+
+
+def test_a_function_deleted_while_the_cluster_changes_is_removed_afterwards(registration):
+    with registration.held_back():
+        name = traced_and_dropped()
+        assert context.context().has_function(name)
+    assert not context.context().has_function(name)
+    assert not context.context().has_function(traced_and_dropped())
+
+
+def test_a_function_is_removed_although_a_server_is_not_connected(registration, monkeypatch):
+    def refuse(name):
+        raise tf.errors.InvalidArgumentError(None, None, f"Client not found, of {name}")
+
+    monkeypatch.setattr(registration, "remove", refuse)
+    # An exception in a finalizer would be a warning, which is an error here.
+    with registration.held_back():
+        traced_and_dropped()
+    traced_and_dropped()
+
+
+@pytest.mark.parametrize("what", ["register", "remove"])
+def test_a_change_of_the_cluster_waits_while_a_function_is_registered_or_removed(
+    registration, thread, monkeypatch, what
+):
+    begun, may_end, usual = threading.Event(), threading.Event(), getattr(registration, what)
+
+    def slowly(function):
+        begun.set()
+        assert may_end.wait(TIMEOUT)
+        usual(function)
+
+    def change():
+        with registration.held_back():
+            pass
+
+    # What is freed on this thread later would wait, too.
+    gc.collect()
+    monkeypatch.setattr(registration, what, slowly)
+    traced = thread.submit(traced_and_dropped)
+    assert begun.wait(TIMEOUT)
+    changed = thread.submit(change)
+    assert not concurrent.futures.wait([traced, changed], 0.2, concurrent.futures.FIRST_COMPLETED).done
+    may_end.set()
+    changed.result(TIMEOUT)
+    traced.result(TIMEOUT)
+
+
+def test_waiting_for_a_change_of_the_cluster_is_bounded(thread):
+    with contextlib.closing(FunctionRegistration(longest_wait=0.05)) as registration, registration.held_back():
+        thread.submit(traced_and_dropped).result(TIMEOUT)
+
+
+def test_closing_restores_tensorflows_methods(monkeypatch):
+    first = FunctionRegistration(longest_wait=TIMEOUT)
+    first.close()
+    second = FunctionRegistration(longest_wait=TIMEOUT)
+    # One that is closed late does not change the present one.
+    first.close()
+    counted = []
+    with monkeypatch.context() as patch:
+        register = second.register
+        patch.setattr(second, "register", lambda function: counted.append(register(function)))
+        traced_and_dropped()
+    assert len(counted) == 1
+    second.close()
+    assert (context.context().add_c_function, context.context().remove_function) == (second.register, second.remove)
+
+
+@pytest.mark.cluster
+def test_functions_are_traced_while_a_worker_is_removed_and_added(shared_cluster, strategy):
+    index = len(strategy.cluster.workers) - 1
+
+    def reconnections():
+        return strategy.cluster.statistics().workers[index].reconnections
+
+    def remove_and_add():
+        before = reconnections()
+        strategy.cluster.move_worker(index, shared_cluster.spec["worker"][index])
+        wait_until(lambda: reconnections() > before)
+
+    futures = []
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        changes = pool.submit(remove_and_add)
+        while not changes.done():
+            number = len(futures)
+            futures.append(strategy.schedule(tf.function(lambda x, n=number: x + n), args=(tf.constant(1),)))
+    changes.result()
+    assert [future.result(TIMEOUT) for future in futures] == [number + 1 for number in range(len(futures))]
+    wait_until(lambda: not unhealthy(strategy))
+
+
+def test_the_functions_of_one_that_is_built_are_registered_and_removed_with_it():
+    weight = tf.Variable([2.0])
+
+    @tf.function
+    def step(x):
+        for _ in tf.range(3):
+            x = x * weight
+        return x
+
+    concrete = step.get_concrete_function(tf.ones([1]))
+    copies = [packed_function(concrete) for _ in range(2)]
+    libraries = [copy.graph.as_graph_def().library.function for copy in copies]
+    # Its condition and its body, once.
+    [names] = {tuple(sorted(each.signature.name for each in library)) for library in libraries}
+    assert len(names) == 2
+    for _ in range(2):
+        assert all(map(context.context().has_function, names))
+        copies.pop()
+        gc.collect()
+    assert not any(map(context.context().has_function, names))
