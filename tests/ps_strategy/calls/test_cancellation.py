@@ -13,7 +13,6 @@ import tensorflow as tf
 import coordinator
 from coordinator.updates.rule_state import pause
 from tests.deadline import wait_until
-from tests.ps_strategy.every_worker import scheduler_of
 from tests.ps_strategy.gate import Gate
 
 TIMEOUT = 60.0
@@ -51,33 +50,6 @@ def test_an_error_cancels_what_runs_and_waits_and_the_strategy_stays_usable(
         strategy.schedule(count)
     strategy.join(TIMEOUT)
     assert counter.numpy() == 6
-
-
-def test_iterators_survive_an_error(strategy, endless, failing):  # row 36
-    take = tf.function(lambda iterator: next(iterator) + 0)
-    iterator = iter(strategy.experimental_distribute_dataset(tf.data.Dataset.range(100)))
-    endless.occupy()
-    assert strategy.schedule(take, args=(iterator,)).result(TIMEOUT) == 0
-    failing.occupy()
-    failing.open()
-    with pytest.raises(tf.errors.InvalidArgumentError):
-        strategy.join(TIMEOUT)
-    after = strategy.local_results([strategy.schedule(take, args=(iterator,)) for _ in range(9)])
-    # Each worker's iterator continues where it was, and one of the two has returned its first element already.
-    assert after.count(0) <= 1
-    assert None not in after
-
-
-def test_an_error_is_raised_by_a_schedule_that_waits_for_room(strategy, endless, failing, count, monkeypatch):  # row 37
-    monkeypatch.setattr(scheduler_of(strategy).queue, "capacity", 3)
-    futures = endless.occupy() + failing.occupy() + [strategy.schedule(count) for _ in range(3)]
-    with concurrent.futures.ThreadPoolExecutor(1) as thread:
-        blocked = thread.submit(strategy.schedule, count)
-        assert not concurrent.futures.wait([blocked], timeout=0.1).done
-        failing.open()
-        assert isinstance(blocked.exception(TIMEOUT), tf.errors.InvalidArgumentError)
-    assert all(future.done() for future in futures)
-    assert strategy.schedule(count).result(TIMEOUT) == 1
 
 
 def test_changes_of_a_cancelled_function_remain_and_its_iterator_goes_on(strategy, counter):

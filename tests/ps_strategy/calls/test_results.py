@@ -187,14 +187,3 @@ def test_what_was_lost_with_its_worker_is_computed_again_by_lineage(program, sha
     # Computed where it was needed, and left there.
     assert made.result(TIMEOUT)["values"].sum() == 3000
     assert int(program.made) == 2
-
-
-def test_an_argument_that_was_lost_is_computed_again_where_it_is_needed(program, shared_cluster):
-    made = program.left(program.make, tf.constant(3.0))
-    program.strategy.join(TIMEOUT)
-    shared_cluster.kill("worker", 1)
-    assert program.result(program.double, made, worker=0).sum() == 6000
-    assert int(program.made) == 2
-    shared_cluster.restart("worker", 1)
-    assert program.result(program.double, made).sum() == 6000
-    assert int(program.made) == 2

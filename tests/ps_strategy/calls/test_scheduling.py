@@ -9,8 +9,7 @@ import tensorflow as tf
 
 import coordinator
 from coordinator.updates.rule_state import pause
-from tests.deadline import wait_until
-from tests.ps_strategy.every_worker import finish_own_work, on_every_worker
+from tests.ps_strategy.every_worker import on_every_worker
 from tests.ps_strategy.fusing.fused_calls import FusedCalls
 from tests.ps_strategy.gate import Gate
 
@@ -135,17 +134,13 @@ def test_scheduling_works_inside_and_outside_of_the_scope(strategy, count, count
     assert counter.numpy() == 2
 
 
-def test_thousands_of_functions_complete(strategy):  # row 15
+def test_thousands_of_functions_complete(strategy, counted):  # row 15
     double = tf.function(lambda x: x * 2)
     tensors = [tf.constant(x) for x in range(10)]
-    finish_own_work(strategy)
-    before = strategy.cluster.statistics()
     futures = [strategy.schedule(double, args=(tensors[number % 10],)) for number in range(5_000)]
     strategy.join(timeout=4 * TIMEOUT)
     assert [future.result(timeout=0) for future in futures] == [number % 10 * 2 for number in range(5_000)]
-    after = strategy.cluster.statistics()
-    assert (after.finished, after.waiting, after.running) == (before.finished + 5_000, 0, 0)
-    wait_until(lambda: sum(worker.finished for worker in strategy.cluster.statistics().workers) >= after.finished)
+    assert (counted().finished, counted().waiting, counted().running) == (5_000, 0, 0)
 
 
 TIMEOUT = 60.0
@@ -248,8 +243,7 @@ def test_a_function_that_takes_too_long_is_run_on_another_worker_as_well(strateg
     assert on_every_worker(strategy, where) == [0, 1]
 
 
-@pytest.fixture
-def functions(strategy):
+def test_a_future_may_be_an_argument_also_inside_of_structures(strategy):  # row 7
     @tf.function
     def make(n):
         return {"range": tf.range(n), "ragged": tf.ragged.constant([[1], [2, 3]]), "nothing": None}
@@ -258,11 +252,6 @@ def functions(strategy):
     def total(made, factor):
         return factor * (tf.reduce_sum(made["range"]) + tf.reduce_sum(made["ragged"]))
 
-    return make, total
-
-
-def test_a_future_may_be_an_argument_also_inside_of_structures(strategy, functions):  # row 7
-    make, total = functions
     gate = Gate(strategy)
     [held] = gate.occupy()
     made = strategy.schedule(make, args=(4,))
@@ -272,19 +261,16 @@ def test_a_future_may_be_an_argument_also_inside_of_structures(strategy, functio
     assert not nested.done()
     gate.open()
     strategy.join(TIMEOUT)
-    assert int(doubled.result()) == 24
-    assert int(nested.result()) == int(held.result()) * (24 + 24)
-    for _ in range(3):
-        again = strategy.schedule(total, args=(strategy.schedule(make, args=(4,)), 2))
-        assert int(again.result(TIMEOUT)) == 24
+    assert (int(doubled.result()), int(nested.result())) == (24, int(held.result()) * (24 + 24))
+    again = strategy.schedule(total, args=(strategy.schedule(make, args=(4,)), 2))
+    assert int(again.result(TIMEOUT)) == 24
     assert total.experimental_get_tracing_count() == traces
 
 
-def test_a_foreign_future_is_refused(strategy, functions):  # row 7
-    make, _ = functions
+def test_a_foreign_future_is_refused(strategy):  # row 7
     for foreign in (coordinator.Future("step", 1, lambda: False), concurrent.futures.Future()):
         with pytest.raises(ValueError, match="not a future of this strategy"):
-            strategy.schedule(make, args=(foreign,))
+            strategy.schedule(add, args=(foreign,))
 
 
 def test_a_function_for_one_worker_runs_there(strategy):

@@ -99,19 +99,19 @@ def test_a_step_can_be_traced_from_the_iterators_type_alone(strategy, tens):  # 
 
 def test_dropped_iterators_are_freed_on_the_client_without_garbage_collection(strategy):  # row 53
     dataset = strategy.experimental_distribute_datasets_from_function(lambda _: tf.data.Dataset.range(10))
-    dropped = []
+    iterators = [iter(dataset) for _ in range(3)]
+    dropped = [weakref.ref(each) for each in iterators]
+    gc.collect()
     gc.disable()
     try:
-        for _ in range(6):
-            iterator = iter(dataset)
+        for iterator in iterators:
             assert on_every_worker(strategy, first, iterator) == [0, 0]
-            dropped.append(weakref.ref(iterator))
-            del iterator
+        iterators.clear()
+        del iterator
         # A worker's thread releases a call just after its result is set.
-        wait_until(lambda: all(iterator() is None for iterator in dropped))
+        wait_until(lambda: all(each() is None for each in dropped))
     finally:
         gc.enable()
-    strategy.schedule(total, args=(dataset,)).result(TIMEOUT)
     iterator, dropped = iter(dataset), weakref.ref(dataset)
     del dataset
     gc.collect()
@@ -138,10 +138,6 @@ def test_iterators_that_are_dropped_are_freed_on_the_workers(strategy, shared_cl
     assert all(server.num_threads() >= start + count for server, start in zip(servers, before, strict=True))
     del iterator
     held.clear()
-    wait_until(lambda: all(server.num_threads() < start + slack for server, start in zip(servers, before, strict=True)))
-
-    for _ in range(count):
-        on_every_worker(strategy, first, iter(buffered))
     wait_until(lambda: all(server.num_threads() < start + slack for server, start in zip(servers, before, strict=True)))
 
 

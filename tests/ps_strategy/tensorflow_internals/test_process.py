@@ -118,17 +118,6 @@ def test_advice_on_retracing_is_left_out_for_tensorflows_own_functions_alone(
     ]
 
 
-def test_saving_and_restoring_again_and_again_gives_no_advice(strategy, tmp_path, caplog) -> None:
-    with strategy.scope():
-        variables = [tf.Variable(float(index)) for index in range(2)]
-    assert len({variable.device for variable in variables}) == 2, "TensorFlow traces each save of several servers"
-    checkpoint = tf.train.Checkpoint(variables=variables)
-    for _ in range(6):
-        path = checkpoint.write(str(tmp_path / "checkpoint"))
-        checkpoint.read(path).assert_consumed()
-    assert "retracing" not in caplog.text
-
-
 def by_scope(folder):
     with tf.profiler.experimental.Profile(folder):
         pass
