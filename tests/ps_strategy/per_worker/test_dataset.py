@@ -303,20 +303,6 @@ def test_datasets_may_be_distributed_inside_of_the_function(strategy):  # row 54
     assert len(traces) == 1
 
 
-def test_variables_may_be_read_and_changed_in_a_dataset_function(strategy):
-    with strategy.scope():
-        made = tf.Variable(0, dtype=tf.int64)
-
-    def counted(_=None):
-        return tf.data.Dataset.range(4).map(lambda x: made.assign_add(1) * 0 + x)
-
-    dataset = strategy.experimental_distribute_datasets_from_function(counted)
-    assert on_every_worker(strategy, total, iter(dataset)) == [6, 6]
-    assert made.numpy() == 8
-    with pytest.raises(ValueError, match=r"cannot be sent to the workers.* must be made by a function"):
-        strategy.experimental_distribute_dataset(counted())
-
-
 def test_autograph_converts_the_programs_functions_and_none_of_the_library(strategy):
     class Numbers:
         def __call__(self, context):

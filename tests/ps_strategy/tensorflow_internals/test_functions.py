@@ -81,24 +81,6 @@ def test_a_cancellation_reaches_the_calls_that_are_made_with_it_and_no_others():
         assert continued.result(TIMEOUT).numpy() == 6
 
 
-def test_arguments_are_completed_by_defaults_and_found_by_name():
-    class Model:
-        @tf.function
-        def step(self, x, *others, rate=1.0, **options):
-            return x
-
-    assert functions.with_defaults(add, (1,), {}) == ((1, 10), {"z": 100})
-    assert functions.with_defaults(add, (1, 2), {"z": 3}) == ((1, 2), {"z": 3})
-    assert functions.with_defaults(add, (), {"y": 2, "x": 1}) == ((1, 2), {"z": 100})
-    concrete = add.get_concrete_function(tf.TensorSpec([], tf.int32), 5)
-    assert functions.with_defaults(concrete, (1,), {}) == ((1, 5), {"z": 100})
-    with pytest.raises(TypeError, match="too many positional"):
-        functions.with_defaults(add, (1, 2, 3), {})
-    assert functions.with_defaults(Model().step, (1,), {}) == ((1,), {"rate": 1.0}), "`self` is no argument"
-    found = functions.named_arguments(Model().step, (1, 2, 3), {"rate": 4, "flag": True})
-    assert found == {"x": 1, "others": (2, 3), "rate": 4, "options": {"flag": True}}
-
-
 def test_a_function_takes_flat_tensors_and_a_call_packs_what_it_returns():
     concrete = add.get_concrete_function(tf.TensorSpec([], tf.int32), z=tf.TensorSpec([], tf.int32))
     inputs = functions.flat_inputs(concrete, (np.int32(1), 10), {"z": tf.constant(3)})
@@ -109,14 +91,6 @@ def test_a_function_takes_flat_tensors_and_a_call_packs_what_it_returns():
         functions.flat_inputs(concrete, (1,), {})
     with pytest.raises(TypeError, match="Cannot convert 'text'"):
         functions.flat_inputs(concrete, ("text", 10), {"z": 3})
-
-
-def test_captures_follow_the_arguments_and_may_be_replaced():
-    variables = [tf.Variable(1.0), tf.Variable(100.0)]
-    concrete = tf.function(variables[0].assign_add).get_concrete_function(tf.TensorSpec([]))
-    assert concrete.captured_inputs[0] is variables[0].handle
-    value = call_concrete(concrete, [tf.constant(5.0), variables[1].handle], CancellationManager())
-    assert [each.numpy() for each in (value, *variables)] == [105, 1, 105]
 
 
 def test_an_untraced_copy_is_the_same_function_without_traces(tmp_path):
