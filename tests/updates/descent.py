@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -86,6 +87,20 @@ def held(strategy, rule, variables, may_end, worker=0):
     future = strategy.schedule(step, worker=worker)
     wait_until(lambda: rule.state.workers.pulled_version.numpy()[worker] != NO_STEP)
     return future
+
+
+def regression(batches, size):
+    """Returns batches of inputs, float32 [batches, size, 3], and of their labels, a linear function of them."""
+    inputs = np.random.default_rng(1).normal(size=[batches, size, 3]).astype(np.float32)
+    return inputs, inputs @ np.array([1.0, -2.0, 0.5], np.float32) + np.float32(0.3)
+
+
+def regression_step(variables, x, y):
+    """Returns the mean squared error of a linear model, a kernel and a bias of Keras, and its gradients."""
+    with tf.GradientTape() as tape:
+        kernel, bias = (tf.convert_to_tensor(variable) for variable in variables)
+        loss = tf.reduce_mean((tf.linalg.matvec(x, kernel) + bias - y) ** 2)
+    return loss, tape.gradient(loss, [variable.value for variable in variables])
 
 
 def value_of(variables):

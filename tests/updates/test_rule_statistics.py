@@ -1,4 +1,4 @@
-"""Tests that the statistics of a rule agree with counts by hand."""
+"""Tests that the statistics of a rule agree with counts by hand, also after a checkpoint."""
 
 import numpy as np
 import pytest
@@ -55,37 +55,45 @@ def test_pushes_pulls_bytes_clocks_and_staleness_are_counted(strategy, rule):
     assert rule.statistics().staleness.max == MAX_STALENESS
 
 
-def written(folder, statistics, **options):
-    """Writes summaries, and returns what is read back, by tag."""
-    with tf.summary.create_file_writer(str(folder)).as_default() as writer:
-        statistics.write_summaries(**options)
+def test_summaries_can_be_read_back(tmp_path):
+    statistics = RuleStatistics(3, 4, 1, 3, 100, 200, 0, Staleness((2, 0, 0, 1)), {1: 3}, {1: 0.25})
+    with tf.summary.create_file_writer(str(tmp_path)).as_default() as writer:
+        statistics.write_summaries(step=7, prefix="mine")
         writer.close()
-    [path] = folder.iterdir()
-    events = list(tf.compat.v1.train.summary_iterator(str(path)))
+    [path] = tmp_path.iterdir()
+    events = [event for event in tf.compat.v1.train.summary_iterator(str(path)) if event.summary.value]
+    assert {event.step for event in events} == {7}
     found = {value.tag: tf.make_ndarray(value.tensor) for event in events for value in event.summary.value}
-    assert {event.step for event in events if event.summary.value} == {options["step"]}
-    return found
-
-
-def test_summaries_can_be_read_back(strategy, rule, tmp_path):
-    for behind in (0, 0, 3):
-        run(strategy, pushing_step(rule, ONES, behind), 1)
-    statistics = rule.statistics()
-    found = written(tmp_path / "few", statistics, step=7, prefix="mine")
-    expected = {
-        "updates": 3,
-        "pushes": 3,
-        "rejected": 0,
-        "pulls": 3,
-        "bytes_pulled": statistics.bytes_pulled,
-        "bytes_pushed": statistics.bytes_pushed,
-        "not_finite": 0,
-        "staleness/mean": 1.0,
-        "staleness/median": 0,
-        "staleness/p99": 3,
-        "staleness/max": 3,
-        "idle_share/worker_1": 0.0,
+    assert found.pop("mine/staleness")[:, 2].sum() == 3
+    expected = {"updates": 3, "pushes": 4, "rejected": 1, "pulls": 3, "bytes_pulled": 100, "bytes_pushed": 200}
+    expected |= {"not_finite": 0, "idle_share/worker_1": 0.25}
+    expected |= {
+        f"staleness/{name}": value for name, value in zip(("mean", "median", "p99", "max"), (1, 0, 3, 3), strict=True)
     }
-    histogram = found.pop("mine/staleness")
-    assert histogram[:, 2].sum() == 3
     assert found == {f"mine/{name}": value for name, value in expected.items()}
+
+
+def test_a_checkpoint_has_version_clocks_and_counts_with_which_a_rule_continues(strategy, variables, tmp_path):
+    rule, again = (new_rule(strategy, "asynchronous", variables) for _ in range(2))
+
+    def train(rule, steps):
+        step = pushing_step(rule, [tf.ones_like(variable) for variable in variables])
+        for _ in range(steps):
+            strategy.schedule(step)
+        strategy.join()
+
+    checkpoint = tf.train.Checkpoint(rule=rule)
+    train(rule, 7)
+    saved, path = rule.statistics(), checkpoint.save(str(tmp_path / "model"))
+    assert (saved.updates, saved.pushes, saved.pulls, sum(saved.clocks.values())) == (7, 7, 7, 7)
+    # No second model and no steps in flight.
+    keys = {key.split("/.ATTRIBUTES")[0] for key, _ in tf.train.list_variables(path)}
+    names = ("version", "counts", "clocks", "seconds")
+    assert keys == {"_CHECKPOINTABLE_OBJECT_GRAPH", "save_counter", *(f"rule/state/{name}" for name in names)}
+    train(rule, 5)
+    assert rule.statistics().updates == 12
+    checkpoint.restore(path).assert_consumed()
+    assert rule.statistics() == saved
+    tf.train.Checkpoint(rule=again).restore(path).assert_consumed()
+    train(again, 2)
+    assert int(again.version) == 9

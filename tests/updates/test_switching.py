@@ -81,7 +81,13 @@ def test_a_switch_to_and_from_synchronous_loses_no_waiting_gradient(strategy, va
     assert (value_of(variables), rules[1].statistics().updates, synchronous.flush()) == (22.0, 4, 0)
 
 
-def test_the_error_of_a_step_is_raised_and_nothing_is_switched(strategy, variables, rules):
+def test_only_an_unused_rule_for_the_same_variables_may_follow_and_no_failed_step_precede(strategy, variables, rules):
+    for others in (variables[:1], variables[::-1]):
+        with pytest.raises(ValueError, match="same variables, in the same order"):
+            rules[0].switch_to(new_rule(strategy, Asynchronous, others))
+    with pytest.raises(ValueError, match="not used before"):
+        rules[0].switch_to(rules[0])
+
     @tf.function
     def fail() -> None:
         tf.debugging.Assert(False, ["no"])
@@ -89,13 +95,6 @@ def test_the_error_of_a_step_is_raised_and_nothing_is_switched(strategy, variabl
     strategy.schedule(fail)
     with pytest.raises(tf.errors.InvalidArgumentError):
         rules[0].switch_to(rules[1])
+    # Nothing is switched.
     train(strategy, step_of(rules[0], variables), 1)
     assert value_of(variables) == 1.0
-
-
-def test_only_an_unused_rule_for_the_same_variables_may_follow(strategy, variables, rules):
-    for others in (variables[:1], variables[::-1]):
-        with pytest.raises(ValueError, match="same variables, in the same order"):
-            rules[0].switch_to(new_rule(strategy, Asynchronous, others))
-    with pytest.raises(ValueError, match="not used before"):
-        rules[0].switch_to(rules[0])

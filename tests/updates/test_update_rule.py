@@ -1,4 +1,4 @@
-"""Tests of what is common to all rules: pull, push and run, and the errors that they raise."""
+"""Tests of what is common to all rules: pull, push and run, their errors, and which steps are fused."""
 
 import dataclasses
 
@@ -7,8 +7,11 @@ import pytest
 import tensorflow as tf
 
 import coordinator
+from coordinator.ps_strategy.fusing.repeated_function import may_be_fused
 from coordinator.updates import Asynchronous, ModelAverage
-from tests.updates.descent import descend, new_rule, run
+from tests.ps_strategy.every_worker import concrete_function
+from tests.ps_strategy.fusing.fused_calls import COUNT, FusedCalls
+from tests.updates.descent import descend, new_rule, pushing_step, run, value_of
 
 
 @pytest.fixture
@@ -140,3 +143,25 @@ def test_methods_of_a_rule_first_check_whether_the_strategy_is_closed(strategy, 
         for name, arguments in calls.items():
             with pytest.raises(coordinator.StrategyClosedError, match=rf"rule\.{name}\(\) .* before strategy.close"):
                 getattr(rule, name)(*arguments)
+
+
+def test_steps_are_fused_and_counted_separately_unless_they_may_wait(strategy, monkeypatch):
+    with strategy.scope():
+        variables = [tf.Variable(0.0), tf.Variable([0.0])]
+    fused, rule, waiting = (
+        FusedCalls(strategy, monkeypatch),
+        *(new_rule(strategy, name, variables) for name in ("asynchronous", "bounded delay")),
+    )
+    gradients = [tf.ones_like(variable) for variable in variables]
+    fused.run(pushing_step(rule, gradients), [()] * COUNT)
+    assert fused.sizes
+    assert sum(rule.statistics().clocks.values()) == rule.statistics().updates == COUNT
+    assert value_of(variables) == -COUNT
+    inner = tf.function(pushing_step(waiting, gradients).python_function)
+
+    # Also if the step is called in a branch of another function.
+    @tf.function
+    def outer():
+        return tf.cond(tf.constant(True) & (tf.timestamp() > 0.0), inner, lambda: tf.constant(False))
+
+    assert not may_be_fused(concrete_function(strategy, outer))

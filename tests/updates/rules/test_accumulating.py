@@ -1,12 +1,158 @@
-"""Tests of accumulated gradients: each is in the same update on all servers, and in one update only."""
+"""Tests of rules that collect gradients: synchronous and with bounded delay; each gradient is in one update."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from coordinator.updates import BoundedDelay, Synchronous
-from tests.updates.descent import new_rule, pushing_step, run, value_of
+from tests.deadline import wait_until
+from tests.updates.descent import (
+    TIMEOUT,
+    held,
+    mostly_long,
+    new_rule,
+    pushing_step,
+    regression,
+    regression_step,
+    run,
+    value_of,
+)
 from tests.updates.parts_of_rules import finish_updates, log_of, model_of, stores_of
+
+
+def test_adam_gives_the_same_as_one_process_with_averaged_gradients(strategy):
+    inputs, labels = regression(2, 24)
+
+    def new():
+        rate = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
+        return [keras.Variable([0.1, 0.2, 0.3]), keras.Variable(0.0)], keras.optimizers.Adam(rate)
+
+    with strategy.scope():
+        variables, optimizer = new()
+        rule = Synchronous(optimizer, variables, grads_to_wait=3)
+
+    @tf.function
+    def step(x, y):
+        return rule.run(lambda x, y: regression_step(variables, x, y), x, y)
+
+    alone, adam = new()
+    for x, y in zip(inputs, labels, strict=True):
+        parts = zip(np.split(x, 3), np.split(y, 3), strict=True)
+        for future in [strategy.schedule(step, args=part) for part in parts]:
+            future.result(TIMEOUT)
+        adam.apply(regression_step(alone, x, y)[1], alone)
+    for shared, own in zip(variables, alone, strict=True):
+        np.testing.assert_allclose(shared.numpy(), own.numpy(), rtol=2e-4, atol=1e-5)
+    assert int(optimizer.iterations.numpy()) == rule.version.numpy() == 2
+
+
+def test_the_mean_is_clipped_on_its_server_and_gradients_where_no_server_has_all(strategy):
+    """The mean of both gradients is (3, 4); the first one alone is (6, 8), and clipped (0.6, 0.8)."""
+    for options, step_length in (
+        ({"clipnorm": 1.0}, [0.6, 0.8]),
+        ({"global_clipnorm": 1.0}, [0.3, 0.4]),
+    ):
+        with strategy.scope():
+            variable = tf.Variable(tf.zeros([2, 1]))
+            rule = Synchronous(keras.optimizers.SGD(1.0, **options), [variable], grads_to_wait=2)
+        step = pushing_step(rule, lambda gradient: [gradient])
+        for gradient in ([[6.0], [8.0]], [[0.0], [0.0]]):
+            assert run(strategy, step, None, tf.constant(gradient))
+        np.testing.assert_allclose(-variable.numpy()[:, 0], step_length, rtol=1e-5, err_msg=f"{options}")
+
+
+def test_a_gradient_of_an_older_version_is_rejected_and_changes_nothing(strategy, variables):
+    rule = new_rule(strategy, "synchronous", variables)
+    push = tf.function(lambda version: rule.push([tf.ones([3]), tf.ones([4, 2])], version))
+    accepted = [bool(run(strategy, push, None, tf.constant(version, tf.int64))) for version in (0, 0, 1, 0, 2)]
+    assert accepted == [True, False, True, False, True]
+    statistics = rule.statistics()
+    assert (statistics.updates, statistics.pushes, statistics.rejected) == (3, 5, 2)
+    assert statistics.staleness.histogram == (3, 1, 1)
+    assert value_of(variables) == -3.0
+
+
+def test_every_minibatch_is_applied_once_although_gradients_are_rejected(strategy, variables):
+    rule = new_rule(strategy, Synchronous, variables, grads_to_wait=2)
+    gradients = [tf.ones_like(variable) for variable in variables]
+    step = tf.function(lambda: rule.run(lambda: (tf.constant(1.0), gradients)))
+    futures = [strategy.schedule(step) for _ in range(15)]
+    assert [future.result(TIMEOUT) for future in futures] == [1.0] * 15
+    strategy.join(TIMEOUT)
+    statistics = rule.statistics()
+    assert statistics.updates == rule.version.numpy() == -value_of(variables) == 7
+    assert statistics.pushes - statistics.rejected == 15 == sum(statistics.clocks.values())
+    assert rule.flush() == 1
+    assert value_of(variables) == -8.0
+
+
+@pytest.fixture
+def make_rule(strategy, variables):
+    return lambda **settings: new_rule(strategy, BoundedDelay, variables, **settings)
+
+
+def step_of(rule, variables):
+    return pushing_step(rule, [tf.ones_like(variable) for variable in variables])
+
+
+@pytest.mark.parametrize(("max_delay", "grads_to_wait"), mostly_long([(0, 2), (1, 1)], (1, 1)))
+def test_no_gradient_is_older_than_max_delay_and_none_is_rejected(
+    strategy, variables, make_rule, may_end, max_delay, grads_to_wait
+):
+    rule, count = make_rule(max_delay=max_delay, grads_to_wait=grads_to_wait), 12
+    step, slow = step_of(rule, variables), held(strategy, rule, variables, may_end)
+    futures = [strategy.schedule(step, worker=1) for _ in range(count - 1)]
+    # The other one waits while the slow one has a gradient in flight that would become too old.
+    wait_until(lambda: rule.state.workers.is_waiting.numpy()[1])
+    assert not all(future.done() for future in futures)
+    may_end.assign(True)
+    assert all(future.result(TIMEOUT) for future in (slow, *futures))
+    strategy.join(TIMEOUT)
+    statistics = rule.statistics()
+    assert (statistics.pushes, statistics.rejected, statistics.updates) == (count, 0, count // grads_to_wait)
+    assert statistics.staleness.count == count
+    assert statistics.staleness.max <= max_delay
+    assert value_of(variables) == -count / grads_to_wait
+    assert statistics.idle_shares[0] == 0 < statistics.idle_shares[1] <= 1
+
+
+@pytest.mark.long
+def test_no_worker_waits_if_the_delay_is_unlimited(strategy, variables, make_rule, may_end):
+    rule = make_rule(max_delay=None)
+    slow, step = held(strategy, rule, variables, may_end), step_of(rule, variables)
+    for future in [strategy.schedule(step, worker=1) for _ in range(15)]:
+        future.result(TIMEOUT)
+    assert not slow.done()
+    may_end.assign(True)
+    strategy.join(TIMEOUT)
+    statistics = rule.statistics()
+    assert set(statistics.idle_shares.values()) == {0.0}
+    assert (statistics.updates, statistics.rejected, statistics.staleness.max) == (16, 0, 15)
+    assert value_of(variables) == -16.0
+
+
+def test_zero_delay_with_all_workers_in_an_update_equals_one_process(strategy, variables, make_rule):
+    rule = make_rule(max_delay=0, grads_to_wait=2, learning_rate=0.25)
+    step = pushing_step(rule, lambda: [variable - 1.0 for variable in variables])
+    for _ in range(8):
+        strategy.schedule(step)
+    strategy.join(TIMEOUT)
+    for variable in variables:
+        np.testing.assert_allclose(variable.numpy(), np.full(variable.shape, 1 - 0.75**4), rtol=1e-5)
+    assert rule.version.numpy() == 4
+
+
+@pytest.mark.long
+def test_no_worker_waits_for_an_abandoned_call(strategy, variables, make_rule):
+    rule = make_rule(max_delay=0)
+    step, fence = step_of(rule, variables), rule.state.workers.fence
+    fence.assign(tf.fill(fence.shape, tf.constant(2**40, tf.int64)))
+    for raises in (strategy.schedule(step, worker=0).result, strategy.join):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="its worker has a newer one"):
+            raises(TIMEOUT)
+    fence.assign(tf.zeros_like(fence))
+    assert strategy.schedule(step, worker=1).result(TIMEOUT)
 
 
 def ids(*numbers):

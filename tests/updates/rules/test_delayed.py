@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.updates import Delayed, Synchronous, decisions
+from coordinator.updates import Delayed, decisions
 from tests.updates.descent import descend, new_rule, pushing_step, run, value_of
 from tests.updates.parts_of_rules import log_of
 
@@ -67,23 +67,6 @@ def test_a_pull_applies_due_gradients_and_requeues_the_rest(strategy, variables)
     apply(waiting)
     assert value_of(variables) == model
     assert rule.statistics().staleness.histogram == tuple(np.bincount(staleness))
-
-
-@pytest.mark.long
-def test_gradients_are_delayed_after_another_rule_and_applied_before_the_next_one(strategy, variables, tmp_path):
-    rule = new_rule(strategy, Synchronous, variables, grads_to_wait=2)
-    step = new_step(strategy, rule, variables)
-    step(1)
-    delayed = make_rule(strategy, variables, NEVER)
-    rule.switch_to(delayed)
-    assert (value_of(variables), rule.version.numpy()) == (-1.0, 1)
-    assert step(1) == (1, -1)
-    delayed.switch_to(new_rule(strategy, "asynchronous", variables))
-    assert (value_of(variables), rule.version.numpy()) == (-2.0, 2)
-    step(1)
-    assert value_of(variables) == -3.0
-    path = tf.train.Checkpoint(rule=rule).write(str(tmp_path / "after"))
-    assert not [key for key, _ in tf.train.list_variables(path) if "queued" in key]
 
 
 @pytest.mark.long

@@ -54,9 +54,6 @@ def poll_until(is_true):
     return tf.while_loop(lambda polls: (polls < MAX_POLLS) & ~is_true(), poll_again, [tf.constant(0)])[0]
 
 
-# The algorithm.
-
-
 def test_what_a_worker_has_changed_moves_the_mean_where_its_model_then_begins(strategy, weights, turn):
     """Workers take turns inside one function each, so that none is idle; compared with the same on plain numbers."""
     order = [0, 1, 0, 0, 1, 1, 0, 1]
@@ -92,12 +89,6 @@ def test_what_a_worker_has_changed_moves_the_mean_where_its_model_then_begins(st
     assert statistics.clocks == {worker: order.count(worker) for worker in range(2)}
     # Each has pulled the shared model once.
     assert statistics.pulls == len(order) + 2
-
-
-# In parallel with the computation.
-
-
-# Period, warm-up, abort and resume.
 
 
 @pytest.mark.long
@@ -162,9 +153,6 @@ def test_abort_does_not_wait_for_a_worker_that_is_dead(strategy, shared_cluster,
     finally:
         shared_cluster.restart("worker", 1)
     assert run(strategy, step, 1) == 2
-
-
-# Embeddings and other rules.
 
 
 @pytest.mark.long

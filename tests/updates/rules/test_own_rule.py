@@ -1,6 +1,5 @@
 """Tests of rules that users write: subclasses of `Accumulating` with the methods that are theirs to override."""
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -162,18 +161,3 @@ def test_what_is_decided_is_added_to_the_graph_that_holds_the_lock():
     # In a function that is called, reads would not wait for the lock.
     assert {operation.type for operation in graph.get_operations()} & {"If", "StatelessIf", "Cond", "Switch"}
     assert not [operation for operation in graph.get_operations() if operation.type.endswith("PartitionedCall")]
-
-
-@pytest.mark.long
-def test_an_own_rule_trains_in_fit(strategy):
-    inputs = np.random.default_rng(0).normal(size=(96, 3)).astype(np.float32)
-    # Gradients far below 1: what `Corrected` adds grows with their square, and would outgrow those of stale steps.
-    labels = inputs @ [[0.1], [0.2], [0.3]]
-    with strategy.scope():
-        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, kernel_initializer="zeros")])
-        rule = Corrected(keras.optimizers.SGD(0.05), model.trainable_variables)
-        model.compile(optimizer=rule, loss="mse")
-    losses = model.fit(inputs, labels, batch_size=8, epochs=6, verbose=0).history["loss"]
-    assert losses[-1] < losses[0] / 4
-    assert rule.statistics().updates == 72
-    assert int(model.optimizer.iterations.numpy()) == 72

@@ -1,4 +1,4 @@
-"""Tests of the stale synchronous rule: the number of pulls, and local models between them."""
+"""Tests of the stale synchronous rule: pulls, local models between them, and the lead over the slowest worker."""
 
 import keras
 import numpy as np
@@ -6,19 +6,14 @@ import pytest
 import tensorflow as tf
 
 from coordinator.updates import StaleSynchronous
-from tests.updates.descent import descending_step, new_rule, run
-
-
-def make_rule(strategy, variables, **options):
-    return new_rule(strategy, StaleSynchronous, variables, **options)
-
-
-# Pulls, and the local models between them.
+from tests.deadline import wait_until
+from tests.ps_strategy.every_worker import TIMEOUT
+from tests.updates.descent import descend, descending_step, held, new_rule, regression, regression_step, run
 
 
 def test_a_worker_pulls_once_in_get_model_frequency_steps(strategy, weights):
     frequency, steps, pulls = 4, 13, 4
-    rule = make_rule(strategy, weights, get_model_frequency=frequency)
+    rule = new_rule(strategy, StaleSynchronous, weights, get_model_frequency=frequency)
     step = descending_step(rule, weights)
     found = [run(strategy, step, 0) for _ in range(steps)]
     assert [int(version) for version, _ in found] == [number - number % frequency for number in range(steps)]
@@ -33,7 +28,7 @@ def test_a_worker_pulls_once_in_get_model_frequency_steps(strategy, weights):
 
 
 def test_the_pushes_of_others_are_seen_only_with_the_next_pull(strategy, weights):
-    rule = make_rule(strategy, weights, get_model_frequency=3)
+    rule = new_rule(strategy, StaleSynchronous, weights, get_model_frequency=3)
     step = descending_step(rule, weights)
     found = [run(strategy, step, worker) for worker in (0, 1, 0, 1, 0, 1, 0, 1)]
     of_first, of_second = ([tuple(map(float, result)) for result in found[worker::2]] for worker in (0, 1))
@@ -45,7 +40,7 @@ def test_the_pushes_of_others_are_seen_only_with_the_next_pull(strategy, weights
 def test_embeddings_are_looked_up_on_their_server_in_every_step(strategy, weights):
     with strategy.scope():
         table = tf.Variable(tf.zeros([6, 2]))
-    rule = make_rule(strategy, [table, weights[1]], get_model_frequency=100, embeddings=[table])
+    rule = new_rule(strategy, StaleSynchronous, [table, weights[1]], get_model_frequency=100, embeddings=[table])
 
     @tf.function
     def step():
@@ -65,52 +60,54 @@ def test_embeddings_are_looked_up_on_their_server_in_every_step(strategy, weight
     assert rule.statistics().bytes_pulled == 2 * 4 + 5 * 4 * 4
 
 
-# One worker equals one process: its copies and the shared model change together.
-
-
-FEATURES = np.random.default_rng(1).normal(size=[9, 8, 3]).astype(np.float32)
-LABELS = FEATURES @ np.array([1.0, -2.0, 0.5], np.float32) + 0.3
-
-
-def loss_and_gradients(variables, x, y):
-    with tf.GradientTape() as tape:
-        kernel, bias = (tf.convert_to_tensor(variable) for variable in variables)
-        loss = tf.reduce_mean((tf.linalg.matvec(x, kernel) + bias - y) ** 2)
-    return loss, tape.gradient(loss, [variable.value for variable in variables])
-
-
 def test_one_worker_trains_as_one_process_however_seldom_it_pulls(strategy):
     def new():
         rate = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
-        return [keras.Variable([0.1, 0.2, 0.3]), keras.Variable(0.0)], keras.optimizers.SGD(rate, momentum=0.9)
+        optimizer = keras.optimizers.AdamW(rate, weight_decay=0.5)
+        variables = [keras.Variable([0.1, 0.2, 0.3]), keras.Variable(0.0)]
+        optimizer.exclude_from_weight_decay(var_list=variables[1:])
+        return variables, optimizer
 
     with strategy.scope():
         variables, optimizer = new()
-    rule = make_rule(strategy, variables, optimizer=optimizer, get_model_frequency=4)
+    rule = new_rule(strategy, StaleSynchronous, variables, optimizer=optimizer, get_model_frequency=4)
 
     @tf.function
     def step(x, y):
         with rule.pull() as version:
-            loss, gradients = loss_and_gradients(variables, x, y)
+            loss, gradients = regression_step(variables, x, y)
         rule.push(gradients, version)
         return loss
 
     here, own_optimizer = new()
-    for x, y in zip(FEATURES, LABELS, strict=True):
-        expected, gradients = loss_and_gradients(here, x, y)
+    for x, y in zip(*regression(9, 8), strict=True):
+        expected, gradients = regression_step(here, x, y)
         np.testing.assert_allclose(run(strategy, step, 0, x, y), expected, rtol=1e-4, atol=1e-6)
         own_optimizer.apply(gradients, here)
     for variable, expected in zip(variables, here, strict=True):
         np.testing.assert_allclose(variable.numpy(), expected.numpy(), rtol=1e-4, atol=1e-6)
-    assert optimizer.iterations == len(FEATURES)
+    assert optimizer.iterations == 9
 
 
-# Workers that die, checkpoints, and other rules before it.
+def test_workers_use_a_changed_learning_rate_between_pulls(strategy, weights):
+    with strategy.scope():
+        rate, sgd = tf.Variable(0.5), keras.optimizers.SGD(0.5)
+    for optimizer, options, change in (
+        (descend, {"learning_rate": rate}, lambda: rate.assign(1.0)),
+        (sgd, {}, lambda: setattr(sgd, "learning_rate", 1.0)),
+    ):
+        weights[1].assign(0.0)
+        rule = new_rule(strategy, StaleSynchronous, weights, optimizer, get_model_frequency=9, **options)
+        step = descending_step(rule, weights)
+        found = [float(run(strategy, step, 0)[1]) for _ in range(2)]
+        change()
+        found += [float(run(strategy, step, 0)[1]) for _ in range(2)]
+        assert found == [0.0, -0.5, -1.0, -2.0]
 
 
 @pytest.mark.release
 def test_a_worker_that_was_restarted_pulls_first(strategy, shared_cluster, weights):
-    rule = make_rule(strategy, weights, get_model_frequency=100)
+    rule = new_rule(strategy, StaleSynchronous, weights, get_model_frequency=100)
     step = descending_step(rule, weights)
     for worker in (0, 1, 1, 0):
         run(strategy, step, worker)
@@ -123,10 +120,9 @@ def test_a_worker_that_was_restarted_pulls_first(strategy, shared_cluster, weigh
     assert rule.statistics().pulls == 3
 
 
-@pytest.mark.parametrize("max_lead", [1, pytest.param(None, marks=pytest.mark.long)])
-def test_stale_synchronous_continues_after_another_rule_and_saves_no_copies(strategy, weights, max_lead, tmp_path):
+def test_stale_synchronous_continues_after_another_rule_and_saves_no_copies(strategy, weights, tmp_path):
     rule = new_rule(strategy, "asynchronous", weights)
-    following = make_rule(strategy, weights, get_model_frequency=3, max_lead=max_lead)
+    following = new_rule(strategy, StaleSynchronous, weights, get_model_frequency=3, max_lead=1)
     step = descending_step(rule, weights)
     found = [run(strategy, step, 0) for _ in range(2)]
     rule.switch_to(following)
@@ -142,7 +138,7 @@ def test_stale_synchronous_continues_after_another_rule_and_saves_no_copies(stra
 
 def test_the_shared_model_gets_the_mean_of_grads_to_wait_gradients(strategy, weights):
     before = set(strategy.extended.services.rules)
-    rule = make_rule(strategy, weights, get_model_frequency=3, grads_to_wait=2)
+    rule = new_rule(strategy, StaleSynchronous, weights, get_model_frequency=3, grads_to_wait=2)
     # The dashboard shows it once.
     assert set(strategy.extended.services.rules) - before == {rule}
     step = descending_step(rule, weights)
@@ -168,4 +164,67 @@ def test_wrong_arguments_are_refused(strategy, weights):
         ({"lr_staleness_modulation": 3}, TypeError, "lr_staleness_modulation must be"),
     ):
         with pytest.raises(error, match=message):
-            make_rule(strategy, weights, **{"get_model_frequency": 2} | options)
+            new_rule(strategy, StaleSynchronous, weights, **{"get_model_frequency": 2} | options)
+
+
+WORKERS = 2
+
+
+def clocks(rule):
+    return rule.state.clocks.numpy()[:WORKERS].tolist()
+
+
+def waiting(rule):
+    return rule.state.workers.is_waiting.numpy()[:WORKERS].tolist()
+
+
+def test_workers_wait_at_max_lead_steps_ahead_of_the_slowest(strategy, weights, may_end):
+    rule = new_rule(strategy, StaleSynchronous, weights, get_model_frequency=2, max_lead=2)
+    step = descending_step(rule, weights)
+    held(strategy, rule, weights, may_end)
+    for _ in range(6):
+        strategy.schedule(step, worker=1)
+    wait_until(lambda: clocks(rule) == [0, 2] and waiting(rule) == [False, True])
+    may_end.assign(True)
+    strategy.join(TIMEOUT)
+    # Worker 0 is idle, so no worker waits for it any longer.
+    assert clocks(rule) == [1, 6]
+    idle = rule.statistics().idle_shares
+    assert idle[0] == 0 < idle[1]
+
+
+@pytest.mark.long
+def test_quiet_lets_a_worker_that_waits_for_a_slower_one_finish_its_step(strategy, weights, may_end):
+    rule = new_rule(strategy, StaleSynchronous, weights, get_model_frequency=2, max_lead=1)
+    step = descending_step(rule, weights)
+    held(strategy, rule, weights, may_end)
+    ahead = [strategy.schedule(step, worker=1) for _ in range(3)]
+    wait_until(lambda: waiting(rule) == [False, True])
+    may_end.assign(True)
+    with strategy.quiet(TIMEOUT):
+        # Worker 1 has ended the step at whose beginning it waited, and possibly the one after, but began no other.
+        assert sum(clocks(rule)) == -weights[1].numpy()
+        assert waiting(rule) == [False, False]
+        with pytest.raises(RuntimeError, match="join was called inside"):
+            strategy.join()
+    strategy.join(TIMEOUT)
+    assert all(future.done() for future in ahead)
+    assert weights[1].numpy() == -4
+
+
+def test_no_worker_waits_for_the_clock_of_one_that_joins_first(strategy, weights, may_end):
+    before, first, second = [10, 12, 11], 0, 1
+    rule = new_rule(strategy, StaleSynchronous, weights, get_model_frequency=2, max_lead=1)
+    step = descending_step(rule, weights)
+    # As after a restored checkpoint, or the end of an epoch: all are idle.
+    rule.state.clocks.assign(before + [0] * (len(rule.state.clocks.numpy()) - len(before)))
+    stopped = held(strategy, rule, weights, may_end, first)
+    future = strategy.schedule(step, worker=second)
+    try:
+        wait_until(lambda: future.done() or waiting(rule)[second])
+        assert not waiting(rule)[second]
+    finally:
+        may_end.assign(True)
+    future.result(TIMEOUT)
+    stopped.result(TIMEOUT)
+    assert clocks(rule) == [max(before) + 1] * 2
