@@ -1,4 +1,4 @@
-"""Tests that `model.fit` trains a table as one process trains an embedding, with clipping and loss scaling."""
+"""Tests that `fit` and update rules train a table as one process trains an embedding."""
 
 import keras
 import numpy as np
@@ -6,6 +6,9 @@ import pytest
 import tensorflow as tf
 
 from coordinator.embeddings import Constant, Embedding, Table
+from coordinator.updates import Asynchronous, Synchronous
+from tests.embeddings import tables
+from tests.embeddings.tables import TIMEOUT
 
 DIM, ROWS, BATCH, STEPS = 3, 40, 8, 6
 # No batch has a key twice: Keras in one process would clip repeated rows one by one.
@@ -109,3 +112,47 @@ def test_no_slot_average_or_weight_decay_of_the_models_optimizer_concerns_a_tabl
     found = model.predict(X + 3000, batch_size=BATCH, verbose=0)
     np.testing.assert_array_equal(found, np.full_like(found, model.layers[-1].bias.numpy()[0]))
     assert table.size() == ROWS
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", [Asynchronous, Synchronous])
+def test_a_rule_gives_a_table_the_gradients_that_it_accepts(strategy, kind):
+    table = tables.make_table(strategy, initializer=Constant(0.0))
+    with strategy.scope():
+        variable = tf.Variable(tf.zeros([tables.DIM]))
+        options = {} if kind is Asynchronous else {"grads_to_wait": 2}
+        rule = kind(keras.optimizers.SGD(1.0), [table.variable, variable], **options)
+
+    @tf.function
+    def step():
+        def body():
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(table.lookup([1, 2, 2], training=True)) + tf.reduce_sum(variable)
+            return loss, tape.gradient(loss, [table.variable, variable])
+
+        return rule.run(body)
+
+    for _ in range(2 * STEPS):
+        strategy.schedule(step)
+    strategy.join(TIMEOUT)
+    accepted = rule.statistics().pushes - rule.statistics().rejected
+    assert accepted >= 2 * STEPS
+    np.testing.assert_allclose(table.lookup([1, 2]), [[-0.5 * accepted] * tables.DIM, [-1.0 * accepted] * tables.DIM])
+    assert table.statistics().steps == accepted
+    np.testing.assert_allclose(variable, np.full([tables.DIM], -1.0 * rule.statistics().updates))
+
+
+def test_a_rule_may_be_given_no_gradient_of_a_table(strategy):
+    table = tables.make_table(strategy)
+    with strategy.scope():
+        variable = tf.Variable(1.0)
+        rule = Asynchronous(keras.optimizers.SGD(1.0), [variable, table.variable])
+
+    @tf.function
+    def step():
+        with rule.pull() as version:
+            pass
+        return rule.push([tf.constant(1.0), None], version)
+
+    assert strategy.schedule(step).result(TIMEOUT)
+    assert (variable.numpy(), table.statistics().steps) == (0.0, 0)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.embeddings import Embedding, OlderThan, Table, export, export_delta
-from tests.embeddings.tables import DIM, Trainer, make_step, make_table, subtract
+from coordinator.embeddings import Embedding, OlderThan, export, export_delta
+from tests.embeddings.tables import DIM, Trainer, make_table
 
 TIMEOUT = 120.0
 KEYS = np.random.default_rng(0).integers(-(2**62), 2**62, 300)
@@ -138,25 +138,6 @@ def test_an_export_deletes_nothing_that_it_has_not_made(strategy, tmp_path, monk
 
 
 @pytest.mark.long
-def test_a_delta_of_what_a_restore_has_undone_is_refused(strategy, tmp_path):
-    table = make_table(strategy)
-    with strategy.scope():
-        model = keras.Sequential([keras.Input((1,), dtype="int64"), Embedding(table)])
-    trainer = Trainer(strategy, table)
-    trainer.train([1, 2])
-    checkpoint = tf.train.Checkpoint(table=table)
-    saved = checkpoint.write(str(tmp_path / "saved"))
-    trainer.train([1, 2])
-    export(model, str(tmp_path / "1"))
-    checkpoint.read(saved).assert_consumed()
-    # As many steps as before, of which the undone one is no part.
-    for _ in range(2):
-        trainer.train([3])
-    with pytest.raises(ValueError, match="is no base for a delta of the table 'words' as it is now"):
-        export_delta(model, str(tmp_path / "2"), str(tmp_path / "1"))
-
-
-@pytest.mark.long
 def test_wrong_exports_are_refused_before_anything_is_written(exported, strategy, tmp_path):
     path = str(tmp_path / "1")
     with strategy.scope(), pytest.raises(RuntimeError, match=r"outside of strategy.scope\(\)"):
@@ -172,19 +153,3 @@ def test_wrong_exports_are_refused_before_anything_is_written(exported, strategy
     with pytest.raises(ValueError, match=r"serve must be a tf.function with an input_signature"):
         export(exported.model, path, serve=lambda ids: ids)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.long
-def test_servers_with_more_than_16_mb_of_rows_write_them_in_slices_of_at_most_that(strategy, tmp_path):
-    with strategy.scope():
-        table = Table("wide", 1024, 12_000, subtract)
-        model = keras.Sequential([keras.Input((1,), dtype="int64"), Embedding(table)])
-    step = make_step(table)
-    for keys in np.array_split(np.arange(10_000), 4):
-        strategy.schedule(step, args=(keys, 1.0)).result(TIMEOUT)
-    path = str(tmp_path / "1")
-    export(model, path)
-    # A slice is a file of its own.
-    sizes = [_size(path, name) for name in _files(path) if "assets/table_0.data" in name]
-    assert sum(sizes) > len(table.shards) * 2**24
-    assert max(sizes) <= 2**24

@@ -82,91 +82,82 @@ def contents_of(table):
     return {key: (*rows[at].tolist(), stamps[at]) for at, key in enumerate(keys.tolist())}
 
 
-def assert_newest(table, saved, size):
-    """Fails unless a table has this many of the saved rows, none of which is older than one that it does not have."""
-    rows = contents_of(table)
-    assert len(rows) == size
-    assert rows.items() <= saved.items()
-    left_out = [saved[key][-1] for key in saved.keys() - rows.keys()]
-    assert max(left_out) <= min(row[-1] for row in rows.values())
-
-
-def test_of_rows_that_have_no_room_the_newest_are_restored(tmp_path, caplog):
-    table = Table("words", DIM, 100_000, subtract, eviction=OlderThan(6))
+def test_of_rows_that_have_no_room_the_newest_are_restored(tmp_path, caplog, monkeypatch):
+    # In several slices, of which each has rows of any age.
+    monkeypatch.setattr("coordinator.embeddings.table_checkpoint._SLICE_BYTES", 2**13)
+    table = Table("words", DIM, 1000, subtract, eviction=OlderThan(6))
     step, random = make_step(table), np.random.default_rng(0)
 
     def train(keys):
         step(tf.constant(keys), tf.ones([len(keys), DIM]))
 
-    # In several slices, of which each has rows of any age.
-    for count in (90_000, 40_000, 30_000, 1_000):
-        train(random.choice(90_000, count, replace=False))
+    for count in (900, 400, 300, 10):
+        train(random.choice(900, count, replace=False))
     full, saved = tf.train.Checkpoint(table=table).write(str(tmp_path / "full")), contents_of(table)
     for _ in range(4):
-        train(np.arange(50_000, 60_000))
+        train(np.arange(500, 600))
     assert table.evict() > 0
-    train(np.arange(100_000, 110_000))
+    train(np.arange(1000, 1100))
     table.save_delta(str(tmp_path / "delta"))
-    other = Table("words", DIM, 60_000, subtract, when_full="default_row")
+    other = Table("words", DIM, 600, subtract, when_full="default_row")
     tf.train.Checkpoint(table=other).read(full).assert_consumed()
-    assert_newest(other, saved, 60_000)
-    assert "has no room for 30000 rows" in "".join(caplog.messages)
-    statistics = other.statistics()
-    assert (statistics.admitted, statistics.evicted, statistics.size) == (90_000, 30_000, 60_000)
+    rows = contents_of(other)
+    assert len(rows) == 600
+    assert rows.items() <= saved.items()
+    # None is older than one that was left out.
+    assert max(saved[key][-1] for key in saved.keys() - rows.keys()) <= min(row[-1] for row in rows.values())
+    assert "has no room for 300 rows" in "".join(caplog.messages)
+    assert (other.statistics().admitted, other.statistics().evicted) == (900, 300)
     # What is left out has to be removed where the whole checkpoint was restored.
     with pytest.raises(ValueError, match="has no delta: save it first"):
         other.save_delta(str(tmp_path / "other"))
     other.restore_delta(str(tmp_path / "delta"))
     rows = contents_of(other)
-    assert set(range(50_000, 60_000)) | set(range(100_000, 110_000)) <= rows.keys()
+    assert set(range(500, 600)) | set(range(1000, 1100)) <= rows.keys()
     assert rows.items() <= contents_of(table).items()
     tf.train.Checkpoint(table=other).write(str(tmp_path / "other_full"))
     other.save_delta(str(tmp_path / "other"))
-    refusing = Table("words", DIM, 60_000, subtract)
     with pytest.raises(
-        tf.errors.InvalidArgumentError, match=r"has room for 60000 rows\. Create it with a larger capacity"
+        tf.errors.InvalidArgumentError, match=r"has room for 600 rows\. Create it with a larger capacity"
     ):
-        tf.train.Checkpoint(table=refusing).read(full)
-
-
-def observations(pushes, folder):
-    """Returns what a table does that looks at the ages of rows, with so many pushes before."""
-    found = []
-    options = {"eviction": OlderThan(3), "when_full": "evict_oldest"}
-    table = Table("words", DIM, 50, subtract, **options)
-    step, shard = make_step(table), table.shards[0]
-    shard.counts.scatter_nd_update([[Count.CLOCK]], [pushes])
-
-    def note(of, *more):
-        clock = int(of.shards[0].read_counts()[Count.CLOCK])
-        found.append(({key: (*row[:-1], clock - int(row[-1])) for key, row in contents_of(of).items()}, *more))
-
-    def train(first, number):
-        step(tf.range(first, first + number, dtype=tf.int64), tf.ones([number, DIM]))
-
-    train(0, 10)
-    full = tf.train.Checkpoint(table=table).write(f"{folder}/full{pushes}")
-    prefix = f"{folder}/rows{pushes}"
-    exported = prefix, write_rows(table, prefix, tf.float32)
-    # The last ten keys take the places of the first.
-    for first in range(10, 60, 10):
-        train(first, 10)
-    note(table, write_rows(table, f"{folder}/more{pushes}", tf.float32, exported).sizes)
-    table.save_delta(f"{folder}/delta{pushes}")
-    other = Table("words", DIM, 20, subtract, **options)
-    tf.train.Checkpoint(table=other).read(full).assert_consumed()
-    note(other)
-    other.restore_delta(f"{folder}/delta{pushes}")
-    note(other)
-    note(table, table.evict())
-    return found
+        tf.train.Checkpoint(table=Table("words", DIM, 600, subtract)).read(full)
 
 
 @pytest.mark.parametrize("pushes", [2**31 - 3, pytest.param(2**40, marks=pytest.mark.long)])
 def test_a_table_does_the_same_after_billions_of_pushes(tmp_path, pushes):
-    few = observations(10, tmp_path)
-    assert [len(rows) for rows, *_ in few] == [50, 10, 20, 40]
-    assert observations(pushes, tmp_path) == few
+    options = {"eviction": OlderThan(3), "when_full": "evict_oldest"}
+    table, other = (Table("words", DIM, capacity, subtract, **options) for capacity in (50, 20))
+    step, shard = make_step(table), table.shards[0]
+    shard.counts.scatter_nd_update([[Count.CLOCK]], [pushes])
+
+    def train(first):
+        step(tf.range(first, first + 10, dtype=tf.int64), tf.ones([10, DIM]))
+
+    def ages(of):
+        """Returns how many pushes ago each key was trained."""
+        clock = int(of.shards[0].read_counts()[Count.CLOCK])
+        return {key: clock - int(row[-1]) for key, row in contents_of(of).items()}
+
+    def trained(*tens):
+        """Returns the ages of tens of keys, of which the last ones were trained by the last push."""
+        return {key: age for age, ten in enumerate(reversed(tens)) for key in range(10 * ten, 10 * ten + 10)}
+
+    train(0)
+    tf.train.Checkpoint(table=table).write(str(tmp_path / "full"))
+    exported = str(tmp_path / "rows"), write_rows(table, str(tmp_path / "rows"), tf.float32)
+    # The last ten keys take the places of the first.
+    for first in range(10, 60, 10):
+        train(first)
+    assert ages(table) == trained(1, 2, 3, 4, 5)
+    # All rows, as none of the exported ones is still there.
+    assert sum(write_rows(table, str(tmp_path / "more"), tf.float32, exported).sizes) > 50
+    table.save_delta(str(tmp_path / "delta"))
+    tf.train.Checkpoint(table=other).read(str(tmp_path / "full")).assert_consumed()
+    assert ages(other) == trained(0)
+    other.restore_delta(str(tmp_path / "delta"))
+    assert ages(other) == trained(4, 5)
+    assert table.evict() == 10
+    assert ages(table) == trained(2, 3, 4, 5)
 
 
 def write_with_narrow_stamps(path, to):
@@ -183,6 +174,7 @@ def write_with_narrow_stamps(path, to):
     tf.raw_ops.SaveV2(prefix=to, tensor_names=names, shape_and_slices=[""] * len(names), tensors=values)
 
 
+@pytest.mark.long
 def test_checkpoints_and_deltas_with_narrow_stamps_are_restored(tmp_path):
     table, other = (Table("words", DIM, 100, subtract, eviction=OlderThan(1)) for _ in range(2))
     step = make_step(table)

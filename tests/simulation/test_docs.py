@@ -1,4 +1,4 @@
-"""Tests that the commands of `docs/simulation.md` print what it shows, and that its programs run."""
+"""Tests that the commands and programs of `docs/simulation.md` run, and that a simulation loads nothing heavy."""
 
 import re
 import shlex
@@ -8,6 +8,7 @@ import pytest
 
 from coordinator.cli.command_line import main
 from tests import ROOT
+from tests.program_runner import ProgramRunner
 
 PAGE = (ROOT / "docs" / "simulation.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"```sh\n(coordinator simulate .*?)\n```\n\n```\n(.*?)\n```", PAGE, re.DOTALL)
@@ -55,3 +56,19 @@ def test_the_programs_of_the_page_run(capsys: pytest.CaptureFixture[str]) -> Non
     programs = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     exec("\n".join(programs), {"__name__": "page"})  # noqa: S102 - it is what a reader runs
     assert capsys.readouterr().out.startswith("<Result: 16 workers, 4 ps, bounded_delay(")
+
+
+def test_simulating_loads_nothing_heavy_and_other_commands_do_not_load_it(run_program: ProgramRunner) -> None:
+    source = """
+        import contextlib, sys
+        from coordinator.cli.command_line import main
+        with contextlib.suppress(SystemExit):
+            main(["run", "--help"])
+        print([name for name in ("numpy", "simpy", "coordinator.simulation") if name in sys.modules])
+        from coordinator import simulation
+        learning = simulation.Learning(simulation.SmallNetwork())
+        for rule in (simulation.Asynchronous(), simulation.StaleSynchronous(2, 4), simulation.ModelAverage()):
+            simulation.simulate(simulation.Setting(rule=rule, pushes=100, learning=learning))
+        print([name for name in ("keras", "matplotlib", "tensorflow") if name in sys.modules])
+    """
+    assert run_program(source, fresh=True).stdout.endswith("\n[]\n[]\n")

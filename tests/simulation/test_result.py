@@ -7,7 +7,7 @@ from coordinator.errors import SettingError
 from coordinator.simulation import picture
 from coordinator.simulation.learning import Learning, LogisticRegression
 from coordinator.simulation.result import advice, table
-from coordinator.simulation.rules import Asynchronous, BoundedDelay, Delayed, StaleSynchronous, Synchronous
+from coordinator.simulation.rules import Asynchronous, BoundedDelay, StaleSynchronous, Synchronous
 from coordinator.simulation.setting import Setting
 from coordinator.simulation.simulated_cluster import simulate
 from coordinator.simulation.simulated_tasks import Death
@@ -82,9 +82,8 @@ LEARNING = Learning(LogisticRegression())
         lambda: picture.picture(drawn(BoundedDelay(2), learning=LEARNING)),
         lambda: picture.comparison([("one", drawn(learning=LEARNING)), ("two", drawn(learning=LEARNING))]),
         lambda: picture.scaling("workers", [2, 4], [("one", [drawn(workers=2), drawn(workers=4)])]),
-        pytest.param(lambda: picture.picture(drawn(Delayed(float("inf")))), marks=pytest.mark.long),
     ],
-    ids=["one that learns", "rules", "workers", "without updates"],
+    ids=["one that learns", "rules", "workers"],
 )
 def test_every_subplot_has_a_title_and_named_axes(draw, tmp_path: Path) -> None:
     figure = draw()

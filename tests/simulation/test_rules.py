@@ -1,4 +1,4 @@
-"""Tests of the behaviour of each rule, step by step where it can be calculated by hand."""
+"""Tests of each rule, step by step where it can be calculated by hand, and of what is learned under it."""
 
 import dataclasses
 import functools
@@ -10,6 +10,7 @@ import pytest
 
 from coordinator import updates
 from coordinator.errors import SettingError
+from coordinator.simulation.learning import Learning, LogisticRegression, SmallNetwork
 from coordinator.simulation.request import rule_of
 from coordinator.simulation.rules import (
     RULES,
@@ -63,21 +64,18 @@ def test_a_rule_has_the_name_and_the_settings_that_it_has_on_a_cluster(name: str
     assert {field.name for field in dataclasses.fields(rule)} <= set(real)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: Asynchronous("yes"),
-        lambda: Synchronous(0),
-        lambda: BoundedDelay(0.5),
-        lambda: BoundedDelay(1, grads_to_wait=0),
-        lambda: StaleSynchronous(1, 0),
-        lambda: ModelAverage(warmup_steps=-1),
-        lambda: Delayed(float("nan")),
-    ],
-)
-def test_an_invalid_setting_of_a_rule_is_refused(make) -> None:
-    with pytest.raises(SettingError, match=" must be "):
-        make()
+def test_an_invalid_setting_of_a_rule_is_refused() -> None:
+    for kind, settings in (
+        (Asynchronous, {"lr_staleness_modulation": "yes"}),
+        (Synchronous, {"grads_to_wait": 0}),
+        (BoundedDelay, {"max_delay": 0.5}),
+        (BoundedDelay, {"max_delay": 1, "grads_to_wait": 0}),
+        (StaleSynchronous, {"max_lead": 0}),
+        (ModelAverage, {"warmup_steps": -1}),
+        (Delayed, {"delay": math.nan}),
+    ):
+        with pytest.raises(SettingError, match=" must be "):
+            kind(**settings)
 
 
 def test_the_synchronous_rule_takes_the_first_gradients_and_rejects_old_ones() -> None:
@@ -156,3 +154,61 @@ def test_a_pull_waits_until_the_servers_have_made_the_updates_before_it() -> Non
     assert result.updates == 3
     assert result.seconds == pytest.approx(8 * 1.04 - 0.01 + 3)
     assert result.queue.utilization == pytest.approx(3 / result.seconds)
+
+
+@dataclasses.dataclass(frozen=True)
+class Bowl:
+    """A custom problem: a parabola, whose gradient has no noise."""
+
+    initial: np.ndarray = dataclasses.field(default_factory=lambda: np.array([1.0, -2.0]))
+
+    def gradient(self, parameters, generator):
+        return parameters
+
+    def loss(self, parameters):
+        return float(parameters @ parameters) / 2
+
+
+def losses(rule, *, workers: int = 1, pushes: int = 20, compute=0.1, problem=None, rate: float = 0.1):
+    learning = Learning(problem or Bowl(), learning_rate=rate, evaluate_every=1)
+    return simulate(Setting(workers=workers, rule=rule, compute=compute, pushes=pushes, learning=learning))
+
+
+def test_one_worker_does_plain_gradient_descent_under_every_rule_of_single_gradients() -> None:
+    expected = [2.5 * 0.9 ** (2 * step) for step in range(21)]
+    for rule in (Asynchronous(), Asynchronous(True), Synchronous(1), BoundedDelay(0), StaleSynchronous(4)):
+        result = losses(rule)
+        assert result.losses == pytest.approx(expected), rule
+        assert result.loss_pushes.tolist() == list(range(21))
+        assert result.loss_times[1:] == pytest.approx(result.push_times)
+
+
+def test_model_averaging_alone_is_gradient_descent_seen_one_step_late() -> None:
+    expected = [2.5, *(2.5 * 0.9 ** (2 * step) for step in range(20))]
+    assert losses(ModelAverage()).losses == pytest.approx(expected)
+
+
+def test_an_old_gradient_is_that_of_the_model_that_was_pulled() -> None:
+    result = losses(Asynchronous(), workers=2, compute=[1.0, 1.5], pushes=3, rate=0.5)
+    # At 1 s: x = 1 - 0.5. At 1.5 s worker 1's gradient of the first x: 0.5 - 0.5. At 2 s worker 0's of 0.5: -0.25.
+    assert result.losses == pytest.approx([2.5, 2.5 * 0.25, 0.0, 2.5 * 0.0625])
+
+
+@pytest.mark.parametrize("problem", [LogisticRegression(), SmallNetwork()], ids=lambda problem: type(problem).__name__)
+def test_a_gradient_is_that_of_the_loss(problem) -> None:
+    """On average over minibatches, compared with differences of the loss."""
+    generator = np.random.default_rng(0)
+    parameters = problem.initial + 0.1 * generator.normal(size=problem.initial.shape)
+    mean = np.mean([problem.gradient(parameters, generator) for _ in range(4000)], axis=0)
+    steps = 1e-5 * np.eye(len(parameters))
+    slopes = [(problem.loss(parameters + step) - problem.loss(parameters - step)) / 2e-5 for step in steps]
+    assert np.abs(mean - slopes).max() < 0.03 * max(1.0, np.abs(slopes).max())
+
+
+def test_a_network_learns_and_the_same_way_again() -> None:
+    first, again = (
+        losses(rule, workers=4, compute="exponential(50ms)", pushes=1500, problem=SmallNetwork(), rate=0.5)
+        for rule in (Asynchronous(), Asynchronous())
+    )
+    assert first.losses[-1] < 0.6 * first.losses[0]
+    assert first.losses.tolist() == again.losses.tolist()

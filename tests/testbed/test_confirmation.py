@@ -1,4 +1,4 @@
-"""Tests of the whole command: its options, and the agreement of real servers with the simulator."""
+"""Tests of the agreement of real servers with the simulator: its figures, and the command that compares them."""
 
 import re
 from dataclasses import replace
@@ -8,16 +8,11 @@ import numpy as np
 import pytest
 
 from coordinator.__main__ import main
-from coordinator.testbed.confirmation import (
-    Comparison,
-    Figures,
-    LossComparison,
-    difference,
-    table,
-    times_table,
-)
+from coordinator.simulation.rules import BoundedDelay
+from coordinator.testbed.confirmation import Comparison, Figures, LossComparison, difference
+from coordinator.testbed.real_steps import RealSteps
 from coordinator.testbed.results import LossCurve, TrialResult
-from coordinator.testbed.step_times import Run, StepTimes
+from coordinator.testbed.step_times import ASKED, COMPUTED, FINISHED, PULLED, Run, Sleeps, StepTimes
 from tests.program_runner import COORDINATOR, ProgramRunner
 from tests.testbed.made_up import asynchronous
 
@@ -40,7 +35,7 @@ def test_a_wrong_option_is_refused_in_one_line_with_its_name(
 
 
 @pytest.mark.cluster
-@pytest.mark.long
+@pytest.mark.release
 def test_real_servers_and_the_simulator_agree_under_all_rules(
     run_program: ProgramRunner,
 ) -> None:
@@ -83,17 +78,6 @@ def test_both_staleness_and_speed_must_be_within_a_tenth(simulated: Figures, agr
     assert comparison(figures(), simulated).agrees is agrees
 
 
-def test_the_tables_have_a_row_for_each() -> None:
-    found = [comparison(figures(idle=0.25), figures(staleness=2.1, rate=19.0, idle=0.3))]
-    assert table(found).splitlines()[2].split() == [
-        *("SSP,", "3", "2.00", "2.10", "+5.0%", "5", "5", "20.00", "19.00", "-5.0%", "25.0%", "30.0%")
-    ]
-    trials = times_table(found).splitlines()[2]
-    assert trials.split() == [
-        *("SSP,", "3", "105.0", "ms", "250.0", "ms", "4.0", "ms", "6.0", "ms", "20.0", "ms", "22%")
-    ]
-
-
 def test_several_runs_are_combined_into_one() -> None:
     short = Run(seconds=10.0, updates=30, histogram=np.array([10, 20, 0]), waited=3.0, recorded=[])
     long = Run(seconds=30.0, updates=170, histogram=np.array([0, 100, 70]), waited=5.0, recorded=[])
@@ -119,7 +103,7 @@ def test_the_difference_is_a_share_of_the_real_loss() -> None:
 
 
 @pytest.mark.cluster
-@pytest.mark.long
+@pytest.mark.release
 def test_loss_curves_of_real_servers_and_of_virtual_time_agree(run_program: ProgramRunner, tmp_path: Path) -> None:
     grid = ["--quick", "--workers", 2, "--repeats", 2, "--output", tmp_path / "results"]
     printed = run_program(COORDINATOR, "testbed", "--simulated", "--confirm", *grid, timeout=280).stdout
@@ -130,3 +114,27 @@ def test_loss_curves_of_real_servers_and_of_virtual_time_agree(run_program: Prog
     # The same gradients in the same order.
     assert float(sequential) <= 0.5, printed
     assert (tmp_path / "results" / "simulated_2_workers.png").exists()
+
+
+MAX_DELAY = 1
+BOUNDED_DELAY = BoundedDelay(MAX_DELAY)
+
+
+@pytest.mark.long
+def test_counts_and_recorded_times_are_of_the_same_steps(strategy) -> None:
+    sleeps = Sleeps(median=0.03, slow_factor=3.0)
+    run = RealSteps(strategy, BOUNDED_DELAY, 2, sleeps).run(1.5)
+    assert run.seconds >= 1.5
+    pushes = int(run.histogram.sum())
+    # At each end of the run, a step of each worker may be counted and not recorded, or vice versa.
+    assert abs(sum(map(len, run.recorded)) - pushes) <= 4
+    assert abs(run.updates - pushes) <= 4
+    assert run.histogram[MAX_DELAY + 1 :].sum() == 0
+    assert 0 < run.waited < 2 * run.seconds
+    for steps, least in zip(run.recorded, [sleeps.table[0], 3 * sleeps.table[0]], strict=True):
+        assert len(steps) >= 2
+        assert (np.diff(steps[:, [ASKED, PULLED, COMPUTED, FINISHED]], axis=1) >= 0).all()
+        assert (steps[1:, ASKED] >= steps[:-1, FINISHED]).all()
+        assert (steps[:, COMPUTED] - steps[:, PULLED] >= least).all()
+    # No step is left, and the next run continues.
+    assert strategy.done()

@@ -1,8 +1,16 @@
+"""Tests of experiments: their options, and the commands of `docs/testbed.md`."""
+
+import argparse
+import re
+import shlex
+
 import pytest
 
+from coordinator.cli.testbed import add_testbed
 from coordinator.errors import SettingError
 from coordinator.simulation.distribution import FORMS, Constant, LogNormal, RandomDelay
 from coordinator.testbed.experiment import ASYNCHRONOUS, SEQUENTIAL, Experiment, Trial
+from tests import ROOT
 
 _UNITLESS = "must be a time of at least 0, in seconds or with its unit: 0.5 or 500ms, got '2h'."
 
@@ -75,3 +83,24 @@ def test_the_error_names_a_wrong_option_and_the_allowed_values(given: dict[str, 
     with pytest.raises(SettingError) as caught:
         Experiment.of(given)
     assert (caught.value.option, caught.value.reason) == (option, reason)
+
+
+PAGE = (ROOT / "docs" / "testbed.md").read_text(encoding="utf-8")
+
+
+def experiment(command: str) -> Experiment:
+    parser = argparse.ArgumentParser()
+    add_testbed(parser.add_subparsers())
+    return Experiment.of(vars(parser.parse_args(shlex.split(command)[1:])))
+
+
+def test_every_command_of_the_page_is_an_experiment() -> None:
+    commands = re.findall(r"```sh\n(coordinator testbed.*)\n```", PAGE)
+    assert len(commands) == PAGE.count("\ncoordinator testbed ") == 10
+    assert [len(experiment(command).trials()) for command in commands] == [7, 18, 6, 54, 18, 6, 18, 13, 18, 18]
+
+
+def test_the_measurements_on_the_page_are_of_the_default_grid() -> None:
+    assert str(Experiment()) in PAGE
+    shown = [line for line in PAGE.splitlines() if line.startswith(("sequential  ", "synchronous, ", "asynchronous, "))]
+    assert [line.partition("  ")[0] for line in shown] == [str(trial) for trial in Experiment().trials()]

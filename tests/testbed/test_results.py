@@ -8,7 +8,7 @@ import pytest
 
 from coordinator.testbed.experiment import ASYNCHRONOUS, SEQUENTIAL, SYNCHRONOUS, Experiment, Trial
 from coordinator.testbed.report import Report
-from coordinator.testbed.results import LossCurve, TrialResult, findings, is_rising, spikes_of, steadiness
+from coordinator.testbed.results import LossCurve, TrialResult, findings, spikes_of, steadiness
 from tests.testbed.made_up import asynchronous, curve, result
 
 
@@ -25,23 +25,6 @@ AS_FOUND = [
     trained(3, 0.0),
     trained(3, 1.0, spikes=2, quickness=0.02),
 ]
-
-
-@pytest.mark.parametrize(
-    ("values", "rises"),
-    [
-        ([], False),
-        ([2, 2], False),
-        ([1, 2, 2, 3], True),
-        ([1, 3, 2, 4], True),
-        ([1, 4, 3, 2], False),
-        ([40, 90, float("inf"), float("inf")], True),
-    ],
-)
-def test_numbers_rise_if_the_last_is_above_the_first_and_most_pairs_are_in_order(
-    values: list[float], rises: bool
-) -> None:
-    assert is_rising(values) is rises
 
 
 def test_curves_like_those_of_the_paper_agree_with_it() -> None:
@@ -194,6 +177,3 @@ def test_several_runs_are_shown_by_their_mean_and_spread(tmp_path: Path) -> None
     assert "Stopped after 2 of 3 trainings." in report.text(runs[:2])
     report.write(runs)
     assert [row["seed"] for row in rows(tmp_path / "summary.csv")] == ["0", "1", "2"]
-
-
-SEQUENCE, TOGETHER = result(Trial(SEQUENTIAL, 1)), result(Trial(SYNCHRONOUS, 2))

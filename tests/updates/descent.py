@@ -47,7 +47,7 @@ def pushing_step(rule, gradients, behind=0):
       behind: how much older the version is that it gives than the one that it has pulled.
     """
 
-    @tf.function
+    @tf.function(autograph=False)
     def step(*args):
         with rule.pull() as version:
             given = gradients(*args) if callable(gradients) else gradients
@@ -59,7 +59,7 @@ def pushing_step(rule, gradients, behind=0):
 def descending_step(rule, weights):
     """Returns a step that subtracts 1 from each weight, and returns the pulled version and the last weight before."""
 
-    @tf.function
+    @tf.function(autograph=False)
     def step():
         with rule.pull() as version:
             found = weights[-1].read_value()

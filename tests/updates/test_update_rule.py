@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import coordinator
 from coordinator.ps_strategy.fusing.repeated_function import may_be_fused
-from coordinator.updates import Asynchronous, ModelAverage
+from coordinator.updates import Asynchronous
 from tests.ps_strategy.every_worker import concrete_function
 from tests.ps_strategy.fusing.fused_calls import COUNT, FusedCalls
 from tests.updates.descent import descend, new_rule, pushing_step, run, value_of
@@ -120,13 +120,6 @@ def test_a_rule_must_be_created_in_the_scope(strategy, variables):
     for scope in (tf.distribute.get_strategy().scope, tf.distribute.OneDeviceStrategy("/cpu:0").scope):
         with scope(), pytest.raises(RuntimeError, match=r"created inside strategy.scope\(\)"):
             Asynchronous(descend, variables, learning_rate=0.5)
-
-
-def test_a_rule_refuses_the_settings_of_other_rules(strategy, variables):
-    for name in ("once", "transfer_dtype", "allow_duplicate_indices", "grads_to_wait"):
-        message = rf"ModelAverage.__init__\(\) got an unexpected keyword argument '{name}'"
-        with strategy.scope(), pytest.raises(TypeError, match=message):
-            ModelAverage(descend, variables, learning_rate=1.0, **{name: None})
 
 
 def test_methods_of_a_rule_first_check_whether_the_strategy_is_closed(strategy, variables, monkeypatch):

@@ -165,7 +165,7 @@ def add(rule, store, push, value):
     model = model_of(rule)
     numbers = model.by_device[store.device]
 
-    @tf.function
+    @tf.function(autograph=False)
     def add_there():
         with tf.device(store.device):
             gradients = {number: tf.fill(model.variables[number].shape, value) for number in numbers}
@@ -190,7 +190,7 @@ def push(strategy, rule):
 def commit(rule, push):
     """Commits a push of version 0 as a worker that dies right after it; returns the update that it completes."""
 
-    @tf.function
+    @tf.function(autograph=False)
     def commit():
         with tf.device(rule.state.home):
             nothing = tf.constant(0, tf.int64)

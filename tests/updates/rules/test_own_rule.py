@@ -5,7 +5,6 @@ import pytest
 import tensorflow as tf
 
 from coordinator.updates import Accumulating
-from coordinator.updates.rules.accumulating import decided
 from tests.updates.descent import TIMEOUT, new_rule, pushing_step, run, value_of
 
 
@@ -147,17 +146,3 @@ def test_pulled_values_need_the_pull_and_the_push_in_one_function(strategy, vari
     step = tf.function(lambda version: rule.push(ones, version))
     with pytest.raises(ValueError, match=r"Call rule.pull\(\) and rule.push\(\) in one function"):
         strategy.schedule(step, args=(tf.constant(0, tf.int64),))
-
-
-def test_what_is_decided_is_added_to_the_graph_that_holds_the_lock():
-    class Alone:
-        def is_accepted(self, worker, pulled_version):
-            if worker > 0:
-                return pulled_version > 3
-            return True
-
-    with tf.Graph().as_default() as graph:
-        decided(Alone().is_accepted, tf.constant(0), tf.constant(1))
-    # In a function that is called, reads would not wait for the lock.
-    assert {operation.type for operation in graph.get_operations()} & {"If", "StatelessIf", "Cond", "Switch"}
-    assert not [operation for operation in graph.get_operations() if operation.type.endswith("PartitionedCall")]
