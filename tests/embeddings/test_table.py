@@ -13,7 +13,7 @@ from tests.ps_strategy.fusing.fused_calls import COUNT, STEPS, FusedCalls
 KEYS = tf.constant([*range(1000), *range(0, 1000 * 2**20, 2**20), -1, 2**62], tf.int64)
 
 
-def test_buckets_and_servers_have_about_equally_many_keys_and_parts_of_the_capacity():
+def test_servers_have_about_equally_many_keys_and_parts_of_the_capacity():
     buckets = bucket_of(tf.range(100_000, dtype=tf.int64)).numpy()
     counts = np.bincount(buckets, minlength=BUCKETS)
     assert len(counts) == BUCKETS
@@ -89,19 +89,16 @@ def test_keys_get_rows_in_training_alone(strategy):
     # A row, its key, stamp, and place on the list of free ones.
     assert statistics.bytes == 3 * (DIM * 4 + 8 + 8 + 8)
 
-
-def test_several_look_ups_in_one_step_add_up(strategy):
-    table = make_table(strategy)
-
     @tf.function
-    def step():
+    def several_look_ups():
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(table.lookup([1, 2], training=True)) + tf.reduce_sum(table.lookup([2], training=True))
         gradient = tape.gradient(loss, table.variable)
         table.apply_gradients(gradient)
         return gradient.dense_shape
 
-    assert strategy.schedule(step).result(TIMEOUT).tolist() == [1000, DIM]
+    assert strategy.schedule(several_look_ups).result(TIMEOUT).tolist() == [1000, DIM]
+    # They add up.
     np.testing.assert_allclose(table.lookup([1, 2]) - initial(1, 2), [[-0.5] * DIM, [-1.0] * DIM], atol=1e-6)
 
 

@@ -133,22 +133,3 @@ def test_a_full_table_evicts_what_was_not_trained_for_longest(strategy):
     statistics = counts_of(table)
     assert statistics.size == 64
     assert statistics.refused == 200 - 64
-
-
-@pytest.mark.long
-def test_a_full_table_is_restored_with_less_room(strategy, tmp_path, caplog):
-    table = make_table(strategy, 200, when_full="evict_oldest")
-    trainer = Trainer(strategy, table)
-    for first in range(1000, 1300, 5):
-        trainer.train(np.arange(first, first + 5))
-    path, size = tf.train.Checkpoint(table=table).write(str(tmp_path / "two")), int(table.size())
-    restored = make_table(strategy, 150, when_full="evict_oldest")
-    tf.train.Checkpoint(table=restored).read(path).assert_consumed()
-    statistics = counts_of(restored)
-    assert (statistics.admitted, statistics.steps) == (300, 60)
-    missing = size - statistics.size
-    assert f"The table 'words' has no room for {missing} rows of {path}" in "".join(caplog.messages)
-    # The last steps are there.
-    assert set(range(1200, 1300)) <= {key for keys in contents(restored) for key in keys}
-    Trainer(strategy, restored).train(np.arange(2000, 2100))
-    assert counts_of(restored).size == 150

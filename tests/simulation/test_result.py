@@ -18,15 +18,12 @@ def result():
     return simulate(Setting(workers=6, rule=Synchronous(3), compute="exponential(50ms)", latency=0.001, pushes=3000))
 
 
-def test_arrays_agree_with_one_another(result) -> None:
+def test_arrays_agree_with_one_another_and_percentiles_are_observed_values(result) -> None:
     assert len(result.push_times) == len(result.push_workers) == len(result.staleness) == 3000
     assert (np.diff(result.push_times) >= 0).all()
     assert result.staleness_counts.sum() == 3000
     assert result.clocks.sum() == 3000 - result.rejected
     assert result.updates == (3000 - result.rejected) // 3
-
-
-def test_percentiles_are_observed_values(result) -> None:
     ordered = np.sort(result.staleness)
     assert result.p99_staleness == ordered[2969]
     assert result.staleness_percentile(50) == ordered[1499]

@@ -3,12 +3,11 @@ import math
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from coordinator.testbed.experiment import ASYNCHRONOUS, SEQUENTIAL, SYNCHRONOUS, Experiment, Trial
 from coordinator.testbed.report import Report
-from coordinator.testbed.results import LossCurve, TrialResult, findings, spikes_of, steadiness
+from coordinator.testbed.results import TrialResult, findings, spikes_of, steadiness
 from tests.testbed.made_up import asynchronous, curve, result
 
 
@@ -51,24 +50,6 @@ def test_synchronous_and_asynchronous_agree_in_speed_and_final_loss(
 ) -> None:
     agreement = findings([result(Trial(SYNCHRONOUS, 2)), trained(2, 0.0, spikes, quickness)], 1.0)[-1]
     assert agreement.verdict == verdict
-
-
-def of(losses: list[float]) -> LossCurve:
-    return LossCurve(
-        trial=Trial(SEQUENTIAL, 1),
-        seed=0,
-        losses=np.array(losses),
-        times=0.5 * np.arange(1, len(losses) + 1),
-        mean_staleness=0.0,
-        seconds=1.0,
-        accuracy=0.25,
-    )
-
-
-def test_minibatches_and_time_are_counted_until_the_smoothed_loss_is_first_below() -> None:
-    curve = of([2.0] * 10 + [0.0] * 20)
-    assert (curve.batches_to(1.0), curve.seconds_to(1.0)) == (16, 8.0)
-    assert curve.seconds_to(-1.0) is None
 
 
 @pytest.mark.parametrize(

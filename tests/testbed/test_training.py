@@ -29,12 +29,8 @@ def test_workers_share_the_images_and_repeat_their_parts(tmp_path: Path) -> None
         assert sorted(first + second) == sorted(third + fourth) == list(range(worker, 12, 2))
 
 
-@pytest.mark.parametrize(("shape", "blocks"), [((8, 8, 1), 2), ((32, 32, 3), 4)])
-def test_the_network_gives_logits_with_batch_normalization_and_relu(shape: tuple[int, int, int], blocks: int) -> None:
-    network = new_network(shape, seed=0)
-    assert network(np.zeros((5, *shape), np.float32)).shape == (5, 10)
-    kinds = [type(layer).__name__ for layer in network.layers]
-    assert kinds[:-2] == ["Conv2D", "BatchNormalization", "ReLU", "MaxPooling2D"] * blocks
+def test_the_network_gives_logits_of_large_images() -> None:
+    assert new_network((32, 32, 3), seed=0)(np.zeros((5, 32, 32, 3), np.float32)).shape == (5, 10)
 
 
 def recorded(*, steps: int, pull: float, compute: float, push: float, dispatch: float, begin: float = 0.0):

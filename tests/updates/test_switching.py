@@ -81,7 +81,7 @@ def test_a_switch_to_and_from_synchronous_loses_no_waiting_gradient(strategy, va
     assert (value_of(variables), rules[1].statistics().updates, synchronous.flush()) == (22.0, 4, 0)
 
 
-def test_only_an_unused_rule_for_the_same_variables_may_follow_and_no_failed_step_precede(strategy, variables, rules):
+def test_only_an_unused_rule_for_the_same_variables_may_follow_without_an_error(strategy, variables, rules):
     for others in (variables[:1], variables[::-1]):
         with pytest.raises(ValueError, match="same variables, in the same order"):
             rules[0].switch_to(new_rule(strategy, Asynchronous, others))

@@ -109,17 +109,14 @@ def test_run_repeats_a_step_on_the_same_batch_until_it_is_accepted(strategy, var
     assert rule.statistics().pulls == 3
 
 
-def test_outside_of_a_function_nothing_is_pulled_or_pushed(rule):
+def test_a_rule_is_created_in_the_scope_and_pulls_and_pushes_inside_a_function(rule, variables):
+    for scope in (tf.distribute.get_strategy().scope, tf.distribute.OneDeviceStrategy("/cpu:0").scope):
+        with scope(), pytest.raises(RuntimeError, match=r"created inside strategy.scope\(\)"):
+            Asynchronous(descend, variables, learning_rate=0.5)
     with pytest.raises(RuntimeError, match=r"rule.pull\(\) is used inside a tf.function"), rule.pull():
         pass
     with pytest.raises(RuntimeError, match=r"rule.push\(\) is used inside a tf.function"):
         rule.push([tf.constant(1.0)] * 3, 0)
-
-
-def test_a_rule_must_be_created_in_the_scope(strategy, variables):
-    for scope in (tf.distribute.get_strategy().scope, tf.distribute.OneDeviceStrategy("/cpu:0").scope):
-        with scope(), pytest.raises(RuntimeError, match=r"created inside strategy.scope\(\)"):
-            Asynchronous(descend, variables, learning_rate=0.5)
 
 
 def test_methods_of_a_rule_first_check_whether_the_strategy_is_closed(strategy, variables, monkeypatch):

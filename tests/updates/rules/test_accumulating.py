@@ -278,10 +278,8 @@ def test_a_push_of_an_abandoned_call_is_not_accepted_and_waiting_ones_are_not_sa
 
 def test_some_variables_may_have_no_gradients_but_then_always(strategy, rule, variables, push):
     step = pushing_step(rule, [tf.ones([3]), None])
-    assert run(strategy, step)
-    assert run(strategy, step)
-    np.testing.assert_array_equal(variables[0].numpy(), -np.ones(3))
-    np.testing.assert_array_equal(variables[1].numpy(), np.zeros([4, 2]))
+    assert [bool(run(strategy, step)) for _ in range(2)] == [True, True]
+    assert (value_of(variables[:1]), value_of(variables[1:])) == (-1.0, 0.0)
     with pytest.raises(ValueError, match="differ in which gradients are None"):
         push(1)
 

@@ -190,7 +190,7 @@ def test_the_mean_does_not_drift_however_many_changes_are_added(average):
     np.testing.assert_allclose(found, 10 + changes.astype(np.float64).sum(), rtol=2e-7)
 
 
-def test_models_of_several_dtypes_are_averaged_in_the_widest_without_rounding_small_changes(request, control):
+def test_models_are_averaged_in_the_widest_dtype_without_rounding_small_changes(request, control):
     wide, single, narrow = (tf.Variable(tf.ones([1], dtype)) for dtype in (tf.float64, tf.float32, tf.bfloat16))
     server = Server([wide, single, narrow], request.node.name)
     for number in range(32):
