@@ -9,13 +9,15 @@ a generator in this process, which may wait. So changes are made on a separate t
       '--------> still not in time: DeadlineExceededError; the thread is abandoned
 
 Promises: `apply` returns or raises within five times `patience`. No change begins before the previous one has ended,
-even if another strategy made the previous one, because TensorFlow has one cluster per process.
+even if another strategy made the previous one, because TensorFlow has one cluster per process. After `leave` this
+process is disconnected from all servers as soon as the change in progress has ended, however long that takes.
 """
 
 import concurrent.futures
 import contextlib
 import dataclasses
 import logging
+import threading
 import time
 from collections.abc import Collection, Mapping
 from typing import ClassVar
@@ -78,7 +80,7 @@ def plan_change(
 
 
 class ClusterChanges:
-    """Updates TensorFlow's server definition. One thread at a time may call methods.
+    """Updates TensorFlow's server definition. One thread at a time may call `apply`, and any thread the other methods.
 
     If a server needs longer than `patience`, in seconds, to end its calls for this client, the connections to the
     server are shut down. For `client_timeout` see `update_server_def`. `addresses` has the servers in the current
@@ -86,6 +88,8 @@ class ClusterChanges:
     """
 
     _in_progress: ClassVar[concurrent.futures.Future[None] | None] = None
+    # Held to begin a change.
+    _beginning: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, protocol: str, client_address: str, client_timeout: float, patience: float) -> None:
         self._protocol = protocol
@@ -107,14 +111,8 @@ class ClusterChanges:
             self._wait(ClusterChanges._in_progress)
             if not ClusterChanges._in_progress.done():
                 raise _unfinished()
-        definition = server_def(self._protocol, self._client_address, addresses)
-
-        def change() -> None:
-            with self._functions.held_back():
-                update_server_def(definition, self._client_timeout)
-
         leaving = {task: address for task, address in self.addresses.items() if task not in addresses}
-        ClusterChanges._in_progress = done = self._thread.begin(change)
+        done = self._begin(addresses)
         self.addresses = {**self.addresses, **addresses}
         # Parameter servers come last, so that they may still receive the request that frees their variables.
         for job in ("worker", "ps"):
@@ -134,10 +132,44 @@ class ClusterChanges:
         self._patience = min(self._patience, PATIENCE_AT_CLOSE)
         return 5 * self._patience
 
+    def leave(self) -> None:
+        """Disconnects from all servers, as the last change, after a change in progress that does not end in time.
+
+        Returns within twice the patience, even if the change in progress has not ended. The thread of the changes makes
+        this change then: otherwise no other strategy could ever be made in this process. After `close` it does nothing.
+        """
+        try:
+            done = self._begin({}, is_last=True)
+        except tf.errors.CancelledError:
+            return
+        self._wait(done)
+        if not done.done():
+            self._shut_down([*self.addresses.values()])
+            self._wait(done)
+
+    @classmethod
+    def wait_ended(cls, seconds: float) -> bool:
+        """Waits for the change in progress, which a closed strategy may have left; returns whether it has ended."""
+        change = cls._in_progress
+        return change is None or bool(concurrent.futures.wait([change], seconds).done)
+
     def close(self) -> None:
         """Ends the thread, once a change in progress has ended, and undoes the patches of `FunctionRegistration`."""
         self._thread.end()
         self._functions.close()
+
+    def _begin(self, addresses: Mapping[Task, str], *, is_last: bool = False) -> concurrent.futures.Future[None]:
+        definition = server_def(self._protocol, self._client_address, addresses)
+
+        def change() -> None:
+            with self._functions.held_back():
+                update_server_def(definition, self._client_timeout)
+
+        with ClusterChanges._beginning:
+            ClusterChanges._in_progress = done = self._thread.begin(change)
+            if is_last:
+                self._thread.end()
+        return done
 
     def _shut_down(self, addresses: Collection[str]) -> None:
         with contextlib.ExitStack() as probes:

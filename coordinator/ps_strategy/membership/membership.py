@@ -111,8 +111,15 @@ class Membership:
     def connected(cls, definition: ClusterDefinition, options: Options) -> "Membership":
         """Makes this process the client of a cluster, and connects to the servers.
 
-        Raises the errors of `join_as_client` and `connect`.
+        Raises the errors of `join_as_client` and `connect`, and RuntimeError if a strategy that was closed is still
+        connected after `Options.connect_timeout`.
         """
+        if not ClusterChanges.wait_ended(options.connect_timeout):
+            raise RuntimeError(
+                "This process is still connected to the servers of its last strategy, because a change of the cluster "
+                "has not ended. Usual cause: a generator of tf.data.Dataset.from_generator that waits. Let it end, and "
+                "make the strategy then."
+            )
         own_address = join_as_client(definition)
         membership = cls(definition, own_address, options)
         CHILDREN.keep_from(lambda: [own_address, *membership._addresses.values()])
@@ -354,13 +361,16 @@ class Membership:
             self._is_closing = True
         # Ends waits of `broken_links` and `separation` for answers.
         self._links.close()
+        is_left = False
         if self._turn.acquire(timeout=self._changes.hurry()):
             try:
-                self._change(without=self._present)
+                is_left = self._change(without=self._present)
             finally:
                 self._turn.release()
         else:
             _logger.warning("A server that does not answer holds up a change of the cluster; closing does not wait.")
+        if not is_left and not self._context.is_replaced:
+            self._changes.leave()
         self._changes.close()
         self._lease.close()
         self._heartbeat.close()

@@ -31,40 +31,26 @@ def answering(*tasks: Task) -> dict[Task, int]:
     return dict.fromkeys(tasks, 1)
 
 
-@pytest.mark.parametrize(
-    ("connected", "adding", "answering", "plan"),
-    [
-        pytest.param({}, ALL, ANSWERING, ({}, ANSWERING), id="first connection"),
-        pytest.param({}, ALL, answering(PS, FIRST), None, id="not all parameter servers answer"),
-        pytest.param({}, ALL, {}, ({}, {}), id="no server answers"),
-        pytest.param({}, (), {}, ({}, {}), id="closing"),
-        pytest.param(ALL, (), ANSWERING, (ALL, {}), id="no change"),
-        pytest.param(
-            kept(PS, OTHER_PS, FIRST), [SECOND], ANSWERING, (kept(PS, OTHER_PS, FIRST), {SECOND: 1}), id="added"
-        ),
-        pytest.param(
-            kept(PS, OTHER_PS, FIRST),
-            [SECOND],
-            answering(PS, OTHER_PS, FIRST),
-            (kept(PS, OTHER_PS, FIRST), {}),
-            id="added but silent",
-        ),
-        pytest.param(ALL, (), answering(PS, OTHER_PS, SECOND), (kept(PS, OTHER_PS, SECOND), {}), id="a lost worker"),
-        pytest.param(
-            ALL, (), {**ANSWERING, FIRST: 2}, (kept(PS, OTHER_PS, SECOND), {FIRST: 2}), id="a restarted worker"
-        ),
-        pytest.param(ALL, (), answering(PS, FIRST, SECOND), None, id="a lost parameter server"),
-        pytest.param(ALL, (), {**ANSWERING, PS: 2}, None, id="a restarted parameter server"),
-        pytest.param(
-            kept(PS, FIRST),
-            [OTHER_PS],
-            {**answering(PS, FIRST), OTHER_PS: 2},
-            (kept(PS, FIRST), {OTHER_PS: 2}),
-            id="a recovered parameter server",
-        ),
-        pytest.param(kept(PS, FIRST), (), ANSWERING, None, id="one parameter server left out"),
-    ],
-)
+THREE, LEFT_OUT = kept(PS, OTHER_PS, FIRST), kept(PS, FIRST)
+# By what happens: those connected, those to add, those that answer; then those that stay and the new ones, or None.
+PLANS = {
+    "first connection": ({}, ALL, ANSWERING, ({}, ANSWERING)),
+    "not all parameter servers answer": ({}, ALL, answering(PS, FIRST), None),
+    "no server answers": ({}, ALL, {}, ({}, {})),
+    "closing": ({}, (), {}, ({}, {})),
+    "no change": (ALL, (), ANSWERING, (ALL, {})),
+    "added": (THREE, [SECOND], ANSWERING, (THREE, {SECOND: 1})),
+    "added but silent": (THREE, [SECOND], answering(*THREE), (THREE, {})),
+    "a lost worker": (ALL, (), answering(PS, OTHER_PS, SECOND), (kept(PS, OTHER_PS, SECOND), {})),
+    "a restarted worker": (ALL, (), {**ANSWERING, FIRST: 2}, (kept(PS, OTHER_PS, SECOND), {FIRST: 2})),
+    "a lost parameter server": (ALL, (), answering(PS, FIRST, SECOND), None),
+    "a restarted parameter server": (ALL, (), {**ANSWERING, PS: 2}, None),
+    "a recovered one": (LEFT_OUT, [OTHER_PS], {**ANSWERING, OTHER_PS: 2}, (LEFT_OUT, {OTHER_PS: 2})),
+    "one parameter server left out": (LEFT_OUT, (), ANSWERING, None),
+}
+
+
+@pytest.mark.parametrize(("connected", "adding", "answering", "plan"), PLANS.values(), ids=PLANS)
 def test_reachable_workers_are_connected_and_all_parameter_servers_or_none(connected, adding, answering, plan):
     assert plan_change(connected, adding, answering, (PS, OTHER_PS)) == plan
 
@@ -122,6 +108,19 @@ def test_a_change_that_does_not_end_times_out_and_the_next_one_waits_for_it(endl
     caplog.clear()
     check_too_long(changes, {})
     assert shut_down() == ["127.0.0.1:4", "127.0.0.1:2"], "workers first"
+
+
+def test_leaving_disconnects_once_the_change_in_progress_ends_and_nothing_follows(endless, new_changes):
+    may_end, begun = endless
+    changes = new_changes()
+    check_too_long(changes, {PS: "127.0.0.1:2", FIRST: "127.0.0.1:3"})
+    changes.leave()
+    assert not ClusterChanges.wait_ended(0)
+    with pytest.raises(tf.errors.CancelledError):
+        on_own_thread("late-change", lambda: (may_end.set(), changes.apply({PS: "127.0.0.1:2"}))).result(LIMIT)
+    assert ClusterChanges.wait_ended(LIMIT)
+    jobs = [{job.name for job in definition.cluster.job} for definition in begun]
+    assert jobs == [{"chief", "ps", "worker"}, {"chief"}]
 
 
 @pytest.mark.parametrize("is_silent", [False, True])
