@@ -5,6 +5,7 @@ Its arguments are the cluster specification as JSON, and the name of one of the 
 
 import contextlib
 import gc
+import multiprocessing
 import os
 import signal
 import sys
@@ -147,6 +148,46 @@ def fail_while_it_is_made(spec: str) -> None:
             connect(spec)
 
 
+def end_in_order(strategy: coordinator.ParameterServerStrategy) -> None:
+    """Leaves the blocks of the parent, and runs the finalizers."""
+    sys.exit(0)
+
+
+def use(strategy: coordinator.ParameterServerStrategy) -> None:
+    """Tries to use the strategy of the parent, closes it, and ends as a process of a pool does."""
+    gc.collect()
+    for refused in (strategy.join, strategy.done, strategy.cancel_all, strategy.quiet):
+        with pytest.raises(RuntimeError, match="from which this process"):
+            refused()
+    strategy.close()
+    os._exit(0)
+
+
+def fork(spec: str) -> None:
+    """Forks processes that end in several ways, and trains on."""
+    steps = 20
+    with connect(spec) as strategy:
+        with strategy.scope():
+            count = tf.Variable(0)
+        # Deleted by the child that ends in order, as Python does at the end.
+        others = [strategy.schedule(tf.function(lambda: tf.range(3)), fetch=False) for _ in range(3)]
+        step = tf.function(lambda: count.assign_add(1))
+        for child in (end_in_order, use):
+            for _ in range(steps):
+                strategy.schedule(step)
+            strategy.join(TIMEOUT)
+            process = os.fork()
+            if not process:
+                child(strategy)
+            _, status = os.waitpid(process, 0)
+            assert os.waitstatus_to_exitcode(status) == 0, child
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            assert pool.map(abs, range(-4, 0)) == [4, 3, 2, 1]
+        assert strategy.schedule(step).result(TIMEOUT) == 2 * steps + 1
+        assert [other.result(TIMEOUT).tolist() for other in others] == [[0, 1, 2]] * 3
+        assert not [each for each in strategy.events.since(0)[0] if "lost" in each.kind]
+
+
 def close_while_generators_wait(spec: str) -> None:
     """Closes although every worker waits for a generator of this process that yields no element."""
     waiting, closed = threading.Semaphore(0), threading.Event()
@@ -184,6 +225,7 @@ def close_in_every_way_then_end(spec: str) -> None:
     for close in (leave_block, leave_block_by_an_error, interrupt_join, fail_while_it_is_made, forget):
         with nothing_left_behind():
             close(spec)
+    fork(spec)
     close_while_generators_wait(spec)
     end_while_functions_run(spec)
 

@@ -3,6 +3,10 @@
 It ends with code 0 if every case passes.
 """
 
+import faulthandler
+import gc
+import tempfile
+
 import tensorflow as tf
 
 import coordinator
@@ -65,7 +69,33 @@ def functions_run_elsewhere(cluster: LocalCluster) -> None:
     cluster.thaw("worker", 1)
 
 
+def the_client_goes_on(cluster: LocalCluster) -> None:
+    """Its operations return, although TensorFlow calls every worker for them."""
+    with Program(cluster, heartbeat_timeout=2.0, steps=1) as program:
+        count = program.count
+        cluster.freeze("worker", 1)
+        # A new operation, one on a server, a new function, a trace, dropping a function, a checkpoint, and functions.
+        tf.constant([1, 2, 3], tf.int64) + 4
+        count.assign_add(2)
+        function = tf.function(lambda x: x * count)
+        function(tf.constant(2))
+        tf.function(lambda x: x + count).get_concrete_function(tf.constant(2))
+        del function
+        gc.collect()
+        with tempfile.TemporaryDirectory() as folder:
+            tf.train.Checkpoint(count=count).save(f"{folder}/checkpoint")
+        for number in range(5):
+            tf.function(lambda x, number=number: x + number)(tf.constant(1))
+        assert unhealthy(program) == (program.cluster.workers[1].device,)
+        cluster.thaw("worker", 1)
+        wait_until(lambda: not unhealthy(program))
+        assert count.numpy() == 2
+
+
 if __name__ == "__main__":
+    # A call that hangs may keep Python's global lock; nothing else could end this program.
+    faulthandler.dump_traceback_later(240, exit=True)
     with LocalCluster(workers=2, ps=1) as servers:
         the_other_worker_never_pauses(servers)
         functions_run_elsewhere(servers)
+        the_client_goes_on(servers)

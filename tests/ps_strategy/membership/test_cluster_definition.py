@@ -53,11 +53,8 @@ def test_the_client_need_not_be_listed_and_task_numbers_may_have_gaps():
     assert definition.tasks("worker") == (Task("worker", 1), Task("worker", 3))
 
 
-def test_an_evaluator_is_left_out():  # row 133
+def test_an_evaluator_is_left_out_or_the_client_of_a_cluster_of_its_own():  # row 133
     assert define({**SPEC, "evaluator": ["e:1"]}) == define(SPEC)
-
-
-def test_an_evaluator_is_the_client_of_a_cluster_of_its_own():
     own = define({**SPEC, "evaluator": ["e:1"]}, "evaluator", 0)
     assert (own.client_address, own.addresses) == ("e:1", define(SPEC).addresses)
     assert "is task 1 of the job 'evaluator'; the client is task 0" in refusal(
@@ -66,39 +63,33 @@ def test_an_evaluator_is_the_client_of_a_cluster_of_its_own():
     assert "--evaluator-workers" in refusal({**SPEC, "chief": ["c:1"], "evaluator": ["e:1"]}, "evaluator", 0)
 
 
-@pytest.mark.parametrize(
-    ("jobs", "words"),
-    [
+def test_an_unusable_cluster_is_refused_with_a_clear_message():  # row 133
+    for jobs, words in (
         ({}, "is empty. Set TF_CONFIG"),
         ({"worker": ["w:1"]}, "no task in the job 'ps', which holds the variables"),
         ({"worker": [], "ps": ["p:1"]}, "no task in the job 'worker', which runs the steps"),
         ({**SPEC, "master": ["m:1"]}, "names the job 'master'; only 'chief', 'worker', 'ps' and 'evaluator'"),
         ({**SPEC, "chief": ["a:1", "b:1"]}, "names 2 'chief' tasks; there is one client"),
         ({**SPEC, "ps": ["p0:1", "w1:1"]}, "have the same address w1:1"),
-    ],
-)
-def test_an_unusable_cluster_is_refused_with_a_clear_message(jobs, words):  # row 133
-    assert words in refusal(jobs)
+    ):
+        assert words in refusal(jobs)
 
 
-@pytest.mark.parametrize("address", ["host", "host:", ":80", "host:port", "host:0", "host:65536", ""])
-def test_an_invalid_address_is_refused(address):  # row 133
-    message = refusal({"worker": ["w:1", address], "ps": ["p:1"]})
-    assert "/job:worker/task:1" in message
-    assert "'host:port'" in message
+def test_an_invalid_address_is_refused():  # row 133
+    for address in ("host", "host:", ":80", "host:port", "host:0", "host:65536", ""):
+        message = refusal({"worker": ["w:1", address], "ps": ["p:1"]})
+        assert "/job:worker/task:1" in message, address
+        assert "'host:port'" in message, address
 
 
-@pytest.mark.parametrize(
-    ("own_task", "words"),
-    [
+def test_a_process_that_is_not_the_client_is_refused():  # row 133
+    for own_task, words in (
         (("worker", 0), "this task's type is 'worker'. Run `coordinator serve`"),
         (("evaluator", 0), "this task's type is 'evaluator'. Use coordinator.SidecarEvaluator there without"),
         (("coordinator", 0), "Set the task's type to 'chief'"),
         (("chief", 1), "the client is task 0"),
-    ],
-)
-def test_a_process_that_is_not_the_client_is_refused(own_task, words):  # row 133
-    assert words in refusal(SPEC, *own_task)
+    ):
+        assert words in refusal(SPEC, *own_task)
 
 
 def test_wrong_arguments_are_refused_before_connecting():
@@ -114,17 +105,11 @@ def test_wrong_arguments_are_refused_before_connecting():
     assert define({**SPEC, "worker": {0: "w0:1", 1023: "w1:1"}}).tasks("worker")[-1] == Task("worker", 1023)
 
 
-def test_the_server_definition_contains_only_the_given_tasks():
+def test_a_server_definition_has_only_the_given_tasks_and_workers_do_not_see_each_other():
     definition = server_def("grpc", "c:1", {Task("worker", 2): "w2:1", Task("ps", 0): "p0:1"})
-    assert {job.name: dict(job.tasks) for job in definition.cluster.job} == {
-        "chief": {0: "c:1"},
-        "ps": {0: "p0:1"},
-        "worker": {2: "w2:1"},
-    }
+    jobs = {job.name: dict(job.tasks) for job in definition.cluster.job}
+    assert jobs == {"chief": {0: "c:1"}, "ps": {0: "p0:1"}, "worker": {2: "w2:1"}}
     assert (definition.job_name, definition.task_index, definition.protocol) == ("chief", 0, "grpc")
-
-
-def test_workers_do_not_see_each_other():
     filters = client_server_def("grpc", "c:1").cluster_device_filters
     expected = {"worker": ["/job:ps", "/job:chief"], "ps": ["/job:worker", "/job:chief"]}
     for index in (0, MAX_WORKERS - 1):
@@ -144,20 +129,16 @@ def test_a_polled_file_is_read_each_time_and_named_if_that_fails(tmp_path):
             PolledClusterResolver(path).cluster_spec()
 
 
-@pytest.mark.parametrize(
-    ("later", "words"),
-    [
+def test_a_polled_description_that_is_not_valid_raises():
+    for later, words in (
         ({"ps": ["p0:1"]}, "no longer has a 'worker'"),
         ({"worker": ["w0:1"], "ps": ["p1:1"]}, "they hold the variables and cannot change"),
         ([], "A cluster is a dict of addresses by job"),
-    ],
-)
-def test_a_polled_description_that_is_not_valid_raises(later, words):
-    descriptions = [later, SPEC]
-    resolver = PolledClusterResolver(descriptions.pop)
-    resolver.worker_addresses()
-    with pytest.raises(ClusterSpecError, match=words):
+    ):
+        resolver = PolledClusterResolver([later, SPEC].pop)
         resolver.worker_addresses()
+        with pytest.raises(ClusterSpecError, match=words):
+            resolver.worker_addresses()
     with pytest.raises(TypeError, match="a function or the path of a JSON file"):
         PolledClusterResolver(3)
     with pytest.raises(ValueError, match="interval must be a positive number of seconds"):

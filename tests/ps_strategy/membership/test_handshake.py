@@ -1,4 +1,7 @@
-"""Tests of the handshake with servers, of its failures, and of which devices of a worker are used."""
+"""The handshake with servers: version, devices, registration; and whether they still have their variables."""
+
+import re
+import types
 
 import pytest
 import tensorflow as tf
@@ -9,10 +12,21 @@ from coordinator.options import Options
 from coordinator.ps_strategy.membership import handshake
 from coordinator.ps_strategy.membership.clients import Client
 from coordinator.ps_strategy.membership.cluster_change import Connection
-from coordinator.ps_strategy.membership.handshake import Handshake, WorkerDevices, calling_device
+from coordinator.ps_strategy.membership.cluster_definition import Task
+from coordinator.ps_strategy.membership.handshake import (
+    Handshake,
+    SentinelVariables,
+    WorkerDevices,
+    calling_device,
+    check_version,
+    graph_version,
+)
 from tests.ps_strategy.membership.fake_servers import ADDRESSES, FIRST, PS, SECOND
 
 CLIENT = Client(5, "client:1", "host")
+LONGEST_CALL = 10.0
+DEVICES = ("/job:ps/replica:0/task:1", "/job:worker/replica:0/task:0")
+ADDRESS = "10.0.0.1:2222"
 
 
 def run(incarnation: int) -> Connection:
@@ -20,13 +34,7 @@ def run(incarnation: int) -> Connection:
 
 
 class Servers:
-    """Replaces the functions that call servers.
-
-    Attributes:
-      registered: the addresses of the servers where this client registered.
-      errors: what the handshake with a server raises, by address.
-      is_error: whether another version was to be an error the last time.
-    """
+    """Replaces the functions that call servers; `errors` has what the handshake with a server raises, by address."""
 
     def __init__(self) -> None:
         self.registered: list[str] = []
@@ -69,12 +77,12 @@ def test_a_server_of_another_version_is_refused(servers, caplog) -> None:
     assert handshakes.refused == {2: servers.errors["second:1"]}
 
 
-@pytest.mark.parametrize("error", [tf.errors.UnavailableError(None, None, "Socket closed"), TimeoutError("30 s")])
-def test_a_server_that_dies_or_is_silent_during_its_handshake_may_return(servers, error) -> None:
+def test_a_server_that_dies_or_is_silent_during_its_handshake_may_return(servers) -> None:
     handshakes = Handshake(CLIENT, Options())
-    servers.errors["first:1"] = error
-    assert handshakes.admit({FIRST: run(1)}, ADDRESSES) == {}
-    assert not handshakes.refused
+    for error in (tf.errors.UnavailableError(None, None, "Socket closed"), TimeoutError("30 s")):
+        servers.errors["first:1"] = error
+        assert handshakes.admit({FIRST: run(1)}, ADDRESSES) == {}
+        assert not handshakes.refused
     del servers.errors["first:1"]
     assert set(handshakes.admit({FIRST: run(2)}, ADDRESSES)) == {FIRST}
 
@@ -95,16 +103,121 @@ def test_a_worker_with_other_devices_than_the_first_one_is_refused_once(caplog) 
     assert 4 not in handshakes.refused
 
 
-@pytest.mark.parametrize(
-    ("names", "replicas", "caller"),
-    [
+def test_several_gpus_are_replicas_or_else_the_cpus_and_the_first_gpu_is_called() -> None:
+    for names, replicas, caller in (
         (["CPU:0", "XLA_GPU:0"], ["CPU:0"], "CPU:0"),
         (["CPU:0", "CPU:1"], ["CPU:0", "CPU:1"], "CPU:0"),
         (["CPU:0", "CPU:1", "GPU:0"], ["CPU:0"], "GPU:0"),
         (["CPU:0", "GPU:1", "GPU:0"], ["GPU:0", "GPU:1"], "GPU:0"),
-    ],
-)
-def test_several_gpus_are_replicas_or_else_the_cpus_and_the_first_gpu_is_called(names, replicas, caller) -> None:
-    devices = [f"/job:worker/replica:0/task:3/device:{name}" for name in names]
-    assert sorted(WorkerDevices.of(devices).names) == [f"/device:{name}" for name in replicas]
-    assert calling_device(devices) == f"/device:{caller}"
+    ):
+        devices = [f"/job:worker/replica:0/task:3/device:{name}" for name in names]
+        assert sorted(WorkerDevices.of(devices).names) == [f"/device:{name}" for name in replicas]
+        assert calling_device(devices) == f"/device:{caller}"
+
+
+def test_two_versions_are_compared(monkeypatch):
+    monkeypatch.setattr(tf.version, "GRAPH_DEF_VERSION", 2474)
+    for theirs, difference in (
+        (2129, "an older TensorFlow (graph version 2129, not 2474)"),
+        (2600, "a newer TensorFlow (graph version 2600, not 2474)"),
+        (None, "another TensorFlow, whose graphs cannot be read here,"),
+    ):
+        monkeypatch.setattr(handshake, "graph_version", lambda device, theirs=theirs: theirs)
+        with pytest.raises(VersionMismatchError, match=re.escape(f"runs {difference} than this program")):
+            check_version(DEVICES[0], ADDRESS, is_error=True)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_server_of_another_version_is_an_error_or_a_warning(strategy, monkeypatch, caplog, device):
+    assert graph_version(device) == tf.version.GRAPH_DEF_VERSION
+    check_version(device, ADDRESS, is_error=True)
+    assert not caplog.records
+    monkeypatch.setattr(tf.version, "GRAPH_DEF_VERSION", tf.version.GRAPH_DEF_VERSION - 345)
+    with pytest.raises(VersionMismatchError, match=r'newer TensorFlow .*Options\(version_mismatch="warn"\)') as caught:
+        check_version(device, ADDRESS, is_error=True)
+    assert f"{device} ({ADDRESS})" in str(caught.value)
+    check_version(device, ADDRESS, is_error=False)
+    [record] = caplog.records
+    assert record.levelname == "WARNING"
+    assert "runs a newer TensorFlow" in record.getMessage()
+
+
+def test_a_server_that_cannot_write_the_test_graph_has_another_version(strategy, monkeypatch):
+    def refuse(**_):
+        raise tf.errors.NotFoundError(None, None, "Op type not registered 'DatasetToGraphV2'")
+
+    monkeypatch.setattr(handshake.tf.raw_ops, "DatasetToGraphV2", refuse)
+    assert graph_version(DEVICES[0]) is None
+
+
+def test_a_running_server_has_its_sentinel(strategy):
+    sentinels = SentinelVariables(LONGEST_CALL)
+    assert sentinels.place({7 + server.index: server.device for server in strategy.parameter_servers}) == set()
+    assert sentinels.are_reachable([7, 8])
+    assert sentinels.gone([7, 8]) == set()
+
+
+def test_a_slow_read_is_not_a_loss_and_a_late_error_is_retried(monkeypatch):
+    late, gone = tf.errors.DeadlineExceededError(None, None, "late"), tf.errors.NotFoundError(None, None, "gone")
+    variable = types.SimpleNamespace(numpy=None)
+    outcomes = [variable, TimeoutError(), TimeoutError(), late, True, late, gone]
+
+    def call_within(seconds, name, call):
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(handshake, "call_within", call_within)
+    sentinels = SentinelVariables(LONGEST_CALL)
+    assert sentinels.place({1: "/job:ps/task:0"}) == set()
+    assert sentinels.gone([1]) == set(), "too long"
+    assert not sentinels.are_reachable([1]), "too long"
+    assert sentinels.gone([1]) == set(), "late, then there"
+    assert sentinels.gone([1]) == {1}, "late, then gone"
+    assert not outcomes
+
+
+def test_workers_that_do_not_answer_count_as_unreached(monkeypatch, strategy):
+    def refuse(*args, **kwargs):
+        raise tf.errors.InvalidArgumentError(None, None, "Client for target ... not found.")
+
+    sentinels, workers = SentinelVariables(LONGEST_CALL), [Task("worker", 0)]
+    sentinels.place({server.index: server.device for server in strategy.parameter_servers})
+    with monkeypatch.context() as patch:
+        patch.setattr(tf, "function", refuse)
+        assert sentinels.unreached_from(workers, [0, 1]) == workers
+        assert not sentinels.reach_each_other([0, 1])
+    assert sentinels.unreached_from(workers, [0, 1]) == []
+    assert sentinels.reach_each_other([0, 1])
+
+
+CONNECTING = """
+    import logging
+
+    import tensorflow as tf
+
+    import coordinator
+    from coordinator.testing import LocalCluster
+
+    logging.basicConfig(format="%(levelname)s %(message)s")
+    tf.version.GRAPH_DEF_VERSION -= 1
+    with LocalCluster(workers=1, ps=1) as cluster:
+        try:
+            coordinator.ParameterServerStrategy(cluster.resolver)
+        except coordinator.VersionMismatchError as error:
+            print("refused:", error)
+        options = coordinator.Options(version_mismatch="warn")
+        with coordinator.ParameterServerStrategy(cluster.resolver, options=options) as strategy:
+            print("taken:", strategy.schedule(tf.function(lambda: tf.constant(5))).result(60))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.cluster
+def test_connecting_refuses_another_version_or_warns_of_each_server(run_program):
+    ended = run_program(CONNECTING, timeout=200)
+    assert "refused: /job:" in ended.stdout
+    assert "taken: 5" in ended.stdout
+    warned = re.findall(r"WARNING (/job:\S+) \(\S+\) runs a newer TensorFlow", ended.stderr)
+    assert sorted(warned) == ["/job:ps/replica:0/task:0", "/job:worker/replica:0/task:0"]

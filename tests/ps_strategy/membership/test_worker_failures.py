@@ -1,11 +1,15 @@
-"""Real workers are killed and return: no scheduled function is lost, and other workers are unaffected.
+"""Real workers are killed, freeze, return, come and go: no function is lost, and other workers are unaffected.
 
-which workers die    when                      what the caller sees
-one                  between two calls         every function runs exactly once
-one                  while it runs a function  that function alone runs again, on another worker
-one                  while another one fails   the error of the user, and nothing else
-both                 while both run one        both run again; each worker comes back without the other
-the only one         while functions wait      they wait for its return
+which workers        when                         what the caller sees
+one dies             between two calls            every function runs exactly once
+one dies             while it runs a function     that function alone runs again, on another worker
+one dies             while another one fails      the error of the user, and nothing else
+both die             while functions run and wait they wait for the first that returns
+one freezes          all of them work             the others continue, and each function runs elsewhere
+one freezes for good functions are scheduled      join, close and the client's own operations return
+one comes            at any time                  it has its own iterator, table and variable, and takes work
+one leaves           at any time                  what it ran is finished, nothing fails
+one is replaced      after its death              work for that worker continues at the new address
 """
 
 import threading
@@ -19,11 +23,12 @@ import tensorflow as tf
 import coordinator
 from tests.deadline import wait_until
 from tests.ps_strategy.every_worker import on_every_worker, unhealthy
-from tests.ps_strategy.failure_programs import only_worker_losses
+from tests.ps_strategy.failure_programs import changing_workers, frozen_workers
 from tests.ps_strategy.gate import Gate
 
 # Generous: a server that starts on a busy machine may need a minute.
 TIMEOUT = 120.0
+FUNCTIONS = 5_000
 
 
 @pytest.fixture(autouse=True)
@@ -119,18 +124,22 @@ def test_a_function_whose_worker_is_killed_runs_again_elsewhere(shared_cluster, 
         assert (new.losses - old.losses, new.retried - old.retried) == (expected, expected), new.device
 
 
-def test_two_workers_killed_together_return_independently(shared_cluster, strategy, counter, count):  # row 76
+# rows 76, 82, 83.
+def test_work_waits_for_the_only_worker_and_resumes_when_it_returns(shared_cluster, strategy, counter, count):
     gate = Gate(strategy)
     held = gate.occupy(2)
+    futures = [strategy.schedule(count) for _ in range(FUNCTIONS)]
     for index in (0, 1):
         shared_cluster.kill("worker", index)
     wait_until(lambda: [worker.state.value for worker in strategy.cluster.workers] == ["lost", "lost"])
+    with pytest.raises(TimeoutError, match=f"{FUNCTIONS + 2} closures wait, running: nothing"):
+        strategy.join(timeout=0.2)
+    assert not any(future.done() for future in [*held, *futures])
     gate.open()
-    futures = [strategy.schedule(count) for _ in range(20)]
     shared_cluster.restart("worker", 1)
     strategy.join(TIMEOUT)
-    assert results(futures) == [1] * 20
-    assert counter.numpy() == 20
+    assert results(futures) == [1] * FUNCTIONS
+    assert counter.numpy() == FUNCTIONS
     assert all(future.result() >= 0 for future in held)
     assert unhealthy(strategy) == (strategy.cluster.workers[0].device,)
 
@@ -187,12 +196,44 @@ def test_a_worker_is_killed_while_a_function_raises(shared_cluster, strategy, co
     assert counter.numpy() == 6
 
 
-@pytest.mark.cluster
-def test_work_waits_for_the_only_worker_and_resumes_when_it_returns(run_program):  # rows 82, 83
-    run_program(Path(only_worker_losses.__file__).read_text(), "killed", timeout=280)
+@tf.function
+def deadly(x: tf.Tensor) -> tf.Tensor:
+    """Aborts the process that it runs in."""
+    with tf.control_dependencies([tf.raw_ops.Abort(error_msg="a deadly function")]):
+        return tf.identity(x)
+
+
+@pytest.mark.long
+def test_a_function_that_kills_its_workers_is_quarantined(shared_cluster, strategy):  # row 78
+    future = strategy.schedule(deadly, args=(tf.constant(1),))
+
+    def is_over() -> bool:
+        for index in (0, 1):
+            if not shared_cluster.is_alive("worker", index):
+                shared_cluster.restart("worker", index)
+        return future.done()
+
+    wait_until(is_over, limit=TIMEOUT)
+    error = future.exception(TIMEOUT)
+    assert isinstance(error, coordinator.ClosureQuarantined), repr(error)
+    assert str(error).count("worker lost") in (2, 3), error
+    # The raw error distinguishes a lost worker from a lost parameter server.
+    raw = error.original_exception
+    assert isinstance(raw, tf.errors.UnavailableError | tf.errors.AbortedError), repr(raw)
+    assert "/job:worker" in str(raw), raw
+    assert "/job:ps" not in str(raw), raw
+    with pytest.raises(coordinator.ClosureQuarantined):
+        strategy.join(TIMEOUT)
+    assert strategy.schedule(tf.function(lambda: tf.constant(1))).result(TIMEOUT) == 1
 
 
 @pytest.mark.cluster
 @pytest.mark.long
-def test_a_function_that_kills_its_workers_is_quarantined(run_program):  # row 78
-    run_program(Path(only_worker_losses.__file__).read_text(), "deadly", timeout=280)
+def test_functions_of_a_frozen_worker_run_elsewhere_and_no_other_worker_pauses(run_program):
+    run_program(Path(frozen_workers.__file__).read_text(), timeout=280)
+
+
+@pytest.mark.cluster
+@pytest.mark.long
+def test_workers_come_go_and_move_while_the_client_trains(run_program):  # row 87
+    run_program(Path(changing_workers.__file__).read_text(), timeout=280)

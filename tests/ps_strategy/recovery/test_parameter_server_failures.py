@@ -1,8 +1,16 @@
-"""Parameter servers die: an error names them, and a new strategy continues from a checkpoint.
+"""Parameter servers die: an error names them, or they are recovered while a plain loop trains.
 
-which tasks die                     when                      what join, schedule and the futures raise
-one parameter server, restarted     between two calls         ParameterServerLost: its variables are gone
-every parameter server, a worker    while functions run       the same; the first one is named
+what is lost, and when                             what join, schedule and the futures raise
+a parameter server, restarted between two calls    ParameterServerLost: its variables are gone
+every one and a worker, while functions run        the same; the first one is named
+workers and all of them, while a client connects   nothing: it waits for them
+                                                   what is restored, with `restore_from`
+one parameter server, before any checkpoint        the initial values
+both, and the newest checkpoint is damaged         the one before
+one, and a worker                                  the newest checkpoint
+one, while a checkpoint is saved                   the newest that is complete; then it is saved
+one, and another one while the first is recovered  the newest checkpoint, after a failed attempt
+one freezes and thaws while a worker dies          nothing: its variables are still there
 """
 
 from pathlib import Path
@@ -10,16 +18,34 @@ from pathlib import Path
 import pytest
 
 from tests.program_runner import ProgramRunner
-from tests.ps_strategy.failure_programs import moved_parameter_server, parameter_server_losses
+from tests.ps_strategy.failure_programs import (
+    lost_servers,
+    moved_parameter_server,
+    parameter_server_recoveries,
+    recovery_under_load,
+)
 
 pytestmark = pytest.mark.cluster
 
 
-# rows 90, 91, 92, 93, 94, 95, 97.
+# rows 81, 90, 91, 92, 93, 94, 95, 97.
 def test_callers_are_told_which_server_died_and_can_continue(run_program: ProgramRunner) -> None:
-    run_program(Path(parameter_server_losses.__file__).read_text(), timeout=280)
+    run_program(Path(lost_servers.__file__).read_text(), timeout=280)
 
 
 @pytest.mark.long
 def test_a_parameter_server_moves_to_another_address_dead_or_alive(run_program: ProgramRunner) -> None:
     run_program(Path(moved_parameter_server.__file__).read_text(), timeout=280)
+
+
+@pytest.mark.long
+def test_a_loop_without_failure_handling_trains_on_after_each_loss(run_program: ProgramRunner) -> None:
+    errors = run_program(Path(parameter_server_recoveries.__file__).read_text(), timeout=280).stderr
+    # Objects that are deleted during a recovery raise nothing.
+    assert "Traceback" not in errors, errors
+    assert "Exception ignored" not in errors, errors
+
+
+@pytest.mark.long
+def test_steps_after_a_restore_run_exactly_once_in_calls_of_many(run_program: ProgramRunner) -> None:
+    run_program(Path(recovery_under_load.__file__).read_text(), timeout=280)

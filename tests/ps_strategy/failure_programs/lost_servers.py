@@ -1,10 +1,11 @@
-"""A client whose parameter servers die, in one way after another; after each, a new strategy resumes a checkpoint.
+"""A client whose servers are missing, die and return, while it connects, trains and closes.
 
-It ends with code 0 if every case passes.
+After each loss of a parameter server a new strategy resumes a checkpoint. It ends with code 0 if every case passes.
 """
 
 import pathlib
 import tempfile
+import threading
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -13,11 +14,22 @@ import pytest
 import tensorflow as tf
 
 import coordinator
+from coordinator.launch.server_process import free_addresses
 from coordinator.testing import LocalCluster
 from tests.deadline import wait_until
+from tests.ps_strategy.every_worker import on_every_worker, unhealthy
 
 TIMEOUT = 120.0
 STEPS = 8
+
+
+def nothing_listens() -> None:
+    addresses = free_addresses(2)
+    spec = tf.train.ClusterSpec({"worker": addresses[:1], "ps": addresses[1:]})
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(spec, task_type="chief", task_id=0)
+    with pytest.raises(TimeoutError) as caught:
+        coordinator.ParameterServerStrategy(resolver, options=coordinator.Options(connect_timeout=1.0))
+    assert all(address in str(caught.value) for address in addresses), caught.value
 
 
 class Training:
@@ -39,13 +51,14 @@ class Training:
             for _ in range(2):
                 tf.Variable(0)
 
-    def resume(self) -> None:
-        """Restores the checkpoint, runs some steps, and saves it again."""
+    def resume(self, times: int) -> None:
+        """Restores the checkpoint, runs some steps, and saves it again, for the n-th time."""
         if self._path.with_suffix(".index").exists():
             self._checkpoint.read(str(self._path)).assert_consumed()
         for _ in range(STEPS):
             self.schedule()
         self.strategy.join(TIMEOUT)
+        assert self.counts() == [STEPS * times] * 2
         self._checkpoint.write(str(self._path))
 
 
@@ -84,28 +97,55 @@ def lose(training: Training, servers: list[int], change: Callable[[], None], is_
     assert [server.healthy() for server in strategy.parameter_servers] == [index not in servers for index in (0, 1)]
 
 
-def main(cluster: LocalCluster, folder: pathlib.Path) -> None:
-    def restart_one() -> None:
-        cluster.restart("ps", 1)
+def a_worker_is_down_and_a_parameter_server_restarts(cluster: LocalCluster, folder: pathlib.Path) -> None:
+    where = tf.function(coordinator.get_current_worker_index)
+    cluster.kill("worker", 1)
+    with coordinator.ParameterServerStrategy(cluster.resolver) as strategy:
+        assert {int(strategy.schedule(where).result(TIMEOUT)) for _ in range(4)} == {0}
+        assert unhealthy(strategy) == ("/job:worker/replica:0/task:1",)
+        cluster.restart("worker", 1)
+        assert on_every_worker(strategy, where) == [0, 1]
+        wait_until(lambda: not unhealthy(strategy))
+        training = Training(strategy, folder)
+        training.resume(1)
+        lose(training, [1], lambda: cluster.restart("ps", 1), is_busy=False)
 
-    def kill_all_and_a_worker() -> None:
+
+def all_and_a_worker_die_while_functions_run(cluster: LocalCluster, folder: pathlib.Path) -> None:
+    def kill() -> None:
         for task in (("ps", 0), ("ps", 1), ("worker", 1)):
             cluster.kill(*task)
 
-    cases = (([1], restart_one, False), ([0, 1], kill_all_and_a_worker, True), ([], None, False))
-    for number, (servers, change, is_busy) in enumerate(cases):
-        for task in cluster.processes:
-            if not cluster.is_alive(*task):
-                cluster.restart(*task)
-        # Leaving its block joins, and closes although servers are lost.
-        with coordinator.ParameterServerStrategy(cluster.resolver) as strategy:
-            training = Training(strategy, folder)
-            training.resume()
-            assert training.counts() == [STEPS * (number + 1)] * 2
-            if change:
-                lose(training, servers, change, is_busy)
+    # Leaving its block joins, and closes although servers are lost.
+    with coordinator.ParameterServerStrategy(cluster.resolver) as strategy:
+        training = Training(strategy, folder)
+        training.resume(2)
+        lose(training, [0, 1], kill, is_busy=True)
+
+
+def all_return_one_after_the_other_while_it_connects(cluster: LocalCluster, folder: pathlib.Path) -> None:
+    def die_and_return() -> None:
+        for task in (("worker", 0), ("worker", 1), ("ps", 1), ("ps", 0)):
+            cluster.restart(*task, wait=False)
+        cluster.wait_ready("worker", 0)
+        cluster.restart("worker", 0)
+        cluster.wait_ready("ps", 0)
+
+    meanwhile = threading.Thread(target=die_and_return)
+    meanwhile.start()
+    with coordinator.ParameterServerStrategy(cluster.resolver) as strategy:
+        meanwhile.join()
+        training = Training(strategy, folder)
+        training.resume(3)
+        assert on_every_worker(strategy, tf.function(coordinator.get_current_worker_index)) == [0, 1]
 
 
 if __name__ == "__main__":
+    nothing_listens()
     with LocalCluster(workers=2, ps=2) as servers_of_all_jobs, tempfile.TemporaryDirectory() as name:
-        main(servers_of_all_jobs, pathlib.Path(name))
+        for case in (
+            a_worker_is_down_and_a_parameter_server_restarts,
+            all_and_a_worker_die_while_functions_run,
+            all_return_one_after_the_other_while_it_connects,
+        ):
+            case(servers_of_all_jobs, pathlib.Path(name))
