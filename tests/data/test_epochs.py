@@ -1,10 +1,12 @@
-"""Tests of epochs on workers in memory: the loop, failures, checkpoints."""
+"""Tests of epochs on workers in memory: the loop, failures, checkpoints, the window of ranges, the progress bar."""
 
 import concurrent.futures
 import contextlib
 import dataclasses
+import io
 import itertools
 import logging
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -278,3 +280,77 @@ def test_wrong_settings_are_refused(source):
             epochs.on(strategy, on_bad_range="skip")
         with pytest.raises(ValueError, match='"raise" or "skip"'):
             epochs.on(strategy, on_bad_range="drop")
+
+
+def test_functions_far_above_a_restored_checkpoint_are_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("ledger", "epochs"):
+        monkeypatch.setattr(f"coordinator.data.{module}.WINDOW", 5)
+    done = []
+    epochs = Epochs(arrays(np.arange(20)), 1)
+    with contextlib.closing(FakeStrategy(OPTIONS, workers=1)) as strategy:
+        gate = Gate(strategy.runtime)
+
+        def step(worker: int, positions: np.ndarray) -> None:
+            if positions[3] >= 3:
+                gate(worker)
+            done.append(int(positions[3]))
+
+        saved = epochs.serialize()
+        ranges = epochs.on(strategy)
+        futures = [strategy.schedule(step, (next(ranges),)) for _ in range(3)]
+        strategy.scheduler.join(LIMIT)
+        futures += [strategy.schedule(step, (next(ranges),)) for _ in range(5)]
+        gate.wait_arrived(1)
+        # The functions of ranges 3 to 7 are under way; with all before 0 done again, 5 to 7 are too far ahead.
+        epochs.hold()
+        epochs.deserialize(saved)
+        epochs.resume()
+        assert [future.cancelled() for future in futures] == [False] * 5 + [True] * 3
+        gate.open()
+        for positions in ranges:
+            strategy.schedule(step, (positions,))
+        strategy.scheduler.join(LIMIT)
+    assert sorted(done[3:]) == list(range(20)), "each once in the restored model"
+    assert done[:3] == [0, 1, 2]
+
+
+def test_an_interrupted_schedule_gives_its_range_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    done = []
+    epochs = Epochs(arrays(np.arange(20)), 1)
+    with contextlib.closing(FakeStrategy(OPTIONS, workers=1)) as strategy:
+
+        def train() -> None:
+            for positions in epochs.on(strategy):
+                strategy.schedule(lambda worker, positions: done.append(int(positions[3])), (positions,))
+
+        with monkeypatch.context() as patched:
+            patched.setattr(strategy.scheduler.queue, "put", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                train()
+        assert epochs.statistics().out == 0
+        train()
+    assert sorted(done) == list(range(20))
+
+
+def test_a_bar_follows_the_ledger_forward_and_back():
+    epochs, written = Epochs(arrays(np.arange(103)), batch_size=10, epochs=2), io.StringIO()
+    with strategy_of() as strategy, epochs.progress(file=written, desc="train") as bar:
+        for positions in epochs.on(strategy):
+            strategy.schedule(Model().step, (positions,))
+        wait_until(lambda: bar.n == 22)
+        epochs.reset()
+        wait_until(lambda: bar.n == 0)
+        strategy.schedule(Model().step, (next(epochs.on(strategy)),)).result()
+        strategy.scheduler.settled()
+        assert epochs.statistics().done == 1
+    assert bar.n == 1
+    assert "train: 100%" in written.getvalue()
+
+
+def test_a_bar_without_tqdm_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    with pytest.raises(ImportError, match="needs tqdm: pip install 'coordinator-tf\\[data\\]'"):
+        Epochs(arrays(np.arange(3)), batch_size=1).progress().__enter__()

@@ -78,11 +78,9 @@ def test_ranges_are_read_in_one_file_and_across_files(tmp_path, system):
     for source, ids_of in sources(tmp_path, system):
         assert source.size == sum(SIZES)
         # At the ends of files, and within.
-        for start in (0, 3, 7, 8, 24) if not system else (2, 7):
-            for count in {1, source.size // 2, source.size - start}:
-                end = min(start + count, source.size)
-                found = ids_of(source.read(positions(start, end - start)))
-                assert found.tolist() == list(range(start, end)), (source, start, count)
+        for start, count in ((0, 25), (3, 12), (7, 1), (8, 17), (24, 1)) if not system else ((2, 1), (7, 18)):
+            found = ids_of(source.read(positions(start, count)))
+            assert found.tolist() == list(range(start, start + count)), (source, start, count)
         found = [ids_of(source.read(positions(2, 20, number, seed=4))).tolist() for number in (0, 1)]
         assert found[0] != found[1] != sorted(found[1])
         assert sorted(found[0]) == sorted(found[1]) == list(range(2, 22)), "in another order if shuffled"
@@ -108,7 +106,7 @@ def test_an_empty_file_among_others_is_passed_over(tmp_path):
             lines(paths, tf.strings.to_number, skip=1),
         ):
             read = tf.function(source.read)
-            for start, count in ((1, 2), (3, 2), (2, 4), (0, 7)):
+            for start, count in ((1, 2), (2, 4), (0, 7)):
                 assert read(positions(start, count)).numpy().tolist() == list(range(start, start + count)), source
 
 

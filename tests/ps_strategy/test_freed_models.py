@@ -82,9 +82,12 @@ def rule(strategy: ParameterServerStrategy) -> None:
     on_every_worker(strategy, step)
 
 
-def client_function(strategy: ParameterServerStrategy) -> None:
+def others(strategy: ParameterServerStrategy) -> None:
+    """A function on the client that schedules, and a layer with a state for each worker."""
     with strategy.scope():
         variable = tf.Variable(0.0)
+        layer = keras.layers.GRU(2, stateful=True)
+        layer.build([4, 2, 1])
 
     @tf.function
     def step() -> None:
@@ -97,16 +100,12 @@ def client_function(strategy: ParameterServerStrategy) -> None:
         strategy.join()
 
     train()
-
-
-def sequences(strategy: ParameterServerStrategy) -> None:
-    with strategy.scope():
-        layer = keras.layers.GRU(2, stateful=True)
-        layer.build([4, 2, 1])
     on_every_worker(strategy, tf.function(lambda: layer(tf.ones([4, 2, 1]))))
 
 
-@pytest.mark.parametrize("train", [fit, loop, rule, client_function, sequences], ids=lambda train: train.__name__)
+@pytest.mark.parametrize(
+    "train", [fit, loop, pytest.param(rule, marks=pytest.mark.long), others], ids=lambda train: train.__name__
+)
 def test_what_belongs_to_a_model_that_is_gone_is_freed(
     strategy: ParameterServerStrategy, train: Callable[[ParameterServerStrategy], None]
 ) -> None:

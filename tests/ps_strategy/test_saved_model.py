@@ -135,14 +135,6 @@ def test_a_saved_model_contains_the_vocabulary_file_of_its_table(strategy, tmp_p
 
 
 @pytest.mark.long
-def test_a_loaded_model_can_be_saved_and_loaded_again(strategy, saved, tmp_path):
-    tf.saved_model.save(load(strategy, saved), str(tmp_path / "again"))
-    model = load(strategy, str(tmp_path / "again"))
-    found = on_every_worker(strategy, model.look_up, tf.constant(WORDS))
-    assert [words.tolist() for words in found] == [FOUND] * WORKERS
-
-
-@pytest.mark.long
 def test_an_embedding_model_with_a_lookup_table_is_trained_saved_and_served(strategy, tmp_path):  # row 170
     words = tf.constant([["good", "fine", "nice", "good"], ["bad", "ugly", "poor", "poor"]])
     with strategy.scope():

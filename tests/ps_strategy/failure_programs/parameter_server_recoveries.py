@@ -14,7 +14,6 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-import tf_keras
 
 import coordinator
 from coordinator.testing import LocalCluster
@@ -28,16 +27,13 @@ X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
 
 
 class Model(tf.Module):
-    """Models of both Keras versions, plain variables and a table, and a step that trains all of them."""
+    """A Keras model, plain variables and a table, and a step that trains all of them."""
 
     def __init__(self) -> None:
         super().__init__()
         self.model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dense(1)])
         self.optimizer = keras.optimizers.Adam(0.01)
         self.optimizer.build(self.model.trainable_variables)
-        self.former_model = tf_keras.Sequential([tf_keras.layers.Dense(1, input_shape=(3,))])
-        self.former_optimizer = tf_keras.optimizers.Adam(0.01)
-        self.former_optimizer.build(self.former_model.trainable_variables)
         self.step = tf.Variable(0, dtype=tf.int64)
         self.texts = tf.Variable(["", ""])
         self.seen = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, default_value=-1)
@@ -45,32 +41,23 @@ class Model(tf.Module):
         self.evaluate = tf.function(self._evaluate)
 
     def train(self, x: Any) -> None:
-        for model, optimizer in ((self.model, self.optimizer), (self.former_model, self.former_optimizer)):
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean(model(x) ** 2)
-            gradients = tape.gradient(loss, model.trainable_variables)
-            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(self.model(x) ** 2)
+        gradients = tape.gradient(loss, self.model.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.model.trainable_variables, strict=True))
         step = self.step.assign_add(1)
         self.texts.assign(tf.fill([2], tf.strings.as_string(step)))
         self.seen.insert([step], [step])
 
     def _evaluate(self) -> Any:
         self.traces += 1
-        return self.model(X), tf.function(lambda: self.former_model(X))()
+        return tf.function(lambda: self.model(X))()
 
     def content(self) -> list[Any]:
         """Returns the values of all variables and of the table, and what functions on the client compute of them."""
-        former = self.former_optimizer.variables
-        variables = [
-            *self.model.variables,
-            *self.optimizer.variables,
-            *self.former_model.variables,
-            *(former() if callable(former) else former),
-            self.step,
-            self.texts,
-        ]
-        outputs = [each.numpy() for each in self.evaluate()]
-        return [*(variable.numpy() for variable in variables), np.sort(self.seen.export()[0]), *outputs]
+        variables = [*self.model.variables, *self.optimizer.variables, self.step, self.texts]
+        values = [variable.numpy() for variable in variables]
+        return [*values, np.sort(self.seen.export()[0]), self.evaluate().numpy()]
 
 
 class Program:

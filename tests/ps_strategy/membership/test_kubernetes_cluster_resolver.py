@@ -145,39 +145,30 @@ def test_a_wait_lasts_until_something_changes_or_it_is_ended(
     assert versions[1] >= versions[0] + 2
 
 
-@pytest.mark.parametrize("status", [410, 200])
 def test_pods_are_listed_again_when_changes_were_forgotten(
-    kubernetes: FakeKubernetes, pods: KubernetesClusterResolver, status: int
+    kubernetes: FakeKubernetes, pods: KubernetesClusterResolver
 ) -> None:
-    kubernetes.gone_status = status
-    kubernetes.remove(1)
-    kubernetes.put(pod(2))
-    kubernetes.forget()
-    assert pods.worker_addresses() == addresses(0, 2)
-    kubernetes.put(pod(1))
-    assert pods.worker_addresses() == addresses(0, 1, 2)
+    for kubernetes.gone_status in (410, 200):
+        kubernetes.remove(1)
+        kubernetes.put(pod(2))
+        kubernetes.forget()
+        assert pods.worker_addresses() == addresses(0, 2)
+        kubernetes.put(pod(1))
+        assert pods.worker_addresses() == addresses(0, 1, 2)
 
 
-def test_the_token_is_read_again_for_each_request(
-    kubernetes: FakeKubernetes, pods: KubernetesClusterResolver, tmp_path: Path
-) -> None:
-    for index, token in ((2, "first"), (3, "second")):
-        kubernetes.token = token
-        with pytest.raises(ConnectionError, match=r"401 Unauthorized\. Give this pod's service account"):
-            pods.worker_addresses()
-        (tmp_path / "token").write_text(f"{token}\n")
-        kubernetes.put(pod(index))
-        assert index in pods.worker_addresses()
-
-
-def test_the_certificate_is_read_again_for_each_request(tmp_path: Path) -> None:
+def test_the_token_and_the_certificate_are_read_again_for_each_request(tmp_path: Path) -> None:
     first, second = certificate(tmp_path / "first"), certificate(tmp_path / "second")
-    trusted = tmp_path / "ca.crt"
+    trusted, token = tmp_path / "ca.crt", tmp_path / "token"
     trusted.write_bytes(first.read_bytes())
     with FakeKubernetes(first) as kubernetes:
         kubernetes.put(pod(0))
         pods = new_resolver(kubernetes, tmp_path)
-        assert listed(pods) == addresses(0)
+        for kubernetes.token in ("one", "another"):
+            with pytest.raises(ConnectionError, match=r"401 Unauthorized\. Give this pod's service account"):
+                listed(pods)
+            token.write_text(f"{kubernetes.token}\n")
+            assert listed(pods) == addresses(0)
         kubernetes.renew(second)
         with pytest.raises(ConnectionError, match="certificate verify failed"):
             listed(pods)
@@ -202,7 +193,7 @@ def test_an_api_server_that_does_not_answer_is_named(tmp_path: Path) -> None:
         kubernetes.put(pod(0))
         pods = new_resolver(kubernetes, tmp_path)
         listed(pods)
-    for wait in (pods.worker_addresses, pods.cluster_spec, pods.worker_addresses):
+    for wait in (pods.worker_addresses, pods.cluster_spec):
         with pytest.raises(ConnectionError, match="The pods in namespace default cannot be read from http://127"):
             wait()
 

@@ -40,15 +40,19 @@ def lease() -> FakeLease:
 def handshake(monkeypatch, sentinels, lease) -> FakeHandshake:
     handshake = FakeHandshake()
     probe = SimpleNamespace(begin_status=lambda timeout: lambda: TaskStatus(1, ("CPU:0",)), close=lambda: None)
-    monkeypatch.setattr(membership, "Handshake", lambda client, options: handshake)
-    monkeypatch.setattr(membership, "Goodbye", FakeGoodbye)
-    monkeypatch.setattr(membership, "ClientLease", lambda context_id, options: lease)
-    monkeypatch.setattr(membership, "context_id", lambda: 5)
-    monkeypatch.setattr(membership, "Heartbeat", lambda interval, timeout: NO_HEARTBEAT)
     whole_links = SimpleNamespace(broken=lambda links: {}, close=lambda: None)
-    monkeypatch.setattr(membership, "ServerLinks", lambda timeout: whole_links)
-    monkeypatch.setattr(membership, "SentinelVariables", lambda longest_call: sentinels)
-    monkeypatch.setattr(membership, "TaskProbe", lambda address: probe)
+    fakes = {
+        "Handshake": handshake,
+        "ClientLease": lease,
+        "Heartbeat": NO_HEARTBEAT,
+        "ServerLinks": whole_links,
+        "SentinelVariables": sentinels,
+        "TaskProbe": probe,
+        "context_id": 5,
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(membership, name, lambda *_, fake=fake: fake)
+    monkeypatch.setattr(membership, "Goodbye", FakeGoodbye)
     monkeypatch.setattr(membership, "find_obstacles", lambda addresses: dict.fromkeys(addresses, Obstacle.REFUSED))
     monkeypatch.setattr(cluster_change, "update_server_def", lambda definition, client_timeout: None)
     return handshake
@@ -88,22 +92,6 @@ def test_a_worker_that_is_not_admitted_is_not_connected(handshake, lease, member
     assert members.begin_attempt(0) is not None
     members.disconnect(0)
     assert lease.held == {ADDRESSES[PS]}
-
-
-def test_each_new_connection_makes_one_handshake(handshake, lease, members):
-    admitted = []
-    admit = handshake.admit
-    handshake.admit = lambda new, addresses: admitted.append(set(new)) or admit(new, addresses)
-    members.connect()
-    lease.freed_on.add(ADDRESSES[SECOND])
-    assert members.reconnect(1)
-    assert admitted == [set(ADDRESSES), set(), {SECOND}]
-
-
-def test_one_worker_too_many_is_not_added(members):
-    with pytest.raises(ClusterSpecError, match="/job:worker/task:1024 is one too many: a cluster has at most 1024"):
-        members.add_worker(1024, "w1:1")
-    assert list(members.worker_addresses) == [0, 1]
 
 
 def test_a_server_of_another_version_makes_connect_raise_and_is_not_connected_again(handshake, members):

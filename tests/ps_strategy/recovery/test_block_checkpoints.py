@@ -1,9 +1,8 @@
-"""Tests of checkpoints of variables that are large enough to be saved in blocks."""
+"""Tests of checkpoints of variables that are large enough to be saved in blocks: content, memory, lost servers."""
 
 import math
 import re
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -95,28 +94,6 @@ def test_a_large_variable_is_restored_in_blocks_with_everything_else(strategy, t
     assert (table.numpy() == content + 5).all()
 
 
-@pytest.mark.long
-def test_a_keras_model_with_its_optimizer_is_saved_in_blocks(strategy, tmp_path):
-    with strategy.scope():
-        model = keras.Sequential([keras.Input((), dtype="int64"), keras.layers.Embedding(ROWS, COLUMNS)])
-        optimizer = keras.optimizers.Adam()
-        optimizer.build(model.trainable_variables)
-    momentum = next(each for each in optimizer.variables if each.shape == (ROWS, COLUMNS))
-    rows = model.get_weights()[0]
-    momentum.assign(rows * 2)
-    manager = tf.train.CheckpointManager(tf.train.Checkpoint(model=model, optimizer=optimizer), str(tmp_path), 1)
-    path = manager.save()
-    assert pieces_in(path) > 9
-    model.set_weights([rows * 0])
-    momentum.assign(rows * 0)
-    assert manager.restore_or_initialize() == path
-    assert (model.get_weights()[0] == rows).all()
-    assert (momentum.numpy() == rows * 2).all()
-    # A manager deletes all files of a checkpoint.
-    manager.save()
-    assert not [each for each in tmp_path.iterdir() if each.name.startswith("ckpt-1.")]
-
-
 def test_a_saved_model_of_a_large_variable_is_loaded_without_a_strategy(table, content, tmp_path):
     module = tf.Module()
     module.table = table
@@ -146,3 +123,110 @@ def test_updates_while_a_checkpoint_is_saved_are_in_it_or_not_row_by_row(strateg
     (tmp_path / "file").write_text("")
     with pytest.raises(tf.errors.OpError):
         checkpoint.write(str(tmp_path / "file" / "cannot be written"))
+
+
+SAVING = """
+    import tempfile
+    import threading
+
+    import psutil
+    import tensorflow as tf
+
+    import coordinator
+    from coordinator.testing import LocalCluster
+
+    ROWS = 16_000_000
+
+    @tf.function
+    def update():
+        for _ in tf.range(20):
+            rows = tf.random.uniform([4096, 1], 0, ROWS, tf.int64)
+            table.scatter_nd_sub(rows, tf.ones([4096, 16]))
+
+    options = coordinator.Options(checkpoint_memory=2**26)
+    with (
+        LocalCluster(workers=1, ps=1) as cluster,
+        coordinator.ParameterServerStrategy(cluster.resolver, options=options) as strategy,
+    ):
+        with strategy.scope():
+            table = tf.Variable(lambda: tf.ones([ROWS, 16]))
+        server = psutil.Process(cluster.pid("ps", 0))
+        ended, memory = threading.Event(), []
+
+        def train():
+            while not ended.is_set():
+                strategy.schedule(update).result(60)
+
+        def watch():
+            while not ended.wait(0.005):
+                memory.append(server.memory_info().rss)
+
+        for _ in range(3):
+            strategy.schedule(update).result(60)
+        checkpoint, folder = tf.train.Checkpoint(table=table), tempfile.mkdtemp(dir=".")
+        before = server.memory_info().rss
+        threads = [threading.Thread(target=train), threading.Thread(target=watch)]
+        [thread.start() for thread in threads]
+        checkpoint.write(folder + "/saved")
+        checkpoint.read(folder + "/saved")
+        ended.set()
+        [thread.join() for thread in threads]
+        print(max(memory) - before)
+"""
+
+
+@pytest.mark.cluster
+@pytest.mark.long
+def test_saving_and_restoring_1_gb_during_updates_needs_64_mb(run_program):
+    assert int(run_program(SAVING).stdout) <= 64 * 2**20
+
+
+LOSING = """
+    import pathlib
+    import tempfile
+    import threading
+
+    import numpy as np
+    import tensorflow as tf
+
+    import coordinator
+    from coordinator.testing import LocalCluster
+    from tests.deadline import wait_until
+
+    options = coordinator.Options(checkpoint_memory=2**20)
+    with (
+        LocalCluster(workers=1, ps=2) as cluster,
+        coordinator.ParameterServerStrategy(cluster.resolver, options=options) as strategy,
+    ):
+        content = np.arange(16_000_000, dtype=np.float32).reshape(-1, 16)
+        with strategy.scope():
+            tables = [tf.Variable(content), tf.Variable(content + 1), tf.Variable(1)]
+        folder = pathlib.Path(tempfile.mkdtemp(dir="."))
+        manager = tf.train.CheckpointManager(tf.train.Checkpoint(tables=tables), str(folder), max_to_keep=3)
+        strategy.restore_from(manager)
+        manager.save()
+
+        def lose():
+            wait_until(lambda: list(folder.glob("ckpt-2*")))
+            cluster.restart("ps", 0)
+
+        thread = threading.Thread(target=lose)
+        thread.start()
+        path = manager.save()
+        thread.join()
+        strategy.join(60)
+        assert path == manager.latest_checkpoint and path.endswith("ckpt-2"), path
+        for number, table in enumerate(tables[:2]):
+            assert (table.numpy() == content + number).all()
+            name = f"tables/{number}/.ATTRIBUTES/VARIABLE_VALUE"
+            assert (tf.train.load_variable(path, name) == content + number).all()
+        assert not [each for each in folder.iterdir() if "temp" in each.name]
+        # A thread may end a moment after its call has returned a result.
+        wait_until(lambda: not [each for each in threading.enumerate() if each.name.startswith("coordinator-save")])
+"""
+
+
+@pytest.mark.cluster
+@pytest.mark.long
+def test_a_server_that_is_lost_while_blocks_are_saved_is_recovered_and_all_is_saved(run_program):
+    run_program(LOSING)

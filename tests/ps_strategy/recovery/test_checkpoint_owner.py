@@ -164,19 +164,6 @@ def test_a_damaged_record_is_nobodys(tmp_path):
         client.save(2.0)
 
 
-def test_a_file_system_that_shows_a_former_record_for_a_while_names_no_other_client(tmp_path):
-    records, clients = [], []
-    for _ in range(3):
-        clients.append(Client(tmp_path))
-        records.append((tmp_path / OWNER_FILE).read_text())
-    for record in records[:2]:
-        (tmp_path / OWNER_FILE).write_text(record)
-        clients[2].save(1.0)
-    (tmp_path / OWNER_FILE).write_text(records[2])
-    with pytest.raises(CheckpointsTakenOver):
-        clients[1].save(9.0)
-
-
 def test_a_directory_that_cannot_be_written_is_only_read(tmp_path, caplog):
     owner = CheckpointOwner()
     (tmp_path / "file").write_text("")
@@ -184,13 +171,3 @@ def test_a_directory_that_cannot_be_written_is_only_read(tmp_path, caplog):
     owner.require()
     assert owner.has(str(tmp_path / "file" / "below" / "ckpt-1"))
     assert "cannot be written, so it is not noticed" in caplog.text
-
-
-def test_the_directory_may_be_a_url():
-    first, second = CheckpointOwner(), CheckpointOwner()
-    for owner in (first, second):
-        owner.take("ram://owned/run", [])
-    second.require()
-    with pytest.raises(CheckpointsTakenOver):
-        first.require()
-    assert tf.io.gfile.listdir("ram://owned/run") == [OWNER_FILE]

@@ -131,13 +131,3 @@ def test_other_sources_are_refused_with_advice(manager, variable, tmp_path):
     manager.checkpoint.sync()
     with pytest.raises(ValueError, match=r"enable_async=True.*a manager of a new tf.train.Checkpoint"):
         CheckpointRestore(manager)
-
-
-def test_what_is_not_in_the_checkpoint_or_not_restored_warns_of_nothing(variable, tmp_path, prepare, capfd, caplog):
-    saved = tf.train.Checkpoint(variable=variable, gone=tf.Variable(1))
-    tf.train.CheckpointManager(saved, str(tmp_path), max_to_keep=1).save()
-    more = tf.train.Checkpoint(variable=variable, more=tf.Variable(2))
-    capfd.readouterr()
-    assert CheckpointRestore(tf.train.CheckpointManager(more, str(tmp_path), max_to_keep=1)).restore(prepare)
-    assert capfd.readouterr().err == ""
-    assert not caplog.records

@@ -191,18 +191,3 @@ def test_a_variable_argument_is_passed_with_its_current_handle(strategy, store):
     store.renew()
     variable.assign(5)
     assert strategy.schedule(read, args=(variable,)).result(TIMEOUT) == 5
-
-
-def test_a_variable_created_inside_a_function_is_known_too(strategy, store):
-    made = []
-
-    @tf.function
-    def step():
-        if not made:
-            made.append(tf.Variable(lambda: tf.constant(4)))
-        return made[0].assign_add(1)
-
-    assert strategy.schedule(step).result(TIMEOUT) == 5
-    assert len(store.variables()) == 1
-    make_again(store)
-    assert strategy.schedule(step).result(TIMEOUT) == 5

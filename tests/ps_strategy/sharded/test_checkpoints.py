@@ -60,11 +60,3 @@ def test_slots_are_restored_with_any_number_of_parts(strategy, tmp_path):
         other.read(checkpoint.write(str(tmp_path / f"{saved}"))).assert_consumed()
         for expected, found in zip(variables, others, strict=True):
             np.testing.assert_array_equal(found.numpy(), expected.numpy())
-
-
-@pytest.mark.filterwarnings("ignore")  # TensorFlow's own, about names
-def test_an_asynchronous_checkpoint_is_the_same(strategy, tmp_path):
-    checkpoint = tf.train.Checkpoint(table=sharded(strategy, VALUE, 3))
-    path = checkpoint.save(str(tmp_path / "saved"), tf.train.CheckpointOptions(enable_async=True))
-    checkpoint.sync()
-    np.testing.assert_array_equal(tf.train.load_variable(path, KEY), VALUE)

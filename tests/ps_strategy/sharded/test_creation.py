@@ -1,4 +1,6 @@
-"""Tests of which variables are sharded, where their parts are, and what values they get."""
+"""Tests of which variables are sharded, where their parts are, what values they get, also after a loss."""
+
+import types
 
 import keras
 import numpy as np
@@ -6,10 +8,12 @@ import pytest
 import tensorflow as tf
 
 from coordinator.ps_strategy.recovery.variable_store import VariableStore
-from tests.ps_strategy.sharded.partitioners import partitioned
+from coordinator.ps_strategy.sharded.creation import Placement
+from coordinator.ps_strategy.sharded.sharded_variable import ShardedVariable
+from tests.ps_strategy.sharded.partitioners import partitioned, sharded
 
 VALUE = np.arange(20, dtype=np.float32).reshape(10, 2)
-partitioners = tf.distribute.experimental.partitioners
+tf_partitioners = tf.distribute.experimental.partitioners
 
 
 def devices(variable):
@@ -17,7 +21,7 @@ def devices(variable):
 
 
 def test_a_partitioner_of_tensorflow_divides_variables_as_its_layout_says(strategy):
-    with strategy.scope(), partitioned(partitioners.FixedShardsPartitioner(4)):
+    with strategy.scope(), partitioned(tf_partitioners.FixedShardsPartitioner(4)):
         table = tf.Variable(VALUE)
         scalar = tf.Variable(1.0)
         few = tf.Variable([1.0, 2.0])
@@ -34,11 +38,11 @@ def test_parts_have_a_least_and_a_largest_size(strategy):
         with strategy.scope(), partitioned(partitioner):
             return [part.shape[0] for part in getattr(tf.Variable(tf.zeros([rows, 1])), "variables", ())]
 
-    least = partitioners.MinSizePartitioner(min_shard_bytes=64, max_shards=2)
+    least = tf_partitioners.MinSizePartitioner(min_shard_bytes=64, max_shards=2)
     assert (sizes(least, 16), sizes(least, 128)) == ([], [64, 64])
     for most, expected in ((4, [1] * 6), (8, [2] * 3), (1024, [])):
-        assert sizes(partitioners.MaxSizePartitioner(max_shard_bytes=most), 6) == expected
-    assert sizes(partitioners.MaxSizePartitioner(max_shard_bytes=4, max_shards=2), 6) == [3, 3]
+        assert sizes(tf_partitioners.MaxSizePartitioner(max_shard_bytes=most), 6) == expected
+    assert sizes(tf_partitioners.MaxSizePartitioner(max_shard_bytes=4, max_shards=2), 6) == [3, 3]
 
 
 def test_other_results_of_a_partitioner_are_refused(strategy):
@@ -127,3 +131,157 @@ def test_slots_are_sharded_like_their_variable(strategy):
         assert devices(slot) == devices(table.value)
         assert [part.shape[0] for part in slot.variables] == [4, 3, 3]
     assert scalar.device == devices(table.value)[0]
+
+
+TIMEOUT = 120.0
+NUMBERS = np.arange(8, dtype=np.float32)
+
+
+def divided(variable):
+    """Returns the rows of each part."""
+    return [part.numpy().tolist() for part in variable.variables]
+
+
+def test_variables_made_in_a_function_are_divided_too(strategy):
+    made = []
+
+    @tf.function
+    def make():
+        if not made:
+            made.append(tf.Variable([[1.0, 0.0], [0.0, 1.0]]))
+            made.append(tf.Variable(lambda: tf.eye(2)))
+            made.append(tf.Variable(lambda: tf.eye(2), shape=[2, 2], dtype=tf.float32))
+        return tf.reduce_sum([tf.gather(each, [1, 0]) for each in made], axis=0)
+
+    with strategy.scope(), partitioned(2):
+        rows = make()
+    for variable in made:
+        assert isinstance(variable, ShardedVariable)
+        assert divided(variable) == [[[1, 0]], [[0, 1]]]
+        assert len({part.device for part in variable.variables}) == 2
+    np.testing.assert_array_equal(rows, 3 * np.eye(2)[::-1])
+    np.testing.assert_array_equal(strategy.schedule(make).result(TIMEOUT), rows)
+
+
+def test_a_variable_is_divided_whose_shape_or_dtype_its_value_tells(strategy):
+    for known in ({"shape": [4]}, {"dtype": tf.int64}, {}):
+        with strategy.scope(), partitioned(2, rank=1):
+            table = tf.Variable(lambda: tf.range(4, dtype=tf.int64), **known)
+        assert table.dtype == tf.int64, known
+        assert divided(table) == [[0, 1], [2, 3]], known
+
+
+def test_a_variable_that_aggregates_is_divided_and_changed_by_every_call(strategy):
+    table = sharded(strategy, np.zeros_like(NUMBERS), 2, aggregation=tf.VariableAggregation.MEAN)
+    assert table.aggregation is tf.VariableAggregation.MEAN
+    assert {type(part) for part in table.variables} == {type(part) for part in sharded(strategy, NUMBERS).variables}
+
+    @tf.function
+    def step(value):
+        def update():
+            table.assign(value)
+            table.scatter_add(tf.IndexedSlices([10.0, 20.0], [7, 0]))
+            return table.assign_add(value)
+
+        return strategy.run(update)
+
+    expected = 2 * NUMBERS + [20, 0, 0, 0, 0, 0, 0, 10]
+    np.testing.assert_array_equal(strategy.schedule(step, args=(NUMBERS,)).result(TIMEOUT), expected)
+    assert divided(table) == [expected[:4].tolist(), expected[4:].tolist()]
+
+
+def test_a_variable_beside_a_part_stays_whole(strategy):
+    table = sharded(strategy, NUMBERS)
+    for part in table.variables:
+        with strategy.scope(), partitioned(2, rank=1), strategy.extended.colocate_vars_with(part):
+            beside = tf.Variable([4, 5])
+        assert not isinstance(beside, ShardedVariable)
+        assert beside.device == part.device
+        np.testing.assert_array_equal(beside, [4, 5])
+
+
+def test_parts_are_always_the_same_variables_and_belong_to_the_whole_alone(strategy):
+    table = sharded(strategy, NUMBERS)
+    assert [id(part) for part in table.variables] == [id(part) for part in table] == [id(part) for part in table.parts]
+    # Gradients and training are those of the whole; a part has no name for it, as TensorFlow's `_sharded_container`.
+    assert not any(part.trainable or hasattr(part, "_sharded_container") for part in table.variables)
+    assert table.trainable
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(table**2)
+    whole, *parts = tape.gradient(loss, [table, *table.variables])
+    np.testing.assert_array_equal(tf.convert_to_tensor(whole), 2 * NUMBERS)
+    assert parts == [None, None]
+
+
+MB = 2**20
+
+
+@pytest.fixture
+def placed():
+    """Returns a function that places variables of these sizes in MB, one after the other or as parts of one."""
+    variables: list = []
+    placement = Placement(("a", "b", "c"), lambda: variables)
+
+    def place(sizes, at_once=False):
+        devices = []
+        for group in [sizes] if at_once else [[size] for size in sizes]:
+            found = placement.next_devices([int(size * MB) for size in group])
+            variables.extend(
+                types.SimpleNamespace(device=device, shape=tf.TensorShape([int(size * MB / 4)]), dtype=tf.float32)
+                for device, size in zip(found, group, strict=True)
+            )
+            devices += found
+        return "".join(devices)
+
+    return place
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize("sizes", [[0.01, 0.5, 0, 0.9] * 2, [4, 3.9, 3.9, 3.9, 3.8], [64, 63, 63, 64]])
+def test_equal_and_small_variables_are_placed_in_turn(placed, sizes, at_once):
+    assert placed(sizes, at_once) == ("abc" * 3)[: len(sizes)]
+
+
+def test_large_variables_go_where_the_fewest_bytes_are(placed):
+    # In turn, one server would have all of the large ones.
+    sizes = [100, 2, 2, 100, 2, 2, 100, 2, 2]
+    held = dict.fromkeys("abc", 0)
+    for device, size in zip(placed(sizes), sizes, strict=True):
+        held[device] += size
+    assert max(held.values()) <= 110
+
+
+def test_the_parts_of_one_variable_count_for_each_other(placed):
+    assert placed([200]) == "a"
+    assert placed([50, 50, 50, 50], at_once=True) == "bcbc"
+
+
+def ones(partition_shape, partition_offset):
+    return tf.ones(partition_shape)
+
+
+def test_parts_are_recreated_in_the_same_objects(strategy, monkeypatch, tmp_path, recorded_functions):
+    store = VariableStore(recorded_functions)
+    monkeypatch.setattr(strategy.extended, "_variables", store)
+    saved = sharded(strategy, VALUE, 3)
+    with strategy.scope(), partitioned(3):
+        unsaved = tf.Variable(ones, shape=[10, 2], dtype=tf.float32)
+    checkpoint = tf.train.Checkpoint(table=saved)
+    path = checkpoint.write(str(tmp_path / "saved"))
+
+    @tf.function
+    def step(ids):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(saved, ids) + tf.gather(unsaved, ids))
+        for table, gradient in zip((saved, unsaved), tape.gradient(loss, (saved, unsaved)), strict=True):
+            table.scatter_add(gradient)
+
+    strategy.schedule(step, args=([9, 0, 4],)).result(TIMEOUT)
+    store.renew()
+    assert not bool(saved.is_initialized())
+    checkpoint.read(path)
+    store.initialize_rest()
+    np.testing.assert_array_equal(saved.numpy(), VALUE)
+    np.testing.assert_array_equal(unsaved.numpy(), np.ones_like(VALUE))
+    strategy.schedule(step, args=([9, 0, 4],)).result(TIMEOUT)
+    assert (saved.numpy() - VALUE)[:, 0].tolist() == [1, 0, 0, 0, 1, 0, 0, 0, 0, 1]
