@@ -23,14 +23,11 @@ def next_server(strategy):
     return lambda number: SERVERS[(last + 1 + number) % len(SERVERS)]
 
 
-def test_outside_of_the_scope_variables_are_on_the_client(strategy):  # row 129
-    assert tf.Variable(1.0).device == CLIENT
-
-
 def test_in_the_scope_variables_go_round_robin_over_the_parameter_servers(strategy, next_server):  # row 129
     with strategy.scope():
         devices = [tf.Variable([1.0] * size).device for size in range(5)]
     assert devices == [next_server(number) for number in range(5)]
+    assert tf.Variable(1.0).device == CLIENT
 
 
 def test_keras_models_and_optimizers_have_their_variables_on_the_parameter_servers(strategy):  # row 129
@@ -65,12 +62,9 @@ def test_the_scope_overrides_tf_device_inside_and_outside_of_it(strategy, next_s
         assert [inner_scope.device, inner_device.device] == [next_server(0), next_server(1)], device
 
 
-def test_an_outer_variable_creator_can_override_the_placement(strategy):  # row 131
+def test_an_outer_variable_creator_overrides_the_placement_and_an_inner_one_cannot(strategy, next_server):  # row 131
     with tf.variable_creator_scope(on_client), strategy.scope():
         assert tf.Variable(1.0).device == CLIENT
-
-
-def test_an_inner_variable_creator_cannot_override_the_placement(strategy, next_server):  # row 131
     with strategy.scope(), tf.variable_creator_scope(on_client):
         assert tf.Variable(1.0).device == next_server(0)
 
@@ -84,6 +78,9 @@ def test_a_colocated_variable_is_on_the_same_server(strategy, next_server):  # r
                 assert tf.Variable(3.0).device == neighbour.device
         # Colocated variables are not counted.
         assert tf.Variable(4.0).device == next_server(2)
+    refused = pytest.raises(ValueError, match=r"colocate_vars_with takes a tf\.Variable")
+    with strategy.scope(), refused, strategy.extended.colocate_vars_with("ps"):
+        pass
 
 
 def test_an_outer_variable_creator_is_told_of_the_colocation(strategy, next_server):
@@ -103,28 +100,18 @@ def test_an_outer_variable_creator_is_told_of_the_colocation(strategy, next_serv
     assert [each is first for each in seen] == [False, True, True]
 
 
-def test_colocation_with_a_non_variable_is_refused(strategy):  # row 131
-    refused = pytest.raises(ValueError, match=r"colocate_vars_with takes a tf\.Variable")
-    with strategy.scope(), refused, strategy.extended.colocate_vars_with("ps"):
-        pass
+def test_run_and_reduce_on_the_client_work_and_warn_but_not_in_a_scheduled_function(strategy, caplog):  # row 132
+    @tf.function
+    def step():
+        return strategy.reduce("SUM", strategy.run(lambda: tf.constant(5)), axis=None)
 
-
-def test_run_and_reduce_on_the_client_work_and_warn(strategy, caplog):  # row 132
     with strategy.scope():
         variable = tf.Variable(1.0)
     with caplog.at_level(logging.WARNING, "coordinator"):
+        assert strategy.schedule(step).result(60) == 5
+        assert caplog.records == []
         increased = strategy.run(variable.assign_add, args=(tf.constant(2.0),))
         assert strategy.reduce("SUM", increased, axis=None).numpy() == 3.0
     assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
     assert "strategy.run was called outside of a scheduled function" in caplog.text
     assert "strategy.reduce was called outside of a scheduled function" in caplog.text
-
-
-def test_run_and_reduce_in_a_scheduled_function_do_not_warn(strategy, caplog):  # row 132
-    @tf.function
-    def step():
-        return strategy.reduce("SUM", strategy.run(lambda: tf.constant(5)), axis=None)
-
-    with caplog.at_level(logging.WARNING, "coordinator"):
-        assert strategy.schedule(step).result(60) == 5
-    assert caplog.records == []

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import tensorflow as tf
 
-from coordinator.errors import ClusterSpecError, LaunchError, VersionMismatchError
+from coordinator.errors import LaunchError, VersionMismatchError
 from coordinator.heartbeat.heartbeat_process import Liveness, ServerState
 from coordinator.heartbeat.probes import Obstacle, TaskStatus
 from coordinator.options import Options
