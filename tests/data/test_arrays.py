@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.data import Epochs, arrays
+from coordinator.data import Epochs, arrays, client
 from tests.data.visits import EXACT, Visits, numbered
 from tests.ps_strategy.every_worker import TIMEOUT
 
@@ -53,8 +53,8 @@ def test_the_digest_is_that_of_the_data():
 
 
 def test_workers_train_each_example_once_in_fused_calls_read_ahead_or_not(strategy):
-    for settings in ({}, {"prefetch": 2}):
-        source = numbered(1003)
+    of_the_client = client([(np.int64(each), np.float32(each) ** 2) for each in range(201)])
+    for source, settings in ((numbered(603), {}), (numbered(603), {"prefetch": 2}), (of_the_client, {})):
         visits, epochs = Visits(strategy, source, 2), Epochs(source, batch_size=10, epochs=2, shuffle=3, **settings)
         for positions in epochs.on(strategy):
             strategy.schedule(visits.step, args=(positions,))

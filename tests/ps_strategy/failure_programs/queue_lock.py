@@ -72,18 +72,9 @@ def main() -> None:
         with coordinator.ParameterServerStrategy(cluster.resolver, options=options) as strategy:
             threading.Lock = _new_lock
 
-            @tf.function
-            def add(x: Any, y: Any = 1.0) -> Any:
-                return x + y
-
-            @tf.function
-            def take(iterator: Any) -> Any:
-                return next(iterator)
-
-            @tf.function
-            def fail(x: Any) -> Any:
-                return tf.debugging.check_numerics(x, "bad")
-
+            add = tf.function(lambda x, y=1.0: x + y)
+            take = tf.function(lambda iterator: next(iterator))  # noqa: PLW0108 - a builtin has no signature
+            fail = tf.function(lambda x: tf.debugging.check_numerics(x, "bad"))
             iterator = iter(strategy.experimental_distribute_dataset(tf.data.Dataset.range(10).repeat()))
             for _ in range(6):
                 for x in (np.ones(3, np.float32), tf.ones(3), tf.constant(1.0)):
