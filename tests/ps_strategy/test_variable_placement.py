@@ -63,10 +63,10 @@ def test_the_scope_overrides_tf_device_inside_and_outside_of_it(strategy, next_s
 
 
 def test_an_outer_variable_creator_overrides_the_placement_and_an_inner_one_cannot(strategy, next_server):  # row 131
-    with tf.variable_creator_scope(on_client), strategy.scope():
-        assert tf.Variable(1.0).device == CLIENT
     with strategy.scope(), tf.variable_creator_scope(on_client):
         assert tf.Variable(1.0).device == next_server(0)
+    with tf.variable_creator_scope(on_client), strategy.scope():
+        assert tf.Variable(1.0).device == CLIENT
 
 
 def test_a_colocated_variable_is_on_the_same_server(strategy, next_server):  # row 131

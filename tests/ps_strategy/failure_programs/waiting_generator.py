@@ -61,22 +61,18 @@ def interrupt(cluster: LocalCluster) -> threading.Event:
     return generators.may_end
 
 
-def lose_and_remove_workers(cluster: LocalCluster) -> coordinator.ParameterServerStrategy:
+def lose_and_remove_workers(cluster: LocalCluster) -> None:
     """Restarts a worker, which is lost and reconnected to, or not, and removes the other one."""
-    strategy = Generators(cluster).strategy
-    workers = strategy.cluster
+    workers = Generators(cluster).strategy.cluster
     cluster.kill("worker", 1)
     wait_until(lambda: workers.workers[1].state.value == "lost")
     cluster.restart("worker", 1)
     workers.remove_worker(0, timeout=1.0)
-    return strategy
 
 
 if __name__ == "__main__":
     with LocalCluster(workers=WORKERS, ps=1) as servers:
         for end in (close_despite_patient_heartbeats, interrupt):
             end(servers).set()
-        # Closed while a change of the cluster may be held up: the next strategy of this process connects all the same.
-        lose_and_remove_workers(servers).close()
         lose_and_remove_workers(servers)
         sys.stdout.write("ended\n")
