@@ -105,7 +105,7 @@ def test_wrong_arguments_are_refused_before_connecting():
     assert define({**SPEC, "worker": {0: "w0:1", 1023: "w1:1"}}).tasks("worker")[-1] == Task("worker", 1023)
 
 
-def test_a_server_definition_has_only_the_given_tasks_and_workers_do_not_see_each_other():
+def test_a_server_definition_has_the_given_tasks_and_workers_do_not_see_each_other():
     definition = server_def("grpc", "c:1", {Task("worker", 2): "w2:1", Task("ps", 0): "p0:1"})
     jobs = {job.name: dict(job.tasks) for job in definition.cluster.job}
     assert jobs == {"chief": {0: "c:1"}, "ps": {0: "p0:1"}, "worker": {2: "w2:1"}}
