@@ -59,7 +59,6 @@ def test_no_code_sleeps() -> None:
 CLOCK = re.compile(r"(?:time\.)?(?:monotonic|perf_counter)(?:_ns)?\(\)|time\.time(?:_ns)?\(\)")
 
 
-
 def is_difference(node: ast.AST, moments: set[str]) -> bool:
     """Whether a node subtracts moments: calls of a clock, or variables to which one was assigned."""
     if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub)):
