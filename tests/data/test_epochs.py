@@ -16,7 +16,8 @@ import pytest
 import tensorflow as tf
 
 from coordinator.data import Epochs, Source, arrays
-from coordinator.errors import ClosureQuarantined
+from coordinator.data.ledger import Ledger
+from coordinator.errors import ClosureCancelledError, ClosureQuarantined, ParameterServerLost
 from coordinator.testing.fake_runtime import Gate
 from tests.data.fake_strategy import FakeStrategy
 from tests.deadline import LIMIT, wait_until
@@ -150,6 +151,19 @@ def test_a_bad_range_is_skipped_after_some_failures_and_listed(source, caplog):
     other = Epochs(source, batch_size=10)
     other.deserialize(epochs.serialize())
     assert other.statistics().skipped == ((0, 30, 10),)
+
+
+def test_a_cancelled_function_counts_as_no_failure_of_its_range():
+    ledger = Ledger(2)
+    ledger.most_failures = 1
+    for error in (None, ClosureCancelledError(), ParameterServerLost("ps 0", "lost")):
+        number = ledger.next()
+        ledger.schedule(number)
+        assert not ledger.fail(number, error)
+    assert (ledger.next(), ledger.skipped) == (0, set())
+    ledger.schedule(0)
+    assert ledger.fail(0, ZeroDivisionError())
+    assert ledger.skipped == {0}
 
 
 def test_a_range_that_kills_its_workers_is_raised_and_not_tried_without_end(source):

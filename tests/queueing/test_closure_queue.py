@@ -138,6 +138,14 @@ def test_a_batch_has_only_closures_for_all_workers(queue: ClosureQueue) -> None:
     assert take(queue, worker=1).closure is for_worker
 
 
+def test_no_closure_joins_the_call_of_a_removed_worker(queue: ClosureQueue) -> None:
+    for number in range(2):
+        put_with(queue, number, fusion_key=FusionKey("step", ()))
+    attempt = take(queue, worker=1)
+    queue.dismiss(1)
+    assert queue.take_batch(attempt, 2, lambda available: available) == [attempt]
+
+
 def test_no_closure_joins_a_call_when_a_quiet_period_was_entered(queue: ClosureQueue, stalls: Stalls) -> None:
     for number in range(3):
         put_with(queue, number, fusion_key=FusionKey("step", ()))

@@ -85,6 +85,17 @@ def test_a_future_counts_the_runs_that_have_ended(runtime: FakeRuntime) -> None:
         assert (future.completed, called) == (40, [future])
 
 
+def test_a_discarded_future_keeps_no_result(runtime: FakeRuntime) -> None:
+    gate = Gate(runtime)
+    with running_scheduler(runtime) as scheduler:
+        future = schedule(scheduler, Counted(5, gate), 40)
+        gate.wait_arrived()
+        future.discard()
+        gate.open()
+        assert future.result(LIMIT) is None
+        assert future.completed == 40
+
+
 def test_only_the_runs_of_a_lost_call_are_made_again(runtime: FakeRuntime) -> None:
     work = Counted(21, lambda worker: (runtime.kill(worker), runtime.restart(worker)))
     with running_scheduler(runtime, FOUR) as scheduler:

@@ -191,6 +191,8 @@ def test_waits_that_could_not_end_are_refused(runtime: FakeRuntime) -> None:
         gate.open()
         scheduler.join(LIMIT)
         assert "quiet was called on a worker's thread" in refused[0]
+    with pytest.raises(RuntimeError, match="A quiet period cannot begin"):
+        scheduler.quiet()
 
 
 def test_a_worker_that_waits_for_the_others_goes_on(runtime: FakeRuntime) -> None:

@@ -72,6 +72,8 @@ def test_every_closure_completes_whichever_worker_dies(dies: Callable[[FakeRunti
     assert sum(worker.finished for worker in statistics.workers) == 5
     for count in ("losses", "reconnections", "retried"):
         assert sum(getattr(worker, count) for worker in statistics.workers) == losses
+    for worker in statistics.workers:
+        assert (worker.reconnecting_seconds > 0.0) == (worker.reconnections > 0)
 
 
 def test_a_dead_worker_stops_no_other_and_is_reported_until_it_returns(
@@ -293,3 +295,13 @@ def test_a_preparation_that_fails_or_is_lost_is_not_repeated_and_holds_up_no_oth
     statistics = scheduler.cluster.statistics()
     assert (statistics.finished, statistics.failed, statistics.retried, statistics.cancelled) == (0, 0, 0, 0)
     assert "function_quarantined" not in {event.kind for event in scheduler.queue.events.since(0)[0]}
+
+
+def test_a_preparation_for_a_worker_that_is_away_holds_up_no_other(scheduler: Scheduler, runtime: FakeRuntime) -> None:
+    runtime.kill(1)
+    wait_until(lambda: scheduler.cluster.workers[1].state is WorkerState.LOST)
+    prepared, dropped = threading.Event(), threading.Event()
+    runtime.builds.prepare(Preparation(1, index_of, "prepare", dropped.set))
+    runtime.builds.prepare(Preparation(0, lambda _: prepared.set(), "prepare"))
+    assert dropped.wait(LIMIT)
+    assert prepared.wait(LIMIT)

@@ -91,6 +91,25 @@ def test_what_a_worker_has_changed_moves_the_mean_where_its_model_then_begins(st
     assert statistics.pulls == len(order) + 2
 
 
+def test_a_model_that_moves_to_the_mean_keeps_what_it_has_learned_since(strategy, weights):
+    rule = make_rule(strategy, weights)
+    step, own = ascent(rule, weights), own_model_of(rule)
+    run(strategy, step, 0)
+    before = own.averaged_at.read_all()[0]
+    run(strategy, step, 0)
+    assert own.averaged_at.read_all()[0] > before
+
+    @tf.function(autograph=False)
+    def train_and_move():
+        own.hand_over(own.read(), tf.constant(1, tf.int64))
+        for variable in own.variables:
+            variable.assign_add(3.0 * tf.ones_like(variable))
+        own.move([10.0 * tf.ones_like(variable) for variable in own.variables])
+
+    run_on(strategy, train_and_move, 0)
+    assert own_models(rule)[0] == 10.0 + 3.0
+
+
 @pytest.mark.long
 def test_the_shared_model_is_trained_until_a_worker_has_finished_its_warm_up(strategy, weights):
     rule = make_rule(strategy, weights, warmup_steps=3, period=NEVER)
