@@ -32,7 +32,14 @@ _PR_SET_CHILD_SUBREAPER = 36
 _READ_BY_NOTHING = {"PYTEST_CURRENT_TEST"}
 _MOST_DESCRIPTORS = 1 << 20
 # Of the environment, what each server has its own value of, and what TensorFlow does not read.
-_MAY_CHANGE = {"TF_CONFIG", "CUDA_VISIBLE_DEVICES", "TF_FORCE_GPU_ALLOW_GROWTH", "grpc_proxy", "PYTHONPATH"}
+_MAY_CHANGE = {
+    "TF_CONFIG",
+    "CUDA_VISIBLE_DEVICES",
+    "TF_FORCE_GPU_ALLOW_GROWTH",
+    "GRPC_POLL_STRATEGY",
+    "grpc_proxy",
+    "PYTHONPATH",
+}
 
 
 class Request:

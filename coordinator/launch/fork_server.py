@@ -43,9 +43,16 @@ from coordinator.launch.serve import SERVE_COMMAND, UNUSABLE, load_tensorflow, s
 UNKNOWN_EXIT_CODE = 255
 
 # Variables that are not needed while TensorFlow is loaded. A server reads them at its start, CUDA and TensorFlow when
-# they look for GPUs, gRPC with each connection, and NumPy's linear algebra, which no server uses.
+# they look for GPUs, gRPC when it begins and with each connection, and NumPy's linear algebra, which no server uses.
 _READ_LATE = frozenset(
-    {"TF_CONFIG", "CUDA_VISIBLE_DEVICES", "TF_FORCE_GPU_ALLOW_GROWTH", "grpc_proxy", "OPENBLAS_NUM_THREADS"}
+    {
+        "TF_CONFIG",
+        "CUDA_VISIBLE_DEVICES",
+        "TF_FORCE_GPU_ALLOW_GROWTH",
+        "GRPC_POLL_STRATEGY",
+        "grpc_proxy",
+        "OPENBLAS_NUM_THREADS",
+    }
 )
 
 # The number of descriptors of a request: environment, folder, log and report.

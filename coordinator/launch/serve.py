@@ -326,6 +326,9 @@ def load_tensorflow(environment: MutableMapping[str, str]) -> None:
     environment["GRPC_FAIL_FAST"] = "use_caller"
     # gRPC reads this variable with each connection. Otherwise servers would use `http_proxy` for each other, or fail.
     environment.setdefault("grpc_proxy", "")
+    # With its former default, gRPC before TensorFlow 2.20 makes an epoll instance whenever it likes. One that it makes
+    # while `reached_only_at` replaces the listening socket lacks the socket, and the server then never answers.
+    environment.setdefault("GRPC_POLL_STRATEGY", "epoll1")
     left_out = [package for package in ("keras", "tf_keras") if package not in sys.modules]
     # `import` treats None as a package that is not installed.
     sys.modules.update(dict.fromkeys(left_out))  # type: ignore[arg-type]

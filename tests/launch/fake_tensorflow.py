@@ -20,6 +20,7 @@ class ClusterSpec(dict):
 class Server:
     def __init__(self, cluster, *, job_name, task_index, protocol):
         assert protocol == "grpc" and "evaluator" not in cluster and os.environ["GRPC_FAIL_FAST"] == "use_caller"
+        assert os.environ["GRPC_POLL_STRATEGY"] == "epoll1"
         if f"{job_name}-{task_index}" in os.environ.get("FAKE_BROKEN", "").split():
             raise RuntimeError("the fake server fails as requested")
         while f"{job_name}-{task_index}" in os.environ.get("FAKE_SLOW", "").split():

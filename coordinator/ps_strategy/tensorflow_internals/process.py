@@ -62,8 +62,14 @@ _ENVIRONMENT = {
     # cluster. Otherwise everything waits for the server.
     "GRPC_FAIL_FAST": "true",
 }
-# Empty means no proxy. Without the variable, gRPC would reach the servers through `http_proxy`, which many sites set.
-_PROXY = "grpc_proxy"
+# The same, unless the user has set them.
+_DEFAULTS = {
+    # Empty means no proxy. Without the variable, gRPC would reach the servers through `http_proxy`, which many set.
+    "grpc_proxy": "",
+    # The default of newer releases of gRPC. With the former one, the listening socket may lose its entries in epoll
+    # instances while it is replaced (`reached_only_at`), and no server can then call this program back.
+    "GRPC_POLL_STRATEGY": "epoll1",
+}
 
 
 @contextlib.contextmanager
@@ -122,7 +128,7 @@ def set_minimum_level(level: int) -> None:
 @contextlib.contextmanager
 def client_environment() -> Iterator[None]:
     """A scope with the environment that the runtime needs, and quiet TensorFlow logs. Remote calls need the scope."""
-    wanted = {**_ENVIRONMENT, _PROXY: os.environ.get(_PROXY, "")}
+    wanted = {**_ENVIRONMENT, **{name: os.environ.get(name, value) for name, value in _DEFAULTS.items()}}
     former = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     try:

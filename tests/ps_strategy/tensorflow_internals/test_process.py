@@ -22,11 +22,12 @@ def test_the_environment_is_set_in_a_scope_and_restored_after_it(monkeypatch):
         "GRPC_FAIL_FAST": "use_caller",
         # A proxy is used if it is meant for gRPC.
         "grpc_proxy": "http://proxy:3128",
+        "GRPC_POLL_STRATEGY": None,
     }
     for name, value in before.items():
         monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
     with process.client_environment():
-        assert [os.environ[name] for name in before] == ["False", "True", "true", "http://proxy:3128"]
+        assert [os.environ[name] for name in before] == ["False", "True", "true", "http://proxy:3128", "epoll1"]
     assert {name: os.environ.get(name) for name in before} == before
 
 
