@@ -3,8 +3,10 @@
 The table of all tested combinations is in docs/versions.md.
 """
 
+import contextlib
+import importlib.metadata
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 # The newest minor versions with which the tests have passed.
 NEWEST = {"tensorflow": (2, 23), "keras": (3, 16)}
@@ -35,6 +37,35 @@ def off(versions: Mapping[str, str]) -> list[str]:
         for package, since, text in _OFF_BEFORE
         if package in versions and _minor(versions[package]) < since
     ]
+
+
+@contextlib.contextmanager
+def private_names_needed() -> Iterator[None]:
+    """A scope of imports that raises ImportError with a sentence of advice if a version lacks a private name."""
+    try:
+        yield
+    except (ImportError, AttributeError) as error:
+        owner = error.name if isinstance(error, ImportError) else _module_of(error.obj)
+        package = (owner or "").partition(".")[0]
+        if package not in NEWEST:
+            raise
+        newest = ".".join(map(str, NEWEST[package]))
+        raise ImportError(
+            f"{package} {_version(package)} lacks a private name that coordinator needs ({error}): install a version "
+            f"that docs/versions.md names, such as {package} {newest}, or a newer version of coordinator."
+        ) from error
+
+
+def _module_of(owner: object) -> str | None:
+    module = getattr(owner, "__module__", None) or getattr(owner, "__name__", None)
+    return module if isinstance(module, str) else None
+
+
+def _version(package: str) -> str:
+    for name in importlib.metadata.packages_distributions().get(package, [package]):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name)
+    return "of an unknown version"
 
 
 def _minor(version: str) -> tuple[int, ...]:

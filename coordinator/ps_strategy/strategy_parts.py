@@ -102,7 +102,7 @@ class StrategyParts:
         Raises RuntimeError if Keras does not run on TensorFlow, and errors of `Membership.connected`.
         """
         check_backend()
-        _warn_of_unknown_versions()
+        warn_of_unknown_versions()
         exit_stack.enter_context(client_environment())
         exit_stack.enter_context(log_written_as(options.log_format))
         membership = Membership.connected(ClusterDefinition.from_resolver(cluster_resolver), options)
@@ -164,7 +164,8 @@ class StrategyParts:
 
 
 @functools.cache
-def _warn_of_unknown_versions() -> None:
+def warn_of_unknown_versions() -> None:
+    """Warns of newer minor versions than the tests know; does nothing when it is called again."""
     for text in unknown({"tensorflow": tf.__version__, "keras": keras.__version__}):
         _logger.warning("%s: if something is wrong, try that version first, and report what differs.", text)
 

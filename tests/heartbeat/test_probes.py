@@ -23,6 +23,7 @@ from coordinator.heartbeat.probes import (
     ServerLinks,
     TaskProbe,
     TaskStatus,
+    begin_request,
     find_obstacles,
 )
 from coordinator.launch.server_process import free_addresses
@@ -340,3 +341,22 @@ def test_servers_of_tensorflow_answer_the_question(shared_cluster, job: str, ind
             target = specification.task_address("ps", other)
             if target != source:
                 assert links.broken([Link(source, target)]) == {}
+
+
+def test_a_request_is_made_without_a_thread_where_none_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    def answer(request: str, timeout: float) -> tuple[str, float, threading.Thread]:
+        if request == "closed":
+            raise ValueError("the channel is closed")
+        return request, timeout, threading.current_thread()
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    made = begin_request(answer, "a request", 2.0)
+    assert made.done()
+    assert made.result() == ("a request", 2.0, threading.current_thread())
+    assert isinstance(begin_request(answer, "closed", 2.0).exception(), ValueError)
+    # It might never end.
+    with pytest.raises(RuntimeError, match="can't create new thread"):
+        begin_request(answer, "a request", None)
