@@ -129,7 +129,7 @@ def test_a_saved_model_needs_its_table_by_name(table, strategy, tmp_path):
     with strategy.scope():
         layers = [Embedding(table, "sum", name="words"), Embedding(table, "mean", name="others")]
         inputs = keras.Input((2,), dtype="int64")
-        model = keras.Model(inputs, keras.layers.Dense(1)(layers[0](inputs) + layers[1](inputs)))
+        model = keras.Model([inputs], keras.layers.Dense(1)(layers[0](inputs) + layers[1](inputs)))
     # Both have one variable, which has no values.
     assert [each.shape for each in model.trainable_variables] == [(1000, DIM), (DIM, 1), (1,)]
     with pytest.raises(NotImplementedError, match="cannot be read as a whole"):
@@ -140,7 +140,7 @@ def test_a_saved_model_needs_its_table_by_name(table, strategy, tmp_path):
         keras.models.load_model(tmp_path / "model.keras")
     with strategy.scope():
         loaded = keras.models.load_model(tmp_path / "model.keras", custom_objects={"words": table, "others": table})
-    keys = np.array([KEYS[:2]])
+    keys = [np.array([KEYS[:2]])]
     np.testing.assert_array_equal(loaded(keys), model(keys))
     loaded.load_weights(tmp_path / "model.weights.h5")
     saved = tf.train.Checkpoint(model=model).write(str(tmp_path / "checkpoint"))

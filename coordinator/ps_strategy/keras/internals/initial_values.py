@@ -94,6 +94,8 @@ class _Rows:
 
 
 def _fan(initializer: Any, shape: Any) -> float:
-    fans = compute_fans(shape, input_axes=initializer.input_axes, output_axes=initializer.output_axes)
+    # Initializers of older versions of Keras have no axes.
+    axes = {name: vars(initializer)[name] for name in ("input_axes", "output_axes") if name in vars(initializer)}
+    fans = compute_fans(shape, **axes)
     weights = {"fan_in": (1.0, 0.0), "fan_out": (0.0, 1.0)}.get(initializer.mode, (0.5, 0.5))
     return max(1.0, sum(fan * weight for fan, weight in zip(fans, weights, strict=True)))

@@ -129,7 +129,8 @@ def test_summaries_are_written(model: keras.Model, tmp_path: Path) -> None:
         return {tag: [event.step for event in events.Tensors(tag)] for tag in events.Tags()["tensors"]}
 
     train = scalars("train")
-    assert (train["epoch_loss"], len(train["batch_loss"])) == ([0, 1], 4)
+    # Keras writes the loss of each fifth step, or of each step in older versions.
+    assert (train["epoch_loss"], len(train["batch_loss"]) in (4, 20)) == ([0, 1], True)
     assert scalars("validation")["epoch_accuracy"] == [0, 1]
 
 
