@@ -153,12 +153,15 @@ def test_workers_that_have_indices_keep_them() -> None:
     assert interrupted.is_set()
 
 
-def test_a_closure_that_a_removed_worker_gives_back_late_fails_and_is_not_waited_for(runtime: FakeRuntime) -> None:
+def test_a_closure_that_a_removed_worker_gives_back_late_fails_and_is_not_waited_for(
+    runtime: FakeRuntime, caplog: pytest.LogCaptureFixture
+) -> None:
     with running_scheduler(runtime, dataclasses.replace(OPTIONS, close_timeout=0.01)) as scheduler:
         _, [future] = hold(scheduler, worker=1)
         runtime.freeze(1)
         # The call cannot be cancelled, so that the worker is removed before it has ended.
         scheduler.cluster.remove_worker(1, timeout=0)
+        assert "runs a call that cannot be cancelled; its thread is left behind" in caplog.text
         assert not future.done()
         runtime.thaw(1)
         assert isinstance(future.exception(LIMIT), WorkerLost)
