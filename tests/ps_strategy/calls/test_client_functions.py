@@ -4,7 +4,6 @@ import gc
 import os
 import signal
 import threading
-from pathlib import Path
 
 import pytest
 import tensorflow as tf
@@ -12,7 +11,6 @@ import tensorflow as tf
 from coordinator.ps_strategy.calls.client_functions import GraphFuture
 from coordinator.workers.scheduler import Scheduler
 from tests.deadline import wait_until
-from tests.ps_strategy.failure_programs import waiting_client_functions
 from tests.ps_strategy.gate import Gate
 
 TIMEOUT = 60.0
@@ -147,16 +145,9 @@ def test_the_error_of_a_function_is_raised_as_itself_and_the_strategy_goes_on(st
     assert counter.numpy() == 1
 
 
-@pytest.fixture
-def python_handler():
-    """The handler that raises `KeyboardInterrupt`: a process that runs in the background may have none."""
-    former = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, former)
-
-
-@pytest.mark.usefixtures("python_handler")
 def test_ctrl_c_ends_a_call_that_waits_and_nothing_else(strategy):
+    # A process that runs in the background may have no handler that raises `KeyboardInterrupt`.
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
     gate = Gate(strategy)
     [first] = gate.occupy()
     running = strategy.cluster.statistics().running
@@ -185,29 +176,25 @@ def test_ctrl_c_ends_a_call_that_waits_and_nothing_else(strategy):
     wakeup = signal.set_wakeup_fd(-1)
     signal.set_wakeup_fd(wakeup)
     assert wakeup == -1
+    signal.signal(signal.SIGINT, former)
 
 
-def test_calls_on_several_threads_do_not_hold_each_other_up(strategy, counter, add):
+def test_calls_on_several_threads_do_not_hold_each_other_up(strategy, shared_cluster, counter, add):
     gate = Gate(strategy)
     [future] = gate.occupy()
     awaited = tf.function(lambda: strategy.local_results(future))
     waiting = [threading.Thread(target=awaited) for _ in range(4)]
     for thread in waiting:
         thread.start()
-    # As many threads as TensorFlow has for graphs, and more, wait: others go on.
+    # As many threads as TensorFlow has for graphs, and more, wait: others go on, and a worker returns.
     train = tf.function(lambda: strategy.local_results(strategy.schedule(add, args=(1,))))
     assert [train().numpy() for _ in range(3)] == [1, 2, 3]
+    shared_cluster.restart("worker", 1)
+    assert strategy.schedule(add, args=(1,), worker=1).result(TIMEOUT) == 4
     gate.open()
     for thread in waiting:
         thread.join(TIMEOUT)
         assert not thread.is_alive()
-
-
-@pytest.mark.long
-@pytest.mark.cluster
-def test_a_worker_returns_while_calls_wait_with_one_thread_for_graphs(run_program):
-    program = run_program(Path(waiting_client_functions.__file__).read_text(), timeout=120)
-    assert "ended" in program.stdout
 
 
 @pytest.fixture

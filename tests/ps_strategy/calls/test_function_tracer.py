@@ -1,11 +1,8 @@
 """Tests that a trace is reused for the calls that TensorFlow would use it for, and of calls of traced functions."""
 
 import array
-import concurrent.futures
-import contextlib
 import gc
 import logging
-import threading
 import weakref
 
 import numpy as np
@@ -14,7 +11,7 @@ import tensorflow as tf
 
 from coordinator.errors import ClosureCancelledError
 from coordinator.ps_strategy.calls import function_tracer, traced_function
-from coordinator.ps_strategy.calls.function_tracer import FunctionTracer, RetraceWarnings, TraceCache, own_copy
+from coordinator.ps_strategy.calls.function_tracer import RetraceWarnings, TraceCache, own_copy
 from coordinator.ps_strategy.calls.traced_function import TracedFunction
 from coordinator.ps_strategy.fusing.repeated_function import StackedInputs
 from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles
@@ -125,28 +122,6 @@ def test_a_repeated_call_uses_the_trace_that_tensorflow_would_choose(strategy):
     assert [result(1.0), result(1.0), len(traces)] == [6, 6, 6]
 
 
-def test_reset_replaces_a_traced_function_by_one_untraced_copy():
-    traces = []
-
-    @tf.function
-    def function(number):
-        traces.append(number)
-        return tf.constant(number)
-
-    def traced():
-        return tracer.trace(function, (1,), {}, contextlib.nullcontext).concrete
-
-    tracer = FunctionTracer(PerWorkerHandles())
-    tracer.reset()
-    own = traced()
-    assert own is function.get_concrete_function(1), "it was not traced before"
-    tracer.reset()
-    copy = traced()
-    assert traced() is copy is not own
-    assert traces == [1, 1]
-    assert own is function.get_concrete_function(1)
-
-
 MANY = 20
 
 
@@ -201,29 +176,6 @@ def test_the_warning_names_other_causes(warnings):
 
 
 TIMEOUT = 120.0
-
-
-def test_a_failed_build_fails_all_waiting_calls_and_the_next_call_builds_once(monkeypatch):
-    make, counted, begun, may_end = traced_function.RepeatedFunction, [], threading.Event(), threading.Event()
-
-    def fail(*_):
-        counted.append(1)
-        begun.set()
-        assert may_end.wait(TIMEOUT)
-        raise ValueError("no such operation")
-
-    traced = TracedFunction(tf.function(lambda: tf.constant(3.0)).get_concrete_function(), PerWorkerHandles())
-    context = local_context()
-    monkeypatch.setattr(traced_function, "RepeatedFunction", fail)
-    with concurrent.futures.ThreadPoolExecutor(3) as pool:
-        calls = [pool.submit(traced.call_fused, context, StackedInputs.of_steps([[], []])) for _ in range(3)]
-        assert begun.wait(TIMEOUT)
-        may_end.set()
-        assert {str(each.exception(TIMEOUT)) for each in calls} == {"no such operation"}
-    counted.clear()
-    monkeypatch.setattr(traced_function, "RepeatedFunction", lambda *given: counted.append(1) or make(*given))
-    assert [traced.call_fused(context, StackedInputs.of_steps([[], []])) for _ in range(2)] == [[3.0, 3.0]] * 2
-    assert len(counted) == 1
 
 
 def test_a_function_of_which_a_call_failed_has_another_name_after_a_recovery(monkeypatch, recorded_functions):
@@ -285,18 +237,9 @@ def test_an_array_that_is_filled_again_is_copied(strategy):
         assert scheduled_from_a_buffer(strategy, buffer) == [float(len(buffer) * number) for number in range(COUNT)]
 
 
-class OfAnotherLibrary:
-    """An array of another library, which NumPy understands."""
-
-    def __array__(self, dtype=None, copy=None):
-        return values
-
-
-values = np.arange(3)
-
-
 def test_whatever_holds_an_array_is_copied_and_everything_else_passed_as_it_is(strategy):
-    for value in (values, np.ma.masked_array([1, 2], [True, False]), array.array("f", [1.0, 2.0]), OfAnotherLibrary()):
+    values, large = np.arange(3), np.zeros(2**17, np.float32)
+    for value in (values, np.ma.masked_array([1, 2], [True, False]), array.array("f", [1.0, 2.0])):
         copy = own_copy(value)
         assert isinstance(copy, np.ndarray), value
         np.testing.assert_array_equal(copy, np.asarray(value))
@@ -307,9 +250,7 @@ def test_whatever_holds_an_array_is_copied_and_everything_else_passed_as_it_is(s
     constants = [1, 2.0, "text", b"bytes", None, True, np.float32(3)]
     for value in (*constants, variable, tf.constant([1.0]), tf.ragged.constant([[1], [2, 3]])):
         assert own_copy({"x": [value]})["x"][0] is value
-    structure = {"x": [values]}
-    assert own_copy(structure)["x"][0] is not values
-    large = np.zeros(2**17, np.float32)
+    assert own_copy({"x": [values]})["x"][0] is not values
     with tf.device(strategy.cluster.workers[0].device):
         copy = own_copy(large)
     large[:] = 1

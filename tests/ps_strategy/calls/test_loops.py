@@ -4,7 +4,6 @@ import logging
 
 import keras
 import numpy as np
-import pytest
 import tensorflow as tf
 
 TIMEOUT = 60.0
@@ -94,16 +93,6 @@ def replica_id():
     return tf.distribute.get_replica_context().replica_id_in_sync_group
 
 
-def result(strategy, fn, *args):
-    return strategy.schedule(fn, args=args).result(TIMEOUT)
-
-
-@pytest.fixture
-def variable(strategy):
-    with strategy.scope():
-        return tf.Variable(0.0)
-
-
 def test_run_outside_of_a_scheduled_function_works_and_warns_each_time(strategy, caplog):  # row 10
     for _ in range(2):
         caplog.clear()
@@ -113,7 +102,7 @@ def test_run_outside_of_a_scheduled_function_works_and_warns_each_time(strategy,
         assert "strategy.run was called outside of a scheduled function" in record.getMessage()
 
         caplog.clear()
-        assert result(strategy, tf.function(lambda: strategy.run(replica_id))) == 0
+        assert strategy.schedule(tf.function(lambda: strategy.run(replica_id))).result(TIMEOUT) == 0
         assert not caplog.records
     assert strategy.reduce("SUM", tf.constant([1, 2]), axis=0) == 3
     assert strategy.gather(tf.constant([3]), axis=0).numpy().tolist() == [3]
@@ -121,50 +110,32 @@ def test_run_outside_of_a_scheduled_function_works_and_warns_each_time(strategy,
         assert f"strategy.{name} was called outside of a scheduled function" in caplog.text
 
 
-def test_run_and_reduce_work_in_a_scheduled_function(strategy):  # row 11
-    @tf.function
-    def step(x):
-        assert tf.distribute.get_replica_context() is not None
-        doubled = strategy.run(lambda value: value * 2 + replica_id(), args=(x,))
-        gathered = strategy.gather(strategy.run(lambda value: [value], args=(x,))[0][tf.newaxis], axis=0)
-        return strategy.reduce(tf.distribute.ReduceOp.SUM, doubled, axis=None), gathered
-
-    assert result(strategy, step, tf.constant(21)) == (42, [21])
+def test_run_reduce_and_gather_work_in_a_scheduled_function(strategy):  # rows 11, 12, 18
     with strategy.scope():
-        assert result(strategy, step, tf.constant(21)) == (42, [21])
-
-
-def test_an_update_by_the_first_replica_is_made_once_for_each_call(strategy, variable):  # row 12
-    @tf.function
-    def step():
-        def update_if_first():
-            if replica_id() == 0:
-                variable.assign_add(1.0)
-            return 1
-
-        return strategy.reduce("SUM", strategy.run(update_if_first), axis=None)
-
-    futures = [strategy.schedule(step) for _ in range(10)]
-    strategy.join(TIMEOUT)
-    assert strategy.local_results(futures) == [1] * 10
-    assert variable.numpy() == 10
-
-
-def test_the_mean_over_a_batch_of_a_distributed_dataset(strategy, variable):  # row 18
+        count, total = tf.Variable(0.0), tf.Variable(0.0)
     dataset = strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensors([1.0, 3.0]).repeat())
 
     @tf.function
     def step(iterator):
-        mean = strategy.reduce(tf.distribute.ReduceOp.MEAN, strategy.run(lambda x: x * 2, (next(iterator),)), axis=0)
-        variable.assign_add(mean)
-        return mean
+        def replica(x):
+            assert tf.distribute.get_replica_context() is not None
+            if replica_id() == 0:
+                count.assign_add(1.0)
+            return x * 2
+
+        doubled = strategy.run(replica, args=(next(iterator),))
+        mean = strategy.reduce(tf.distribute.ReduceOp.MEAN, doubled, axis=0)
+        total.assign_add(mean)
+        return mean, strategy.reduce("SUM", doubled, axis=None), strategy.gather(doubled, axis=0)
 
     iterator = iter(dataset)
-    futures = [strategy.schedule(step, args=(iterator,)) for _ in range(6)]
+    futures = [strategy.schedule(step, args=(iterator,)) for _ in range(10)]
+    with strategy.scope():
+        futures.append(strategy.schedule(step, args=(iterator,)))
     strategy.join(TIMEOUT)
-    assert strategy.local_results(futures) == [4.0] * 6
-    assert variable.numpy() == 24
-    strategy.join(TIMEOUT)
+    for mean, summed, gathered in strategy.local_results(futures):
+        assert (mean, summed.tolist(), gathered.tolist()) == (4.0, [2.0, 6.0], [2.0, 6.0])
+    assert (count.numpy(), total.numpy()) == (11, 44)
 
 
 def test_variables_that_aggregate_are_updated_by_every_call(strategy):  # rows 100, 102
@@ -185,7 +156,7 @@ def test_variables_that_aggregate_are_updated_by_every_call(strategy):  # rows 1
 
         return strategy.run(update)
 
-    assert [result(strategy, step) for _ in range(2)] == [[5] * 3, [13] * 3]
+    assert [strategy.schedule(step).result(TIMEOUT) for _ in range(2)] == [[5] * 3, [13] * 3]
     strategy.run(lambda: [variable.assign_sub(3.0) for variable in variables])
     assert [variable.numpy() for variable in variables] == [10] * 3
 
@@ -212,7 +183,6 @@ def while_loop(factor, offset):
 USES = [
     (lambda a, b: elements(pairs().map(lambda x, y: x * a + b, num_parallel_calls=2)), [5.0, 7.0, 9.0]),
     (lambda a, b: elements(pairs().filter(lambda x, y: x * b > a + 1.0).map(lambda x, y: y)), [20.0, 30.0]),
-    (lambda a, b: tf.scan(lambda s, x: s * a + x * b, tf.constant(NUMBERS)), [1.0, 8.0, 25.0]),
     (lambda a, b: while_loop(a, b)[1], 8.0),
     (lambda a, b: tf.cond(a > 1.0, lambda: a + b, a.read_value), 5.0),
 ]

@@ -1,9 +1,11 @@
 """Tests of which servers the runtime connects, on servers in a dictionary: no network, no remote calls."""
 
+import gc
 import threading
 
 import pytest
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from coordinator.heartbeat.open_connections import OpenConnections
 from coordinator.heartbeat.probes import Link
@@ -171,6 +173,23 @@ def test_a_parameter_server_that_loses_its_variables_in_a_change_is_lost(servers
     assert membership.reconnect_parameter_servers()
     assert membership.lost_parameter_server() is None
     assert membership.reconnect(1)
+
+
+def test_a_function_that_is_deleted_while_the_servers_change_is_removed_afterwards(servers, connect):
+    membership, seen = connect(), []
+    functions = [tf.function(lambda: tf.constant(3))]
+    name = functions[0].get_concrete_function().name
+
+    def delete(_):
+        functions.clear()
+        gc.collect()
+        seen.append(context.context().has_function(name))
+
+    servers.before_update = delete
+    servers.restart(FIRST)
+    assert membership.reconnect(0)
+    assert seen[0], "TensorFlow would tell servers that are not connected"
+    assert not context.context().has_function(name)
 
 
 @pytest.mark.parametrize("why", ["silent", "unreached"])

@@ -10,22 +10,26 @@ from tests.program_runner import ProgramRunner
 from tests.ps_strategy.devices import scenarios
 
 # The methods of `scenarios.py`, by the number of workers; those that take little run by default.
-QUICK = (
-    "each_device_is_a_replica_and_replicas_combine_their_values",
-    "a_variable_is_changed_by_what_its_aggregation_makes_of_all_replicas",
-    "datasets_have_an_element_for_each_replica",
-    "a_loop_equals_one_device_and_reads_and_changes_variables_once",
-    "what_is_done_once_for_a_worker_is_refused_on_each_of_its_devices",
-)
-LONG = (
-    "rules_take_gradients_that_were_summed_on_the_worker",
-    "fit_equals_one_device_whatever_the_data",
-    "models_of_any_kind_are_trained_or_refused",
-    "rows_of_a_table_are_looked_up_on_each_device_and_changed_once",
-    "servers_are_lost_and_a_worker_with_other_devices_takes_no_part",
-)
-OF_TWO_WORKERS = ("a_rule_has_the_gradients_of_two_workers_with_two_devices_each",)
-GROUPS = {name: (workers, group) for workers, group in ((1, QUICK), (1, LONG), (2, OF_TWO_WORKERS)) for name in group}
+QUICK = {
+    1: (
+        "each_device_is_a_replica_and_replicas_combine_their_values",
+        "a_variable_is_changed_by_what_its_aggregation_makes_of_all_replicas",
+        "datasets_have_an_element_for_each_replica",
+        "a_loop_equals_one_device_and_reads_and_changes_variables_once",
+        "what_is_done_once_for_a_worker_is_refused_on_each_of_its_devices",
+    )
+}
+LONG = {
+    1: (
+        "rules_take_gradients_that_were_summed_on_the_worker",
+        "fit_equals_one_device_whatever_the_data",
+        "models_of_any_kind_are_trained_or_refused",
+        "rows_of_a_table_are_looked_up_on_each_device_and_changed_once",
+        "servers_are_lost_and_a_worker_with_other_devices_takes_no_part",
+    ),
+    2: ("a_rule_has_the_gradients_of_two_workers_with_two_devices_each",),
+}
+GROUPS = {name: group for group in (QUICK, LONG) for names in group.values() for name in names}
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -37,28 +41,13 @@ def seen() -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "scenario", [pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for name in GROUPS]
+    "scenario", [pytest.param(name, marks=() if GROUPS[name] is QUICK else pytest.mark.long) for name in GROUPS]
 )
 def test_on_two_devices(seen: dict[str, str], run_program: ProgramRunner, scenario: str) -> None:
     if scenario not in seen:
-        workers, group = GROUPS[scenario]
-        ran = run_program(Path(scenarios.__file__).read_text(), workers, *group, timeout=280)
+        ran = run_program(Path(scenarios.__file__).read_text(), json.dumps(GROUPS[scenario]), timeout=280)
         seen.update(json.loads(ran.stdout.splitlines()[-1]))
     assert not seen[scenario], seen[scenario]
-
-
-@pytest.mark.long
-def test_a_cluster_whose_workers_have_different_devices_is_refused(run_program: ProgramRunner) -> None:
-    run_program("""
-    import coordinator, pytest, tensorflow as tf
-    from coordinator.testing import LocalCluster
-
-    with LocalCluster(workers=1, ps=1, devices_per_worker=2) as cluster:
-        spec = {**cluster.spec, "worker": [*cluster.spec["worker"], cluster.start_worker(devices=3)]}
-        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec(spec), rpc_layer="grpc")
-        with pytest.raises(coordinator.DeviceMismatchError, match="/job:worker/task:1"):
-            coordinator.ParameterServerStrategy(resolver)
-    """)
 
 
 ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "0", "TF_FORCE_GPU_ALLOW_GROWTH": "true", "NVIDIA_TF32_OVERRIDE": "0"}

@@ -1,17 +1,13 @@
 """Tests that copies of a function's graph do the same as calls of it, read variables once, and draw other numbers."""
 
-import collections
 import functools
-import itertools
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from coordinator.ps_strategy.fusing.graph_copies import packed_function
 from coordinator.ps_strategy.fusing.repeated_function import RepeatedFunction, disable_fusing, may_be_fused
-from tests.ps_strategy.fusing.fused_calls import COUNT, STEPS, FusedCalls
 from tests.ps_strategy.tensorflow_internals.private_names import call_flat
 
 
@@ -231,9 +227,8 @@ def in_a_branch_of_a_loop_in_a_called_one(draw):
 def drawn_in_copies(concrete, count):
     """Returns what each of `count` copies draws, by operation."""
     columns = RepeatedFunction(concrete, count, []).call_on([], concrete.captured_inputs, tf.constant(True), call_flat)
-    keys = [*concrete.structured_outputs]
-    return {key: [np.asarray(value).tobytes() for value in column]
-            for key, column in zip(sorted(keys), columns, strict=True)}  # fmt: skip
+    keys = sorted(concrete.structured_outputs)
+    return {key: [np.asarray(value).tobytes() for value in column] for key, column in zip(keys, columns, strict=True)}
 
 
 @pytest.mark.parametrize("depth", [called, in_a_branch_of_a_loop_in_a_called_one], ids=lambda depth: depth.__name__)
@@ -269,29 +264,3 @@ def test_a_packed_function_with_hoisted_reads_draws_other_numbers_in_loops():
         [found] = tf.nest.flatten(call_flat(each, [*concrete.captured_inputs, *go]))
         drawn.append(found.numpy().tobytes())
     assert len(set(drawn)) == len(drawn)
-
-
-def test_dropout_and_augmentation_of_scheduled_functions_differ_in_each_step(strategy, monkeypatch):
-    tf.random.set_seed(5)
-    layer = keras.layers.Dropout(0.5, seed=3)
-    helper = tf.function(lambda image: tf.image.random_flip_left_right(tf.image.random_brightness(image, 0.5)))
-
-    @tf.function
-    def step(number):
-        images = tf.map_fn(helper, tf.reshape(tf.range(32.0), [2, 4, 4, 1]))
-        mask = tf.cond(number >= 0, lambda: tf.nn.dropout(tf.ones([32]), 0.5), lambda: tf.zeros([32]))
-        return images, mask, layer(tf.ones([32]), training=True)
-
-    calls = FusedCalls(strategy, monkeypatch)
-    # Each worker has sequences of its own, with the same seeds: of one worker all differ.
-    results = calls.run(step, [(tf.constant(number),) for number in range(COUNT)])
-    assert max(calls.sizes) == STEPS
-    by_worker = collections.defaultdict(list)
-    for future in results:
-        by_worker[future.worker].append(future.result())
-    for (images, mask, dropped), (others, other_mask, other_dropped) in itertools.chain.from_iterable(
-        itertools.combinations(found, 2) for found in by_worker.values()
-    ):
-        assert (images != others).any()
-        assert (mask != other_mask).any()
-        assert (dropped != other_dropped).any()

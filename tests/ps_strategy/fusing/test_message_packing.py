@@ -98,8 +98,7 @@ def test_a_tensor_that_waits_for_another_server_is_in_a_later_message():
             b = x * 5
         return [*on(0, b, x * 7), a]
 
-    concrete = built(fn, tf.TensorSpec([], tf.int32))
-    assert results(concrete, 5) == [26, 36, 11]
+    assert results(built(fn, tf.TensorSpec([], tf.int32)), 5) == [26, 36, 11]
 
 
 def dequeued(_):
@@ -163,14 +162,7 @@ def test_operations_are_on_the_devices_of_their_resources():
     assert not added([]), "all operations are on one device"
 
 
-_RARE = [
-    tf.qint8,
-    tf.quint8,
-    tf.qint16,
-    tf.quint16,
-    tf.qint32,
-    *map(tf.as_dtype, ["float8_e5m2", "float8_e4m3fn", "int4", "uint4"]),
-]
+_RARE = [tf.qint8, tf.quint16, tf.qint32, *map(tf.as_dtype, ["float8_e5m2", "int4"])]
 _INTEGERS = [tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16, tf.uint32, tf.uint64]
 _OTHERS = [tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.bool, tf.complex64, tf.complex128, tf.string]
 DTYPES = [*_INTEGERS, *_OTHERS, *_RARE]
@@ -223,5 +215,4 @@ def test_arguments_and_results_of_fused_calls_keep_their_bits(strategy, monkeypa
     step = tf.function(lambda *given: [tf.identity(value) for value in given], autograph=False)
     futures = calls.run(step, [[*map(tf.constant, given, [kind[0] for kind in kinds])] for given in values])
     for future, given in zip(futures, values, strict=True):
-        for kind, found, value in zip(kinds, future.result(), given, strict=True):
-            assert bits(found) == bits(value), kind
+        assert [bits(found) for found in future.result()] == [bits(value) for value in given]

@@ -71,9 +71,6 @@ FORMS = {
     "in called functions": lambda change, take: (tf.function(take)(), tf.function(change)()),
     "in one called function": lambda change, take: tf.function(lambda: [take(), change()][0])(),
     "in a function that gets the element": lambda change, take: tf.function(lambda _: change())(take()),
-    "in functions of a function": lambda change, take: tf.function(
-        lambda: [tf.function(take)(), tf.function(change)()]
-    )(),
     "in branches": in_branches,
     "in loops": in_loops,
 }
@@ -108,22 +105,3 @@ def test_what_follows_two_elements_waits_for_both():
 
     second.end_during(lambda: step(first.iterator, second.iterator))
     assert (count.numpy(), int(optimizer.iterations)) == (0, 0)
-
-
-def test_only_changes_that_do_not_need_the_element_anyway_wait_for_it():
-    data, total, count, value = Data(), tf.Variable(0, dtype=tf.int64), tf.Variable(0), tf.Variable(3.0)
-
-    @tf.function
-    def change(iterator):
-        total.assign_add(2 * next(iterator))
-        count.assign_add(1)
-
-    @tf.function
-    def read(iterator):
-        element = next(iterator)
-        return value + tf.random.uniform([]), element
-
-    changing, reading = (each.get_concrete_function(data.iterator).graph.get_operations() for each in (change, read))
-    assert [len(each.control_inputs) for each in changing if each.type.startswith("AssignAdd")] == [0, 1]
-    # What the function returns waits for its effects.
-    assert {each.type for each in reading if each.control_inputs} <= {"Identity", "NoOp"}

@@ -109,18 +109,6 @@ def _computed_argument(count):
         _call(variable + 1)
 
 
-def _two_calls(count):
-    for _ in tf.range(count):
-        _call(_call())
-
-
-def _no_call(count):
-    total = 0
-    for _ in tf.range(count):
-        total += 1
-    return total
-
-
 def _break(count):
     for _ in tf.range(count):
         _call()
@@ -134,6 +122,6 @@ def _values(count):
 
 
 def test_a_loop_that_does_more_than_the_same_call_is_not_replaced(noted):
-    for loop in (_computed_argument, _two_calls, _no_call, _break, _values):
+    for loop in (_computed_argument, _break, _values):
         tf.function(loop).get_concrete_function(tf.TensorSpec([], tf.int32))
         assert noted == [], loop

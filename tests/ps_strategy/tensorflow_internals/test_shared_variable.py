@@ -13,7 +13,7 @@ from coordinator.ps_strategy.tensorflow_internals.shared_variable import (
     reads_replaced,
 )
 from tests.ps_strategy.every_worker import concrete_function
-from tests.ps_strategy.tensorflow_internals.private_names import function_in, rate_variable
+from tests.ps_strategy.tensorflow_internals.private_names import function_in
 from tests.updates.state.locked_sections import locked_operations, waits_under_locks
 
 TIMEOUT = 120.0
@@ -96,20 +96,6 @@ def test_a_scalar_is_read_as_often_as_needed_and_its_value_is_right(name):
     concrete = function.get_concrete_function()
     assert [float(each) for each in function()] == expected
     assert reads_of(concrete, variable) == reads
-
-
-def test_adam_reads_iterations_and_learning_rate_once_per_step(strategy):
-    with strategy.scope():
-        weights, optimizer = [keras.Variable([1.0]) for _ in range(3)], keras.optimizers.Adam(0.5)
-        optimizer.build(weights)
-    step = tf.function(lambda: optimizer.apply([tf.ones([1])] * 3, weights), autograph=False)
-    concrete = concrete_function(strategy, step)
-    assert [reads_of(concrete, each.value) for each in (optimizer.iterations, rate_variable(optimizer))] == [1, 1]
-    # Read once in each call, not only in the first.
-    for rate in (0.0, 0.1):
-        before, optimizer.learning_rate = weights[0].numpy(), rate
-        strategy.schedule(step).result(TIMEOUT)
-        assert np.array_equal(weights[0].numpy(), before) == (rate == 0.0)
 
 
 def test_assigning_a_read_value_plus_a_change_loses_no_update(strategy):
@@ -233,13 +219,10 @@ def test_rows_are_updated_as_those_of_a_plain_variable(method):
         for values in (updates(indices, row), 2.5):
             check_same(method, values, indices, row)
     check_same(method, updates([1, 4], dtype=tf.bfloat16), np.array([1, 4], np.int64), dtype=tf.bfloat16)
-
-
-def test_rows_of_bools_and_strings_are_assigned():
-    for one, other in ((True, False), (b"one", b"other")):
-        shared = tf.Variable([one, one, one])
-        make_shared(shared)
-        assert change(shared, "scatter_update", [other], [1], False).numpy().tolist() == [one, other, one]
+    if method == "scatter_update":
+        words = tf.Variable([b"one"] * 3)
+        make_shared(words)
+        assert change(words, method, [b"other"], [1], False).numpy().tolist() == [b"one", b"other", b"one"]
 
 
 def test_updates_of_unknown_shape_give_the_same_as_on_a_plain_variable():
@@ -250,14 +233,12 @@ def test_updates_of_unknown_shape_give_the_same_as_on_a_plain_variable():
 
         return step
 
-    for options in ({}, {"shape": tf.TensorShape(None)}):
-        plain, shared = map(changed, plain_and_shared(**options))
-        for values, indices in ((updates([1, 4]), [1, 4]), (tf.constant(9.0), [[2]]), (updates(3), 3)):
-            np.testing.assert_array_equal(plain(values, tf.constant(indices)), shared(values, tf.constant(indices)))
-        for step in (plain, shared):
-            with pytest.raises(tf.errors.InvalidArgumentError):
-                # Only a scalar is one value for all rows.
-                step(tf.ones([1, 3]), tf.constant([0, 1]))
+    plain, shared = map(changed, plain_and_shared(shape=tf.TensorShape(None)))
+    for values, indices in ((updates([1, 4]), [1, 4]), (tf.constant(9.0), [[2]]), (updates(3), 3)):
+        np.testing.assert_array_equal(plain(values, tf.constant(indices)), shared(values, tf.constant(indices)))
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        # Only a scalar is one value for all rows.
+        shared(tf.ones([1, 3]), tf.constant([0, 1]))
 
 
 @METHOD
@@ -317,18 +298,15 @@ def test_scatters_reads_and_assignments_run_in_program_order():
     @tf.function
     def step():
         first = shared.scatter_update(slices(tf.zeros([ROWS, 3]), [0, 1, 2, 3, 4]))
-        return first.scatter_add(slices(2.0, [1])).scatter_max(slices(1.0, [0])).assign_add(tf.ones([ROWS, 3]))
-
-    np.testing.assert_array_equal(step()[:, 0], [2.0, 3.0, 1.0, 1.0, 1.0])
-
-    @tf.function
-    def assign_what_was_read_before():
         before = shared + 1.0
+        added = first.scatter_add(slices(2.0, [1])).scatter_max(slices(1.0, [0])).assign_add(tf.ones([ROWS, 3]))
+        value = added.read_value()
         shared.scatter_add(slices(10.0, [0]))
         shared.assign(before)
+        return value
 
-    assign_what_was_read_before()
-    np.testing.assert_array_equal(shared[:, 0], [3.0, 4.0, 2.0, 2.0, 2.0])
+    np.testing.assert_array_equal(step()[:, 0], [2.0, 3.0, 1.0, 1.0, 1.0])
+    np.testing.assert_array_equal(shared, np.ones([ROWS, 3]))
 
 
 def test_products_and_quotients_which_have_no_exclusive_kernel_run_under_a_mutex():
@@ -348,16 +326,11 @@ def test_products_and_quotients_which_have_no_exclusive_kernel_run_under_a_mutex
 def test_rows_of_a_variable_on_a_server_can_be_changed_eagerly(strategy):
     with strategy.scope():
         remote = tf.Variable(tf.zeros([ROWS, 3]))
-    plain = tf.Variable(tf.zeros([ROWS, 3]))
-    for each in (plain, remote):
-        for number, method in enumerate(METHODS):
-            for values, indices in [(number - 1.5, [1, 3]), (tf.ones([1, 3]), [number])]:
-                change(each, method, values, indices, is_function=False)
-        each.scatter_mul(slices(tf.fill([2, 3], 3.0), [1, 3]))
-        each.scatter_div(slices(2.0, [4]))
-    np.testing.assert_array_equal(plain, remote)
+    for number, method in enumerate(METHODS):
+        change(remote, method, number - 1.5, [1, 3], is_function=False)
+    remote.scatter_mul(slices(tf.fill([2, 3], 3.0), [1, 3]))
     remote.scatter_nd_add([[0]], [[1.0, 2.0, 3.0]])
-    np.testing.assert_array_equal(remote[0] - plain[0], [1.0, 2.0, 3.0])
+    np.testing.assert_array_equal(remote, [[1.0, 2.0, 3.0], [7.5] * 3, [0.0] * 3, [7.5] * 3, [0.0] * 3])
 
 
 class ConstantReader:
