@@ -29,9 +29,6 @@ def take_next(iterator):
     return next(iterator)
 
 
-ZERO, ONE = 0, 1
-
-
 def schedule_check(strategy, x):
     return strategy.schedule(check, args=(tf.constant(x),))
 
@@ -42,18 +39,18 @@ def test_join_raises_the_original_exception(strategy):  # rows 28 to 31, 41
         (check, (tf.constant(1),), tf.errors.InvalidArgumentError, "must be zero"),
         (missing, (), tf.errors.NotFoundError, "/no/such/file"),
     ]:
-        for verb in (strategy.join, strategy.done, lambda: schedule_check(strategy, ZERO)):
+        for verb in (strategy.join, strategy.done, lambda: schedule_check(strategy, 0)):
             concurrent.futures.wait([strategy.schedule(fn, args=args)], TIMEOUT)
             with pytest.raises(kind, match=words):
                 verb()
             # Once; then the strategy is usable again.
             assert strategy.done()
-            assert schedule_check(strategy, ZERO).result(TIMEOUT) == 0
+            assert schedule_check(strategy, 0).result(TIMEOUT) == 0
             strategy.join(TIMEOUT)
 
 
 def test_the_future_raises_the_error_at_each_call(strategy):  # row 32
-    future = schedule_check(strategy, ONE)
+    future = schedule_check(strategy, 1)
     for _ in range(2):
         with pytest.raises(tf.errors.InvalidArgumentError, match="must be zero") as caught:
             future.result(TIMEOUT)
@@ -99,7 +96,7 @@ def test_an_input_that_cannot_be_created_fails_the_functions_that_use_it(strateg
 
 def test_an_input_that_cannot_be_created_does_not_affect_other_functions(strategy, unreadable):  # row 34
     for _ in range(6):
-        schedule_check(strategy, ZERO)
+        schedule_check(strategy, 0)
     strategy.join(TIMEOUT)
     del unreadable
     assert strategy.done()
@@ -145,7 +142,6 @@ TABLE = [
     (input_error(UNAVAILABLE), False, True, FailureKind.WORKER_LOST),
     (UNAVAILABLE, True, False, FailureKind.PARAMETER_SERVER_LOST),
     (UNAVAILABLE, True, True, FailureKind.PARAMETER_SERVER_LOST),
-    (NOT_FOUND, True, False, FailureKind.PARAMETER_SERVER_LOST),
     (input_error(ABORTED), True, False, FailureKind.PARAMETER_SERVER_LOST),
     (input_error(UNAVAILABLE), False, False, FailureKind.TRANSIENT),
     (input_error(NOT_FOUND), False, False, FailureKind.INPUT),
@@ -168,7 +164,6 @@ TABLE += [
     (kind(None, None, text), False, False, expected)
     for kind, text, expected in [
         (tf.errors.UnavailableError, "", FailureKind.TRANSIENT),
-        (tf.errors.AbortedError, "", FailureKind.TRANSIENT),
         (tf.errors.CancelledError, TRANSPORT, FailureKind.TRANSIENT),
         (tf.errors.DeadlineExceededError, "", FailureKind.TRANSIENT),
         (tf.errors.UnknownError, TRANSPORT, FailureKind.TRANSIENT),
@@ -179,7 +174,6 @@ TABLE += [
         (tf.errors.InternalError, f"Cannot encode a Tensor{PASSED_ON}", FailureKind.USER),
         (tf.errors.InternalError, "Blas GEMM launch failed", FailureKind.USER),
         (tf.errors.DataLossError, TRANSPORT, FailureKind.USER),
-        (tf.errors.InvalidArgumentError, TRANSPORT, FailureKind.USER),
     ]
 ]
 

@@ -122,7 +122,7 @@ def test_a_repeated_call_uses_the_trace_that_tensorflow_would_choose(strategy):
     assert [result(1.0), result(1.0), len(traces)] == [6, 6, 6]
 
 
-MANY = 20
+TIMEOUT, MANY = 120.0, 20
 
 
 @pytest.fixture
@@ -173,9 +173,6 @@ def test_the_warning_names_other_causes(warnings):
         assert words in warnings()[-1]
         assert "flag" not in warnings()[-1]
         assert len(warnings()[-1]) < 500, "long values are abbreviated"
-
-
-TIMEOUT = 120.0
 
 
 def test_a_function_of_which_a_call_failed_has_another_name_after_a_recovery(monkeypatch, recorded_functions):

@@ -2,6 +2,8 @@
 
 import concurrent.futures
 import functools
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,10 +12,11 @@ import tensorflow as tf
 import coordinator
 from coordinator.updates.rule_state import pause
 from tests.ps_strategy.every_worker import on_every_worker
+from tests.ps_strategy.failure_programs import queue_lock
 from tests.ps_strategy.fusing.fused_calls import FusedCalls
 from tests.ps_strategy.gate import Gate
 
-TIMEOUT = 60.0
+TIMEOUT, STEPS = 120.0, 40
 
 
 @tf.function
@@ -93,8 +96,7 @@ def test_concrete_functions_can_be_scheduled(strategy):
 
 def test_methods_partial_functions_and_input_signatures_work(strategy):
     class Scale:
-        def __init__(self):
-            self.factor = 3
+        factor = 3
 
         @tf.function
         def apply(self, x, offset=1):
@@ -138,13 +140,9 @@ def test_thousands_of_functions_complete(strategy, counted):  # row 15
     double = tf.function(lambda x: x * 2)
     tensors = [tf.constant(x) for x in range(10)]
     futures = [strategy.schedule(double, args=(tensors[number % 10],)) for number in range(5_000)]
-    strategy.join(timeout=4 * TIMEOUT)
+    strategy.join(timeout=2 * TIMEOUT)
     assert [future.result(timeout=0) for future in futures] == [number % 10 * 2 for number in range(5_000)]
     assert (counted().finished, counted().waiting, counted().running) == (5_000, 0, 0)
-
-
-TIMEOUT = 60.0
-STEPS = 40
 
 
 def test_each_output_is_stacked_in_the_order_of_the_runs(strategy, monkeypatch, counted):
@@ -214,9 +212,6 @@ def test_map_returns_futures_in_the_order_of_the_arguments(strategy):
     stacked = strategy.schedule(tf.function(lambda: tf.constant(1)), steps=4)
     futures = strategy.map(double, ((tf.constant(number), stacked) for number in range(20)))
     assert strategy.local_results(futures) == [2 * number + 4 for number in range(20)]
-
-
-TIMEOUT = 120.0
 
 
 @tf.function
@@ -347,6 +342,19 @@ PROGRAM = """
 @pytest.mark.cluster
 def test_what_was_made_before_the_strategy_is_refused_in_a_sentence_or_works(run_program):
     run_program(PROGRAM)
+
+
+CORE = ("__main__", "coordinator.queueing", "coordinator.workers.", "coordinator.statistics", "coordinator.future")
+
+
+@pytest.mark.long
+@pytest.mark.cluster
+def test_only_the_core_and_the_standard_library_run_under_the_queues_lock(run_program):
+    program = run_program(Path(queue_lock.__file__).read_text(), timeout=280)
+    modules = program.stdout.strip().splitlines()[-1].split()
+    others = [name for name in modules if name.partition(".")[0] not in sys.stdlib_module_names]
+    assert "coordinator.queueing.queue_state" in others
+    assert [name for name in others if not name.startswith(CORE)] == []
 
 
 def test_a_function_that_reads_a_dataset_of_the_client_is_refused_when_traced(strategy):

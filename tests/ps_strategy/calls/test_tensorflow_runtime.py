@@ -131,21 +131,7 @@ def test_a_worker_that_was_left_out_for_a_while_has_lost_its_resources(servers, 
     assert work.connections[0] != work.connections[1]
 
 
-def test_no_worker_is_connected_while_a_parameter_server_is_lost(servers, connect):
-    membership = connect()
-    servers.restart(PS)
-    servers.restart(FIRST)
-    named = len(servers.server_defs)
-    assert not membership.reconnect(0)
-    assert len(servers.server_defs) == named
-    lost = membership.lost_parameter_server()
-    assert lost is not None
-    assert lost.task == "/job:ps/task:0"
-    assert "ps:1" in str(lost)
-    assert not membership.is_parameter_server_reachable(0)
-
-
-def test_parameter_servers_are_reconnected_when_they_answer(servers, connect):
+def test_parameter_servers_are_reconnected_when_they_answer_and_no_worker_before(servers, connect):
     membership, work = connect(), Work()
     assert attempt(membership, 0, work) is None
     servers.kill(PS)
@@ -154,6 +140,10 @@ def test_parameter_servers_are_reconnected_when_they_answer(servers, connect):
     named = len(servers.server_defs)
     assert not membership.reconnect_parameter_servers()
     servers.restart(PS)
+    assert not membership.reconnect(0)
+    assert not membership.is_parameter_server_reachable(0)
+    lost = membership.lost_parameter_server()
+    assert (lost.task, "ps:1" in str(lost)) == ("/job:ps/task:0", True)
     assert membership.reconnect_parameter_servers()
     assert servers.server_defs[named:] == [{PS, FIRST}], "only servers that answer are connected"
     assert membership.lost_parameter_servers() == ()

@@ -327,7 +327,7 @@ class Scenarios(Client):
             return tf.data.Dataset.from_tensor_slices((X, Y)).batch(context.get_per_replica_batch_size(BATCH))
 
         self._fit("Nadam", {"x": per_worker, "validation_data": per_worker}, steps_per_execution=2)
-        self._fit("AdamW", {"x": of_function, "validation_data": of_function})
+        self._fit("AdamW", {"x": of_function})
         of_source = {"x": source, "batch_size": BATCH, "shuffle": False, "validation_data": source}
         self._fit("a source and a rule", of_source, rule=coordinator.updates.Asynchronous)
 

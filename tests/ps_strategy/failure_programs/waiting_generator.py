@@ -15,14 +15,13 @@ import coordinator
 from coordinator.testing import LocalCluster
 from tests.deadline import wait_until
 
+WORKERS = 2
+
 
 class Generators:
-    """A strategy with a dataset of generators in this process, one for each of the first workers.
+    """A strategy with a dataset of generators in this process, which yield one element, then wait."""
 
-    Each yields one element, then waits.
-    """
-
-    def __init__(self, cluster: LocalCluster, heartbeat_timeout: float = 1.0, workers: int = 2) -> None:
+    def __init__(self, cluster: LocalCluster, heartbeat_timeout: float = 1.0) -> None:
         options = coordinator.Options(close_timeout=0.5, heartbeat_timeout=heartbeat_timeout)
         self.strategy = coordinator.ParameterServerStrategy(cluster.resolver, options=options)
         # Each generator that waits occupies one of TensorFlow's threads, of which there may be only two.
@@ -37,9 +36,9 @@ class Generators:
         dataset = tf.data.Dataset.from_generator(elements, output_signature=tf.TensorSpec([])).prefetch(2)
         iterator = iter(self.strategy.experimental_distribute_dataset(dataset))
         step = tf.function(lambda iterator: next(iterator))  # noqa: PLW0108 - a builtin has no signature
-        for worker in range(workers):
-            for _ in range(2):
-                self.strategy.schedule(step, args=(iterator,), worker=worker)
+        for _ in range(2 * WORKERS):
+            self.strategy.schedule(step, args=(iterator,))
+        for _ in range(WORKERS):
             assert waiting.acquire(timeout=60.0)
 
 
@@ -55,7 +54,7 @@ def interrupt(cluster: LocalCluster) -> threading.Event:
     generators = Generators(cluster)
     try:
         with generators.strategy as strategy:
-            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+            threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
             strategy.join()
     except KeyboardInterrupt:
         pass
@@ -63,8 +62,8 @@ def interrupt(cluster: LocalCluster) -> threading.Event:
 
 
 def lose_and_remove_workers(cluster: LocalCluster) -> None:
-    """Restarts a worker, and removes the other one, whose generator leaves TensorFlow a thread."""
-    workers = Generators(cluster, workers=1).strategy.cluster
+    """Restarts a worker, which is lost and reconnected to, or not, and removes the other one."""
+    workers = Generators(cluster).strategy.cluster
     cluster.kill("worker", 1)
     wait_until(lambda: workers.workers[1].state.value == "lost")
     cluster.restart("worker", 1)
@@ -72,7 +71,9 @@ def lose_and_remove_workers(cluster: LocalCluster) -> None:
 
 
 if __name__ == "__main__":
-    with LocalCluster(workers=2, ps=1) as servers:
+    # A change of the servers needs one beside those of the generators.
+    tf.config.threading.set_inter_op_parallelism_threads(4)
+    with LocalCluster(workers=WORKERS, ps=1) as servers:
         for end in (close_despite_patient_heartbeats, interrupt):
             end(servers).set()
         lose_and_remove_workers(servers)

@@ -79,11 +79,9 @@ def test_tensors_of_one_stage_and_direction_form_one_message():
     first, second = SERVERS
     # Inputs are available wherever they are needed; `x` is also used separately.
     assert directions(concrete) == [
-        ("", first),
-        ("", first),
+        *[("", first)] * 2,
         ("", second),
-        (first, ""),
-        (first, ""),
+        *[(first, "")] * 2,
         (second, ""),
     ]
     x = np.array([1, 2, 3], np.float32)

@@ -18,9 +18,10 @@ from tests.ps_strategy.fusing.fused_calls import TIMEOUT, FusedCalls
 from tests.ps_strategy.gate import Gate
 from tests.ps_strategy.per_worker.elements import first, total
 
-EXAMPLES = 54
+EXAMPLES, WORKER = 54, 1
 # More than there are workers, and few enough that the loop leaves them the processors.
 _AHEAD = 20
+SPEC = tf.TensorSpec([], tf.int64)
 
 
 @pytest.fixture
@@ -156,9 +157,6 @@ def test_functions_that_ask_for_the_end_never_raise_it(strategy, dataset):
         assert sum(on_every_worker(strategy, function, iter(dataset))) == sum(range(EXAMPLES))
 
 
-WORKER = 1
-
-
 class Source:
     """Data of which one element is returned only once a door is open, which is a file that the worker polls for."""
 
@@ -262,9 +260,6 @@ def test_an_iterator_works_again_after_the_error_of_another_function(strategy, s
     wait_free(strategy)
     source.open()
     assert [took(strategy, iterator) for _ in range(4)] == [0, 1, 2, 3]
-
-
-SPEC = tf.TensorSpec([], tf.int64)
 
 
 @tf.function

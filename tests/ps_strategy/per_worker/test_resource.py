@@ -16,6 +16,8 @@ from tests.ps_strategy.every_worker import has_copies_on_workers, on_every_worke
 from tests.ps_strategy.fusing.fused_calls import COUNT, STEPS, FusedCalls
 from tests.ps_strategy.local_context import local_context
 
+TIMEOUT, WORKERS = 60.0, 2
+
 
 class Workshop:
     """Builds copies, and records for which worker and connection."""
@@ -89,9 +91,6 @@ def test_work_on_all_workers_ends_when_a_parameter_server_is_lost():
             saving.result(LIMIT)
 
 
-TIMEOUT = 60.0
-
-
 def new_queue():
     return tf.queue.FIFOQueue(10, [tf.int64], [[]])
 
@@ -159,9 +158,6 @@ def test_resources_of_the_client_but_a_summary_writer_are_refused_by_words(strat
     strategy.schedule(step).result(TIMEOUT)
     writer.close()
     assert list(tmp_path.glob("*tfevents*"))
-
-
-WORKERS = 2
 
 
 @pytest.fixture

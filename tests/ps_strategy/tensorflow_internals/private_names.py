@@ -55,6 +55,11 @@ def accumulated_gradients(optimizer: keras.optimizers.Optimizer) -> list[keras.V
     return optimizer._accumulated_gradients
 
 
+def rate_variable(optimizer: keras.optimizers.Optimizer) -> keras.Variable:
+    """Returns the variable that holds the learning rate."""
+    return optimizer._learning_rate
+
+
 def row_update_hooks() -> list[Callable[..., Any]]:
     """Returns the methods of Keras' optimizers that are replaced so that sparse gradients change single rows."""
     return [keras.optimizers.Optimizer._backend_apply_gradients]

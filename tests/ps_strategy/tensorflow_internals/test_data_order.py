@@ -69,7 +69,6 @@ def in_branches(change, take):
 FORMS = {
     "directly": lambda change, take: (take(), change()),
     "in called functions": lambda change, take: (tf.function(take)(), tf.function(change)()),
-    "in one called function": lambda change, take: tf.function(lambda: [take(), change()][0])(),
     "in a function that gets the element": lambda change, take: tf.function(lambda _: change())(take()),
     "in branches": in_branches,
     "in loops": in_loops,

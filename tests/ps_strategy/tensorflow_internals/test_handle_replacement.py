@@ -40,8 +40,6 @@ def test_a_variable_keeps_its_identity_when_its_handle_is_replaced(replace):
         assert (variable.name, variable.ref()) == ("named:0", reference)
         assert owner_of_handle(handle) is variable
         assert present_handle(former) is present_handle(handle) is handle
-    constant = tf.constant(1)
-    assert present_handle(constant) is constant
 
 
 def test_no_reference_to_the_former_handle_remains(replace):

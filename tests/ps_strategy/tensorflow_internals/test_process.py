@@ -1,7 +1,9 @@
 """Tests of the environment, the logs and the profiles of the client's process."""
 
 import logging
+import mmap
 import os
+import pathlib
 
 import pytest
 import tensorflow as tf
@@ -27,6 +29,17 @@ def test_the_environment_is_set_in_a_scope_and_restored_after_it(monkeypatch):
     with process.client_environment():
         assert [os.environ[name] for name in before] == ["False", "True", "true", "http://proxy:3128", "epoll1"]
     assert {name: os.environ.get(name) for name in before} == before
+
+
+def test_tensorflow_and_grpc_read_the_environment_variable():
+    for readers, missing in {
+        "*.so*": {"TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE", "GRPC_FAIL_FAST", "grpc_proxy"},
+        "python/eager/context.py": {"TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY"},
+    }.items():
+        for path in pathlib.Path(tf.sysconfig.get_lib()).glob(readers):
+            with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                missing -= {name for name in missing if content.find(name.encode()) >= 0}
+        assert not missing
 
 
 FATAL = 3

@@ -13,7 +13,7 @@ from coordinator.ps_strategy.tensorflow_internals.shared_variable import (
     reads_replaced,
 )
 from tests.ps_strategy.every_worker import concrete_function
-from tests.ps_strategy.tensorflow_internals.private_names import function_in
+from tests.ps_strategy.tensorflow_internals.private_names import function_in, rate_variable
 from tests.updates.state.locked_sections import locked_operations, waits_under_locks
 
 TIMEOUT = 120.0
@@ -96,6 +96,15 @@ def test_a_scalar_is_read_as_often_as_needed_and_its_value_is_right(name):
     concrete = function.get_concrete_function()
     assert [float(each) for each in function()] == expected
     assert reads_of(concrete, variable) == reads
+
+
+def test_adam_reads_iterations_and_learning_rate_once_per_step(strategy):
+    with strategy.scope():
+        weights, optimizer = [keras.Variable([1.0]) for _ in range(3)], keras.optimizers.Adam(0.5)
+        optimizer.build(weights)
+    step = tf.function(lambda: optimizer.apply([tf.ones([1])] * 3, weights), autograph=False)
+    concrete = concrete_function(strategy, step)
+    assert [reads_of(concrete, each.value) for each in (optimizer.iterations, rate_variable(optimizer))] == [1, 1]
 
 
 def test_assigning_a_read_value_plus_a_change_loses_no_update(strategy):
