@@ -35,7 +35,6 @@ def test_a_process_has_one_strategy_at_a_time(strategy, shared_cluster):  # row 
 
 
 def test_the_cluster_and_its_workers_take_functions_as_the_strategy_does(strategy):
-    """The RFC has these two for advanced users."""
     where = tf.function(lambda x: x + coordinator.get_current_worker_index())
     one = tf.constant(1, tf.int64)
     assert [worker.schedule(where, (one,)).result(TIMEOUT) for worker in strategy.cluster.workers] == [1, 2]
