@@ -32,6 +32,11 @@ def index_of(worker: int) -> int:
     return worker
 
 
+def fail(worker: int) -> None:
+    """Work of the user that fails."""
+    raise ZeroDivisionError("user's own")
+
+
 def hold(scheduler: Scheduler, count: int = 1, name: str = "step", **settings: Any) -> tuple[Gate, list[Future]]:
     """Schedules work that waits at a gate, and returns once it has arrived there on as many workers as may run it."""
     gate = Gate(scheduler.servers)  # type: ignore[arg-type]

@@ -5,7 +5,6 @@ import dataclasses
 import inspect
 
 from coordinator import errors
-from coordinator.errors import Rollback
 from coordinator.statistics import ClusterStatistics, ParameterServerStatistics, WorkerStatistics
 
 TREE = {
@@ -32,22 +31,6 @@ def test_the_error_tree_contains_every_error() -> None:
     defined = {found for _, found in inspect.getmembers(errors, inspect.isclass) if found.__module__ == errors.__name__}
     assert {found for found in defined if issubclass(found, BaseException)} == {errors.CoordinatorError, *TREE}
     assert {error: error.__bases__ for error in TREE} == TREE
-
-
-ROLLBACK = Rollback(
-    parameter_servers=("/job:ps/task:0", "/job:ps/task:1"),
-    checkpoint="folder/ckpt-3",
-    step_before=120,
-    step_after=100,
-    seconds=2.25,
-)
-
-
-def test_the_text_of_a_rollback_says_what_was_lost() -> None:
-    assert ROLLBACK.steps_lost == 20
-    assert str(ROLLBACK) == (
-        "/job:ps/task:0, /job:ps/task:1 recovered from checkpoint folder/ckpt-3, 20 steps back, at step 100 (2.2 s)"
-    )
 
 
 COUNTS = ClusterStatistics(waiting=1, running=2, finished=3, failed=4, cancelled=5, retried=6)

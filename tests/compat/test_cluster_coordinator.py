@@ -269,12 +269,6 @@ def test_an_iterator_is_one_of_tensorflows_per_worker_values(cluster_coordinator
         next(iterator)
 
 
-def test_a_dataset_may_be_an_argument_itself(cluster_coordinator):
-    dataset = cluster_coordinator.create_per_worker_dataset(make_batches()).build()
-    first = tf.function(lambda dataset: next(iter(dataset)))
-    assert cluster_coordinator.schedule(first, args=(dataset,)).fetch().tolist() == [1, 2, 3, 4]
-
-
 def test_an_input_signature_may_name_the_iterators_type(cluster_coordinator):
     iterator = iter(cluster_coordinator.create_per_worker_dataset(make_batches))
     for signature in (iterator._type_spec, tf.data.IteratorSpec(iterator.element_spec)):

@@ -1,7 +1,7 @@
 """A program for TensorFlow's names that takes the steps of TensorFlow's tutorial on parameter-server training.
 
 It is written as such programs are: the servers are threads of this process, nothing is closed, and only the import of
-two names differs. It runs with Keras 3 and, if `TF_USE_LEGACY_KERAS` is 1, with Keras 2. Its argument is a folder.
+two names differs. Its argument is a folder.
 """
 
 import os
@@ -112,10 +112,7 @@ def step_fn(iterator):
 
 
 [table] = [each for each in model.trainable_variables if each.shape[0] == len(feature_lookup.get_vocabulary())]
-print(
-    "parts of the embedding:",
-    len(getattr(table, "value", table).variables if hasattr(table, "path") else table.variables),
-)
+print("parts of the embedding:", len(table.value.variables))
 
 # Dispatching
 coordinator = ClusterCoordinator(strategy)

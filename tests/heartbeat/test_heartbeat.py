@@ -331,31 +331,6 @@ def test_connections_are_shut_down_when_the_server_falls_silent_and_while_it_is(
         assert is_open(released)
 
 
-def test_the_probes_end_although_a_probe_takes_their_cancellation_for_its_own_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class DeafProbe(contextlib.nullcontext):
-        async def __aenter__(self) -> "DeafProbe":
-            return self
-
-        async def status(self, _: float) -> None:
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.sleep(TIMEOUT)
-
-    async def watch_and_cancel() -> None:
-        server = WatchedServer("127.0.0.1:1", INTERVAL, TIMEOUT, lambda _: None)
-        watching = asyncio.create_task(server.run())
-        await asyncio.sleep(INTERVAL)
-        watching.cancel()
-        server.close()
-        done, _ = await asyncio.wait([watching], timeout=10 * TIMEOUT)
-        assert done == {watching}
-
-    monkeypatch.setattr(heartbeat_process, "AsyncTaskProbe", DeafProbe)
-    with contextlib.closing(VirtualLoop()) as loop:
-        loop.run_until_complete(watch_and_cancel())
-
-
 def test_an_unexpected_error_does_not_end_the_probes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -164,20 +164,3 @@ def test_the_host_of_an_address_says_where_it_is_served() -> None:
     for address in ("nonsense", "10.0.0.0/8", "192.0.2.77", ""):
         with pytest.raises(LaunchError, match="--interface must be an IP address of this machine"):
             own_address(address)
-
-
-def test_nothing_is_changed_where_the_kernel_does_not_say_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_EPOLL", "another name")
-    with listener(socket.AF_INET) as listening:
-        with pytest.raises(OSError, match="does not say what is waited for"):
-            listen_only_at("127.0.0.1", port_of(listening))
-        assert answers("127.0.0.2", port_of(listening))
-
-
-def test_a_port_that_is_taken_meanwhile_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_BIND_TIMEOUT", 0.05)
-    with listener(socket.AF_INET) as listening, listening.dup():
-        port = port_of(listening)
-        monkeypatch.setattr(module, "_sockets_at", lambda port: iter([(listening.fileno(), listening.dup())]))
-        with pytest.raises(LaunchError, match=f"Nothing listens on port {port} any more.*Address already in use"):
-            listen_only_at("127.0.0.1", port)

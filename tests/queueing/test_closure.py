@@ -19,7 +19,6 @@ import pytest
 from coordinator.errors import InvalidTransitionError
 from coordinator.future import Future
 from coordinator.queueing.closure import Attempt, Closure, ClosureState, ErrorScope
-from coordinator.queueing.queue_state import QueueState
 from coordinator.runtime import FailureKind
 from coordinator.testing.fake_runtime import FakeCancellation
 from tests.deadline import LIMIT
@@ -105,82 +104,6 @@ def test_each_attempt_is_counted_with_its_worker_and_its_cancellation(closure: C
 
 def cancellation() -> FakeCancellation:
     return FakeCancellation(threading.Condition())
-
-
-def add(state: QueueState, **settings: object) -> Closure:
-    closure = Closure(None, "step", 0, Future("step", 0), **settings)  # type: ignore[arg-type]
-    state.add(closure)
-    return closure
-
-
-def add_running(state: QueueState, **settings: object) -> Closure:
-    closure = add(state, **settings)
-    state.start_next(0, cancellation())
-    return closure
-
-
-def add_slow(state: QueueState) -> Closure:
-    """Runs, and waits to be tried on another worker as well."""
-    closure = add_running(state, timeout=1e-9)
-    state.waiting.add(closure, at_front=True)
-    return closure
-
-
-def add_running_twice(state: QueueState) -> Closure:
-    closure = add_slow(state)
-    state.start_next(1, cancellation())
-    return closure
-
-
-def add_straggler(state: QueueState) -> Closure:
-    """Is done by its second attempt; the first still runs."""
-    closure = add_running_twice(state)
-    state.decide(closure.live[1], ClosureState.DONE, None)
-    closure.report(None)
-    state.end_attempt(closure.live[1])
-    return closure
-
-
-@pytest.mark.parametrize(
-    ("place", "is_cancelled", "live"),
-    [
-        (add, True, 0),
-        (lambda state: add(state, target=3), True, 0),
-        (lambda state: add(state, blockers=2), True, 0),
-        (add_running, True, 1),
-        (add_slow, True, 1),
-        (add_running_twice, True, 2),
-        (add_straggler, False, 1),
-    ],
-    ids=["waits", "for one worker", "for a result", "runs", "slow", "runs twice", "straggler"],
-)
-def test_a_scheduled_closure_is_cancelled_wherever_it_is(
-    place: Callable[[QueueState], Closure], is_cancelled: bool, live: int
-) -> None:
-    state = QueueState()
-    closure = place(state)
-    effects = state.cancel_all()
-    assert effects.outcomes == ([(closure, None)] if is_cancelled else [])
-    assert tuple(effects.cancelled) == closure.live
-    assert (len(closure.live), state.waiting.count) == (live, 0)
-    assert closure.state is (ClosureState.CANCELLED if is_cancelled else ClosureState.DONE)
-    assert [state.start_next(worker, cancellation()) for worker in range(4)] == [None] * 4
-    for ended, value in effects.outcomes:
-        ended.report(value)
-        state.uncount(ended)
-    assert (state.unsettled == 0) is (live == 0 or not is_cancelled)
-    for attempt in closure.live:
-        assert state.requeue(attempt).outcomes == []
-    assert state.unsettled == 0
-    assert state.statistics().cancelled == int(is_cancelled)
-
-
-@pytest.mark.parametrize("place", [add, add_running])
-def test_an_internal_closure_goes_on(place: Callable[..., Closure]) -> None:
-    state = QueueState()
-    closure = place(state, is_internal=True, target=0)
-    effects = state.cancel_all()
-    assert (effects.outcomes, list(effects.cancelled), closure.has_ended) == ([], [], False)
 
 
 def test_an_abandoned_attempt_is_not_waited_for_and_has_no_effect_when_it_ends(

@@ -268,29 +268,6 @@ def test_an_error_reaches_a_put_that_waits_for_room(stalls: Stalls) -> None:
     assert queue.is_settled()
 
 
-@pytest.mark.parametrize("waiter", [ClosureQueue.is_settled, put_new])
-def test_a_thread_continues_at_once_when_another_one_raised_the_error(
-    queue: ClosureQueue, stalls: Stalls, waiter: Callable[[ClosureQueue], object]
-) -> None:
-    put_new(queue), put_new(queue)
-    failing, running = take(queue), take(queue)
-    fail(queue, failing, ValueError("first"))
-    stalls.pause_after_report.clear()
-    with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(waiter, queue)
-        stalls.wait_for("rais")
-        queue.finish([running], [None])
-        with pytest.raises(ValueError, match="first"):
-            queue.is_settled()
-        put_new(queue)
-        new = take(queue)
-        stalls.pause_after_report.set()
-        try:
-            waiting.result(LIMIT)  # Although the new closure runs.
-        finally:
-            queue.finish([new], [None])
-
-
 def test_an_error_of_wider_scope_withdraws_only_waiting_closures(
     queue: ClosureQueue,
 ) -> None:

@@ -159,19 +159,3 @@ def test_a_quiet_period_begins_after_what_woken_workers_take(queue: ClosureQueue
     attempt = state.start_next(0, cancellation)
     assert attempt is not None
     assert attempt.closure is closures[0]
-
-
-def test_a_worker_woken_in_a_quiet_period_starts_internal_closures_alone(queue: ClosureQueue) -> None:
-    state, internal = QueueState(), new_internal(queue, target=0)
-    state.quiet[state] = threading.current_thread()
-    state.wait(0)
-    for closure in (new_closure(queue), internal):
-        state.add(closure)
-        state.wake(closure.target)
-    assert 0 in state.waking
-    assert state.is_quiet
-    cancellation = FakeCancellation(threading.Condition())
-    attempt = state.start_next(0, cancellation)
-    assert attempt is not None
-    assert attempt.closure is internal
-    assert state.start_next(0, cancellation) is None

@@ -96,17 +96,25 @@ def test_a_discarded_future_keeps_no_result(runtime: FakeRuntime) -> None:
         assert future.completed == 40
 
 
-def test_only_the_runs_of_a_lost_call_are_made_again(runtime: FakeRuntime) -> None:
-    work = Counted(21, lambda worker: (runtime.kill(worker), runtime.restart(worker)))
+@pytest.mark.parametrize("fails", [False, True], ids=["lost", "failed"])
+def test_only_the_runs_of_a_call_that_is_lost_or_fails_are_made_again(runtime: FakeRuntime, fails: bool) -> None:
+    def end_call(worker: int) -> None:
+        if fails:
+            raise UserError
+        runtime.kill(worker)
+        runtime.restart(worker)
+
+    work = Counted(21, end_call)
     with running_scheduler(runtime, FOUR) as scheduler:
         future = schedule(scheduler, work, 100, fusion_key=SAME_KEY)
         result = future.result(LIMIT)
         scheduler.join(LIMIT)
         statistics = scheduler.cluster.statistics()
-        assert (statistics.finished, statistics.workers[0].losses) == (100, 1)
+        assert (statistics.finished, statistics.workers[0].losses) == (100, int(not fails))
         assert 1 <= statistics.retried <= 4
-        assert work.calls == 100 + statistics.retried
-        # The lost results are missing, and no others.
+        # A call that fails does so with its second run, and makes no more.
+        assert work.calls == 100 + statistics.retried - 2 * fails
+        # The results of that call are missing, and no others.
         assert len(result) == len(set(result)) == 100
         check_events(scheduler)
 
@@ -130,22 +138,6 @@ def test_the_error_of_one_run_is_that_of_the_future_and_ends_the_others(stop_on_
         statistics = scheduler.cluster.statistics()
         assert (statistics.failed, statistics.finished + statistics.cancelled) == (1, 999)
         check_events(scheduler)
-
-
-def test_runs_that_fail_together_are_made_again_alone(runtime: FakeRuntime) -> None:
-    failures = iter([True])
-
-    def fail_once(worker: int) -> None:
-        if next(failures, False):
-            raise UserError
-
-    with running_scheduler(runtime, FOUR) as scheduler:
-        work = Counted(21, fail_once)
-        future = schedule(scheduler, work, 100, fusion_key=SAME_KEY)
-        assert len(future.result(LIMIT)) == 100
-        scheduler.join(LIMIT)
-        assert scheduler.cluster.statistics().retried == work.calls - 100 + 2
-        assert all(size == 4 for _, size in runtime.fused_calls)
 
 
 def test_cancelled_runs_end_and_the_strategy_goes_on() -> None:
@@ -222,16 +214,11 @@ def put_runs(queue: ClosureQueue, steps: int) -> RunsFuture:
     """Puts many runs in the queue of two workers."""
     for worker in (0, 1):
         queue.admit(worker)
-    runs, closure = new_runs(steps)
-    queue.put(closure, LIMIT)
-    return runs
-
-
-def new_runs(steps: int) -> tuple[RunsFuture, RunsClosure]:
     runs = RunsFuture("step", 0, steps, lambda results: results)
     closure = RunsClosure(None, "step", 0, runs)
     closure.prepare(SAME_KEY)
-    return runs, closure
+    queue.put(closure, LIMIT)
+    return runs
 
 
 def test_there_is_more_room_when_a_worker_takes_more_than_its_share() -> None:

@@ -13,11 +13,7 @@ from coordinator.errors import ClosureCancelledError, ClosureInputError, Strateg
 from coordinator.testing.fake_runtime import FakeRuntime, Gate, TransientError
 from coordinator.workers.scheduler import Scheduler
 from tests.deadline import LIMIT, wait_until
-from tests.fake_cluster import OPTIONS, hold, index_of, running_scheduler, unhealthy
-
-
-def fail(worker: int) -> None:
-    raise ZeroDivisionError("user's own")
+from tests.fake_cluster import OPTIONS, fail, hold, index_of, running_scheduler, unhealthy
 
 
 def fail_after(gate: Gate) -> Callable[[int], None]:

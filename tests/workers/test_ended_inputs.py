@@ -2,9 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
-import random
-import threading
 from collections import Counter
 from typing import Any
 
@@ -186,48 +183,6 @@ def test_a_worker_with_data_left_is_waited_for_as_long_as_its_own_closures_are()
         assert data.schedule(scheduler).result(LIMIT) == 1
 
 
-def test_closures_that_wait_apart_keep_their_order_among_the_others(scheduler: Scheduler) -> None:
-    data, ran = FiniteData([], range(10)), list[int]()
-    gate, _ = hold_and_withdraw(scheduler, data)
-    closing, _ = hold(scheduler, worker=0)
-    for number in range(1, 9):
-        note = functools.partial(lambda number, _: ran.append(number), number)
-        if number % 2:
-            data.schedule(scheduler).add_done_callback(note)
-        else:
-            scheduler.schedule(note, "other")
-    gate.open()
-    wait_until(lambda: len(ran) == 8)
-    closing.open()
-    scheduler.join(LIMIT)
-    assert ran == sorted(ran)
-
-
-def test_every_example_is_visited_while_workers_die() -> None:
-    runtime, data = FakeRuntime(3), FiniteData(*shards(EXAMPLES, 3))
-    chance = random.Random(1)
-    is_over = threading.Event()
-
-    def kill_and_restart() -> None:
-        while not is_over.wait(0.0005):
-            worker = chance.randrange(3)
-            runtime.kill(worker)
-            runtime.restart(worker)
-
-    killer = threading.Thread(target=kill_and_restart)
-    with running_scheduler(runtime, dataclasses.replace(OPTIONS, max_attempts=1000)) as scheduler:
-        killer.start()
-        try:
-            wait_until(lambda: [data.schedule(scheduler) for _ in range(5)] and len(data.taken) == EXAMPLES)
-        except EndOfDataError:
-            pass
-        finally:
-            is_over.set()
-            killer.join(LIMIT)
-        schedule_until_the_end(scheduler, data)
-    assert data.taken == dict.fromkeys(range(EXAMPLES), 1)
-
-
 def test_cancelling_all_withdraws_what_waits_apart_and_the_end_of_data(scheduler: Scheduler) -> None:
     data, ended = FiniteData([], [1]), FiniteData([], [])
     assert isinstance(ended.schedule(scheduler).exception(LIMIT), EndOfDataError)
@@ -239,8 +194,8 @@ def test_cancelling_all_withdraws_what_waits_apart_and_the_end_of_data(scheduler
     assert data.schedule(scheduler).result(LIMIT) == 1
 
 
-def test_the_data_of_a_reconnected_worker_begins_again() -> None:
-    runtime, data = FakeRuntime(1), FiniteData([1, 2])
+def test_data_of_a_reconnected_worker_begins_again_and_that_of_an_added_one_is_read() -> None:
+    runtime, data = FakeRuntime(1), FiniteData([1, 2], [3])
     with running_scheduler(runtime) as scheduler:
         schedule_until_the_end(scheduler, data)
         data.rewind(0)
@@ -250,13 +205,7 @@ def test_the_data_of_a_reconnected_worker_begins_again() -> None:
         runtime.restart(0)
         wait_until(lambda: scheduler.cluster.workers[0].statistics().reconnections > losses)
         schedule_until_the_end(scheduler, data)
-    assert data.taken == {1: 2, 2: 2}
-
-
-def test_the_data_of_an_added_worker_is_read_too() -> None:
-    runtime, data = FakeRuntime(1), FiniteData([1], [2])
-    with running_scheduler(runtime) as scheduler:
-        schedule_until_the_end(scheduler, data)
         scheduler.cluster.add_worker("worker1:2222")
-        assert data.schedule(scheduler).result(LIMIT) == 2
+        assert data.schedule(scheduler).result(LIMIT) == 3
         schedule_until_the_end(scheduler, data)
+    assert data.taken == {1: 2, 2: 2, 3: 1}

@@ -11,7 +11,6 @@ another closure fails, or close      they are withdrawn, as if each ran alone
 """
 
 import dataclasses
-import logging
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -20,10 +19,10 @@ import pytest
 
 from coordinator.errors import ClosureCancelledError, ClosureQuarantined, ParameterServerLost
 from coordinator.runtime import FusionKey
-from coordinator.testing.fake_runtime import EndOfDataError, FakeRuntime, Gate, TransientError
+from coordinator.testing.fake_runtime import EndOfDataError, FakeRuntime, Gate
 from coordinator.workers.fusion_size import FusionSizeModel
 from tests.deadline import LIMIT, wait_until
-from tests.fake_cluster import OPTIONS, index_of, running_scheduler
+from tests.fake_cluster import OPTIONS, fail, index_of, running_scheduler
 from tests.workers.fusible_steps import FOUR, SAME_KEY, FiniteData, behind_a_gate, recorder, results, schedule
 
 
@@ -161,7 +160,7 @@ def test_a_shared_call_overtakes_no_other_closure() -> None:
     order: list[int] = []
     with running_scheduler(runtime, FOUR) as scheduler:
         gate = behind_a_gate(scheduler, 1)
-        data.schedule(scheduler)
+        data.schedule(scheduler).add_done_callback(lambda _: order.append(0))
         wait_until(lambda: scheduler.queue.statistics().retried)
         closing = behind_a_gate(scheduler, 0)
         data.schedule(scheduler).add_done_callback(lambda _: order.append(1))
@@ -169,15 +168,11 @@ def test_a_shared_call_overtakes_no_other_closure() -> None:
         for _ in range(4):
             data.schedule(scheduler).add_done_callback(lambda _: order.append(3))
         gate.open()
-        wait_until(lambda: len(order) == 6)
+        wait_until(lambda: len(order) == 7)
         closing.open()
         scheduler.join(LIMIT)
     assert order == sorted(order)
     assert runtime.fused_calls
-
-
-def fail(_: int) -> None:
-    raise ZeroDivisionError("mine")
 
 
 # Endings
@@ -296,26 +291,6 @@ def test_a_lost_parameter_server_is_reported_although_the_worker_dies_as_well(
         assert runtime.fused_calls == [(0, 4)]
 
 
-def test_a_transient_failure_has_each_closure_of_the_call_run_again_alone(
-    runtime: FakeRuntime, caplog: pytest.LogCaptureFixture
-) -> None:
-    refusals = [TransientError()]
-
-    def refuse_once(worker: int) -> int:
-        if refusals:
-            raise refusals.pop()
-        return worker
-
-    with caplog.at_level(logging.INFO, logger="coordinator"), running_scheduler(runtime, FOUR) as scheduler:
-        gate = behind_a_gate(scheduler)
-        futures = schedule(scheduler, [index_of, refuse_once, index_of, index_of])
-        gate.open()
-        assert results(futures) == [0] * 4
-        assert scheduler.cluster.statistics().retried == 4
-    assert runtime.fused_calls == [(0, 4)]
-    assert "4 calls of step in one failed and are run again, each alone: transient (TransientError)" in caplog.text
-
-
 def test_the_call_of_a_removed_worker_is_requeued_as_a_whole() -> None:
     runtime = FakeRuntime(2)
     with running_scheduler(runtime, FOUR) as scheduler:
@@ -377,11 +352,6 @@ def test_a_function_that_failed_in_a_fused_call_runs_alone_from_then_on() -> Non
         model.record_error("step")
         assert model.steps("step", ENOUGH) == 1
         assert FusionSizeModel(8).steps("other", ENOUGH) == 8
-
-
-@pytest.mark.parametrize(("most", "available", "steps"), [(1, 9, 1), (6, 9, 6), (6, 6, 6), (6, 5, 4), (6, 1, 1)])
-def test_a_fixed_size_needs_no_measurements(most: int, available: int, steps: int) -> None:
-    assert FusionSizeModel(most).steps("step", available) == steps
 
 
 def test_a_size_is_run_only_when_it_is_ready() -> None:

@@ -10,13 +10,9 @@ from coordinator.future import Future
 from coordinator.testing.fake_runtime import FakeRuntime
 from coordinator.workers.scheduler import Scheduler
 from tests.deadline import LIMIT
-from tests.fake_cluster import OPTIONS, hold, index_of, running_scheduler
+from tests.fake_cluster import OPTIONS, fail, hold, index_of, running_scheduler
 
 ISOLATED = dataclasses.replace(OPTIONS, stop_on_error=False)
-
-
-def fail(worker: int) -> None:
-    raise ZeroDivisionError("user's own")
 
 
 def sum_of(*futures: Future) -> Callable[[int], int]:

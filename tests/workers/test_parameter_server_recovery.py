@@ -8,12 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from coordinator.errors import ClosureCancelledError, ParameterServerLost
-from coordinator.testing.fake_runtime import FakeRuntime, Gate
+from coordinator.testing.fake_runtime import FakeRuntime
 from coordinator.workers.cluster import WorkerState
 from coordinator.workers.scheduler import Scheduler
 from tests.deadline import LIMIT, wait_until
-from tests.fake_cluster import OPTIONS, hold, index_of, running_scheduler
+from tests.fake_cluster import OPTIONS, fail, hold, index_of, running_scheduler
 from tests.virtual_clock import VirtualClock
+from tests.workers.test_cluster import RAISERS
 
 
 class Restorer:
@@ -65,7 +66,14 @@ def lost_while_a_worker_is_away(runtime: FakeRuntime, scheduler: Scheduler) -> N
     runtime.lose_parameter_server()
 
 
-@pytest.mark.parametrize("loses", [lost_in_calls, lost_with_a_worker, lost_while_a_worker_is_away])
+def reported_while_calls_hang(runtime: FakeRuntime, scheduler: Scheduler) -> None:
+    scheduler.recovery.begin(ParameterServerLost("/job:ps/task:0", "frozen"))
+
+
+LOSSES = [lost_in_calls, lost_with_a_worker, lost_while_a_worker_is_away, reported_while_calls_hang]
+
+
+@pytest.mark.parametrize("loses", LOSSES)
 def test_a_lost_parameter_server_fails_no_closure(
     scheduler: Scheduler, runtime: FakeRuntime, restorer: Restorer, loses: Callable[[FakeRuntime, Scheduler], None]
 ) -> None:
@@ -77,8 +85,10 @@ def test_a_lost_parameter_server_fails_no_closure(
             attempts = restorer.attempts
             wait_until(lambda earlier=attempts: restorer.attempts > earlier + 2)
             assert not joining.done()
+            assert not scheduler.recovery.wait_recovered(0.001)
             futures.append(scheduler.schedule(gate, "scheduled meanwhile"))
             restorer.restart()
+            assert scheduler.recovery.wait_recovered(LIMIT)
             runtime.restart(0)
             gate.open()
             joining.result(LIMIT)
@@ -152,40 +162,6 @@ def test_a_parameter_server_lost_in_a_quiet_period_is_recovered_there(
     assert future.result(LIMIT) in (0, 1)
 
 
-def test_a_parameter_server_lost_during_its_recovery_is_recovered_again(
-    scheduler: Scheduler, runtime: FakeRuntime, restorer: Restorer
-) -> None:
-    gate = Gate(runtime)
-
-    def lose_once_more(worker: int) -> int:
-        if restorer.recoveries == 1:
-            runtime.lose_parameter_server()
-        return gate(worker)
-
-    restorer.restart()
-    runtime.lose_parameter_server()
-    wait_until(lambda: restorer.recoveries == 1)
-    future = scheduler.schedule(lose_once_more, "step")
-    wait_until(lambda: restorer.attempts > 2)
-    gate.open()
-    restorer.restart()
-    assert future.result(LIMIT) in (0, 1)
-    scheduler.join(LIMIT)
-
-
-def test_calls_that_hang_on_a_lost_parameter_server_are_cancelled_and_run_again(
-    scheduler: Scheduler, restorer: Restorer
-) -> None:
-    gate, futures = hold(scheduler, 2)
-    scheduler.recovery.begin(ParameterServerLost("/job:ps/task:0", "frozen"))
-    wait_until(lambda: scheduler.cluster.statistics().running == 0)
-    assert not any(future.done() for future in futures)
-    restorer.restart()
-    gate.open()
-    scheduler.join(LIMIT)
-    assert [future.exception(0) for future in futures] == [None, None]
-
-
 def test_a_parameter_server_that_stays_down_too_long_is_an_error_and_may_return(
     runtime: FakeRuntime, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -207,18 +183,6 @@ def test_a_parameter_server_that_stays_down_too_long_is_an_error_and_may_return(
         scheduler.schedule(gate, "again").result(LIMIT)
         scheduler.join(LIMIT)
     assert "Recovery has waited for 601 s: /job:ps/task:1 was lost." in caplog.text
-
-
-def test_waiting_for_a_recovery_returns_its_outcome(
-    scheduler: Scheduler, runtime: FakeRuntime, restorer: Restorer
-) -> None:
-    assert scheduler.recovery.wait_recovered(LIMIT)
-    runtime.lose_parameter_server()
-    assert not scheduler.recovery.wait_recovered(0.001)
-    with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(scheduler.recovery.wait_recovered, LIMIT)
-        restorer.restart()
-        assert waiting.result(LIMIT)
 
 
 def test_no_closure_uses_variables_that_could_not_be_restored() -> None:
@@ -301,21 +265,14 @@ def together_with_a_worker(runtime: FakeRuntime, scheduler: Scheduler) -> None:
     runtime.lose_parameter_server(PARAMETER_SERVER)
 
 
-CALLERS: dict[str, Callable[[Scheduler], object]] = {
-    "join": lambda scheduler: scheduler.join(LIMIT),
-    "schedule": lambda scheduler: wait_until(lambda: scheduler.schedule(index_of, "more") is None),
-    "done": lambda scheduler: wait_until(scheduler.done),
-}
-
-
-@pytest.mark.parametrize("caller", CALLERS)
+@pytest.mark.parametrize("caller", RAISERS)
 @pytest.mark.parametrize("loses", [in_a_call, before_any_call, together_with_a_worker])
 def test_the_error_names_the_lost_parameter_server_and_the_cluster_stays_usable(
     scheduler: Scheduler, runtime: FakeRuntime, loses: Callable[[FakeRuntime, Scheduler], None], caller: str
 ) -> None:
     loses(runtime, scheduler)
     with pytest.raises(ParameterServerLost) as caught:
-        CALLERS[caller](scheduler)
+        RAISERS[caller](scheduler)
     assert caught.value.task == PARAMETER_SERVER
     runtime.restore_parameter_server()
     for worker in range(2):
@@ -328,9 +285,6 @@ def test_the_error_names_the_lost_parameter_server_and_the_cluster_stays_usable(
 def test_the_users_error_is_raised_although_a_worker_is_lost_meanwhile(
     scheduler: Scheduler, runtime: FakeRuntime
 ) -> None:
-    def fail(_: int) -> None:
-        raise ZeroDivisionError("user's own")
-
     _, [held] = hold(scheduler)
     assert isinstance(scheduler.schedule(fail, "fail").exception(LIMIT), ZeroDivisionError)
     for worker in range(2):

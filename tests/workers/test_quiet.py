@@ -12,7 +12,7 @@ from coordinator.runtime import FusionKey
 from coordinator.testing.fake_runtime import FakeRuntime
 from coordinator.workers.scheduler import Scheduler
 from tests.deadline import LIMIT, wait_until
-from tests.fake_cluster import OPTIONS, hold, index_of, run_on_threads, running_scheduler
+from tests.fake_cluster import OPTIONS, fail, hold, index_of, run_on_threads, running_scheduler
 
 
 @contextlib.contextmanager
@@ -72,21 +72,14 @@ def test_it_begins_when_what_runs_has_ended(scheduler: Scheduler) -> None:
     waiting.result(LIMIT)
 
 
-def test_a_timeout_names_what_runs_and_everything_goes_on(scheduler: Scheduler) -> None:
-    gate, _ = hold(scheduler, name="slow step")
-    with pytest.raises(TimeoutError, match=r"quiet\(\) waits .*slow step"), scheduler.quiet(0.01):
-        pytest.fail("a function runs")
-    scheduler.schedule(index_of, "next").result(LIMIT)
-    gate.open()
-    scheduler.join(LIMIT)
-
-
-def test_a_function_that_waits_for_a_later_one_keeps_it_from_beginning(scheduler: Scheduler) -> None:
+def test_a_function_that_waits_for_a_later_one_keeps_it_from_beginning_and_is_named(scheduler: Scheduler) -> None:
     gate, _ = hold(scheduler, name="waiting step")
+    with pytest.raises(TimeoutError, match=r"quiet\(\) waits .*waiting step"), scheduler.quiet(0.01):
+        pytest.fail("a function runs")
+    # After the timeout everything goes on.
+    scheduler.schedule(index_of, "next").result(LIMIT)
     with quiet_on_a_thread(scheduler) as is_quiet:
         opening = scheduler.schedule(lambda _: gate.open(), "opening step")
-        with pytest.raises(TimeoutError, match="waiting step"), scheduler.quiet(0.01):
-            pytest.fail("a function runs")
         assert not is_quiet.is_set()
         assert not opening.done()
         gate.open()
@@ -142,9 +135,6 @@ def test_many_threads_enter_and_leave_while_closures_run(scheduler: Scheduler) -
 
 
 def test_an_error_of_what_ran_is_raised_by_the_next_join_and_not_by_quiet(scheduler: Scheduler) -> None:
-    def fail(worker: int) -> None:
-        raise ZeroDivisionError
-
     scheduler.schedule(fail, "step")
     with pytest.raises(KeyError), scheduler.quiet(LIMIT):
         raise KeyError

@@ -79,6 +79,24 @@ def test_the_straggler_may_win_and_the_second_attempt_is_dropped(scheduler: Sche
     assert scheduler.cluster.statistics().finished == 1
 
 
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_cancel_all_ends_each_attempt_and_the_wait_for_another(
+    scheduler: Scheduler, runtime: FakeRuntime, attempts: int
+) -> None:
+    if attempts == 1:
+        hold(scheduler, worker=1)
+    gate = Gate(runtime)
+    future = scheduler.schedule(gate, "step", timeout=SHORT)
+    gate.wait_arrived(attempts)
+    wait_until(lambda: scheduler.cluster.statistics().waiting == 2 - attempts)
+    scheduler.cancel_all()
+    assert future.cancelled()
+    scheduler.schedule(index_of, "after").result(LIMIT)
+    scheduler.settled(LIMIT)
+    statistics = scheduler.cluster.statistics()
+    assert (future.attempts, statistics.running, statistics.waiting) == (attempts, 0, 0)
+
+
 def test_join_does_not_wait_for_a_straggler_that_cannot_be_cancelled(
     scheduler: Scheduler, runtime: FakeRuntime
 ) -> None:

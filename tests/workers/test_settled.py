@@ -224,24 +224,3 @@ def test_a_worker_that_is_removed_is_reported(scheduler: Scheduler, reported: "q
     future.add_done_callback(lambda _: scheduler.cluster.workers[1].stop())
     gate.open()
     assert reported.get(timeout=LIMIT) == 1
-
-
-class Listener:
-    def __init__(self, reported: "queues.Queue[int]") -> None:
-        self._reported = reported
-
-    def report(self, worker: int) -> None:
-        self._reported.put(-worker)
-
-
-def test_a_method_is_called_for_as_long_as_its_object_lives(
-    scheduler: Scheduler, reported: "queues.Queue[int]"
-) -> None:
-    listener = Listener(reported)
-    scheduler.cluster.add_idle_callback(listener.report)
-    scheduler.schedule(index_of, "step", worker=1).result(LIMIT)
-    assert [reported.get(timeout=LIMIT) for _ in range(2)] == [1, -1]
-    del listener
-    scheduler.schedule(index_of, "step", worker=1).result(LIMIT)
-    scheduler.settled(LIMIT)
-    assert (reported.get(), reported.empty()) == (1, True)

@@ -19,49 +19,22 @@ from tests.deadline import LIMIT, wait_until
 from tests.fake_cluster import OPTIONS, hold, index_of, running_scheduler, unhealthy
 from tests.workers.fusible_steps import behind_a_gate, schedule
 
-# Which workers die, while one call on each worker waits at a gate.
 
-
-def one_in_its_call(runtime: FakeRuntime, gate: Gate) -> int:
-    runtime.kill(0)
-    runtime.restart(0)
-    return 1
-
-
-def one_twice_in_a_row(runtime: FakeRuntime, gate: Gate) -> int:
-    one_in_its_call(runtime, gate)
-    gate.wait_arrived(len(runtime.worker_addresses) + 1)
-    one_in_its_call(runtime, gate)
-    return 2
-
-
-def all_together(runtime: FakeRuntime, gate: Gate) -> int:
-    workers = range(len(runtime.worker_addresses))
-    for worker in workers:
-        runtime.kill(worker)
-    for worker in workers:
-        runtime.restart(worker)
-    return len(workers)
-
-
-def one_after_the_other(runtime: FakeRuntime, gate: Gate) -> int:
-    workers = len(runtime.worker_addresses)
-    for worker in range(workers):
-        gate.wait_arrived(workers + worker)
-        runtime.kill(worker)
-        runtime.restart(worker)
-    return workers
-
-
-@pytest.mark.parametrize("workers", [1, 3])
-@pytest.mark.parametrize("dies", [one_in_its_call, one_twice_in_a_row, all_together, one_after_the_other])
-def test_every_closure_completes_whichever_worker_dies(dies: Callable[[FakeRuntime, Gate], int], workers: int) -> None:
-    runtime = FakeRuntime(workers)
+# Which workers die together, one group after the other.
+@pytest.mark.parametrize(
+    ("workers", "groups"), [(1, [[0], [0]]), (3, [[0], [0]]), (3, [[0, 1, 2]]), (3, [[0], [1], [2]])]
+)
+def test_every_closure_completes_whichever_worker_dies(workers: int, groups: list[list[int]]) -> None:
+    runtime, losses = FakeRuntime(workers), 0
     with running_scheduler(runtime) as scheduler:
         gate, futures = hold(scheduler, 5)
-        losses = dies(runtime, gate)
-        # A lost call waits at the gate again before the gate opens.
-        gate.wait_arrived(workers + losses)
+        for group in groups:
+            for change in (runtime.kill, runtime.restart):
+                for worker in group:
+                    change(worker)
+            losses += len(group)
+            # A lost call waits at the gate again before another worker dies, or the gate opens.
+            gate.wait_arrived(workers + losses)
         gate.open()
         scheduler.join(LIMIT)
         assert scheduler.done()
