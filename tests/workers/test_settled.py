@@ -21,18 +21,18 @@ class Late:
 
     def __init__(self, function: Callable[..., object] = lambda *_: None) -> None:
         self._function = function
-        self._begun, self._may_go_on = threading.Event(), threading.Event()
+        self.begun, self._may_go_on = threading.Event(), threading.Event()
         self.is_done = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        self._begun.set()
+        self.begun.set()
         assert self._may_go_on.wait(LIMIT)
         self._function(*args, **kwargs)
         self.is_done = True
 
     def check_awaited(self, scheduler: Scheduler, who: str = "") -> None:
         """Checks that `settled` waits for the function, and names `who` calls it."""
-        assert self._begun.wait(LIMIT)
+        assert self.begun.wait(LIMIT)
         with pytest.raises(TimeoutError, match=f"settled waits for {who}"):
             scheduler.settled(timeout=0)
         assert not self.is_done
@@ -41,10 +41,17 @@ class Late:
         assert self.is_done
 
 
+def call_at_the_end(scheduler: Scheduler, callback: Callable[..., object]) -> None:
+    """Has worker 0 call a function: a future that has ended would call it on this thread."""
+    gate, [future] = hold(scheduler, worker=0)
+    future.add_done_callback(callback)
+    gate.open()
+
+
 def test_callbacks_of_futures_of_events_and_of_idle_workers_have_returned(scheduler: Scheduler) -> None:
     late, idle = Late(), []
     scheduler.cluster.add_idle_callback(idle.append)
-    scheduler.schedule(index_of, "step", worker=0).add_done_callback(late)
+    call_at_the_end(scheduler, late)
     late.check_awaited(scheduler, "worker 0")
     assert idle == [0]
     seen: list[Any] = []
@@ -153,7 +160,7 @@ def test_a_callback_that_calls_it_is_told_so(scheduler: Scheduler) -> None:
         has_called.release()
 
     stop = scheduler.listeners.on_event(call)
-    scheduler.schedule(index_of, "step").add_done_callback(call)
+    call_at_the_end(scheduler, call)
     for _ in range(3):
         assert has_called.acquire(timeout=LIMIT)
     stop()
@@ -168,7 +175,9 @@ def test_a_callback_that_calls_it_is_told_so(scheduler: Scheduler) -> None:
 def test_a_wait_without_progress_is_reported_and_closing_ends_it(caplog: pytest.LogCaptureFixture) -> None:
     late, options = Late(), dataclasses.replace(OPTIONS, stall_report_interval=0.01)
     with running_scheduler(FakeRuntime(1), options) as scheduler:
-        scheduler.schedule(index_of, "step").add_done_callback(late)
+        call_at_the_end(scheduler, late)
+        # Before, there would be nothing to wait for.
+        assert late.begun.wait(LIMIT)
 
         def let_go(turn: int) -> None:
             if turn:
