@@ -169,3 +169,15 @@ def test_every_kind_of_waiter_is_notified_once_per_future(repeat: int) -> None:
             thread.result(2 * LIMIT)
     for seen in counts:
         assert seen == dict.fromkeys(futures, 1)
+
+
+@pytest.mark.parametrize("set_outcome", OUTCOMES)
+def test_no_outcome_is_set_while_a_condition_is_created(set_outcome: Callable[[Future], None]) -> None:
+    future = new_future()
+    with ThreadPoolExecutor() as pool:
+        with Future._conditions_lock:
+            setting = pool.submit(set_outcome, future)
+            assert not concurrent.futures.wait([setting], timeout=0.05).done
+            assert not future.done()
+        setting.result(LIMIT)
+    assert future.done()

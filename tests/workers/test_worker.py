@@ -16,7 +16,7 @@ from coordinator.testing.fake_runtime import FakeRuntime, Gate, TransientError
 from coordinator.workers.cluster import WorkerState
 from coordinator.workers.scheduler import Scheduler
 from tests.deadline import LIMIT, wait_until
-from tests.fake_cluster import OPTIONS, hold, index_of, running_scheduler, unhealthy
+from tests.fake_cluster import OPTIONS, fail, hold, index_of, running_scheduler, unhealthy
 from tests.workers.fusible_steps import behind_a_gate, schedule
 
 
@@ -198,9 +198,6 @@ def test_a_closure_that_always_meets_an_unexpected_error_fails_with_it(brief_pau
         def classify(self, worker: int, error: BaseException) -> Failure:
             raise OSError("broken")
 
-    def fail(worker: int) -> None:
-        raise ValueError("no")
-
     with running_scheduler(Broken(2)) as scheduler:
         future = scheduler.schedule(fail, "step")
         with pytest.raises(OSError, match="broken"):
@@ -212,13 +209,13 @@ def test_a_closure_that_always_meets_an_unexpected_error_fails_with_it(brief_pau
 
 
 def test_a_callback_of_a_future_cannot_end_the_thread_of_its_worker(scheduler: Scheduler) -> None:
-    def fail(_: object) -> None:
+    def call(_: object) -> None:
         raise errors.pop()
 
     errors: list[type[BaseException]] = [KeyboardInterrupt, SystemExit, ValueError]
     gate, futures = hold(scheduler, 3, worker=0)
     for future in futures:
-        future.add_done_callback(fail)
+        future.add_done_callback(call)
     gate.open()
     assert [future.result(LIMIT) for future in futures] == [0] * 3
     scheduler.join(LIMIT)
@@ -246,9 +243,6 @@ def test_what_a_worker_prepares_is_neither_counted_nor_awaited(scheduler: Schedu
 def test_a_preparation_that_fails_or_is_lost_is_not_repeated_and_holds_up_no_other(
     scheduler: Scheduler, runtime: FakeRuntime
 ) -> None:
-    def fail(worker: int) -> None:
-        raise ValueError("no")
-
     gate, prepared = Gate(runtime), threading.Event()
     for work in (fail, gate):
         runtime.builds.prepare(Preparation(0, work, "prepare"))
