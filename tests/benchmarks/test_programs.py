@@ -36,7 +36,7 @@ def sides_with_rounds(found: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     "benchmark",
     [
         *("data", "dense", "devices", "dispatch", "embeddings", "latency", "pauses", "recommender", "recurrent"),
-        *("rounding", "startup", pytest.param("event_cost", marks=pytest.mark.long)),
+        *("rounding", "startup", "event_cost"),
     ],
 )
 def test_every_side_of_a_benchmark_of_speed_runs(run_program: ProgramRunner, benchmark: str, tmp_path: Path) -> None:
@@ -65,10 +65,10 @@ def test_every_side_of_a_benchmark_of_speed_runs(run_program: ProgramRunner, ben
         ("staleness", ["--only", "modulation", "--quick"], "The effect showed"),
         ("staleness", ["--only", "rules", "--quick"], r"bounded delay \d+ +\d"),
         ("staleness", ["--only", "idle", "--quick"], "The shape was"),
-        pytest.param("scale_advice", ["--workers", 1, 2, "--seconds", 5], "more workers would", marks=pytest.mark.long),
-        pytest.param("checkpoints", ["--quick"], r"background.* 8\n(.*\n)*manager.* 8", marks=pytest.mark.long),
-        pytest.param("table_growth", ["--quick"], r"delta of it( +[\d.]+){5}", marks=pytest.mark.long),
-        pytest.param("scale", ["--quick"], r"\n64 ", marks=pytest.mark.long),
+        ("scale_advice", ["--workers", 1, 2, "--seconds", 5], "more workers would"),
+        ("checkpoints", ["--quick"], r"background.* 8\n(.*\n)*manager.* 8"),
+        ("table_growth", ["--quick"], r"delta of it( +[\d.]+){5}"),
+        ("scale", ["--quick"], r"\n64 "),
     ],
 )
 def test_a_benchmark_prints_its_table(
@@ -93,7 +93,7 @@ def test_a_soak_test_loses_nothing_and_unaffected_workers_continue(run_program: 
 @pytest.mark.parametrize(
     "arguments",
     [
-        pytest.param(["--runs", 1, "--seed", 4, "--seconds", 15], marks=pytest.mark.long),
+        pytest.param(["--runs", 1, "--seed", 2, "--seconds", 5], marks=pytest.mark.long),
         pytest.param(["--minutes", 10, "--seconds", 60], marks=pytest.mark.release),
     ],
 )

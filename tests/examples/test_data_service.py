@@ -59,7 +59,7 @@ def server(*arguments):
             process.kill()
 
 
-@pytest.mark.long
+@pytest.mark.release
 @pytest.mark.timeout(900)
 def test_a_restarted_dispatcher_repeats_nothing_and_loses_only_its_last_answers(strategy, train, tmp_path, counted):
     ports = [portpicker.pick_unused_port() for _ in range(3)]
