@@ -1,17 +1,17 @@
 """Each benchmark's program runs on real servers in a small setting, and prints its table or writes its figures."""
 
 import faulthandler
+import itertools
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.alternated import alternated
-from benchmarks.recovery_outcome import PATIENCE, Event, Outcome, judge
 from benchmarks.rounds import Rounds, ratio
 from tests.program_runner import ProgramRunner
 
@@ -107,26 +107,16 @@ def test_no_example_is_left_out_or_repeated_whatever_dies(run_program: ProgramRu
     assert sum(found["faults"].values()) > 0, printed
 
 
-class Contestant:
-    """Returns the number of its round, or fails in one round."""
-
-    def __init__(self, fails_in: int | None = None) -> None:
-        self.rounds = 0
-        self._fails_in = fails_in
-
-    def __call__(self) -> dict[str, Any]:
-        self.rounds += 1
-        if self.rounds == self._fails_in:
-            return {"error": "InternalError: it broke"}
-        return {"figures": {"rate": float(self.rounds)}}
-
-
 def test_contestants_take_turns_and_one_that_failed_is_not_run_again() -> None:
+    def contestant(fails_in: int = 0) -> Callable[[], dict[str, Any]]:
+        error, rounds = {"error": "InternalError: it broke"}, itertools.count(1)
+        return lambda: error if (number := next(rounds)) == fails_in else {"figures": {"rate": float(number)}}
+
     turns: list[str] = []
-    broken = Contestant(fails_in=2)
-    found = alternated({"ours": Contestant(), "peer": Contestant(), "broken": broken}, 3, turns.append)
+    contestants = {"ours": contestant(), "peer": contestant(), "broken": (broken := contestant(fails_in=2))}
+    found = alternated(contestants, 3, turns.append)
     assert turns[:6] == ["ours", "peer", "broken", "broken", "peer", "ours"]
-    assert broken.rounds == 2
+    assert broken()["figures"] == {"rate": 3.0}, "the third round is this one"
     # The first round is not counted.
     assert [figures["rate"] for figures in found["ours"].figures] == [2.0, 3.0, 4.0]
     assert (found["peer"].median("rate"), found["broken"].text("rate", ".1f")) == (3.0, "InternalError")
@@ -134,22 +124,3 @@ def test_contestants_take_turns_and_one_that_failed_is_not_run_again() -> None:
     # Of rounds of the same turn.
     idle, busy = ([{"rate": rate} for rate in rates] for rates in ((8.0, 1.0, 6.0), (4.0, 0.5, 4.0)))
     assert ratio(Rounds(idle), Rounds(busy), "rate") == "2.00"
-
-
-# Recovery: an outcome is derived from the events after a fault at 100, when a step is possible from 105 on.
-STEP = Event("step", 108.0, began=107.0, worker=1)
-ERROR = Event("raised", 106.0, error="UnavailableError")
-
-
-def test_the_outcome_of_a_fault_is_derived_from_events() -> None:
-    old_error, late = Event("raised", 99.0, error="UnavailableError"), 106.0 + PATIENCE
-    other, stale = (Event("held", 112.0, began=began, worker=2) for began in (111.0, 103.0))
-    raises = Outcome(error="UnavailableError")
-    cases = [([], 105.0, None), ([], 165.0, Outcome()), ([STEP], 109.0, Outcome(3.0)), ([ERROR], 107.0, None)]
-    cases += [([ERROR], late, raises), ([ERROR, STEP], 109.0, Outcome(3.0, "UnavailableError"))]
-    cases += [([old_error, STEP], 109.0, Outcome(3.0)), ([ERROR, other], late, None)]
-    cases += [([ERROR, other], 165.0, Outcome()), ([ERROR, stale], late, raises)]
-    cases += [([Event("step", 104.0, began=103.0, worker=0)], 106.0, Outcome(0.0))]
-    for events, now, expected in cases:
-        found = judge(events, lambda event: event.kind == "step", hurt_at=100.0, since=105.0, now=now, limit=60.0)
-        assert found == expected, (events, now)

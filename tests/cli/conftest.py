@@ -1,16 +1,19 @@
 """Programs of a few lines and servers that start in a moment, for the tests of the commands."""
 
+import contextlib
 import os
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from tests.launch.command_process import CommandProcess
 from tests.launch.fake_tensorflow import write_fake_tensorflow
 
 Writer = Callable[[str], Path]
 Environment = dict[str, str]
+Run = Callable[..., contextlib.AbstractContextManager[CommandProcess]]
 
 # Reports the cluster, then waits for a line; meanwhile it says when a new process serves as a task.
 WATCHING = """
@@ -49,3 +52,17 @@ def environment(tmp_path: Path) -> Environment:
     # Tracebacks have colors in a terminal from Python 3.13 on.
     added = {"PYTHONPATH": os.pathsep.join(folders), "TMPDIR": str(temporary), "PYTHON_COLORS": "0"}
     return {**os.environ, **added}
+
+
+@pytest.fixture
+def run(program: Writer, environment: Environment) -> Run:
+    """Runs a program by `coordinator run`. When the block ends, nothing that it has started may be left."""
+
+    @contextlib.contextmanager
+    def run(source: str, *arguments: object, options: Sequence[object] = (), **added: str) -> Iterator[CommandProcess]:
+        task = "run", *options, program(source), *arguments
+        with CommandProcess(*task, environment={**environment, **added}) as command:
+            yield command
+            assert not command.left()
+
+    return run

@@ -10,9 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.cli.conftest import WATCHING, Environment, Writer
+from tests.cli.conftest import WATCHING, Environment, Run
 from tests.deadline import wait_until
-from tests.launch.command_process import CommandProcess
 
 # A program that counts its signals, and ends at the first one, or on request at none. It reads a pipe without writers.
 OBEDIENT = """
@@ -44,10 +43,8 @@ EVALUATED = """
 """
 
 
-def test_the_program_finds_a_cluster_that_answers_on_this_machine_alone(
-    program: Writer, environment: Environment
-) -> None:
-    path = program("""
+def test_the_program_finds_a_cluster_that_answers_on_this_machine_alone(run: Run) -> None:
+    source = """
         import json, os, signal, sys, tty
         from coordinator.heartbeat.probes import TaskProbe
         from tests.heartbeat.reach import MOMENT, answers, own_addresses
@@ -61,12 +58,10 @@ def test_the_program_finds_a_cluster_that_answers_on_this_machine_alone(
         tty.setraw(0)
         print("\\x1b[?25l" + "hidden", flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
-    """)
+    """
     given = ["--workers", "9", "--", "--epochs=3", "-x", ""]
-    environment["CUDA_VISIBLE_DEVICES"] = "5"
-    with CommandProcess("run", "--workers", 2, path, *given, environment=environment) as command:
+    with run(source, *given, options=["--workers", 2], CUDA_VISIBLE_DEVICES="5") as command:
         assert command.wait_ended() == 137, command.output
-        assert not command.left()
         # The terminal is as it was.
         before, _, after = command.output.rpartition("\x1b[?25h")
         assert ("\x1b[?25l" in before, "\x1b[?25l" in after) == (True, False)
@@ -80,16 +75,13 @@ def test_the_program_finds_a_cluster_that_answers_on_this_machine_alone(
         assert f"[{name}] {{'CUDA_VISIBLE_DEVICES': '{seen}', 'TF_CPP_MIN_LOG_LEVEL': '2'}}" in command.output
 
 
-def test_the_evaluators_lines_have_a_prefix_and_it_ends_after_the_chief(
-    program: Writer, environment: Environment
-) -> None:
+def test_the_evaluators_lines_have_a_prefix_and_it_ends_after_the_chief(run: Run) -> None:
     options = ["--evaluator", "--evaluator-timeout", "0.5"]
-    with CommandProcess("run", *options, program(EVALUATED), environment={**environment, "PYTHONUTF8": "1"}) as command:
+    with run(EVALUATED, options=options, PYTHONUTF8="1") as command:
         command.wait_output(r"\[evaluator\] a warning")
         command.wait_output("chief asks: ")
         command.type("0\n")
         assert command.wait_ended() == 143
-        assert not command.left()
     assert "the evaluator has not ended within 0.5 s of the chief: terminating it" in command.output
     assert "are terminals: [True, True, True]" in command.output
     # They keep a progress bar of the chief intact.
@@ -99,8 +91,8 @@ def test_the_evaluators_lines_have_a_prefix_and_it_ends_after_the_chief(
 
 
 @pytest.mark.long
-def test_the_evaluator_may_have_a_cluster_of_its_own(program: Writer, environment: Environment) -> None:
-    with CommandProcess("run", "--evaluator-workers", 2, program(EVALUATED), environment=environment) as command:
+def test_the_evaluator_may_have_a_cluster_of_its_own(run: Run) -> None:
+    with run(EVALUATED, options=["--evaluator-workers", 2]) as command:
         own = json.loads(command.wait_output(r"\[evaluator\] sees (.*)\r\n")[1])
         others = json.loads(command.wait_output(r"(?<!\[evaluator\] )sees (.*)\r\n")[1])
         assert [sorted(each) for each in (own, others)] == [["evaluator", "ps", "worker"], ["chief", "ps", "worker"]]
@@ -112,11 +104,10 @@ def test_the_evaluator_may_have_a_cluster_of_its_own(program: Writer, environmen
         command.wait_output("the evaluator's /job:worker/task:1 ended unexpectedly, .*: starting it again")
         command.type("4\n")
         assert command.wait_ended() == 4
-        assert not command.left()
 
 
-def test_ctrl_c_reaches_the_program_once_and_a_second_one_kills_it(program: Writer, environment: Environment) -> None:
-    with CommandProcess("run", "--workers", 2, program(OBEDIENT), "stubborn", environment=environment) as command:
+def test_ctrl_c_reaches_the_program_once_and_a_second_one_kills_it(run: Run) -> None:
+    with run(OBEDIENT, "stubborn", options=["--workers", 2]) as command:
         command.wait_output("waits")
         # The program, three servers, and the process that they are forked from.
         assert len(command.record()) == 5
@@ -125,13 +116,10 @@ def test_ctrl_c_reaches_the_program_once_and_a_second_one_kills_it(program: Writ
         command.type("\x03")
         assert command.wait_ended() == 130
         assert command.output.count("chief got SIGINT") == 1
-        assert not command.left()
 
 
-def test_ctrl_z_suspends_the_program_and_a_signal_to_the_group_reaches_it_once(
-    program: Writer, environment: Environment
-) -> None:
-    with CommandProcess("run", program(OBEDIENT), environment=environment) as command:
+def test_ctrl_z_suspends_the_program_and_a_signal_to_the_group_reaches_it_once(run: Run) -> None:
+    with run(OBEDIENT) as command:
         chief = psutil.Process(int(command.wait_output(r"chief (\d+) waits")[1]))
         command.send(signal.SIGTSTP)
         os.waitid(os.P_PID, command.pid, os.WSTOPPED | os.WNOWAIT)
@@ -140,36 +128,31 @@ def test_ctrl_z_suspends_the_program_and_a_signal_to_the_group_reaches_it_once(
         os.killpg(command.pid, signal.SIGTERM)
         assert command.wait_ended() == 143
         assert command.output.count("chief got") == 1
-        assert not command.left()
 
 
-def test_ctrl_c_while_the_servers_start_ends_them(program: Writer, environment: Environment) -> None:
-    with CommandProcess("run", program(OBEDIENT), environment=environment) as command:
+def test_ctrl_c_while_the_servers_start_ends_them(run: Run, environment: Environment) -> None:
+    with run(OBEDIENT) as command:
         command.wait_output("starting 1 worker and 1 parameter server")
         wait_until(command.record)
         command.type("\x03")
         assert command.wait_ended() == 130
         assert "chief got" not in command.output
-        assert not command.left()
     assert not list(Path(environment["TMPDIR"]).iterdir())
 
 
-def test_nothing_is_left_when_the_command_itself_is_killed(program: Writer, environment: Environment) -> None:
-    with CommandProcess("run", "--evaluator", program(EVALUATED), environment=environment) as command:
+def test_nothing_is_left_when_the_command_itself_is_killed(run: Run) -> None:
+    with run(EVALUATED, options=["--evaluator"]) as command:
         command.wait_output(r"\[evaluator\] a warning")
         command.wait_output("chief asks: ")
         # Two programs, two servers, and the process that these are forked from.
         assert len(command.record()) == 5
         command.send(signal.SIGKILL)
         assert command.wait_ended() == -signal.SIGKILL
-        assert not command.left()
 
 
-def test_a_server_that_does_not_start_ends_the_run_and_shows_why(program: Writer, environment: Environment) -> None:
-    broken = {**environment, "FAKE_BROKEN": "ps-1"}
-    with CommandProcess("run", "--ps", 2, program(OBEDIENT), environment=broken) as command:
+def test_a_server_that_does_not_start_ends_the_run_and_shows_why(run: Run) -> None:
+    with run(OBEDIENT, options=["--ps", 2], FAKE_BROKEN="ps-1") as command:
         assert command.wait_ended() == 1
-        assert not command.left()
     for words in ("/job:ps/task:1 at", "ended with code 1 before it served", "the fake server fails as requested"):
         assert words in command.output
     assert "waits" not in command.output
@@ -188,11 +171,9 @@ RESTARTED = """
 """
 
 
-def test_a_program_that_fails_is_started_again_in_its_role_beside_the_same_servers(
-    program: Writer, environment: Environment
-) -> None:
+def test_a_program_that_fails_is_started_again_in_its_role_beside_the_same_servers(run: Run) -> None:
     options = ["--evaluator", "--evaluator-timeout", "0.5", "--restarts", 3, "--dashboard"]
-    with CommandProcess("run", *options, program(RESTARTED), "wait", 7, "wait", environment=environment) as command:
+    with run(RESTARTED, "wait", 7, "wait", options=options) as command:
         evaluator = int(command.wait_output(r"evaluator (\d+) waits")[1])
         first, address, config = command.wait_output(r"start 0 (\d+) (\S+) (.*)\r\n").groups()
         before = {process.pid for process in command.record()}
@@ -207,7 +188,6 @@ def test_a_program_that_fails_is_started_again_in_its_role_beside_the_same_serve
             assert each.name() not in ("worker-0", "ps-0") or token not in str(each.environ())
         command.type("\x03")
         assert command.wait_ended() == 130
-        assert not command.left()
     assert (address, config) == (address_again, config_again)
     told = re.search(r"the dashboard is at http://(127\.0\.0\.1:\d+/[\w-]{20,})/ once the program", command.output)
     assert told
@@ -218,12 +198,10 @@ def test_a_program_that_fails_is_started_again_in_its_role_beside_the_same_serve
     assert "restart 3 of 3" not in command.output, "it was interrupted"
 
 
-def test_a_server_that_dies_is_started_again_on_its_port_up_to_its_limit(
-    program: Writer, environment: Environment, tmp_path: Path
-) -> None:
-    environment["FAKE_PRINTS"] = "E0000 00:00:1.2 3 x.cc:4] logged\nin a step\n"
+def test_a_server_that_dies_is_started_again_on_its_port_up_to_its_limit(run: Run, tmp_path: Path) -> None:
+    prints = "E0000 00:00:1.2 3 x.cc:4] logged\nin a step\n"
     options = ["--server-restarts", 1, "--log-dir", tmp_path]
-    with CommandProcess("run", *options, program(WATCHING), environment=environment) as command:
+    with run(WATCHING, options=options, FAKE_PRINTS=prints) as command:
         for number in (1, 2):
             command.wait_output(rf"(?s)(ps 0 answers anew.*){{{number}}}")
             [server] = [each for each in command.record() if each.is_running() and each.name() == "ps-0"]
@@ -236,45 +214,8 @@ def test_a_server_that_dies_is_started_again_on_its_port_up_to_its_limit(
         command.wait_output(r"(?s)starting it again.*\[ps 0\] in a step\r\n")
         command.type("\n")
         assert command.wait_ended() == 0
-        assert not command.left()
     assert "logged" not in command.output
     assert "serves on" not in command.output
     for path in (log, tmp_path / "latest" / "ps-0.restart-1.log"):
         assert "/job:ps/task:0 serves on" in path.read_text()
     assert (tmp_path / "latest" / "chief-0.log").read_text() == ""
-
-
-# Fails unless every server answers when it begins.
-CALLING = """
-    import json, os
-    from coordinator.heartbeat.probes import TaskProbe
-    cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
-    for address in [*cluster["worker"], *cluster["ps"]]:
-        with TaskProbe(address) as probe:
-            assert probe.status(timeout=5) is not None
-    print("all answer", flush=True)
-"""
-
-
-@pytest.mark.long
-def test_a_server_that_dies_while_others_start_is_back_before_the_program_begins(
-    program: Writer, environment: Environment, tmp_path: Path
-) -> None:
-    def kill_when_it_serves(start: int) -> None:
-        command.wait_output(rf"(?s)(\[ps 0\] coordinator: /job:ps/task:0 serves on.*){{{start}}}")
-        [server] = [each for each in command.record() if each.is_running() and each.name() == "ps-0"]
-        server.kill()
-
-    go = tmp_path / "go"
-    environment |= {"FAKE_SLOW": "worker-1", "FAKE_GO": str(go)}
-    options = ["--workers", 2, "--tee", "--log-dir", tmp_path / "logs"]
-    with CommandProcess("run", *options, program(CALLING), environment=environment) as command:
-        kill_when_it_serves(start=1)
-        command.wait_output(r"by SIGKILL .*: starting it again, restart 1 of 3\.")
-        kill_when_it_serves(start=2)
-        # It waits for its second restart, and nothing else is awaited.
-        command.wait_output(r"by SIGKILL .*: starting it again in 1 s, restart 2 of 3\.")
-        go.touch()
-        command.wait_output("all answer")
-        assert command.wait_ended() == 0
-        assert not command.left()

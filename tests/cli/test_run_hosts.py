@@ -15,9 +15,8 @@ import pytest
 
 from coordinator.cli.command_line import main
 from coordinator.launch.server_process import free_addresses
-from tests.cli.conftest import WATCHING, Environment, Writer
+from tests.cli.conftest import WATCHING, Run, Writer
 from tests.deadline import wait_until
-from tests.launch.command_process import CommandProcess
 
 # Takes `ssh`'s arguments, and runs what it is given on this machine, where there may be no `sshd`.
 SSH = """#!{python}
@@ -49,12 +48,10 @@ def servers_of(processes: list[psutil.Process]) -> dict[str, psutil.Process]:
 
 
 @pytest.mark.long
-def test_servers_start_on_their_hosts_and_again_when_they_are_killed(
-    program: Writer, environment: Environment, tmp_path: Path
-) -> None:
+def test_servers_start_on_their_hosts_and_again_when_they_are_killed(run: Run, tmp_path: Path) -> None:
     options = ["--ssh", write_fake_ssh(tmp_path), "--hosts", "one:1,two:1", "--server-restarts", 1]
     options += ["--log-dir", tmp_path / "logs", "--env", "FAKE_PRINTS=printed\n"]
-    with CommandProcess("run", *options, program(WATCHING), environment=environment) as command:
+    with run(WATCHING, options=options) as command:
         addresses = json.loads(command.wait_output(r"cluster (\{.*\})")[1])
         assert {job: len(addresses[job]) for job in addresses} == {"worker": 2, "ps": 1, "chief": 1}
         for task in ("worker 0", "worker 1", "ps 0"):
@@ -72,19 +69,7 @@ def test_servers_start_on_their_hosts_and_again_when_they_are_killed(
         command.wait_output(r"(?s)starting it again.*ps 0 answers anew")
         command.type("\n")
         assert command.wait_ended() == 0
-        assert not command.left()
     assert (tmp_path / "logs" / "latest" / "ps-0.restart-1.log").exists()
-
-
-def dry_run(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, dict[str, str]]:
-    """Returns what is set in the environment of each task."""
-    assert main(["run", "--dry-run", *map(str, arguments)]) == 0
-    commands = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
-    # The last word of an `ssh` is a script for a shell, which runs a script for another one.
-    scripts = [shlex.split(shlex.split(words[-1])[-1]) if "sh -c" in words[-1] else words for words in commands]
-    found = [dict(word.split("=", 1) for word in words if re.match(r"[A-Z_]+=", word)) for words in scripts]
-    tasks = [json.loads(environment["TF_CONFIG"])["task"] for environment in found]
-    return {f"{task['type']} {task['index']}": each for task, each in zip(tasks, found, strict=True)}
 
 
 def test_hosts_get_what_they_are_to_have_and_ipv6_addresses_have_brackets(
@@ -157,11 +142,9 @@ def sshd(tmp_path: Path) -> Iterator[Sshd]:
 
 @pytest.mark.release
 @pytest.mark.parametrize("ending", ["the connection", "ssh", "the server", "the command"])
-def test_a_server_ends_with_its_connection_and_comes_back(
-    sshd: Sshd, program: Writer, environment: Environment, ending: str
-) -> None:
+def test_a_server_ends_with_its_connection_and_comes_back(sshd: Sshd, run: Run, ending: str) -> None:
     options = ["--ssh", sshd.command, "--hosts", "127.0.0.2:1,127.0.0.3:1", "--ps-hosts", "127.0.0.3"]
-    with CommandProcess("run", *options, program(WATCHING), environment=environment) as command:
+    with run(WATCHING, options=options) as command:
         for task in ("worker 0", "worker 1", "ps 0"):
             command.wait_output(f"{task} answers anew")
         servers = sshd.servers()
@@ -181,5 +164,4 @@ def test_a_server_ends_with_its_connection_and_comes_back(
         command.wait_output(r"(?s)starting it again.*worker 1 answers anew")
         command.type("\x03")
         assert command.wait_ended() == 130
-        assert not command.left()
     wait_until(lambda: not sshd.servers())

@@ -5,10 +5,7 @@ import re
 import textwrap
 from pathlib import Path
 
-import pytest
-
-from tests.cli.conftest import Environment, Writer
-from tests.launch.command_process import CommandProcess
+from tests.cli.conftest import Environment, Run
 
 # Writes as TensorFlow's C++ code, Python and the library do; then it fails.
 OUTPUTS = """
@@ -29,11 +26,11 @@ OF_SERVER = r"\r\x1b\[K\[(worker|ps) 0\] .*?\r\n"
 
 
 def test_the_terminal_shows_the_programs_own_output_and_a_folder_has_the_logs(
-    program: Writer, environment: Environment, tmp_path: Path
+    run: Run, environment: Environment, tmp_path: Path
 ) -> None:
     environment.pop("TF_CPP_MIN_LOG_LEVEL", None)
     folder = tmp_path / "some" / "logs"
-    with CommandProcess("run", "--log-dir", folder, program(OUTPUTS), environment=environment) as command:
+    with run(OUTPUTS, options=["--log-dir", folder]) as command:
         assert command.wait_ended() == 1
     assert LOGGED not in command.output
     assert "absl::InitializeLog" not in command.output
@@ -41,18 +38,18 @@ def test_the_terminal_shows_the_programs_own_output_and_a_folder_has_the_logs(
     shown = re.sub(OF_SERVER, "", command.output)
     assert re.search(event, shown), command.output
     assert "\r\nValueError: of the chief:\r\nI0000 00:00:1.2 3 x.cc:4] two lines\r\n" in shown, command.output
-    [run] = [found for found in folder.iterdir() if not found.is_symlink()]
-    assert (folder / "latest").resolve() == run
-    assert {log.name for log in run.iterdir()} == {"worker-0.log", "ps-0.log", "fork-server.log", "chief-0.log"}
-    assert LOGGED in (run / "chief-0.log").read_text()
+    [logs] = [found for found in folder.iterdir() if not found.is_symlink()]
+    assert (folder / "latest").resolve() == logs
+    assert {log.name for log in logs.iterdir()} == {"worker-0.log", "ps-0.log", "fork-server.log", "chief-0.log"}
+    assert LOGGED in (logs / "chief-0.log").read_text()
 
 
 def test_logs_of_tensorflow_are_shown_on_request_and_none_is_kept_without_a_folder(
-    program: Writer, environment: Environment
+    run: Run, environment: Environment
 ) -> None:
     environment.pop("TF_CPP_MIN_LOG_LEVEL", None)
     source = f"import subprocess; subprocess.run('echo from a child >&2', shell=True)\n{textwrap.dedent(OUTPUTS)}"
-    with CommandProcess("run", "--verbose", program(source), environment=environment) as command:
+    with run(source, options=["--verbose"]) as command:
         assert command.wait_ended() == 1
     assert "from a child\r\n" in command.output
     assert LOGGED in command.output
@@ -68,8 +65,13 @@ LOGGING = {
 }
 
 
-def test_an_event_is_one_line_however_logging_is_configured(program: Writer, environment: Environment) -> None:
-    path = program(f"""
+def test_an_event_is_one_line_however_logging_is_configured_and_a_sitecustomize_runs(
+    run: Run, environment: Environment, tmp_path: Path
+) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text("print('customized')")
+    environment["PYTHONPATH"] += f"{os.pathsep}{tmp_path / 'site'}"
+    source = f"""
         import logging, os
         for configure in {[*LOGGING]}:
             if os.fork() == 0:
@@ -78,31 +80,18 @@ def test_an_event_is_one_line_however_logging_is_configured(program: Writer, env
                     logging.getLogger(name).warning("lost %s", configure[:30])
                 os._exit(0)
             os.wait()
-    """)
-    with CommandProcess("run", path, environment=environment) as command:
+    """
+    with run(source) as command:
         assert command.wait_ended() == 0
+    assert command.output.partition("starting 1 worker")[2].count("customized") == 1
     for configure, before in LOGGING.items():
         line = rf"(?={before}lost {re.escape(configure[:30])}\r\n)"
         assert len(re.findall(line, command.output)) == 2, command.output
     assert command.output.count("lost") == 2 * len(LOGGING)
 
 
-@pytest.mark.long
-def test_a_sitecustomize_of_the_user_still_runs(program: Writer, environment: Environment, tmp_path: Path) -> None:
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "sitecustomize.py").write_text("print('customized')")
-    environment["PYTHONPATH"] += f"{os.pathsep}{tmp_path / 'site'}"
-    # The interpreter keeps what it prints until it has much of it, as it does where the user wants nothing else.
-    environment.pop("PYTHONUNBUFFERED", None)
-    with CommandProcess("run", program("import sitecustomize"), environment=environment) as command:
-        assert command.wait_ended() == 0
-    assert command.output.partition("starting 1 worker")[2].count("customized") == 1
-
-
-def test_tee_writes_output_to_the_logs_and_shows_the_logs_of_servers(
-    program: Writer, environment: Environment, tmp_path: Path
-) -> None:
-    path = program("""
+def test_tee_writes_output_to_the_logs_and_shows_the_logs_of_servers(run: Run, tmp_path: Path) -> None:
+    source = """
         import json, os, sys
         role = json.loads(os.environ["TF_CONFIG"])["task"]["type"]
         # In one piece each, unbuffered too: a server's line may come between two pieces.
@@ -110,9 +99,9 @@ def test_tee_writes_output_to_the_logs_and_shows_the_logs_of_servers(
         sys.stderr.write(f"warned by {role}\\n")
         if role == "chief":
             sys.exit(3) if os.environ["COORDINATOR_RESTART_COUNT"] == "0" else input("Enter: ")
-    """)
+    """
     options = ["--tee", "--log-dir", tmp_path, "--evaluator", "--restarts", 1]
-    with CommandProcess("run", *options, path, environment=environment) as command:
+    with run(source, options=options) as command:
         command.wait_output(r"\[worker 0\] coordinator: /job:worker/task:0 serves on")
         command.type("\n")
         assert command.wait_ended() == 0

@@ -2,6 +2,7 @@ import csv
 import os
 import sys
 import termios
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -35,15 +36,7 @@ def test_a_small_grid_is_trained_on_real_servers_and_results_are_written(
     assert "no delay, synchronous and asynchronous about the same: " in printed
     with (tmp_path / "results" / "losses.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    losses: dict[tuple[str, str], list[float]] = {}
-    for row in rows:
-        losses.setdefault((row["mode"], row["delay_s"]), []).append(float(row["loss"]))
-    assert [len(of) for of in losses.values()] == [40] * 4
-    # In each training the first loss is that of the initial weights on the first minibatch of one of the two workers.
-    # With the longest delay, the first losses of both workers come before the first update.
-    initial = [pytest.approx(loss, rel=1e-4) for loss in losses["asynchronous", "0.2"][:10]]
-    assert losses["synchronous", "0.0"][0] in initial
-    assert losses["asynchronous", "0.1"][0] in initial
+    assert [*Counter((row["mode"], row["delay_s"]) for row in rows).values()] == [40] * 4
     with (tmp_path / "results" / "summary.csv").open(newline="") as file:
         staleness = {(row["mode"], row["delay_s"]): float(row["mean_staleness"]) for row in csv.DictReader(file)}
     assert staleness["sequential", "0.0"] == staleness["synchronous", "0.0"] == 0

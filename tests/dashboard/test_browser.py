@@ -83,15 +83,11 @@ scrape_configs:
 
 
 @pytest.fixture
-def snapshot() -> Snapshot:
-    return MadeCluster(3).run(5)
-
-
-@pytest.fixture
-def scraped(snapshot: Snapshot, tmp_path: Path) -> Iterator[str]:
-    """The address of a Prometheus that scrapes a dashboard with this snapshot."""
+def scraped(tmp_path: Path) -> Iterator[tuple[str, Snapshot]]:
+    """The address of a Prometheus that scrapes a dashboard, and what this shows."""
     program = shutil.which("prometheus")
     assert program, "prometheus is not installed: apt-get install prometheus"
+    snapshot = MadeCluster(3).run(5)
     publisher = Publisher(snapshot)
     server = PageServer(PageAddress("127.0.0.1", 0, "my-token"), publisher)
     (tmp_path / "prometheus.yml").write_text(CONFIGURATION.format(port=server.server_port))
@@ -99,17 +95,19 @@ def scraped(snapshot: Snapshot, tmp_path: Path) -> Iterator[str]:
     options = [f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/data"]
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen([program, *options, f"--web.listen-address={own}"], stderr=log, cwd=tmp_path)
-        yield own
+        yield own, snapshot
         process.terminate()
         process.wait(30)
     publisher.close()
     server.close(30.0)
 
 
-def test_prometheus_has_each_worker_and_the_counts_of_the_cluster(scraped: str, snapshot: Snapshot) -> None:
+def test_prometheus_has_each_worker_and_the_counts_of_the_cluster(scraped: tuple[str, Snapshot]) -> None:
+    address, snapshot = scraped
+
     def found(query: str) -> dict[str, float]:
         """Returns the values that Prometheus has, by worker."""
-        url = f"http://{scraped}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
+        url = f"http://{address}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
         try:
             with urllib.request.urlopen(url, timeout=10) as answer:
                 results = json.load(answer)["data"]["result"]

@@ -1,8 +1,7 @@
 """A package `tensorflow` with just what `coordinator serve` uses, so that a server starts in a moment.
 
 It listens at every address and answers probes as the real one does, and prints some of its environment, and
-`FAKE_PRINTS`. A task named in `FAKE_BROKEN` fails to start, as a real one may; one named in `FAKE_SLOW` waits until the
-file `FAKE_GO` exists.
+`FAKE_PRINTS`. A task named in `FAKE_BROKEN` fails to start, as a real one may.
 """
 
 from pathlib import Path
@@ -23,10 +22,6 @@ class Server:
         assert os.environ["GRPC_POLL_STRATEGY"] == "epoll1"
         if f"{job_name}-{task_index}" in os.environ.get("FAKE_BROKEN", "").split():
             raise RuntimeError("the fake server fails as requested")
-        while f"{job_name}-{task_index}" in os.environ.get("FAKE_SLOW", "").split():
-            if os.path.exists(os.environ["FAKE_GO"]):
-                break
-            time.sleep(0.01)
         print({name: os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "TF_CPP_MIN_LOG_LEVEL")})
         sys.stderr.write(os.environ.get("FAKE_PRINTS", ""))
         device = encoded_device(f"/job:{job_name}/replica:0/task:{task_index}/device:CPU:0", time.time_ns())

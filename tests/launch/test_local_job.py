@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from coordinator.errors import LaunchError, SettingError
+from coordinator.errors import SettingError
 from coordinator.launch.local_job import LocalJob
 from coordinator.launch.program_process import Console
 from coordinator.launch.run_request import Host, RunRequest, fill, parse_hosts, read_hostfile, slots_of, spread
@@ -22,18 +22,6 @@ def job(tmp_path: pathlib.Path) -> LocalJob:
     program = tmp_path / "program.py"
     program.touch()
     return LocalJob(RunRequest(program=str(program)), tmp_path, os.environ, Console(sys.stdout, sys.stderr))
-
-
-@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_during_the_start_of_a_server_ends_the_run(
-    job: LocalJob, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, exit_code: int
-) -> None:
-    def fail(_: LocalServers) -> None:
-        os.kill(os.getpid(), number)
-        raise LaunchError("The server could not be started: Broken pipe.")
-
-    monkeypatch.setattr(LocalServers, "start", fail)
-    assert job.run() == exit_code
 
 
 def test_an_unexpected_error_of_a_thread_ends_the_run(job: LocalJob, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,30 +64,24 @@ def test_afterwards_signals_do_what_they_did_before_and_ignored_ones_stay_so() -
     signal.signal(signal.SIGUSR1, found)
 
 
-def test_hosts_have_a_name_as_ssh_takes_it_and_a_number_of_slots() -> None:
+def test_hosts_have_a_name_as_ssh_takes_it_and_a_number_of_slots(tmp_path: pathlib.Path) -> None:
     hosts = parse_hosts("hosts", "a:2, user@b.example.org:4,10.0.0.5,[fe80::1]:3")
     assert hosts == (Host("a", 2), Host("user@b.example.org", 4), Host("10.0.0.5", 1), Host("fe80::1", 3))
     assert slots_of(hosts) == 10
     assert parse_hosts("hosts", "me@[fe80::1]") == (Host("me@fe80::1", 1),)
-
-
-def test_a_hostfile_has_a_host_on_each_line(tmp_path: pathlib.Path) -> None:
-    path = tmp_path / "hosts"
-    with pytest.raises(SettingError, match="cannot be read"):
-        read_hostfile(path)
-    path.write_text("\n# none\n")
-    with pytest.raises(SettingError, match="names no host"):
-        read_hostfile(path)
-    path.write_text("# ours\na slots=2\n\nb:3  # the new one\nc\n")
-    assert read_hostfile(path) == (Host("a", 2), Host("b", 3), Host("c", 1))
-
-
-def test_other_lists_are_refused() -> None:
     wrong = {"": "got ''", "a:0": "got 'a:0'", "a:two": "got 'a:two'", "a:2,,b": "got ''", "a b": "got 'a b'"}
     for text, words in {**wrong, "-oProxyCommand=x": "must name hosts", "a:1,b:1,a:2": "names a twice"}.items():
         with pytest.raises(SettingError, match="hosts") as raised:
             parse_hosts("hosts", text)
         assert words in raised.value.reason
+    path = tmp_path / "hosts"
+    for content, words in ((None, "cannot be read"), ("\n# none\n", "names no host")):
+        if content is not None:
+            path.write_text(content)
+        with pytest.raises(SettingError, match=words):
+            read_hostfile(path)
+    path.write_text("# ours\na slots=2\n\nb:3  # the new one\nc\n")
+    assert read_hostfile(path) == (Host("a", 2), Host("b", 3), Host("c", 1))
 
 
 def test_workers_fill_one_host_after_the_other_and_parameter_servers_take_turns() -> None:

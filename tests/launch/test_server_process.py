@@ -3,8 +3,8 @@
 import contextlib
 import signal
 import socket
-from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -105,51 +105,22 @@ def test_the_port_of_a_server_that_ended_a_moment_ago_is_free_and_taken_ones_are
     socket.create_server(("127.0.0.1", port)).close()
 
 
-class FakeProcess:
-    """A process that has ended with a code, or runs if the code is None; `on_wait` is called by every wait."""
-
-    is_lost = False
-    pid = None
-
-    def __init__(self, code: int | None):
-        self.code = code
-        self.on_wait = lambda: None
-
-    def wait(self, timeout: float | None = None) -> int | None:
-        self.on_wait()
-        return self.code
-
-    def kill(self) -> None:
-        pass
-
-    def send(self, number: signal.Signals) -> None:
-        pass
-
-
-class FakeStarter:
-    """Starts the given processes, one after the other."""
-
-    def __init__(self, *processes: FakeProcess):
-        self.processes = [*processes]
-
-    def start_server(self, environment: Mapping[str, str], log: int) -> FakeProcess:
-        return self.processes.pop(0)
-
-    def close(self) -> None:
-        pass
-
-
 def test_a_server_restarted_while_its_end_is_noticed_is_still_waited_for(tmp_path: Path) -> None:
-    ended, running = FakeProcess(-signal.SIGKILL), FakeProcess(None)
-    starters = {("worker", 0): FakeStarter(ended, running)}
-    servers = LocalServers({"worker": free_addresses(1)}, tmp_path, {}, starters=starters)
-    servers.start()
+    def process(code: int | None) -> SimpleNamespace:
+        ignored = dict.fromkeys(("kill", "send"), lambda *_: None)
+        return SimpleNamespace(is_lost=False, pid=None, wait=lambda *_: code, **ignored)
 
-    def restart() -> None:
-        ended.on_wait = lambda: None
+    def restart(*_: object) -> int:
+        ended.wait = lambda *_: -signal.SIGKILL
         servers["worker", 0].start()
+        return -signal.SIGKILL
 
-    ended.on_wait = restart
+    ended = process(None)
+    ended.wait = restart
+    processes = [ended, process(None)]
+    starter = SimpleNamespace(start_server=lambda *_: processes.pop(0), close=lambda: None)
+    servers = LocalServers({"worker": free_addresses(1)}, tmp_path, {}, starters={("worker", 0): starter})
+    servers.start()
     # Nothing answers here, so the second start counts as a server that need not answer.
     servers.wait_ready(60.0, lambda server: server.starts == 2)
     assert servers["worker", 0].is_alive()

@@ -2,10 +2,10 @@
 
 import errno
 import os
-import resource
 import socket
 import subprocess
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,7 +13,6 @@ import psutil
 import pytest
 
 from coordinator.errors import LaunchError
-from coordinator.launch import server_starter
 from coordinator.launch.fork_server import ForkServer
 from coordinator.launch.server_process import LocalServers, ServerProcess, free_addresses
 from coordinator.launch.server_starter import UNKNOWN_EXIT_CODE, ForkedProcess
@@ -88,27 +87,6 @@ def test_a_fork_server_killed_while_it_loads_is_started_again_for_its_servers(ta
     assert len(fork_servers()) == 1
 
 
-@pytest.mark.long
-def test_a_request_that_a_fork_server_has_no_room_for_costs_no_other_server(
-    tasks: Tasks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server_starter, "_REASON_TIMEOUT", 0.1)
-    servers = [tasks.server(0), tasks.server(1)]
-    servers[0].start()
-    servers[0].wait_ready(TIMEOUT)
-    fork_server = process(servers[0]).ppid()
-    limits = resource.prlimit(fork_server, resource.RLIMIT_NOFILE)
-    resource.prlimit(fork_server, resource.RLIMIT_NOFILE, (psutil.Process(fork_server).num_fds(), limits[1]))
-    servers[1].start()
-    with pytest.raises(LaunchError, match="a request for a server was dropped: too many open files"):
-        servers[1].wait_ready(TIMEOUT)
-    assert servers[0].is_alive()
-    resource.prlimit(fork_server, resource.RLIMIT_NOFILE, limits)
-    servers[1].start()
-    servers[1].wait_ready(TIMEOUT)
-    assert process(servers[1]).ppid() == fork_server
-
-
 def test_closing_does_not_wait_until_tensorflow_is_loaded(tasks: Tasks) -> None:
     os.mkfifo(tasks.package / "pipe")
     tasks.load(begin=WAITS)
@@ -121,10 +99,9 @@ def test_closing_does_not_wait_until_tensorflow_is_loaded(tasks: Tasks) -> None:
         servers["worker", 0].start()
 
 
-@pytest.mark.parametrize("state", [pytest.param("loading", marks=pytest.mark.long), "frozen"])
-def test_servers_and_fork_server_end_with_a_killed_process(tasks: Tasks, state: str) -> None:
+def test_servers_and_fork_server_end_with_a_killed_process(tasks: Tasks) -> None:
     program = """
-        import os, pathlib, psutil, signal, sys
+        import os, pathlib, psutil, signal
         from coordinator.launch.server_process import free_addresses
         from coordinator.launch.server_process import ServerProcess
         from coordinator.launch.task_config import TaskConfig
@@ -133,19 +110,14 @@ def test_servers_and_fork_server_end_with_a_killed_process(tasks: Tasks, state: 
         fork_server = ForkServerProcess(pathlib.Path("fork-server.log"))
         server = ServerProcess(config, pathlib.Path(), os.environ, fork_server)
         server.start()
-        if sys.argv[1] == "frozen":
-            server.wait_ready(60)
-            server.send(signal.SIGSTOP)
+        server.wait_ready(60)
+        server.send(signal.SIGSTOP)
         print(*(child.pid for child in psutil.Process().children(recursive=True)), flush=True)
         input()
     """
-    if state == "loading":
-        os.mkfifo(tasks.package / "pipe")
-        tasks.load(begin=WAITS)
     folders = os.pathsep.join([os.environ["PYTHONPATH"], tasks.environment["PYTHONPATH"]])
-    source = "\n".join(line[8:] for line in program.splitlines())
     with subprocess.Popen(
-        [sys.executable, "-c", source, state],
+        [sys.executable, "-c", textwrap.dedent(program)],
         env={**tasks.environment, "PYTHONPATH": folders},
         cwd=tasks.folder,
         stdin=subprocess.PIPE,
@@ -154,7 +126,7 @@ def test_servers_and_fork_server_end_with_a_killed_process(tasks: Tasks, state: 
         assert starter.stdout is not None
         started = [psutil.Process(int(pid)) for pid in starter.stdout.readline().split()]
         starter.kill()
-    assert len(started) == {"loading": 1, "frozen": 2}[state]
+    assert len(started) == 2
     assert not psutil.wait_procs(started, timeout=TIMEOUT)[1]
 
 

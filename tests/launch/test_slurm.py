@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import contextlib
-import gc
 import random
 import secrets
 import socket
@@ -103,21 +102,6 @@ def listening_port(group: str) -> int:
 
     wait_until(is_found)
     return found[0]
-
-
-def test_a_stranger_who_connects_at_the_end_is_closed(group: str) -> None:
-    for each in range(2):
-        with contextlib.ExitStack() as opened, concurrent.futures.ThreadPoolExecutor() as threads:
-            accepting = threads.submit(slurm.accept, f"{group}{each}", [1], is_local=True, timeout=TIMEOUT)
-            port = listening_port(f"{group}{each}")
-            connecting = threads.submit(slurm.connect, f"{group}{each}", 1, "127.0.0.1", TIMEOUT)
-            while not accepting.done():
-                with contextlib.suppress(OSError):
-                    opened.enter_context(socket.create_connection(("127.0.0.1", port), TIMEOUT))
-            connecting.result(TIMEOUT).close()
-            accepting.result(TIMEOUT)[1].close()
-    # An unclosed socket raises a ResourceWarning.
-    gc.collect()
 
 
 def test_strangers_who_connect_delay_nobody_and_are_not_taken_for_others(group: str) -> None:

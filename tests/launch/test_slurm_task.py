@@ -1,15 +1,12 @@
 """The tasks of a step, started as `srun` starts them, with servers that start in a moment."""
 
-import contextlib
 import os
 import secrets
-import signal
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.launch.fake_tensorflow import write_fake_tensorflow
@@ -24,9 +21,6 @@ PROGRAM = """
     from coordinator.heartbeat.probes import TaskProbe
 
     config, what = json.loads(os.environ["TF_CONFIG"]), sys.argv[1]
-    if config["task"]["type"] == "evaluator":
-        print("evaluates", os.environ["COORDINATOR_RESTART_COUNT"])
-        sys.exit(5)
     if what == "kill":
         probe = TaskProbe(config["cluster"]["worker"][0])
         before = probe.status(60).incarnation
@@ -39,9 +33,6 @@ PROGRAM = """
             time.sleep(0.01)
     assert "COORDINATOR_SLURM_KEY" not in os.environ
     print("chief", sorted(config["cluster"]), flush=True)
-    if what == "wait":
-        time.sleep(600)
-    sys.exit(int(what) if what.isdecimal() else 0)
 """
 
 
@@ -82,14 +73,6 @@ class Step:
         """Returns their exit codes."""
         return [task.returncode for task in self.tasks]
 
-    def send(self, number: signal.Signals) -> None:
-        """Sends a signal to all processes of the step, as Slurm does."""
-        for process in psutil.process_iter(["environ"]):
-            if (process.info["environ"] or {}).get("SLURM_JOB_ID") == self.job:
-                # The first one that gets it may end the others.
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.send_signal(number)
-
 
 @pytest.mark.parametrize("key", ["", pytest.param("secret", marks=pytest.mark.long)])
 def test_a_killed_server_comes_back_and_all_end_with_the_program(tmp_path: Path, key: str) -> None:
@@ -107,33 +90,14 @@ def test_a_killed_server_comes_back_and_all_end_with_the_program(tmp_path: Path,
 
 
 @pytest.mark.long
-def test_a_signal_ends_the_program_and_then_the_servers(tmp_path: Path) -> None:
-    step = Step(tmp_path, 4, "--evaluator", "0")
-    assert "[evaluator] evaluates 0\n" in step.outputs()[3]
-    # The evaluator's code counts if the chief succeeds.
-    assert step.codes() == [0, 0, 0, 5]
-    (tmp_path / "other").mkdir()
-    step = Step(tmp_path / "other", 3, "wait")
-    assert step.tasks[0].stdout is not None
-    assert step.tasks[0].stdout.readline().startswith("[chief] chief")
-    step.send(signal.SIGTERM)
-    step.outputs()
-    assert step.codes() == [143, 0, 0]
-
-
-@pytest.mark.long
-def test_a_server_that_does_not_start_says_how_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_ends_a_step_before_it_begins_is_said_by_its_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = Step(tmp_path, 3, "--trace", "/none/trace.json", "0")
+    chief, *others = step.outputs()
+    assert (step.codes(), others) == ([2, 2, 2], ["", ""])
+    assert chief.endswith(" coordinator: --trace must be a file in a folder that exists, got /none/trace.json.\n")
     monkeypatch.setenv("FAKE_BROKEN", "worker-0")
-    chief, _, worker = (step := Step(tmp_path, 3, "0")).outputs()
+    (tmp_path / "other").mkdir()
+    chief, _, worker = (step := Step(tmp_path / "other", 3, "0")).outputs()
     assert step.codes()[0] == step.codes()[2] == 1
     assert "/job:worker/task:0 (task 2 of the step) ended before it served" in chief
     assert "coordinator: /job:worker/task:0 ended with code 1 before it served.\n" in worker
-
-
-@pytest.mark.long
-def test_a_file_that_the_program_lacks_is_said_by_its_task_and_ends_all(tmp_path: Path) -> None:
-    step = Step(tmp_path, 3, "--trace", "/none/trace.json", "0")
-    chief, *others = step.outputs()
-    assert step.codes() == [2, 2, 2]
-    assert chief.endswith(" coordinator: --trace must be a file in a folder that exists, got /none/trace.json.\n")
-    assert others == ["", ""]

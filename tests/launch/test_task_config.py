@@ -53,15 +53,6 @@ def test_what_schedulers_write_is_taken(cluster: object, job: str, index: object
     assert config.address == address
 
 
-def test_a_config_is_frozen() -> None:
-    cluster = {"worker": ["b:2"]}
-    config = TaskConfig(cluster, "worker", 0)
-    cluster["worker"].append("c:3")
-    assert config.cluster == {"worker": {0: "b:2"}}
-    with pytest.raises(TypeError):
-        config.cluster["ps"] = {0: "d:4"}
-
-
 def test_a_task_outside_of_its_cluster_is_refused() -> None:
     for cluster, job, index, words in [
         ({}, "worker", 0, "'cluster' must name"),
@@ -118,26 +109,18 @@ CHIEF, WORKER, PS = (TaskConfig(CLUSTER, job, 0) for job in ("chief", "worker", 
 ROOT = str(Path(coordinator.__file__).parents[1])
 
 
-def test_only_parameter_servers_are_kept_from_the_gpu() -> None:
-    inherited = {"CUDA_VISIBLE_DEVICES": "0,1"}
+def test_each_process_gets_the_gpus_the_path_and_the_token_that_are_for_it() -> None:
+    inherited = {"CUDA_VISIBLE_DEVICES": "0,1", "COORDINATOR_DASHBOARD": "127.0.0.1:9100/token"}
+    server, program = server_environment(inherited, WORKER), program_environment(inherited, CHIEF)
+    # Parameter servers alone are kept from the GPU.
     assert server_environment(inherited, PS)["CUDA_VISIBLE_DEVICES"] == ""
-    assert server_environment(inherited, WORKER)["CUDA_VISIBLE_DEVICES"] == "0,1"
-    assert program_environment(inherited, CHIEF)["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert server["CUDA_VISIBLE_DEVICES"] == program["CUDA_VISIBLE_DEVICES"] == "0,1"
     assert "CUDA_VISIBLE_DEVICES" not in program_environment({}, CHIEF)
-
-
-def test_a_process_takes_memory_of_a_gpu_as_it_needs_it_unless_told_otherwise():
+    assert program["COORDINATOR_DASHBOARD"] == "127.0.0.1:9100/token"
+    assert "COORDINATOR_DASHBOARD" not in server
     for of in (program_environment, server_environment):
         assert of({}, WORKER)["TF_FORCE_GPU_ALLOW_GROWTH"] == "true"
         assert of({"TF_FORCE_GPU_ALLOW_GROWTH": "false"}, WORKER)["TF_FORCE_GPU_ALLOW_GROWTH"] == "false"
-
-
-def test_a_server_imports_the_package_that_started_it() -> None:
-    assert server_environment({}, WORKER)["PYTHONPATH"] == ROOT
+    # It imports the package that started it.
+    assert server["PYTHONPATH"] == ROOT
     assert server_environment({"PYTHONPATH": "/a"}, WORKER)["PYTHONPATH"] == f"{ROOT}{os.pathsep}/a"
-
-
-def test_no_server_gets_the_token_of_the_dashboard() -> None:
-    inherited = {"COORDINATOR_DASHBOARD": "127.0.0.1:9100/token"}
-    assert program_environment(inherited, CHIEF)["COORDINATOR_DASHBOARD"] == "127.0.0.1:9100/token"
-    assert "COORDINATOR_DASHBOARD" not in server_environment(inherited, WORKER)

@@ -7,11 +7,9 @@ import pathlib
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import IO
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 PORT = 2222
-_REJECT = ("-p", "tcp", "-j", "REJECT", "--reject-with", "tcp-reset")
 
 
 def _run(*command: str) -> None:
@@ -59,12 +57,11 @@ class Lab:
         self, host: str, log: str, *command: str, environment: Mapping[str, str] | None = None
     ) -> "subprocess.Popen[bytes]":
         """Starts a Python program on a host; it is killed when the lab is closed."""
-        output: IO[bytes] = self._closing.enter_context((self._folder / log).open("wb"))
         inside = ["ip", "netns", "exec", self._namespace(host), sys.executable, *command]
         environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **(environment or {})}
-        program = subprocess.Popen(
-            inside, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, env=environment
-        )
+        with (self._folder / log).open("wb") as output:
+            streams = {"stdin": subprocess.PIPE, "stdout": output, "stderr": subprocess.STDOUT}
+            program = subprocess.Popen(inside, env=environment, **streams)
 
         def end() -> None:
             program.kill()
@@ -81,11 +78,9 @@ class Lab:
     def train(self, log: str, *command: str, cluster: Mapping[str, Sequence[str]]) -> "subprocess.Popen[bytes]":
         """Starts the client on the first host."""
         addresses = {job: [self.address(host) for host in hosts] for job, hosts in cluster.items()}
-        task = {
-            "cluster": {**addresses, "chief": [self.address(self._hosts[0])]},
-            "task": {"type": "chief", "index": 0},
-        }
-        return self.start(self._hosts[0], log, *command, environment={"TF_CONFIG": json.dumps(task)})
+        whole = {**addresses, "chief": [self.address(self._hosts[0])]}
+        config = json.dumps({"cluster": whole, "task": {"type": "chief", "index": 0}})
+        return self.start(self._hosts[0], log, *command, environment={"TF_CONFIG": config})
 
     def printed(self, log: str) -> str:
         """Returns what a program has printed."""
@@ -93,23 +88,20 @@ class Lab:
 
     def drop(self, one: str, other: str) -> None:
         """Drops what two hosts send each other."""
-        self.drop_one_way(one, other)
-        self.drop_one_way(other, one)
+        self._break(((one, other), (other, one)), "-j", "DROP")
 
     def drop_one_way(self, sender: str, receiver: str) -> None:
         """Drops what one host sends another one."""
-        self._add_rule(sender, receiver, ("-j", "DROP"))
+        self._break(((sender, receiver),), "-j", "DROP")
 
     def reject(self, one: str, other: str) -> None:
         """Answers what two hosts send each other by resets."""
-        for sender, receiver in ((one, other), (other, one)):
-            self._add_rule(sender, receiver, _REJECT)
+        self._break(((one, other), (other, one)), "-p", "tcp", "-j", "REJECT", "--reject-with", "tcp-reset")
 
     def lose(self, one: str, other: str) -> None:
         """Loses three of ten packets between two hosts."""
-        for sender, receiver in ((one, other), (other, one)):
-            lost = ("-m", "statistic", "--mode", "random", "--probability", "0.3", "-j", "DROP")
-            self._add_rule(sender, receiver, lost)
+        some = ("-m", "statistic", "--mode", "random", "--probability", "0.3", "-j", "DROP")
+        self._break(((one, other), (other, one)), *some)
 
     def reset(self, host: str, other: str) -> None:
         """Ends the connections between two hosts; the other one is told by a reset if that arrives."""
@@ -136,9 +128,10 @@ class Lab:
     def _in(self, host: str, *command: str) -> None:
         _run("ip", "netns", "exec", self._namespace(host), *command)
 
-    def _add_rule(self, sender: str, receiver: str, rule: Sequence[str]) -> None:
-        ends = ("-s", self.ip(sender), "-d", self.ip(receiver))
-        self._in("router", self._iptables, "-I", "FORWARD", *ends, *rule)
+    def _break(self, ways: Iterable[tuple[str, str]], *rule: str) -> None:
+        for sender, receiver in ways:
+            ends = ("-s", self.ip(sender), "-d", self.ip(receiver))
+            self._in("router", self._iptables, "-I", "FORWARD", *ends, *rule)
 
     def _add_namespace(self, host: str) -> None:
         namespace = self._namespace(host)

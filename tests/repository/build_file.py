@@ -73,10 +73,13 @@ def distributions_of(graph: grimp.ImportGraph, module: str) -> set[str]:
 def build_file() -> str:
     """Returns the content of BUILD."""
     graph = import_graph()
-    targets = [_head_of_package(graph)]
-    targets += [_library(graph, name) for name in ("core", "compat", *_folders("coordinator"))]
+    libraries = ("core", "compat", *_folders("coordinator"))
+    targets = [_head_of_package(graph), *(_library(graph, name) for name in libraries)]
     targets += [_test_support(graph), _benchmarks(graph), _core_test(graph)]
-    targets += [_test(graph, name) for name in _folders("tests") if name not in _CORE_TESTS]
+    for folder in (f"tests/{name}" for name in _folders("tests") if name not in _CORE_TESTS):
+        modules = graph.find_descendants(folder.replace("/", "."))
+        comment = f"What `{folder}` tests on a machine."
+        targets.append(_test(graph, folder[6:], comment, [f"{folder}/**/test_*.py"], folder, modules))
     return "\n".join([_HEAD, *targets])
 
 
@@ -166,30 +169,22 @@ def _library(graph: grimp.ImportGraph, name: str) -> str:
             data = _glob([f"coordinator/{name}/page/*"])
     visibility = ["//visibility:public"] if name in _PUBLIC else []
     deps = _deps(graph, name, _modules(graph, name))
-    return _shown("py_library", comment, name=_quoted(name), srcs=srcs, data=data, visibility=visibility, deps=deps)
+    return _shown("py_library", comment, name=f'"{name}"', srcs=srcs, data=data, visibility=visibility, deps=deps)
 
 
 def _test_support(graph: grimp.ImportGraph) -> str:
-    return _shown(
-        "py_library",
-        "All modules of the tests that hold no tests: fixtures, the runner of programs, what folders share.",
-        name='"test_support"',
-        testonly="True",
-        srcs=_glob(["tests/**/*.py"], exclude=["tests/**/test_*.py"]),
-        data=["pyproject.toml"],
-        deps=sorted([*_deps(graph, "test_support", _modules(graph, "test_support")), "@pypi//pytest_timeout"]),
-    )
+    comment = "All modules of the tests that hold no tests: fixtures, the runner of programs, what folders share."
+    srcs = _glob(["tests/**/*.py"], exclude=["tests/**/test_*.py"])
+    deps = sorted([*_deps(graph, "test_support", _modules(graph, "test_support")), "@pypi//pytest_timeout"])
+    attributes = {"name": '"test_support"', "testonly": "True", "srcs": srcs, "data": ["pyproject.toml"], "deps": deps}
+    return _shown("py_library", comment, **attributes)
 
 
 def _benchmarks(graph: grimp.ImportGraph) -> str:
-    return _shown(
-        "py_library",
-        "Programs that measure. They are no layer: users of the library never import them.",
-        name='"benchmarks"',
-        testonly="True",
-        srcs=_glob(["benchmarks/**/*.py"]),
-        deps=_deps(graph, "benchmarks", _modules(graph, "benchmarks")),
-    )
+    comment = "Programs that measure. They are no layer: users of the library never import them."
+    deps = _deps(graph, "benchmarks", _modules(graph, "benchmarks"))
+    srcs = _glob(["benchmarks/**/*.py"])
+    return _shown("py_library", comment, name='"benchmarks"', testonly="True", srcs=srcs, deps=deps)
 
 
 def _core_test(graph: grimp.ImportGraph) -> str:
@@ -197,35 +192,24 @@ def _core_test(graph: grimp.ImportGraph) -> str:
     for folder in _CORE_TESTS:
         modules |= graph.find_descendants(f"tests.{folder}")
     patterns = ["tests/test_*.py", *(f"tests/{folder}/**/test_*.py" for folder in _CORE_TESTS)]
-    return _test_target(graph, "core", "The core against the fake runtime.", patterns, "tests", modules)
+    return _test(graph, "core", "The core against the fake runtime.", patterns, "tests", modules)
 
 
-def _test(graph: grimp.ImportGraph, name: str) -> str:
-    patterns, folder = [f"tests/{name}/**/test_*.py"], f"tests/{name}"
-    comment = f"What `{folder}` tests on a machine."
-    return _test_target(graph, name, comment, patterns, folder, graph.find_descendants(f"tests.{name}"))
-
-
-def _test_target(
+def _test(
     graph: grimp.ImportGraph, name: str, comment: str, patterns: list[str], folder: str, modules: set[str]
 ) -> str:
-    modules = {module for module in modules if _target_of(module) is None}
-    deps = _deps(graph, name + "_test", modules)
+    deps = _deps(graph, name + "_test", {module for module in modules if _target_of(module) is None})
     return _shown(
         "py_test",
         comment,
-        name=_quoted(f"{name}_test"),
-        size=_quoted("medium" if name in _MEDIUM else "large"),
+        name=f'"{name}_test"',
+        size='"medium"' if name in _MEDIUM else '"large"',
         srcs=f'{_glob(patterns)} + ["tests/pytest_main.py"]',
         args=[folder],
         data=_glob(_READ_BY_TESTS[name]) if name in _READ_BY_TESTS else "",
         main='"tests/pytest_main.py"',
         deps=sorted({*deps, ":test_support"}),
     )
-
-
-def _quoted(text: str) -> str:
-    return f'"{text}"'
 
 
 if __name__ == "__main__":

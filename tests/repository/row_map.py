@@ -41,15 +41,9 @@ def with_tests(readme: str) -> str:
     return _TABLE_ROW.sub(line, readme)
 
 
-def rows_without_tests(readme: str) -> list[int]:
-    """Returns the rows of the table without a test."""
-    found = holders_by_row()
-    return [int(match[1]) for match in _TABLE_ROW.finditer(readme) if int(match[1]) not in found]
-
-
-def unknown_rows(readme: str) -> list[int]:
-    """Returns the rows that tests name and that are not in the table."""
-    return sorted(set(holders_by_row()) - {int(match[1]) for match in _TABLE_ROW.finditer(readme)})
+def rows_of(readme: str) -> set[int]:
+    """Returns the numbers of the rows of the table."""
+    return {int(match[1]) for match in _TABLE_ROW.finditer(readme)}
 
 
 def _rows_of(node: ast.FunctionDef, lines: list[str]) -> set[int]:
@@ -62,5 +56,3 @@ def _rows_of(node: ast.FunctionDef, lines: list[str]) -> set[int]:
 
 if __name__ == "__main__":
     README.write_text(with_tests(README.read_text(encoding="utf-8")), encoding="utf-8")
-    missing = rows_without_tests(README.read_text(encoding="utf-8"))
-    print(f"Rows without a test: {', '.join(map(str, missing)) or 'none'}.")  # noqa: T201 - it is a command

@@ -1,7 +1,6 @@
-"""Tests that all files, all imported packages and the command are installed, and of what GitHub runs."""
+"""Tests that all files, all imported packages and the command are installed."""
 
 import importlib
-import os
 import re
 import subprocess
 import sys
@@ -9,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import yaml
 
 import coordinator
 from tests import ROOT
@@ -62,18 +60,3 @@ def test_what_is_required_is_what_is_imported_and_two_more(
     for folder in ("examples", "benchmarks"):
         assert imported(folder) <= requirements[""] | requirements["examples"] | requirements["plots"]
     assert imported("tests") <= set().union(*requirements.values())
-
-
-def test_each_workflow_calls_scripts_that_people_can_run_too() -> None:
-    paths = ROOT.glob(".github/workflows/*.yml")
-    workflows = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in paths}
-    # YAML reads the key `on` as true.
-    triggers = {name: list(workflow[True]) for name, workflow in workflows.items()}
-    assert triggers.pop("nightly") == ["schedule", "workflow_dispatch"]
-    assert triggers == {"push": ["push", "pull_request"], "release": ["push"]}
-    for workflow in workflows.values():
-        assert workflow["permissions"] == {"contents": "read"}
-        for name, job in workflow["jobs"].items():
-            [script] = [step["run"].split()[0] for step in job["steps"] if "run" in step]
-            assert re.fullmatch(r"\.ci/(build|matrix|release|run)", script), name
-            assert os.access(ROOT / script, os.X_OK), name

@@ -39,26 +39,15 @@ PROGRAMS = {
     "docs/tutorial.md": (None, "480 steps"),
 }
 # Pages whose blocks are fragments.
-FRAGMENTED = [
-    "docs/checkpoints.md",
-    "docs/dashboard.md",
-    "docs/data.md",
-    "docs/data_service.md",
-    "docs/dispatch.md",
-    "docs/evaluation.md",
-    "docs/events.md",
-    "docs/guarantees.md",
-    "docs/kubernetes.md",
-    "docs/slurm.md",
-    "docs/trace.md",
-]
+FRAGMENTED = ["checkpoints", "dashboard", "data", "data_service", "dispatch", "evaluation", "events", "guarantees"]
+FRAGMENTED = [f"docs/{name}.md" for name in (*FRAGMENTED, "kubernetes", "slurm", "trace")]
 # Pages whose Python is run by other tests, or by a test of their own below.
 ELSEWHERE = {
     "README.md": "tests/repository/test_readme.py",
-    "docs/embeddings.md": "tests/embeddings/test_page.py",
-    "docs/serving.md": "tests/embeddings/test_page.py",
-    "docs/sparse_updates.md": "tests/embeddings/test_page.py",
-    "docs/tables.md": "tests/embeddings/test_page.py",
+    **dict.fromkeys(
+        (f"docs/{name}.md" for name in ("embeddings", "serving", "sparse_updates", "tables")),
+        "tests/embeddings/test_page.py",
+    ),
     "docs/simulation.md": "tests/simulation/test_docs.py",
     **dict.fromkeys(["docs/keras/exactness.md", "docs/migrating.md"], "tests/repository/test_pages.py"),
     **dict.fromkeys(["docs/updates/README.md", *RULES], "tests/repository/test_pages.py"),

@@ -43,28 +43,17 @@ def test_a_program_is_the_main_module_of_a_separate_process(
     assert program.stderr == "no\n"
 
 
-def test_a_program_that_fails_shows_its_traceback_and_may_be_expected_to_fail(run_program: ProgramRunner) -> None:
+def test_a_program_that_fails_or_hangs_shows_where_and_may_be_expected_to_fail(run_program: ProgramRunner) -> None:
     with pytest.raises(AssertionError, match=r"(?s)ended with code 1\..*program_1.py.*KeyError: 'no such thing'"):
         run_program("raise KeyError('no such thing')")
+    with pytest.raises(AssertionError, match=r"(?s)did not end within \d s\..*in wait_for_ever"):
+        run_program("import threading\ndef wait_for_ever(): threading.Event().wait()\nwait_for_ever()", timeout=1.0)
     # With another environment it begins with nothing loaded.
     source = "import os, sys\nprint('tensorflow' in sys.modules, os.environ.get('OPTION'))"
     assert run_program(source, environment={"OPTION": "1"}).stdout == "False 1\n"
     endings = {"raise SystemExit(3)": 3, "os._exit(4)": 4, "os.kill(os.getpid(), 9)": -signal.SIGKILL}
     for ending, code in endings.items():
         assert run_program(f"import os\n{ending}", exit_code=code).returncode == code
-
-
-def test_a_program_that_hangs_shows_where(run_program: ProgramRunner) -> None:
-    source = """
-        import threading
-
-        def wait_for_ever():
-            threading.Event().wait()
-
-        wait_for_ever()
-    """
-    with pytest.raises(AssertionError, match=r"(?s)did not end within \d s\..*in wait_for_ever"):
-        run_program(source, timeout=1.0)
 
 
 # Neither its parents nor its environment connect the process with the program.
@@ -88,33 +77,28 @@ def test_a_process_that_a_program_leaves_is_named_and_killed(interpreter: Preloa
     assert not psutil.pid_exists(pid)
 
 
-def test_threads_of_the_library_alone_are_left_unless_they_replace_others() -> None:
+def test_threads_of_the_library_and_processes_are_waited_for_and_then_named() -> None:
     name = f"{THREAD_PREFIX}-worker-0"
+    ends = [threading.Event() for _ in range(3)]
 
-    def start(name: str) -> tuple[threading.Event, threading.Thread]:
-        end = threading.Event()
+    def start(name: str, end: threading.Event) -> threading.Thread:
         thread = threading.Thread(target=end.wait, name=name)
         thread.start()
-        return end, thread
+        return thread
 
-    end, thread = start(name)
+    replaced = start(name, ends[0])
     before = Leftovers()
-    end.set()
-    thread.join()
+    ends[0].set()
+    replaced.join()
     fresh = Leftovers()
-    running = [start(name), start("grpc-poller")]
+    running = [start(name, ends[1]), start("grpc-poller", ends[2])]
     assert before.wait_gone(0.0) == []
     assert fresh.wait_gone(0.0) == [f"1 x thread {name}"]
-    for end, thread in running:
+    for end, thread in zip(ends[1:], running, strict=True):
         end.set()
         thread.join()
-    assert fresh.wait_gone(30.0) == []
-
-
-def test_a_process_is_waited_for_and_then_named() -> None:
-    leftovers = Leftovers()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        (left,) = leftovers.wait_gone(0.1)
+        (left,) = fresh.wait_gone(0.1)
         assert "input()" in left
         process.communicate(b"\n", timeout=30.0)
-    assert leftovers.wait_gone(30.0) == []
+    assert fresh.wait_gone(30.0) == []

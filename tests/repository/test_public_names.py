@@ -13,14 +13,6 @@ from tests.program_runner import ProgramRunner
 from tests.repository.parsing import parse
 
 HEAVY = ("google.protobuf", "grpc", "keras", "numpy", "psutil", "tensorflow")
-SELDOM_USED = (
-    "coordinator.dashboard",
-    "coordinator.embeddings",
-    "coordinator.launch",
-    "coordinator.ps_strategy.keras.exact_evaluation",
-    "coordinator.ps_strategy.keras.fit_extension",
-    "coordinator.updates",
-)
 
 FOLDERS = ("checkpoints", "data", "embeddings", "evaluation", "simulation", "testing", "updates")
 modules = pytest.mark.parametrize(
@@ -43,16 +35,6 @@ def test_importing_the_package_and_help_of_commands_load_nothing_heavy(run_progr
     """
     first, *_, last = run_program(source, *HEAVY, fresh=True).stdout.splitlines()
     assert first == last == "[]"
-
-
-@pytest.mark.long
-def test_a_strategy_loads_only_what_each_strategy_needs(run_program: ProgramRunner) -> None:
-    source = """
-        import sys, coordinator
-        coordinator.ParameterServerStrategy
-        print([name for name in sys.argv[1:] if name in sys.modules])
-    """
-    assert run_program(source, *SELDOM_USED, fresh=True).stdout == "[]\n"
 
 
 @modules

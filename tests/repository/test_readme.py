@@ -12,26 +12,15 @@ import tensorflow as tf
 import coordinator
 from tests import ROOT
 from tests.pages import snippets
-from tests.program_runner import ProgramRunner
+from tests.program_runner import COORDINATOR, ProgramRunner
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-
-
-# What `coordinator run` does for the program: it starts servers, and names them in TF_CONFIG.
-RUN = """
-    import json, os, sys
-    from coordinator.testing import LocalCluster
-
-    with LocalCluster(workers=2, ps=1) as cluster:
-        os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster.spec, "task": {"type": "chief", "index": 0}})
-        exec(compile(open(sys.argv[1]).read(), sys.argv[1], "exec"))
-"""
 
 
 @pytest.mark.cluster
 def test_the_program_of_the_readme_runs_as_written(run_program: ProgramRunner, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(snippets("README.md")[0], encoding="utf-8")
-    printed = run_program(RUN, tmp_path / "program.py").stdout
+    printed = run_program(COORDINATOR, "run", "--workers", 2, tmp_path / "program.py").stdout
     steps, slope, loss = re.search(r"^(\d+) steps, slope (\S+), last loss (\S+)$", printed, re.MULTILINE).groups()
     assert (int(steps), float(slope)) == (200, pytest.approx(3.0, abs=0.05))
     assert float(loss) < 0.01
