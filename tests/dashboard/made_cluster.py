@@ -13,12 +13,7 @@ STARTED = 1_800_000_000.0
 
 
 class MadeCluster:
-    """Feeds an aggregator second by second.
-
-    Args:
-      workers: how many.
-      started: when, in seconds since the epoch.
-    """
+    """Feeds an aggregator second by second."""
 
     def __init__(self, workers: int, started: float = STARTED) -> None:
         self.now = started
@@ -52,8 +47,7 @@ class MadeCluster:
 
     def fail(self, worker: int) -> None:
         """Has a closure fail."""
-        detail = "InvalidArgumentError: Incompatible shapes: [32,10] vs. [31,10]"
-        self._event("closures_failed", f"worker {worker}", "train_step", detail=detail)
+        self._event("closures_failed", f"worker {worker}", "train_step", detail="InvalidArgumentError: shapes")
         self._change(worker, failed=self._workers[worker].failed + 1)
 
     def _second(self, away: Sequence[int]) -> Snapshot:
@@ -125,15 +119,6 @@ class MadeCluster:
         self._workers[index] = dataclasses.replace(self._workers[index], **changes)
 
     def _event(
-        self,
-        kind: str,
-        task: str = "",
-        name: str = "",
-        count: int = 1,
-        *,
-        at: float = 0.0,
-        seconds: float = 0.0,
-        detail: str = "",
+        self, kind: str, task: str = "", name: str = "", count: int = 1, *, at: float = 0.0, **rest: float | str
     ) -> None:
-        event = Event(at or self.now, kind, task, name, count, seconds, detail)
-        self.aggregator.add([event], 0, self.now)
+        self.aggregator.add([Event(at or self.now, kind, task, name, count, **rest)], 0, self.now)

@@ -54,31 +54,26 @@ def is_matched(labels: dict[str, str], selector: dict[str, Any]) -> bool:
 
 
 @either_shape
-def test_the_program_finds_the_cluster_by_the_names_of_the_pods(jobset: bool) -> None:
+def test_servers_serve_at_the_names_of_their_pods_by_which_the_program_finds_them(jobset: bool) -> None:
     named: dict[str, list[str]] = {}
     found = dict(pods(objects(jobset=jobset)))
     for name, template in found.items():
         named.setdefault(component(template), []).append(f"{name}:2222")
+        if component(template) != "chief":
+            command = container(template)["command"]
+            assert command[:4] == ["coordinator", "serve", "--job", component(template)]
+            options = dict(zip(command[2::2], command[3::2], strict=True))
+            assert options["--index"] == "$(TASK_INDEX)"
+            index = name.partition(".")[0].rpartition("-")[2]
+            assert options["--address"].replace("$(TASK_INDEX)", index) == f"{name}:2222"
+            (env,) = container(template)["env"]
+            label = "batch.kubernetes.io/job-completion-index" if jobset else "apps.kubernetes.io/pod-index"
+            assert env["valueFrom"]["fieldRef"]["fieldPath"] == f"metadata.labels['{label}']"
     (program,) = (container(template) for template in found.values() if component(template) == "chief")
     config = json.loads({entry["name"]: entry["value"] for entry in program["env"]}["TF_CONFIG"])
     assert config == {"cluster": named, "task": {"type": "chief", "index": 0}}
     assert {job: len(addresses) for job, addresses in named.items()} == {"chief": 1, "ps": 2, "worker": 4}
     assert program["command"] == ["python", "train.py"]
-
-
-@either_shape
-def test_a_server_serves_at_the_name_of_its_pod(jobset: bool) -> None:
-    for name, template in pods(objects(jobset=jobset)):
-        command = container(template)["command"]
-        if component(template) != "chief":
-            assert command[:4] == ["coordinator", "serve", "--job", component(template)]
-            index = name.partition(".")[0].rpartition("-")[2]
-            options = dict(zip(command[2::2], command[3::2], strict=True))
-            assert options["--index"] == "$(TASK_INDEX)"
-            assert options["--address"].replace("$(TASK_INDEX)", index) == f"{name}:2222"
-            (env,) = container(template)["env"]
-            label = "batch.kubernetes.io/job-completion-index" if jobset else "apps.kubernetes.io/pod-index"
-            assert env["valueFrom"]["fieldRef"]["fieldPath"] == f"metadata.labels['{label}']"
 
 
 @either_shape

@@ -4,13 +4,13 @@ import importlib
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import coordinator
 from tests import ROOT
+from tests.repository.build_file import distributions_of, import_graph
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +51,14 @@ def test_every_source_file_and_the_command_are_installed(built: Path) -> None:
 
 
 def test_what_is_required_is_what_is_imported_and_two_more(
-    requirements: dict[str, set[str]], imported: Callable[[str], set[str]]
+    requirements: dict[str, set[str]],
 ) -> None:
+    graph = import_graph()
+
+    def imported(folder: str) -> set[str]:
+        modules = {folder, *graph.find_descendants(folder)}
+        return set().union(*(distributions_of(graph, module) for module in modules))
+
     assert requirements["plots"] == {"matplotlib"}
     assert requirements["data"] == {"pyarrow", "tqdm"}
     assert requirements["testbed"] == {"matplotlib", "scikit-learn", "tqdm"}

@@ -59,11 +59,10 @@ def test_a_program_that_fails_or_hangs_shows_where_and_may_be_expected_to_fail(r
 # Neither its parents nor its environment connect the process with the program.
 LEAVES = """
     import os, subprocess, sys
-
     if os.fork() == 0:
         os.setsid()
         wait = "import threading; threading.Event().wait()"
-        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         print(subprocess.Popen([sys.executable, "-c", wait], env={}, start_new_session=True, **quiet).pid, flush=True)
         os._exit(0)
     os.wait()
