@@ -23,8 +23,9 @@ def test_a_server_runs_from_start_to_kill_and_again_on_its_port(tasks: Tasks) ->
     assert server.pid is None
     for name in ("worker-0.log", "worker-0.restart-1.log"):
         server.start()
+        assert not server.is_ready
         server.wait_ready(TIMEOUT)
-        assert server.is_alive()
+        assert server.is_ready
         server.kill()
         assert not server.is_alive()
         assert server.exit_code == -signal.SIGKILL
