@@ -24,15 +24,15 @@ from coordinator.evaluation import (
     results,
 )
 from coordinator.evaluation.checkpoint_watch import CheckpointFile
-from coordinator.evaluation.sidecar_evaluator import BestCheckpoint, flat_metrics
+from coordinator.evaluation.sidecar_evaluator import BestCheckpoint
 from tests.evaluation.tiny_training import (
     DEADLINE,
-    Background,
     Logged,
     TinyTraining,
     build_data,
     build_evaluator,
     build_model,
+    in_turn,
     same_weights,
 )
 
@@ -101,7 +101,7 @@ def test_a_module_is_evaluated_by_a_function_of_the_user(tmp_path: Path) -> None
         module,
         None,
         tmp_path,
-        evaluate=lambda step: {"loss": module.weight, "by": {"step": step}},
+        evaluate=lambda step: {"loss": module.weight, "by": {"step": np.array(step)}},
         log_dir=tmp_path / "logs",
         new_training_grace=0.0,
     )
@@ -113,21 +113,15 @@ def test_a_module_is_evaluated_by_a_function_of_the_user(tmp_path: Path) -> None
 # row 196
 def test_the_best_checkpoint_is_stored(tmp_path: Path) -> None:
     training, losses = TinyTraining(tmp_path / "train", keep=1), {10: 0.5, 20: 0.3, 30: 0.4}
-    evaluated = threading.Event()
-    evaluator = build_evaluator(
+    training.save(10)
+    build_evaluator(
         tmp_path / "train",
         evaluate=lambda step: {"score": losses[step]},
         best_dir=tmp_path / "best",
         best_metric="score",
-        on_evaluation=lambda _: evaluated.set(),
+        on_evaluation=in_turn(lambda: training.save(20), lambda: training.save(30)),
         max_evaluations=3,
-    )
-    running = Background(lambda: evaluator.start(DEADLINE))
-    for step in losses:
-        training.save(step)
-        assert evaluated.wait(DEADLINE)
-        evaluated.clear()
-    running.result()
+    ).start(DEADLINE)
     best = best_result(tmp_path / "best")
     assert (best.step, best.metrics) == (20, {"score": 0.3})
     model = build_model()
@@ -201,24 +195,13 @@ def test_only_the_best_is_stored_also_by_one_that_was_restarted(tmp_path: Path, 
     assert len(list((tmp_path / "best").iterdir())) == 4
 
 
-def test_tensors_arrays_and_dicts_become_plain_numbers() -> None:
-    metrics = {"loss": tf.constant(0.5), "auc": np.float32(0.25), "per_class": {"cat": 1, "dog": np.array(2.0)}}
-    assert flat_metrics(metrics) == {"loss": 0.5, "auc": 0.25, "per_class/cat": 1.0, "per_class/dog": 2.0}
-
-
 def test_it_evaluates_new_checkpoints_until_training_has_finished(tmp_path: Path) -> None:
     training, directory = TinyTraining(tmp_path / "created" / "later"), tmp_path / "created" / "later"
-    evaluated = threading.Event()
-    evaluator = build_evaluator(directory, on_evaluation=lambda _: evaluated.set())
-    running = Background(lambda: evaluator.start(DEADLINE))
     mark_training_started(directory)
-    for step in (10, 20, 30):
-        training.save(step)
-        if step < 30:
-            assert evaluated.wait(DEADLINE)
-            evaluated.clear()
-    mark_training_finished(directory)
-    assert [result.step for result in running.result()] == [10, 20, 30]
+    training.save(10)
+    saves = (lambda: training.save(20), lambda: (training.save(30), mark_training_finished(directory)))
+    evaluator = build_evaluator(directory, on_evaluation=in_turn(*saves))
+    assert [result.step for result in evaluator.start(DEADLINE)] == [10, 20, 30]
     # One that is restarted repeats nothing.
     assert build_evaluator(directory).start(DEADLINE) == []
     training.save(40)
@@ -239,27 +222,22 @@ def test_it_ends_after_max_evaluations_even_if_checkpoints_were_skipped(tmp_path
 def test_an_old_marker_does_not_end_an_evaluator_before_a_new_training_starts(tmp_path: Path) -> None:
     TinyTraining(tmp_path).save(1)
     mark_training_finished(tmp_path)
-    evaluated = threading.Event()
-    evaluator = build_evaluator(tmp_path, new_training_grace=DEADLINE, on_evaluation=lambda _: evaluated.set())
-    running = Background(lambda: evaluator.start(DEADLINE))
-    assert evaluated.wait(DEADLINE)
-    mark_training_started(tmp_path)
-    evaluated.clear()
-    TinyTraining(tmp_path).save(2)
-    assert evaluated.wait(DEADLINE)
-    mark_training_finished(tmp_path)
-    assert [result.step for result in running.result()] == [1, 2]
+
+    def train_again() -> None:
+        mark_training_started(tmp_path)
+        TinyTraining(tmp_path).save(2)
+
+    new = in_turn(train_again, lambda: mark_training_finished(tmp_path))
+    evaluated = build_evaluator(tmp_path, new_training_grace=DEADLINE, on_evaluation=new).start(DEADLINE)
+    assert [result.step for result in evaluated] == [1, 2]
 
 
 # row 194
 def test_a_long_wait_for_a_first_checkpoint_logs_advice_and_continues(tmp_path: Path) -> None:
     directory = tmp_path / "nowhere"
-    with Logged("Does training write its checkpoints to this directory") as log:
-        evaluator = build_evaluator(directory, advice_after=0.1, max_evaluations=1)
-        running = Background(lambda: evaluator.start(DEADLINE))
-        log.wait_seen()
-        TinyTraining(directory).save(1)
-        assert len(running.result()) == 1
+    advice = "Does training write its checkpoints to this directory"
+    with Logged(advice, lambda: TinyTraining(directory).save(1)) as log:
+        assert len(build_evaluator(directory, advice_after=0.1, max_evaluations=1).start(DEADLINE)) == 1
     assert str(directory) in log.messages[0]
 
 
@@ -268,11 +246,8 @@ def test_the_stop_event_and_stop_end_a_wait_at_once(tmp_path: Path, caplog: pyte
     for by_event in (True, False):
         stop = threading.Event()
         evaluator = build_evaluator(tmp_path, stop=stop, poll_interval=100 * DEADLINE)
-        with Logged("waiting for a first checkpoint") as log:
-            running = Background(lambda: evaluator.start(100 * DEADLINE))  # noqa: B023 - it ends below
-            log.wait_seen()
-        (stop.set if by_event else evaluator.stop)()
-        assert running.result(DEADLINE) == []
+        with Logged("waiting for a first checkpoint", stop.set if by_event else evaluator.stop):
+            assert evaluator.start(100 * DEADLINE) == []
 
 
 # row 197
@@ -280,12 +255,8 @@ def test_an_unreadable_checkpoint_is_retried_until_there_is_a_newer_one(tmp_path
     training = TinyTraining(tmp_path)
     damaged = Path(training.save(1) + ".index")
     os.truncate(damaged, damaged.stat().st_size // 2)
-    with Logged("will try again") as log:
-        evaluator = build_evaluator(tmp_path, max_evaluations=2)
-        running = Background(lambda: evaluator.start(DEADLINE))
-        log.wait_seen()
-        training.save(2)
-        assert [result.step for result in running.result()] == [2]
+    with Logged("will try again", lambda: training.save(2)) as log:
+        assert [result.step for result in build_evaluator(tmp_path, max_evaluations=2).start(DEADLINE)] == [2]
     os.truncate(training.save(3) + ".index", 10)
     mark_training_finished(tmp_path)
     with pytest.raises(EvaluationError, match=r"ckpt-3' could not be read for 0.01 s"):

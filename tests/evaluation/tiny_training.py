@@ -1,9 +1,7 @@
 """A training small enough for tests: a model whose weights and step a test sets, and its checkpoints."""
 
-import concurrent.futures
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from coordinator import SidecarEvaluator
+from coordinator.evaluation import EvaluationResult
 
 DEADLINE = 60.0
 
@@ -94,37 +93,25 @@ def set_written(path: str, seconds: float) -> None:
     os.utime(path, ns=(when, when))
 
 
-class Background:
-    """Runs a function on a thread; `result` returns its result or raises its exception."""
-
-    def __init__(self, function: Callable[[], Any]):
-        self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="coordinator-test-evaluator")
-        self._future = self._thread.submit(function)
-
-    def result(self, timeout: float = 60.0) -> Any:
-        """Also ends the thread. A function that never returns fails the test by the test's own timeout."""
-        try:
-            return self._future.result(timeout)
-        finally:
-            self._thread.shutdown()
+def in_turn(*actions: Callable[[], Any]) -> Callable[[EvaluationResult], Any]:
+    """Returns an `on_evaluation` that does one of these after each evaluation."""
+    left = iter(actions)
+    return lambda _: next(left, int)()
 
 
 class Logged(logging.Handler):
-    """A context that searches the library's log for a text; `wait_seen` waits for the first record with it."""
+    """A context in which `act` is called when the library first logs a text. `messages` are all with the text."""
 
-    def __init__(self, text: str):
+    def __init__(self, text: str, act: Callable[[], Any]):
         super().__init__(logging.INFO)
-        self._text = text
-        self._is_seen = threading.Event()
+        self._text, self._act = text, act
         self.messages: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         if self._text in record.getMessage():
             self.messages.append(record.getMessage())
-            self._is_seen.set()
-
-    def wait_seen(self) -> None:
-        assert self._is_seen.wait(DEADLINE), f"The log never said {self._text!r}."
+            if len(self.messages) == 1:
+                self._act()
 
     def __enter__(self) -> Self:
         logging.getLogger("coordinator").addHandler(self)

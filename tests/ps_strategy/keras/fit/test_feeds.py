@@ -176,9 +176,8 @@ def counts_of_epochs(workers: Workers, turns: int | None, epochs: int) -> list[i
     return counts
 
 
-@pytest.mark.parametrize(
-    ("batches", "turns", "expected"),
-    [
+def test_an_epoch_counts_the_turns_that_found_data() -> None:
+    cases: list[tuple[tuple[int, ...], int | None, list[int]]] = [
         # Workers with equal and unequal data, of which an epoch takes a part, nearly all, or all.
         ((20, 20), 6, [6, 6, 6, 2]),
         ((2, 9), 5, [5, 1]),
@@ -188,18 +187,13 @@ def counts_of_epochs(workers: Workers, turns: int | None, epochs: int) -> list[i
         ((0, 0), 3, [0, 0]),
         # Without a number of turns, each worker's data is read once.
         ((7, 0, 2), None, [4 + 1, 0]),
-    ],
-)
-def test_an_epoch_counts_the_turns_that_found_data(
-    batches: tuple[int, ...], turns: int | None, expected: list[int]
-) -> None:
-    workers = Workers(*batches)
-    assert counts_of_epochs(workers, turns, len(expected)) == expected
-    # A worker is asked at most three times in vain, each time that its data is read.
-    assert workers.calls <= sum(expected) + 3 * len(batches) * len(expected)
-    assert turns or workers.left == [0, 0, 0]
-
-
-def test_the_data_of_workers_that_are_to_come_is_waited_for() -> None:
+    ]
+    for batches, turns, expected in cases:
+        workers = Workers(*batches)
+        assert counts_of_epochs(workers, turns, len(expected)) == expected, batches
+        # A worker is asked at most three times in vain, each time that its data is read.
+        assert workers.calls <= sum(expected) + 3 * len(batches) * len(expected)
+        assert turns or workers.left == [0, 0, 0]
+    # The data of workers that are to come is waited for.
     for turns, expected in ((None, [5, 0]), (2, [2, 2]), (9, [5])):
         assert counts_of_epochs(Workers(7, 2, come_later=True), turns, len(expected)) == expected

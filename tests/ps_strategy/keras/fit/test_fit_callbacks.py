@@ -83,16 +83,6 @@ def test_callbacks_are_called_once_per_batch_and_epoch_in_order(
     assert all(words in printed for words in ("Epoch 2/2", "10/10", "accuracy: "))
 
 
-@pytest.mark.long
-def test_early_stopping_stops_training_and_restores_the_best_weights(model: keras.Model) -> None:
-    stopping = keras.callbacks.EarlyStopping(monitor="val_loss", patience=1, mode="max", restore_best_weights=True)
-    history = _fit(model, stopping, epochs=10)
-    # With mode "max" the loss never improves.
-    assert len(history["loss"]) < 10
-    assert stopping.stopped_epoch > 0
-    assert model.evaluate(X, Y, verbose=0)[0] == pytest.approx(max(history["val_loss"]), rel=1e-5)
-
-
 def test_the_learning_rate_follows_callbacks(model: keras.Model) -> None:
     rates: list[float] = []
     plateau = keras.callbacks.ReduceLROnPlateau(monitor="val_loss", factor=0.5, patience=1, min_delta=100.0)
@@ -103,20 +93,6 @@ def test_the_learning_rate_follows_callbacks(model: keras.Model) -> None:
     schedule = keras.callbacks.LearningRateScheduler(lambda epoch: 0.3 / (1 + epoch))
     _fit(model, schedule, epochs=2, validation_data=None)
     assert float(model.optimizer.learning_rate.value) == pytest.approx(0.15)
-
-
-@pytest.mark.long
-def test_saved_models_and_weights_load_without_a_strategy(model: keras.Model, tmp_path: Path) -> None:
-    checkpoint, best = keras.callbacks.ModelCheckpoint, str(tmp_path / "best.weights.h5")
-    of_best = checkpoint(best, monitor="val_loss", save_best_only=True, save_weights_only=True)
-    logger = keras.callbacks.CSVLogger(str(tmp_path / "log.csv"))
-    history = _fit(model, checkpoint(str(tmp_path / "{epoch}.keras")), of_best, logger)
-    local = keras.models.load_model(tmp_path / "3.keras")
-    np.testing.assert_allclose(local.predict(X, verbose=0), model.predict(X, verbose=0), rtol=1e-5, atol=1e-6)
-    assert int(local.optimizer.iterations) == 30
-    local.load_weights(best)
-    assert local.evaluate(X, Y, verbose=0)[0] == pytest.approx(min(history["val_loss"]), rel=1e-5)
-    assert len((tmp_path / "log.csv").read_text().splitlines()) == 4
 
 
 # row 187: TensorBoard
@@ -151,16 +127,6 @@ def test_interrupted_training_is_resumed(
     assert int(model.optimizer.iterations) == 30
     assert not Path(backup).exists()
     model._initial_epoch = None  # noqa: SLF001 - Keras leaves it
-
-
-@pytest.mark.long
-def test_training_stops_soon_after_a_nan_loss(model: keras.Model) -> None:
-    # Not NaN in the data: a ReLU may turn it into 0.
-    weights = np.ones(len(X))
-    weights[:12] = np.nan
-    history = _fit(model, keras.callbacks.TerminateOnNaN(), epochs=5, sample_weight=weights, shuffle=False)
-    # The logs that a callback gets may be those of an earlier step.
-    assert len(history["loss"]) <= 2
 
 
 def test_a_callback_may_call_fit_with_numbers_of_numpy_and_no_epoch(model: keras.Model) -> None:

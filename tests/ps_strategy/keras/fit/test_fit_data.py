@@ -4,6 +4,7 @@ import collections
 import contextlib
 import gc
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ import tensorflow as tf
 import coordinator
 from coordinator.data import Epochs, arrays, client
 from coordinator.ps_strategy.keras.steps import weighted
-from tests.program_runner import ProgramRunner
+from coordinator.testing import LocalCluster
+from tests.deadline import wait_until
+from tests.ps_strategy.keras import test_sequence_states as sequences
 
 # Keras reads variables in a way that NumPy 2 warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -116,27 +119,19 @@ DATA: dict[str, Callable[[coordinator.ParameterServerStrategy], dict[str, Any]]]
     "dataset function": lambda _: {"x": own_slices},
     "per-worker dataset": lambda strategy: {"x": strategy.distribute_datasets_from_function(own_slices)},
 }
-DEFAULT = {"arrays-1", "source-4", "endless dataset-1", "PyDataset-1"}
+DEFAULT = (("arrays", 1), ("source", 4), ("endless dataset", 1), ("PyDataset", 1))
+OTHERS = [(name, 1 if (name, 1) not in DEFAULT else 4) for name in DATA]
 
 
-@pytest.mark.parametrize(
-    ("name", "steps_per_execution"),
-    [
-        pytest.param(name, steps, marks=() if f"{name}-{steps}" in DEFAULT else pytest.mark.long)
-        for name in DATA
-        for steps in (1, 4)
-    ],
-)
+@pytest.mark.parametrize("cases", [DEFAULT, pytest.param(OTHERS, marks=pytest.mark.long)], ids=["some", "others"])
 def test_each_example_is_trained_on_once_in_each_epoch(
-    strategy: coordinator.ParameterServerStrategy,
-    counted: Callable[..., CountedModel],
-    name: str,
-    steps_per_execution: int,
+    strategy: coordinator.ParameterServerStrategy, counted: Callable[..., CountedModel], cases: Any
 ) -> None:
-    model = counted(steps_per_execution)
-    history = model.fit(**DATA[name](strategy), epochs=2, verbose=0)
-    assert_visits(model, 2.0)
-    assert len(history.history["loss"]) == 2
+    for name, steps_per_execution in cases:
+        model = counted(steps_per_execution)
+        history = model.fit(**DATA[name](strategy), epochs=2, verbose=0)
+        np.testing.assert_array_equal(model.visits, np.full(EXAMPLES, 2.0), err_msg=name)
+        assert len(history.history["loss"]) == 2, name
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")  # Keras, whenever it does not know the length
@@ -348,39 +343,31 @@ def test_arguments_that_do_not_go_with_a_source_are_refused(model: CountedModel)
             model.fit(**{"x": SOURCE, "verbose": 0, **arguments})
 
 
-@pytest.mark.cluster
-def test_fit_evaluate_and_predict_wait_for_the_next_worker_while_there_is_none(run_program: ProgramRunner) -> None:
-    run_program("""
-    import threading
+def test_fit_evaluate_and_predict_wait_for_the_next_worker_while_there_is_none(
+    strategy: coordinator.ParameterServerStrategy, shared_cluster: LocalCluster
+) -> None:
+    with strategy.scope():
+        model = sequences.counting_model()
+    cluster, [first, second] = strategy.cluster, shared_cluster.spec["worker"]
 
-    import numpy as np
+    def add() -> None:
+        wait_until(lambda: cluster.statistics().waiting)
+        cluster.add_worker(first)
 
-    import coordinator
-    from coordinator.testing import LocalCluster
-    from tests.deadline import wait_until
-    from tests.ps_strategy.keras import test_sequence_states as sequences
-
-    with LocalCluster(workers=1, ps=1) as cluster, coordinator.ParameterServerStrategy(cluster.resolver) as strategy:
-        with strategy.scope():
-            model = sequences.counting_model()
-        address = cluster.start_worker()
-
-        def add():
-            wait_until(lambda: strategy.cluster.statistics().waiting)
-            strategy.cluster.add_worker(address)
-
-        # With one worker, the batches of a sequence are in order.
-        given = {"batch_size": 1, "verbose": 0}
+    # With one worker, the batches of a sequence are in order.
+    given: dict[str, Any] = {"batch_size": 1, "verbose": 0}
+    try:
         for use in (
             lambda: model.fit(sequences.X, sequences.Y, shuffle=False, **given).history["loss"][0],
             lambda: model.evaluate(sequences.X, sequences.Y, **given),
             lambda: np.abs(model.predict(sequences.X, **given) - sequences.Y).max(),
         ):
-            (worker,) = strategy.cluster.workers
-            strategy.cluster.remove_worker(worker.index)
+            for worker in cluster.workers:
+                cluster.remove_worker(worker.index)
             adding = threading.Thread(target=add)
             adding.start()
             assert use() == 0.0
             adding.join()
             sequences.stateful_layers(model)[0].reset_state()
-    """)
+    finally:
+        cluster.add_worker(second)

@@ -5,8 +5,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy.keras.internals import patches as keras_patches
-from coordinator.ps_strategy.keras.internals.patches import numpy_operations
 from tests.updates.transport.pull_steps import reads_of, result, traced
 
 ROWS, WIDTH = 40, 3
@@ -90,18 +88,3 @@ def test_a_layer_that_looks_up_rows_reads_only_them_in_its_own_precision(strateg
     assert rows.dtype == "bfloat16"
     np.testing.assert_array_equal(rows.astype(np.float32), TABLE[IDS])
     assert model.table.dtype == "float32"
-
-
-def test_the_patch_is_undone_and_unknown_keras_versions_are_not_patched(monkeypatch, caplog):
-    known = numpy_operations.take
-    with keras_patches.row_lookups():
-        assert numpy_operations.take is not known
-    assert numpy_operations.take is known
-
-    def other(x, indices):
-        return x[indices]
-
-    monkeypatch.setattr(numpy_operations, "take", other)
-    with keras_patches.row_lookups():
-        assert numpy_operations.take is other
-    assert "is not known" in caplog.text

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from coordinator.embeddings import RowwiseAdagrad
-from coordinator.ps_strategy.keras.internals.patches import structured_inputs
+from coordinator.ps_strategy.keras.internals.patches import numpy_operations, row_lookups, structured_inputs
 from coordinator.ps_strategy.keras.internals.row_updates import row_updates, table_updates
 from coordinator.ps_strategy.tensorflow_internals.unstored_variable import TableVariable
 from tests.ps_strategy.keras.test_optimizers import CHANGE_WHOLE_VARIABLES, DENSE_ONLY, OPTIMIZERS
@@ -96,15 +96,6 @@ def test_rows_change_as_with_a_dense_gradient_and_so_do_their_slots(trainings):
                 np.testing.assert_array_equal(np.asarray(variable)[OTHERS], np.asarray(before)[OTHERS], err_msg=name)
 
 
-def test_a_checkpoint_of_slots_by_rows_is_one_of_dense_slots(trainings, tmp_path):
-    training, here = trainings["AdamW"], Training(BY_ROWS["AdamW"])
-    saved = tf.train.Checkpoint(variables=training.variables, optimizer=training.optimizer)
-    path = saved.write(str(tmp_path / "checkpoint"))
-    tf.train.Checkpoint(variables=here.variables, optimizer=here.optimizer).read(path).assert_consumed()
-    for variable, expected in zip(here.state(), training.state(), strict=True):
-        np.testing.assert_array_equal(variable, expected)
-
-
 def test_fit_changes_only_the_rows_that_it_looked_up(strategy):
     with strategy.scope():
         model = keras.Sequential([keras.layers.Embedding(ROWS, WIDTH, weights=TABLE), keras.layers.Dense(1)])
@@ -178,23 +169,28 @@ def test_only_optimizers_that_are_known_to_change_each_row_by_itself_do(strategy
             np.testing.assert_allclose(value, expected, rtol=1e-6, atol=1e-6)
 
 
+TABLE_SHAPE = (1000, 2)
+
+
 def test_the_patches_are_undone_and_unknown_keras_versions_are_not_patched(monkeypatch, caplog):
-    for updates, hooks in ((table_updates, table_update_hooks), (row_updates, row_update_hooks)):
+    for patch, hooks in (
+        (table_updates, table_update_hooks),
+        (row_updates, row_update_hooks),
+        (row_lookups, lambda: [numpy_operations.take]),
+    ):
         known = hooks()
-        with updates():
+        with patch():
             assert not {*known} & {*hooks()}
         assert hooks() == known
 
     def other(self, grads):
         return grads
 
-    monkeypatch.setattr(optimizers.Optimizer, known[0].__name__, other)
-    with row_updates():
-        assert row_update_hooks()[0] is other
-    assert "is not known" in caplog.text
-
-
-TABLE_SHAPE = (1000, 2)
+    monkeypatch.setattr(optimizers.Optimizer, row_update_hooks()[0].__name__, other)
+    monkeypatch.setattr(numpy_operations, "take", other)
+    with row_updates(), row_lookups():
+        assert (row_update_hooks()[0], numpy_operations.take) == (other, other)
+    assert caplog.text.count("is not known") == 2
 
 
 def test_optimizers_clip_a_tables_gradient_with_the_others_and_leave_it_to_the_table():
