@@ -95,6 +95,23 @@ def test_the_learning_rate_follows_callbacks(model: keras.Model) -> None:
     assert float(model.optimizer.learning_rate.value) == pytest.approx(0.15)
 
 
+@pytest.mark.long
+def test_callbacks_stop_training_and_save_models(model: keras.Model, tmp_path: Path) -> None:
+    stopping = keras.callbacks.EarlyStopping(monitor="val_loss", patience=1, mode="max", restore_best_weights=True)
+    saving = keras.callbacks.ModelCheckpoint(str(tmp_path / "{epoch}.keras"))
+    history = _fit(model, stopping, saving, keras.callbacks.CSVLogger(str(tmp_path / "log.csv")), epochs=10)
+    # With mode "max" the loss never improves.
+    assert len(history["loss"]) == len((tmp_path / "log.csv").read_text().splitlines()) - 1 == 2
+    assert model.evaluate(X, Y, verbose=0)[0] == pytest.approx(history["val_loss"][0], rel=1e-5)
+    local = keras.models.load_model(tmp_path / "1.keras")
+    np.testing.assert_allclose(local.predict(X, verbose=0), model.predict(X, verbose=0), rtol=1e-5, atol=1e-6)
+    assert int(local.optimizer.iterations) == 10
+    # Not NaN in the data: a ReLU may turn it into 0.
+    weights = np.full(len(X), np.nan)
+    # The logs that a callback gets may be those of an earlier step.
+    assert len(_fit(model, keras.callbacks.TerminateOnNaN(), epochs=5, sample_weight=weights)["loss"]) <= 2
+
+
 # row 187: TensorBoard
 def test_summaries_are_written(model: keras.Model, tmp_path: Path) -> None:
     _fit(model, keras.callbacks.TensorBoard(str(tmp_path), update_freq=5, histogram_freq=1, write_graph=True), epochs=2)
