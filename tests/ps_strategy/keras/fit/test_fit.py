@@ -77,7 +77,6 @@ def test_a_subclassed_model_of_several_inputs_learns(strategy: coordinator.Param
 
     with strategy.scope():
         model = compiled(strategy, Wide())
-    # No batch of the generator is taken to build the model.
     losses = model.fit(batches(), steps_per_epoch=10, epochs=3, shuffle=False, verbose=0).history["loss"]
     assert losses[-1] < losses[0]
     assert int(model.optimizer.iterations) == 30

@@ -29,6 +29,21 @@ def test_models_of_other_strategies_are_trained_as_usual(strategy: Any, tmp_path
     assert model.predict(X, verbose=0).shape == (12, 1)
 
 
+def test_a_model_is_built_without_taking_a_batch(strategy: Any) -> None:
+    class Once(keras.utils.PyDataset):
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, index: int) -> Any:
+            return X[4 * index : 4 * index + 4], X[4 * index : 4 * index + 4]
+
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    model.fit(Once(workers=2), shuffle=False, verbose=0)
+    assert int(model.optimizer.iterations) == 3, ADVICE
+
+
 def test_the_patch_of_keras_is_undone_unless_others_patched_it_too() -> None:
     def replaced() -> dict[str, Any]:
         names = ["fit", "make_train_function", "make_test_function", "make_predict_function", "_maybe_symbolic_build"]
