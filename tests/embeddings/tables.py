@@ -20,10 +20,10 @@ def subtract(rows: Any, gradient: Any) -> None:
 
 
 def make_table(
-    strategy: ParameterServerStrategy, capacity: int = 1000, optimizer: Any = subtract, **options: Any
+    strategy: ParameterServerStrategy | None, capacity: int = 1000, optimizer: Any = subtract, **options: Any
 ) -> Table:
-    """Creates a table with rows of four numbers."""
-    with strategy.scope():
+    """Creates a table with rows of four numbers, on parameter servers or, without a strategy, in this process."""
+    with strategy.scope() if strategy else contextlib.nullcontext():
         return Table("words", DIM, capacity, optimizer, **options)
 
 
@@ -45,11 +45,11 @@ class Trainer:
     """Runs one step after the other.
 
     Args:
-      strategy: of the table.
+      strategy: of the table, if it has one.
       table: what the steps train.
     """
 
-    def __init__(self, strategy: ParameterServerStrategy, table: Table) -> None:
+    def __init__(self, strategy: ParameterServerStrategy | None, table: Table) -> None:
         self._strategy = strategy
         self._step = make_step(table)
 
@@ -57,8 +57,9 @@ class Trainer:
         """Runs a step whose gradient for each row that it looks up is `gradient`; returns the rows before it."""
         keys = np.asarray(keys)
         gradient = np.broadcast_to(np.asarray(gradient, np.float32), [*keys.shape, DIM])
-        result: np.ndarray = self._strategy.schedule(self._step, args=(keys, gradient)).result(TIMEOUT)
-        return result
+        if self._strategy is None:
+            return np.asarray(self._step(tf.constant(keys), tf.constant(gradient)))
+        return np.asarray(self._strategy.schedule(self._step, args=(keys, gradient)).result(TIMEOUT))
 
 
 def wait_recovered(strategy: ParameterServerStrategy, recovered: Sequence[Any]) -> None:

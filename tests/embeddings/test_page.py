@@ -25,18 +25,12 @@ def train(run_program, tmp_path, program):
 
 
 @pytest.mark.cluster
-@pytest.mark.long
-@pytest.mark.timeout(200)
-@pytest.mark.parametrize("program", [ROWWISE, GROWING], ids=["rowwise", "growing"])
-def test_the_programs_of_the_page_train_their_tables(run_program, tmp_path, program):
-    [loss] = re.findall(r"^\d\.\d+$", train(run_program, tmp_path, program), re.M)
-    assert 0.0 < float(loss) < 2.0
-
-
-@pytest.mark.cluster
 @pytest.mark.release
-@pytest.mark.timeout(200)
-def test_the_fragments_with_a_sharded_table_and_with_deltas_run(run_program, tmp_path):
+@pytest.mark.timeout(400)
+def test_the_programs_of_the_page_train_and_restore_their_tables(run_program, tmp_path):
+    for program in (ROWWISE, GROWING):
+        [loss] = re.findall(r"^\d\.\d+$", train(run_program, tmp_path, program), re.M)
+        assert 0.0 < float(loss) < 2.0
     sharded = f"{SHARDED}\nprint(len(table.variables), 'parts')"
     program = "\n".join([IMPORTS, RESOLVER, sharded, "strategy.close()"])
     assert train(run_program, tmp_path, program) == "2 parts\n"
@@ -61,7 +55,7 @@ def build_model(table):
     return model
 
 
-@pytest.mark.long
+@pytest.mark.release
 @pytest.mark.filterwarnings("ignore:.shuffle=True")  # Keras' own, about any dataset
 def test_the_fragments_with_a_ragged_layer_train_and_serve(strategy, tmp_path):
     dataset = tf.data.Dataset.from_tensor_slices((tf.RaggedTensor.from_tensor(IDS, padding=0), LABELS)).batch(4)
@@ -74,7 +68,7 @@ def test_the_fragments_with_a_ragged_layer_train_and_serve(strategy, tmp_path):
     np.testing.assert_allclose(loaded["score"], expected, rtol=1e-5)
 
 
-@pytest.mark.long
+@pytest.mark.release
 @pytest.mark.filterwarnings("ignore:.shuffle=True")  # Keras' own, about any dataset
 def test_the_fragment_with_an_export_and_a_delta_runs(strategy, tmp_path):
     with strategy.scope():

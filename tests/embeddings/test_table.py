@@ -137,6 +137,16 @@ def test_a_table_that_does_not_fit_the_machine_is_refused(strategy):
             make_table(strategy, **wrong)
 
 
+def test_a_full_table_gives_the_default(strategy):
+    table = make_table(strategy, 8, default=9.0, when_full="default_row")
+    trainer = Trainer(strategy, table)
+    for _ in range(2):
+        trainer.train(np.arange(100))
+    statistics = table.statistics()
+    assert (statistics.size, statistics.refused, statistics.dropped) == (8, 184, 184)
+    assert np.count_nonzero(table.lookup(np.arange(100))[:, 0] != 9.0) == 8
+
+
 DEFAULT = -1.0
 SEEN = 400
 

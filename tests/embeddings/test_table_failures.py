@@ -1,111 +1,64 @@
-"""Tests of tables whose workers and parameter servers are lost, or are others. Each program has its own cluster."""
+"""Tests of tables whose workers and parameter servers are lost, or are others."""
 
+import threading
+
+import numpy as np
 import pytest
+import tensorflow as tf
 
-from tests.program_runner import ProgramRunner
+from coordinator.embeddings import Uniform
+from tests.embeddings.tables import DIM, TIMEOUT, make_step, make_table
 
-pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(400)]
-
-RESHARDING = """
-    import keras
-    import numpy as np
-    import tensorflow as tf
-
-    import coordinator
-    from coordinator.embeddings import MinCount, OlderThan
-    from coordinator.testing import LocalCluster
-    from tests.embeddings.tables import Trainer, make_table
-    from tests.embeddings.test_table_checkpoint import content_of
-
-    contents = {}
-
-    def restore(servers, path):
-        spec = {"worker": cluster.spec["worker"], "ps": cluster.spec["ps"][:servers]}
-        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-            tf.train.ClusterSpec(spec), task_type="chief", task_id=0, rpc_layer="grpc"
-        )
-        with coordinator.ParameterServerStrategy(resolver) as strategy:
-            table = make_table(strategy, 4000, keras.optimizers.Adam(0.1), admission=MinCount(2), eviction=OlderThan(2))
-            checkpoint = tf.train.Checkpoint(table=table)
-            for former, content in contents.items():
-                checkpoint.read(former).assert_consumed()
-                assert content_of(table) == content, (servers, former)
-            # It is trained further, and saved again.
-            trainer = Trainer(strategy, table)
-            for _ in range(2):
-                trainer.train(np.arange(200 * servers, 200 * servers + 500) * 11)
-            table.evict()
-            checkpoint.write(path)
-            contents[path] = content_of(table)
-            assert table.size() >= 500
-
-    with LocalCluster(workers=1, ps=4) as cluster:
-        for number, servers in enumerate((1, 4, 3, 2, 1)):
-            restore(servers, f"saved_{number}")
-"""
+pytestmark = pytest.mark.long
 
 
-def test_tables_are_restored_on_any_number_of_servers(run_program: ProgramRunner) -> None:
-    run_program(RESHARDING, timeout=300)
+def test_a_table_is_whole_after_a_worker_died(strategy, shared_cluster):
+    steps, size = 400, 200
+    batches = [np.random.default_rng(seed).integers(0, 20_000, size) for seed in range(steps)]
+    table = make_table(strategy, 40_000)
+    step, finished, retried = make_step(table), threading.Semaphore(0), strategy.cluster.statistics().retried
+    for batch in batches:
+        strategy.schedule(step, args=(batch, np.float32(2.0))).add_done_callback(lambda _: finished.release())
+    for _ in range(steps // 4):
+        finished.acquire()
+    shared_cluster.kill("worker", 1)
+    assert not strategy.done()
+    shared_cluster.restart("worker", 1)
+    strategy.join(TIMEOUT)
+    expected, counts = np.unique(np.concatenate(batches), return_counts=True)
+    parts = [shard.read_rows(0, shard.capacity) for shard in table.shards]
+    keys, rows = (np.concatenate([part[number] for part in parts]) for number in (0, 1))
+    order = np.argsort(keys)
+    assert keys[order].tolist() == expected.tolist()
+    added = np.round(Uniform()(tf.constant(keys[order]), DIM).numpy() - rows[order]).astype(int)
+    assert (added == added[:, :1]).all()
+    # A step whose worker died may run twice, in part or as a whole; nothing is lost.
+    assert (added[:, 0] >= counts).all()
+    assert (added[:, 0] - counts).sum() <= size * (strategy.cluster.statistics().retried - retried)
 
 
-WORKER_DIES = """
-    import threading
-
-    import numpy as np
-    import tensorflow as tf
-
-    import coordinator
-    from coordinator.embeddings import Uniform
-    from coordinator.testing import LocalCluster
-    from tests.embeddings.tables import DIM, make_step, make_table
-
-    STEPS, DEATHS, BATCH = 1000, 2, 200
-    batches = [np.random.default_rng(seed).integers(0, 20_000, BATCH) for seed in range(STEPS)]
-    with LocalCluster(workers=3, ps=2) as cluster, coordinator.ParameterServerStrategy(cluster.resolver) as strategy:
-        table = make_table(strategy, 40_000)
-        step, finished = make_step(table), threading.Semaphore(0)
-        for batch in batches:
-            strategy.schedule(step, args=(batch, np.float32(2.0))).add_done_callback(lambda _: finished.release())
-        for death in range(DEATHS):
-            for _ in range(STEPS // (DEATHS + 2)):
-                finished.acquire()
-            cluster.kill("worker", death)
-            assert not strategy.done()
-            cluster.restart("worker", death)
-        strategy.join(300)
-        expected, counts = np.unique(np.concatenate(batches), return_counts=True)
-        parts = [shard.read_rows(0, shard.capacity) for shard in table.shards]
-        keys, rows = (np.concatenate([part[number] for part in parts]) for number in (0, 1))
-        order = np.argsort(keys)
-        assert keys[order].tolist() == expected.tolist()
-        added = np.round(Uniform()(tf.constant(keys[order]), DIM).numpy() - rows[order]).astype(int)
-        assert (added == added[:, :1]).all()
-        # A step whose worker died may run twice, in part or as a whole; nothing is lost.
-        assert (added[:, 0] >= counts).all()
-        again = (added[:, 0] - counts).sum()
-        assert again <= BATCH * strategy.cluster.statistics().retried, (again, strategy.cluster.statistics())
-"""
-
-
-def test_a_table_is_whole_after_workers_died(run_program: ProgramRunner) -> None:
-    run_program(WORKER_DIES, timeout=380)
-
-
-SERVER_DIES = """
+SERVERS = """
     import keras
     import numpy as np
     import pytest
     import tensorflow as tf
 
     import coordinator
-    from coordinator.embeddings import Constant, Embedding, MinCount, export, export_delta
+    from coordinator.embeddings import Constant, Embedding, MinCount, OlderThan, export, export_delta
     from coordinator.testing import LocalCluster
     from tests.embeddings.tables import DIM, Trainer, make_table, wait_recovered
     from tests.embeddings.test_table_checkpoint import content_of
 
-    KEYS, recovered = np.arange(20), []
-    with LocalCluster(workers=1, ps=2) as cluster, coordinator.ParameterServerStrategy(cluster.resolver) as strategy:
+    KEYS, recovered, contents = np.arange(20), [], {}
+
+    def on_servers(count):
+        spec = {"worker": cluster.spec["worker"], "ps": cluster.spec["ps"][:count]}
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+            tf.train.ClusterSpec(spec), task_type="chief", task_id=0, rpc_layer="grpc"
+        )
+        return coordinator.ParameterServerStrategy(resolver)
+
+    def lose_a_server(strategy):
         saved, apart = (make_table(strategy, initializer=Constant(0.0)) for _ in range(2))
         counted = make_table(strategy, admission=MinCount(2))
         with strategy.scope():
@@ -163,8 +116,37 @@ SERVER_DIES = """
                 refused()
         of_apart.write("full2")
         apart.save_delta("delta2")
+
+    def restored(strategy):
+        table = make_table(strategy, 4000, keras.optimizers.Adagrad(0.1), admission=MinCount(2), eviction=OlderThan(2))
+        checkpoint = tf.train.Checkpoint(table=table)
+        for former, content in contents.items():
+            checkpoint.read(former).assert_consumed()
+            assert content_of(table) == content, former
+        return table, checkpoint
+
+    def train_further(servers, strategy):
+        table, checkpoint = restored(strategy)
+        trainer = Trainer(strategy, table)
+        for _ in range(2):
+            trainer.train(np.arange(200 * servers, 200 * servers + 500) * 11)
+        table.evict()
+        path = checkpoint.write(f"on_{servers}")
+        contents[path] = content_of(table)
+        assert table.size() >= 500
+
+    with LocalCluster(workers=1, ps=3) as cluster:
+        with on_servers(2) as strategy:
+            lose_a_server(strategy)
+        for servers in (1, 3):
+            with on_servers(servers) as strategy:
+                train_further(servers, strategy)
+        with on_servers(2) as strategy:
+            restored(strategy)
 """
 
 
-def test_a_lost_server_gets_back_what_was_saved_of_tables(run_program: ProgramRunner) -> None:
-    run_program(SERVER_DIES, timeout=250)
+@pytest.mark.cluster
+@pytest.mark.timeout(400)
+def test_a_lost_server_gets_back_what_was_saved_and_any_number_of_servers_restores_it(run_program):
+    run_program(SERVERS, timeout=300)

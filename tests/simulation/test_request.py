@@ -119,15 +119,10 @@ def test_a_sweep_changes_one_setting_and_those_derived_from_it() -> None:
     [
         ({"rule": "hogwild"}, "rule must be of asynchronous, .*; got 'hogwild'"),
         ({"compare": "asynchronous", "rule": "synchronous"}, "compare names the rules"),
-        ({"rule": "bounded_delay"}, "max_delay must be given"),
         ({"rule": "stale_synchronous", "max_lead": 0}, "max_lead must be an integer of at least 1 .*, got 0"),
         ({"rule": "bounded_delay", "max_delay": "x"}, "max_delay must be an integer or inf, got 'x'"),
-        ({"rule": "synchronous", "grads_to_wait": "all"}, "grads_to_wait must be an integer or workers"),
-        ({"slow_down": "0=4"}, "slow_down must be WORKER:FACTOR"),
         ({"pauses": "1@2s"}, "pauses must say how long"),
-        ({"deaths": "1"}, "deaths must be WORKER@TIME"),
         ({"learning_rate": 0.1, "problem": "imagenet"}, "problem must be one of logistic_regression, small_network"),
-        ({"problem": "small_network"}, "problem is learned only with --learning-rate"),
         ({"sweep": "workers=0..4"}, "workers must be an integer of at least 1, got 0"),
     ],
 )
@@ -137,22 +132,13 @@ def test_the_error_names_a_wrong_option(options, reason: str) -> None:
         request.setting(request.rules[0], request.sweep.values[0] if request.sweep else None)
 
 
-@pytest.mark.parametrize(
-    ("text", "sweep"),
-    [
-        ("workers=3..20", Sweep("workers", (3, 6, 12, 20))),
-        ("max-delay=0..4", Sweep("max_delay", (0, 1, 2, 4))),
-        ("ps=8,1,1,3", Sweep("ps", (1, 3, 8))),
-    ],
-)
-def test_a_sweep_is_a_doubling_range_or_a_list(text: str, sweep: Sweep) -> None:
-    assert parse_sweep(text) == sweep
-
-
-@pytest.mark.parametrize("text", ["workers=", "workers=8..1", "workers=a..b", "workers=1,-2"])
-def test_a_sweep_without_values_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(SettingError, match=r"^sweep must have values such as workers=1\.\.512 or workers=1,8,32"):
-        parse_sweep(text)
+def test_a_sweep_is_a_doubling_range_or_a_list_or_refused_with_an_example() -> None:
+    assert parse_sweep("workers=3..20") == Sweep("workers", (3, 6, 12, 20))
+    assert parse_sweep("max-delay=0..4") == Sweep("max_delay", (0, 1, 2, 4))
+    assert parse_sweep("ps=8,1,1,3") == Sweep("ps", (1, 3, 8))
+    for text in ("workers=", "workers=8..1", "workers=a..b", "workers=1,-2"):
+        with pytest.raises(SettingError, match=r"^sweep must have values such as workers=1\.\.512 or workers=1,8,32"):
+            parse_sweep(text)
 
 
 def test_workers_may_have_their_own_times_and_the_last_are_the_stragglers() -> None:
@@ -170,10 +156,6 @@ def test_workers_may_have_their_own_times_and_the_last_are_the_stragglers() -> N
         ({"workers": 0}, "workers must be an integer of at least 1, got 0"),
         ({"rule": "asynchronous"}, "rule must be a rule such as"),
         ({"workers": 2, "compute": [0.1]}, "compute must be one distribution, or one for each of 2 workers; has 1"),
-        ({"latency": -0.1}, "latency must be a number of seconds of at least 0, a text or a distribution"),
-        ({"stragglers": 1.5}, "stragglers must be a number from 0 to 1"),
-        ({"bandwidth": 0}, "bandwidth must be a number above 0"),
-        ({"slow_down": {0: 0.0}}, "slow_down must have factors above 0"),
         ({"slow_down": {4: 2.0}}, "slow_down must name workers from 0 to 3, got 4"),
         ({"deaths": [Death(9, 0.0)]}, "deaths must name workers from 0 to 3, got 9"),
         ({"compute": 0.0, "seconds": 1.0}, "compute must be above 0"),
@@ -215,19 +197,13 @@ def test_invalid_parameters_of_a_distribution_are_refused() -> None:
             kind(*given)
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ("20ms", Constant(0.02)),
+def test_a_text_or_a_number_is_converted_to_a_distribution() -> None:
+    for given, expected in (
         (0.5, Constant(0.5)),
-        ("normal(50ms, 5ms)", Normal(0.05, 0.005)),
-        ("lognormal(50ms,0.4)", LogNormal(0.05, 0.4)),
-        (" pareto(20ms,2.5) ", Pareto(0.02, 2.5)),
+        (" normal(50ms, 5ms) ", Normal(0.05, 0.005)),
         ("empirical(20ms,25ms,1s)", Empirical((0.02, 0.025, 1.0))),
-    ],
-)
-def test_a_text_or_a_number_is_converted_to_a_distribution(given, expected: Distribution) -> None:
-    assert distribution_of("compute", given) == expected
+    ):
+        assert distribution_of("compute", given) == expected
 
 
 @pytest.mark.parametrize(
@@ -235,9 +211,7 @@ def test_a_text_or_a_number_is_converted_to_a_distribution(given, expected: Dist
     [
         ("weibull(1s,2)", r"has no distribution 'weibull'; it may be one of constant\(20ms\)"),
         ("lognormal(50ms)", r"must be of the form lognormal\(50ms,0\.4\)"),
-        ("lognormal(50,0.4)", r"must be a time of at least 0 with its unit, such as 200us, 50ms or 1\.5s, got '50'"),
         ("pareto(50ms,-1)", r"'pareto\(50ms,-1\)': shape of a distribution Pareto must be a number of at least 0"),
-        ("soon", "must be a time such as 20ms, or one of"),
         (-0.1, "must be a number of seconds of at least 0, a text or a distribution, got -0.1"),
     ],
 )
@@ -246,53 +220,30 @@ def test_an_invalid_text_is_refused_with_the_option_and_the_allowed_forms(given,
         distribution_of("compute", given)
 
 
-@pytest.mark.parametrize(
-    ("read", "text", "expected"),
-    [
+def test_a_quantity_is_read_with_its_unit_or_refused_with_the_name_of_its_option() -> None:
+    for read, text, expected in (
         (parse_seconds, "200us", 200e-6),
-        (parse_seconds, "50 ms", 0.05),
         (parse_seconds, "1e-3s", 1e-3),
         (parse_bytes, "500kB", 5e5),
         (parse_rate, "10Gbit", 1.25e9),
-        (parse_rate, "100MB", 1e8),
         (parse_rate, "inf", float("inf")),
         (parse_share, "5%", 0.05),
-        (parse_share, "0.25", 0.25),
-    ],
-)
-def test_a_quantity_is_read_with_its_unit(read, text: str, expected: float) -> None:
-    assert read("option", text) == pytest.approx(expected)
+    ):
+        assert read("option", text) == pytest.approx(expected), text
+    for read, text in ((parse_seconds, "50"), (parse_bytes, "5mb"), (parse_share, "150%")):
+        with pytest.raises(SettingError, match=f"^latency must be .*, such as .*, got '{text}'"):
+            read("latency", text)
 
 
-@pytest.mark.parametrize(
-    ("read", "text"),
-    [
-        (parse_seconds, "50"),
-        (parse_seconds, "-5ms"),
-        (parse_bytes, "5mb"),
-        (parse_rate, "5ms"),
-        (parse_share, "150%"),
-    ],
-)
-def test_an_invalid_quantity_is_refused_with_the_name_of_its_option(read, text: str) -> None:
-    with pytest.raises(SettingError, match=f"^latency must be .*, such as .*, got '{text}'"):
-        read("latency", text)
-
-
-@pytest.mark.parametrize(
-    ("text", "each"),
-    [
+def test_a_delay_is_a_distribution_or_one_for_each_worker() -> None:
+    for text, each in (
         ("lognormal(100ms, 1.0)", (LogNormal(0.1, 1.0),)),
         ("0/exponential(0.5s)", (Constant(0.0), Exponential(0.5))),
-        ("0.1s / 0.2s", (Constant(0.1), Constant(0.2))),
-    ],
-)
-def test_a_delay_is_a_distribution_or_one_for_each_worker(text: str, each: tuple) -> None:
-    delay = parse_delay("delay", text)
-    assert isinstance(delay, RandomDelay)
-    assert delay.each == each
-    assert repr(delay) == text.replace(" ", "")
-    assert delay.mean == pytest.approx(np.mean([part.mean for part in each]))
+    ):
+        delay = parse_delay("delay", text)
+        assert isinstance(delay, RandomDelay)
+        assert (delay.each, repr(delay)) == (each, text.replace(" ", ""))
+        assert delay.mean == pytest.approx(np.mean([part.mean for part in each]))
 
 
 def test_the_delay_of_a_push_depends_on_worker_time_and_seed_alone() -> None:

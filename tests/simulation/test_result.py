@@ -7,7 +7,7 @@ from coordinator.errors import SettingError
 from coordinator.simulation import picture
 from coordinator.simulation.learning import Learning, LogisticRegression
 from coordinator.simulation.result import advice, table
-from coordinator.simulation.rules import Asynchronous, BoundedDelay, StaleSynchronous, Synchronous
+from coordinator.simulation.rules import BoundedDelay, StaleSynchronous, Synchronous
 from coordinator.simulation.setting import Setting
 from coordinator.simulation.simulated_cluster import simulate
 from coordinator.simulation.simulated_tasks import Death
@@ -56,40 +56,23 @@ def test_advice_says_what_stands_out_and_what_to_try(setting, words: str) -> Non
     assert words in sentence
 
 
-def drawn(rule=None, workers: int = 12, learning: Learning | None = None):
-    return simulate(
-        Setting(
-            workers=workers,
-            rule=rule or Asynchronous(),
-            compute="lognormal(50ms,0.4)",
-            latency=0.002,
-            deaths=[Death(0, 0.2, 0.3)],
-            pushes=600,
-            learning=learning,
-        )
+def test_every_subplot_has_a_title_and_named_axes(tmp_path: Path) -> None:
+    settings = {"compute": "lognormal(50ms,0.4)", "latency": 0.002, "deaths": [Death(0, 0.2, 0.3)], "pushes": 600}
+    one, two = (
+        simulate(Setting(workers=workers, rule=BoundedDelay(2), learning=Learning(LogisticRegression()), **settings))
+        for workers in (12, 4)
     )
-
-
-LEARNING = Learning(LogisticRegression())
-
-
-@pytest.mark.parametrize(
-    "draw",
-    [
-        lambda: picture.picture(drawn(BoundedDelay(2), learning=LEARNING)),
-        lambda: picture.comparison([("one", drawn(learning=LEARNING)), ("two", drawn(learning=LEARNING))]),
-        lambda: picture.scaling("workers", [2, 4], [("one", [drawn(workers=2), drawn(workers=4)])]),
-    ],
-    ids=["one that learns", "rules", "workers"],
-)
-def test_every_subplot_has_a_title_and_named_axes(draw, tmp_path: Path) -> None:
-    figure = draw()
-    for axes in figure.axes:
-        assert axes.get_title()
-        assert axes.get_xlabel()
-        assert axes.get_ylabel() or axes.get_title() in {"Speed", "Staleness", "Workers' time"}
-    picture.save(figure, tmp_path / "out.png")
-    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+    for figure in (
+        picture.picture(one),
+        picture.comparison([("one", one), ("two", two)]),
+        picture.scaling("workers", [4, 12], [("one", [two, one])]),
+    ):
+        for axes in figure.axes:
+            assert axes.get_title()
+            assert axes.get_xlabel()
+            assert axes.get_ylabel() or axes.get_title() in {"Speed", "Staleness", "Workers' time"}
+        picture.save(figure, tmp_path / "out.png")
+        assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,13 +138,6 @@ def test_a_gradient_is_applied_by_the_first_pull_after_its_delay() -> None:
     assert (result.updates, result.gradients, result.rejected) == (8, 12, 0)
 
 
-def test_gradients_are_as_stale_as_there_are_updates_during_their_delay() -> None:
-    setting = {"workers": 8, "compute": "normal(50ms,5ms)", "latency": 0.0005, "pushes": 20_000}
-    without, delayed = (simulate(Setting(rule=Delayed(delay), **setting)) for delay in (0, 0.5))
-    rate = delayed.updates_per_second
-    assert delayed.mean_staleness - without.mean_staleness == pytest.approx(0.5 * rate, rel=0.05)
-
-
 def test_a_pull_waits_until_the_servers_have_made_the_updates_before_it() -> None:
     # The pull at 3.06 applies three gradients, for which the servers take a second each.
     delays = iter([2.0, 1.0, 0.0, *[math.inf] * 10])

@@ -93,13 +93,8 @@ def test_a_seed_gives_the_same_result_and_another_seed_another() -> None:
     assert first.push_times.tolist() != other.push_times.tolist()
 
 
-def worker(*pauses: Pause, seconds: float = 2.0, factor: float = 1.0) -> SimulatedWorker:
-    return SimulatedWorker(0, lambda: seconds, factor, pauses, Timeline(0))
-
-
-@pytest.mark.parametrize(
-    ("pauses", "end"),
-    [
+def test_pauses_within_a_computation_lengthen_it() -> None:
+    for pauses, end in (
         ([], 12.0),
         ([Pause(0, 5.0, 3.0)], 12.0),
         ([Pause(0, 8.0, 3.0)], 13.0),
@@ -107,10 +102,8 @@ def worker(*pauses: Pause, seconds: float = 2.0, factor: float = 1.0) -> Simulat
         ([Pause(0, 12.0, 3.0)], 12.0),
         # The second pause begins while the first delays the end.
         ([Pause(0, 14.0, 1.0), Pause(0, 11.0, 3.0)], 16.0),
-    ],
-)
-def test_pauses_within_a_computation_lengthen_it(pauses: list[Pause], end: float) -> None:
-    assert worker(*pauses).compute(10.0) == end
+    ):
+        assert SimulatedWorker(0, lambda: 2.0, 1.0, pauses, Timeline(0)).compute(10.0) == end
 
 
 @pytest.mark.parametrize("make", [lambda: Pause(0, -1.0, 1.0), lambda: Pause(0, 1.0, -1.0), lambda: Death(0, math.nan)])

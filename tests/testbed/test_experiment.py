@@ -65,17 +65,12 @@ def test_optimizers_rates_decays_and_batch_sizes_are_axes_of_the_grid() -> None:
     ("given", "option", "reason"),
     [
         ({"workers": "0"}, "workers", "must be an integer from 1 to 16, got 0."),
-        ({"workers": ","}, "workers", "must name at least one."),
         ({"workers": "1", "modes": "synchronous"}, "workers", "must have one of at least 2 for the synchronous mode."),
         ({"delays": "0,-1"}, "delays", "must be a number of seconds from 0 to 3600, got -1.0."),
         ({"delays": "0, often(1)"}, "delays", f"has no distribution 'often'; it may be one of {', '.join(FORMS)}."),
         ({"delays": "exponential(2h)"}, "delays", _UNITLESS),
-        ({"delays": "exponential(4000)"}, "delays", "must be a number of seconds from 0 to 3600, got 4000.0."),
         ({"modes": "hogwild"}, "modes", "must be of sequential, synchronous, asynchronous, got 'hogwild'."),
-        ({"optimizer": "sgd,lion"}, "optimizer", "must be of sgd, momentum, adam, got 'lion'."),
         ({"batches": "1.5"}, "batches", "must be an integer, got '1.5'."),
-        ({"target_loss": "inf"}, "target_loss", "must be a number from 1e-09 to 1000, got inf."),
-        ({"data": "mnist"}, "data", "must be of digits, cifar10, got 'mnist'."),
         ({"data": "cifar10"}, "folder", "is needed with --data cifar10: where data_batch_1 to data_batch_5 are."),
     ],
 )
@@ -98,9 +93,3 @@ def test_every_command_of_the_page_is_an_experiment() -> None:
     commands = re.findall(r"```sh\n(coordinator testbed.*)\n```", PAGE)
     assert len(commands) == PAGE.count("\ncoordinator testbed ") == 10
     assert [len(experiment(command).trials()) for command in commands] == [7, 18, 6, 54, 18, 6, 18, 13, 18, 18]
-
-
-def test_the_measurements_on_the_page_are_of_the_default_grid() -> None:
-    assert str(Experiment()) in PAGE
-    shown = [line for line in PAGE.splitlines() if line.startswith(("sequential  ", "synchronous, ", "asynchronous, "))]
-    assert [line.partition("  ")[0] for line in shown] == [str(trial) for trial in Experiment().trials()]

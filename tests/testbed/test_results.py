@@ -55,8 +55,6 @@ def test_synchronous_and_asynchronous_agree_in_speed_and_final_loss(
 @pytest.mark.parametrize(
     ("losses", "spikes"),
     [
-        ([], []),
-        ([3, 2, 1, 0.5], []),
         ([1, 1.5, 1], [0.5]),
         ([1, 1.05, 1.1, 1.15, 1.2], [0.2]),  # in small steps, and it stays there there
         ([1, 1.06, 0.9, 0.96], []),  # a rise counts from the least since the last spike
