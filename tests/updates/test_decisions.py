@@ -72,7 +72,3 @@ def test_each_decision_has_the_same_result_on_numbers_and_inside_a_function(auto
     for said in (on_numbers, decide()):
         for found, (name, values, result) in zip(said, expected, strict=True):
             assert (found, np.asarray(found).dtype.kind) == (result, np.asarray(result).dtype.kind), (name, values)
-
-
-def test_every_decision_is_in_the_table_and_needs_no_library():
-    assert {name for name in vars(decisions) if not name.startswith("__")} == {"Any", *TABLE}

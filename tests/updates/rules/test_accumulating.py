@@ -143,18 +143,6 @@ def test_zero_delay_with_all_workers_in_an_update_equals_one_process(strategy, v
     assert rule.version.numpy() == 4
 
 
-@pytest.mark.long
-def test_no_worker_waits_for_an_abandoned_call(strategy, variables, make_rule):
-    rule = make_rule(max_delay=0)
-    step, fence = step_of(rule, variables), rule.state.workers.fence
-    fence.assign(tf.fill(fence.shape, tf.constant(2**40, tf.int64)))
-    for raises in (strategy.schedule(step, worker=0).result, strategy.join):
-        with pytest.raises(tf.errors.InvalidArgumentError, match="its worker has a newer one"):
-            raises(TIMEOUT)
-    fence.assign(tf.zeros_like(fence))
-    assert strategy.schedule(step, worker=1).result(TIMEOUT)
-
-
 def ids(*numbers):
     """Returns ids of pushes of workers that do not exist."""
     return tf.constant([[900 + number, 1, 1] for number in numbers], tf.int64)

@@ -8,8 +8,7 @@ import tensorflow as tf
 from coordinator.updates import Asynchronous
 from coordinator.updates.rule_state import pause
 from coordinator.updates.settings import AsynchronousSettings
-from tests.updates.descent import TIMEOUT, descend, new_rule, pushing_step, value_of
-from tests.updates.descent import run as run_on
+from tests.updates.descent import TIMEOUT, descend, new_rule, value_of
 
 PUSHES = 30
 
@@ -125,15 +124,6 @@ def test_only_a_stale_gradient_has_a_scaled_learning_rate(strategy):
                 np.testing.assert_allclose(variable.numpy(), [-0.6 * factor] * 2, rtol=1e-6)
         assert rule.statistics().staleness.histogram[staleness] >= 1
         np.testing.assert_allclose(optimizer.learning_rate, 0.6)
-
-
-def test_a_server_without_gradients_is_not_updated(strategy, variables):
-    rule = new_rule(strategy, "asynchronous", variables, lr_staleness_modulation=True)
-    for number in range(2):
-        gradients = [tf.ones_like(each) if number == place else None for place, each in enumerate(variables)]
-        run_on(strategy, pushing_step(rule, gradients))
-        assert [value_of([variable]) for variable in variables] == [-1.0, 0.0 if number == 0 else -1.0]
-    assert rule.version.numpy() == 2
 
 
 def halved(version):

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from coordinator.updates import Accumulating
-from tests.updates.descent import TIMEOUT, new_rule, pushing_step, run, value_of
+from tests.updates.descent import new_rule, pushing_step, run, value_of
 
 
 class Corrected(Accumulating):
@@ -35,13 +35,6 @@ class FreshMedian(Accumulating):
     def combine(self, variable, gradients, workers, pulled):
         assert pulled is None
         return tf.sort(gradients, axis=0)[1]
-
-
-class InTurn(Accumulating):
-    """Lets a worker begin only if it has not finished more steps than the slowest other one."""
-
-    def may_begin(self, worker, clock):
-        return clock <= self.state.slowest_clock(besides=worker)
 
 
 @pytest.fixture
@@ -98,19 +91,6 @@ def test_combine_makes_one_gradient_of_several_and_what_is_not_accepted_is_in_no
     assert rule.refused.numpy().tolist() == [0, 1] + [0] * 6
     with pytest.raises(tf.errors.InvalidArgumentError):
         rule.flush()  # one gradient has no median of three
-
-
-@pytest.mark.long
-def test_a_worker_that_may_not_begin_waits(strategy, variables, make):
-    rule = make(InTurn)
-    step = step_of(rule, variables, 1.0)
-    futures = [strategy.schedule(step, worker=worker) for worker in (0, 1) for _ in range(5)]
-    for future in futures:
-        assert future.result(TIMEOUT)
-    statistics = rule.statistics()
-    assert statistics.updates == 10
-    assert {statistics.clocks[0], statistics.clocks[1]} == {5}
-    assert rule.may_wait
 
 
 class ClockAsAnswer(Accumulating):

@@ -128,28 +128,6 @@ def test_a_fused_call_reads_each_variable_once_in_one_message_of_each_server(str
     assert sent == dict.fromkeys({variable.device for variable in variables}, 2)
 
 
-def test_gradients_of_any_order_are_those_of_ordinary_reads(strategy, rule, variables):
-    def gradients(x):
-        with tf.GradientTape() as outer:
-            with tf.GradientTape(persistent=True) as tape:
-                rows = tf.gather(variables[3], [0, 0])
-                loss = tf.reduce_sum(variables[1] ** 2 * x + variables[2] ** 3 * variables[1] + rows)
-            first, again = (tape.gradient(loss, variables[1:]) for _ in range(2))
-        return first, again, outer.gradient(first[1], variables[2]), tape.gradient(loss, variables[0])
-
-    @tf.function
-    def step(x):
-        with rule.pull():
-            *inside, nothing = gradients(x)
-        *outside, _ = gradients(x)
-        assert nothing is None
-        return inside, outside
-
-    for found, usual in zip(*map(tf.nest.flatten, result(strategy, step, tf.constant(3.0))), strict=True):
-        np.testing.assert_array_equal(tf.convert_to_tensor(found), tf.convert_to_tensor(usual))
-        assert np.any(tf.convert_to_tensor(found))
-
-
 def test_loops_and_branches_read_the_same_copy_and_a_separate_function_the_variable(strategy, rule, variables):
     @tf.function
     def double():
