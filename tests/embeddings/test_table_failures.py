@@ -148,5 +148,5 @@ SERVERS = """
 
 @pytest.mark.cluster
 @pytest.mark.timeout(400)
-def test_a_lost_server_gets_back_what_was_saved_and_any_number_of_servers_restores_it(run_program):
+def test_a_lost_server_and_other_numbers_of_servers_get_back_what_was_saved(run_program):
     run_program(SERVERS, timeout=300)

@@ -19,10 +19,7 @@ OPTIMIZERS = {
     "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
     "Adam": lambda: keras.optimizers.Adam(0.01, amsgrad=True, global_clipnorm=0.5),
     "AdamW": lambda: keras.optimizers.AdamW(keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)),
-    "Nadam": lambda: keras.optimizers.Nadam(0.01),
-    "Adadelta": lambda: keras.optimizers.Adadelta(0.5),
     "RMSprop": lambda: keras.optimizers.RMSprop(0.01, centered=True, momentum=0.5),
-    "Ftrl": lambda: keras.optimizers.Ftrl(0.1),
     "RowwiseAdagrad": lambda: RowwiseAdagrad(0.1),
 }
 

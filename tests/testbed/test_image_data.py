@@ -93,7 +93,7 @@ def write_binary(folder: Path, name: str, content: dict[bytes, Any]) -> None:
     (folder / name).write_bytes(np.concatenate([labels, content[b"data"]], axis=1).tobytes())
 
 
-def test_all_files_are_read_in_order_in_the_binary_format_and_from_old_and_new_pickles(tmp_path: Path) -> None:
+def test_files_are_read_in_order_as_binary_and_as_old_and_new_pickles(tmp_path: Path) -> None:
     write_pickle(tmp_path / "cifar-10-batches-py", 2, batch(first_label=8))
     modern = pickle.dumps(batch(first_label=4), protocol=4)
     assert b"numpy._core.multiarray" in modern
