@@ -138,17 +138,6 @@ def test_a_gradient_is_applied_by_the_first_pull_after_its_delay() -> None:
     assert (result.updates, result.gradients, result.rejected) == (8, 12, 0)
 
 
-def test_a_pull_waits_until_the_servers_have_made_the_updates_before_it() -> None:
-    # The pull at 3.06 applies three gradients, for which the servers take a second each.
-    delays = iter([2.0, 1.0, 0.0, *[math.inf] * 10])
-    result = simulate(
-        Setting(workers=1, rule=Delayed(lambda *_: next(delays)), compute=1.0, latency=0.01, update=1.0, pushes=8)
-    )
-    assert result.updates == 3
-    assert result.seconds == pytest.approx(8 * 1.04 - 0.01 + 3)
-    assert result.queue.utilization == pytest.approx(3 / result.seconds)
-
-
 @dataclasses.dataclass(frozen=True)
 class Bowl:
     """A custom problem: a parabola, whose gradient has no noise."""

@@ -72,18 +72,15 @@ def test_a_pickle_that_would_call_a_function_is_refused_without_calling_it(tmp_p
     assert not (tmp_path / "made").exists()
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
+def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+    for content, reason in (
         ([1, 2], "has no data and labels"),
         ({**batch(), b"data": batch()[b"data"][:, :-1]}, r"has data of uint8 \[3, 3071\], not uint8 \[N, 3072\]"),
         ({**batch(), b"labels": [0, 1, 10]}, "has no label from 0 to 9 for each of its 3 images"),
-    ],
-)
-def test_a_file_of_something_else_is_refused(tmp_path: Path, content: Any, reason: str) -> None:
-    write_pickle(tmp_path, 1, content)
-    with pytest.raises(SettingError, match=f"folder has a file data_batch_1 that {reason}"):
-        load_cifar10(tmp_path)
+    ):
+        write_pickle(tmp_path, 1, content)
+        with pytest.raises(SettingError, match=f"folder has a file data_batch_1 that {reason}"):
+            load_cifar10(tmp_path)
 
 
 def write_binary(folder: Path, name: str, content: dict[bytes, Any]) -> None:
