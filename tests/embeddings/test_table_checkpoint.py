@@ -41,7 +41,6 @@ def trainer(table):
     return trainer
 
 
-@pytest.mark.long
 @pytest.mark.unconnected
 def test_a_table_is_restored_with_rows_slots_stamps_waiting_keys_and_counts(table, trainer, tmp_path):
     assert table.evict() > 0
@@ -71,7 +70,6 @@ def test_a_table_is_restored_with_rows_slots_stamps_waiting_keys_and_counts(tabl
     assert not [each for each in tmp_path.iterdir() if "temp" in each.name]
 
 
-@pytest.mark.long
 @pytest.mark.unconnected
 def test_a_checkpoint_and_its_deltas_are_the_table_with_evictions(table, trainer, tmp_path):
     checkpoint = tf.train.Checkpoint(table=table)
