@@ -57,19 +57,6 @@ def ranges_of(count, slots=2):
     return reader, late
 
 
-def test_what_a_worker_that_died_has_read_ahead_is_read_by_others():
-    reader, late = ranges_of(8)
-    late[0].value_on(on(0))
-    late[1].value_on(on(1))
-    assert late[2].value_on(on(0, connection=1)) == 1, "read ahead on the connection of before"
-    assert [each.value_on(on(1)) for each in late[3:5]] == [4, 5]
-    assert sorted(each.value_on(on(0, connection=1)) for each in late[5:]) == [2, 6, 7]
-    assert reader.read[:3] == [0, 3, 1]
-    reader, late = ranges_of(5)
-    late[0].value_on(on(0))
-    assert sorted(each.value_on(on(1)) for each in late[1:]) == [1, 2, 3, 4], "although worker 0 does not return"
-
-
 def test_a_worker_takes_what_it_has_read_ahead_in_order_and_nothing_after_a_failure():
     reader, late = ranges_of(8)
     assert [each.value_on(on(0)) for each in late[:3]] == [0, 1, 2]

@@ -72,9 +72,8 @@ def test_ranges_go_back_with_the_model_or_are_repeated_when_a_server_dies(run_pr
 
     with LocalCluster(workers=2, ps=2) as cluster:
         for saves, options in (
-            ((400, 900, 1400), {"kills": ["ps"]}),
-            ((), {"kills": ["ps"], "steps_per_dispatch": 1}),
-            ((400, 900), {"kills": ["worker", "ps"], "prefetch": 3}),
+            ((400, 900, 1400), {"kills": ["ps"], "prefetch": 3}),
+            ((), {"kills": ["worker", "ps"], "steps_per_dispatch": 1}),
         ):
             train(cluster, tempfile.mkdtemp(), saves=saves, **options)
     """

@@ -57,22 +57,6 @@ def test_a_saved_model_with_tables_loads_outside_of_the_scope(strategy, saved): 
     assert [words.tolist() for words in found] == [[21.0, 31.0, 11.0]] * WORKERS
 
 
-@pytest.mark.long
-def test_a_saved_model_with_tables_loads_in_a_program_without_a_strategy(saved, run_program):  # row 169
-    program = run_program(
-        """
-        import sys
-        import tensorflow as tf
-
-        model = tf.saved_model.load(sys.argv[1])
-        print(model.look_up(tf.constant(["a", "b", "other"])).numpy().tolist())
-        print(model.signatures["serving_default"](tf.constant(["b"]))["output_0"].numpy().tolist())
-        """,
-        saved,
-    )
-    assert program.stdout.splitlines() == [str(FOUND), "[30.0]"]
-
-
 def test_a_saved_model_loads_under_the_strategy_with_a_table_on_each_worker(strategy, saved):  # row 169
     model = load(strategy, saved)
     assert "/job:ps" in model.values.device

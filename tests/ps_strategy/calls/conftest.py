@@ -10,9 +10,14 @@ from coordinator.ps_strategy.calls import tensorflow_runtime
 from coordinator.ps_strategy.membership import clients, cluster_change, membership
 from coordinator.ps_strategy.membership.cluster_definition import ClusterDefinition
 from coordinator.ps_strategy.membership.membership import Membership
-from tests.ps_strategy.membership.fake_handshake import FakeGoodbye, FakeHandshake, FakeLease
-from tests.ps_strategy.membership.fake_sentinels import FakeSentinels
-from tests.ps_strategy.membership.fake_servers import ADDRESSES, FakeServers
+from tests.ps_strategy.membership.fake_servers import (
+    ADDRESSES,
+    FakeGoodbye,
+    FakeHandshake,
+    FakeLease,
+    FakeSentinels,
+    FakeServers,
+)
 
 
 @pytest.fixture

@@ -11,8 +11,7 @@ from coordinator.heartbeat.open_connections import OpenConnections
 from coordinator.heartbeat.probes import Link
 from coordinator.ps_strategy.calls.tensorflow_runtime import TensorFlowRuntime
 from coordinator.runtime import FailureKind
-from tests.ps_strategy.membership.fake_sentinels import FakeSentinels
-from tests.ps_strategy.membership.fake_servers import ADDRESSES, FIRST, PS, SECOND, UNAVAILABLE
+from tests.ps_strategy.membership.fake_servers import ADDRESSES, FIRST, PS, SECOND, UNAVAILABLE, FakeSentinels
 
 ALL = set(ADDRESSES)
 STALE = tf.errors.InvalidArgumentError(None, None, "Unable to find a context_id")

@@ -1,7 +1,6 @@
 """A client whose workers are added, removed and moved while it trains. It ends with code 0 if every case passes."""
 
 import contextlib
-import json
 import pathlib
 import tempfile
 import threading
@@ -112,29 +111,6 @@ def by_calls(cluster: LocalCluster) -> str:
     return address
 
 
-def by_a_file(cluster: LocalCluster, folder: pathlib.Path) -> None:
-    file = folder / "cluster.json"
-    first, second = cluster.spec["worker"]
-
-    def write_workers(*workers: str) -> None:
-        fresh = file.with_suffix(".new")
-        fresh.write_text(json.dumps({"worker": workers, "ps": cluster.spec["ps"]}))
-        fresh.replace(file)
-
-    write_workers(first)
-    resolver = coordinator.PolledClusterResolver(file, interval=0.1)
-    with coordinator.ParameterServerStrategy(resolver) as strategy:
-        training = Training(strategy)
-        with training.continuing():
-            write_workers(first, second)
-            training.wait_present([0, 1])
-            file.write_text("not a cluster")
-            training.run_on(1)
-            write_workers(second)
-            training.wait_present([1])
-            training.run_on(1)
-
-
 def by_pods(cluster: LocalCluster, folder: pathlib.Path, third: str) -> None:
     addresses = [*cluster.spec["worker"], third]
     (folder / "token").write_text(TOKEN)
@@ -173,7 +149,6 @@ def by_pods(cluster: LocalCluster, folder: pathlib.Path, third: str) -> None:
 def main() -> None:
     with LocalCluster(workers=2, ps=1) as cluster, tempfile.TemporaryDirectory() as folder:
         removed = by_calls(cluster)
-        by_a_file(cluster, pathlib.Path(folder))
         by_pods(cluster, pathlib.Path(folder), removed)
 
 

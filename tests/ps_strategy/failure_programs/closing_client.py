@@ -189,7 +189,7 @@ def fork(spec: str) -> None:
 
 
 def close_while_generators_wait(spec: str) -> None:
-    """Closes although every worker waits for a generator of this process that yields no element."""
+    """Closes although every worker waits for a generator here, and may be silent for very long before it is lost."""
     waiting, closed = threading.Semaphore(0), threading.Event()
 
     def elements() -> Iterator[float]:
@@ -197,7 +197,7 @@ def close_while_generators_wait(spec: str) -> None:
         waiting.release()
         closed.wait()
 
-    strategy = connect(spec, close_timeout=0.5, heartbeat_timeout=1.0)
+    strategy = connect(spec, close_timeout=0.5, heartbeat_timeout=1000.0)
     dataset = tf.data.Dataset.from_generator(elements, output_signature=tf.TensorSpec([])).prefetch(2)
     iterator = iter(strategy.experimental_distribute_dataset(dataset))
     step = tf.function(lambda iterator: next(iterator))  # noqa: PLW0108 - a builtin has no signature

@@ -1,9 +1,11 @@
-"""A plain training loop without any `try`, whose parameter servers are lost in one way after another.
+"""A plain training loop without any `try`, whose parameter servers are lost or moved in one way after another.
 
 After each recovery, before training goes on, all is compared with the restored checkpoint as the client reads it.
 It ends with code 0 if every case passes.
 """
 
+import contextlib
+import os
 import pathlib
 import queue
 import tempfile
@@ -16,8 +18,9 @@ import numpy as np
 import tensorflow as tf
 
 import coordinator
+from coordinator.launch.server_process import LocalServers, free_addresses
 from coordinator.testing import LocalCluster
-from tests.deadline import wait_until
+from tests.deadline import LIMIT, wait_until
 from tests.ps_strategy.every_worker import unhealthy
 from tests.ps_strategy.tensorflow_internals.private_names import writing_replaced
 
@@ -27,7 +30,7 @@ X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
 
 
 class Model(tf.Module):
-    """A Keras model, plain variables and a table, and a step that trains all of them."""
+    """A Keras model, plain variables, one that is saved in blocks and a table, and a step that trains all of them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,6 +39,7 @@ class Model(tf.Module):
         self.optimizer.build(self.model.trainable_variables)
         self.step = tf.Variable(0, dtype=tf.int64)
         self.texts = tf.Variable(["", ""])
+        self.large = tf.Variable(tf.zeros([20_000, 16]))
         self.seen = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, default_value=-1)
         self.traces = 0
         self.evaluate = tf.function(self._evaluate)
@@ -48,6 +52,7 @@ class Model(tf.Module):
         step = self.step.assign_add(1)
         self.texts.assign(tf.fill([2], tf.strings.as_string(step)))
         self.seen.insert([step], [step])
+        self.large.assign_add(tf.ones_like(self.large))
 
     def _evaluate(self) -> Any:
         self.traces += 1
@@ -55,7 +60,7 @@ class Model(tf.Module):
 
     def content(self) -> list[Any]:
         """Returns the values of all variables and of the table, and what functions on the client compute of them."""
-        variables = [*self.model.variables, *self.optimizer.variables, self.step, self.texts]
+        variables = [*self.model.variables, *self.optimizer.variables, self.step, self.texts, self.large]
         values = [variable.numpy() for variable in variables]
         return [*values, np.sort(self.seen.export()[0]), self.evaluate().numpy()]
 
@@ -75,6 +80,7 @@ class Program:
             self.model = Model()
             # No checkpoint holds these, on both parameter servers.
             self._counts = [tf.Variable(5), tf.Variable(lambda: 6)]
+            self._crossed = [tf.Variable(16.0), tf.Variable(4.0)]
             self._words = [
                 tf.lookup.experimental.DenseHashTable(tf.string, tf.int64, -1, empty_key="", deleted_key="-")
                 for _ in range(2)
@@ -105,8 +111,9 @@ class Program:
             if not np.array_equal(saved, now)
         ]
         initial = [int(count.numpy()) for count in self._counts]
+        initial += [float(value) for value in self._crossed]
         initial += [table.lookup(tf.constant(["first", "later"])).numpy().tolist() for table in self._words]
-        if initial != [5, 6, [1, -1], [1, -1]]:
+        if initial != [5, 6, 16, 4, [1, -1], [1, -1]]:
             self.problems.append(f"not initial: {initial}")
         if rollback.step_after != self.model.step.numpy() or not 0 <= rollback.steps_lost <= 3 * STEPS:
             self.problems.append(str(rollback))
@@ -116,6 +123,15 @@ class Program:
         for _ in range(STEPS):
             self.strategy.schedule(self._step, args=(self._iterator,))
         self.strategy.join(TIMEOUT)
+
+    def move(self, address: str) -> None:
+        """Moves the second parameter server, and checks that both reach each other."""
+        count = len(self.rollbacks)
+        self.strategy.cluster.move_parameter_server(1, address)
+        wait_until(lambda: len(self.rollbacks) == count + 1, TIMEOUT)
+        crossing = tf.function(lambda: [crossed(*self._crossed), crossed(*reversed(self._crossed))])
+        there, back = self.strategy.schedule(crossing).result(TIMEOUT)
+        assert (there, back) == (5.0, np.sqrt(np.float32(5)) + 1)
 
     def run(self, stop: threading.Event) -> None:
         """Trains epoch after epoch, as in a user's program."""
@@ -129,6 +145,14 @@ class Program:
         except BaseException as error:
             self.problems.append(repr(error))
             raise
+
+
+def crossed(source: tf.Variable, target: tf.Variable) -> tf.Tensor:
+    """Takes a value from the server of a variable to that of another one."""
+    with tf.device(source.device):
+        value = tf.sqrt(source.read_value())
+    with tf.device(target.device):
+        return target.assign(value + 1.0)
 
 
 def both_servers_and_the_newest_checkpoint_is_damaged(cluster: LocalCluster, program: Program) -> None:
@@ -152,18 +176,20 @@ def one_server_and_a_worker(cluster: LocalCluster, program: Program) -> None:
 
 
 def one_server_while_a_checkpoint_is_saved(cluster: LocalCluster, program: Program) -> None:
-    """Kills the server within the save, when the checkpoint is about to be written."""
-    is_dead = threading.Event()
+    """Kills the server when the first blocks of the checkpoint have been written."""
+    folder, begun = pathlib.Path(program.manager.directory), threading.Event()
+    before: set[pathlib.Path] = set()
 
-    def die(write: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if not is_dead.is_set():
-            cluster.kill("ps", 0)
-            is_dead.set()
+    def note(write: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if not begun.is_set():
+            before.update(folder.iterdir())
+            begun.set()
         return write(*args, **kwargs)
 
-    with writing_replaced(program.manager.checkpoint, die):
-        assert is_dead.wait(TIMEOUT)
-    cluster.restart("ps", 0)
+    with writing_replaced(program.manager.checkpoint, note):
+        assert begun.wait(TIMEOUT)
+        wait_until(lambda: set(folder.iterdir()) - before)
+        cluster.restart("ps", 0)
 
 
 def another_server_while_one_is_recovered(cluster: LocalCluster, program: Program) -> None:
@@ -207,6 +233,19 @@ def frozen_server_while_a_worker_dies(cluster: LocalCluster, program: Program) -
     assert len(program.rollbacks) == count
 
 
+def a_dead_server_moves_and_a_living_one_moves_back(cluster: LocalCluster, program: Program) -> None:
+    first, former = cluster.spec["ps"]
+    [address] = free_addresses(1, besides=[*cluster.spec["ps"], *cluster.spec["worker"]])
+    folder = pathlib.Path(program.manager.directory).parent
+    with contextlib.closing(LocalServers({**cluster.spec, "ps": [first, address]}, folder, os.environ)) as elsewhere:
+        elsewhere["ps", 1].start()
+        elsewhere["ps", 1].wait_ready(LIMIT)
+        cluster.kill("ps", 1)
+        program.move(address)
+        cluster.restart("ps", 1)
+        program.move(former)
+
+
 def run_cases(cluster: LocalCluster, program: Program) -> None:
     for case, lost in CASES.items():
         epochs, count = program.epochs, len(program.rollbacks)
@@ -218,6 +257,7 @@ def run_cases(cluster: LocalCluster, program: Program) -> None:
         assert {name for each in program.rollbacks[count:] for name in each.parameter_servers} == lost, case
         assert all(each.checkpoint for each in program.rollbacks[count:]), case
     frozen_server_while_a_worker_dies(cluster, program)
+    a_dead_server_moves_and_a_living_one_moves_back(cluster, program)
 
 
 def main(cluster: LocalCluster, strategy: coordinator.ParameterServerStrategy, folder: pathlib.Path) -> None:
@@ -238,13 +278,18 @@ def main(cluster: LocalCluster, strategy: coordinator.ParameterServerStrategy, f
         loop.join()
     assert program.problems == []
     assert program.traces == program.model.traces == 1
+    assert not [each for each in folder.iterdir() if "temp" in each.name]
+    # A thread may end a moment after its call has returned a result.
+    wait_until(lambda: not [each for each in threading.enumerate() if each.name.startswith("coordinator-save")])
 
 
 if __name__ == "__main__":
-    options = coordinator.Options(heartbeat_interval=0.2, heartbeat_timeout=2.0, parameter_server_timeout=TIMEOUT)
+    options = coordinator.Options(
+        heartbeat_interval=0.2, heartbeat_timeout=2.0, parameter_server_timeout=TIMEOUT, checkpoint_memory=2**18
+    )
     with (
         tempfile.TemporaryDirectory() as name,
         LocalCluster(workers=2, ps=2) as servers,
         coordinator.ParameterServerStrategy(servers.resolver, options=options) as training,
     ):
-        main(servers, training, pathlib.Path(name))
+        main(servers, training, pathlib.Path(name, "saved"))

@@ -13,44 +13,20 @@ from typing import Any
 import numpy as np
 
 _new_lock = threading.Lock
-
-
-class OwnedLock:
-    """A lock that knows which thread holds it."""
-
-    def __init__(self) -> None:
-        self._lock = _new_lock()
-        self.owner: int | None = None
-
-    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        acquired = self._lock.acquire(blocking, timeout)
-        if acquired:
-            self.owner = threading.get_ident()
-        return acquired
-
-    def release(self) -> None:
-        self.owner = None
-        self._lock.release()
-
-    __enter__ = acquire
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
-
-queue_locks: list[OwnedLock] = []
+# These know which thread holds them.
+queue_locks: list[Any] = []
 modules: set[str] = set()
 
 
 def new_lock() -> Any:
     if not inspect.currentframe().f_back.f_code.co_filename.endswith("closure_queue.py"):
         return _new_lock()
-    queue_locks.append(OwnedLock())
+    queue_locks.append(threading.RLock())
     return queue_locks[-1]
 
 
 def record(frame: FrameType, event: str, argument: Any) -> None:
-    if not queue_locks or queue_locks[0].owner != threading.get_ident():
+    if not queue_locks or not queue_locks[0]._is_owned():  # noqa: SLF001 - no public name
         return
     if event == "call":
         modules.add(str(frame.f_globals.get("__name__")))

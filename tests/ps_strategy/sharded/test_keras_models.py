@@ -97,7 +97,7 @@ def summed(gradient):
     return tf.constant(found)
 
 
-@pytest.mark.parametrize("names", [DEFAULT, pytest.param(tuple(ALL), marks=pytest.mark.long)], ids=["some", "all"])
+@pytest.mark.parametrize("names", [DEFAULT, pytest.param(tuple(ALL), marks=pytest.mark.release)], ids=["some", "all"])
 def test_rows_and_slots_change_as_those_of_plain_variables_and_have_their_servers(strategy, sharded_scope, names):
     with sharded_scope(PARTITIONER):
         trainings = {name: Training(ALL[name]) for name in names}
