@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.data import Epochs, files, lines, records, rows
-from tests.data.visits import EXACT, Visits
-from tests.ps_strategy.every_worker import TIMEOUT
+from coordinator.data import files, lines, records, rows
 
 FEATURES = {"id": tf.io.FixedLenFeature([], tf.int64), "text": tf.io.FixedLenFeature([], tf.string)}
 SIZES = (7, 1, 12, 5)
@@ -181,17 +179,3 @@ def test_files_that_do_not_fit_are_refused_in_words(tmp_path):
     ):
         with pytest.raises((ValueError, TypeError, FileNotFoundError), match=words):
             refused()
-
-
-def test_workers_train_each_record_of_shuffled_files_once(strategy, tmp_path):
-    written = write_records(tmp_path, [50, 37, 103])
-    source = records(written, lambda serialized: tf.io.parse_example(serialized, FEATURES)["id"])
-    visits, starts = Visits(strategy, source, 2), []
-    for each in Epochs(source, batch_size=4, epochs=2, shuffle=3).on(strategy):
-        starts.append(int(each[1]))
-        strategy.schedule(visits.step, args=(each,))
-    assert visits.summary() == EXACT
-    strategy.join(TIMEOUT)
-    first, second = starts[: len(starts) // 2], starts[len(starts) // 2 :]
-    assert first != second != sorted(second)
-    assert sorted(first) == sorted(second)
