@@ -4,7 +4,6 @@ import psutil
 import tensorflow as tf
 
 from coordinator.data.source import without_autotuning
-from coordinator.ps_strategy.tensorflow_internals.datasets import options_in_graph
 from tests.ps_strategy.every_worker import on_every_worker
 
 ITERATORS = 30
@@ -42,16 +41,3 @@ def test_iterators_have_no_threads_on_workers(strategy, shared_cluster):
         for worker, count in zip(workers, before, strict=True):
             # TensorFlow's own pools may grow, but not by a thread for each.
             assert worker.num_threads() - count < ITERATORS / 2
-
-
-def test_a_dataset_that_a_scheduled_function_distributes_has_none(strategy):
-    @tf.function
-    def totals():
-        datasets = (
-            strategy.experimental_distribute_dataset(numbers()),
-            strategy.experimental_distribute_datasets_from_function(numbers),
-        )
-        found = [each.reduce(tf.constant(0, tf.int64), lambda before, number: before + number) for each in datasets]
-        return found, [options_in_graph(each).autotune.enabled for each in datasets]
-
-    assert strategy.schedule(totals).result(60) == ([4950, 4950], [False, False])

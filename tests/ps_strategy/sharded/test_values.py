@@ -9,19 +9,15 @@ VALUE = np.arange(30, dtype=np.float32).reshape(10, 3) - 7.0
 
 INDICES = {
     "a row from the end": np.s_[-1],
-    "an element": np.s_[7, 1],
     "rows": np.s_[2:7],
-    "no rows": np.s_[7:2],
     "every third": np.s_[1::3],
     "backwards": np.s_[::-1],
     "backwards from one to another": np.s_[8:1:-3],
-    "from the end": np.s_[-4:-1],
     "beyond the end": np.s_[6:100],
     "rows and columns": np.s_[2:9:2, ::-1],
     "an ellipsis": np.s_[..., 1],
     "a new axis": np.s_[np.newaxis, 2:4],
     "a new axis at the end": np.s_[5, ..., np.newaxis],
-    "all": np.s_[:],
     "a mask": VALUE[:, 0] % 2 == 0,
 }
 
@@ -68,12 +64,9 @@ def test_operators_are_those_of_a_tensor(table):
     def results(each):
         compared = [each < 3.0, each >= 3.0, each == tf.abs(each), each != 3.0]
         computed = [
-            each + 1.0,
             1.0 - each,
-            each * each,
             each / 4.0,
             each // 4.0,
-            each % 4.0,
             each**2.0,
             -each,
             abs(each),
