@@ -41,11 +41,10 @@ def kubernetes() -> Iterator[FakeKubernetes]:
 @pytest.fixture
 def pods(kubernetes: FakeKubernetes, tmp_path: Path) -> KubernetesClusterResolver:
     """The pods 0 and 1, listed."""
-    kubernetes.put(pod(0))
-    kubernetes.put(pod(1))
     other = pod(7)
     other["metadata"]["labels"]["app.kubernetes.io/component"] = "ps"
-    kubernetes.put(other)
+    for each in (pod(0), pod(1), other):
+        kubernetes.put(each)
     pods = new_resolver(kubernetes, tmp_path)
     assert listed(pods) == addresses(0, 1)
     return pods
