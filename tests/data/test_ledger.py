@@ -67,6 +67,22 @@ def test_a_range_with_several_functions_is_done_if_all_of_them_have_finished() -
         assert (ledger.is_over, ledger.has_next(), ledger.given_back) == (not has_failed, has_failed, has_failed)
 
 
+def test_what_was_done_after_a_checkpoint_is_handed_out_again_but_not_what_is_out() -> None:
+    ledger = Ledger(10)
+    handed_out(ledger, 6)
+    for number in (0, 1, 4):
+        ledger.finish(number)
+    ledger.restore(1, [4])
+    assert ledger.rolled_back == 1
+    # 2, 3 and 5 are out still.
+    assert handed_out(ledger, 5) == [1, 6, 7, 8, 9]
+    assert not ledger.has_next()
+    for number in (3, 2):
+        ledger.give_back(number)
+    assert handed_out(ledger, 2) == [2, 3]
+    assert not ledger.has_next()
+
+
 def test_any_interleaving_of_events_leaves_each_range_in_the_model_once() -> None:
     """The model is a count for each range, which goes back with the ledger when a checkpoint is restored."""
     for seed in range(100):
