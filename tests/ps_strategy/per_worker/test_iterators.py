@@ -3,6 +3,7 @@
 import concurrent.futures
 import functools
 from collections import Counter
+from pathlib import Path
 
 import keras
 import pytest
@@ -12,6 +13,7 @@ import coordinator
 from coordinator.ps_strategy.per_worker.dataset import IteratorPositions
 from tests.deadline import wait_until
 from tests.ps_strategy.every_worker import on_every_worker
+from tests.ps_strategy.failure_programs import waiting_generator
 from tests.ps_strategy.fusing.fused_calls import TIMEOUT, FusedCalls
 from tests.ps_strategy.gate import Gate
 from tests.ps_strategy.per_worker.elements import first, total
@@ -357,3 +359,9 @@ def test_positions_of_other_data_or_another_number_of_workers_are_refused():
         IteratorPositions(lambda: 3, SPEC).from_json(text, "iterator of x")
     with pytest.raises(ValueError, match=r"its elements were .*int64.* and are .*float32"):
         IteratorPositions(lambda: 2, tf.TensorSpec([], tf.float32)).from_json(text, "iterator of x")
+
+
+@pytest.mark.long
+@pytest.mark.cluster
+def test_a_strategy_ends_while_generators_wait(run_program):
+    assert "ended" in run_program(Path(waiting_generator.__file__).read_text()).stdout
