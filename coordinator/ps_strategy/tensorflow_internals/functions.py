@@ -5,15 +5,17 @@
 
 import collections
 import contextlib
+import ctypes
 import functools
 import hashlib
 import itertools
+import pathlib
 import re
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import tensorflow as tf
 from tensorflow.core.function.trace_type import default_types
@@ -111,9 +113,15 @@ class FunctionRegistration:
     while the list and the connections differ, as they do briefly during each change of the cluster. Without this class,
     the loss of a worker would make concurrent traces fail, and functions deleted then would stay on the servers.
 
+    TensorFlow also wraps each eager operation of this process in a function of its own when the operation is first used
+    with its number of inputs, and registers that function in C++, where no registration can be held back. So operations
+    are not wrapped while an instance is open: `Dataset.with_options`, a sum or a cast never fails because of a change.
+
     Registrations and changes wait at most `longest_wait` seconds for each other, even if one hangs. Python's garbage
     collection requests the removal of a function on any thread. A removal never waits: a change defers the removal.
     """
+
+    _open: ClassVar[set["FunctionRegistration"]] = set()
 
     def __init__(self, longest_wait: float) -> None:
         self._longest_wait = longest_wait
@@ -128,6 +136,9 @@ class FunctionRegistration:
         self._patches.enter_context(attribute_replaced(tensorflow, "add_c_function", self._register_in_turn))
         # Private: TensorFlow calls this method for every deleted function. No caller can catch its errors.
         self._patches.enter_context(attribute_replaced(tensorflow, "remove_function", self._remove_in_turn))
+        self._open.add(self)
+        tensorflow.ensure_initialized()
+        _wrap_operations(False)
 
     @contextlib.contextmanager
     def held_back(self) -> Iterator[None]:
@@ -142,8 +153,11 @@ class FunctionRegistration:
                 self._remove_connected(self._deferred.popleft())
 
     def close(self) -> None:
-        """Restores TensorFlow's own methods, unless another instance has replaced them."""
+        """Restores TensorFlow's own methods, and its functions around operations, unless another instance is open."""
         self._patches.close()
+        self._open.discard(self)
+        if not self._open:
+            _wrap_operations(True)
 
     def _register_in_turn(self, function: Any) -> None:
         with self._changed:
@@ -184,6 +198,28 @@ class FunctionRegistration:
         with self._changed:
             self._running -= 1
             self._changed.notify_all()
+
+
+def _wrap_operations(are_wrapped: bool) -> None:
+    """Sets whether TensorFlow wraps each eager operation of this process in a function, as it does by default."""
+    present: Any = context.context_safe()
+    if present is None or present._context_handle is None or not context.run_eager_op_as_function_enabled():
+        return
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    # Private: only the C library has the setting. Another build of TensorFlow may lack it; then operations are wrapped.
+    with contextlib.suppress(AttributeError, OSError):
+        library = ctypes.CDLL(str(pathlib.Path(tf.sysconfig.get_lib()) / "libtensorflow_cc.so.2"))
+        change, new_status, delete = (
+            library.TFE_ContextSetRunEagerOpAsFunction,
+            library.TF_NewStatus,
+            library.TF_DeleteStatus,
+        )
+        change.argtypes, change.restype = [ctypes.c_void_p, ctypes.c_ubyte, ctypes.c_void_p], None
+        new_status.restype, delete.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+        status = new_status()
+        change(pointer(present._context_handle, None), are_wrapped, status)
+        delete(status)
 
 
 def with_defaults(

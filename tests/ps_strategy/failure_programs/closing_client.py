@@ -5,6 +5,7 @@ Its arguments are the cluster specification as JSON, and the name of one of the 
 
 import contextlib
 import gc
+import itertools
 import multiprocessing
 import os
 import signal
@@ -34,6 +35,7 @@ from tests.ps_strategy.gate import Gate
 TIMEOUT = 120.0
 # The private function by which a program resets TensorFlow.
 RESET = "_reset_context"
+SIZES = itertools.count(50)
 
 
 @tf.function
@@ -52,6 +54,13 @@ def patches() -> list[dict[str, object]]:
     return [{name: value for name, value in vars(owner).items() if callable(value)} for owner in owners]
 
 
+def are_operations_wrapped() -> bool:
+    """Returns whether TensorFlow registers a function for an operation with a new number of inputs."""
+    size = next(SIZES)
+    tf.add_n([tf.constant(1)] * size)
+    return any(f"AddN_N_{size}" in str(name) for name in context.context().list_function_names())
+
+
 @contextlib.contextmanager
 def nothing_left_behind() -> Iterator[None]:
     patched, environment = patches(), dict(os.environ)
@@ -59,6 +68,7 @@ def nothing_left_behind() -> Iterator[None]:
     # A thread that has run no call yet is not waited for.
     wait_until(lambda: not threads(), TIMEOUT)
     assert patches() == patched
+    assert are_operations_wrapped()
     assert dict(os.environ) == environment
     assert psutil.Process().children(recursive=True) == []
     connections = psutil.Process().net_connections(kind="tcp")
@@ -82,6 +92,7 @@ def leave_block(spec: str) -> None:
         with connect(spec) as strategy:
             assert all(now != before for now, before in zip(patches(), stock, strict=True))
             assert dict(os.environ) != environment
+            assert not are_operations_wrapped()
             assert sum("coordinator-worker" in name for name in threads()) == len(strategy.cluster.workers)
             with pytest.raises(RuntimeError, match="close the first one"):
                 connect(spec)

@@ -147,6 +147,14 @@ def test_a_function_is_registered_when_the_change_of_the_cluster_is_over(registr
     traced.result(TIMEOUT)
 
 
+def test_an_operation_that_is_used_for_the_first_time_registers_no_function(registration):
+    FunctionRegistration(longest_wait=TIMEOUT).close()
+    # TensorFlow would wrap it in a function for this number of inputs, past the methods that hold registrations back.
+    assert tf.add_n([tf.constant(1)] * 97).numpy() == 97
+    assert list(tf.data.Dataset.range(2).with_options(tf.data.Options()).map(lambda x: x + 1)) == [1, 2]
+    assert not any("AddN_N_97" in str(name) for name in context.context().list_function_names())
+
+
 def test_a_function_deleted_while_the_cluster_changes_is_removed_afterwards(registration):
     with registration.held_back():
         name = traced_and_dropped()
