@@ -99,10 +99,12 @@ class StrategyParts:
     ) -> "StrategyParts":
         """Connects to a cluster and starts the threads. `exit_stack` receives the callbacks that close the parts.
 
-        Raises RuntimeError if Keras does not run on TensorFlow, and errors of `Membership.connected`.
+        Raises RuntimeError if Keras does not run on TensorFlow, and errors of `Membership.wait_disconnected` and
+        `Membership.connected`.
         """
         check_backend()
         warn_of_unknown_versions()
+        Membership.wait_disconnected(options.connect_timeout)
         exit_stack.enter_context(client_environment())
         exit_stack.enter_context(log_written_as(options.log_format))
         membership = Membership.connected(ClusterDefinition.from_resolver(cluster_resolver), options)

@@ -111,15 +111,8 @@ class Membership:
     def connected(cls, definition: ClusterDefinition, options: Options) -> "Membership":
         """Makes this process the client of a cluster, and connects to the servers.
 
-        Raises the errors of `join_as_client` and `connect`, and RuntimeError if a strategy that was closed is still
-        connected after `Options.connect_timeout`.
+        Raises the errors of `join_as_client` and `connect`. Call `wait_disconnected` before.
         """
-        if not ClusterChanges.wait_ended(options.connect_timeout):
-            raise RuntimeError(
-                "This process is still connected to the servers of its last strategy, because a change of the cluster "
-                "has not ended. Usual cause: a generator of tf.data.Dataset.from_generator that waits. Let it end, and "
-                "make the strategy then."
-            )
         own_address = join_as_client(definition)
         membership = cls(definition, own_address, options)
         CHILDREN.keep_from(lambda: [own_address, *membership._addresses.values()])
@@ -129,6 +122,20 @@ class Membership:
             membership.close()
             raise
         return membership
+
+    @staticmethod
+    def wait_disconnected(timeout: float) -> None:
+        """Waits until this process is disconnected from the servers of a strategy that was closed.
+
+        The environment must not change before: TensorFlow reads it with each remote call, on threads of C++, and the
+        process may die if a variable is added meanwhile. Raises RuntimeError after `timeout` seconds.
+        """
+        if not ClusterChanges.wait_ended(timeout):
+            raise RuntimeError(
+                "This process is still connected to the servers of its last strategy, because a change of the cluster "
+                "has not ended. Usual cause: a generator of tf.data.Dataset.from_generator that waits. Let it end, and "
+                "make the strategy then."
+            )
 
     @property
     def worker_addresses(self) -> Mapping[int, str]:

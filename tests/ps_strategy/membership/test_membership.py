@@ -1,6 +1,9 @@
 """Tests of which servers are connected, given fake handshakes and sentinels, without servers or TensorFlow."""
 
+import concurrent.futures
+import contextlib
 import logging
+import os
 import socket
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -12,9 +15,12 @@ from coordinator.errors import LaunchError, VersionMismatchError
 from coordinator.heartbeat.heartbeat_process import Liveness, ServerState
 from coordinator.heartbeat.probes import Obstacle, TaskStatus
 from coordinator.options import Options
+from coordinator.ps_strategy import strategy_parts
 from coordinator.ps_strategy.membership import clients, cluster_change, membership
+from coordinator.ps_strategy.membership.cluster_change import ClusterChanges
 from coordinator.ps_strategy.membership.cluster_definition import ClusterDefinition, server_def
 from coordinator.ps_strategy.membership.membership import Membership
+from coordinator.ps_strategy.strategy_parts import StrategyParts
 from tests.ps_strategy.membership.fake_servers import (
     ADDRESSES,
     FIRST,
@@ -162,6 +168,16 @@ def test_a_port_of_the_client_that_is_in_use_is_refused_by_its_number(monkeypatc
         definition = ClusterDefinition(ADDRESSES, f"127.0.0.1:{port}", "grpc")
         with pytest.raises(LaunchError, match=f"cannot serve on 127.0.0.1:{port}: port {port}: Address"):
             Membership.connected(definition, Options())
+
+
+def test_the_environment_does_not_change_before_the_last_strategy_has_disconnected(monkeypatch):
+    """TensorFlow reads it with each remote call, on other threads: adding a variable then may end the process."""
+    before, begun = dict(os.environ), concurrent.futures.Future()
+    monkeypatch.setattr(ClusterChanges, "_in_progress", begun)
+    monkeypatch.setattr(strategy_parts, "client_environment", lambda: pytest.fail("the change has not ended"))
+    with pytest.raises(RuntimeError, match="still connected to the servers of its last strategy"):
+        StrategyParts.connected(object, None, Options(connect_timeout=0.01), contextlib.ExitStack())
+    assert dict(os.environ) == before
 
 
 def test_a_further_strategy_says_that_the_client_keeps_its_address(monkeypatch, caplog):
