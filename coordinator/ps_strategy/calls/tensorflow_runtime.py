@@ -39,7 +39,15 @@ _OF_TRANSPORT = re.compile(
     re.IGNORECASE,
 )
 _OF_PYTHON = "Traceback (most recent call last)"
-# In seconds. An error counts as the function's own after this wait for an update of the server definition.
+# What calls raise on a server that has lost a variable or resource of this client, and what others say of a context, a
+# function or a tensor that is gone. No other error can follow from an update of the server definition.
+_OF_LOST_RESOURCES = (tf.errors.NotFoundError, tf.errors.FailedPreconditionError)
+_OF_LOST_OBJECTS = re.compile(
+    r"context[_ ]id|remote[_ ]handle|unknown device|uninitialized|not (been )?(found|exist|defined|initialized)|"
+    r"no longer|(could not|cannot|unable to|failed to) find",
+    re.IGNORECASE,
+)
+# In seconds. Such an error counts as the function's own after this wait for an update of the server definition.
 _SETTLING_TIMEOUT = 30.0
 
 
@@ -109,8 +117,9 @@ class TensorFlowRuntime:
             device = self._membership.worker_device(worker)
             _logger.warning("A function on %s is tried again, which may take a minute: %s", device, NOT_CALLED_BACK)
         failure = self._failure_of(worker, error)
-        if failure.kind is FailureKind.USER and isinstance(error, tf.errors.OpError):
-            # A call that finds no variables on a server may fail before the membership knows that they are gone.
+        if failure.kind in (FailureKind.USER, FailureKind.INPUT) and _may_follow_from_loss(_cause(error)):
+            # A call that finds no variables on a server may fail before the membership knows that they are gone. Any
+            # update may destroy variables, also on servers that stay.
             self._membership.settled.wait(_SETTLING_TIMEOUT)
             failure = self._failure_of(worker, error)
         return failure
@@ -139,7 +148,7 @@ def failure_of(error: BaseException, parameter_server: ParameterServerLost | Non
     """
     if isinstance(error, ClosureCancelledError):
         return Failure(FailureKind.CANCELLED, error)
-    cause = error.__cause__ if isinstance(error, ClosureInputError) else error
+    cause = _cause(error)
     if isinstance(cause, tf.errors.OpError):
         if parameter_server is not None:
             parameter_server.original_exception = cause
@@ -156,6 +165,17 @@ def failure_of(error: BaseException, parameter_server: ParameterServerLost | Non
     if isinstance(error, EndOfDataError):
         return Failure(FailureKind.END_OF_DATA, error, error.ended)
     return Failure(FailureKind.INPUT if isinstance(error, ClosureInputError) else FailureKind.USER, error)
+
+
+def _cause(error: BaseException) -> BaseException | None:
+    return error.__cause__ if isinstance(error, ClosureInputError) else error
+
+
+def _may_follow_from_loss(cause: BaseException | None) -> bool:
+    """Returns whether an error may say that something of this client is gone from a server."""
+    if not isinstance(cause, tf.errors.OpError) or _OF_PYTHON in str(cause.message):
+        return False
+    return isinstance(cause, _OF_LOST_RESOURCES) or _OF_LOST_OBJECTS.search(str(cause.message)) is not None
 
 
 def _is_of_transport(message: str) -> bool:

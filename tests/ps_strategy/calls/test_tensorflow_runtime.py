@@ -2,11 +2,13 @@
 
 import gc
 import threading
+from types import SimpleNamespace
 
 import pytest
 import tensorflow as tf
 from tensorflow.python.eager import context
 
+from coordinator.errors import ClosureInputError
 from coordinator.heartbeat.open_connections import OpenConnections
 from coordinator.heartbeat.probes import Link
 from coordinator.ps_strategy.calls.tensorflow_runtime import TensorFlowRuntime
@@ -67,6 +69,45 @@ def test_a_failure_is_classified_by_which_servers_answer(servers, connect, dead,
             servers.restart(task)
 
     assert attempt(membership, 0, Work(error, meanwhile=fail)) is kind
+
+
+LOST_OBJECTS = [
+    STALE,
+    tf.errors.NotFoundError(None, None, "Resource localhost/_AnonymousVar7/N10tensorflow3VarE"),
+    tf.errors.FailedPreconditionError(None, None, "Error while reading resource variable v from Container: localhost."),
+    tf.errors.InternalError(None, None, "Function __inference_step_7 not defined"),
+]
+OF_THE_FUNCTION = [
+    tf.errors.InvalidArgumentError(None, None, "assertion failed: [x is negative]"),
+    tf.errors.InvalidArgumentError(None, None, "Incompatible shapes: [2] vs. [3]"),
+    tf.errors.NotFoundError(None, None, "KeyError: not found\nTraceback (most recent call last):\n"),
+    tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor"),
+    tf.errors.OutOfRangeError(None, None, "End of sequence"),
+    ValueError("not found"),
+]
+
+
+@pytest.mark.parametrize("is_input", [False, True])
+def test_only_errors_about_lost_objects_wait_for_the_end_of_a_change(servers, connect, monkeypatch, is_input):
+    """The change has destroyed variables, which is known when it has ended."""
+    membership = connect()
+    runtime = TensorFlowRuntime(membership)
+    # The change ends when it is waited for.
+    change = SimpleNamespace(wait=lambda _: servers.restart(PS), set=lambda: None, clear=lambda: None)
+    monkeypatch.setattr(membership, "settled", change)
+
+    def kind(cause: Exception) -> FailureKind:
+        error: Exception = ClosureInputError("a dataset") if is_input else cause
+        if is_input:
+            error.__cause__ = cause
+        membership.begin_attempt(1)
+        return runtime.classify(1, error).kind
+
+    own = FailureKind.INPUT if is_input else FailureKind.USER
+    assert [kind(error) for error in OF_THE_FUNCTION] == [own] * len(OF_THE_FUNCTION)
+    for error in LOST_OBJECTS:
+        assert kind(error) is FailureKind.PARAMETER_SERVER_LOST, error
+        assert membership.reconnect_parameter_servers()
 
 
 UNREACHED = Link(ADDRESSES[FIRST], ADDRESSES[PS])
