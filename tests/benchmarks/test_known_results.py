@@ -1,21 +1,18 @@
 """Tests that the simulator reproduces published results; each is simulated once for all tests."""
 
 import functools
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from benchmarks.known_results import (
-    RESULTS,
     BackupWorkers,
     BoundedDelays,
     Convergence,
     Overheads,
     Softsync,
     Stragglers,
-    main,
 )
 
 
@@ -62,16 +59,3 @@ def test_a_few_backup_workers_and_a_delay_in_between_are_best() -> None:
     assert delays.best in {4, 8}
     assert delays.seconds.min() < 0.6 * delays.seconds[0]
     assert delays.seconds.min() < 0.8 * delays.seconds[-1]
-
-
-@pytest.mark.release
-def test_each_result_is_printed_in_a_line_and_drawn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["known_results", str(tmp_path / "pictures")])
-    measured = {known: measured_once(known) for known in RESULTS.values()}
-    for known, found in measured.items():
-        monkeypatch.setattr(known, "measure", lambda found=found: found)
-    main()
-    assert [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()] == list(RESULTS)
-    assert sorted(path.stem for path in (tmp_path / "pictures").glob("*.png")) == sorted(RESULTS)

@@ -1,18 +1,15 @@
 """Each benchmark's program runs on real servers in a small setting, and prints its table or writes its figures."""
 
 import faulthandler
-import itertools
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.alternated import alternated
-from benchmarks.rounds import Rounds, ratio
 from tests.program_runner import ProgramRunner
 
 MAIN = "import sys; from benchmarks.{} import main; sys.exit(main(sys.argv[1:]))"
@@ -105,22 +102,3 @@ def test_no_example_is_left_out_or_repeated_whatever_dies(run_program: ProgramRu
     found = json.loads(printed.splitlines()[-1])
     assert found["hold"] == found["runs"] > 0, printed
     assert sum(found["faults"].values()) > 0, printed
-
-
-def test_contestants_take_turns_and_one_that_failed_is_not_run_again() -> None:
-    def contestant(fails_in: int = 0) -> Callable[[], dict[str, Any]]:
-        error, rounds = {"error": "InternalError: it broke"}, itertools.count(1)
-        return lambda: error if (number := next(rounds)) == fails_in else {"figures": {"rate": float(number)}}
-
-    turns: list[str] = []
-    contestants = {"ours": contestant(), "peer": contestant(), "broken": (broken := contestant(fails_in=2))}
-    found = alternated(contestants, 3, turns.append)
-    assert turns[:6] == ["ours", "peer", "broken", "broken", "peer", "ours"]
-    assert broken()["figures"] == {"rate": 3.0}, "the third round is this one"
-    # The first round is not counted.
-    assert [figures["rate"] for figures in found["ours"].figures] == [2.0, 3.0, 4.0]
-    assert (found["peer"].median("rate"), found["broken"].text("rate", ".1f")) == (3.0, "InternalError")
-    assert ratio(found["ours"], found["broken"], "rate") == ratio(found["broken"], Rounds(), "rate") == "-"
-    # Of rounds of the same turn.
-    idle, busy = ([{"rate": rate} for rate in rates] for rates in ((8.0, 1.0, 6.0), (4.0, 0.5, 4.0)))
-    assert ratio(Rounds(idle), Rounds(busy), "rate") == "2.00"
