@@ -298,7 +298,11 @@ class Membership:
         if len(self._answering(self._parameter_servers)) < len(self._parameter_servers):
             return False
         with self._turn:
-            lost = self._losses(self._parameter_servers)
+            statuses = self._probe(self._parameter_servers)
+            if len(statuses) < len(self._parameter_servers):
+                # One that does not answer this time is slow: it may still have its variables.
+                return False
+            lost = self._losses(self._parameter_servers, statuses)
             if lost and not self._is_closing:
                 if self._has_moved:
                     # Disconnects from all servers, which otherwise keep the former address of a moved server.

@@ -1,6 +1,7 @@
 """Tests of which servers the runtime connects, on servers in a dictionary: no network, no remote calls."""
 
 import gc
+import itertools
 import threading
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from coordinator.errors import ClosureInputError
+from coordinator.heartbeat.heartbeat_process import Liveness, ServerState
 from coordinator.heartbeat.open_connections import OpenConnections
 from coordinator.heartbeat.probes import Link
 from coordinator.ps_strategy.calls.tensorflow_runtime import TensorFlowRuntime
@@ -189,6 +191,22 @@ def test_parameter_servers_are_reconnected_when_they_answer_and_no_worker_before
     assert membership.lost_parameter_servers() == ()
     assert attempt(membership, 0, work) is None
     assert len(set(work.connections)) == 1, "workers keep their resources"
+
+
+@pytest.mark.parametrize("missed", range(4))
+def test_a_parameter_server_that_misses_one_probe_keeps_its_variables(servers, connect, monkeypatch, missed):
+    """As one does that was frozen, and is slow after it has thawed."""
+    membership, asked, state = connect(), itertools.count(), servers.state
+
+    def seen(address):
+        is_missed = address == ADDRESSES[PS] and next(asked) == missed
+        return ServerState(Liveness.SILENT) if is_missed else state(address)
+
+    named = len(servers.server_defs)
+    monkeypatch.setattr(servers, "state", seen)
+    assert any(membership.reconnect_parameter_servers() for _ in range(2))
+    assert len(servers.server_defs) == named
+    assert membership.lost_parameter_server() is None
 
 
 def test_a_parameter_server_that_loses_its_variables_in_a_change_is_lost(servers, connect, monkeypatch):
