@@ -149,6 +149,12 @@ class Membership:
         return [task.device for task in self._parameter_servers]
 
     @property
+    def parameter_server_connections(self) -> tuple[int, ...]:
+        """The numbers of the present connections to parameter servers; while they are the same, variables exist."""
+        present = self._present
+        return tuple(present[task].number for task in self._parameter_servers if task in present)
+
+    @property
     def worker_devices(self) -> tuple[str, ...]:
         """The computing devices of each worker, such as `/device:GPU:0`; known once a worker has answered."""
         assert self._handshake.devices is not None

@@ -242,6 +242,8 @@ class VariableRecovery:
         self._lost: set[str] = set()
         self._began: float | None = None
         self._is_half_restored = False
+        # The connections with which the parameter servers had all variables last.
+        self._complete = membership.parameter_server_connections
 
     def restore_from(
         self, source: Any, step: Step | None = None, on_rollback: Callable[[Rollback], object] | None = None
@@ -323,7 +325,7 @@ class VariableRecovery:
         try:
             if self.missing() is None:
                 # The server only did not answer for a while, and is the same process with its variables.
-                self._lost, self._began = set(), None
+                self._forget_loss()
                 return None
             return self._attempt(self._source)
         finally:
@@ -340,8 +342,9 @@ class VariableRecovery:
         try:
             self._owner.require()
             with own_executor():
-                if not self._membership.reconnect_parameter_servers():
+                if not self._reconnect():
                     return None
+                connections = self._membership.parameter_server_connections
                 self._is_half_restored = True
                 checkpoint = source.restore(renew)
                 self._variables.initialize_rest()
@@ -359,7 +362,21 @@ class VariableRecovery:
         if self._membership.lost_parameter_server() is not None:
             # The loss of another server raises no error if nothing had to be restored on that server.
             return None
+        self._complete = connections
         return self._rollback(source, checkpoint, step)
+
+    def _reconnect(self) -> bool:
+        """Reconnects to the parameter servers; returns whether all are connected and variables are missing there."""
+        if not self._membership.reconnect_parameter_servers():
+            return False
+        if self._is_half_restored or self._membership.parameter_server_connections != self._complete:
+            return True
+        # The servers that did not answer before do so now, and still have their variables.
+        self._forget_loss()
+        return False
+
+    def _forget_loss(self) -> None:
+        self._lost, self._began = set(), None
 
     def _read_step(self) -> int | None:
         if self._step is None:
@@ -392,7 +409,8 @@ class VariableRecovery:
             before = after + undone
         lost = tuple(sorted(self._lost))
         seconds = time.monotonic() - self._began
-        self._lost, self._began, self._is_half_restored = set(), None, False
+        self._is_half_restored = False
+        self._forget_loss()
         return Rollback(
             parameter_servers=lost, checkpoint=checkpoint, step_before=before, step_after=after, seconds=seconds
         )

@@ -20,6 +20,7 @@ class Client:
 
     def __init__(self, directory, number=0.0) -> None:
         self.lost = False
+        self.parameter_server_connections = (0,)
         self.variable = tf.Variable(number)
         checkpoint = tf.train.Checkpoint(variable=self.variable)
         self.manager = tf.train.CheckpointManager(checkpoint, str(directory), max_to_keep=2)
@@ -37,7 +38,7 @@ class Client:
         return ("/job:ps/task:0",) if self.lost else ()
 
     def reconnect_parameter_servers(self):
-        self.lost = False
+        self.lost, self.parameter_server_connections = False, (self.parameter_server_connections[0] + 1,)
         return True
 
     def save(self, value):

@@ -26,6 +26,7 @@ class Servers:
         self.answer = True
         self.waits = self.reached = self.quiet_periods = 0
         self.restored: list[int] = []
+        self.parameter_server_connections = (0,)
         store = VariableStore(TracedFunctions())
         self.recovery = VariableRecovery(self, store, lambda: self.finished, self.wait_recovered, self.quiet)
 
@@ -39,7 +40,8 @@ class Servers:
         return ("/job:ps/task:0",) if self.lost else ()
 
     def reconnect_parameter_servers(self):
-        self.lost = self.lost and not self.answer
+        if self.lost and self.answer:
+            self.lost, self.parameter_server_connections = False, (self.parameter_server_connections[0] + 1,)
         return self.answer
 
     def reach_parameter_servers(self):
@@ -86,6 +88,23 @@ def test_a_server_that_was_only_slow_to_answer_is_not_recovered(servers):
     assert servers.recovery.recover() is None
     assert servers.recovery.missing() is None
     assert not servers.restored
+
+
+def test_a_server_that_answers_again_within_an_attempt_keeps_its_variables(servers, monkeypatch):
+    servers.recovery.restore_from(servers.restore)
+    servers.lost, lose = True, servers.lost_parameter_servers
+
+    def thaw():
+        lost, servers.lost = lose(), False
+        return lost
+
+    with monkeypatch.context() as patch:
+        patch.setattr(servers, "lost_parameter_servers", thaw)
+        assert servers.recovery.try_once() is True
+    assert not servers.restored
+    servers.lost = True
+    assert servers.recovery.try_once()
+    assert servers.restored
 
 
 def test_workers_reach_recovered_servers_before_work_continues(servers):
