@@ -43,45 +43,29 @@ from coordinator.simulation.simulated_tasks import Death, Pause
 
 
 def test_every_option_becomes_a_setting() -> None:
-    options = {
-        "workers": 5,
-        "ps": 2,
-        "compute": "lognormal(50ms,0.4)",
-        "dispatch": "3ms",
-        "latency": "1ms",
-        "bandwidth": "10Gbit",
-        "model_bytes": "100MB",
-        "gradient_bytes": "1MB",
-        "service": "1ms",
-        "update": "2ms",
-        "slow_down": "0:4,3:2.5",
-        "stragglers": "20%",
-        "straggler_factor": 3.0,
-        "slow_steps": "0.01",
-        "slow_step_factor": 20.0,
-        "pauses": "1@10s+2s,2@0+500ms",
-        "deaths": "3@5s,4@6s+1s",
-        "detection": "3s",
-        "pushes": 100,
-        "seconds": "60s",
-        "seed": 7,
-        "learning_rate": 0.2,
-        "problem": "logistic_regression",
+    given = {
+        "workers=5": {"workers": 5},
+        "compute=lognormal(50ms,0.4)": {"compute": LogNormal(0.05, 0.4)},
+        "update=2ms": {"update": 0.002},
+        "bandwidth=10Gbit": {"bandwidth": 1.25e9},
+        "model_bytes=100MB": {"model_bytes": 1e8},
+        "gradient_bytes=1MB": {"pushed_bytes": 1e6},
+        "slow_down=0:4,3:2.5": {"slow_down": {0: 4.0, 3: 2.5}},
+        "stragglers=20%": {"stragglers": 0.2},
+        "slow_steps=0.01": {"slow_steps": 0.01},
+        "pauses=1@10s+2s,2@0+500ms": {"pauses": [Pause(1, 10.0, 2.0), Pause(2, 0.0, 0.5)]},
+        "deaths=3@5s,4@6s+1s": {"deaths": [Death(3, 5.0, math.inf), Death(4, 6.0, 1.0)]},
+        "detection=3s": {"detection": 3.0},
+        "seconds=60s": {"seconds": 60.0},
     }
+    options: dict[str, object] = {"ps": 2, "learning_rate": 0.2, "problem": "logistic_regression"}
+    options |= dict(text.split("=", 1) for text in given) | {"latency": "1ms", "service": "1ms", "workers": 5}
     setting = Request.of(options).setting("asynchronous")
-    assert (setting.workers, setting.ps, setting.pushes, setting.seconds, setting.seed) == (5, 2, 100, 60.0, 7)
-    assert setting.compute == LogNormal(0.05, 0.4)
-    assert (setting.bandwidth, setting.model_bytes, setting.pushed_bytes) == (1.25e9, 1e8, 1e6)
-    assert [setting.distribution(name).mean for name in ("latency", "service", "dispatch")] == [0.001, 0.001, 0.003]
-    assert setting.update == 0.002
-    assert setting.slow_down == {0: 4.0, 3: 2.5}
-    assert (setting.stragglers, setting.straggler_factor) == (0.2, 3.0)
-    assert (setting.slow_steps, setting.slow_step_factor) == (0.01, 20.0)
-    assert setting.pauses == [Pause(1, 10.0, 2.0), Pause(2, 0.0, 0.5)]
-    assert setting.deaths == [Death(3, 5.0, math.inf), Death(4, 6.0, 1.0)]
-    assert setting.detection == 3.0
+    for expected in given.values():
+        assert {name: getattr(setting, name) for name in expected} == expected
+    assert [setting.distribution(name).mean for name in ("latency", "service")] == [0.001, 0.001]
     assert setting.learning is not None
-    assert setting.learning.learning_rate == 0.2
+    assert (setting.ps, setting.learning.learning_rate) == (2, 0.2)
     assert isinstance(setting.learning.problem, LogisticRegression)
 
 
