@@ -95,6 +95,7 @@ class Everything:
         assert int(self.table.size()) == 5
 
 
+@pytest.mark.long
 def test_a_checkpoint_is_a_snapshot_of_everything(strategy, tmp_path):
     everything = Everything(strategy)
     save = [EverySteps(50)]

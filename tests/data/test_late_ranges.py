@@ -103,6 +103,7 @@ def test_data_of_the_client_is_not_read_ahead():
         Epochs(arrays(np.arange(3)), 1, prefetch=-1)
 
 
+@pytest.mark.long
 def test_structures_are_read_ahead_and_errors_are_those_of_the_function(strategy, tmp_path):
     source = records(write_records(tmp_path), FEATURES)
 

@@ -81,6 +81,7 @@ def test_the_fragment_with_an_export_and_a_delta_runs(strategy, tmp_path):
     np.testing.assert_allclose(scores, model.predict(IDS, verbose=0), atol=1e-3)
 
 
+@pytest.mark.long
 @pytest.mark.unconnected
 def test_the_fragment_of_a_process_without_a_strategy_predicts(tmp_path):
     table = coordinator.embeddings.Table("ads", 16, 1000, keras.optimizers.Adagrad(0.05))

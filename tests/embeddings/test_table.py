@@ -137,6 +137,7 @@ def test_a_table_that_does_not_fit_the_machine_is_refused(strategy):
             make_table(strategy, **wrong)
 
 
+@pytest.mark.long
 def test_a_full_table_gives_the_default(strategy):
     table = make_table(strategy, 8, default=9.0, when_full="default_row")
     trainer = Trainer(strategy, table)

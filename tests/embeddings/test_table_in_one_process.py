@@ -82,6 +82,7 @@ def contents_of(table):
     return {key: (*rows[at].tolist(), stamps[at]) for at, key in enumerate(keys.tolist())}
 
 
+@pytest.mark.long
 def test_of_rows_that_have_no_room_the_newest_are_restored(tmp_path, caplog, monkeypatch):
     # In several slices, of which each has rows of any age.
     monkeypatch.setattr("coordinator.embeddings.table_checkpoint._SLICE_BYTES", 2**13)

@@ -6,6 +6,7 @@ import platform
 import urllib.request
 from typing import Any
 
+import pytest
 import tensorflow as tf
 
 import coordinator
@@ -24,6 +25,7 @@ def _subtract(variable: Any, gradient: Any, rate: Any) -> Any:
     return variable.assign_sub(rate * gradient)
 
 
+@pytest.mark.long
 def test_what_the_servers_use_and_the_rules_count_and_the_program_reports_is_shown(
     strategy: coordinator.ParameterServerStrategy, tmp_path: pathlib.Path
 ) -> None:

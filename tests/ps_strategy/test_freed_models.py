@@ -92,7 +92,10 @@ def others(strategy: ParameterServerStrategy) -> None:
     on_every_worker(strategy, tf.function(lambda: layer(tf.ones([4, 2, 1]))))
 
 
-@pytest.mark.parametrize("train", [fit, loop, others], ids=lambda train: train.__name__)
+LONG = [pytest.param(train, marks=pytest.mark.long, id=train.__name__) for train in (fit, others)]
+
+
+@pytest.mark.parametrize("train", [loop, *LONG])
 def test_what_belongs_to_a_model_that_is_gone_is_freed(
     strategy: ParameterServerStrategy, train: Callable[[ParameterServerStrategy], None]
 ) -> None:

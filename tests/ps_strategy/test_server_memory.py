@@ -19,6 +19,7 @@ def page_faults(process: int) -> int:
     return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[7])
 
 
+@pytest.mark.long
 def test_steps_do_not_ask_the_kernel_for_their_memory_again(
     strategy: ParameterServerStrategy, shared_cluster: LocalCluster
 ) -> None:

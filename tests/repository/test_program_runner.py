@@ -43,6 +43,7 @@ def test_a_program_is_the_main_module_of_a_separate_process(
     assert program.stderr == "no\n"
 
 
+@pytest.mark.long
 def test_a_program_that_fails_or_hangs_shows_where_and_may_be_expected_to_fail(run_program: ProgramRunner) -> None:
     with pytest.raises(AssertionError, match=r"(?s)ended with code 1\..*program_1.py.*KeyError: 'no such thing'"):
         run_program("raise KeyError('no such thing')")

@@ -56,6 +56,7 @@ def test_advice_says_what_stands_out_and_what_to_try(setting, words: str) -> Non
     assert words in sentence
 
 
+@pytest.mark.long
 def test_every_subplot_has_a_title_and_named_axes(tmp_path: Path) -> None:
     settings = {"compute": "lognormal(50ms,0.4)", "latency": 0.002, "deaths": [Death(0, 0.2, 0.3)], "pushes": 600}
     one, two = (

@@ -53,6 +53,7 @@ def trained(
     return losses
 
 
+@pytest.mark.long
 def test_each_sequential_training_is_that_of_a_fresh_optimizer_of_its_kind(
     runner: SimulatedRunner, records: RecordFile
 ) -> None:

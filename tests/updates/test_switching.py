@@ -67,6 +67,7 @@ def test_no_function_runs_while_a_rule_is_replaced(strategy, variables, rules, m
     assert [future.result(LIMIT) for future in futures] == [1] * 8
 
 
+@pytest.mark.long
 def test_a_switch_to_and_from_synchronous_loses_no_waiting_gradient(strategy, variables, rules):
     synchronous = new_rule(strategy, Synchronous, variables, grads_to_wait=3)
     rules[0].switch_to(synchronous)

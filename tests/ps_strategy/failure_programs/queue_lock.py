@@ -1,8 +1,4 @@
-"""Records which modules' functions are called by a thread while it holds the queue's lock, and prints the names.
-
-Functions are scheduled in all possible ways: alone and fused, with arrays, tensors, keyword arguments,
-iterators and futures, failing and cancelled. In the end the recorder itself is checked.
-"""
+"""Prints which functions a thread calls while it holds the queue's lock, for every way to schedule functions."""
 
 import inspect
 import sys

@@ -104,6 +104,7 @@ def dataset(_: Any = None) -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices((X, Y)).batch(1, drop_remainder=True)
 
 
+@pytest.mark.long
 def test_each_worker_trains_and_evaluates_on_sequences_of_a_dataset_function(
     strategy: ParameterServerStrategy,
 ) -> None:

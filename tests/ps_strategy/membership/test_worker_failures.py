@@ -1,16 +1,4 @@
-"""Real workers are killed, freeze, return, come and go: no function is lost, and other workers are unaffected.
-
-which workers        when                         what the caller sees
-one dies             between two calls            every function runs exactly once
-one dies             while it runs a function     that function alone runs again, on another worker
-one dies             while another one fails      the error of the user, and nothing else
-both die             while functions run and wait they wait for the first that returns
-one freezes          all of them work             the others continue, and each function runs elsewhere
-one freezes for good functions are scheduled      join, close and the client's own operations return
-one comes            at any time                  it has its own iterator, table and variable, and takes work
-one leaves           at any time                  what it ran is finished, nothing fails
-one is replaced      after its death              work for that worker continues at the new address
-"""
+"""Workers die, freeze, come and go while functions run: each function has its result, on another worker."""
 
 import threading
 from collections.abc import Iterator

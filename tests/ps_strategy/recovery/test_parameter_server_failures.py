@@ -1,18 +1,4 @@
-"""Parameter servers die: an error names them, or they are recovered while a plain loop trains.
-
-what is lost, and when                             what join, schedule and the futures raise
-a parameter server, restarted between two calls    ParameterServerLost: its variables are gone
-every one and a worker, while functions run        the same; the first one is named
-workers and all of them, while a client connects   nothing: it waits for them
-                                                   what is restored, with `restore_from`
-one parameter server, before any checkpoint        the initial values
-both, and the newest checkpoint is damaged         the one before
-one, and a worker                                  the newest checkpoint
-one, while a checkpoint is saved                   the newest that is complete; then it is saved
-one, and another one while the first is recovered  the newest checkpoint, after a failed attempt
-one freezes and thaws while a worker dies          nothing: its variables are still there
-one moves, dead or alive                           the newest checkpoint, at its new address
-"""
+"""Parameter servers die, freeze or move: an error names them, or they are recovered while a plain loop trains."""
 
 from pathlib import Path
 

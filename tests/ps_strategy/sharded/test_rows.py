@@ -174,6 +174,7 @@ def test_other_rows_than_its_own_and_other_changes_are_refused(sharded):
     assert not variable.numpy().any()
 
 
+@pytest.mark.long
 def test_racing_workers_lose_no_addition(strategy, sharded):
     rows, whole = (sharded(np.zeros([9, 64], np.float32), parts=3) for _ in range(2))
     ids = tf.constant([8, 0, 4, 8])

@@ -92,6 +92,7 @@ def function_of(variable: tf.Variable) -> Any:
     return tf.function(lambda x: inner(tf.cond(x > 0.0, lambda: doubled(x), lambda: x)) * variable)
 
 
+@pytest.mark.long
 def test_gradients_are_computed_as_long_as_the_function_lives_and_then_freed() -> None:
     before = registered()
     variable, x = tf.Variable(3.0), tf.constant(1.0)

@@ -21,6 +21,7 @@ from tests.updates.descent import (
 from tests.updates.parts_of_rules import finish_updates, log_of, model_of, stores_of
 
 
+@pytest.mark.long
 def test_adam_gives_the_same_as_one_process_with_averaged_gradients(strategy):
     inputs, labels = regression(2, 24)
 
@@ -47,6 +48,7 @@ def test_adam_gives_the_same_as_one_process_with_averaged_gradients(strategy):
     assert int(optimizer.iterations.numpy()) == rule.version.numpy() == 2
 
 
+@pytest.mark.long
 def test_the_mean_is_clipped_on_its_server_and_gradients_where_no_server_has_all(strategy):
     """The mean of both gradients is (3, 4); the first one alone is (6, 8), and clipped (0.6, 0.8)."""
     for options, step_length in (
@@ -132,6 +134,7 @@ def test_no_worker_waits_if_the_delay_is_unlimited(strategy, variables, make_rul
     assert value_of(variables) == -16.0
 
 
+@pytest.mark.long
 def test_zero_delay_with_all_workers_in_an_update_equals_one_process(strategy, variables, make_rule):
     rule = make_rule(max_delay=0, grads_to_wait=2, learning_rate=0.25)
     step = pushing_step(rule, lambda: [variable - 1.0 for variable in variables])

@@ -127,6 +127,7 @@ def test_the_shared_model_is_trained_until_a_worker_has_finished_its_warm_up(str
     assert (statistics.pushes, statistics.bytes_pushed) == (before.pushes, before.bytes_pushed)
 
 
+@pytest.mark.long
 def test_models_stay_separate_between_abort_and_resume(strategy, weights, tmp_path):
     rule = make_rule(strategy, weights)
     step = ascent(rule, weights)

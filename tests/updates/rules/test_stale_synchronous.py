@@ -120,6 +120,7 @@ def test_a_worker_that_was_restarted_pulls_first(strategy, shared_cluster, weigh
     assert rule.statistics().pulls == 3
 
 
+@pytest.mark.long
 def test_stale_synchronous_continues_after_another_rule_and_saves_no_copies(strategy, weights, tmp_path):
     rule = new_rule(strategy, "asynchronous", weights)
     following = new_rule(strategy, StaleSynchronous, weights, get_model_frequency=3, max_lead=1)

@@ -83,6 +83,7 @@ def test_callbacks_are_called_once_per_batch_and_epoch_in_order(
     assert all(words in printed for words in ("Epoch 2/2", "10/10", "accuracy: "))
 
 
+@pytest.mark.long
 def test_the_learning_rate_follows_callbacks(model: keras.Model) -> None:
     rates: list[float] = []
     plateau = keras.callbacks.ReduceLROnPlateau(monitor="val_loss", factor=0.5, patience=1, min_delta=100.0)

@@ -181,6 +181,7 @@ def test_endless_data_without_a_number_of_steps_is_refused(model: CountedModel) 
         model.predict(endless, verbose=0)
 
 
+@pytest.mark.long
 def test_validation_data_may_be_of_every_kind(model: CountedModel) -> None:
     for validation_data in ((X, Y), slices().batch(5), own_slices):
         history = model.fit(X, Y, batch_size=11, validation_data=validation_data, verbose=0).history

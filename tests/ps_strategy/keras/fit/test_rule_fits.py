@@ -163,6 +163,7 @@ class OwnSteps(keras.Model):
         return {"error": self.error.result()}
 
 
+@pytest.mark.long
 def test_a_train_step_of_ones_own_may_use_a_rule(strategy: coordinator.ParameterServerStrategy) -> None:
     with strategy.scope():
         model = OwnSteps()

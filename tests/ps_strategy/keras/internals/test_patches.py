@@ -20,6 +20,7 @@ X = np.arange(12, dtype="float32")[:, None]
 ADVICE = "Keras has changed; see coordinator/ps_strategy/keras/internals/patches.py."
 
 
+@pytest.mark.long
 def test_models_of_other_strategies_are_trained_as_usual(strategy: Any, tmp_path: Path) -> None:
     with tf.distribute.OneDeviceStrategy("/cpu:0").scope():
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
