@@ -32,7 +32,9 @@ def process(server: ServerProcess) -> psutil.Process:
 
 
 def fork_servers() -> list[psutil.Process]:
-    return [each for each in psutil.Process().children() if each.name() == "fork-server"]
+    # `process_iter` passes over processes that end meanwhile.
+    wanted = {"name": "fork-server", "ppid": os.getpid()}
+    return [each for each in psutil.process_iter([*wanted]) if each.info == wanted]
 
 
 def is_forked(server: ServerProcess) -> bool:

@@ -1,7 +1,6 @@
-"""Prints the memory of the client and of each parameter server, in bytes, after each of many repetitions.
+"""Prints the memory of the client and of each parameter server, in bytes, after each of N repetitions.
 
-memory_use.py opened N      a strategy is opened, trains a recommender, and is closed
-memory_use.py restarted N   one strategy trains a recommender, and a worker is killed and started again
+With the arguments `opened N`, of opening and closing a strategy; with `restarted N`, of killing a worker.
 """
 
 import gc

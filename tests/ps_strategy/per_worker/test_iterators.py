@@ -131,8 +131,9 @@ def test_a_step_reads_two_iterators_until_one_has_ended(strategy, dataset):
 def test_the_end_of_a_functions_own_data_is_its_own_error(strategy, dataset):
     @tf.function
     def overrun(iterator):
-        own = iter(tf.data.Dataset.range(0))
-        return next(iterator) + next(own)
+        own, taken = iter(tf.data.Dataset.range(0)), next(iterator)
+        with tf.control_dependencies([taken]):
+            return taken + next(own)
 
     iterator = iter(dataset)
     future = strategy.schedule(overrun, args=(iterator,))
