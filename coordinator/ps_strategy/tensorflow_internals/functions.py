@@ -205,8 +205,11 @@ def _wrap_operations(are_wrapped: bool) -> None:
     present: Any = context.context_safe()
     if present is None or present._context_handle is None or not context.run_eager_op_as_function_enabled():
         return
-    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    name, pointer = ctypes.pythonapi.PyCapsule_GetName, ctypes.pythonapi.PyCapsule_GetPointer
+    name.restype, name.argtypes = ctypes.c_char_p, [ctypes.py_object]
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    # The capsule has a name in some versions.
+    handle = present._context_handle
     # Private: only the C library has the setting. Another build of TensorFlow may lack it; then operations are wrapped.
     with contextlib.suppress(AttributeError, OSError):
         library = ctypes.CDLL(str(pathlib.Path(tf.sysconfig.get_lib()) / "libtensorflow_cc.so.2"))
@@ -218,7 +221,7 @@ def _wrap_operations(are_wrapped: bool) -> None:
         change.argtypes, change.restype = [ctypes.c_void_p, ctypes.c_ubyte, ctypes.c_void_p], None
         new_status.restype, delete.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
         status = new_status()
-        change(pointer(present._context_handle, None), are_wrapped, status)
+        change(pointer(handle, name(handle)), are_wrapped, status)
         delete(status)
 
 
