@@ -51,7 +51,7 @@ def private_names_needed() -> Iterator[None]:
             raise
         newest = ".".join(map(str, NEWEST[package]))
         raise ImportError(
-            f"{package} {_version(package)} lacks a private name that coordinator needs ({error}): install a version "
+            f"{package} {version_of(package)} lacks a private name that coordinator needs ({error}): install a version "
             f"that docs/versions.md names, such as {package} {newest}, or a newer version of coordinator."
         ) from error
 
@@ -61,7 +61,8 @@ def _module_of(owner: object) -> str | None:
     return module if isinstance(module, str) else None
 
 
-def _version(package: str) -> str:
+def version_of(package: str) -> str:
+    """Returns the installed version of a package, whichever distribution has it, such as `tf-nightly`."""
     for name in importlib.metadata.packages_distributions().get(package, [package]):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(name)

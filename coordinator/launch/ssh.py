@@ -18,7 +18,6 @@ byte that it received. Guarantees:
 import concurrent.futures
 import contextlib
 import dataclasses
-import importlib.metadata
 import ipaddress
 import json
 import os
@@ -40,6 +39,7 @@ from coordinator.launch.serve import SERVE_COMMAND
 from coordinator.launch.server_process import free_addresses, server_environment
 from coordinator.launch.task_config import VISIBLE, TaskConfig, divide_gpus, visible_gpus
 from coordinator.version import __version__
+from coordinator.versions import version_of
 
 _OPTIONS = (
     *("-o", "BatchMode=yes"),
@@ -75,7 +75,7 @@ class HostReport:
 
 
 def _installed_versions() -> str:
-    return f"coordinator {__version__}, TensorFlow {importlib.metadata.version('tensorflow')}"
+    return f"coordinator {__version__}, TensorFlow {version_of('tensorflow')}"
 
 
 class SshProcess:

@@ -67,7 +67,7 @@ def distributions_of(graph: grimp.ImportGraph, module: str) -> set[str]:
     """Returns the names of the distributions that a module imports."""
     imported = {name for name in graph.find_modules_directly_imported_by(module) if graph.is_module_squashed(name)}
     found = {_distributions_of_import()[name][0] for name in imported - sys.stdlib_module_names - _BACKPORTS}
-    return {_STABLE.get(name, name) for name in found}
+    return {_STABLE.get(name.replace("_", "-"), name) for name in found}
 
 
 def build_file() -> str:
