@@ -51,12 +51,13 @@ def python_operation(function: Callable[..., Any], inputs: Sequence[Any], types:
     The Python function lives as long as the graph of the traced function.
     """
     outputs = tf.numpy_function(function, inputs, types)
-    graph = outermost = tf.compat.v1.get_default_graph()
-    while isinstance(outermost, FuncGraph):
-        outermost = outermost.outer_graph
-    # Private: TensorFlow stores the Python function in the outermost graph, which lives as long as the process.
+    graph = holder = tf.compat.v1.get_default_graph()
     registered = function.ag_dnc_wrapper__  # type: ignore[attr-defined]  # TensorFlow sets it
-    outermost._py_funcs_used_in_graph.remove(registered)
+    # Private: TensorFlow stores the Python function in the outermost graph, which lives as long as the process. Nightly
+    # builds store it in the function's graph, as is done here.
+    while registered not in getattr(holder, "_py_funcs_used_in_graph", ()):
+        holder = holder.outer_graph
+    holder._py_funcs_used_in_graph.remove(registered)
     graph._py_funcs_used_in_graph = [*getattr(graph, "_py_funcs_used_in_graph", ()), registered]
     return [] if not types else list(outputs)
 
