@@ -7,6 +7,7 @@ import secrets
 import socket
 import threading
 
+import psutil
 import pytest
 
 from coordinator.errors import LaunchError
@@ -87,19 +88,18 @@ GREETINGS += [
 
 
 def listening_port(group: str) -> int:
-    """Waits until the first process of a group listens; returns its port."""
-    ports = random.Random(group).sample(range(10_000, 32_768), 32)
-    found: list[int] = []
+    """Waits until the first process of a group listens, which is this one; returns its port."""
+    ports, found = set(random.Random(group).sample(range(10_000, 32_768), 32)), set()
 
     def is_found() -> bool:
-        for port in ports:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
-                found.append(port)
-                return True
-        return False
+        opened = psutil.Process().net_connections("tcp")
+        found.update(
+            each.laddr.port for each in opened if each.status == psutil.CONN_LISTEN and each.laddr.port in ports
+        )
+        return bool(found)
 
     wait_until(is_found)
-    return found[0]
+    return found.pop()
 
 
 def test_strangers_who_connect_delay_nobody_and_are_not_taken_for_others(group: str) -> None:
