@@ -4,10 +4,13 @@ The table of all tested combinations is in docs/versions.md.
 """
 
 import contextlib
+import functools
 import importlib.metadata
 import re
 from collections.abc import Iterator, Mapping
 
+# Takes a tenth of a second.
+_distributions = functools.cache(importlib.metadata.packages_distributions)
 # The newest minor versions with which the tests have passed.
 NEWEST = {"tensorflow": (2, 23), "keras": (3, 16)}
 # What is off before a minor version.
@@ -49,9 +52,9 @@ def private_names_needed() -> Iterator[None]:
         package = (owner or "").partition(".")[0]
         if package not in NEWEST:
             raise
-        newest = ".".join(map(str, NEWEST[package]))
+        newest, installed = ".".join(map(str, NEWEST[package])), version_of(package) or "of an unknown version"
         raise ImportError(
-            f"{package} {version_of(package)} lacks a private name that coordinator needs ({error}): install a version "
+            f"{package} {installed} lacks a private name that coordinator needs ({error}): install a version "
             f"that docs/versions.md names, such as {package} {newest}, or a newer version of coordinator."
         ) from error
 
@@ -61,12 +64,15 @@ def _module_of(owner: object) -> str | None:
     return module if isinstance(module, str) else None
 
 
-def version_of(package: str) -> str:
-    """Returns the installed version of a package, whichever distribution has it, such as `tf-nightly`."""
-    for name in importlib.metadata.packages_distributions().get(package, [package]):
+def version_of(package: str) -> str | None:
+    """Returns the installed version of a package or distribution; None if there is none.
+
+    Any distribution may have the package, such as `tf-nightly`.
+    """
+    for name in _distributions().get(package, [package]):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(name)
-    return "of an unknown version"
+    return None
 
 
 def _minor(version: str) -> tuple[int, ...]:

@@ -11,7 +11,6 @@ import argparse
 import concurrent.futures
 import contextlib
 import dataclasses
-import importlib.metadata
 import os
 import pathlib
 import platform
@@ -30,17 +29,9 @@ from coordinator.launch.serve import SERVED_JOBS
 from coordinator.launch.task_config import TaskConfig, visible_gpus
 from coordinator.options import check_number
 from coordinator.version import __version__
-from coordinator.versions import NEWEST, off, unknown
+from coordinator.versions import NEWEST, off, unknown, version_of
 
-# Each with its other distributions.
-_PACKAGES = (
-    ("tensorflow", "tf-nightly", "tensorflow-cpu"),
-    ("keras", "keras-nightly"),
-    ("grpcio",),
-    ("protobuf",),
-    ("numpy",),
-    ("psutil",),
-)
+_PACKAGES = ("tensorflow", "keras", "grpcio", "protobuf", "numpy", "psutil")
 _EPHEMERAL_PORTS = pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range")
 _ROUND_TRIPS = 9
 _MOST_AT_ONCE = 32
@@ -98,8 +89,8 @@ def _examine(config: TaskConfig | None, timeout: float) -> Iterator[Finding]:
 def _surroundings() -> Iterator[Finding]:
     system = f"{platform.system()} {platform.release()} {platform.machine()}"
     yield Finding("python", f"{platform.python_version()} on {system}")
-    installed = {name: version for name, *others in _PACKAGES if (version := _version(name, *others)) is not None}
-    for package, *_ in _PACKAGES:
+    installed = {name: version for name in _PACKAGES if (version := version_of(name)) is not None}
+    for package in _PACKAGES:
         yield Finding(package, installed.get(package, "is not installed"), is_problem=package not in installed)
     versions = {name: version for name, version in installed.items() if name in NEWEST}
     for remark in unknown(versions) + off(versions):
@@ -114,13 +105,6 @@ def _surroundings() -> Iterator[Finding]:
         yield Finding("loopback", "servers on localhost can be closed to other machines")
     except (OSError, LaunchError) as error:
         yield Finding("loopback", f"servers are open to other machines, see docs/security.md: {error}", is_problem=True)
-
-
-def _version(*distributions: str) -> str | None:
-    for name in distributions:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            return importlib.metadata.version(name)
-    return None
 
 
 def _ports(config: TaskConfig) -> Iterator[Finding]:

@@ -32,7 +32,7 @@ def process(server: ServerProcess) -> psutil.Process:
 
 
 def fork_servers() -> list[psutil.Process]:
-    # `process_iter` passes over processes that end meanwhile.
+    # `process_iter` passes over processes that end before they are read.
     wanted = {"name": "fork-server", "ppid": os.getpid()}
     return [each for each in psutil.process_iter([*wanted]) if each.info == wanted]
 

@@ -128,7 +128,7 @@ class Membership:
         """Waits until this process is disconnected from the servers of a strategy that was closed.
 
         The environment must not change before: TensorFlow reads it with each remote call, on threads of C++, and the
-        process may die if a variable is added meanwhile. Raises RuntimeError after `timeout` seconds.
+        process may die if a variable is added during a call. Raises RuntimeError after `timeout` seconds.
         """
         if not ClusterChanges.wait_ended(timeout):
             raise RuntimeError(

@@ -9,7 +9,6 @@ import ctypes
 import functools
 import hashlib
 import itertools
-import pathlib
 import re
 import threading
 import weakref
@@ -27,7 +26,7 @@ from tensorflow.python.framework import func_graph, op_def_registry, ops
 from tensorflow.python.framework.composite_tensor import CompositeTensor
 from tensorflow.python.saved_model import function_deserialization
 
-from coordinator.ps_strategy.tensorflow_internals.process import attribute_replaced
+from coordinator.ps_strategy.tensorflow_internals.process import attribute_replaced, tensorflow_library
 
 # Private: no public attribute says that a function must be compiled. TensorFlow's runtime reads this attribute.
 _COMPILED = "_XlaMustCompile"
@@ -212,7 +211,7 @@ def _wrap_operations(are_wrapped: bool) -> None:
     handle = present._context_handle
     # Private: only the C library has the setting. Another build of TensorFlow may lack it; then operations are wrapped.
     with contextlib.suppress(AttributeError, OSError):
-        library = ctypes.CDLL(str(pathlib.Path(tf.sysconfig.get_lib()) / "libtensorflow_cc.so.2"))
+        library = tensorflow_library("cc")
         change, new_status, delete = (
             library.TFE_ContextSetRunEagerOpAsFunction,
             library.TF_NewStatus,

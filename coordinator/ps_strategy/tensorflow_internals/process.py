@@ -106,12 +106,16 @@ def _is_for_users(record: logging.LogRecord) -> bool:
     return not (is_advice and any(name in record.getMessage() for name in _TRACED_EACH_TIME))
 
 
+def tensorflow_library(name: str) -> ctypes.CDLL:
+    """Returns a library of TensorFlow's C++ code, "framework" or "cc". Raises OSError if another build lacks it."""
+    return ctypes.CDLL(str(pathlib.Path(tf.sysconfig.get_lib()) / f"libtensorflow_{name}.so.2"))
+
+
 def _function_of_absl(name: str) -> Any:
     """Returns a function of Abseil, whose names contain the release of Abseil that TensorFlow was built with."""
     options = pathlib.Path(tf.sysconfig.get_include()) / "absl" / "base" / "options.h"
     [release] = re.findall(r"#define ABSL_OPTION_INLINE_NAMESPACE_NAME (\w+)", options.read_text())
-    library = ctypes.CDLL(str(pathlib.Path(tf.sysconfig.get_lib()) / "libtensorflow_framework.so.2"))
-    return library[f"_ZN4absl{len(release)}{release}{name}"]
+    return tensorflow_library("framework")[f"_ZN4absl{len(release)}{release}{name}"]
 
 
 def minimum_level() -> int:

@@ -307,7 +307,7 @@ class RangeIterator(EpochIterator):
 
 @functools.cache
 def _turns_have_ends() -> bool:
-    """Returns whether a turn names its last batch besides its first one, as in Keras 3.11 and later."""
+    """Returns whether a turn names its first batch and its last one, as in Keras 3.11 and later."""
     # Private: Keras' loop unpacks the turns.
     return len(next(iter(StockEpochIterator.__base__(x=np.zeros([1, 1]))))) == 3
 
