@@ -3,11 +3,14 @@
 The table of all tested combinations is in docs/versions.md.
 """
 
+import ast
 import contextlib
 import functools
 import importlib.metadata
+import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from types import ModuleType
 
 # Takes a tenth of a second.
 _distributions = functools.cache(importlib.metadata.packages_distributions)
@@ -57,6 +60,37 @@ def private_names_needed() -> Iterator[None]:
             f"{package} {installed} lacks a private name that coordinator needs ({error}): install a version "
             f"that docs/versions.md names, such as {package} {newest}, or a newer version of coordinator."
         ) from error
+
+
+def missing_names(modules: Iterable[ModuleType]) -> list[str]:
+    """Returns a sentence for each absent attribute of TensorFlow's or Keras' modules and classes that modules use.
+
+    The function reads the source of the modules, in about a tenth of a second. It cannot see attributes of objects.
+    """
+    absent = set()
+    for module in modules:
+        purpose = (module.__doc__ or "").partition("\n")[0]
+        for expression in ast.walk(ast.parse(inspect.getsource(module))):
+            root, path = _names(expression)
+            owner = vars(module).get(root)
+            for name in path:
+                package = (_module_of(owner) or "").partition(".")[0]
+                if package not in NEWEST or not (inspect.ismodule(owner) or inspect.isclass(owner)):
+                    break
+                if not hasattr(owner, name):
+                    lack = f"{package} {version_of(package)} lacks {_module_of(owner)}.{name}"
+                    absent.add(f"{lack}, without which this fails: {purpose}")
+                    break
+                owner = getattr(owner, name)
+    return sorted(absent)
+
+
+def _names(expression: ast.AST) -> tuple[str, list[str]]:
+    """Returns the variable of an expression such as `variable.first.second`, and the names of the attributes."""
+    path: list[str] = []
+    while isinstance(expression, ast.Attribute):
+        path, expression = [expression.attr, *path], expression.value
+    return (expression.id, path) if isinstance(expression, ast.Name) else ("", [])
 
 
 def _module_of(owner: object) -> str | None:

@@ -1,14 +1,17 @@
 import importlib
 import operator
+import re
 import sys
 
 import keras
 import pytest
 from keras.src.backend.tensorflow import trainer
 from tensorflow.python.framework import func_graph
+from tensorflow.python.ops import while_v2
 
 from coordinator.ps_strategy import strategy_parts, tensorflow_internals
 from coordinator.ps_strategy.keras import internals as keras_internals
+from coordinator.ps_strategy.tensorflow_internals.process import attribute_replaced
 from coordinator.versions import NEWEST, off, private_names_needed, unknown
 
 
@@ -27,12 +30,16 @@ def test_what_is_off_is_said_of_the_versions_without_it() -> None:
 
 def test_an_unknown_newer_version_warns_only_once(monkeypatch, caplog) -> None:
     monkeypatch.setitem(NEWEST, "keras", (3, 0))
+    # It is used only at run time, and found in the library's source.
+    monkeypatch.delattr(while_v2, "_zeros_like")
     strategy_parts.warn_of_unknown_versions.cache_clear()
     for _ in range(3):
         strategy_parts.warn_of_unknown_versions()
-    assert [record.getMessage().partition(" is newer")[0] for record in caplog.records] == [
-        f"keras {keras.__version__}"
-    ]
+    newer, *lacks = [record.getMessage() for record in caplog.records]
+    assert newer.startswith(f"keras {keras.__version__} is newer than 3.0")
+    assert re.fullmatch(
+        r"tensorflow 2\S+ lacks \S+while_v2\._zeros_like, without which this fails: A .*", "".join(lacks)
+    )
     monkeypatch.undo()
     strategy_parts.warn_of_unknown_versions.cache_clear()
 
@@ -61,6 +68,8 @@ def test_an_attribute_that_a_class_lacks_is_named_with_its_version() -> None:
     advice = rf"keras {keras.__version__} lacks a private name .*_absent.*: install a version"
     with pytest.raises(ImportError, match=advice), private_names_needed():
         operator.attrgetter("_absent")(keras.layers.RNN)
+    with pytest.raises(ImportError, match=advice), attribute_replaced(keras.layers.RNN, "_absent", None):
+        pass
 
 
 def test_a_missing_module_of_another_package_is_not_blamed_on_a_version() -> None:

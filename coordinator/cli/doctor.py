@@ -3,8 +3,9 @@
     doctor     examines this installation, this machine, and whether each task of the cluster answers
     profile    collects TensorFlow's profiles of all servers while they train
 
-Guarantees of `doctor`: it changes nothing, and does not load TensorFlow. It waits for a task at most for the timeout,
-plus a few seconds to find out why the task does not answer.
+Guarantees of `doctor`: it changes nothing. It loads TensorFlow only to examine a version that was not tested, and in
+another process. It waits for a task at most for the timeout, plus a few seconds to find out why the task does not
+answer.
 """
 
 import argparse
@@ -16,6 +17,8 @@ import pathlib
 import platform
 import socket
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 
@@ -33,6 +36,12 @@ from coordinator.versions import NEWEST, off, unknown, version_of
 
 _PACKAGES = ("tensorflow", "keras", "grpcio", "protobuf", "numpy", "psutil")
 _EPHEMERAL_PORTS = pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range")
+_PRINT_MISSING_NAMES = (
+    "from coordinator.ps_strategy.strategy_parts import missing_private_names\n"
+    "print(*missing_private_names(), sep='\\n', end='')"
+)
+# How long TensorFlow may take to load, in seconds.
+_LOADING_TIMEOUT = 120.0
 _ROUND_TRIPS = 9
 _MOST_AT_ONCE = 32
 # How long a server may take to answer before it is profiled, in seconds.
@@ -93,8 +102,11 @@ def _surroundings() -> Iterator[Finding]:
     for package in _PACKAGES:
         yield Finding(package, installed.get(package, "is not installed"), is_problem=package not in installed)
     versions = {name: version for name, version in installed.items() if name in NEWEST}
-    for remark in unknown(versions) + off(versions):
+    untested = unknown(versions)
+    for remark in untested + off(versions):
         yield Finding("versions", remark)
+    if untested:
+        yield from _missing_names()
     memory = psutil.virtual_memory()
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     gib = f"{memory.available / 2**30:.1f} GiB of {memory.total / 2**30:.1f} GiB memory available"
@@ -105,6 +117,24 @@ def _surroundings() -> Iterator[Finding]:
         yield Finding("loopback", "servers on localhost can be closed to other machines")
     except (OSError, LaunchError) as error:
         yield Finding("loopback", f"servers are open to other machines, see docs/security.md: {error}", is_problem=True)
+
+
+def _missing_names() -> Iterator[Finding]:
+    """Examines, in a process of its own that loads TensorFlow, what the library finds in a version without tests."""
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    command = [sys.executable, "-c", _PRINT_MISSING_NAMES]
+    try:
+        ended = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=_LOADING_TIMEOUT, check=False
+        )
+    except subprocess.TimeoutExpired:
+        yield Finding("versions", f"TensorFlow did not load within {_LOADING_TIMEOUT:g} s", is_problem=True)
+        return
+    if ended.returncode != 0:
+        reason = (ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"])[-1]
+        yield Finding("versions", f"coordinator does not load with this version: {reason}", is_problem=True)
+    for lack in ended.stdout.splitlines():
+        yield Finding("versions", lack, is_problem=True)
 
 
 def _ports(config: TaskConfig) -> Iterator[Finding]:

@@ -7,6 +7,7 @@ Evaluation is imported when it is first used, since its import would make the st
 import contextlib
 import dataclasses
 import functools
+import inspect
 import itertools
 import logging
 import weakref
@@ -18,6 +19,7 @@ import tensorflow as tf
 
 from coordinator.events.event_stream import EventStream, log_written_as
 from coordinator.options import Options
+from coordinator.ps_strategy import tensorflow_internals
 from coordinator.ps_strategy.calls.function_tracer import FunctionTracer
 from coordinator.ps_strategy.calls.tensorflow_runtime import TensorFlowRuntime
 from coordinator.ps_strategy.fusing.repeated_function import concatenated_runs
@@ -39,7 +41,7 @@ from coordinator.ps_strategy.tensorflow_internals.process import (
     profiles_reported,
 )
 from coordinator.ps_strategy.tensorflow_internals.unstored_variable import loops_differentiable
-from coordinator.versions import unknown
+from coordinator.versions import missing_names, unknown
 from coordinator.workers.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -170,6 +172,17 @@ def warn_of_unknown_versions() -> None:
     """Warns of newer minor versions than the tests know; does nothing when it is called again."""
     for text in unknown({"tensorflow": tf.__version__, "keras": keras.__version__}):
         _logger.warning("%s: if something is wrong, try that version first, and report what differs.", text)
+        for lack in missing_private_names():
+            _logger.warning("%s", lack)
+
+
+def missing_private_names() -> list[str]:
+    """Returns a sentence for each private name of TensorFlow or Keras that this version lacks."""
+    from coordinator.ps_strategy.keras import internals  # Imported late; see `keras_extended`.
+
+    packages = (tensorflow_internals, internals)
+    modules = [part for package in packages for part in vars(package).values() if inspect.ismodule(part)]
+    return missing_names(modules)
 
 
 def _warn_of_profile(folder: str) -> None:

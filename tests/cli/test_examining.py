@@ -5,6 +5,8 @@ import json
 import os
 import pathlib
 import re
+import runpy
+import sys
 
 import pytest
 import tensorflow as tf
@@ -30,14 +32,53 @@ def test_without_a_cluster_the_installation_and_the_machine_are_examined(
     assert "TF_CONFIG is not set" in printed
     assert printed.endswith("No problem found.\n")
     # Features that are off, and unknown versions, are listed.
-    for version, words in (("2.19.1", "2.19.1 cannot be silenced"), ("2.99.0", "is newer than 2."), ("2.21.0", "")):
+    for version, words in (("2.19.1", "2.19.1 cannot be silenced"), ("2.21.0", "")):
         with monkeypatch.context() as patch:
-            patch.setattr(
-                importlib.metadata, "version", lambda name, found=version: found if name == "tensorflow" else "3.15"
-            )
+            install(patch, version)
             assert main(["doctor"]) == 0
         lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("   versions ")]
         assert (len(lines), words in "".join(lines)) == (bool(words), True), version
+
+
+@pytest.mark.parametrize(
+    ("ending", "found"),
+    [
+        ("exit 0", []),
+        (
+            "echo tensorflow lacks tensorflow.python.context._one; echo note >&2",
+            ["tensorflow lacks tensorflow.python.context._one"],
+        ),
+        (
+            "echo Traceback >&2; echo ImportError: no name >&2; exit 1",
+            ["coordinator does not load with this version: ImportError: no name"],
+        ),
+        ("exit 3", ["coordinator does not load with this version: exit code 3"]),
+    ],
+)
+def test_what_a_version_without_tests_lacks_is_found_by_another_process(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: pathlib.Path,
+    ending: str,
+    found: list[str],
+) -> None:
+    interpreter = tmp_path / "python"
+    interpreter.write_text(f'#!/bin/sh\nprintf %s "$2" > {tmp_path}/program\n{ending}\n')
+    interpreter.chmod(0o755)
+    install(monkeypatch, "2.99.0")
+    monkeypatch.setattr(sys, "executable", str(interpreter))
+    assert main(["doctor"]) == (1 if found else 0)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if "2.99.0 is newer than 2." in line]
+    assert [line.removeprefix("!! versions     ") for line in lines if line.startswith("!!")] == found
+    # What it runs is a program of the library that finds nothing amiss in a tested version.
+    runpy.run_path(str(tmp_path / "program"))
+    assert capsys.readouterr().out == ""
+
+
+def install(patch: pytest.MonkeyPatch, version: str) -> None:
+    """Makes a version of TensorFlow the installed one."""
+    patch.setattr(importlib.metadata, "version", lambda name: version if name == "tensorflow" else "3.15")
 
 
 def test_each_task_answers_in_some_time_or_it_is_said_why_it_does_not(

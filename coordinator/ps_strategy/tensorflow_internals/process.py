@@ -19,6 +19,8 @@ from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import context, executor
 from tensorflow.python.profiler.internal import _pywrap_profiler
 
+from coordinator.versions import private_names_needed
+
 _FATAL = 3
 # Functions that TensorFlow creates, traces and drops at each save or restore of variables on several servers.
 _TRACED_EACH_TIME = ("tf_function_save", "tf_function_restore")
@@ -149,7 +151,8 @@ def client_environment() -> Iterator[None]:
 @contextlib.contextmanager
 def attribute_replaced(owner: Any, name: str, replacement: Any) -> Iterator[None]:
     """Replaces an attribute of a module, class or object in a scope. A value that other code sets there stays."""
-    was_own, former = name in vars(owner), getattr(owner, name)
+    with private_names_needed():
+        was_own, former = name in vars(owner), getattr(owner, name)
     setattr(owner, name, replacement)
     try:
         yield
