@@ -25,7 +25,6 @@ divided when workers take them, so all workers end almost together, and only a f
 import dataclasses
 import enum
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -213,18 +212,18 @@ class Attempt:
       number: 1 for the closure's first attempt.
       cancellation: cancels only this attempt.
       call_cancellation: cancels the attempt's call, with all other attempts in it.
-      started: when the attempt started, in seconds of the `time.monotonic` clock.
+      started: when the attempt started, in seconds of the queue's clock.
     """
 
     __slots__ = ("call_cancellation", "cancellation", "closure", "number", "started", "work", "worker")
 
-    def __init__(self, closure: "Closure", worker: int, cancellation: Cancellation) -> None:
+    def __init__(self, closure: "Closure", worker: int, cancellation: Cancellation, started: float) -> None:
         self.closure = closure
         self.work = closure.work
         self.worker = worker
         self.number = closure.attempts
         self.cancellation = self.call_cancellation = cancellation
-        self.started = time.monotonic()
+        self.started = started
 
     def __repr__(self) -> str:
         return f"attempt {self.number} of {self.closure} on worker {self.worker}"
@@ -255,7 +254,8 @@ class Closure:
       failures: the worker and kind of each failed attempt.
       needs_another: whether the closure waits for a worker outside `lost_on`, even if all such workers are away now.
       live: the attempts that run now.
-      waiting_since: when the closure last began to wait for a worker, in seconds of the `time.monotonic` clock.
+      waiting_since: when the closure last began to wait for a worker, in seconds of the queue's clock. Set by the
+        queue's state.
       is_queued: whether the closure is blocked or in one of the queue's deques. Set by the queue's state.
       counted: how many of the closure's runs are counted as waiting. Set by the queue's state.
       counts: whether `join` still has to wait for the closure. Set by the queue's state.
@@ -295,7 +295,7 @@ class Closure:
         self.is_queued = self.counts = self.is_reported = self.needs_another = False
         self.attempts = self.counted = 0
         self.live: tuple[Attempt, ...] = ()
-        self.waiting_since = time.monotonic()
+        self.waiting_since = 0.0
         self.state = BLOCKED if blockers else WAITING
         self.failures: tuple[tuple[int, FailureKind], ...] = ()
 
@@ -313,14 +313,13 @@ class Closure:
         """Records that one of the awaited results exists. After the last result the closure may run."""
         if self.blockers <= 1:
             self.state = _TRANSITIONS.get((self.state, "unblock")) or self._refuse("unblock")
-            self.waiting_since = time.monotonic()
         self.blockers -= 1
 
-    def start(self, worker: int, cancellation: Cancellation) -> Attempt:
+    def start(self, worker: int, cancellation: Cancellation, now: float) -> Attempt:
         """Starts the first attempt, or a further attempt on another worker."""
         self.state = _TRANSITIONS.get((self.state, "start")) or self._refuse("start")
         self.attempts += 1
-        attempt = Attempt(self, worker, cancellation)
+        attempt = Attempt(self, worker, cancellation, now)
         self.live += (attempt,)
         future = self.future
         future.is_started, future.worker = True, worker
@@ -335,7 +334,6 @@ class Closure:
     def requeue(self) -> None:
         """Makes the closure wait again after its last attempt ended without an outcome."""
         self.state = _TRANSITIONS.get((self.state, "requeue")) or self._refuse("requeue")
-        self.waiting_since = time.monotonic()
         self.fusion_key = None
         # Other runs of the same future may be running.
         if self.whole is None:
@@ -522,7 +520,7 @@ class Effects:
     is_requeued: bool = False
     reason: str = ""
 
-    def record(self, events: EventStream, call: Sequence[Attempt]) -> None:
+    def record(self, events: EventStream, call: Sequence[Attempt], now: float) -> None:
         """Records the decided closures and, if a call ended, its end; `call` has the attempts of the ended call."""
         attempt, others = call[0] if call else self.ended, self.outcomes
         if attempt is not None:
@@ -542,8 +540,7 @@ class Effects:
             else:
                 # The attempt's closure was decided before.
                 kind, count = "closures_cancelled", 0
-            seconds = time.monotonic() - attempt.started
-            events.record(kind, f"worker {attempt.worker}", closure.name, count, seconds, self.reason)
+            events.record(kind, f"worker {attempt.worker}", closure.name, count, now - attempt.started, self.reason)
         if others:
             counts: Counter[tuple[Kind, str]] = Counter()
             for decided, _ in others:

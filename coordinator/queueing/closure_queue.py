@@ -40,6 +40,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from coordinator.clock import Clock
 from coordinator.errors import StrategyClosedError, WorkerLost
 from coordinator.events.event_stream import EventStream
 from coordinator.queueing.closure import (
@@ -89,7 +90,8 @@ class ClosureQueue:
 
     Any thread may call any method, but only one thread may call `take` for a worker. `put` blocks while `capacity`
     closures wait. `report_stall` gets a report when a waiting thread sees no progress for `stall_interval` seconds. The
-    queue calls `report_stall` and `new_cancellation` without the lock. `events` records what happens to closures.
+    queue calls `report_stall` and `new_cancellation` without the lock. `events` records what happens to closures. The
+    times of closures and their attempts are those of `clock`.
     """
 
     def __init__(
@@ -98,15 +100,17 @@ class ClosureQueue:
         new_cancellation: Callable[[], Cancellation],
         report_stall: Callable[[str], None],
         stall_interval: float,
+        clock: Clock | None = None,
     ) -> None:
         self.capacity = capacity
+        self.clock = clock or Clock()
         self.events = EventStream()
         self._new_cancellation = new_cancellation
         # A worker whose last `take` returned None reuses its cancellation: the runtime may need long to create another.
         self._unused_cancellations: dict[int, Cancellation] = {}
         self._report_stall = report_stall
         self._stall_interval = stall_interval
-        self._state = QueueState()
+        self._state = QueueState(self.clock.now)
         self._lock = threading.Lock()
         self._has_room = CountedCondition(self._lock)
         self._settled = CountedCondition(self._lock)
@@ -624,8 +628,8 @@ class ClosureQueue:
         self._fail_starved(None)
 
     def requeue_overdue(self) -> float | None:
-        """Puts overdue closures at the front, for another worker; returns the next deadline (`time.monotonic`)."""
-        state, now = self._state, time.monotonic()
+        """Puts overdue closures at the front, for another worker; returns the next deadline by the clock."""
+        state, now = self._state, self.clock.now()
         deadlines = []
         with self._lock:
             for attempt in list(state.running):
@@ -708,7 +712,7 @@ class ClosureQueue:
     def _carry_out(self, effects: Effects, ended: Sequence[Attempt] = ()) -> None:
         """Sets futures and cancels attempts. Then counts the closures as settled and ends the attempts `ended`."""
         state, outcomes = self._state, effects.outcomes
-        effects.record(self.events, ended)
+        effects.record(self.events, ended, state.now())
         raised = None
         for closure, value in outcomes:
             try:

@@ -85,8 +85,9 @@ class WaitingClosures:
       apart: the attributes of closures that not every worker may run -> their deque, which is never empty.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float]) -> None:
         self.count = 0
+        self._now = now
         self.workers: set[int] = set()
         self.away: set[int] = set()
         self.given_up: dict[int, Callable[[], BaseException]] = {}
@@ -165,6 +166,7 @@ class WaitingClosures:
         return self.for_all if apart is None else self.apart.get(apart) or deque()
 
     def add(self, closure: Closure, at_front: bool = False) -> None:
+        closure.waiting_since = self._now()
         queue = None if closure.blockers else self._queue_of(closure)
         runs = 0 if closure.is_internal else closure.runs
         # These lines make no call, so Ctrl-C cannot come between them.
@@ -321,6 +323,7 @@ class QueueState:
     """The state of a `ClosureQueue`.
 
     Attributes:
+      now: returns the time of the queue's clock, in seconds.
       idle: the workers that wait for a closure, longest first.
       waking: a worker that was woken and has not taken the queue's lock yet -> whether it was woken for a closure
         before a quiet period. Such a closure counts as started, and runs before the period begins.
@@ -339,8 +342,9 @@ class QueueState:
       steps: how many runs of scheduled closures have finished.
     """
 
-    def __init__(self) -> None:
-        self.waiting = WaitingClosures()
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.now = now
+        self.waiting = WaitingClosures(now)
         self.idle: OrderedDict[int, IdleWorker] = OrderedDict()
         self.waking: dict[int, bool] = {}
         self.running: dict[Attempt, None] = {}
@@ -470,7 +474,7 @@ class QueueState:
             return None
         if isinstance(closure, RunsClosure) and (rest := closure.leave_share(len(self.waiting.workers))):
             self.add_rest(rest)
-        attempt = closure.start(worker, cancellation)
+        attempt = closure.start(worker, cancellation, self.now())
         self.running[attempt] = None
         if not closure.is_internal:
             self.active.add(worker)

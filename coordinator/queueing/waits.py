@@ -73,7 +73,7 @@ def deadline_after(timeout: float | None) -> float | None:
 
 
 def description(state: QueueState) -> str:
-    now = time.monotonic()
+    now = state.now()
     shown = [
         f"{attempt.closure} on worker {attempt.worker} for {now - attempt.started:.1f} s (attempt {attempt.number})"
         for attempt in list(state.running)[:10]

@@ -3,7 +3,6 @@
 import logging
 import math
 import threading
-import time
 from collections.abc import Callable, Collection, Mapping
 
 from coordinator.background_thread import BackgroundThread
@@ -47,8 +46,10 @@ class StragglerWatch(QueueThread):
 
     def __init__(self, queue: ClosureQueue) -> None:
         super().__init__("coordinator-stragglers", self._watch, queue)
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._deadline = math.inf
+        # Set when the deadline becomes earlier.
+        self._is_sooner = threading.Event()
 
     def track(self, attempt: Attempt) -> None:
         """Tracks a started attempt of a closure that has a timeout."""
@@ -60,21 +61,24 @@ class StragglerWatch(QueueThread):
         self._wake_at(-math.inf)
 
     def _wake_at(self, deadline: float) -> None:
-        with self._changed:
+        with self._lock:
             if deadline < self._deadline:
                 self._deadline = deadline
-                self._changed.notify()
+                self._is_sooner.set()
 
     def _watch(self) -> None:
         # After an error the deadline is unknown.
-        self._wake_at(time.monotonic())
+        clock = self._queue.clock
+        self._wake_at(clock.now())
         while not self.stopping.is_set():
-            with self._changed:
-                while (remaining := self._deadline - time.monotonic()) > 0:
-                    self._changed.wait(min(remaining, threading.TIMEOUT_MAX))
-                self._deadline = math.inf
-            following = self._queue.requeue_overdue()
-            if following is not None:
+            with self._lock:
+                self._is_sooner.clear()
+                remaining = self._deadline - clock.now()
+                if remaining <= 0:
+                    self._deadline = math.inf
+            if remaining > 0:
+                clock.wait(self._is_sooner, min(remaining, threading.TIMEOUT_MAX))
+            elif (following := self._queue.requeue_overdue()) is not None:
                 self._wake_at(following)
 
 
@@ -142,7 +146,7 @@ class LinkWatch(QueueThread):
         # Worker -> when the worker was last asked, and when the call that the question was about had begun.
         asked: dict[int, tuple[float, float]] = {}
         while not self.stopping.wait(self._options.heartbeat_interval):
-            now = time.monotonic()
+            now = self._queue.clock.now()
             begun = {attempt.worker: attempt.started for attempt in self._queue.attempts()}
             workers = set()
             for worker, started in begun.items():

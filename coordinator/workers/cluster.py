@@ -241,7 +241,7 @@ class Worker(QueueThread):
     @property
     def away_seconds(self) -> float:
         """How long the worker has been lost, in seconds; 0 if it is not lost."""
-        return time.monotonic() - self._lost_at if self._state is WorkerState.LOST else 0.0
+        return self._queue.clock.now() - self._lost_at if self._state is WorkerState.LOST else 0.0
 
     def healthy(self) -> bool:
         """Returns whether the worker may have closures and answers a probe. Takes at most `Options.probe_timeout`."""
@@ -432,7 +432,7 @@ class Worker(QueueThread):
 
     def _wait_reconnected(self, reason: str | None = None, *, is_new: bool = False) -> None:
         """Waits until the worker is connected or stopped. Without `reason`, the servers describe the loss."""
-        lost_at = self._lost_at = time.monotonic()
+        lost_at = self._lost_at = self._queue.clock.now()
         # `set_away` comes first: code that sees the worker as lost must find that it has no share of the closures.
         self._queue.set_away(self.index, is_away=True)
         if not self._change(WorkerState.LOST, losses=not is_new):
@@ -447,7 +447,7 @@ class Worker(QueueThread):
         reported_at = -math.inf if is_new else lost_at
         text = ("%s is not connected after" if is_new else "%s has been lost for") + " %.0f s; still trying. (%s)"
         while not self.stopping.is_set() and not self._reconnect():
-            now = time.monotonic()
+            now = self._queue.clock.now()
             # Preparations that wait for this worker would block the preparations of other workers.
             for closure in self._queue.waiting_for(self.index):
                 if not closure.runs:
@@ -460,7 +460,7 @@ class Worker(QueueThread):
         if self.stopping.is_set():
             return
         text = "%s connected after %.1f s." if is_new else "%s reconnected after %.1f s."
-        _logger.warning(text, self.device, time.monotonic() - lost_at)
+        _logger.warning(text, self.device, self._queue.clock.now() - lost_at)
         self._queue.set_away(self.index, is_away=False)
         self._change(WorkerState.LIVE)
 
@@ -478,7 +478,7 @@ class Worker(QueueThread):
         if lost_for < limit:
             return
         for closure in self._queue.waiting_for(self.index):
-            if time.monotonic() - closure.waiting_since >= limit:
+            if self._queue.clock.now() - closure.waiting_since >= limit:
                 message = (
                     f"{closure} may run on {self.device} alone, which has been lost for {lost_for:.0f} s. Start that "
                     "worker again, schedule it without worker=, or raise Options.affinity_timeout."
@@ -491,14 +491,15 @@ class Worker(QueueThread):
         self._queue.give_up(self.index, functools.partial(WorkerLost, self.device, message))
 
     def _reconnect(self) -> bool:
-        start = time.monotonic()
+        start = self._queue.clock.now()
         with self._outside:
             connected = self._servers.reconnect(self.index)
         if connected:
             self._queue.renew_inputs(self.index)
             self._reconnections += 1
-            self._queue.events.record("worker_returned", self._task, seconds=time.monotonic() - self._lost_at)
-            self._reconnecting_seconds += time.monotonic() - start
+            now = self._queue.clock.now()
+            self._queue.events.record("worker_returned", self._task, seconds=now - self._lost_at)
+            self._reconnecting_seconds += now - start
         return connected
 
     def _change(self, state: WorkerState, losses: int = 0) -> bool:

@@ -16,7 +16,6 @@ import logging
 import threading
 from collections.abc import Callable
 
-from coordinator.clock import Clock
 from coordinator.errors import ParameterServerLost, Rollback
 from coordinator.events.event_stream import task_of_device
 from coordinator.options import Options
@@ -31,11 +30,11 @@ _logger = logging.getLogger("coordinator")
 class RecoveryLoop(QueueThread):
     """Watches the parameter servers and recovers them while the queue is paused."""
 
-    def __init__(self, servers: Servers, queue: ClosureQueue, options: Options, clock: Clock) -> None:
+    def __init__(self, servers: Servers, queue: ClosureQueue, options: Options) -> None:
         super().__init__("coordinator-recovery", self._watch, queue)
         self._servers = servers
         self._options = options
-        self._clock = clock
+        self._clock = queue.clock
         self._recover: Callable[[], Rollback | bool] | None = None
         self._missing: Callable[[], ParameterServerLost | None] = servers.lost_parameter_server
         self._meanwhile: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext

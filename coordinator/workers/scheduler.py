@@ -120,9 +120,9 @@ class MembershipWatch(QueueThread):
 class Scheduler:
     """Runs closures on the workers of one runtime.
 
-    `concatenated` joins the results of consecutive `Runtime.run_steps`, which are lists by default. Recoveries wait by
-    `clock`. Users have `cluster` as `strategy.cluster`. `queue.events` records events, which `listeners` pass to
-    callbacks and traces.
+    `concatenated` joins the results of consecutive `Runtime.run_steps`, which are lists by default. The limits of
+    closures, workers and recoveries are by `clock`. Users have `cluster` as `strategy.cluster`. `queue.events` records
+    events, which `listeners` pass to callbacks and traces.
     """
 
     def __init__(
@@ -137,11 +137,15 @@ class Scheduler:
         self._options = options
         self._numbers = itertools.count()
         self.queue = queue = ClosureQueue(
-            options.max_queued_closures, runtime.new_cancellation, self._report_stall, options.stall_report_interval
+            options.max_queued_closures,
+            runtime.new_cancellation,
+            self._report_stall,
+            options.stall_report_interval,
+            clock,
         )
         self._cancel = queue.cancel
         self._concatenated = concatenated
-        self.recovery = RecoveryLoop(servers, queue, options, clock or Clock())
+        self.recovery = RecoveryLoop(servers, queue, options)
         self.cluster = Cluster(runtime, servers, queue, self.recovery, options)
         self.listeners = Listeners(queue.events, options.close_timeout)
         if options.log_format == "json":

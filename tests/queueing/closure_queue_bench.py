@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from coordinator.clock import Clock
 from coordinator.future import Future
 from coordinator.queueing.closure import Attempt, Closure, ErrorScope
 from coordinator.queueing.closure_queue import ClosureQueue
@@ -30,8 +31,8 @@ class Stalls:
         assert found, self.texts
 
 
-def new_queue(stalls: Callable[[str], None], capacity: int = 100) -> ClosureQueue:
-    return ClosureQueue(capacity, lambda: FakeCancellation(threading.Condition()), stalls, stall_interval=0.01)
+def new_queue(stalls: Callable[[str], None], capacity: int = 100, clock: Clock | None = None) -> ClosureQueue:
+    return ClosureQueue(capacity, lambda: FakeCancellation(threading.Condition()), stalls, 0.01, clock)
 
 
 def new_closure(queue: ClosureQueue, number: int = 0, *, work: object = None, **settings: Any) -> Closure:

@@ -25,7 +25,7 @@ from tests.deadline import LIMIT
 from tests.queueing.closure_queue_bench import Stalls, new_internal, new_queue, put_new, take
 
 MOVES: dict[str, Callable[[Closure], None]] = {
-    "start": lambda closure: closure.start(3, cancellation()) and None,
+    "start": lambda closure: closure.start(3, cancellation(), 0.0) and None,
     "unblock": lambda closure: closure.unblock(),
     "wait": Closure.requeue,
     "finish": lambda closure: closure.end(ClosureState.DONE),
@@ -93,8 +93,8 @@ def test_a_closure_is_blocked_until_its_last_argument_is_available() -> None:
 
 def test_each_attempt_is_counted_with_its_worker_and_its_cancellation(closure: Closure) -> None:
     first_cancellation, second_cancellation = (cancellation() for _ in range(2))
-    first = closure.start(3, first_cancellation)
-    second = closure.start(4, second_cancellation)
+    first = closure.start(3, first_cancellation, 0.0)
+    second = closure.start(4, second_cancellation, 0.0)
     assert closure.live == (first, second)
     assert (first.number, first.worker, first.cancellation) == (1, 3, first_cancellation)
     assert (second.number, second.worker, second.cancellation) == (2, 4, second_cancellation)

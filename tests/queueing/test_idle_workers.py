@@ -15,13 +15,19 @@ from coordinator.queueing.queue_state import IdleWorker, QueueState
 from coordinator.testing.fake_runtime import FakeCancellation
 from tests.deadline import LIMIT, wait_until
 from tests.queueing.closure_queue_bench import Stalls, new_closure, new_internal, new_queue, put_new
+from tests.virtual_clock import VirtualClock
 
 WORKERS = 32
 
 
 @pytest.fixture
-def queue() -> ClosureQueue:
-    return new_queue(Stalls(), capacity=1000)
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def queue(clock: VirtualClock) -> ClosureQueue:
+    return new_queue(Stalls(), capacity=1000, clock=clock)
 
 
 @pytest.fixture
@@ -79,19 +85,22 @@ def test_a_closure_wakes_only_the_worker_that_has_been_idle_for_longest(
         assert woken == {**dict.fromkeys(range(5), 1), 17: 1, 21: 1}
 
 
-def test_a_closure_that_becomes_runnable_wakes_one_worker(queue: ClosureQueue, woken: Counter[int]) -> None:
+def test_a_closure_that_becomes_runnable_wakes_one_worker(
+    queue: ClosureQueue, clock: VirtualClock, woken: Counter[int]
+) -> None:
     with asleep(queue) as got:
         blocked = put_new(queue, 0, blockers=1)
         assert queue.statistics().running == 0
         queue.unblock(blocked)
         assert closure_taken(got) == (0, blocked)
-        requeued, overrun = (put_new(queue, 1, target=WORKERS, timeout=timeout) for timeout in (None, 0.0))
+        requeued, overrun = (put_new(queue, 1, target=WORKERS, timeout=timeout) for timeout in (None, 5.0))
         attempts = [queue.take(WORKERS, LIMIT) for _ in range(2)]
         requeued.target = overrun.target = None
         queue.requeue(attempts[0])
         assert closure_taken(got) == (1, requeued)
-        # Once: the attempt that follows exceeds this limit at once, too.
-        queue.requeue_overdue()
+        assert queue.requeue_overdue() == 5.0
+        clock.advance(5.0)
+        assert queue.requeue_overdue() is None
         assert closure_taken(got) == (2, overrun)
         assert woken == {0: 1, 1: 1, 2: 1}
 
@@ -128,7 +137,7 @@ def test_an_interrupted_or_removed_worker_wakes_alone_without_a_closure(
 
 
 def test_only_a_few_workers_are_woken_at_a_time_and_no_more_than_closures_wait(queue: ClosureQueue) -> None:
-    state = QueueState()
+    state = QueueState(queue.clock.now)
     for index in range(10):
         state.wait(index)
     for number in range(10):
@@ -147,7 +156,7 @@ def test_only_a_few_workers_are_woken_at_a_time_and_no_more_than_closures_wait(q
 
 
 def test_a_quiet_period_begins_after_what_woken_workers_take(queue: ClosureQueue) -> None:
-    state, closures = QueueState(), [new_closure(queue, number) for number in range(2)]
+    state, closures = QueueState(queue.clock.now), [new_closure(queue, number) for number in range(2)]
     state.wait(0)
     for closure in closures:
         state.add(closure)

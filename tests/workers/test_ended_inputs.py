@@ -11,9 +11,11 @@ from coordinator.errors import WorkerLost
 from coordinator.future import Future
 from coordinator.options import Options
 from coordinator.testing.fake_runtime import EndOfDataError, FakeRuntime, Gate
+from coordinator.workers.cluster import WorkerState
 from coordinator.workers.scheduler import Scheduler
 from tests.deadline import LIMIT, wait_until
 from tests.fake_cluster import OPTIONS, fail, hold, index_of, running_scheduler
+from tests.virtual_clock import VirtualClock
 from tests.workers.fusible_steps import FiniteData, shards
 
 EXAMPLES = 103
@@ -22,11 +24,9 @@ EXAMPLES = 103
 WITHOUT_STOP = dataclasses.replace(OPTIONS, stop_on_error=False)
 
 
-def schedule_until_the_end(
-    scheduler: Scheduler, data: FiniteData, end: type[Exception] = EndOfDataError
-) -> list[Future]:
+def schedule_until_the_end(scheduler: Scheduler, data: FiniteData) -> list[Future]:
     futures = []
-    with contextlib.suppress(end):
+    with contextlib.suppress(EndOfDataError):
         while True:
             futures.append(data.schedule(scheduler))
     return futures
@@ -166,11 +166,15 @@ def test_without_the_removed_worker_that_had_data_left_closures_fail(
         scheduler.join(LIMIT)
 
 
-def test_a_worker_with_data_left_is_waited_for_as_long_as_its_own_closures_are() -> None:
-    runtime, data = FakeRuntime(2), FiniteData([], [1])
+def test_a_worker_with_data_left_is_waited_for_as_long_as_its_own_closures_are(
+    runtime: FakeRuntime, clock: VirtualClock
+) -> None:
+    data = FiniteData([], [1])
     runtime.kill(1)
-    with running_scheduler(runtime, dataclasses.replace(OPTIONS, affinity_timeout=0.01)) as scheduler:
-        futures = schedule_until_the_end(scheduler, data, WorkerLost)
+    with running_scheduler(runtime, clock=clock) as scheduler:
+        wait_until(lambda: scheduler.cluster.workers[1].state is WorkerState.LOST)
+        futures = [data.schedule(scheduler) for _ in range(3)]
+        clock.advance(OPTIONS.affinity_timeout)
         assert all(isinstance(future.exception(LIMIT), WorkerLost) for future in futures)
         with pytest.raises(WorkerLost, match=r"Data is left on /job:worker/replica:0/task:1 alone.*affinity_timeout"):
             data.schedule(scheduler)

@@ -8,9 +8,11 @@ import pytest
 from coordinator.errors import ClosureInputError, WorkerLost
 from coordinator.future import Future
 from coordinator.testing.fake_runtime import FakeRuntime
+from coordinator.workers.cluster import WorkerState
 from coordinator.workers.scheduler import Scheduler
-from tests.deadline import LIMIT
+from tests.deadline import LIMIT, wait_until
 from tests.fake_cluster import OPTIONS, fail, hold, index_of, running_scheduler
+from tests.virtual_clock import VirtualClock
 
 ISOLATED = dataclasses.replace(OPTIONS, stop_on_error=False)
 
@@ -97,20 +99,25 @@ def test_a_closure_for_a_lost_worker_waits_for_its_return(scheduler: Scheduler, 
     assert waiting.result(LIMIT) == 1
 
 
-def test_a_closure_for_an_unavailable_worker_times_out_and_others_continue() -> None:
-    runtime = FakeRuntime(workers=2)
-    with running_scheduler(runtime, dataclasses.replace(OPTIONS, affinity_timeout=0.05)) as scheduler:
+def test_a_closure_for_an_unavailable_worker_times_out_and_others_continue(
+    runtime: FakeRuntime, clock: VirtualClock
+) -> None:
+    with running_scheduler(runtime, clock=clock) as scheduler:
         runtime.kill(1)
+        wait_until(lambda: scheduler.cluster.workers[1].state is WorkerState.LOST)
         doomed = scheduler.schedule(index_of, "doomed", worker=1)
-        message = r"closure 0 \(doomed\) may run on .*task:1 alone, which has been lost for .*Options.affinity_timeout"
+        clock.advance(OPTIONS.affinity_timeout - 1.0)
+        later = scheduler.schedule(index_of, "later", worker=1)
+        clock.advance(1.0)
+        message = r"closure 0 \(doomed\) may run on .*task:1 alone, .* lost for 300 s.*Options.affinity_timeout"
         with pytest.raises(WorkerLost, match=message):
             doomed.result(LIMIT)
+        runtime.restart(1)
+        assert later.result(LIMIT) == 1
         assert scheduler.schedule(index_of, "other").result(LIMIT) == 0
         with pytest.raises(WorkerLost, match="doomed"):
             scheduler.join(LIMIT)
         scheduler.join(LIMIT)
-        runtime.restart(1)
-        assert scheduler.schedule(index_of, "step", worker=1).result(LIMIT) == 1
 
 
 # Errors that only their future raises

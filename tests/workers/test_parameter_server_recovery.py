@@ -163,9 +163,8 @@ def test_a_parameter_server_lost_in_a_quiet_period_is_recovered_there(
 
 
 def test_a_parameter_server_that_stays_down_too_long_is_an_error_and_may_return(
-    runtime: FakeRuntime, caplog: pytest.LogCaptureFixture
+    runtime: FakeRuntime, clock: VirtualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    clock = VirtualClock()
     with running_scheduler(runtime, OPTIONS, clock) as scheduler:
         restorer = Restorer(runtime, scheduler)
         gate, [future] = hold(scheduler)

@@ -56,7 +56,7 @@ def test_the_scope_of_an_error_depends_on_its_kind() -> None:
 
 def failed_attempt(kind: FailureKind) -> Attempt:
     closure = Closure(None, "step", 7, Future("step", 7, on_cancel=lambda: False))
-    attempt = closure.start(1, FakeCancellation(threading.Condition()))
+    attempt = closure.start(1, FakeCancellation(threading.Condition()), 0.0)
     closure.record_failure(1, kind)
     return attempt
 

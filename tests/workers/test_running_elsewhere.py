@@ -14,9 +14,11 @@ from coordinator.workers.cluster import WorkerState
 from coordinator.workers.scheduler import Scheduler
 from tests.deadline import LIMIT, wait_until
 from tests.fake_cluster import OPTIONS, hold, index_of, running_scheduler
+from tests.virtual_clock import VirtualClock
 from tests.workers.fusible_steps import FiniteData
 
-SHORT = 0.02
+# A limit of attempts, in virtual seconds.
+SHORT = 5.0
 
 
 LINKED = dataclasses.replace(OPTIONS, heartbeat_interval=0.002, heartbeat_timeout=0.01, max_attempts=2)
@@ -38,16 +40,24 @@ class SlowOn:
         return self._gate(worker) if worker in self._workers else worker
 
 
+@pytest.fixture
+def scheduler(runtime: FakeRuntime, clock: VirtualClock) -> Iterator[Scheduler]:
+    with running_scheduler(runtime, clock=clock) as scheduler:
+        yield scheduler
+
+
 @pytest.mark.parametrize("said_by", ["the call", "the options"])
-def test_a_closure_that_overruns_is_run_elsewhere_and_the_first_result_wins(said_by: str) -> None:
-    runtime = FakeRuntime(2)
+def test_a_closure_that_overruns_is_run_elsewhere_and_the_first_result_wins(
+    runtime: FakeRuntime, clock: VirtualClock, said_by: str
+) -> None:
     options = OPTIONS if said_by == "the call" else dataclasses.replace(OPTIONS, closure_timeout=SHORT)
-    with running_scheduler(runtime, options) as scheduler:
+    with running_scheduler(runtime, options, clock) as scheduler:
         busy, _ = hold(scheduler, worker=1)
         gate = Gate(runtime)
         slow = SlowOn(gate, 0)
         future = scheduler.schedule(slow, "step", timeout=SHORT if said_by == "the call" else None)
         gate.wait_arrived()
+        clock.advance(SHORT)
         busy.open()
         assert future.result(LIMIT) == 1
         assert (future.worker, future.attempts, future.may_have_run_twice) == (1, 2, True)
@@ -60,16 +70,19 @@ def test_a_closure_that_overruns_is_run_elsewhere_and_the_first_result_wins(said
     assert sum(worker.finished for worker in statistics.workers) == 3
 
 
-def test_the_straggler_may_win_and_the_second_attempt_is_dropped(scheduler: Scheduler, runtime: FakeRuntime) -> None:
-    first, second = gates = Gate(runtime), Gate(runtime)
+def test_the_straggler_may_win_and_the_second_attempt_is_dropped(
+    scheduler: Scheduler, runtime: FakeRuntime, clock: VirtualClock
+) -> None:
+    first, second = Gate(runtime), Gate(runtime)
     left = [second, first]
 
     def step(worker: int) -> int:
         return left.pop()(worker)
 
     future = scheduler.schedule(step, "step", timeout=SHORT)
-    for gate in gates:
-        gate.wait_arrived()
+    first.wait_arrived()
+    clock.advance(SHORT)
+    second.wait_arrived()
     first.open()
     winner = future.result(LIMIT)
     second.open()
@@ -81,12 +94,14 @@ def test_the_straggler_may_win_and_the_second_attempt_is_dropped(scheduler: Sche
 
 @pytest.mark.parametrize("attempts", [1, 2])
 def test_cancel_all_ends_each_attempt_and_the_wait_for_another(
-    scheduler: Scheduler, runtime: FakeRuntime, attempts: int
+    scheduler: Scheduler, runtime: FakeRuntime, clock: VirtualClock, attempts: int
 ) -> None:
     if attempts == 1:
         hold(scheduler, worker=1)
     gate = Gate(runtime)
     future = scheduler.schedule(gate, "step", timeout=SHORT)
+    gate.wait_arrived()
+    clock.advance(SHORT)
     gate.wait_arrived(attempts)
     wait_until(lambda: scheduler.cluster.statistics().waiting == 2 - attempts)
     scheduler.cancel_all()
@@ -98,13 +113,14 @@ def test_cancel_all_ends_each_attempt_and_the_wait_for_another(
 
 
 def test_join_does_not_wait_for_a_straggler_that_cannot_be_cancelled(
-    scheduler: Scheduler, runtime: FakeRuntime
+    scheduler: Scheduler, runtime: FakeRuntime, clock: VirtualClock
 ) -> None:
     busy, _ = hold(scheduler, worker=1)
     gate = Gate(runtime)
     future = scheduler.schedule(SlowOn(gate, 0), "step", timeout=SHORT)
     gate.wait_arrived()
     runtime.freeze(0)
+    clock.advance(SHORT)
     busy.open()
     scheduler.join(LIMIT)
     assert future.result(0) == 1
@@ -234,6 +250,25 @@ def running(workers: int) -> Iterator[tuple[FakeRuntime, Scheduler]]:
     runtime = FakeRuntime(workers)
     with running_scheduler(runtime, LINKED) as scheduler:
         yield runtime, scheduler
+
+
+def test_a_worker_is_asked_about_its_links_ever_less_often_while_a_call_lasts(
+    runtime: FakeRuntime, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+    looks: list[None] = []
+    monkeypatch.setattr(runtime, "broken_links", lambda workers: asked.append(clock.now()) or {})
+    options = dataclasses.replace(LINKED, heartbeat_timeout=10.0)
+    with running_scheduler(runtime, options, clock) as scheduler:
+        attempts = scheduler.queue.attempts
+        monkeypatch.setattr(scheduler.queue, "attempts", lambda *worker: looks.append(None) or attempts(*worker))
+        hold(scheduler)
+        for seconds in (1.0, 1.0, 9.0, 1.0, 11.0, 1.0):
+            clock.advance(seconds)
+            looks.clear()
+            # The second look from now on sees this time, and has ended when the third one begins.
+            wait_until(lambda: len(looks) > 2)
+    assert asked == [2.0, 12.0, 24.0]
 
 
 def test_what_hangs_on_a_broken_link_runs_elsewhere_until_the_link_is_whole() -> None:
