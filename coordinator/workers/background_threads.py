@@ -69,14 +69,15 @@ class StragglerWatch(QueueThread):
     def _watch(self) -> None:
         # After an error the deadline is unknown.
         clock = self._queue.clock
-        self._wake_at(clock.now())
+        self._wake_at(-math.inf)
         while not self.stopping.is_set():
             with self._lock:
                 self._is_sooner.clear()
                 remaining = self._deadline - clock.now()
-                if remaining <= 0:
+                is_due = remaining <= 0
+                if is_due:
                     self._deadline = math.inf
-            if remaining > 0:
+            if not is_due:
                 clock.wait(self._is_sooner, min(remaining, threading.TIMEOUT_MAX))
             elif (following := self._queue.requeue_overdue()) is not None:
                 self._wake_at(following)

@@ -17,8 +17,8 @@ from tests.fake_cluster import OPTIONS, hold, index_of, running_scheduler
 from tests.virtual_clock import VirtualClock
 from tests.workers.fusible_steps import FiniteData
 
-# A limit of attempts, in virtual seconds.
-SHORT = 5.0
+# The limit of an attempt, in virtual seconds.
+SHORT = 1000.0
 
 
 LINKED = dataclasses.replace(OPTIONS, heartbeat_interval=0.002, heartbeat_timeout=0.01, max_attempts=2)

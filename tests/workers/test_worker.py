@@ -84,6 +84,7 @@ def test_the_loss_and_the_return_of_a_worker_are_logged(clock: VirtualClock, cap
         gate.open()
         future.result(LIMIT)
     assert "/job:worker/replica:0/task:0 was lost; no worker is left" in caplog.text
+    assert caplog.text.count("still trying") == 1
     assert "/job:worker/replica:0/task:0 reconnected after 60.0 s." in caplog.text
 
 
