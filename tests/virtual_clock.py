@@ -32,6 +32,15 @@ class VirtualClock(Clock):
         return event.is_set()
 
 
+class PassingClock(VirtualClock):
+    """Time that passes at once while the only thread waits."""
+
+    def wait(self, event: threading.Event, timeout: float) -> bool:
+        if not event.is_set():
+            self.advance(timeout)
+        return event.is_set()
+
+
 class VirtualLoop(asyncio.SelectorEventLoop):
     """A loop whose time passes at once while it has nothing else to do than to wait for a time."""
 

@@ -19,11 +19,11 @@ import enum
 import logging
 import os
 import re
-import time
 from collections.abc import Collection
 
 import tensorflow as tf
 
+from coordinator.clock import Clock
 from coordinator.data.files import written_ns
 from coordinator.evaluation.status_files import EvaluationResult, TrainingMarker, read_marker, results
 
@@ -235,13 +235,22 @@ class CheckpointWatch:
     seconds. A checkpoint that has been unreadable for `advice_after` seconds is expected to stay unreadable.
     """
 
-    def __init__(self, directory: str, *, max_evaluations: int | None, new_training_grace: float, advice_after: float):
+    def __init__(
+        self,
+        directory: str,
+        *,
+        max_evaluations: int | None,
+        new_training_grace: float,
+        advice_after: float,
+        clock: Clock,
+    ):
         self._directory = directory
+        self._clock = clock
         self._results = {(os.path.basename(known.checkpoint), known.written_ns): known for known in results(directory)}
         self._max_evaluations = max_evaluations
         self._grace = new_training_grace
         self._advice_after = advice_after
-        self._started = time.monotonic()
+        self._started = clock.now()
         self._marker_at_start = read_marker(directory)
         newest = find_newest(directory)
         self._evaluated_at_start = newest if newest and newest.identity in self._results else None
@@ -258,7 +267,7 @@ class CheckpointWatch:
         return len(self._results)
 
     def look(self, is_stopped: bool = False) -> Situation:
-        now = time.monotonic()
+        now = self._clock.now()
         marker = read_marker(self._directory)  # Read before the checkpoints; see `Situation.marker`.
         newest = find_newest(self._directory)
         if newest != self._newest:
@@ -287,12 +296,12 @@ class CheckpointWatch:
         """Records that a checkpoint could not be read. Returns True the first time."""
         is_first = checkpoint != self._unreadable
         if is_first:
-            self._unreadable, self._unreadable_since = checkpoint, time.monotonic()
+            self._unreadable, self._unreadable_since = checkpoint, self._clock.now()
         return is_first
 
     def report_wait(self, situation: Situation) -> None:
         """Logs the start of a wait, or advice when it is due."""
-        now = time.monotonic()
+        now = self._clock.now()
         if self._waiting_since is None:
             self._waiting_since, self._advised = now, 0
             _logger.info("Evaluator is waiting %s.", awaited(situation, self._directory))

@@ -41,6 +41,7 @@ import keras
 import tensorflow as tf
 
 from coordinator.addresses import checkpoint_path, is_url, path_text
+from coordinator.clock import Clock
 from coordinator.data.source import without_autotuning
 from coordinator.errors import EvaluationError
 from coordinator.evaluation.checkpoint_loader import CheckpointLoader
@@ -176,6 +177,8 @@ class SidecarEvaluator:
       ValueError: an argument is out of range, or cannot be combined with another.
     """
 
+    _clock = Clock()
+
     def __init__(  # noqa: PLR0913 - one keyword argument per setting
         self,
         model: Any,
@@ -250,7 +253,7 @@ class SidecarEvaluator:
           tf.errors.UnavailableError: a server with the variables of an object that is no Keras model is unreachable.
           Exception: any exception of `evaluate`, a callback or `on_evaluation`, unchanged.
         """
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        deadline = math.inf if timeout is None else self._clock.now() + timeout
         self._loader.require_variables()
         if self._evaluate is None and not self._model.compiled:
             raise EvaluationError(
@@ -264,6 +267,7 @@ class SidecarEvaluator:
             max_evaluations=self._max_evaluations,
             new_training_grace=self._grace,
             advice_after=self._advice_after,
+            clock=self._clock,
         )
         try:
             return self._evaluate_until_end(watch, deadline)
@@ -285,14 +289,14 @@ class SidecarEvaluator:
                     f"Training has finished, and its last checkpoint {newest.path!r} could not be read for "
                     f"{self._advice_after:g} s. It is damaged, or partly deleted."
                 )
-            if time.monotonic() >= deadline:
+            if self._clock.now() >= deadline:
                 raise TimeoutError(f"The evaluator timed out while waiting {awaited(situation, self._directory)}.")
             if move is Move.EVALUATE and newest is not None and (result := self._evaluate_checkpoint(newest, watch)):
                 added.append(result)
                 continue
             watch.report_wait(situation)
             pause = min(self._poll_interval, SETTLING_TIME) if situation.is_settling else self._poll_interval
-            self._stop.wait(min(pause, max(0.0, deadline - time.monotonic())))
+            self._clock.wait(self._stop, min(pause, max(0.0, deadline - self._clock.now())))
         if situation.newest is None and not situation.is_stopped:
             _logger.warning("Training finished without a checkpoint in %r: nothing to evaluate.", self._directory)
         return added

@@ -9,13 +9,13 @@ Promises:
 """
 
 import os
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 
 from coordinator.addresses import path_text
+from coordinator.clock import Clock
 from coordinator.evaluation.status_files import EvaluationResult, results
 from coordinator.options import check_number
 
@@ -42,6 +42,8 @@ class SidecarMetrics(keras.callbacks.Callback):
     Raises:
       ValueError: a callback keeps the present weights, which are not the evaluated weights.
     """
+
+    _clock = Clock()
 
     def __init__(
         self,
@@ -85,13 +87,13 @@ class SidecarMetrics(keras.callbacks.Callback):
         """Passes the call on to the callbacks, and counts the results of earlier trainings."""
         self.results = []
         self._earlier = len(results(self._directory))
-        self._polled_at = time.monotonic()
+        self._polled_at = self._clock.now()
         for callback in self._callbacks:
             callback.on_train_begin(logs)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:  # noqa: ARG002 - Keras' names
         """Passes new results to the callbacks, if the poll interval has passed."""
-        if time.monotonic() - self._polled_at >= self._poll_interval:
+        if self._clock.now() - self._polled_at >= self._poll_interval:
             self._act()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:  # noqa: ARG002 - Keras' names
@@ -109,7 +111,7 @@ class SidecarMetrics(keras.callbacks.Callback):
             callback.on_train_end(logs)
 
     def _act(self) -> None:
-        self._polled_at = time.monotonic()
+        self._polled_at = self._clock.now()
         for result in results(self._directory)[self._earlier + len(self.results) :]:
             for callback in self._callbacks:
                 callback.on_epoch_end(len(self.results), dict(result.metrics))

@@ -6,6 +6,7 @@ import pytest
 
 from coordinator.evaluation import EvaluationResult
 from coordinator.evaluation.checkpoint_watch import (
+    SETTLING_TIME,
     CheckpointFile,
     CheckpointWatch,
     Move,
@@ -14,8 +15,8 @@ from coordinator.evaluation.checkpoint_watch import (
     next_move,
 )
 from coordinator.evaluation.status_files import TrainingMarker
-from tests.deadline import wait_until
 from tests.evaluation.tiny_training import set_written
+from tests.virtual_clock import VirtualClock
 
 CHECKPOINT = CheckpointFile("/runs/ckpt-3", 100)
 RESULT = EvaluationResult("/runs/ckpt-3", 3, 30, {"loss": 1.0}, 0.0, 100)
@@ -63,18 +64,16 @@ def test_the_next_move_follows_from_the_situation(situation: Situation, move: Mo
     assert next_move(situation) is move
 
 
-def build_watch(directory: Path, advice_after: float = 0.0) -> CheckpointWatch:
-    return CheckpointWatch(str(directory), max_evaluations=None, new_training_grace=0.0, advice_after=advice_after)
-
-
-def test_a_weights_file_settles_once_it_stops_changing(tmp_path: Path) -> None:
+def test_a_weights_file_settles_once_it_stops_changing(tmp_path: Path, clock: VirtualClock) -> None:
     path = tmp_path / "a.weights.h5"
     path.write_text("x")
-    watch = build_watch(tmp_path)
+    watch = CheckpointWatch(str(tmp_path), max_evaluations=1, new_training_grace=5.0, advice_after=5.0, clock=clock)
     assert watch.look().is_settling
+    clock.advance(SETTLING_TIME)
     set_written(str(path), 10.0)
     assert watch.look().is_settling
-    wait_until(lambda: not watch.look().is_settling)
+    clock.advance(SETTLING_TIME)
+    assert not watch.look().is_settling
 
 
 @pytest.mark.parametrize(

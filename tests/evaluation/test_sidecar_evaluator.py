@@ -23,7 +23,7 @@ from coordinator.evaluation import (
     mark_training_started,
     results,
 )
-from coordinator.evaluation.checkpoint_watch import CheckpointFile
+from coordinator.evaluation.checkpoint_watch import SETTLING_TIME, CheckpointFile
 from coordinator.evaluation.sidecar_evaluator import BestCheckpoint
 from tests.evaluation.tiny_training import (
     DEADLINE,
@@ -35,6 +35,7 @@ from tests.evaluation.tiny_training import (
     in_turn,
     same_weights,
 )
+from tests.virtual_clock import VirtualClock
 
 METRICS = {"loss", "mae", "low", "high"}
 
@@ -73,7 +74,9 @@ def test_it_evaluates_a_checkpoint_of_a_manager_with_the_trained_weights(tmp_pat
 
 
 # row 193
-def test_it_evaluates_the_weights_files_of_model_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_it_evaluates_the_weights_files_of_model_checkpoint(
+    tmp_path: Path, clock: VirtualClock, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, "coordinator")
     trained, model = build_model(), build_model()
     saver = keras.callbacks.ModelCheckpoint(str(tmp_path / "ckpt-{epoch}.weights.h5"), save_weights_only=True)
@@ -83,7 +86,7 @@ def test_it_evaluates_the_weights_files_of_model_checkpoint(tmp_path: Path, capl
         DEADLINE
     )
     board.on_train_end()
-
+    assert clock.now() == SETTLING_TIME
     assert (result.number, result.step) == (2, 4)
     assert int(model.optimizer.iterations) == 4
     assert same_weights(model, trained)
@@ -103,7 +106,6 @@ def test_a_module_is_evaluated_by_a_function_of_the_user(tmp_path: Path) -> None
         tmp_path,
         evaluate=lambda step: {"loss": module.weight, "by": {"step": np.array(step)}},
         log_dir=tmp_path / "logs",
-        new_training_grace=0.0,
     )
     (result,) = evaluator.start(DEADLINE)
     assert (result.step, result.metrics) == (70, {"loss": 5.0, "by/step": 70.0})
@@ -195,15 +197,17 @@ def test_only_the_best_is_stored_also_by_one_that_was_restarted(tmp_path: Path, 
     assert len(list((tmp_path / "best").iterdir())) == 4
 
 
-def test_it_evaluates_new_checkpoints_until_training_has_finished(tmp_path: Path) -> None:
+def test_it_evaluates_new_checkpoints_until_training_has_finished(tmp_path: Path, clock: VirtualClock) -> None:
     training, directory = TinyTraining(tmp_path / "created" / "later"), tmp_path / "created" / "later"
     mark_training_started(directory)
     training.save(10)
     saves = (lambda: training.save(20), lambda: (training.save(30), mark_training_finished(directory)))
     evaluator = build_evaluator(directory, on_evaluation=in_turn(*saves))
     assert [result.step for result in evaluator.start(DEADLINE)] == [10, 20, 30]
-    # One that is restarted repeats nothing.
-    assert build_evaluator(directory).start(DEADLINE) == []
+    assert clock.now() == 0.0
+    # One that is restarted repeats nothing, and waits a while for a new training.
+    assert build_evaluator(directory, new_training_grace=4.0).start(DEADLINE) == []
+    assert clock.now() == 4.0
     training.save(40)
     mark_training_finished(directory)
     assert [result.step for result in build_evaluator(directory).start(DEADLINE)] == [40]
@@ -233,25 +237,33 @@ def test_an_old_marker_does_not_end_an_evaluator_before_a_new_training_starts(tm
 
 
 # row 194
-def test_a_long_wait_for_a_first_checkpoint_logs_advice_and_continues(tmp_path: Path) -> None:
+def test_a_long_wait_for_a_first_checkpoint_logs_advice_and_continues(tmp_path: Path, clock: VirtualClock) -> None:
     directory = tmp_path / "nowhere"
     advice = "Does training write its checkpoints to this directory"
-    with Logged(advice, lambda: TinyTraining(directory).save(1)) as log:
-        assert len(build_evaluator(directory, advice_after=0.1, max_evaluations=1).start(DEADLINE)) == 1
-    assert str(directory) in log.messages[0]
+    evaluator = build_evaluator(directory, max_evaluations=1)
+    with Logged(advice, int) as log, pytest.raises(TimeoutError, match="waiting for a first checkpoint in"):
+        evaluator.start(60.5)
+    assert clock.now() == 60.5
+    waits = [f"Evaluator has been waiting for {time} s for a first checkpoint in '{directory}'." for time in (30, 60)]
+    assert [message[: len(wait)] for message, wait in zip(log.messages, waits, strict=True)] == waits
+    with Logged(advice, lambda: TinyTraining(directory).save(1)):
+        assert len(evaluator.start(DEADLINE)) == 1
 
 
-def test_the_stop_event_and_stop_end_a_wait_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_stop_event_and_stop_end_a_wait_at_once(
+    tmp_path: Path, clock: VirtualClock, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, "coordinator")
     for by_event in (True, False):
         stop = threading.Event()
-        evaluator = build_evaluator(tmp_path, stop=stop, poll_interval=100 * DEADLINE)
+        evaluator = build_evaluator(tmp_path, stop=stop)
         with Logged("waiting for a first checkpoint", stop.set if by_event else evaluator.stop):
-            assert evaluator.start(100 * DEADLINE) == []
+            assert evaluator.start(DEADLINE) == []
+    assert clock.now() == 0.0
 
 
 # row 197
-def test_an_unreadable_checkpoint_is_retried_until_there_is_a_newer_one(tmp_path: Path) -> None:
+def test_an_unreadable_checkpoint_is_retried_until_there_is_a_newer_one(tmp_path: Path, clock: VirtualClock) -> None:
     training = TinyTraining(tmp_path)
     damaged = Path(training.save(1) + ".index")
     os.truncate(damaged, damaged.stat().st_size // 2)
@@ -259,8 +271,10 @@ def test_an_unreadable_checkpoint_is_retried_until_there_is_a_newer_one(tmp_path
         assert [result.step for result in build_evaluator(tmp_path, max_evaluations=2).start(DEADLINE)] == [2]
     os.truncate(training.save(3) + ".index", 10)
     mark_training_finished(tmp_path)
-    with pytest.raises(EvaluationError, match=r"ckpt-3' could not be read for 0.01 s"):
-        build_evaluator(tmp_path, advice_after=0.01).start(DEADLINE)
+    begin = clock.now()
+    with pytest.raises(EvaluationError, match=r"ckpt-3' could not be read for 15 s"):
+        build_evaluator(tmp_path, advice_after=15.0).start(DEADLINE)
+    assert clock.now() - begin == 15.0
     assert len([message for message in log.messages if "ckpt-1" in message]) == 1
 
 

@@ -45,7 +45,7 @@ def fit(model: keras.Model) -> Callable[..., dict[str, list[float]]]:
     return fit
 
 
-def test_callbacks_take_each_evaluation_for_an_epoch(fit, model, tmp_path: Path) -> None:
+def test_callbacks_take_each_evaluation_for_an_epoch_in_every_fit(fit, model, tmp_path: Path) -> None:
     write(tmp_path, 0, 0.0)  # of an earlier training
     losses = {0: [0.9], 2: [0.8, 0.85], 3: [0.85], 5: [0.85], 6: [0.85]}
     stop = keras.callbacks.EarlyStopping("loss", patience=4)

@@ -73,11 +73,8 @@ class TinyTraining:
 
 
 def build_evaluator(directory: Path, **settings: Any) -> SidecarEvaluator:
-    """Returns an evaluator that polls often and has no grace period.
-
-    Its metric is the step, unless `settings` has another `evaluate`; with None the model is evaluated, which is slower.
-    """
-    quick = {"poll_interval": 0.02, "new_training_grace": 0.0, "evaluate": lambda step: {"loss": step}}
+    """Returns an evaluator. Its metric is the step, unless `settings` has another `evaluate`; None is slower."""
+    quick = {"evaluate": lambda step: {"loss": step}}
     model = settings.pop("model", None) or build_model()
     return SidecarEvaluator(model, build_data(), directory, **(quick | settings))
 
