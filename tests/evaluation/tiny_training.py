@@ -39,7 +39,8 @@ def build_model(units: int = 3, compiled: bool = True, layers: int = 1) -> keras
     hidden = [keras.layers.Dense(units) for _ in range(layers)]
     model = keras.Sequential([keras.Input((4,)), *hidden, keras.layers.Dense(1)])
     if compiled:
-        model.compile(keras.optimizers.Adam(), "mse", metrics=["mae", Spread()])
+        # For a few batches, tracing takes longer than it saves.
+        model.compile(keras.optimizers.Adam(), "mse", metrics=["mae", Spread()], run_eagerly=True)
     return model
 
 
