@@ -24,6 +24,7 @@ import hmac
 import importlib.resources
 import json
 import logging
+import math
 import pathlib
 import secrets
 import sys
@@ -34,6 +35,7 @@ from http import HTTPStatus
 
 from coordinator.addresses import PageAddress
 from coordinator.background_thread import BackgroundThread
+from coordinator.clock import Clock
 from coordinator.dashboard.aggregator import Aggregator
 from coordinator.dashboard.metrics import CONTENT_TYPE, Metrics
 from coordinator.dashboard.snapshot import RuleRow, ServerUsage, Snapshot
@@ -74,20 +76,21 @@ _JSON, _TEXT = "application/json", "text/plain; charset=utf-8"
 class Publisher:
     """Holds the latest snapshot, which is `first` at the beginning."""
 
-    def __init__(self, first: Snapshot) -> None:
+    def __init__(self, first: Snapshot, clock: Clock | None = None) -> None:
+        self._clock = clock or Clock()
         self._changed = threading.Condition()
         self._snapshot = first
         self._number = 0
         # The message with the latest snapshot, without the segments that had ended before the previous snapshot.
         self._increment = ""
         self._streams = 0
-        self._asked_at = -_WATCH_TIME
+        self._asked_at = -math.inf
         self._is_closed = False
 
     @property
     def is_watched(self) -> bool:
         """Whether a stream is open, or a snapshot was read in the last 75 s."""
-        return self._streams > 0 or time.monotonic() < self._asked_at + _WATCH_TIME
+        return self._streams > 0 or self._clock.now() < self._asked_at + _WATCH_TIME
 
     def publish(self, snapshot: Snapshot) -> None:
         increment = _message(state_of(snapshot, self._snapshot.time)) if self._streams else ""
@@ -97,7 +100,7 @@ class Publisher:
             self._changed.notify_all()
 
     def watch(self) -> Snapshot:
-        self._asked_at = time.monotonic()
+        self._asked_at = self._clock.now()
         return self._snapshot
 
     def messages(self, interval: float) -> Iterator[str]:
@@ -225,7 +228,9 @@ class Dashboard:
         events: EventStream,
         usage: Callable[[], Sequence[ServerUsage]],
         rules: Callable[[], Sequence[RuleRow]],
+        clock: Clock | None = None,
     ) -> None:
+        self._clock = clock or Clock()
         self._statistics, self._events = statistics, events
         self._read_usage, self._read_rules = usage, rules
         program = pathlib.PurePath(sys.argv[0]).name if sys.argv else ""
@@ -233,7 +238,7 @@ class Dashboard:
         self._usage: Sequence[ServerUsage] = ()
         self._rules: Sequence[RuleRow] = ()
         self._next_event = 0
-        self._publisher = Publisher(self._aggregator.snapshot(time.time(), statistics()))
+        self._publisher = Publisher(self._aggregator.snapshot(time.time(), statistics()), self._clock)
         self._server = PageServer(address, self._publisher)
         self.url = self._server.url
         self._publishing = BackgroundThread("coordinator-dashboard", self._publish)
@@ -260,7 +265,9 @@ class Dashboard:
 
     def _publish(self) -> None:
         errors = _ErrorLog("The dashboard could not show what is new; it keeps trying.")
-        while not self._publishing.stopping.wait(_INTERVAL if self._publisher.is_watched else _INTERVAL_UNWATCHED):
+        while not self._clock.wait(
+            self._publishing.stopping, _INTERVAL if self._publisher.is_watched else _INTERVAL_UNWATCHED
+        ):
             with errors.logged():
                 self._publish_once()
 
@@ -273,7 +280,7 @@ class Dashboard:
 
     def _poll_servers(self) -> None:
         errors = _ErrorLog("The dashboard could not read the servers' usage and the rules' counters; it keeps trying.")
-        while not self._polling.stopping.wait(_POLL_INTERVAL if self._usage else _INTERVAL):
+        while not self._clock.wait(self._polling.stopping, _POLL_INTERVAL if self._usage else _INTERVAL):
             if not self._publisher.is_watched:
                 continue
             with errors.logged():

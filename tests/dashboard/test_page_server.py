@@ -12,13 +12,14 @@ from collections.abc import Iterator
 import pytest
 
 from coordinator.addresses import PageAddress
-from coordinator.dashboard import dashboard as module
 from coordinator.dashboard.dashboard import Dashboard, PageServer, Publisher
+from coordinator.dashboard.snapshot import ServerUsage
 from coordinator.errors import LaunchError
 from coordinator.events.event_stream import EventStream
 from coordinator.statistics import ClusterStatistics
 from tests.dashboard.made_cluster import MadeCluster
 from tests.deadline import wait_until
+from tests.virtual_clock import VirtualClock
 
 # Not a secret.
 TOKEN = "-".join(["open", "sesame"])
@@ -30,8 +31,13 @@ def cluster() -> MadeCluster:
 
 
 @pytest.fixture
-def publisher(cluster: MadeCluster) -> Publisher:
-    return Publisher(cluster.run(3))
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def publisher(cluster: MadeCluster, clock: VirtualClock) -> Publisher:
+    return Publisher(cluster.run(3), clock)
 
 
 @pytest.fixture
@@ -69,12 +75,20 @@ def test_the_page_and_its_files_are_served_with_a_policy_that_loads_nothing_else
     assert not re.search(r"<script>|<style|style=|onclick=|https?://", page)
 
 
-def test_the_state_is_the_latest_snapshot(server: PageServer, publisher: Publisher, cluster: MadeCluster) -> None:
+def test_the_state_is_the_latest_snapshot_and_its_reader_counts_as_present_for_a_while(
+    server: PageServer, publisher: Publisher, cluster: MadeCluster, clock: VirtualClock
+) -> None:
+    assert not publisher.is_watched
     publisher.publish(cluster.run(1, away=[1]))
     response, text = ask(server, f"/{TOKEN}/api/state")
     assert response.headers["Content-Type"] == "application/json"
     assert [worker["state"] for worker in json.loads(text)["workers"]] == ["live", "lost"]
+    clock.advance(1.0)
     assert json.loads(ask(server, f"/{TOKEN}/api/target")[1])["workers"] == 1
+    clock.advance(74.0)
+    assert publisher.is_watched
+    clock.advance(1.0)
+    assert not publisher.is_watched
 
 
 def test_nothing_is_answered_without_the_token_or_to_a_site_that_resolves_here(server: PageServer) -> None:
@@ -161,11 +175,10 @@ COUNTS = ClusterStatistics(waiting=0, running=0, finished=0, failed=0, cancelled
 
 
 def test_the_page_goes_on_after_counts_that_could_not_be_read(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    clock: VirtualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module, "_INTERVAL", 0.01)
-    monkeypatch.setattr(module, "_INTERVAL_UNWATCHED", 0.01)
     read: list[int] = []
+    asked_servers_at: list[float] = []
 
     def statistics() -> ClusterStatistics:
         read.append(1)
@@ -173,16 +186,24 @@ def test_the_page_goes_on_after_counts_that_could_not_be_read(
             raise ValueError("not now")
         return dataclasses.replace(COUNTS, finished=len(read))
 
+    def usage() -> list[ServerUsage]:
+        asked_servers_at.append(clock.now())
+        return []
+
     def finished() -> int:
+        clock.advance(0.5)
         with urllib.request.urlopen(dashboard.url + "api/state", timeout=30) as answer:
             return json.load(answer)["finished"]
 
     with caplog.at_level(logging.ERROR, logger="coordinator"):
-        dashboard = Dashboard(PageAddress("127.0.0.1", 0), statistics, EventStream(), list, list)
+        dashboard = Dashboard(PageAddress("127.0.0.1", 0), statistics, EventStream(), usage, list, clock)
         try:
-            wait_until(lambda: finished() >= 5)
+            wait_until(lambda: clock.advance(0.5) or len(read) > 2)
+            watched_from = clock.now()
+            wait_until(lambda: finished() >= 5 and asked_servers_at)
         finally:
             dashboard.close()
+    assert min(asked_servers_at) > watched_from, "nobody looked before"
     assert [record.getMessage() for record in caplog.records] == [
         "The dashboard could not show what is new; it keeps trying."
     ]

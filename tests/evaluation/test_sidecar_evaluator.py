@@ -242,9 +242,11 @@ def test_a_long_wait_for_a_first_checkpoint_logs_advice_and_continues(tmp_path: 
     advice = "Does training write its checkpoints to this directory"
     evaluator = build_evaluator(directory, max_evaluations=1)
     with Logged(advice, int) as log, pytest.raises(TimeoutError, match="waiting for a first checkpoint in"):
-        evaluator.start(60.5)
-    assert clock.now() == 60.5
-    waits = [f"Evaluator has been waiting for {time} s for a first checkpoint in '{directory}'." for time in (30, 60)]
+        evaluator.start(90.5)
+    assert clock.now() == 90.5
+    waits = [
+        f"Evaluator has been waiting for {time} s for a first checkpoint in '{directory}'." for time in (30, 60, 90)
+    ]
     assert [message[: len(wait)] for message, wait in zip(log.messages, waits, strict=True)] == waits
     with Logged(advice, lambda: TinyTraining(directory).save(1)):
         assert len(evaluator.start(DEADLINE)) == 1
