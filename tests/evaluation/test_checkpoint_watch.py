@@ -15,7 +15,6 @@ from coordinator.evaluation.checkpoint_watch import (
     next_move,
 )
 from coordinator.evaluation.status_files import TrainingMarker
-from tests.evaluation.tiny_training import set_written
 from tests.virtual_clock import VirtualClock
 
 CHECKPOINT = CheckpointFile("/runs/ckpt-3", 100)
@@ -70,7 +69,7 @@ def test_a_weights_file_settles_once_it_stops_changing(tmp_path: Path, clock: Vi
     watch = CheckpointWatch(str(tmp_path), max_evaluations=1, new_training_grace=5.0, advice_after=5.0, clock=clock)
     assert watch.look().is_settling
     clock.advance(SETTLING_TIME)
-    set_written(str(path), 10.0)
+    os.utime(path, (10, 10))
     assert watch.look().is_settling
     clock.advance(SETTLING_TIME)
     assert not watch.look().is_settling

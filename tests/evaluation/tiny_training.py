@@ -1,8 +1,6 @@
 """A training small enough for tests: a model whose weights and step a test sets, and its checkpoints."""
 
 import logging
-import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
@@ -83,12 +81,6 @@ def build_evaluator(directory: Path, **settings: Any) -> SidecarEvaluator:
 def same_weights(first: keras.Model, second: keras.Model) -> bool:
     pairs = zip(first.get_weights(), second.get_weights(), strict=True)
     return all(np.array_equal(one, other) for one, other in pairs)
-
-
-def set_written(path: str, seconds: float) -> None:
-    """Sets a file's time to `seconds` from now."""
-    when = time.time_ns() + int(seconds * 1e9)
-    os.utime(path, ns=(when, when))
 
 
 def in_turn(*actions: Callable[[], Any]) -> Callable[[EvaluationResult], Any]:

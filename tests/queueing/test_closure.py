@@ -83,14 +83,6 @@ def test_a_forbidden_transition_raises_with_the_history(closure: Closure) -> Non
         closure.requeue()
 
 
-def test_a_closure_is_blocked_until_its_last_argument_is_available() -> None:
-    closure = new_closure(blockers=2)
-    closure.unblock()
-    assert closure.state is ClosureState.BLOCKED
-    closure.unblock()
-    assert closure.state is ClosureState.WAITING
-
-
 def test_each_attempt_is_counted_with_its_worker_and_its_cancellation(closure: Closure) -> None:
     first_cancellation, second_cancellation = (cancellation() for _ in range(2))
     first = closure.start(3, first_cancellation, 0.0)

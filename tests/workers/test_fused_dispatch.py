@@ -196,22 +196,6 @@ def test_an_error_fails_its_closure_and_the_others_have_results(runtime: FakeRun
         assert (statistics.finished, statistics.failed, statistics.retried) == (4, 1, 4)
 
 
-def test_the_error_of_another_closure_cancels_a_whole_call() -> None:
-    runtime = FakeRuntime(2)
-    with running_scheduler(runtime, FOUR) as scheduler:
-        gates = [behind_a_gate(scheduler, worker) for worker in (0, 1)]
-        never = Gate(runtime)
-        futures = schedule(scheduler, [never] * 4)
-        gates[0].open()
-        never.wait_arrived()
-        # First: the free worker would take what waits for all workers.
-        scheduler.schedule(fail, "other", worker=1)
-        gates[1].open()
-        with pytest.raises(ZeroDivisionError):
-            scheduler.join(LIMIT)
-        assert all(isinstance(future.exception(LIMIT), ClosureCancelledError) for future in futures)
-
-
 def test_a_lost_workers_closures_are_requeued_in_order_and_then_run_alone(
     runtime: FakeRuntime,
 ) -> None:

@@ -20,9 +20,7 @@ from tests.workers.fusible_steps import FiniteData
 # The limit of an attempt, in virtual seconds.
 SHORT = 1000.0
 
-
 LINKED = dataclasses.replace(OPTIONS, heartbeat_interval=0.002, heartbeat_timeout=0.01, max_attempts=2)
-
 
 APART = "/job:ps/task:0 at a:1 does not reach /job:ps/task:1 at b:1: no answer for 5 s"
 

@@ -1,6 +1,5 @@
 """Tests of `settled`: what follows from the end of a call is done when it returns, however late its thread is."""
 
-import dataclasses
 import logging
 import queue as queues
 import threading
@@ -13,7 +12,7 @@ from coordinator.events.event_stream import EventStream
 from coordinator.testing.fake_runtime import FakeRuntime, Gate
 from coordinator.workers.scheduler import Scheduler
 from tests.deadline import LIMIT, wait_until
-from tests.fake_cluster import OPTIONS, check_events, hold, index_of, run_on_threads, running_scheduler
+from tests.fake_cluster import check_events, hold, index_of, run_on_threads
 
 
 class Late:
@@ -170,24 +169,6 @@ def test_a_callback_that_calls_it_is_told_so(scheduler: Scheduler) -> None:
     future.cancel()
     assert len(errors) == 4
     assert all("would wait for itself" in str(error) for error in errors)
-
-
-def test_a_wait_without_progress_is_reported_and_closing_ends_it(caplog: pytest.LogCaptureFixture) -> None:
-    late, options = Late(), dataclasses.replace(OPTIONS, stall_report_interval=0.01)
-    with running_scheduler(FakeRuntime(1), options) as scheduler:
-        call_at_the_end(scheduler, late)
-        # Before, there would be nothing to wait for.
-        assert late.begun.wait(LIMIT)
-
-        def let_go(turn: int) -> None:
-            if turn:
-                scheduler.settled(LIMIT)
-            else:
-                wait_until(lambda: "settled waits for worker 0" in caplog.text)
-                late.check_awaited(scheduler)
-
-        run_on_threads(let_go, range(2))
-    scheduler.settled(LIMIT)
 
 
 # Idle workers
