@@ -104,9 +104,7 @@ def test_consumers_that_requeue_neither_lose_nor_repeat_closures(stalls: Stalls,
 
 
 # row 4
-def test_an_internal_closure_goes_first_to_its_worker_and_join_ignores_it(
-    queue: ClosureQueue,
-) -> None:
+def test_an_internal_closure_goes_first_to_its_worker_and_join_ignores_it(queue: ClosureQueue) -> None:
     ordinary = put_new(queue)
     internal = new_internal(queue, 1, target=1)
     queue.put(internal)
@@ -268,9 +266,7 @@ def test_an_error_reaches_a_put_that_waits_for_room(stalls: Stalls) -> None:
     assert queue.is_settled()
 
 
-def test_an_error_of_wider_scope_withdraws_only_waiting_closures(
-    queue: ClosureQueue,
-) -> None:
+def test_an_error_of_wider_scope_withdraws_only_waiting_closures(queue: ClosureQueue) -> None:
     queue.fail_all(ValueError("no thread waits"), if_idle=False)
     queue.wait_settled(LIMIT)
     waiting = put_new(queue)

@@ -23,11 +23,7 @@ from tests.fake_cluster import hold, index_of, running_scheduler
 from tests.queueing.closure_queue_bench import Stalls, new_queue, put_new
 
 WORKERS = 12
-
-
 USERS = 3
-
-
 CLOSURES_OF_EACH = 80
 
 
@@ -56,11 +52,9 @@ class Stress:
 
     def use(self, user: int) -> list[Closure]:
         chance = random.Random(100 + user)
+        numbers = range(user * CLOSURES_OF_EACH, (user + 1) * CLOSURES_OF_EACH)
         return [
-            put_new(
-                self._queue, user * CLOSURES_OF_EACH + number, target=chance.choice([None, chance.randrange(WORKERS)])
-            )
-            for number in range(CLOSURES_OF_EACH)
+            put_new(self._queue, number, target=chance.choice([None, chance.randrange(WORKERS)])) for number in numbers
         ]
 
     def disturb(self, seed: int) -> None:

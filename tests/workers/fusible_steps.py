@@ -13,8 +13,6 @@ from tests.deadline import LIMIT
 from tests.fake_cluster import OPTIONS, hold
 
 FOUR = dataclasses.replace(OPTIONS, steps_per_dispatch=4)
-
-
 SAME_KEY = FusionKey("step", ())
 
 

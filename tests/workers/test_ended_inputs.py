@@ -19,8 +19,6 @@ from tests.virtual_clock import VirtualClock
 from tests.workers.fusible_steps import FiniteData, shards
 
 EXAMPLES = 103
-
-
 WITHOUT_STOP = dataclasses.replace(OPTIONS, stop_on_error=False)
 
 

@@ -196,9 +196,7 @@ def test_an_error_fails_its_closure_and_the_others_have_results(runtime: FakeRun
         assert (statistics.finished, statistics.failed, statistics.retried) == (4, 1, 4)
 
 
-def test_a_lost_workers_closures_are_requeued_in_order_and_then_run_alone(
-    runtime: FakeRuntime,
-) -> None:
+def test_a_lost_workers_closures_are_requeued_in_order_and_then_run_alone(runtime: FakeRuntime) -> None:
     order: list[int] = []
     with running_scheduler(runtime, FOUR) as scheduler:
         gate, inner = behind_a_gate(scheduler), Gate(runtime)
@@ -254,9 +252,7 @@ def test_a_call_is_cancelled_when_all_of_its_futures_are(runtime: FakeRuntime) -
         assert (scheduler.cluster.statistics().finished, scheduler.cluster.statistics().cancelled) == (5, 5)
 
 
-def test_a_lost_parameter_server_is_reported_although_the_worker_dies_as_well(
-    runtime: FakeRuntime,
-) -> None:
+def test_a_lost_parameter_server_is_reported_although_the_worker_dies_as_well(runtime: FakeRuntime) -> None:
     # No other thread notices it meanwhile.
     with running_scheduler(runtime, dataclasses.replace(FOUR, heartbeat_interval=LIMIT)) as scheduler:
         gate = behind_a_gate(scheduler)

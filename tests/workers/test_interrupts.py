@@ -22,11 +22,7 @@ from tests.deadline import LIMIT, wait_until
 from tests.fake_cluster import OPTIONS, hold, index_of, running_scheduler
 
 WORKERS = 2
-
-
 CAPACITY = 8
-
-
 PACKAGE = str(ROOT / "coordinator")
 
 

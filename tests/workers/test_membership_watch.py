@@ -97,9 +97,7 @@ def test_a_worker_that_moved_is_lost_and_reconnected_at_its_new_address(
         scheduler.cluster.move_worker(5, "elsewhere:3")
 
 
-def test_a_changed_cluster_description_is_followed_and_a_bad_one_ignored(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_changed_cluster_description_is_followed_and_a_bad_one_ignored(caplog: pytest.LogCaptureFixture) -> None:
     runtime = FakeRuntime(workers=2)
     wanted: list[list[str] | Exception] = [[*runtime.worker_addresses.values()]]
 
@@ -169,9 +167,7 @@ def test_a_closure_that_a_removed_worker_gives_back_late_fails_and_is_not_waited
             scheduler.join(LIMIT)
 
 
-def test_the_removal_of_the_last_worker_is_logged_and_work_waits_for_the_next(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_the_removal_of_the_last_worker_is_logged_and_work_waits_for_the_next(caplog: pytest.LogCaptureFixture) -> None:
     with running_scheduler(FakeRuntime(1)) as scheduler:
         scheduler.cluster.remove_worker(0)
         assert "task:0 is removed; no worker is left, and functions wait until one is added" in caplog.text
