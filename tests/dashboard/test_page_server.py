@@ -75,7 +75,7 @@ def test_the_page_and_its_files_are_served_with_a_policy_that_loads_nothing_else
     assert not re.search(r"<script>|<style|style=|onclick=|https?://", page)
 
 
-def test_the_state_is_the_latest_snapshot_and_its_reader_counts_as_present_for_a_while(
+def test_the_state_is_the_latest_snapshot_and_who_asked_counts_as_a_reader(
     server: PageServer, publisher: Publisher, cluster: MadeCluster, clock: VirtualClock
 ) -> None:
     assert not publisher.is_watched
